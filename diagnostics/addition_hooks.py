@@ -1,8 +1,10 @@
-"""The additions of two tensors in a running model, which correspond to the additions of a captured graph.
+"""The additions of two tensors in a running model, which correspond to the
+additions of a captured graph.
 
-Hooks on every module record whose ``forward`` is running, and a ``TorchFunctionMode``, active while the outermost
-module runs, intercepts each addition in a ``forward``. An addition is identified by the path of the module, the number
-of the call of this module, and the number of earlier additions in the call.
+Hooks on every module record whose ``forward`` is running, and a ``TorchFunctionMode``, active
+while the outermost module runs, intercepts each addition in a ``forward``. An addition is
+identified by the path of the module, the number of the call of this module, and the number of
+earlier additions in the call.
 """
 
 from __future__ import annotations
@@ -18,13 +20,17 @@ from torch.overrides import TorchFunctionMode
 
 from pathspace.diagnostics.recomputation import start_following, stop_following
 
-ADDITIONS = frozenset(["add", "add_", "__add__", "__radd__", "__iadd__", "sub", "sub_", "__sub__", "__isub__"])
+ADDITIONS = frozenset(
+    ["add", "add_", "__add__", "__radd__", "__iadd__", "sub", "sub_", "__sub__", "__isub__"]
+)
 _MINUS = frozenset(["sub", "sub_", "__sub__", "__isub__"])
 _IN_PLACE = frozenset(["add_", "__iadd__", "sub_", "__isub__"])
 
 
 class Site(NamedTuple):
-    """One addition of a running model: number ``order`` in call ``call`` of ``module``, both counted from 0."""
+    """One addition of a running model: number ``order`` in call ``call`` of
+    ``module``, both counted from 0.
+    """
 
     module: str
     call: int
@@ -45,8 +51,9 @@ class Addition(NamedTuple):
 def plus(left: Tensor, right: Tensor, alpha: float = 1.0, in_place: bool = False) -> Tensor:
     """``left + alpha * right``, an addition that a handler makes, so that no mode intercepts it.
 
-    A handler runs without the mode, but while ``torch.compile`` traces it, its additions become part of a graph, and
-    some backends run this graph in Python under the mode. So they are written there as operators of another name.
+    A handler runs without the mode, but while ``torch.compile`` traces it, its additions become
+    part of a graph, and some backends run this graph in Python under the mode. So they are written
+    there as operators of another name.
 
     Args:
         left: the first operand.
@@ -74,23 +81,31 @@ End = Callable[[str, Kinds], None]
 def module_names(model: nn.Module) -> dict[str, str]:
     """Every module path -> the first path of the same module."""
     first: dict[int, str] = {}
-    return {name: first.setdefault(id(module), name) for name, module in model.named_modules(remove_duplicate=False)}
+    return {
+        name: first.setdefault(id(module), name)
+        for name, module in model.named_modules(remove_duplicate=False)
+    }
 
 
 def _adds_nothing(module: nn.Module) -> bool:
-    """Whether a module needs no hooks: torch's own layers without children make no visible additions."""
+    """Whether a module needs no hooks: torch's own layers without children
+    make no visible additions.
+    """
     own = type(module).__module__.startswith("torch.nn.modules.")
     return own and next(module.children(), None) is None and "forward" not in module.__dict__
 
 
 class Sites:
-    """Follows a model's forward and passes every addition of two floating-point tensors, except scalars, to a handler.
+    """Follows a model's forward and passes every addition of two floating-point tensors,
+    except scalars, to a handler.
 
     Args:
-        handler: called with the addition, returns its result; ``addition.run()`` returns the unchanged result.
+        handler: called with the addition, returns its result; ``addition.run()``
+            returns the unchanged result.
         start: called when the whole model starts to run.
         end: called after a module has run, with its path and its additions.
-        compiled: let ``torch.compile`` trace the handler, too; otherwise a compiled model is not followed.
+        compiled: let ``torch.compile`` trace the handler, too; otherwise a
+            compiled model is not followed.
         others: function -> a replacement, called with the function and its arguments.
 
     Example:
@@ -115,7 +130,8 @@ class Sites:
         self.handler = handler
         self.end = end
         self.compiled = compiled
-        # (what torch.compile may trace is part of the model; what measures is not, and safe_deepcopy leaves it out)
+        # (what torch.compile may trace is part of the model; what measures is not, and
+        # safe_deepcopy leaves it out)
         self.stays_behind = not compiled
         self.copied = False
         self.others = others or {}
@@ -131,14 +147,17 @@ class Sites:
 
         Args:
             model: the model to follow.
-            outermost: receive the results of other followers of the same model, instead of the model's own additions.
+            outermost: receive the results of other followers of the same model, instead of
+                the model's own additions.
         """
         for name, module in model.named_modules():
             if name and _adds_nothing(module):
                 continue
             before, after = partial(self._enter, name), partial(self._leave, name)
             self.handles.append(module.register_forward_pre_hook(before, prepend=outermost))
-            self.handles.append(module.register_forward_hook(after, always_call=True, prepend=not outermost))
+            self.handles.append(
+                module.register_forward_hook(after, always_call=True, prepend=not outermost)
+            )
 
     def detach(self) -> None:
         """Remove every hook, and the mode if an exception left it active."""
@@ -149,7 +168,9 @@ class Sites:
 
     @contextmanager
     def following(self, model: nn.Module) -> Iterator[Sites]:
-        """Follow ``model`` inside a ``with`` block, in which parts that are compiled run uncompiled."""
+        """Follow ``model`` inside a ``with`` block, in which parts that are
+        compiled run uncompiled.
+        """
         self.attach(model)
         try:
             with _uncompiled(model):
@@ -185,7 +206,9 @@ class Sites:
 
     @contextmanager
     def resumed(self, name: str, call: int, order: int) -> Iterator[None]:
-        """Continue a call at a position, for a part of it that is recomputed in the backward pass."""
+        """Continue a call at a position, for a part of it that is
+        recomputed in the backward pass.
+        """
         self._open()
         self.stack.append([name, call, order, []])
         try:
@@ -207,11 +230,17 @@ class Sites:
             mode, self.mode = self.mode, None
             mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
-    def add(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Number an addition and pass it to the handler; operands other than two floating-point tensors just run."""
+    def add(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Number an addition and pass it to the handler; operands other than two
+        floating-point tensors just run.
+        """
         operands = (*args, *(kwargs[key] for key in ("input", "other") if key in kwargs))
         run = partial(func, *args, **kwargs)
-        floating = [isinstance(value, Tensor) and value.is_floating_point() for value in operands[:2]]
+        floating = [
+            isinstance(value, Tensor) and value.is_floating_point() for value in operands[:2]
+        ]
         if len(operands) != 2 or not all(floating) or "out" in kwargs or not self.stack:
             return run()
         if not (operands[0].ndim or operands[1].ndim):
@@ -230,7 +259,9 @@ class Sites:
         return self.handler(Addition(site, left, right, alpha, name in _IN_PLACE, run))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Reset the state in copies of a followed model, which are not inside a forward; copies measure nothing."""
+        """Reset the state in copies of a followed model, which are not inside a
+        forward; copies measure nothing.
+        """
         if self.stays_behind:
             return {"stays_behind": True, "copied": True}
         return {**self.__dict__, "stack": [], "calls": {}, "mode": None}
@@ -254,4 +285,14 @@ class _Mode(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-__all__ = ["ADDITIONS", "Addition", "End", "Handler", "Kinds", "Site", "Sites", "module_names", "plus"]
+__all__ = [
+    "ADDITIONS",
+    "Addition",
+    "End",
+    "Handler",
+    "Kinds",
+    "Site",
+    "Sites",
+    "module_names",
+    "plus",
+]

@@ -1,8 +1,9 @@
 """Attention weights as the transition matrices of Markov chains over tokens.
 
 Row t of a matrix P is a distribution over the tokens to which token t attends, with the result
-``sum_t' P[t, t'] x_t'``. With a causal mask the first token is absorbing, and with a block mask every block has its own
-stationary distribution: in both cases the stationary distribution has no information about the model.
+``sum_t' P[t, t'] x_t'``. With a causal mask the first token is absorbing, and with a block mask
+every block has its own stationary distribution: in both cases the stationary distribution has no
+information about the model.
 """
 
 from __future__ import annotations
@@ -31,12 +32,13 @@ class AttentionChain:
 
     Attributes:
         matrix: row-stochastic, float64, shape (T, T).
-        stationary: a stationary distribution, shape (T,): that of the only closed class, or the mean over several
-            closed classes.
-        closed_classes: the closed communicating classes; with more than one the stationary distribution is not unique.
+        stationary: a stationary distribution, shape (T,): that of the only closed class, or the
+            mean over several closed classes.
+        closed_classes: the closed communicating classes; with more than one the stationary
+            distribution is not unique.
         gap: spectral gap ``1 - |lambda_2|``.
-        dobrushin: largest total variation distance between two rows: one step multiplies every difference of
-            distributions by at most this factor.
+        dobrushin: largest total variation distance between two rows: one step multiplies every
+            difference of distributions by at most this factor.
         caveat: why the stationary distribution is not informative, or "".
     """
 
@@ -48,7 +50,9 @@ class AttentionChain:
     caveat: str
 
     def mixing_time(self, distance: float = 0.25, limit: int = 10_000) -> int | None:
-        """Steps until every start is within ``distance`` (total variation) of the stationary distribution, or None."""
+        """Steps until every start is within ``distance`` (total variation) of the
+        stationary distribution, or None.
+        """
         power = np.eye(len(self.matrix))
         for step in range(1, limit + 1):
             power = power @ self.matrix
@@ -81,18 +85,25 @@ def analyse(matrix: Tensor | np.ndarray) -> AttentionChain:
     Reference:
         Evolution of neural networks notes, section 4.1.3.
     """
-    p = np.asarray(matrix.detach().cpu() if isinstance(matrix, Tensor) else matrix, dtype=np.float64)
+    p = np.asarray(
+        matrix.detach().cpu() if isinstance(matrix, Tensor) else matrix, dtype=np.float64
+    )
     if p.ndim != 2 or p.shape[0] != p.shape[1]:
-        raise InputError(f"The matrix has shape {p.shape}, expected (T, T); self-attention has one token set.")
+        raise InputError(
+            f"The matrix has shape {p.shape}, expected (T, T); self-attention has one token set."
+        )
     lost = np.flatnonzero(~np.isfinite(p).all(1))
     if len(lost):
         raise InputError(
-            f"{len(lost)} of {len(p)} rows of the matrix are not finite, the first is {lost[0]}, expected "
-            f"distributions; a mask that hides all tokens from one token gives such a row: let the token attend to "
-            f"itself."
+            f"{len(lost)} of {len(p)} rows of the matrix are not finite, the first is {lost[0]},"
+            " expected distributions; a mask that hides all tokens from one token gives such a"
+            " row: let the token attend to itself."
         )
     if (p < 0).any() or np.abs(p.sum(1) - 1).max() > 1e-3:
-        raise InputError("The rows of the matrix are not distributions; pass attention weights after the softmax.")
+        raise InputError(
+            "The rows of the matrix are not distributions; pass attention weights after the"
+            " softmax."
+        )
     p = p / p.sum(1, keepdims=True)
     graph = nx.from_numpy_array(np.where(p > _TOLERANCE, p, 0), create_using=nx.DiGraph)
     closed = tuple(tuple(sorted(c)) for c in nx.attracting_components(graph))
@@ -108,25 +119,35 @@ def analyse(matrix: Tensor | np.ndarray) -> AttentionChain:
     moduli = np.sort(np.abs(scipy.linalg.eigvals(p)))[::-1]
     gap = 1 - float(moduli[1]) if len(p) > 1 else 1.0
     distances = 0.5 * np.abs(p[:, None, :] - p[None, :, :]).sum(-1)
-    return AttentionChain(p, np.mean(parts, 0), closed, max(gap, 0.0), float(distances.max()), _caveat(p, closed))
+    return AttentionChain(
+        p, np.mean(parts, 0), closed, max(gap, 0.0), float(distances.max()), _caveat(p, closed)
+    )
 
 
 def _caveat(p: np.ndarray, closed: Sequence[Sequence[int]]) -> str:
     if len(closed) > 1:
-        return f"block mask: {len(closed)} closed classes, the stationary distribution is not unique and the gap is 0"
+        return (
+            f"block mask: {len(closed)} closed classes, the stationary distribution is not unique"
+            " and the gap is 0"
+        )
     if len(p) > 1 and np.allclose(np.triu(p, 1), 0, atol=_TOLERANCE):
         return "causal: token 0 is absorbing, so the stationary distribution is a point mass on it"
     if len(closed) == 1 and len(closed[0]) == 1 and len(p) > 1:
-        return f"token {closed[0][0]} is absorbing, so the stationary distribution is a point mass on it"
+        return (
+            f"token {closed[0][0]} is absorbing, so the stationary distribution is a point mass"
+            " on it"
+        )
     return ""
 
 
 def rollout(matrices: Sequence[Tensor], residual: bool = True) -> Tensor:
-    """Attention of the last layer's tokens to the first layer's: ``prod (I/2 + P_l/2)``, later layers on the left.
+    """Attention of the last layer's tokens to the first layer's: ``prod (I/2 + P_l/2)``,
+    later layers on the left.
 
     Args:
         matrices: one (T, T) matrix per layer, the first layer first; usually the mean over heads.
-        residual: add the residual stream as I/2; without it all rows of the product become equal quickly.
+        residual: add the residual stream as I/2; without it all rows of the
+            product become equal quickly.
 
     Returns:
         A row-stochastic matrix (T, T).
@@ -167,7 +188,11 @@ class _Catch(TorchFunctionMode):
             averaged = kwargs.get("average_attn_weights", True)
             return output, weights.mean(-3) if averaged else weights
         result = func(*args, **kwargs)
-        softmax = getattr(func, "__name__", "") == "softmax" and isinstance(result, Tensor) and result.ndim == 4
+        softmax = (
+            getattr(func, "__name__", "") == "softmax"
+            and isinstance(result, Tensor)
+            and result.ndim == 4
+        )
         # with a softmax over another dimension, rows are not distributions
         if softmax and kwargs.get("dim", args[1] if len(args) > 1 else None) in (-1, 3):
             self.found.append(result)
@@ -191,16 +216,22 @@ def _weights(
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         scores = scores.masked_fill(~mask, -torch.inf)
     if attn_mask is not None:
-        scores = scores.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+        scores = (
+            scores.masked_fill(~attn_mask, -torch.inf)
+            if attn_mask.dtype == torch.bool
+            else scores + attn_mask
+        )
     return scores.softmax(-1)
 
 
-def attention_matrices(model: nn.Module, *inputs: Any, kwargs: Mapping[str, Any] | None = None) -> list[Tensor]:
+def attention_matrices(
+    model: nn.Module, *inputs: Any, kwargs: Mapping[str, Any] | None = None
+) -> list[Tensor]:
     """The attention weights of every attention layer of a running model.
 
     Args:
-        model: any model built on ``scaled_dot_product_attention``, ``nn.MultiheadAttention`` or a softmax over
-            four-dimensional scores.
+        model: any model built on ``scaled_dot_product_attention``, ``nn.MultiheadAttention`` or a
+            softmax over four-dimensional scores.
         *inputs: positional inputs.
         kwargs: keyword inputs.
 
@@ -221,7 +252,8 @@ def attention_matrices(model: nn.Module, *inputs: Any, kwargs: Mapping[str, Any]
         run(*inputs, **dict(kwargs or {}))
     if not catch.found:
         raise UnsupportedError(
-            f"No attention ran in {type(model).__name__}; its weights are found in scaled_dot_product_attention, "
-            "nn.MultiheadAttention and softmax over four-dimensional scores."
+            f"No attention ran in {type(model).__name__}; its weights are found in"
+            " scaled_dot_product_attention, nn.MultiheadAttention and softmax over"
+            " four-dimensional scores."
         )
     return [weights.double() for weights in catch.found]

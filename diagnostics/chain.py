@@ -32,11 +32,13 @@ class MarkovChain(Nodes):
     """
 
     @classmethod
-    def trace(cls, model: nn.Module, *inputs: Any, kwargs: Mapping[str, Any] | None = None) -> MarkovChain:
+    def trace(
+        cls, model: nn.Module, *inputs: Any, kwargs: Mapping[str, Any] | None = None
+    ) -> MarkovChain:
         """Find the chain nodes of a model: its residual additions.
 
-        An addition is a node if one operand is a value, unchanged or after an affine shortcut, from which the other
-        operand is computed through learnable weights.
+        An addition is a node if one operand is a value, unchanged or after an affine shortcut, from
+        which the other operand is computed through learnable weights.
 
         Args:
             model: any model that can be captured; it is not changed.
@@ -57,6 +59,7 @@ class MarkovChain(Nodes):
             ...     def __init__(self):
             ...         super().__init__()
             ...         self.branch = nn.Linear(3, 3)
+            ...
             ...     def forward(self, x):
             ...         return x + self.branch(x)
             >>> chain = MarkovChain.trace(nn.Sequential(Block(), Block()), torch.ones(2, 3))
@@ -99,19 +102,25 @@ class MarkovChain(Nodes):
                     in_place=short(residual.node).endswith("_"),
                     then=short(users[0]) if len(users) == 1 else "",
                     readout=readout,
-                    encloses=tuple(by_graph[inner] for inner in residual.encloses if inner in by_graph),
+                    encloses=tuple(
+                        by_graph[inner] for inner in residual.encloses if inner in by_graph
+                    ),
                     source=source,
                     site=sites[residual.node.name],
                 )
             )
         return cls(model, tuple(nodes), tuple(finder.dismissed), example, additions)
 
-    def observe(self, loss_fn: Callable[[Any, Any], Tensor], inputs: Any, targets: Any, **options: Any) -> ChainRecord:
+    def observe(
+        self, loss_fn: Callable[[Any, Any], Tensor], inputs: Any, targets: Any, **options: Any
+    ) -> ChainRecord:
         """Measure the chain on a batch; see :func:`pathspace.diagnostics.efficiency.observe`."""
         return observe(self, loss_fn, inputs, targets, **options)
 
     def watch(self, **options: Any) -> Watch:
-        """Measure every step of a training loop; see :class:`pathspace.diagnostics.efficiency.Watch`."""
+        """Measure every step of a training loop; see
+        :class:`pathspace.diagnostics.efficiency.Watch`.
+        """
         return Watch(self, **options)
 
 
@@ -128,8 +137,12 @@ def _branch_name(residual: Residual, producer: Any) -> str:
     return (outer[-1] if outer else "") or short(residual.node)
 
 
-def _sites(model: nn.Module, finder: Finder, example: Example) -> tuple[dict[str, Site], dict[str, frozenset[Kinds]]]:
-    """Match the additions of the graph with those of the running model, module by module, in order."""
+def _sites(
+    model: nn.Module, finder: Finder, example: Example
+) -> tuple[dict[str, Site], dict[str, frozenset[Kinds]]]:
+    """Match the additions of the graph with those of the running model,
+    module by module, in order.
+    """
     if not finder.found:
         return {}, {}
     additions: dict[str, set[Kinds]] = defaultdict(set)
@@ -144,7 +157,11 @@ def _sites(model: nn.Module, finder: Finder, example: Example) -> tuple[dict[str
     first = module_names(model)
     drawn: dict[str, list[Any]] = defaultdict(list)
     for node in finder.graph.nodes:
-        if node.op == "call_function" and short(node) in ("add", "add_", "sub", "sub_") and is_seen(node):
+        if (
+            node.op == "call_function"
+            and short(node) in ("add", "add_", "sub", "sub_")
+            and is_seen(node)
+        ):
             operands = [a for a in (*node.args, *node.kwargs.values()) if is_float(a)]
             if len(operands) == 2 and node.meta["val"].ndim:
                 module = place(node)[0]
@@ -157,10 +174,13 @@ def _sites(model: nn.Module, finder: Finder, example: Example) -> tuple[dict[str
         same = len(drawn[module]) == len(running[module])
         if not same or any(tuple(node.meta["val"].shape) != shape for node, (_, shape) in both):
             compiled = any("_orig_mod" in inner._modules for inner in model.modules())
+            moment = (
+                "before its blocks are compiled" if compiled else "in the mode in which it will run"
+            )
             raise UnsupportedError(
-                f"{type(model).__name__} makes {len(running[module])} additions in module {module!r} ({source}) when "
-                f"it runs and {len(drawn[module])} when it is captured; trace it "
-                f"{'before its blocks are compiled' if compiled else 'in the mode in which it will run'}."
+                f"{type(model).__name__} makes {len(running[module])} additions in module"
+                f" {module!r} ({source}) when it runs and {len(drawn[module])} when it is"
+                f" captured; trace it {moment}."
             )
         sites[residual.node.name] = next(site for node, (site, _) in both if node is residual.node)
     return sites, {name: frozenset(kinds) for name, kinds in additions.items()}

@@ -1,4 +1,6 @@
-"""Charts: Vega-Lite specifications, drawn as SVG that needs no script and has the colours of the page."""
+"""Charts: Vega-Lite specifications, drawn as SVG that needs no script and
+has the colours of the page.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def draw(spec: Spec, label: str, height: int = HEIGHT) -> Markup:
     for parent in root.iter():
         # (remove its classes, which may also be in the page's style sheet)
         dropped = ("aria-roledescription", "class")
-        parent.attrib = {name: value for name, value in parent.attrib.items() if name not in dropped}
+        parent.attrib = {
+            name: value for name, value in parent.attrib.items() if name not in dropped
+        }
         tip = parent.attrib.pop("aria-label", None)
         if parent.attrib.pop("role", None) == "graphics-symbol" and tip and parent is not root:
             ElementTree.SubElement(parent, f"{{{_SVG}}}title").text = tip
@@ -73,8 +77,15 @@ def _names(names: Sequence[str], title: str) -> Spec:
     """An axis of positions 0, 1, ..., labelled with as many names as fit."""
     step = -(-len(names) // MOST_NAMES) if names else 1
     shown = list(range(0, len(names), step))
-    short = json.dumps([name if len(name) <= 22 else "\N{HORIZONTAL ELLIPSIS}" + name[-21:] for name in names])
-    axis: Spec = {"values": shown, "labelExpr": f"{short}[datum.value]", "labelAngle": -30, "grid": False}
+    short = json.dumps(
+        [name if len(name) <= 22 else "\N{HORIZONTAL ELLIPSIS}" + name[-21:] for name in names]
+    )
+    axis: Spec = {
+        "values": shown,
+        "labelExpr": f"{short}[datum.value]",
+        "labelAngle": -30,
+        "grid": False,
+    }
     scale = {"domain": [-0.5, max(len(names) - 0.5, 0.5)], "nice": False, "zero": False}
     return {"field": "i", "type": "quantitative", "title": title, "axis": axis, "scale": scale}
 
@@ -107,7 +118,10 @@ def histogram(facts: Mapping[str, Any], label: str, across: str) -> Markup:
     counts = {"labelExpr": "datum.value ? format(datum.value, '~s') : '0'", "tickCount": 4}
     y = {"field": "count", "type": "quantitative", "title": None, "axis": counts}
     encoding = {"x": x, "x2": {"field": "high"}, "y": y, **_TIPS}
-    return draw({"data": {"values": rows}, "mark": {"type": "bar", "color": BLUE}, "encoding": encoding}, label)
+    return draw(
+        {"data": {"values": rows}, "mark": {"type": "bar", "color": BLUE}, "encoding": encoding},
+        label,
+    )
 
 
 def depth(
@@ -118,7 +132,8 @@ def depth(
     expected: Sequence[float | None] | None = None,
     across: str = "layers in order of execution",
 ) -> Markup:
-    """Positive numbers layer by layer on a logarithmic axis, with theoretical values as small strokes.
+    """Positive numbers layer by layer on a logarithmic axis, with theoretical
+    values as small strokes.
 
     Args:
         names: the layers, in order.
@@ -130,7 +145,10 @@ def depth(
     """
 
     def points(numbers: Sequence[float | None], what: str, mark: Spec) -> Spec:
-        rows = [{"i": i, "log": math.log10(v), "tip": f"{names[i]}: {what}{number(v)}"} for i, v in _positive(numbers)]
+        rows = [
+            {"i": i, "log": math.log10(v), "tip": f"{names[i]}: {what}{number(v)}"}
+            for i, v in _positive(numbers)
+        ]
         return {"data": {"values": rows}, "mark": mark, "encoding": encoding}
 
     encoding = {"x": _names(names, across), "y": {**_powers(up), "field": "log"}, **_TIPS}
@@ -144,7 +162,9 @@ def depth(
 
 
 def cosines(nodes: Sequence[Mapping[str, Any]], label: str) -> Markup:
-    """Cosines of each node of a chain: mean as a bar from zero, 5 to 95 % of samples as a stroke."""
+    """Cosines of each node of a chain: mean as a bar from zero, 5 to
+    95 % of samples as a stroke.
+    """
     rows = [
         {
             "i": i,
@@ -152,8 +172,10 @@ def cosines(nodes: Sequence[Mapping[str, Any]], label: str) -> Markup:
             "low": node["cosine_q05"],
             "high": node["cosine_q95"],
             "zero": 0,
-            "tip": f"{node['name']}: {node['cosine_mean']:+.4f} (5 % {number(node['cosine_q05'])}, 95 % "
-            f"{number(node['cosine_q95'])}), |z|/|x| {number(node['direction_over_stream'])}",
+            "tip": (
+                f"{node['name']}: {node['cosine_mean']:+.4f} (5 % {number(node['cosine_q05'])}, 95"
+                f" % {number(node['cosine_q95'])}), |z|/|x| {number(node['direction_over_stream'])}"
+            ),
         }
         for i, node in enumerate(nodes)
         if node["cosine_mean"] is not None
@@ -176,10 +198,17 @@ def shares(parts_of: Sequence[tuple[str, int, str]], label: str) -> Markup:
     total = sum(count for _, count, _ in parts_of) or 1
     names = [f"{name} {count:,}" for name, count, _ in parts_of]
     rows = [
-        {"name": shown, "order": i, "count": count, "tip": f"{name}: {count:,} ({count / total:.1%})"}
+        {
+            "name": shown,
+            "order": i,
+            "count": count,
+            "tip": f"{name}: {count:,} ({count / total:.1%})",
+        }
         for i, (shown, (name, count, _)) in enumerate(zip(names, parts_of, strict=True))
     ]
-    colours = [SHARES.get(kind, HUES[(i + 1) % len(HUES)]) for i, (_, _, kind) in enumerate(parts_of)]
+    colours = [
+        SHARES.get(kind, HUES[(i + 1) % len(HUES)]) for i, (_, _, kind) in enumerate(parts_of)
+    ]
     encoding = {
         "x": {"field": "count", "type": "quantitative", "stack": "normalize", "axis": None},
         "color": {"field": "name", "type": "nominal", "scale": {"domain": names, "range": colours}},
@@ -189,7 +218,9 @@ def shares(parts_of: Sequence[tuple[str, int, str]], label: str) -> Markup:
     return draw({"data": {"values": rows}, "mark": "bar", "encoding": encoding}, label, 28)
 
 
-def both(names: Sequence[str], series: Mapping[str, Sequence[float | None]], label: str, up: str) -> Markup:
+def both(
+    names: Sequence[str], series: Mapping[str, Sequence[float | None]], label: str, up: str
+) -> Markup:
     """Positive numbers layer by layer for several models, on one logarithmic axis.
 
     Args:
@@ -203,7 +234,12 @@ def both(names: Sequence[str], series: Mapping[str, Sequence[float | None]], lab
         for model, numbers in series.items()
         for i, v in _positive(numbers)
     ]
-    encoding = {"x": _names(names, "in order"), "y": {**_powers(up), "field": "log"}, "color": _hues(series), **_TIPS}
+    encoding = {
+        "x": _names(names, "in order"),
+        "y": {**_powers(up), "field": "log"},
+        "color": _hues(series),
+        **_TIPS,
+    }
     return draw({"data": {"values": values}, "encoding": encoding, "layer": _LINE}, label)
 
 
@@ -219,8 +255,14 @@ def histograms(facts: Mapping[str, Mapping[str, Any]], label: str, across: str) 
     for model, found in facts.items():
         edges, total = found["edges"], sum(found["counts"])
         density = [count / total / (edges[1] - edges[0]) for count in found["counts"]]
-        values += [{"at": at, "share": share, "name": model} for at, share in zip(edges, [*density, 0.0], strict=True)]
-    x, y = {**_powers(across), "field": "at"}, {"field": "share", "type": "quantitative", "title": "share per decade"}
+        values += [
+            {"at": at, "share": share, "name": model}
+            for at, share in zip(edges, [*density, 0.0], strict=True)
+        ]
+    x, y = (
+        {**_powers(across), "field": "at"},
+        {"field": "share", "type": "quantitative", "title": "share per decade"},
+    )
     mark = {"type": "area", "interpolate": "step-after", "line": True, "opacity": 0.35}
     encoding = {"x": x, "y": {**y, "stack": None}, "color": _hues(facts)}
     return draw({"data": {"values": values}, "mark": mark, "encoding": encoding}, label)
@@ -241,7 +283,11 @@ def _hues(names: Iterable[str]) -> Spec:
 
 
 def lines(
-    rows: Sequence[Mapping[str, float]], columns: Mapping[str, str], label: str, up: str, log: bool = False
+    rows: Sequence[Mapping[str, float]],
+    columns: Mapping[str, str],
+    label: str,
+    up: str,
+    log: bool = False,
 ) -> Markup:
     """Numbers over the steps of a run, one line for each column.
 
@@ -254,10 +300,28 @@ def lines(
     """
     values = []
     for column, name in columns.items():
-        for step, v in ((row["step"], row[column]) for row in rows if column in row and (row[column] > 0 or not log)):
+        for step, v in (
+            (row["step"], row[column])
+            for row in rows
+            if column in row and (row[column] > 0 or not log)
+        ):
             tip = f"{name}, step {step:.0f}: {v:.4g}"
-            values.append({"step": step, "value": math.log10(v) if log else v, "name": name, "tip": tip})
-    up_axis: Spec = _powers(up) if log else {"type": "quantitative", "title": up, "scale": {"zero": False}}
-    x = {"field": "step", "type": "quantitative", "title": "step", "axis": {"grid": False, "tickCount": 6}}
-    encoding = {"x": x, "y": {**up_axis, "field": "value"}, "color": _hues(columns.values()), **_TIPS}
+            values.append(
+                {"step": step, "value": math.log10(v) if log else v, "name": name, "tip": tip}
+            )
+    up_axis: Spec = (
+        _powers(up) if log else {"type": "quantitative", "title": up, "scale": {"zero": False}}
+    )
+    x = {
+        "field": "step",
+        "type": "quantitative",
+        "title": "step",
+        "axis": {"grid": False, "tickCount": 6},
+    }
+    encoding = {
+        "x": x,
+        "y": {**up_axis, "field": "value"},
+        "color": _hues(columns.values()),
+        **_TIPS,
+    }
     return draw({"data": {"values": values}, "encoding": encoding, "layer": _LINE}, label)

@@ -1,4 +1,6 @@
-"""Whether a running model makes the additions of its trace, because nodes are identified by their number in a call."""
+"""Whether a running model makes the additions of its trace, because nodes are identified
+by their number in a call.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,9 @@ _REMEDY = "trace it in the mode, and with the kind of inputs, in which it will r
 class Traced:
     """Compares the additions of every module call with those of its calls in the trace.
 
-    A call without additions has no node (stochastic depth). If all additions of a module have the same form and are
-    nodes, a call with fewer additions is accepted. Scalars are not counted. Without gradients nothing is compared.
+    A call without additions has no node (stochastic depth). If all additions of a module have the
+    same form and are nodes, a call with fewer additions is accepted. Scalars are not counted.
+    Without gradients nothing is compared.
 
     Args:
         chain: the traced chain.
@@ -31,6 +34,7 @@ class Traced:
         ...     def __init__(self):
         ...         super().__init__()
         ...         self.cell, self.count = nn.Linear(2, 2), 3
+        ...
         ...     def forward(self, x):
         ...         for _ in range(self.count):
         ...             x = x + self.cell(x)
@@ -41,7 +45,7 @@ class Traced:
         Traceback (most recent call last):
             ...
         pathspace.errors.UnsupportedError: Module '' of Steps makes 5 additions in this call and made 3 ...
-    """
+    """  # noqa: E501
 
     def __init__(self, chain: Nodes) -> None:
         self.model = type(chain.model).__name__
@@ -60,26 +64,39 @@ class Traced:
         return max(map(len, self.known[name]), default=0)
 
     def check(self, name: str, kinds: Kinds) -> None:
-        """Raise an error if the additions of a call of a module with nodes differ from the trace."""
-        if name not in self.nodes or not kinds or kinds in self.known[name] or not torch.is_grad_enabled():
+        """Raise an error if the additions of a call of a module with
+        nodes differ from the trace.
+        """
+        if (
+            name not in self.nodes
+            or not kinds
+            or kinds in self.known[name]
+            or not torch.is_grad_enabled()
+        ):
             return
-        if name in self.alike and len(kinds) < self._most(name) and any(set(kinds) <= set(k) for k in self.known[name]):
+        if (
+            name in self.alike
+            and len(kinds) < self._most(name)
+            and any(set(kinds) <= set(k) for k in self.known[name])
+        ):
             return
         counts = sorted({len(call) for call in self.known[name]})
         made = " or ".join(map(str, counts))
         others = "" if len(kinds) not in counts else " of other shapes or factors"
         raise UnsupportedError(
-            f"Module {name!r} of {self.model} makes {len(kinds)} additions in this call and made {made}{others} when "
-            f"its chain was traced; {_REMEDY}"
+            f"Module {name!r} of {self.model} makes {len(kinds)} additions in this call and made"
+            f" {made}{others} when its chain was traced; {_REMEDY}"
         )
 
     def check_addition(self, addition: Addition) -> None:
-        """Raise an error for a possible residual addition of a module that did not run in the trace."""
+        """Raise an error for a possible residual addition of a module that
+        did not run in the trace.
+        """
         left, right, name = addition.left, addition.right, addition.site.module
         if name in self.known or left.shape != right.shape:
             return
         if left.requires_grad and right.requires_grad and torch.is_grad_enabled():
             raise UnsupportedError(
-                f"Module {name!r} of {self.model} adds two activations and did not run when its chain was traced; "
-                + _REMEDY
+                f"Module {name!r} of {self.model} adds two activations and did not run when its"
+                " chain was traced; " + _REMEDY
             )

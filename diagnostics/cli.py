@@ -1,4 +1,6 @@
-"""The commands ``pathspace diagnose``, signal and Markov chain on a batch, and ``pathspace report``."""
+"""The commands ``pathspace diagnose``, signal and Markov chain on a batch,
+and ``pathspace report``.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,10 @@ def diagnose(
         typer.Option(
             "--plots",
             metavar="FOLDER",
-            help="Also save signal.png, cosines.png and walk.png in this folder, which is made if it does not exist.",
+            help=(
+                "Also save signal.png, cosines.png and walk.png in this folder, which is made if it"
+                " does not exist."
+            ),
             show_default=False,
         ),
     ] = None,
@@ -67,13 +72,15 @@ def diagnose(
     seed: SeedOption = 0,
     train: TrainOption = None,
 ) -> None:
-    """Measure signals and gradients at every layer on a batch, and the cosine of residual branches with descent.
+    """Measure signals and gradients at every layer on a batch, and the cosine of
+    residual branches with descent.
 
-    Gains are Var[vJ] / Var[v] over random v: of the layer itself, beside what theory says, and from the output back.
-    Without data the loss is that of random classes where the outputs are scores, and the mean square otherwise: what
-    it says is then about the chain, not about a task.
+    Gains are Var[vJ] / Var[v] over random v: of the layer itself, beside what theory says, and from
+    the output back. Without data the loss is that of random classes where the outputs are scores,
+    and the mean square otherwise: what it says is then about the chain, not about a task.
 
-    [bold]pathspace diagnose net.py:Net --checkpoint net.safetensors --data net.py:loader --loss cross_entropy[/]
+    [bold]pathspace diagnose net.py:Net --checkpoint net.safetensors --data
+    net.py:loader --loss cross_entropy[/]
 
     Exit codes: 0 done, also where no chain was found; 2 bad input.
     """
@@ -96,7 +103,12 @@ def diagnose(
         from pathspace.diagnostics.diagnosis import diagnose as look
         from pathspace.diagnostics.tables import plain
 
-        what: dict[str, Any] = {"checkpoint": checkpoint, "data": data, "loss": loss, "batches": batches}
+        what: dict[str, Any] = {
+            "checkpoint": checkpoint,
+            "data": data,
+            "loss": loss,
+            "batches": batches,
+        }
         what |= {"kwargs": loaded.kwargs, "names": layers, "seed": seed, "progress": status}
         found = look(loaded.model, *loaded.args, **what)
         table, chain, record = found.signal, found.chain, found.record
@@ -110,9 +122,15 @@ def diagnose(
         if record is not None:
             console.print(_table(chain, record, found.started))
             console.print(_summary(found, record), soft_wrap=True, highlight=False)
-            console.print(f"Gradients are those of {found.subject.loss.says}.", soft_wrap=True, highlight=False)
+            console.print(
+                f"Gradients are those of {found.subject.loss.says}.",
+                soft_wrap=True,
+                highlight=False,
+            )
         _print_alarms(console, found.alarms)
-        for reason, count in Counter(f"{item.operation}: {item.reason}" for item in chain.dismissed).most_common():
+        for reason, count in Counter(
+            f"{item.operation}: {item.reason}" for item in chain.dismissed
+        ).most_common():
             console.print(f"  {count} x {reason}", soft_wrap=True, highlight=False, markup=False)
 
 
@@ -122,7 +140,9 @@ def _print_alarms(console: Any, alarms: list[Alarm]) -> None:
     for alarm in alarms:
         what = f"{alarm.kind}, from {alarm.because}" if alarm.because else alarm.kind
         advice = "" if alarm.because else f" {alarm.advice}"
-        console.print(f"Alarm ({what}): {alarm.text}{advice}", soft_wrap=True, highlight=False, markup=False)
+        console.print(
+            f"Alarm ({what}): {alarm.text}{advice}", soft_wrap=True, highlight=False, markup=False
+        )
 
 
 def _summary(found: Diagnosis, record: ChainRecord) -> str:
@@ -138,12 +158,14 @@ def _summary(found: Diagnosis, record: ChainRecord) -> str:
     if silent == len(found.chain):
         return sentence(facts)
     text = (
-        f"efficiency {record.mean_efficiency:+.4f}; every cosine positive for {record.convex_share:.0%} of "
-        f"{plural(record.samples, 'sample')}; {len(found.chain.dismissed)} other additions and joins"
+        f"efficiency {record.mean_efficiency:+.4f}; every cosine positive for"
+        f" {record.convex_share:.0%} of {plural(record.samples, 'sample')};"
+        f" {len(found.chain.dismissed)} other additions and joins"
     )
     if silent:
         text += (
-            f"; {plural(silent, 'node')} with no cosine, the direction or the gradient being zero there{started(facts)}"
+            f"; {plural(silent, 'node')} with no cosine, the direction or the gradient being zero"
+            f" there{started(facts)}"
         )
     return text
 
@@ -181,7 +203,9 @@ def _signal(table: Table[LayerSignal]) -> Any:
         return "" if value is None else f"{value:.3g}"
 
     longest = max((len(row.layer) for row in table), default=0)
-    result = RichTable(title="Signal by depth", box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+    result = RichTable(
+        title="Signal by depth", box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False
+    )
     result.add_column("layer", overflow="fold", min_width=min(longest, 24))
     result.add_column("kind", overflow="fold")
     for heading in ("variance", "gain", "theory", "from output", "dead"):
@@ -202,7 +226,11 @@ def _draw(found: Diagnosis, folder: str) -> None:
     save(draw_signal(found.signal), f"{folder}/signal.png", dpi=150)
     if found.record is not None:
         save(cosines_by_depth(found.record), f"{folder}/cosines.png", dpi=150)
-        save(walk_picture(walks(found.chain, found.subject.batches[0][0])), f"{folder}/walk.png", dpi=150)
+        save(
+            walk_picture(walks(found.chain, found.subject.batches[0][0])),
+            f"{folder}/walk.png",
+            dpi=150,
+        )
 
 
 __all__ = ["register"]

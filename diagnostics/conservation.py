@@ -14,9 +14,9 @@ from pathspace.errors import expect_arguments
 def conserved(graph: ReductionGraph) -> Tensor:
     """``sum_{e into v} w_e^2 - sum_{e out of v} w_e^2`` for every unit ``v``.
 
-    Every loss gradient satisfies ``sum_in w g = sum_out w g`` exactly, so these sums are constant along gradient flow
-    ``dw/dt = -g``. Gradient descent with learning rate ``lr`` changes them by ``O(lr^2)`` per step; a larger change is
-    caused by weight decay, momentum or noise.
+    Every loss gradient satisfies ``sum_in w g = sum_out w g`` exactly, so these sums are constant
+    along gradient flow ``dw/dt = -g``. Gradient descent with learning rate ``lr`` changes them by
+    ``O(lr^2)`` per step; a larger change is caused by weight decay, momentum or noise.
 
     Args:
         graph: the reduction graph of a model; its current weights are used.
@@ -26,7 +26,9 @@ def conserved(graph: ReductionGraph) -> Tensor:
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1)).double()
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1)
+        ... ).double()
         >>> x, y = torch.randn(16, 3).double(), torch.randn(16, 1).double()
         >>> graph = ps.trace(model, x)
         >>> before, optimizer = conserved(graph), torch.optim.SGD(model.parameters(), lr=1e-4)
@@ -36,8 +38,8 @@ def conserved(graph: ReductionGraph) -> Tensor:
         True
 
     Reference:
-        Du, Hu, Lee: Algorithmic regularization in learning deep homogeneous models (2018), Theorem 2.1, for layered
-        networks.
+        Du, Hu, Lee: Algorithmic regularization in learning deep homogeneous models (2018), Theorem
+        2.1, for layered networks.
     """
     expect_arguments("conserved", graph=graph)
     incoming, outgoing = unit_sums(graph, squares(graph))
@@ -46,7 +48,8 @@ def conserved(graph: ReductionGraph) -> Tensor:
 
 @torch.no_grad()
 def unit_sums(graph: ReductionGraph, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Sums of the entries of tensors over the weights that enter, and over those that leave, every unit.
+    """Sums of the entries of tensors over the weights that enter, and over
+    those that leave, every unit.
 
     Args:
         graph: a reduction graph.
@@ -62,7 +65,9 @@ def unit_sums(graph: ReductionGraph, tensors: Mapping[str, Tensor]) -> tuple[Ten
             value, ids = tensors[block.name].cpu(), getattr(block, side)
             if block.unused is not None:
                 value = value.masked_fill(block.unused.expand(block.shape), 0)
-            dims = [dim for dim in range(value.dim()) if ids.shape[dim] == 1 and value.shape[dim] > 1]
+            dims = [
+                dim for dim in range(value.dim()) if ids.shape[dim] == 1 and value.shape[dim] > 1
+            ]
             part = value.sum(dims, keepdim=True, dtype=torch.float64) if dims else value.double()
             flat = ids.reshape(-1)
             total.index_add_(0, flat.abs(), part.reshape(-1) * flat.sign())
@@ -73,4 +78,6 @@ def unit_sums(graph: ReductionGraph, tensors: Mapping[str, Tensor]) -> tuple[Ten
 @torch.no_grad()
 def squares(graph: ReductionGraph) -> dict[str, Tensor]:
     """Squares of the current weights, by name of the block."""
-    return {b.name: b.values(graph.parameters[b.name].detach()).double().square() for b in graph.blocks}
+    return {
+        b.name: b.values(graph.parameters[b.name].detach()).double().square() for b in graph.blocks
+    }

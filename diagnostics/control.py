@@ -1,4 +1,6 @@
-"""Residual control: the distance between a stack of residual blocks and the identity, and its causes."""
+"""Residual control: the distance between a stack of residual blocks and the
+identity, and its causes.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ class BlockControl:
         norms: product of those of the normalisation layers.
         activations: product of those of the activations.
         others: product of those of the other layers called (pooling, dropout, scales).
-        product: product of the four; an upper bound of ``branch`` if the branch is one chain of these layers.
+        product: product of the four; an upper bound of ``branch`` if the branch is
+            one chain of these layers.
         slack: ``log(product / branch)``: how loose the bound is.
     """
 
@@ -54,8 +57,8 @@ class ResidualControl:
     Attributes:
         blocks: block by block.
         span: ``||dz_{l+m}/dz_l||``.
-        bound: product of the blocks' ``||dz'/dz||``, an upper bound of ``span``, loose by about ``log 2`` per random
-            layer.
+        bound: product of the blocks' ``||dz'/dz||``, an upper bound of ``span``, loose by about
+            ``log 2`` per random layer.
         first_order: ``||sum_l dr_l/dz||``.
         remainder: ``||dz_{l+m}/dz_l - I - sum_l dr_l/dz||``.
         remainder_bound: ``prod (1 + e_l) - 1 - sum e_l``, ``e_l = ||dr_l/dz||``.
@@ -101,11 +104,12 @@ def residual_control(
     types: Types = None,
     inside: bool = True,
 ) -> ResidualControl:
-    """Measure ``||dz_{l+m}/dz_l||`` over residual blocks, the remainder of its first-order expansion, and its causes.
+    """Measure ``||dz_{l+m}/dz_l||`` over residual blocks, the remainder of its first-order
+    expansion, and its causes.
 
-    ``dz_{l+m}/dz_l = I + sum dr_l/dz + remainder``, and ``||remainder|| <= prod(1 + e_l) - 1 - sum e_l``: for equal
-    e the condition is ``m e << 1``, not ``e << 1``. All norms are spectral norms, computed from products with
-    Jacobians.
+    ``dz_{l+m}/dz_l = I + sum dr_l/dz + remainder``, and ``||remainder|| <= prod(1 + e_l) - 1 - sum
+    e_l``: for equal e the condition is ``m e << 1``, not ``e << 1``. All norms are spectral norms,
+    computed from products with Jacobians.
 
     Args:
         model: any module, in its current mode.
@@ -119,7 +123,8 @@ def residual_control(
         The stack and its blocks.
 
     Raises:
-        InputError: no filter given, a block changes the shape of its input, or the blocks do not follow each other.
+        InputError: no filter given, a block changes the shape of its input, or the blocks
+            do not follow each other.
 
     Example:
         >>> _ = __import__("torch").manual_seed(0)
@@ -128,18 +133,23 @@ def residual_control(
         ...     def __init__(self):
         ...         super().__init__()
         ...         self.inner = nn.Linear(4, 4)
+        ...
         ...     def forward(self, z):
         ...         return z + 0.01 * self.inner(z)
-        >>> found = residual_control(nn.Sequential(Block(), Block()), torch.randn(1, 4), types=Block)
+        >>> found = residual_control(
+        ...     nn.Sequential(Block(), Block()), torch.randn(1, 4), types=Block
+        ... )
         >>> found.remainder <= found.remainder_bound < 1e-3
         True
 
     Reference:
-        Evolution of neural network, sections 3.6 and 3.7. The printed derivative of a normalised branch lacks the
-        factor ``(I - 11'/n - zz'/n) / std``; the norms here include it.
+        Evolution of neural network, sections 3.6 and 3.7. The printed derivative of a normalised
+        branch lacks the factor ``(I - 11'/n - zz'/n) / std``; the norms here include it.
     """
     if names is None and types is None:
-        raise InputError("residual_control found no choice of blocks; pass names='blocks.*' or types='Block'.")
+        raise InputError(
+            "residual_control found no choice of blocks; pass names='blocks.*' or types='Block'."
+        )
     blocks = select(model, names, types)
     parts = {
         f"{name}.{inner}": module
@@ -150,12 +160,19 @@ def residual_control(
     run = observe(model, inputs, kwargs, {**blocks, **parts})
     calls = [call for call in run.calls if call.name in blocks]
     if not calls:
-        raise InputError("residual_control: the model called none of the chosen blocks on these inputs.")
+        raise InputError(
+            "residual_control: the model called none of the chosen blocks on these inputs."
+        )
     for call in calls:
         if call.source is None or call.source.shape != call.output.shape:
-            found = "integers" if call.source is None else f"{tuple(call.source.shape)} -> {tuple(call.output.shape)}"
+            found = (
+                "integers"
+                if call.source is None
+                else f"{tuple(call.source.shape)} -> {tuple(call.output.shape)}"
+            )
             raise InputError(
-                f"residual_control found {found} at block {call.name!r}, expected equal shapes; leave it out by names=."
+                f"residual_control found {found} at block {call.name!r}, expected equal shapes;"
+                " leave it out by names=."
             )
     rows, jacobians = [], []
     for call in calls:
@@ -164,7 +181,11 @@ def residual_control(
         jacobians.append(step)
         branch = norm(_Sum([(1.0, step)], -1.0))
         factors = _factors(
-            [one for one in run.calls if one.name.startswith(f"{call.name}.") and one.number == call.number]
+            [
+                one
+                for one in run.calls
+                if one.name.startswith(f"{call.name}.") and one.number == call.number
+            ]
         )
         product = math.prod(factors)
         slack = math.log(product / branch) if inside and branch > 0 and product > 0 else None
@@ -174,15 +195,20 @@ def residual_control(
         span_map = Jacobian(calls[-1].output, calls[0].source)
         one_stack = len({call.output.shape for call in calls}) == 1
     except PathspaceError as error:
-        raise InputError(f"residual_control: the last block does not depend on the first: {error}") from error
+        raise InputError(
+            f"residual_control: the last block does not depend on the first: {error}"
+        ) from error
     if not one_stack:
-        raise InputError("residual_control found blocks of different shapes, expected one stack; choose one by names=.")
+        raise InputError(
+            "residual_control found blocks of different shapes, expected one stack; choose one by"
+            " names=."
+        )
     for one, two in itertools.pairwise(calls):
         assert two.source is not None
         if not torch.equal(one.output, two.source):
             raise InputError(
-                f"residual_control: block {two.label!r} does not read what block {one.label!r} returns; name "
-                "blocks that follow each other by names=."
+                f"residual_control: block {two.label!r} does not read what block {one.label!r}"
+                " returns; name blocks that follow each other by names=."
             )
     errors = [row.branch for row in rows]
     count = len(rows)
@@ -195,8 +221,8 @@ def residual_control(
     bound = math.prod(1 + e for e in errors) - 1 - total
     small = "holds" if total < 0.5 else "does not hold"
     verdict = (
-        f"||dz_(l+{count})/dz_l|| = {span:.3g}; the branches add up to {total:.3g}, so the first-order picture "
-        f"{small}: its remainder is {remainder:.2g} (at most {bound:.2g})."
+        f"||dz_(l+{count})/dz_l|| = {span:.3g}; the branches add up to {total:.3g}, so the"
+        f" first-order picture {small}: its remainder is {remainder:.2g} (at most {bound:.2g})."
     )
     notes = () if inside else ("Layers inside the blocks were not measured.",)
     return ResidualControl(

@@ -1,4 +1,6 @@
-"""The cost of a training step: multiplications, activations, cached floats, parameters; time and memory."""
+"""The cost of a training step: multiplications, activations, cached floats,
+parameters; time and memory.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ _VECTORS: Mapping[str, Callable[..., int]] = {
     "addmv": lambda _bias, matrix, _vector, *_: matrix.numel(),
     "ger": lambda a, b, *_: a.numel() * b.numel(),
     # the attention kernel of the CPU; torch's registry has only those of other devices
-    "_scaled_dot_product_flash_attention_for_cpu": lambda q, k, v, *_: sdpa_flop_count(q.shape, k.shape, v.shape) // 2,
+    "_scaled_dot_product_flash_attention_for_cpu": lambda q, k, v, *_: (
+        sdpa_flop_count(q.shape, k.shape, v.shape) // 2
+    ),
     "_scaled_dot_product_flash_attention_for_cpu_backward": lambda g, q, k, v, *_: (
         sdpa_backward_flop_count(g.shape, q.shape, k.shape, v.shape) // 2
     ),
@@ -46,14 +50,15 @@ class Cost:
     Attributes:
         model: its name.
         parameters: number of scalars.
-        multiplications: number in forward and backward pass, including the seed of the output's gradient.
+        multiplications: number in forward and backward pass, including the seed
+            of the output's gradient.
         forward: number of multiplications in the forward pass.
         activations: number of values of activation functions.
         derivatives: number of derivatives of activation functions in the backward pass.
-        cached: number of floats that a textbook backward pass stores: inputs of activations, and of products with
-            weights or other activations, without model inputs and parameters.
-        saved: number of floats that autograd stored, without parameters and inputs (it computes a ReLU's derivative
-            from its output, so it may store fewer).
+        cached: number of floats that a textbook backward pass stores: inputs of activations, and of
+            products with weights or other activations, without model inputs and parameters.
+        saved: number of floats that autograd stored, without parameters and inputs (it computes a
+            ReLU's derivative from its output, so it may store fewer).
         seconds: median time of forward and backward pass; ``None`` if not measured.
         bytes: memory of ``saved``, of parameters and of their gradients.
     """
@@ -112,7 +117,9 @@ class _Counter(TorchDispatchMode):
                 self._keep(*tree_leaves(args))
         elif facts.kind in _NONLINEAR and not self.backward:
             self.activations += args[0].numel()
-        elif facts_of(name.removesuffix("_backward")).kind == "activation" and name.endswith("_backward"):
+        elif facts_of(name.removesuffix("_backward")).kind == "activation" and name.endswith(
+            "_backward"
+        ):
             first = next(value for value in tree_leaves(result) if isinstance(value, Tensor))
             self.slopes += first.numel()
             self.products += first.numel()
@@ -124,8 +131,12 @@ class _Counter(TorchDispatchMode):
 
 
 def _multiplies(facts: Facts) -> bool:
-    """Whether an operation is one product for each element, such as a square, or a product and a sum."""
-    return facts.kind in _PRODUCTS or (facts.elementwise and (facts.degree == (2,) or facts.bias is not None))
+    """Whether an operation is one product for each element, such as a
+    square, or a product and a sum.
+    """
+    return facts.kind in _PRODUCTS or (
+        facts.elementwise and (facts.degree == (2,) or facts.bias is not None)
+    )
 
 
 @contextmanager
@@ -146,10 +157,11 @@ def cost(
     name: str = "model",
     repeats: int = 0,
 ) -> Cost:
-    """Count one training step of a model (forward, and backward by all parameters), and measure its time.
+    """Count one training step of a model (forward, and backward by all
+    parameters), and measure its time.
 
-    Every operation is counted as it is executed: matrix products and convolutions by torch's own formulas, elementwise
-    products and activations by the number of their results.
+    Every operation is counted as it is executed: matrix products and convolutions by torch's own
+    formulas, elementwise products and activations by the number of their results.
 
     Args:
         model: any module, in its current mode; it is not changed.
@@ -162,10 +174,13 @@ def cost(
         The cost.
 
     Raises:
-        CaptureError: the model fails on these inputs, or returns nothing that depends on its parameters.
+        CaptureError: the model fails on these inputs, or returns nothing that
+            depends on its parameters.
 
     Example:
-        >>> net = nn.Sequential(nn.Linear(1, 200, bias=False), nn.Tanh(), nn.Linear(200, 1, bias=False), nn.Tanh())
+        >>> net = nn.Sequential(
+        ...     nn.Linear(1, 200, bias=False), nn.Tanh(), nn.Linear(200, 1, bias=False), nn.Tanh()
+        ... )
         >>> found = cost(net, torch.randn(1, 1))
         >>> found.parameters, found.activations, found.cached  # 2n, n + 1, 2n + 1
         (400, 201, 401)
@@ -178,7 +193,10 @@ def cost(
     inputs, kwargs = arranged(model, inputs, kwargs)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     arguments = [value for value in tree_leaves((inputs, kwargs)) if isinstance(value, Tensor)]
-    owned = {value.untyped_storage().data_ptr() for value in (*model.parameters(), *model.buffers(), *arguments)}
+    owned = {
+        value.untyped_storage().data_ptr()
+        for value in (*model.parameters(), *model.buffers(), *arguments)
+    }
     saved: dict[tuple[int, int, int], tuple[int, Tensor]] = {}
 
     def run() -> Tensor:
@@ -203,7 +221,8 @@ def cost(
         sizes = [size for size, _ in saved.values()]
         kept = sum(tensor.numel() for _, tensor in saved.values())
         saved.clear()
-        # without the kernel that runs a whole LSTM as one operation, whose products cannot be counted
+        # without the kernel that runs a whole LSTM as one operation, whose
+        # products cannot be counted
         with _elementary():
             with counter:
                 output = run()
@@ -234,7 +253,10 @@ def cost(
 
 
 def compare_costs(
-    models: Mapping[str, nn.Module], *inputs: Any, kwargs: Mapping[str, Any] | None = None, repeats: int = 3
+    models: Mapping[str, nn.Module],
+    *inputs: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    repeats: int = 3,
 ) -> Table[Cost]:
     """Compare the costs of several models, such as wider or deeper versions of one.
 
@@ -249,13 +271,17 @@ def compare_costs(
         One row per model.
     """
     expect_arguments("compare_costs", models=models)
-    rows = tuple(cost(model, *inputs, kwargs=kwargs, name=name, repeats=repeats) for name, model in models.items())
+    rows = tuple(
+        cost(model, *inputs, kwargs=kwargs, name=name, repeats=repeats)
+        for name, model in models.items()
+    )
     return Table("cost of a training step", rows)
 
 
 @dataclass(frozen=True)
 class ScalarChain:
-    """Counts for the example of the notes: scalar input and output, no biases, products of scalars outside of sums.
+    """Counts for the example of the notes: scalar input and output, no biases, products of
+    scalars outside of sums.
 
     Attributes:
         parameters: number of weights.
@@ -271,11 +297,13 @@ class ScalarChain:
 
 
 def depth_or_width(width: int) -> tuple[ScalarChain, ScalarChain]:
-    """Section 3.5 of the notes, exactly: the net ``1 - n - 1`` enlarged to ``2n + n^2`` weights, by depth or by width.
+    """Section 3.5 of the notes, exactly: the net ``1 - n - 1`` enlarged to ``2n + n^2``
+    weights, by depth or by width.
 
-    Depth: ``3n^2 + 7n + 1`` multiplications, ``2n + 1`` activations, ``4n + 1`` floats. Width ``m = n + n^2/2``:
-    ``5m + 1``, ``m + 1`` and ``2m + 1``. A general backward pass does not take ``f'(s) x`` out of the sums: it needs
-    ``6m + 1`` multiplications for the wide net, and the same ``3n^2 + 7n + 1`` for the deep one.
+    Depth: ``3n^2 + 7n + 1`` multiplications, ``2n + 1`` activations, ``4n + 1`` floats. Width ``m =
+    n + n^2/2``: ``5m + 1``, ``m + 1`` and ``2m + 1``. A general backward pass does not take ``f'(s)
+    x`` out of the sums: it needs ``6m + 1`` multiplications for the wide net, and the same ``3n^2 +
+    7n + 1`` for the deep one.
 
     Args:
         width: n, even.
@@ -284,7 +312,8 @@ def depth_or_width(width: int) -> tuple[ScalarChain, ScalarChain]:
         Counts for depth and for width.
 
     Raises:
-        InputError: n is odd or not positive, so that no wide net has the same number of weights, or above a million.
+        InputError: n is odd or not positive, so that no wide net has the same number of
+            weights, or above a million.
 
     Example:
         >>> deep, wide = depth_or_width(200)

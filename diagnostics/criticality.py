@@ -1,4 +1,6 @@
-"""Order and chaos: the growth of a perturbation through depth or time, and the weight scale at the boundary."""
+"""Order and chaos: the growth of a perturbation through depth or time, and the
+weight scale at the boundary.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,26 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
 from pathspace.capture import describe, first_line
-from pathspace.diagnostics.layers import Names, Run, Types, hooked, in_float64, matching, select, unchanged
+from pathspace.diagnostics.layers import (
+    Names,
+    Run,
+    Types,
+    hooked,
+    in_float64,
+    matching,
+    select,
+    unchanged,
+)
 from pathspace.diagnostics.tables import Estimate, Table
-from pathspace.errors import COUNT, SEED, CaptureError, InputError, InputTypeError, expect_arguments, expect_numbers
+from pathspace.errors import (
+    COUNT,
+    SEED,
+    CaptureError,
+    InputError,
+    InputTypeError,
+    expect_arguments,
+    expect_numbers,
+)
 from pathspace.inputs import arranged
 from pathspace.safe_deepcopy import safe_deepcopy
 
@@ -65,13 +84,15 @@ def growth_exponent(
     burn_in: int | None = None,
     seed: int = 0,
 ) -> Exponent:
-    """Measure ``lambda = mean over l of log(|dz_{l+1}| / |dz_l|)`` for infinitesimal perturbations of the first input.
+    """Measure ``lambda = mean over l of log(|dz_{l+1}| / |dz_l|)`` for infinitesimal
+    perturbations of the first input.
 
-    The perturbation is propagated by forward-mode differentiation in float64, so it is exact and has no size.
-    Places are the calls of the chosen layers in order of execution, or, for a recurrent layer of torch (RNN, GRU,
-    LSTM), the time steps of its output. By default they are the time steps of the recurrent layer, or the linear and
-    convolutional layers with the most frequent output shape. For residual nets name the blocks, because the layers
-    inside a block see only the branch.
+    The perturbation is propagated by forward-mode differentiation in float64, so it is exact
+    and has no size. Places are the calls of the chosen layers in order of execution, or, for a
+    recurrent layer of torch (RNN, GRU, LSTM), the time steps of its output. By default they
+    are the time steps of the recurrent layer, or the linear and convolutional layers with the
+    most frequent output shape. For residual nets name the blocks, because the layers inside a
+    block see only the branch.
 
     Args:
         model: any module; a float64 copy runs.
@@ -79,15 +100,18 @@ def growth_exponent(
         kwargs: keyword inputs.
         names: patterns of layer names.
         types: classes, or names of classes.
-        at: index of the part of the first input to perturb (the first time step: ``0``, or ``(slice(None), 0)`` with
-            ``batch_first``); by default all of it, or the first time step for recurrent layers of torch.
-        start: name of a layer (such as an embedding) whose output is perturbed instead of the first input.
+        at: index of the part of the first input to perturb (the first time step: ``0``, or
+            ``(slice(None), 0)`` with ``batch_first``); by default all of it, or the first time step
+            for recurrent layers of torch.
+        start: name of a layer (such as an embedding) whose output is perturbed
+            instead of the first input.
         directions: number of random perturbations per sample.
         burn_in: number of steps left out at the start; by default a quarter of all.
         seed: seed of the perturbations.
 
     Returns:
-        The exponent; the interval covers perturbations and samples of this one network, not other draws of its weights.
+        The exponent; the interval covers perturbations and samples of this one network, not
+        other draws of its weights.
 
     Raises:
         InputError: fewer than two places after the burn-in, or no floating-point input.
@@ -95,14 +119,15 @@ def growth_exponent(
 
     Example:
         >>> layers = [nn.Linear(8, 8, bias=False) for _ in range(4)]
-        >>> for layer in layers: _ = nn.init.orthogonal_(layer.weight, gain=2.0)
+        >>> for layer in layers:
+        ...     _ = nn.init.orthogonal_(layer.weight, gain=2.0)
         >>> found = growth_exponent(nn.Sequential(*layers), torch.randn(5, 8))
         >>> round(found.growth.value, 6), found.phase
         (0.693147, 'chaos')
 
     Reference:
-        Evolution of neural network, sections 2.6.3 and 2.6.4; the boundary is a mean exponent of zero, not an
-        inequality at every step.
+        Evolution of neural network, sections 2.6.3 and 2.6.4; the boundary is a mean exponent of
+        zero, not an inequality at every step.
     """
     expect_arguments("growth_exponent", model=model)
     expect_numbers("growth_exponent", COUNT, directions=directions)
@@ -138,7 +163,8 @@ def exponent(logs: Tensor, burn_in: int | None = None) -> Exponent:
         burn_in: number of steps left out at the start; by default a quarter of all.
 
     Returns:
-        Slope between the first place after the burn-in and the last, with Student's interval over perturbations.
+        Slope between the first place after the burn-in and the last, with Student's
+        interval over perturbations.
     """
     # the first state of a loop is zero, and no perturbation reaches it
     reached = logs.isfinite().any(1).nonzero()
@@ -147,20 +173,26 @@ def exponent(logs: Tensor, burn_in: int | None = None) -> Exponent:
     skip = (places - 1) // 4 if burn_in is None else burn_in
     if places - skip < 2:
         raise InputError(
-            f"growth_exponent found {places} places and a burn-in of {skip}, expected at least two places after it; "
-            "choose more layers by names= or types=, or a longer sequence."
+            f"growth_exponent found {places} places and a burn-in of {skip}, expected at least two"
+            " places after it; choose more layers by names= or types=, or a longer sequence."
         )
     alive = logs.isfinite().all(0)
     died = int((~alive).sum())
     if not alive.any():
-        return Exponent(Estimate(-math.inf, 0.0, 0), -math.inf, -math.inf, places - 1 - skip, died, ())
+        return Exponent(
+            Estimate(-math.inf, 0.0, 0), -math.inf, -math.inf, places - 1 - skip, died, ()
+        )
     logs = logs[:, alive]
     slopes = (logs[-1] - logs[skip]) / (places - 1 - skip)
     growth = Estimate.of(slopes.tolist())
-    return Exponent(growth, *growth.interval(), places - 1 - skip, died, tuple(logs.mean(1).tolist()))
+    return Exponent(
+        growth, *growth.interval(), places - 1 - skip, died, tuple(logs.mean(1).tolist())
+    )
 
 
-def _places(model: nn.Module, names: Names, types: Types) -> tuple[dict[str, nn.Module], nn.RNNBase | None]:
+def _places(
+    model: nn.Module, names: Names, types: Types
+) -> tuple[dict[str, nn.Module], nn.RNNBase | None]:
     if names is not None or types is not None:
         layers = select(model, names, types)
     else:
@@ -169,11 +201,13 @@ def _places(model: nn.Module, names: Names, types: Types) -> tuple[dict[str, nn.
             if any(isinstance(module, nn.RNNBase) for module in model.modules())
             else (*_MATRICES, *_RECURRENT)
         )
-        layers = {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
+        layers = {
+            name: module for name, module in model.named_modules() if isinstance(module, kinds)
+        }
         if not layers:
             raise InputError(
-                f"growth_exponent found no linear, convolutional or recurrent layer in {type(model).__name__}; choose "
-                "layers by names= or types=."
+                "growth_exponent found no linear, convolutional or recurrent layer in"
+                f" {type(model).__name__}; choose layers by names= or types=."
             )
     for name, module in reversed(layers.items()):
         if isinstance(module, nn.RNNBase):
@@ -193,7 +227,10 @@ def _tangents(
     used: list[Tensor] = []
     named_modules = dict(model.named_modules())
     if start is not None and start not in named_modules:
-        raise InputError(f"growth_exponent found no layer {start!r} in {type(model).__name__}; see named_modules().")
+        raise InputError(
+            f"growth_exponent found no layer {start!r} in {type(model).__name__}; see"
+            " named_modules()."
+        )
 
     def perturb(value: Any) -> Any:
         # inputs become float64 like the weights
@@ -214,43 +251,58 @@ def _tangents(
         # without gradients, torch's layers would use fused kernels without forward derivatives
         with torch.enable_grad(), forward_ad.dual_level():
             try:
-                args, named = tree_map(perturb if start is None else in_float64, arranged(model, inputs, kwargs))
+                args, named = tree_map(
+                    perturb if start is None else in_float64, arranged(model, inputs, kwargs)
+                )
                 with ExitStack() as stack:
                     if start is not None:
-                        hook = named_modules[start].register_forward_hook(lambda _m, _a, out: tree_map(perturb, out))
+                        hook = named_modules[start].register_forward_hook(
+                            lambda _m, _a, out: tree_map(perturb, out)
+                        )
                         stack.callback(hook.remove)
                     stack.enter_context(hooked(layers, run, differentiable=False))
                     model(*args, **named)
             except Exception as error:
                 raise CaptureError(
-                    f"{type(model).__name__} raised {type(error).__name__} on inputs "
-                    f"({describe(inputs, kwargs or {})}) under forward differentiation: {first_line(error)}; check "
-                    f"the inputs, or this operation."
+                    f"{type(model).__name__} raised {type(error).__name__} on inputs"
+                    f" ({describe(inputs, kwargs or {})}) under forward differentiation:"
+                    f" {first_line(error)}; check the inputs, or this operation."
                 ) from error
             for call in run.calls:
                 tangent = forward_ad.unpack_dual(call.output).tangent
-                tangents.append(torch.zeros_like(call.output) if tangent is None else tangent.detach().clone())
+                tangents.append(
+                    torch.zeros_like(call.output) if tangent is None else tangent.detach().clone()
+                )
     if not used:
         raise InputError(
             "growth_exponent found no floating-point input to perturb; name a layer by start=."
             if start is None
-            else f"growth_exponent: {type(model).__name__} does not call the layer {start!r} on these inputs."
+            else (
+                f"growth_exponent: {type(model).__name__} does not call the layer {start!r} on"
+                " these inputs."
+            )
         )
     if not tangents:
-        raise InputError("growth_exponent: the model called none of the chosen layers on these inputs.")
+        raise InputError(
+            "growth_exponent: the model called none of the chosen layers on these inputs."
+        )
     return tangents
 
 
-def redraw(model: nn.Module, scale: float, bias: float = 0.0, names: Names = None, seed: int = 0) -> nn.Module:
-    """A float64 copy with fresh weights of variance ``scale^2 / fan_in`` and biases of variance ``bias^2``.
+def redraw(
+    model: nn.Module, scale: float, bias: float = 0.0, names: Names = None, seed: int = 0
+) -> nn.Module:
+    """A float64 copy with fresh weights of variance ``scale^2 / fan_in`` and
+    biases of variance ``bias^2``.
 
     Args:
         model: any module.
         scale: scale of the weights.
         bias: standard deviation of the biases of layers that are redrawn.
-        names: patterns of the parameter names of the matrices to redraw; by default the weights of linear and
-            convolutional layers, and the recurrent matrices of recurrent ones.
-        seed: seed of the draw; the same seed at another scale gives the same weights times a factor.
+        names: patterns of the parameter names of the matrices to redraw; by default the weights of
+            linear and convolutional layers, and the recurrent matrices of recurrent ones.
+        seed: seed of the draw; the same seed at another scale gives the
+            same weights times a factor.
 
     Returns:
         The copy.
@@ -268,15 +320,26 @@ def redraw(model: nn.Module, scale: float, bias: float = 0.0, names: Names = Non
         for path, module in twin.named_modules():
             for name, parameter in module.named_parameters(recurse=False):
                 full = f"{path}.{name}" if path else name
-                known = isinstance(module, _MATRICES) or (isinstance(module, _RECURRENT) and "_hh" in name)
+                known = isinstance(module, _MATRICES) or (
+                    isinstance(module, _RECURRENT) and "_hh" in name
+                )
                 if parameter.dim() > 1 and (known if names is None else wanted(full)):
                     noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
                     parameter.copy_(noise * (scale / math.sqrt(parameter[0].numel())))
                     drawn += 1
-                elif parameter.dim() == 1 and "bias" in name and isinstance(module, (*_MATRICES, *_RECURRENT)):
-                    parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * bias)
+                elif (
+                    parameter.dim() == 1
+                    and "bias" in name
+                    and isinstance(module, (*_MATRICES, *_RECURRENT))
+                ):
+                    parameter.copy_(
+                        torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                        * bias
+                    )
     if not drawn:
-        raise InputError(f"redraw found no weight matrix of {type(model).__name__} that matches {names!r}.")
+        raise InputError(
+            f"redraw found no weight matrix of {type(model).__name__} that matches {names!r}."
+        )
     return twin
 
 
@@ -309,7 +372,8 @@ def sweep(
     seed: int = 0,
     **options: Any,
 ) -> Table[ScalePoint]:
-    """Measure the growth exponent for each weight scale (and bias scale), with several draws of all weights.
+    """Measure the growth exponent for each weight scale (and bias scale), with
+    several draws of all weights.
 
     Args:
         model: the architecture; its weights are not used.
@@ -327,7 +391,9 @@ def sweep(
     Example:
         >>> net = nn.Sequential(*[nn.Linear(16, 16, bias=False) for _ in range(6)])
         >>> points = sweep(net, [1.0, 2.0], torch.randn(4, 16), draws=2)
-        >>> round(points[1].growth.value - points[0].growth.value, 6)  # linear nets: log of the scale
+        >>> round(
+        ...     points[1].growth.value - points[0].growth.value, 6
+        ... )  # linear nets: log of the scale
         0.693147
     """
     expect_arguments("sweep", model=model)
@@ -337,7 +403,12 @@ def sweep(
     for bias in _numbers("biases", biases):
         for scale in _numbers("scales", scales):
             found = [
-                growth_exponent(redraw(model, scale, bias, weights, seed + draw), *inputs, seed=seed + draw, **options)
+                growth_exponent(
+                    redraw(model, scale, bias, weights, seed + draw),
+                    *inputs,
+                    seed=seed + draw,
+                    **options,
+                )
                 for draw in range(draws)
             ]
             growth = Estimate.of([one.growth.value for one in found])
@@ -381,11 +452,12 @@ def critical_point(
     bias: float = 0.0,
     **options: Any,
 ) -> CriticalPoint:
-    """Find the critical weight scale by bisection on the mean exponent, with the same random numbers at all scales.
+    """Find the critical weight scale by bisection on the mean exponent, with the same
+    random numbers at all scales.
 
-    For saturating activations (tanh) without biases the exponent grows only quadratically above the critical scale, and
-    signals of order one decay to the zero state over many layers. Use small inputs (1e-3), so that the change of sign
-    shows the stability of the zero state.
+    For saturating activations (tanh) without biases the exponent grows only quadratically above the
+    critical scale, and signals of order one decay to the zero state over many layers. Use small
+    inputs (1e-3), so that the change of sign shows the stability of the zero state.
 
     Args:
         model: the architecture; its weights are not used.
@@ -404,7 +476,9 @@ def critical_point(
     """
     expect_numbers("critical_point", "a positive number", low=low, high=high, tolerance=tolerance)
     if not low < high:
-        raise InputError(f"critical_point found low={low} and high={high}, expected 0 < low < high.")
+        raise InputError(
+            f"critical_point found low={low} and high={high}, expected 0 < low < high."
+        )
     tried: list[ScalePoint] = []
 
     def at(scale: float) -> float:
@@ -417,11 +491,23 @@ def critical_point(
 
     ends = at(low), at(high)
     if ends[0] > 0 and ends[1] > 0:
-        return result(None, None, f"No ordered phase: perturbations grow at every scale from {low:g} to {high:g}.")
+        return result(
+            None,
+            None,
+            f"No ordered phase: perturbations grow at every scale from {low:g} to {high:g}.",
+        )
     if ends[0] < 0 and ends[1] < 0:
-        return result(None, None, f"No chaotic phase: perturbations shrink at every scale from {low:g} to {high:g}.")
+        return result(
+            None,
+            None,
+            f"No chaotic phase: perturbations shrink at every scale from {low:g} to {high:g}.",
+        )
     if ends[0] > ends[1]:
-        return result(None, None, f"Chaos below and order above: {ends[0]:.3g} at {low:g}, {ends[1]:.3g} at {high:g}.")
+        return result(
+            None,
+            None,
+            f"Chaos below and order above: {ends[0]:.3g} at {low:g}, {ends[1]:.3g} at {high:g}.",
+        )
     a, b = low, high
     while b / a > 1 + tolerance:
         middle = math.sqrt(a * b)
@@ -431,4 +517,6 @@ def critical_point(
     spread = max(tried[-1].growth.error, tried[-2].growth.error)
     error = math.hypot(spread / slope, (b - a) / 2) if slope > 0 else None
     shown = "?" if error is None else f"{error:.2g}"
-    return result(scale, error, f"Critical at weight scale {scale:.4g} +- {shown}: order below, chaos above.")
+    return result(
+        scale, error, f"Critical at weight scale {scale:.4g} +- {shown}: order below, chaos above."
+    )

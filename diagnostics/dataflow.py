@@ -1,4 +1,5 @@
-"""Dependences between the values of a captured graph: paths between values, and the operations on them.
+"""Dependences between the values of a captured graph: paths between values,
+and the operations on them.
 
 After an in-place operation, the operand's name refers to its latest result.
 """
@@ -21,13 +22,24 @@ from pathspace.inference.registry import facts_of, operation_name
 MOVES = frozenset(["copy", "movement", "dropout"])
 # kinds of operations in a down-sampling shortcut: affine in their activation, or nearly so
 AFFINE = frozenset(
-    ["contraction", "convolution", "transposed convolution", "normalisation", "average pooling", "maximum pooling",
-     "product", "quotient", "sum", "combination", "padding", "concatenation", "mean", "upsampling", "part"]
+    ["contraction", "convolution", "transposed convolution", "normalisation", "average pooling",
+     "maximum pooling",
+     "product", "quotient", "sum", "combination", "padding", "concatenation", "mean", "upsampling",
+     "part"]
 )  # fmt: skip
 SCALES = frozenset(["product", "quotient"])
 # linear too, but not part of a stream: they copy values, or combine several into one
 _SPREADS = frozenset(["repetition", "total", "split"])
-_FALLS = frozenset(["convolution", "average pooling", "maximum pooling", "norm pooling", "upsampling", "resampling"])
+_FALLS = frozenset(
+    [
+        "convolution",
+        "average pooling",
+        "maximum pooling",
+        "norm pooling",
+        "upsampling",
+        "resampling",
+    ]
+)
 
 
 def kind_of(node: fx.Node) -> str:
@@ -53,7 +65,9 @@ def is_seen(node: fx.Node) -> bool:
 
 
 class Dataflow:
-    """Dependences of every value on every other; after an in-place operation a name refers to its latest result."""
+    """Dependences of every value on every other; after an in-place operation a name
+    refers to its latest result.
+    """
 
     def __init__(self, captured: Captured) -> None:
         self.captured = captured
@@ -71,13 +85,23 @@ class Dataflow:
                 bits |= self.above[self.index[operand]]
             self.above.append(bits)
             kind = captured.sources.get(node.name, ("", ""))[0] if node.op == "placeholder" else ""
-            data = kind == "input" or any(self.below_data[self.index[operand]] for operand in inputs)
+            data = kind == "input" or any(
+                self.below_data[self.index[operand]] for operand in inputs
+            )
             self.below_data.append(data)
-            if node.op == "call_function" and short(node).endswith("_") and not short(node).startswith("__"):
+            if (
+                node.op == "call_function"
+                and short(node).endswith("_")
+                and not short(node).startswith("__")
+            ):
                 changed = node.args[0] if node.args else None
                 if isinstance(changed, fx.Node):
                     # later uses of the operand's name read the result
-                    for old in [key for key, value in latest.items() if value is latest.get(changed, changed)]:
+                    for old in [
+                        key
+                        for key, value in latest.items()
+                        if value is latest.get(changed, changed)
+                    ]:
                         latest[old] = node
                     latest[changed] = node
 
@@ -111,10 +135,14 @@ class Dataflow:
         return value in reached
 
     def layers(self, source: fx.Node, value: fx.Node) -> int:
-        """Number of operations with a weight on the path; for a sum, the largest number over its summands."""
+        """Number of operations with a weight on the path; for a sum, the largest
+        number over its summands.
+        """
         passed = {source: 0}  # bit sets
         for node in self.between(source, value):
-            above = [passed[operand] for operand in self.inputs[self.index[node]] if operand in passed]
+            above = [
+                passed[operand] for operand in self.inputs[self.index[node]] if operand in passed
+            ]
             bits = max(above, key=int.bit_count) if kind_of(node) == "sum" else reduce(or_, above)
             passed[node] = bits | bool(self._own_weights(node)) << self.index[node]
         return passed[value].bit_count()
@@ -148,17 +176,23 @@ class Dataflow:
         """Whether an operation passes on the values of its only activation."""
         operation, arguments = kind_of(node), [*node.args, *node.kwargs.values()]
         # sum() of a list starts with 0 + x
-        nothing = operation == "sum" and any(isinstance(a, int | float) and a == 0 for a in arguments[:2])
+        nothing = operation == "sum" and any(
+            isinstance(a, int | float) and a == 0 for a in arguments[:2]
+        )
         whole = (operation == "part" or short(node) == "getitem") and not self.is_part(node)
         moves = operation in MOVES or nothing or whole
         return moves and len(self.data_inputs(node)) == 1
 
     def is_affine(self, node: fx.Node) -> bool:
-        """Whether an operation is affine in its activations; sums and concatenations may have several."""
+        """Whether an operation is affine in its activations; sums and
+        concatenations may have several.
+        """
         operation = kind_of(node)
         if operation in ("sum", "concatenation"):
             return True
-        activations = sum(isinstance(a, fx.Node) and self.data(a) and is_float(a) for a in node.args)
+        activations = sum(
+            isinstance(a, fx.Node) and self.data(a) and is_float(a) for a in node.args
+        )
         known = operation in MOVES | AFFINE | _SPREADS or short(node) == "getitem"
         return known and activations <= 1 and len(self.data_inputs(node)) <= 1
 
@@ -181,7 +215,9 @@ class Dataflow:
     def is_position(self, part: fx.Node) -> bool:
         """Whether a part is one position of a sequence, such as the input of one time step."""
         before, after = self.whole(part).meta["val"].shape, part.meta["val"].shape
-        return len(after) < len(before) or any(new == 1 < old for old, new in zip(before, after, strict=True))
+        return len(after) < len(before) or any(
+            new == 1 < old for old, new in zip(before, after, strict=True)
+        )
 
     def cuts(self, node: fx.Node, source: fx.Node) -> bool:
         """Whether a value is a part of ``source``."""
@@ -209,13 +245,31 @@ class Dataflow:
 
 def is_strided(node: fx.Node) -> bool:
     """Whether a part is taken with a stride, so that it leaves out values."""
-    return short(node) == "slice" and len(node.args) > 4 and isinstance(node.args[4], int) and node.args[4] > 1
+    return (
+        short(node) == "slice"
+        and len(node.args) > 4
+        and isinstance(node.args[4], int)
+        and node.args[4] > 1
+    )
 
 
 def halves(before: fx.Node, after: fx.Node) -> bool:
-    """Whether some side of the image is at least halved, the first two dimensions being samples and channels."""
+    """Whether some side of the image is at least halved, the first two dimensions
+    being samples and channels.
+    """
     sides = zip(before.meta["val"].shape[2:], after.meta["val"].shape[2:], strict=False)
     return any(new < old and 2 * new <= old + 1 for old, new in sides)
 
 
-__all__ = ["AFFINE", "MOVES", "SCALES", "Dataflow", "halves", "is_float", "is_seen", "is_strided", "kind_of", "short"]
+__all__ = [
+    "AFFINE",
+    "MOVES",
+    "SCALES",
+    "Dataflow",
+    "halves",
+    "is_float",
+    "is_seen",
+    "is_strided",
+    "kind_of",
+    "short",
+]

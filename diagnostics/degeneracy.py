@@ -1,4 +1,6 @@
-"""Degeneracy: directions in parameter space that do not change the outputs, counted, explained and named."""
+"""Degeneracy: directions in parameter space that do not change the outputs,
+counted, explained and named.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,8 @@ class DegenerateTensor:
         parameter: its name.
         size: number of scalars.
         dead: number of scalars on which no output depends, on these data.
-        gauge: share of the gauge directions in this tensor; the shares of all tensors add up to the gauge dimension.
+        gauge: share of the gauge directions in this tensor; the shares of all tensors add
+            up to the gauge dimension.
         unexplained: share of the unexplained directions; the shares add up to their number.
     """
 
@@ -69,16 +72,20 @@ class Degeneracy:
         deficit: ``parameters - rank = dead + gauge + symmetric + undetermined + unexplained``.
         dead: number of parameters on which no output depends, on these data.
         gauge: independent rescaling directions beyond the dead ones (dead units have none left).
-        symmetric: directions of other symmetries, listed by cause in ``symmetries``; 0 if the method is randomised.
+        symmetric: directions of other symmetries, listed by cause in ``symmetries``; 0 if
+            the method is randomised.
         undetermined: directions that remain only because there are fewer outputs than parameters.
         unexplained: the rest: other symmetries, units that are linear on these data, coincidences.
-        tolerance: singular values below ``tolerance * largest`` count as zero; columns have unit length.
+        tolerance: singular values below ``tolerance * largest`` count as zero;
+            columns have unit length.
         smallest_kept: smallest singular value counted, relative to the largest.
-        largest_dropped: largest one not counted; the rank is reliable if the gap between the two is wide.
-        method: ``"exact"`` or ``"randomised"`` (then ``rank`` is a lower bound and ``deficit`` an upper one).
+        largest_dropped: largest one not counted; the rank is reliable if the gap
+            between the two is wide.
+        method: ``"exact"`` or ``"randomised"`` (then ``rank`` is a lower bound and
+            ``deficit`` an upper one).
         tensors: the parameters involved.
-        symmetries: causes beside rescaling, see :mod:`pathspace.diagnostics.symmetries`. Permutations of units are
-            symmetries, too, but discrete: they have no directions.
+        symmetries: causes beside rescaling, see :mod:`pathspace.diagnostics.symmetries`.
+            Permutations of units are symmetries, too, but discrete: they have no directions.
         notes: restrictions, one sentence each.
     """
 
@@ -101,12 +108,16 @@ class Degeneracy:
 
     @property
     def bounded_by_sample(self) -> bool:
-        """Whether there are too few outputs to determine all parameters: ``deficit`` is then an upper bound."""
+        """Whether there are too few outputs to determine all parameters:
+        ``deficit`` is then an upper bound.
+        """
         return self.undetermined > 0
 
     @property
     def clear(self) -> bool:
-        """Whether the counted and the dropped singular values differ by a factor of at least 1000."""
+        """Whether the counted and the dropped singular values differ by a
+        factor of at least 1000.
+        """
         return self.largest_dropped * 1000 < self.smallest_kept
 
 
@@ -120,13 +131,15 @@ def degeneracy(
     seed: int = 0,
     max_exact: int = MAX_EXACT,
 ) -> Degeneracy:
-    """Count and explain the directions of parameter space that do not change any output on the data.
+    """Count and explain the directions of parameter space that do not
+    change any output on the data.
 
-    The Jacobian of all outputs with respect to all parameters is computed in float64; dead columns are removed and the
-    others scaled to unit length. Rescaling directions ``dw_e = w_e (phi(head e) - phi(tail e))`` come from the
-    reduction graph, and count only if the Jacobian confirms them. If there are more outputs than parameters, random
-    combinations of outputs are used, which have the same rank. Above ``max_exact`` parameters the columns are hashed
-    with random signs, and at most ``max_rows`` combinations are used: the rank is then a lower bound.
+    The Jacobian of all outputs with respect to all parameters is computed in float64; dead columns
+    are removed and the others scaled to unit length. Rescaling directions ``dw_e = w_e (phi(head e)
+    - phi(tail e))`` come from the reduction graph, and count only if the Jacobian confirms them. If
+    there are more outputs than parameters, random combinations of outputs are used, which have the
+    same rank. Above ``max_exact`` parameters the columns are hashed with random signs, and at most
+    ``max_rows`` combinations are used: the rank is then a lower bound.
 
     Args:
         model: any module, in its current mode; a float64 copy is used.
@@ -136,7 +149,8 @@ def degeneracy(
         graph: the model's reduction graph; by default it is traced here.
         max_rows: largest number of rows for large models.
         seed: seed of random combinations.
-        max_exact: largest number of parameters for the whole Jacobian; the cost of its singular values is cubic.
+        max_exact: largest number of parameters for the whole Jacobian; the cost of its
+            singular values is cubic.
 
     Returns:
         The number of directions of each cause, with the parameters involved.
@@ -150,12 +164,17 @@ def degeneracy(
         >>> _ = torch.manual_seed(0)
         >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
         >>> found = degeneracy(model, torch.randn(200, 3))
-        >>> found.deficit, found.gauge, found.dead, found.unexplained  # one direction per hidden unit
+        >>> (
+        ...     found.deficit,
+        ...     found.gauge,
+        ...     found.dead,
+        ...     found.unexplained,
+        ... )  # one direction per hidden unit
         (4, 4, 0, 0)
 
     Reference:
-        Evolution of neural network, sections 3.2 and 3.3. The definition there, by the scalar loss, is vacuous; this
-        one uses the outputs.
+        Evolution of neural network, sections 3.2 and 3.3. The definition there, by the scalar loss,
+        is vacuous; this one uses the outputs.
     """
     expect_arguments("degeneracy", model=model)
     expect_arguments("degeneracy", or_none=True, graph=graph)
@@ -166,17 +185,30 @@ def degeneracy(
     graph = _traced(model, inputs, kwargs, notes) if graph is None else graph
     twin = safe_deepcopy(model).double()
     args, named = tree_map(in_float64, arranged(model, inputs, kwargs))
-    parameters: dict[str, Tensor] = {name: value for name, value in twin.named_parameters() if value.requires_grad}
+    parameters: dict[str, Tensor] = {
+        name: value for name, value in twin.named_parameters() if value.requires_grad
+    }
     if not parameters:
-        raise InputError(f"There are no trainable parameters in {type(model).__name__} to count directions of.")
+        raise InputError(
+            f"There are no trainable parameters in {type(model).__name__} to count directions of."
+        )
     with unchanged(twin), torch.enable_grad():
         with in_double(model):
             result = evaluate(twin, parameters, args, named)
-        parts = [v for v in tree_leaves(result) if isinstance(v, Tensor) and v.is_floating_point() and v.requires_grad]
+        parts = [
+            v
+            for v in tree_leaves(result)
+            if isinstance(v, Tensor) and v.is_floating_point() and v.requires_grad
+        ]
         if not parts:
-            raise InputError(f"No output of {type(model).__name__} depends on a trainable parameter, expected one.")
+            raise InputError(
+                f"No output of {type(model).__name__} depends on a trainable parameter, expected"
+                " one."
+            )
         outputs = torch.cat([value.reshape(-1) for value in parts])
-        starts = np.concatenate([[0], np.cumsum([value.numel() for value in parameters.values()])]).astype(int)
+        starts = np.concatenate(
+            [[0], np.cumsum([value.numel() for value in parameters.values()])]
+        ).astype(int)
         total = int(starts[-1])
         places = dict(zip(parameters, starts[:-1], strict=True))
         directions = None if graph is None else gauge_directions(graph, places, total)
@@ -185,11 +217,13 @@ def degeneracy(
         sketch = None if exact else 2 * rows + 50
         tested = None if exact or directions is None else _combined(directions, 2 * rows + 50, seed)
         with differentiating(model):
-            matrix, squares, moved = _rows(outputs, list(parameters.values()), rows, sketch, tested, seed)
+            matrix, squares, moved = _rows(
+                outputs, list(parameters.values()), rows, sketch, tested, seed
+            )
     if not np.isfinite(matrix).all():
         raise UnsupportedError(
-            f"Derivatives of {type(model).__name__} are not finite on these data, so they have no rank; check for an "
-            f"overflow, or for a square root, norm or logarithm of zero."
+            f"Derivatives of {type(model).__name__} are not finite on these data, so they have no"
+            " rank; check for an overflow, or for a square root, norm or logarithm of zero."
         )
     live = squares > 1e-28 * squares.max()
     dead = int((~live).sum())
@@ -209,10 +243,14 @@ def degeneracy(
     if exact:
         basis = np.zeros((int(live.sum()), 0))
         if directions is not None:
-            basis = _confirmed(directions, live, lengths, scaled, tolerance * singular.max(initial=1.0), notes)
+            basis = _confirmed(
+                directions, live, lengths, scaled, tolerance * singular.max(initial=1.0), notes
+            )
             gauge, gauge_share = basis.shape[1], _spread(basis, live, total)
         straight = Straight.of(parameters, places, live)
-        null, basis = (straight.turned(vectors, live, lengths) for vectors in (right[rank:].T, basis))
+        null, basis = (
+            straight.turned(vectors, live, lengths) for vectors in (right[rank:].T, basis)
+        )
         work = Attribution(null, basis, live, lengths)
         # all outputs are independent: directions that they do not determine have no other cause
         if rank < outputs.numel():
@@ -233,7 +271,10 @@ def degeneracy(
     undetermined = min(needed, max(0, lacking)) if needed > 0 else 0
     if not exact and rows < outputs.numel() and rank == rows:
         undetermined = needed
-        notes.append(f"All {rows} combinations of outputs were independent, so the rank may be larger; raise max_rows.")
+        notes.append(
+            f"All {rows} combinations of outputs were independent, so the rank may be larger; raise"
+            " max_rows."
+        )
     if undetermined:
         notes.append(
             f"The deficit is bounded by the sample: its {outputs.numel()} outputs cannot determine "
@@ -241,7 +282,10 @@ def degeneracy(
         )
     table = []
     for name, (a, b) in zip(parameters, itertools.pairwise(starts), strict=True):
-        shares = (None if share is None else float(share[a:b].sum()) for share in (gauge_share, rest_share))
+        shares = (
+            None if share is None else float(share[a:b].sum())
+            for share in (gauge_share, rest_share)
+        )
         table.append(DegenerateTensor(name, int(b - a), int((~live[a:b]).sum()), *shares))
     kept_values, dropped = relative[:rank], relative[rank:]
     return Degeneracy(
@@ -273,11 +317,18 @@ def _traced(model: nn.Module, inputs: Any, kwargs: Any, notes: list[str]) -> Red
 
 
 def _rows(
-    outputs: Tensor, parameters: list[Tensor], count: int, sketch: int | None, tested: csr_array | None, seed: int
+    outputs: Tensor,
+    parameters: list[Tensor],
+    count: int,
+    sketch: int | None,
+    tested: csr_array | None,
+    seed: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """``count`` rows of the Jacobian (random combinations if fewer than all), and the squared length of its columns.
+    """``count`` rows of the Jacobian (random combinations if fewer than all), and the
+    squared length of its columns.
 
-    The third array is their product with the tested directions, which is computed before columns are hashed.
+    The third array is their product with the tested directions, which is computed
+    before columns are hashed.
     """
     generator = torch.Generator().manual_seed(seed)
     total = sum(parameter.numel() for parameter in parameters)
@@ -292,9 +343,13 @@ def _rows(
     for first in range(0, count, together):
         size = min(together, count - first)
         if mixed:
-            cotangents = torch.randn((size, *outputs.shape), generator=generator, dtype=outputs.dtype).to(outputs)
+            cotangents = torch.randn(
+                (size, *outputs.shape), generator=generator, dtype=outputs.dtype
+            ).to(outputs)
         else:
-            cotangents = torch.eye(size, outputs.numel(), dtype=outputs.dtype, device=outputs.device)
+            cotangents = torch.eye(
+                size, outputs.numel(), dtype=outputs.dtype, device=outputs.device
+            )
             cotangents = cotangents.roll(first, 1)
         rows = _pulled_back(outputs, parameters, cotangents)
         squares += (rows**2).sum(0)
@@ -306,11 +361,18 @@ def _rows(
 
 
 def _pulled_back(outputs: Tensor, parameters: list[Tensor], cotangents: Tensor) -> np.ndarray:
-    """Rows of the Jacobian: for each cotangent, the gradients with respect to all parameters in one row."""
+    """Rows of the Jacobian: for each cotangent, the gradients with respect to
+    all parameters in one row.
+    """
 
     def gradients(cotangent: Tensor, together: bool) -> Tensor:
         found = torch.autograd.grad(
-            outputs, parameters, cotangent, retain_graph=True, allow_unused=True, is_grads_batched=together
+            outputs,
+            parameters,
+            cotangent,
+            retain_graph=True,
+            allow_unused=True,
+            is_grads_batched=together,
         )
         lead = cotangent.shape[:1] if together else ()
         parts = (
@@ -343,7 +405,9 @@ def gauge_directions(graph: ReductionGraph, starts: Mapping[str, int], total: in
         name = next((n for n in (block.name, *block.aliases) if n in starts), None)
         if name is None:
             continue
-        weight = block.values(graph.parameters[block.name].double()).cpu().reshape(-1).numpy().copy()
+        weight = (
+            block.values(graph.parameters[block.name].double()).cpu().reshape(-1).numpy().copy()
+        )
         if block.unused is not None:
             weight[block.unused.expand(block.shape).reshape(-1).numpy()] = 0
         place = starts[name] + np.arange(len(weight))
@@ -354,7 +418,8 @@ def gauge_directions(graph: ReductionGraph, starts: Mapping[str, int], total: in
             values.append(weight * np.sign(flat) * side)
     count = graph.expand.shape[0]
     by_id = coo_array(
-        (np.concatenate(values), (np.concatenate(where), np.concatenate(ends))), shape=(total, count)
+        (np.concatenate(values), (np.concatenate(where), np.concatenate(ends))),
+        shape=(total, count),
     ).tocsr()
     return csr_array((by_id @ graph.expand)[:, 1:])
 
@@ -367,7 +432,9 @@ def _confirmed(
     zero: float,
     notes: list[str],
 ) -> np.ndarray:
-    """Orthonormal basis, in scaled live coordinates, of the gauge directions that do not change the outputs."""
+    """Orthonormal basis, in scaled live coordinates, of the gauge directions that
+    do not change the outputs.
+    """
     scaled = directions[live].toarray() * lengths[live][:, None]
     sizes = np.linalg.norm(scaled, axis=0)
     scaled = scaled[:, sizes > 0] / sizes[sizes > 0]
@@ -375,7 +442,8 @@ def _confirmed(
         return np.zeros((int(live.sum()), 0))
     basis, spread, _ = np.linalg.svd(scaled, full_matrices=False)
     basis = basis[:, spread > 1e-10 * spread.max()]
-    # with running statistics and epsilons of norms, some directions are no symmetries of the parameters alone
+    # with running statistics and epsilons of norms, some directions are no
+    # symmetries of the parameters alone
     _, moved, turn = np.linalg.svd(jacobian @ basis, full_matrices=True)
     effect = np.concatenate([moved, np.zeros(turn.shape[0] - len(moved))])
     null = effect <= zero
@@ -387,9 +455,9 @@ def _note_broken(count: int, effect: float, notes: list[str]) -> None:
     if count:
         those = "direction" if count == 1 else "directions"
         notes.append(
-            f"Not counted: {count} rescaling {those} of the reduction graph that the Jacobian does not confirm (the "
-            f"outputs change by {effect:.1e} at most, relatively); running statistics that do not follow, or an "
-            "epsilon above zero, are the usual reasons."
+            f"Not counted: {count} rescaling {those} of the reduction graph that the Jacobian does"
+            f" not confirm (the outputs change by {effect:.1e} at most, relatively); running"
+            " statistics that do not follow, or an epsilon above zero, are the usual reasons."
         )
 
 
@@ -400,17 +468,24 @@ def _combined(directions: csr_array, width: int, seed: int) -> csr_array:
         return directions
     random = np.random.default_rng(seed)
     signs = random.integers(0, 2, count) * 2.0 - 1
-    return csr_array(directions @ coo_array((signs, (np.arange(count), random.integers(0, width, count)))).tocsr())
+    return csr_array(
+        directions
+        @ coo_array((signs, (np.arange(count), random.integers(0, width, count)))).tocsr()
+    )
 
 
 def _broken(tested: csr_array, moved: np.ndarray, lengths: np.ndarray, notes: list[str]) -> int:
-    """Number of independent directions that the Jacobian does not confirm: the rank of its product with them."""
+    """Number of independent directions that the Jacobian does not confirm: the rank
+    of its product with them.
+    """
     sizes = np.sqrt(tested.multiply(tested).T @ lengths**2)
     found = np.linalg.svd(moved[:, sizes > 0] / sizes[sizes > 0], compute_uv=False)
     broken = int((found > 1e-8 * max(1.0, found.max(initial=0.0))).sum())
     _note_broken(broken, float(found.max(initial=0.0)), notes)
     if broken and broken == len(moved):
-        notes.append("As many as there were combinations of outputs, so more may do so; raise max_rows.")
+        notes.append(
+            "As many as there were combinations of outputs, so more may do so; raise max_rows."
+        )
     return broken
 
 

@@ -32,7 +32,8 @@ class Diagnosis:
         signal: the effect of every layer on signals and gradients, on the first batch.
         chain: the residual additions of the model.
         record: the chain on all batches; ``None`` for a model without nodes.
-        started: directions after the first steps of branches that start without one; ``None`` if all have one.
+        started: directions after the first steps of branches that start without one;
+            ``None`` if all have one.
         alarms: problems, each with its place, its number and a remedy.
     """
 
@@ -49,10 +50,20 @@ class Diagnosis:
         measured = {} if self.record is None else self.record.to_dict()
         values = measured.pop("nodes", [{}] * len(chain))
         nodes = [
-            {"name": n.name, "module": n.module, "kind": n.kind, "shape": list(n.shape), "source": n.source, **found}
+            {
+                "name": n.name,
+                "module": n.module,
+                "kind": n.kind,
+                "shape": list(n.shape),
+                "source": n.source,
+                **found,
+            }
             for n, found in zip(chain.nodes, values, strict=True)
         ]
-        dismissed = [{"operation": d.operation, "module": d.module, "reason": d.reason} for d in chain.dismissed]
+        dismissed = [
+            {"operation": d.operation, "module": d.module, "reason": d.reason}
+            for d in chain.dismissed
+        ]
         return {
             "sentence": chain.sentence(),
             "loss": self.subject.loss.says,
@@ -79,15 +90,18 @@ def diagnose(
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
 ) -> Diagnosis:
-    """Measure signals at every layer and the cosine of residual branches with descent, and list problems.
+    """Measure signals at every layer and the cosine of residual branches with
+    descent, and list problems.
 
     Args:
         model: any module; it is not changed.
         *inputs: example inputs, a batch; not needed with ``data``.
         kwargs: example inputs by keyword.
-        checkpoint: a file of weights, loaded into a copy, see :func:`pathspace.diagnostics.given.load_weights`.
+        checkpoint: a file of weights, loaded into a copy, see
+            :func:`pathspace.diagnostics.given.load_weights`.
         data: batches of inputs and targets, see :func:`pathspace.diagnostics.given.read_batches`.
-        loss: ``loss(outputs, targets)`` or its name, see :func:`pathspace.diagnostics.losses.choose_loss`.
+        loss: ``loss(outputs, targets)`` or its name, see
+            :func:`pathspace.diagnostics.losses.choose_loss`.
         targets: targets of the example inputs.
         batches: largest number of batches to use.
         names: patterns of the names of the layers whose signal is measured.
@@ -103,7 +117,9 @@ def diagnose(
 
     Example:
         >>> import torch
-        >>> model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True, dropout=0.0)
+        >>> model = nn.TransformerEncoderLayer(
+        ...     8, 2, 16, batch_first=True, norm_first=True, dropout=0.0
+        ... )
         >>> data = [(torch.randn(4, 5, 8), torch.zeros(4, 5, 8)) for _ in range(3)]
         >>> found = diagnose(model, data=data, loss="mse_loss")
         >>> found.record.samples, found.chain.sentence()
@@ -113,7 +129,13 @@ def diagnose(
     expect_arguments("diagnose", or_none=True, checkpoint=checkpoint, progress=progress)
     expect_numbers("diagnose", SEED, seed=seed)
     tell = progress if progress is not None else lambda _doing: None
-    what = {"checkpoint": checkpoint, "data": data, "loss": loss, "targets": targets, "batches": batches}
+    what = {
+        "checkpoint": checkpoint,
+        "data": data,
+        "loss": loss,
+        "targets": targets,
+        "batches": batches,
+    }
     subject = given(model, inputs, kwargs, seed=seed, **what)
     tell("Following signals")
     model, args, named = subject.model, subject.args, subject.kwargs

@@ -1,8 +1,10 @@
-"""The cosine between each node's direction and descent, per sample, measured during the backward pass.
+"""The cosine between each node's direction and descent, per sample, measured
+during the backward pass.
 
-For node l and one sample, with ``g_l = dLoss/dx_l`` and ``v^ = v / ||v||``, the cosine is ``c_l = <z^_l, -g^_l>`` and
-the efficiency of the chain is ``eps' = (1/L) sum_l c_l``. Both are the same for a sum or mean loss, a scaled loss,
-and any split of the batch. One ``z`` per node is stored until its gradient arrives.
+For node l and one sample, with ``g_l = dLoss/dx_l`` and ``v^ = v / ||v||``, the cosine is ``c_l =
+<z^_l, -g^_l>`` and the efficiency of the chain is ``eps' = (1/L) sum_l c_l``. Both are the same
+for a sum or mean loss, a scaled loss, and any split of the batch. One ``z`` per node is stored
+until its gradient arrives.
 """
 
 from __future__ import annotations
@@ -33,13 +35,14 @@ class ChainRecord:
 
     Attributes:
         names: names of the L nodes.
-        cosines: ``c_l``, shape (L, B); NaN where the direction or the gradient is zero, or no gradient arrived.
+        cosines: ``c_l``, shape (L, B); NaN where the direction or the gradient is
+            zero, or no gradient arrived.
         direction_norms: ``||z_l||``, shape (L, B).
         stream_norms: ``||x_{l-1}||``, shape (L, B).
         gradient_norms: ``||g_l||`` of the loss itself, without scaling, shape (L, B).
         products: ``<z_l, g_l>``, shape (L, B).
-        gauge: ``s_l = dLoss/dlog(scale of branch l)`` from parameter gradients only, shape (L,); NaN if the branch
-            has no last layer of its own, or inside a training loop.
+        gauge: ``s_l = dLoss/dlog(scale of branch l)`` from parameter gradients only, shape (L,);
+            NaN if the branch has no last layer of its own, or inside a training loop.
         reduction: whether the loss is a ``"mean"`` or a ``"sum"`` over samples.
 
     Example:
@@ -49,6 +52,7 @@ class ChainRecord:
         ...     def __init__(self):
         ...         super().__init__()
         ...         self.branch = nn.Linear(3, 3)
+        ...
         ...     def forward(self, x):
         ...         return x + self.branch(x)
         >>> model, x = nn.Sequential(Block(), Block()), torch.randn(5, 3)
@@ -84,7 +88,9 @@ class ChainRecord:
 
     @property
     def convex_share(self) -> float:
-        """Share of samples with a positive cosine at every node, which is delta-convexity for large eta."""
+        """Share of samples with a positive cosine at every node, which is
+        delta-convexity for large eta.
+        """
         return float((self.cosines > 0).all(0).double().mean())
 
     @property
@@ -103,7 +109,8 @@ class ChainRecord:
     def eps(self, eta: float) -> Tensor:
         """``eps(eta) = (1/L) sum_l cos(z_l, z_l - eta g^_l)`` per sample, shape (B,).
 
-        It is ``1 - O(eta^2)`` for every chain, so it is informative only for large eta, where it tends to ``eps'``.
+        It is ``1 - O(eta^2)`` for every chain, so it is informative only for large eta,
+        where it tends to ``eps'``.
         """
         norm, cosine = self.direction_norms, self.cosines
         length = (norm**2 + 2 * eta * cosine * norm + eta**2).sqrt()
@@ -112,22 +119,29 @@ class ChainRecord:
     def delta(self, eta: float) -> Tensor:
         """``delta*``: the chain of a sample is delta-convex iff ``delta < delta*``; shape (B,).
 
-        ``delta* = min_l (1 + rho c) / (1 + 2 rho c + rho^2)``, ``rho = eta / ||z_l||``. For eta below every
-        ``||z_l||`` it is positive for every chain, so it is not informative; see :attr:`convex_share`.
+        ``delta* = min_l (1 + rho c) / (1 + 2 rho c + rho^2)``, ``rho = eta / ||z_l||``. For
+        eta below every ``||z_l||`` it is positive for every chain, so it is not informative;
+        see :attr:`convex_share`.
         """
         rho, cosine = eta / self.direction_norms, self.cosines
-        return ((1 + rho * cosine) / (1 + 2 * rho * cosine + rho**2)).nan_to_num(nan=torch.inf).amin(0)
+        return (
+            ((1 + rho * cosine) / (1 + 2 * rho * cosine + rho**2)).nan_to_num(nan=torch.inf).amin(0)
+        )
 
     def penal_ratio(self, tau: float) -> Tensor:
-        """``||tau Z_l|| / ||G_l||`` over the batch, shape (L,): relative strength of a penal connection."""
+        """``||tau Z_l|| / ||G_l||`` over the batch, shape (L,): relative
+        strength of a penal connection.
+        """
         result: Tensor = tau * self.direction_norms.norm(dim=1) / self.gradient_norms.norm(dim=1)
         return result
 
     @classmethod
     def merge(cls, records: Iterable[ChainRecord], reduction: str | None = None) -> ChainRecord:
-        """Join the samples of several records, for instance of micro-batches, to the record of one batch.
+        """Join the samples of several records, for instance of micro-batches, to
+        the record of one batch.
 
-        With a mean loss a batch of ``B_i`` of ``B`` samples has weight ``B_i / B``; with a sum each batch has weight 1.
+        With a mean loss a batch of ``B_i`` of ``B`` samples has weight ``B_i / B``; with a sum
+        each batch has weight 1.
 
         Args:
             records: records of one chain.
@@ -142,7 +156,8 @@ class ChainRecord:
         kinds = {part.reduction for part in parts} if reduction is None else {reduction}
         if len(kinds) > 1 or not kinds <= {"mean", "sum"}:
             raise InputError(
-                f"The records have the reductions {sorted(kinds)}; pass reduction='mean' or reduction='sum'."
+                f"The records have the reductions {sorted(kinds)}; pass reduction='mean' or"
+                " reduction='sum'."
             )
         kind = kinds.pop()
         total = sum(part.samples for part in parts)
@@ -151,8 +166,12 @@ class ChainRecord:
         joined: dict[str, Any] = {}
         for name in MEASURES:
             factors = shares if name in ("gradient_norms", "products") else [1.0] * len(parts)
-            joined[name] = torch.cat([getattr(p, name) * factor for p, factor in zip(parts, factors, strict=True)], 1)
-        gauge = torch.stack([part.gauge * share for part, share in zip(parts, shares, strict=True)]).sum(0)
+            joined[name] = torch.cat(
+                [getattr(p, name) * factor for p, factor in zip(parts, factors, strict=True)], 1
+            )
+        gauge = torch.stack(
+            [part.gauge * share for part, share in zip(parts, shares, strict=True)]
+        ).sum(0)
         return replace(parts[0], **joined, gauge=gauge, reduction=kind)
 
     def to_dict(self) -> dict[str, Any]:
@@ -168,7 +187,8 @@ class ChainRecord:
         }
         rows = zip(*(column.tolist() for column in columns.values()), strict=True)
         nodes = [
-            {"name": name, **dict(zip(columns, row, strict=True))} for name, row in zip(self.names, rows, strict=True)
+            {"name": name, **dict(zip(columns, row, strict=True))}
+            for name, row in zip(self.names, rows, strict=True)
         ]
         return {
             "samples": self.samples,
@@ -200,24 +220,37 @@ class _Pass:
 
 
 class Observer:
-    """Stores every node's direction until the gradient of its ``x_l`` arrives, then a few numbers per sample."""
+    """Stores every node's direction until the gradient of its ``x_l`` arrives, then
+    a few numbers per sample.
+    """
 
-    def __init__(self, chain: Nodes, done: Callable[[_Pass], None], keep: bool = False, batch_dim: int = 0) -> None:
+    def __init__(
+        self, chain: Nodes, done: Callable[[_Pass], None], keep: bool = False, batch_dim: int = 0
+    ) -> None:
         if not chain.nodes:
-            raise InputError(f"{chain.sentence()[:-1]}, so there is nothing to observe; choose a residual model.")
+            raise InputError(
+                f"{chain.sentence()[:-1]}, so there is nothing to observe; choose a residual model."
+            )
         self.chain, self.done, self.keep, self.batch_dim = chain, done, keep, batch_dim
         self.dims, self.batch = chain.batch_dims(batch_dim), batch_size(chain.example, batch_dim)
         self.nodes = chain.by_site()
-        # recomputation calls a module again; the number of the call is ignored if the module has only one node
+        # recomputation calls a module again; the number of the call is ignored if the
+        # module has only one node
         calls = {(node.site.module, node.site.order) for node in chain.nodes}
         self.unique = len(calls) == len(chain.nodes)
-        self.loose = {(node.site.module, node.site.order): node for node in chain.nodes} if self.unique else {}
+        self.loose = (
+            {(node.site.module, node.site.order): node for node in chain.nodes}
+            if self.unique
+            else {}
+        )
         self.current = _Pass()
         self.traced = Traced(chain)
         self.sites = Sites(self._meet, self.finish, self.traced.check)
 
     def finish(self) -> None:
-        """Finish the last pass, also before the next one, even if some of its gradients did not arrive."""
+        """Finish the last pass, also before the next one, even if some of its
+        gradients did not arrive.
+        """
         self._close(self.current)
         self.current = _Pass()
 
@@ -246,7 +279,9 @@ class Observer:
         result = addition.run()
         if result.requires_grad:
             current.held.add(node.index)
-            result.register_hook(partial(self._arrive, current, node, direction, version, norm, kept))
+            result.register_hook(
+                partial(self._arrive, current, node, direction, version, norm, kept)
+            )
         return result
 
     def _flat(self, value: Tensor, node: ChainNode) -> Tensor:
@@ -271,8 +306,9 @@ class Observer:
             return
         if direction._version != version:
             raise UnsupportedError(
-                f"The direction of node {node.name!r} ({node.source}) was overwritten before its gradient arrived; "
-                "replace the in-place operation after the addition by an ordinary one."
+                f"The direction of node {node.name!r} ({node.source}) was overwritten before its"
+                " gradient arrived; replace the in-place operation after the addition by an"
+                " ordinary one."
             )
         z, g = self._flat(direction, node), self._flat(gradient, node)
         z = z * node.scale if node.scale != 1 else z
@@ -297,12 +333,18 @@ class Observer:
         if len(current.rows) == len(self.chain.nodes):
             self._close(current)
 
-    def record(self, current: _Pass, gauge: Tensor | None = None, reduction: str = "sum") -> ChainRecord:
+    def record(
+        self, current: _Pass, gauge: Tensor | None = None, reduction: str = "sum"
+    ) -> ChainRecord:
         """The numbers of one pass as a record."""
-        blank = torch.full_like(max((row["cosines"] for row in current.rows.values()), key=len), torch.nan)
+        blank = torch.full_like(
+            max((row["cosines"] for row in current.rows.values()), key=len), torch.nan
+        )
         rows = [current.rows.get(node.index, {}) for node in self.chain.nodes]
         # the only wait for the device
-        table = torch.stack([row.get(name, blank).to(blank.device) for name in MEASURES for row in rows]).cpu()
+        table = torch.stack(
+            [row.get(name, blank).to(blank.device) for name in MEASURES for row in rows]
+        ).cpu()
         values = dict(zip(MEASURES, table.split(len(rows)), strict=True))
         absent = torch.full((len(rows),), torch.nan, dtype=torch.float64)
         return ChainRecord(
@@ -314,17 +356,19 @@ class Observer:
 
 
 def gauge(chain: Nodes, gradients: dict[str, Tensor] | None = None) -> Tensor:
-    """``s_l = sum_b <z_b, g_b> = <W, dW> + <b, db>`` of the branch's last layer: no activation is needed.
+    """``s_l = sum_b <z_b, g_b> = <W, dW> + <b, db>`` of the branch's last layer:
+    no activation is needed.
 
-    ``s_l = dLoss/dlog(scale of branch l)``: negative where a larger branch would lower the loss; 0 at a stationary
-    point.
+    ``s_l = dLoss/dlog(scale of branch l)``: negative where a larger branch would lower the loss;
+    0 at a stationary point.
 
     Args:
         chain: the traced chain.
         gradients: gradients by parameter name; by default the ``.grad`` of the model's parameters.
 
     Returns:
-        ``s_l``, shape (L,), float64; NaN for nodes without their own last layer, or without gradients.
+        ``s_l``, shape (L,), float64; NaN for nodes without their own last
+        layer, or without gradients.
 
     Example:
         >>> from torch import nn
@@ -333,6 +377,7 @@ def gauge(chain: Nodes, gradients: dict[str, Tensor] | None = None) -> Tensor:
         ...     def __init__(self):
         ...         super().__init__()
         ...         self.branch = nn.Linear(3, 3)
+        ...
         ...     def forward(self, x):
         ...         return x + self.branch(x)
         >>> model, x = Block(), torch.randn(5, 3)
@@ -344,11 +389,17 @@ def gauge(chain: Nodes, gradients: dict[str, Tensor] | None = None) -> Tensor:
     if gradients is None:
         gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
     values = torch.full((len(chain.nodes),), torch.nan, dtype=torch.float64)
-    known = [node for node in chain.nodes if node.readout and all(name in gradients for name in node.readout)]
+    known = [
+        node
+        for node in chain.nodes
+        if node.readout and all(name in gradients for name in node.readout)
+    ]
     if not known:
         return values
     products = [
-        torch.stack([(parameters[n].detach().double() * gradients[n].double()).sum() for n in node.readout]).sum()
+        torch.stack(
+            [(parameters[n].detach().double() * gradients[n].double()).sum() for n in node.readout]
+        ).sum()
         for node in known
     ]
     device = gradients[known[0].readout[0]].device
@@ -357,14 +408,18 @@ def gauge(chain: Nodes, gradients: dict[str, Tensor] | None = None) -> Tensor:
 
 
 def _backward(
-    chain: Nodes, observer: Observer, loss_fn: Callable[[Any, Any], Tensor], inputs: Any, targets: Any
+    chain: Nodes,
+    observer: Observer,
+    loss_fn: Callable[[Any, Any], Tensor],
+    inputs: Any,
+    targets: Any,
 ) -> tuple[dict[str, Tensor], str]:
     """Gradients of the loss without a penalty, and its reduction; the model is not changed."""
     named = {name: p for name, p in chain.model.named_parameters() if p.requires_grad}
     if not named:
         raise InputError(
-            f"Every parameter of {type(chain.model).__name__} is frozen, so no gradient reaches a node; set "
-            "requires_grad on at least the first layer."
+            f"Every parameter of {type(chain.model).__name__} is frozen, so no gradient reaches a"
+            " node; set requires_grad on at least the first layer."
         )
     following = observer.sites.following(chain.model)
     with unchanged(chain.model), penalty_disabled(chain.model), following, torch.enable_grad():
@@ -372,19 +427,27 @@ def _backward(
         loss = loss_fn(outputs, targets)
         if not isinstance(loss, Tensor) or not loss.requires_grad:
             raise InputError(
-                f"The loss function returned {type(loss).__name__} without a gradient; return a tensor computed "
-                "from the model's outputs."
+                f"The loss function returned {type(loss).__name__} without a gradient; return a"
+                " tensor computed from the model's outputs."
             )
         with differentiating(chain.model):
             gradients = torch.autograd.grad(loss.sum(), list(named.values()), allow_unused=True)
     kind = reduction(loss_fn, outputs, targets, loss.detach(), observer.batch_dim)
-    return {name: value for name, value in zip(named, gradients, strict=True) if value is not None}, kind
+    return {
+        name: value for name, value in zip(named, gradients, strict=True) if value is not None
+    }, kind
 
 
 def observe(
-    chain: Nodes, loss_fn: Callable[[Any, Any], Tensor], inputs: Any, targets: Any, *, batch_dim: int = 0
+    chain: Nodes,
+    loss_fn: Callable[[Any, Any], Tensor],
+    inputs: Any,
+    targets: Any,
+    *,
+    batch_dim: int = 0,
 ) -> ChainRecord:
-    """Measure a chain on a batch by one forward and one backward pass, without changing the model or ``.grad``.
+    """Measure a chain on a batch by one forward and one backward pass, without
+    changing the model or ``.grad``.
 
     The gradients are those of the loss alone, even if the model is penalised.
 
@@ -400,14 +463,17 @@ def observe(
 
     Raises:
         InputError: the chain has no nodes, every parameter is frozen, or the loss has no gradient.
-        UnsupportedError: no gradient reaches any node, or the model's additions differ from the trace.
+        UnsupportedError: no gradient reaches any node, or the model's
+            additions differ from the trace.
 
     Example:
         >>> from torch import nn
         >>> from pathspace.diagnostics import MarkovChain
         >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True)
         >>> x = torch.randn(4, 5, 8)
-        >>> record = observe(MarkovChain.trace(layer, x), nn.functional.mse_loss, x, torch.zeros_like(x))
+        >>> record = observe(
+        ...     MarkovChain.trace(layer, x), nn.functional.mse_loss, x, torch.zeros_like(x)
+        ... )
         >>> record.names, record.samples
         (('self_attn', 'linear2'), 4)
 
@@ -420,34 +486,40 @@ def observe(
     observer.finish()
     if not passes:
         raise UnsupportedError(
-            f"No gradient reached any of the {len(chain)} nodes of {type(chain.model).__name__}; compute the loss "
-            "from the outputs of this model."
+            f"No gradient reached any of the {len(chain)} nodes of {type(chain.model).__name__};"
+            " compute the loss from the outputs of this model."
         )
     return observer.record(passes[-1], gauge(chain, gradients), kind)
 
 
-def tensors(chain: Nodes, loss_fn: Callable[[Any, Any], Tensor], inputs: Any, targets: Any) -> tuple[NodeTensors, ...]:
-    """Directions, streams and gradients as tensors, one entry per node, for small models and tests."""
+def tensors(
+    chain: Nodes, loss_fn: Callable[[Any, Any], Tensor], inputs: Any, targets: Any
+) -> tuple[NodeTensors, ...]:
+    """Directions, streams and gradients as tensors, one entry per node,
+    for small models and tests.
+    """
     passes: list[_Pass] = []
     observer = Observer(chain, passes.append, keep=True)
     _backward(chain, observer, loss_fn, inputs, targets)
     observer.finish()
     if not passes or len(passes[-1].tensors) != len(chain):
         raise UnsupportedError(
-            "Some node received no gradient, so its tensors are not defined; unfreeze the model's first layers."
+            "Some node received no gradient, so its tensors are not defined; unfreeze the model's"
+            " first layers."
         )
     return tuple(passes[-1].tensors[node.index] for node in chain.nodes)
 
 
 class Watch:
-    """Measures every step of a training loop; its hooks are removed at the end of the ``with`` block in any case.
+    """Measures every step of a training loop; its hooks are removed at the end of the
+    ``with`` block in any case.
 
-    It measures the gradients that the loop computes: for a penalised model, those of loss and penalty. Steps of a model
-    that ``torch.compile`` compiled are not measured.
+    It measures the gradients that the loop computes: for a penalised model, those of loss and
+    penalty. Steps of a model that ``torch.compile`` compiled are not measured.
 
     Args:
-        chain: the traced chain; the loop may train ``chain.model`` directly or wrapped (data parallel, autocast,
-            checkpointing).
+        chain: the traced chain; the loop may train ``chain.model`` directly or wrapped (data
+            parallel, autocast, checkpointing).
         every: number of forward passes per measurement.
         batch_dim: the dimension of the samples in the inputs; 1 for inputs of shape (T, B, ...).
 
@@ -467,7 +539,9 @@ class Watch:
         expect_numbers("watch", AT_LEAST_1, every=every)
         self.records: list[ChainRecord] = []
         self._observer = Observer(
-            chain, lambda done: self.records.append(self._observer.record(done)), batch_dim=batch_dim
+            chain,
+            lambda done: self.records.append(self._observer.record(done)),
+            batch_dim=batch_dim,
         )
         self._chain, self._every, self._count = chain, every, 0
         sites = self._observer.sites

@@ -1,4 +1,6 @@
-"""Feature spaces of a model: the features that its tensors write and read, as positions along their dimensions."""
+"""Feature spaces of a model: the features that its tensors write and read, as
+positions along their dimensions.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ class FeatureSpace:
     Attributes:
         slices: (tensor, dimension) -> positions of the features along that dimension.
         readers: the (tensor, dimension) pairs along which a weight reads the features.
-        mixed: whether the features are one channel, such as an attention head, with its own change of basis.
+        mixed: whether the features are one channel, such as an attention head, with
+            its own change of basis.
     """
 
     slices: Mapping[Side, np.ndarray]
@@ -30,14 +33,16 @@ class FeatureSpace:
 
 
 def feature_spaces(captured: Captured) -> tuple[FeatureSpace, ...]:
-    """The spaces with a possible change of basis: all channels of the same tensors, and the features of each head.
+    """The spaces with a possible change of basis: all channels of the same tensors, and
+    the features of each head.
 
     Args:
         captured: the capture.
 
     Returns:
-        One space for all channels with one position each in the same tensors, and one for every channel with several
-        positions (the features of a head, or of a stream that is normalised as a whole).
+        One space for all channels with one position each in the same tensors, and one for
+        every channel with several positions (the features of a head, or of a stream that
+        is normalised as a whole).
     """
     with torch.device("cpu"), torch.inference_mode(False):
         found, _ = interpret(captured, Channels)
@@ -57,8 +62,15 @@ def feature_spaces(captured: Captured) -> tuple[FeatureSpace, ...]:
         for side, positions in slices.items():
             together[side] += positions
     return tuple(
-        FeatureSpace({side: np.array(positions) for side, positions in slices.items()}, frozenset(found.reads), mixed)
-        for mixed, slices in (*((True, one) for one in alone), *((False, one) for one in joined.values()))
+        FeatureSpace(
+            {side: np.array(positions) for side, positions in slices.items()},
+            frozenset(found.reads),
+            mixed,
+        )
+        for mixed, slices in (
+            *((True, one) for one in alone),
+            *((False, one) for one in joined.values()),
+        )
     )
 
 
@@ -74,7 +86,9 @@ def added_vectors(captured: Captured) -> set[str]:
     kinds = ("copy", "movement", "repetition", "part", "split")
     found = set()
     for node in captured.graph.graph.nodes:
-        kind, name = captured.sources.get(node.name, ("", "")) if node.op == "placeholder" else ("", "")
+        kind, name = (
+            captured.sources.get(node.name, ("", "")) if node.op == "placeholder" else ("", "")
+        )
         if kind != "parameter":
             continue
         reached, only = [node], bool(node.users)
@@ -85,7 +99,11 @@ def added_vectors(captured: Captured) -> set[str]:
                 if facts.kind in kinds:
                     reached.append(user)
                     continue
-                place = user.args[facts.bias] if facts.bias is not None and len(user.args) > facts.bias else None
+                place = (
+                    user.args[facts.bias]
+                    if facts.bias is not None and len(user.args) > facts.bias
+                    else None
+                )
                 only &= facts.kind == "sum" or place is here or user.kwargs.get("bias") is here
         if only:
             found.add(captured.canonical.get(name, name))

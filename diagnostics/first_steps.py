@@ -1,7 +1,8 @@
 """Directions of branches that start at zero, after the first small steps of gradient descent.
 
-A branch with a zero last layer (``zero_init_residual``) has no direction. Its first direction is
-``-eta dz/dW (dz/dW)^T dLoss/dz``, summed over the samples; its cosine does not depend on ``eta`` if ``eta`` is small.
+A branch with a zero last layer (``zero_init_residual``) has no direction. Its first direction
+is ``-eta dz/dW (dz/dW)^T dLoss/dz``, summed over the samples; its cosine does not depend on
+``eta`` if ``eta`` is small.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class FirstSteps:
 
     Attributes:
         steps: number of steps until no further branch began to move.
-        cosines: name of the node -> mean cosine with descent after these steps; NaN if it still has no direction.
+        cosines: name of the node -> mean cosine with descent after these steps; NaN if
+            it still has no direction.
     """
 
     steps: int
@@ -49,7 +51,8 @@ def first_steps(
     loss: Callable[[Any, Any], Tensor],
     batches: Sequence[tuple[Any, Any]],
 ) -> FirstSteps | None:
-    """Follow the branches without a direction through the first steps of gradient descent, on a copy of the model.
+    """Follow the branches without a direction through the first steps of gradient
+    descent, on a copy of the model.
 
     Args:
         chain: the traced chain.
@@ -61,7 +64,9 @@ def first_steps(
         The directions; ``None`` if every branch has one, or no step is possible.
 
     Example:
-        >>> model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True, dropout=0.0)
+        >>> model = nn.TransformerEncoderLayer(
+        ...     8, 2, 16, batch_first=True, norm_first=True, dropout=0.0
+        ... )
         >>> _, _ = nn.init.zeros_(model.linear2.weight), nn.init.zeros_(model.linear2.bias)
         >>> x, y = torch.randn(4, 5, 8), torch.randn(4, 5, 8)
         >>> chain = MarkovChain.trace(model, x)
@@ -79,14 +84,20 @@ def first_steps(
     for step in range(1, MOST_STEPS + 1):
         if not _descend(model, loss, batches):
             break
-        found = ChainRecord.merge(observe(moved, loss, *batch) for batch in batches).cosines[lost].nanmean(1)
+        found = (
+            ChainRecord.merge(observe(moved, loss, *batch) for batch in batches)
+            .cosines[lost]
+            .nanmean(1)
+        )
         if int(found.isfinite().sum()) > int(cosines.isfinite().sum()):
             cosines, steps = found, step
     names = [chain.nodes[i].name for i in lost]
     return FirstSteps(steps, dict(zip(names, cosines.tolist(), strict=True))) if steps else None
 
 
-def _descend(model: nn.Module, loss: Callable[[Any, Any], Tensor], batches: Sequence[tuple[Any, Any]]) -> bool:
+def _descend(
+    model: nn.Module, loss: Callable[[Any, Any], Tensor], batches: Sequence[tuple[Any, Any]]
+) -> bool:
     """One step of a thousandth of the norm of all weights; false if there is no gradient."""
     weights = [p for p in model.parameters() if p.requires_grad]
     total = [torch.zeros_like(p) for p in weights]

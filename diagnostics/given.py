@@ -91,7 +91,11 @@ def given(
     if data is None:
         args, named = arranged(model, inputs, kwargs)
         return Subject(model, args, named, chosen, ((_joined(model, args, named), targets),))
-    found = tuple(read_batches(model, load_data(data) if isinstance(data, str | os.PathLike) else data, batches))
+    found = tuple(
+        read_batches(
+            model, load_data(data) if isinstance(data, str | os.PathLike) else data, batches
+        )
+    )
     if loss is not None:
         found = tuple(_without_labels(batch) for batch in found)
     first = found[0][0]
@@ -103,7 +107,9 @@ def given(
 
 
 def _example(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs without optional labels, so that the model returns scores without a loss before them."""
+    """The inputs without optional labels, so that the model returns scores
+    without a loss before them.
+    """
     takes = inspect.signature(model.forward).parameters
     optional = {name for name in _TARGETS if name in takes and takes[name].default is None}
     return {name: value for name, value in batch.items() if name not in optional}
@@ -113,7 +119,9 @@ def _joined(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     """Inputs as one value: a tuple, or a mapping if some are given by keyword."""
     if not kwargs:
         return args
-    return dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments) if args else kwargs
+    return (
+        dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments) if args else kwargs
+    )
 
 
 def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
@@ -121,9 +129,10 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
 
     Args:
         model: its parameters and buffers are written; those on the meta device move to the CPU.
-        path: a safetensors file, or a file of ``torch.save``, read with ``weights_only``; a state dictionary, alone or
-            under the key ``state_dict``, ``model_state_dict``, ``model`` or ``module``. Prefixes that wrappers add to
-            all names (``module.``, ``_orig_mod.``, ``model.``) are removed.
+        path: a safetensors file, or a file of ``torch.save``, read with ``weights_only``; a state
+            dictionary, alone or under the key ``state_dict``, ``model_state_dict``, ``model`` or
+            ``module``. Prefixes that wrappers add to all names (``module.``, ``_orig_mod.``,
+            ``model.``) are removed.
 
     Raises:
         InputError: the file cannot be read, or its names or shapes do not match the model.
@@ -139,16 +148,26 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
         True
     """
     state = _named(read_saved(Path(path)), model)
-    expected = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    expected = {
+        name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)
+    }
     shared = {id(value): name for name, value in _all_tensors(model) if name in state}
     # a file has only one of the names of tied weights
-    tied = {name for name, value in _all_tensors(model) if name not in state and id(value) in shared}
-    missing, extra = sorted(expected.keys() - state.keys() - tied), sorted(state.keys() - expected.keys())
+    tied = {
+        name for name, value in _all_tensors(model) if name not in state and id(value) in shared
+    }
+    missing, extra = (
+        sorted(expected.keys() - state.keys() - tied),
+        sorted(state.keys() - expected.keys()),
+    )
     if missing or extra:
-        parts = [f"lacks {_few(missing)}" if missing else "", f"holds {_few(extra)} besides" if extra else ""]
+        parts = [
+            f"lacks {_few(missing)}" if missing else "",
+            f"holds {_few(extra)} besides" if extra else "",
+        ]
         raise InputError(
-            f"The checkpoint '{path}' does not fit {type(model).__name__}: it {' and '.join(filter(None, parts))}; "
-            "give one of the same architecture."
+            f"The checkpoint '{path}' does not fit {type(model).__name__}: it"
+            f" {' and '.join(filter(None, parts))}; give one of the same architecture."
         )
     for name, value in state.items():
         if value.shape != expected[name].shape:
@@ -161,16 +180,24 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
 
 
 def _make_room(model: nn.Module, names: Container[str]) -> None:
-    """Put memory in place of tensors on the meta device, of which each is one tensor under all its names."""
+    """Put memory in place of tensors on the meta device, of which each is one
+    tensor under all its names.
+    """
     room: dict[int, Tensor] = {}
     for name, value in _all_tensors(model):
         if name in names and value.is_meta:
             empty = torch.empty_like(value, device="cpu")
-            room[id(value)] = nn.Parameter(empty, value.requires_grad) if isinstance(value, nn.Parameter) else empty
+            room[id(value)] = (
+                nn.Parameter(empty, value.requires_grad)
+                if isinstance(value, nn.Parameter)
+                else empty
+            )
     for module in model.modules():
         places: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
         for held in places:
-            held.update({name: room[id(value)] for name, value in held.items() if id(value) in room})
+            held.update(
+                {name: room[id(value)] for name, value in held.items() if id(value) in room}
+            )
 
 
 def _all_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -184,12 +211,18 @@ def _few(names: list[str]) -> str:
 
 def _named(found: Any, model: nn.Module) -> dict[str, Tensor]:
     """The state dictionary in the content of a file, with the model's names."""
-    while isinstance(found, Mapping) and not any(isinstance(value, Tensor) for value in found.values()):
+    while isinstance(found, Mapping) and not any(
+        isinstance(value, Tensor) for value in found.values()
+    ):
         inner = next((found[key] for key in _WRAPPERS if isinstance(found.get(key), Mapping)), None)
         if inner is None:
             break
         found = inner
-    state = {k: v for k, v in found.items() if isinstance(v, Tensor)} if isinstance(found, Mapping) else {}
+    state = (
+        {k: v for k, v in found.items() if isinstance(v, Tensor)}
+        if isinstance(found, Mapping)
+        else {}
+    )
     if not state:
         raise InputError("The checkpoint holds no state dictionary; save model.state_dict().")
     names = set(model.state_dict())
@@ -205,8 +238,9 @@ def load_data(spec: str | os.PathLike[str]) -> Any:
     """Load data from a file, or by its name.
 
     Args:
-        spec: ``package.module:name`` or ``path/to/file.py:name`` of batches, a data set, or a function without
-            arguments that returns them; or a ``.safetensors`` or ``.pt`` file of named tensors, one batch.
+        spec: ``package.module:name`` or ``path/to/file.py:name`` of batches, a data set, or a
+            function without arguments that returns them; or a ``.safetensors`` or ``.pt`` file of
+            named tensors, one batch.
 
     Returns:
         Data for :func:`read_batches`.
@@ -219,25 +253,31 @@ def load_data(spec: str | os.PathLike[str]) -> Any:
 
 
 def read_batches(model: nn.Module, data: Any, count: int) -> list[tuple[Any, Any]]:
-    """The first batches of data, as pairs ``(inputs, targets)`` on the model's device and in its dtype.
+    """The first batches of data, as pairs ``(inputs, targets)`` on the model's
+    device and in its dtype.
 
     Args:
-        model: the model; the names of its arguments determine which entries of a mapping are inputs.
-        data: one batch, or an iterable of batches, such as a ``DataLoader``; a ``Dataset`` is read in its own order, in
-            batches of 32 samples. A batch is a tensor (inputs alone), a mapping of tensors (the entry ``targets``,
-            ``target``, ``labels``, ``label`` or ``y`` is the target, unless it is an argument of the model), or a tuple
-            or list whose last entry is the target.
+        model: the model; the names of its arguments determine which entries
+            of a mapping are inputs.
+        data: one batch, or an iterable of batches, such as a ``DataLoader``; a ``Dataset`` is
+            read in its own order, in batches of 32 samples. A batch is a tensor (inputs alone),
+            a mapping of tensors (the entry ``targets``, ``target``, ``labels``, ``label`` or
+            ``y`` is the target, unless it is an argument of the model), or a tuple or list whose
+            last entry is the target.
         count: largest number of batches.
 
     Returns:
-        At least one pair; the inputs are a tensor, a tuple of positional or a mapping of keyword inputs.
+        At least one pair; the inputs are a tensor, a tuple of positional or a
+        mapping of keyword inputs.
 
     Raises:
         InputError: the data contain no batch, or are not batches.
 
     Example:
         >>> import torch
-        >>> read_batches(nn.Linear(2, 1), [(torch.ones(4, 2), torch.zeros(4, 1))] * 3, 2)[1][0].shape
+        >>> read_batches(nn.Linear(2, 1), [(torch.ones(4, 2), torch.zeros(4, 1))] * 3, 2)[1][
+        ...     0
+        ... ].shape
         torch.Size([4, 2])
     """
     expect_numbers("read_batches", AT_LEAST_1, batches=count)
@@ -245,7 +285,9 @@ def read_batches(model: nn.Module, data: Any, count: int) -> list[tuple[Any, Any
         data = DataLoader(data, batch_size=DATASET_BATCH)
     single = isinstance(data, Tensor | Mapping) or (isinstance(data, tuple) and len(data) > 1)
     if not single and not isinstance(data, Iterable):
-        raise InputError(f"The data are a {type(data).__name__}, expected batches, a data set or a DataLoader.")
+        raise InputError(
+            f"The data are a {type(data).__name__}, expected batches, a data set or a DataLoader."
+        )
     found = [_pair(model, batch) for batch in ([data] if single else islice(data, count))]
     if not found:
         raise InputError("The data hold no batch, expected at least one.")
@@ -265,13 +307,15 @@ def _pair(model: nn.Module, batch: Any) -> tuple[Any, Any]:
         return batch, None
     if isinstance(batch, list | tuple):
         if not batch:
-            raise InputError("A batch of the data is empty; expected inputs, and targets after them.")
+            raise InputError(
+                "A batch of the data is empty; expected inputs, and targets after them."
+            )
         inputs = tuple(batch[:-1]) if len(batch) > 1 else tuple(batch)
         return (inputs[0] if len(inputs) == 1 else inputs), (batch[-1] if len(batch) > 1 else None)
     if not isinstance(batch, dict):
         raise InputError(
-            f"A batch of the data is a {type(batch).__name__}, expected a tensor, a pair (inputs, targets) or "
-            "a mapping."
+            f"A batch of the data is a {type(batch).__name__}, expected a tensor, a pair (inputs,"
+            " targets) or a mapping."
         )
     takes = inspect.signature(model.forward).parameters
     key = next((name for name in _TARGETS if name in batch and name not in takes), None)

@@ -1,4 +1,6 @@
-"""Gradients per parameter tensor: their size, their spread across layers, and their noise between batches."""
+"""Gradients per parameter tensor: their size, their spread across layers, and
+their noise between batches.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,15 @@ class TensorGradient:
         parameter: its name.
         shape: its shape.
         mean: mean of the batch gradient over components.
-        variance: variance over components; 0 for a tensor of one element, so divide by ``rms`` instead.
+        variance: variance over components; 0 for a tensor of one element, so
+            divide by ``rms`` instead.
         rms: root mean square over components.
-        relative: ``rms`` of the gradient divided by that of the weights; ``None`` if all weights are zero.
+        relative: ``rms`` of the gradient divided by that of the weights; ``None``
+            if all weights are zero.
         spread: ``rms`` divided by the median ``rms`` of all tensors.
         noise: variance over mini-batches, mean over components (``None`` for a single batch).
-        signal_to_noise: ``|mean gradient|^2 / (components * noise)``, without the sampling noise of the mean.
+        signal_to_noise: ``|mean gradient|^2 / (components * noise)``, without the
+            sampling noise of the mean.
     """
 
     parameter: str
@@ -50,13 +55,14 @@ def gradients(
 ) -> Table[TensorGradient]:
     """Measure the gradient of every parameter tensor, and its noise if there are several batches.
 
-    With batch gradients ``g_1 .. g_n`` of mean ``g``: ``noise = sum_i |g_i - g|^2 / (n - 1)`` per component, and
-    ``|E g|^2`` is estimated without bias by ``|g|^2 - noise / n``.
+    With batch gradients ``g_1 .. g_n`` of mean ``g``: ``noise = sum_i |g_i - g|^2 / (n - 1)`` per
+    component, and ``|E g|^2`` is estimated without bias by ``|g|^2 - noise / n``.
 
     Args:
         model: any module; its ``.grad`` and buffers are not changed.
         loss: ``loss(output, target)``, a scalar.
-        batches: pairs of inputs (a tensor, a tuple of positional or a mapping of keyword inputs) and targets.
+        batches: pairs of inputs (a tensor, a tuple of positional or a mapping of
+            keyword inputs) and targets.
         names: patterns of parameter names.
 
     Returns:
@@ -73,17 +79,25 @@ def gradients(
         (1.0, 0.0, None)
 
     Reference:
-        Evolution of neural network, sections 2.2.1 and 2.3; McCandlish et al., An empirical model of large-batch
-        training (2018), appendix A, for the bias of ``|g|^2``.
+        Evolution of neural network, sections 2.2.1 and 2.3; McCandlish et al., An empirical model
+        of large-batch training (2018), appendix A, for the bias of ``|g|^2``.
     """
     expect_arguments("gradients", model=model, loss=loss)
     wanted = matching(names)
     chosen = {name: p for name, p in model.named_parameters() if p.requires_grad and wanted(name)}
     if not chosen:
         which = "" if names is None else f" that matches {names!r}"
-        raise InputError(f"{type(model).__name__} has no trainable parameter{which} for a gradient.")
+        raise InputError(
+            f"{type(model).__name__} has no trainable parameter{which} for a gradient."
+        )
     require_runnable("gradients", chosen.items())
-    count, means = 0, {name: torch.zeros_like(parameter, dtype=torch.float64) for name, parameter in chosen.items()}
+    count, means = (
+        0,
+        {
+            name: torch.zeros_like(parameter, dtype=torch.float64)
+            for name, parameter in chosen.items()
+        },
+    )
     squares = {name: torch.zeros((), dtype=torch.float64) for name in chosen}
     unused = set(chosen)
     for inputs, targets in batches:
@@ -98,8 +112,14 @@ def gradients(
             mean += delta / count
             squares[name] += (delta * (gradient.double() - mean)).sum().cpu()
     if count == 0:
-        raise InputError("gradients found no batches, expected at least one pair (inputs, targets).")
-    sizes = {name: float(mean.square().mean().sqrt()) for name, mean in means.items() if name not in unused}
+        raise InputError(
+            "gradients found no batches, expected at least one pair (inputs, targets)."
+        )
+    sizes = {
+        name: float(mean.square().mean().sqrt())
+        for name, mean in means.items()
+        if name not in unused
+    }
     middle = sorted(sizes.values())[len(sizes) // 2] if sizes else 0.0
     rows = []
     for name, rms in sizes.items():
@@ -123,7 +143,10 @@ def gradients(
     notes = [f"No gradient reaches {', '.join(sorted(unused))}."] if unused else []
     infinite = [row.parameter for row in rows if not math.isfinite(row.rms)]
     if infinite:
-        notes.append(f"Gradients are not finite at {', '.join(infinite[:5])}{' and others' if infinite[5:] else ''}.")
+        notes.append(
+            "Gradients are not finite at"
+            f" {', '.join(infinite[:5])}{' and others' if infinite[5:] else ''}."
+        )
     if count == 1:
         notes.append("Gradient noise needs at least two batches.")
     return Table("gradients by parameter", tuple(rows), tuple(notes))
@@ -148,14 +171,16 @@ def batch_gradient(
         value = loss(call(model, inputs), targets)
         if value.dim() or not value.requires_grad:
             raise InputError(
-                f"The loss has shape {tuple(value.shape)} and requires_grad={value.requires_grad}, expected a scalar "
-                "that depends on the parameters."
+                f"The loss has shape {tuple(value.shape)} and requires_grad={value.requires_grad},"
+                " expected a scalar that depends on the parameters."
             )
         with differentiating(model):
             return list(torch.autograd.grad(value, list(parameters), allow_unused=True))
 
 
 def imbalance(table: Table[TensorGradient]) -> float:
-    """Largest gradient ``rms`` of all tensors divided by the smallest (section 2.3); infinite if one is zero."""
+    """Largest gradient ``rms`` of all tensors divided by the smallest (section 2.3);
+    infinite if one is zero.
+    """
     sizes = [row.rms for row in table]
     return max(sizes) / min(sizes) if sizes and min(sizes) > 0 else math.inf

@@ -13,9 +13,23 @@ from torch import Tensor, nn
 from torch.autograd import functional
 from torch.utils._pytree import tree_map
 
-from pathspace.diagnostics.layers import Names, in_double, in_float64, main_output, matching, unchanged
+from pathspace.diagnostics.layers import (
+    Names,
+    in_double,
+    in_float64,
+    main_output,
+    matching,
+    unchanged,
+)
 from pathspace.diagnostics.tables import Table
-from pathspace.errors import COUNT, SEED, InputError, UnsupportedError, expect_arguments, expect_numbers
+from pathspace.errors import (
+    COUNT,
+    SEED,
+    InputError,
+    UnsupportedError,
+    expect_arguments,
+    expect_numbers,
+)
 from pathspace.functional_call import evaluate
 from pathspace.safe_deepcopy import safe_deepcopy
 
@@ -24,19 +38,20 @@ _CURVATURE_LIMIT = 400
 
 @dataclass(frozen=True)
 class Growth:
-    """The predicted decrease of the loss ``E|f - y|^2 / 2`` by a candidate growth, with the old parameters frozen.
+    """The predicted decrease of the loss ``E|f - y|^2 / 2`` by a candidate growth, with
+    the old parameters frozen.
 
     Attributes:
         candidate: its name.
         parameters: number of new scalars.
         loss: the loss before.
         predicted: decrease at the optimum of the linearised model, ``b^T A^+ b / 2``.
-        linear_step: measured decrease after exactly this step; differs from ``predicted`` if the outputs are not
-            linear in the new parameters.
+        linear_step: measured decrease after exactly this step; differs from ``predicted`` if the
+            outputs are not linear in the new parameters.
         measured: decrease after fitting the new parameters; ``None`` if not requested.
         rank: rank of ``A``, the number of new parameters with a first-order effect.
-        curvature: smallest eigenvalue of the Hessian with respect to the new parameters, at saddles with up to 400 of
-            them.
+        curvature: smallest eigenvalue of the Hessian with respect to the new parameters, at
+            saddles with up to 400 of them.
         saddle: whether the new parameters start at a stationary point that is not a minimum.
         remark: restrictions in a sentence.
     """
@@ -64,17 +79,20 @@ def predict_growth(
 ) -> Growth:
     """Predict and measure how much new parameters can lower the squared loss of a trained model.
 
-    With ``dy = y - f`` and ``J = df/dphi`` over all data and outputs: ``A = E[J^T J]`` (the second moment, not the
-    covariance), ``b = E[J^T dy]``, ``phi* = A^+ b``, decrease ``b^T A^+ b / 2``. It is solved as a least-squares
-    problem with J, whose condition number is the square root of that of A.
+    With ``dy = y - f`` and ``J = df/dphi`` over all data and outputs: ``A = E[J^T J]`` (the
+    second moment, not the covariance), ``b = E[J^T dy]``, ``phi* = A^+ b``, decrease ``b^T A^+
+    b / 2``. It is solved as a least-squares problem with J, whose condition number is the
+    square root of that of A.
 
     Args:
-        model: the grown model; its new parameters have their start values, at which it computes the outputs of the old
-            model.
+        model: the grown model; its new parameters have their start values, at which it computes the
+            outputs of the old model.
         names: patterns of the new parameters' names.
         inputs: a tensor, a tuple of positional or a mapping of keyword inputs: all the data.
-        targets: targets of the shape of the outputs; E is the mean over the first axis and the sum over outputs.
-        fit: fit the new parameters by nonlinear least squares from the start values, and measure the decrease.
+        targets: targets of the shape of the outputs; E is the mean over the first axis
+            and the sum over outputs.
+        fit: fit the new parameters by nonlinear least squares from the start values,
+            and measure the decrease.
         candidate: name in the result.
         tolerance: relative limit for the rank of J and for a gradient that counts as zero.
 
@@ -103,20 +121,29 @@ def predict_growth(
     wanted = matching(names or None)
     chosen = {name: parameter for name, parameter in twin.named_parameters() if wanted(name)}
     if not chosen:
-        raise InputError(f"predict_growth found no parameter of {type(model).__name__} that matches {names!r}.")
+        raise InputError(
+            f"predict_growth found no parameter of {type(model).__name__} that matches {names!r}."
+        )
     args, kwargs = tree_map(in_float64, _split(inputs))
     targets = targets.detach().double()
     sizes = [parameter.numel() for parameter in chosen.values()]
     start = torch.cat([parameter.detach().reshape(-1) for parameter in chosen.values()])
 
     def outputs(flat: Tensor) -> Tensor:
-        values = {n: part.view_as(chosen[n]) for n, part in zip(chosen, flat.split(sizes), strict=True)}
+        values = {
+            n: part.view_as(chosen[n]) for n, part in zip(chosen, flat.split(sizes), strict=True)
+        }
         with unchanged(twin), in_double(model):
             result = evaluate(twin, values, args, kwargs)
         return main_output(twin, result)
 
     def residual(flat: np.ndarray) -> np.ndarray:
-        return (outputs(torch.from_numpy(flat).requires_grad_()) - targets).detach().reshape(-1).numpy()
+        return (
+            (outputs(torch.from_numpy(flat).requires_grad_()) - targets)
+            .detach()
+            .reshape(-1)
+            .numpy()
+        )
 
     def derivative(flat: np.ndarray) -> np.ndarray:
         found = functional.jacobian(outputs, torch.from_numpy(np.array(flat)))
@@ -125,8 +152,8 @@ def predict_growth(
     first = outputs(start.clone().requires_grad_())
     if first.shape != targets.shape:
         raise InputError(
-            f"predict_growth found targets of shape {tuple(targets.shape)}, expected {tuple(first.shape)}, that of the "
-            "outputs."
+            f"predict_growth found targets of shape {tuple(targets.shape)}, expected"
+            f" {tuple(first.shape)}, that of the outputs."
         )
     count = len(targets)
     origin = start.numpy()
@@ -134,8 +161,8 @@ def predict_growth(
     slope = derivative(origin)
     if not (np.isfinite(slope).all() and np.isfinite(error).all()):
         raise UnsupportedError(
-            f"predict_growth: outputs or derivatives of {type(model).__name__} are not finite on these data; check "
-            f"for an overflow, or for a square root, norm or logarithm of zero."
+            f"predict_growth: outputs or derivatives of {type(model).__name__} are not finite on"
+            " these data; check for an overflow, or for a square root, norm or logarithm of zero."
         )
     loss = float(error @ error) / 2 / count
     left, singular, right = np.linalg.svd(slope, full_matrices=False)
@@ -153,8 +180,8 @@ def predict_growth(
         curvature = _curvature(outputs, start, targets) if len(start) <= _CURVATURE_LIMIT else None
         saddle = curvature is not None and curvature < -1e-12
         remarks.append(
-            "saddle: the gradient by the new parameters is zero but the loss curves down; start them elsewhere, "
-            "such as random weights into a new unit and zero weights out of it"
+            "saddle: the gradient by the new parameters is zero but the loss curves down; start"
+            " them elsewhere, such as random weights into a new unit and zero weights out of it"
             if saddle
             else "stationary: the new parameters do not lower the loss to first order"
         )
@@ -164,24 +191,47 @@ def predict_growth(
     measured = None
     if fit:
         solved = least_squares(
-            residual, origin, derivative, method="trf", x_scale="jac", xtol=1e-15, ftol=1e-15, gtol=1e-15
+            residual,
+            origin,
+            derivative,
+            method="trf",
+            x_scale="jac",
+            xtol=1e-15,
+            ftol=1e-15,
+            gtol=1e-15,
         )
         # if the outputs are linear in the new parameters, the step is already the optimum
         best = min(float(solved.fun @ solved.fun), float(after @ after))
         measured = loss - best / 2 / count
     return Growth(
-        *(candidate, len(start), loss, predicted, linear_step, measured, rank, curvature, saddle, "; ".join(remarks))
+        *(
+            candidate,
+            len(start),
+            loss,
+            predicted,
+            linear_step,
+            measured,
+            rank,
+            curvature,
+            saddle,
+            "; ".join(remarks),
+        )
     )
 
 
 def _curvature(outputs: Any, start: Tensor, targets: Tensor) -> float:
     """The smallest eigenvalue of the Hessian of the loss."""
-    hessian = functional.hessian(lambda point: (outputs(point) - targets).square().sum() / 2 / len(targets), start)
+    hessian = functional.hessian(
+        lambda point: (outputs(point) - targets).square().sum() / 2 / len(targets), start
+    )
     return float(torch.linalg.eigvalsh((hessian + hessian.T) / 2)[0])
 
 
 def rank_growths(
-    candidates: Mapping[str, tuple[nn.Module, Names]], inputs: Any, targets: Tensor, fit: bool = True
+    candidates: Mapping[str, tuple[nn.Module, Names]],
+    inputs: Any,
+    targets: Tensor,
+    fit: bool = True,
 ) -> Table[Growth]:
     """Rank candidate growths by predicted decrease.
 
@@ -212,8 +262,8 @@ class Widened(nn.Module):
         activation: activation of the hidden layer.
         out: linear layer after it.
         units: number of new units.
-        start: ``"outgoing"`` (random incoming and zero outgoing weights: the outputs do not change, and the gradient
-            is not zero) or ``"zero"`` (a saddle).
+        start: ``"outgoing"`` (random incoming and zero outgoing weights: the outputs do not change,
+            and the gradient is not zero) or ``"zero"`` (a saddle).
         seed: seed of the random weights.
 
     Raises:
@@ -226,7 +276,13 @@ class Widened(nn.Module):
     """
 
     def __init__(
-        self, into: nn.Linear, activation: nn.Module, out: nn.Linear, units: int, start: str = "outgoing", seed: int = 0
+        self,
+        into: nn.Linear,
+        activation: nn.Module,
+        out: nn.Linear,
+        units: int,
+        start: str = "outgoing",
+        seed: int = 0,
     ) -> None:
         super().__init__()
         if start not in ("outgoing", "zero"):
@@ -244,25 +300,29 @@ class Widened(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Old units and new ones."""
-        result: Tensor = self.out(self.activation(self.into(x))) + self.new_out(self.activation(self.new_into(x)))
+        result: Tensor = self.out(self.activation(self.into(x))) + self.new_out(
+            self.activation(self.new_into(x))
+        )
         return result
 
 
 def widen(
     model: nn.Sequential, first: int, units: int, start: str = "outgoing", seed: int = 0
 ) -> tuple[nn.Sequential, list[str]]:
-    """A copy of a ``Sequential`` with new units in one hidden layer, and the names of their parameters.
+    """A copy of a ``Sequential`` with new units in one hidden layer, and the
+    names of their parameters.
 
     Args:
-        model: a ``Sequential`` with a linear layer, an activation and a linear layer from position ``first``.
+        model: a ``Sequential`` with a linear layer, an activation and a linear layer
+            from position ``first``.
         first: position of the first of the three.
         units: number of new units.
         start: see :class:`Widened`.
         seed: seed of random weights.
 
     Returns:
-        The wider model, and the names of its new parameters (for ``start="outgoing"`` only the outgoing ones, in which
-        the outputs are linear).
+        The wider model, and the names of its new parameters (for ``start="outgoing"`` only the
+        outgoing ones, in which the outputs are linear).
 
     Raises:
         InputError: there are other layers at this position.
@@ -274,8 +334,8 @@ def widen(
     trio: Sequence[nn.Module] = layers[first : first + 3]
     if len(trio) < 3 or not (isinstance(trio[0], nn.Linear) and isinstance(trio[2], nn.Linear)):
         raise InputError(
-            f"widen found {[type(layer).__name__ for layer in trio]} at position {first}, expected Linear, an "
-            "activation, Linear."
+            f"widen found {[type(layer).__name__ for layer in trio]} at position {first}, expected"
+            " Linear, an activation, Linear."
         )
     wide = Widened(trio[0], trio[1], trio[2], units, start, seed)
     grown = nn.Sequential(*layers[:first], wide, *layers[first + 3 :])
@@ -283,7 +343,12 @@ def widen(
 
 
 def deepen(
-    model: nn.Sequential, after: int, width: int, activation: nn.Module, residual: bool = False, seed: int = 0
+    model: nn.Sequential,
+    after: int,
+    width: int,
+    activation: nn.Module,
+    residual: bool = False,
+    seed: int = 0,
 ) -> nn.Sequential:
     """A copy of a ``Sequential`` with one more hidden layer after position ``after``.
 
@@ -292,7 +357,8 @@ def deepen(
         after: the new layers come after this one.
         width: number of features at that position.
         activation: activation after the new linear layer.
-        residual: add the new layer to its input, with zero outgoing weights, so that the outputs do not change.
+        residual: add the new layer to its input, with zero outgoing weights, so that
+            the outputs do not change.
         seed: seed of the random weights; the global random state is not changed.
 
     Returns:
@@ -302,12 +368,16 @@ def deepen(
     expect_numbers("deepen", COUNT, width=width)
     expect_numbers("deepen", SEED, after=after, seed=seed)
     if after >= len(model):
-        raise InputError(f"deepen found after={after}, expected the position of one of the {len(model)} layers.")
+        raise InputError(
+            f"deepen found after={after}, expected the position of one of the {len(model)} layers."
+        )
     layers = list(safe_deepcopy(model))
     like = next(model.parameters())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        linear = nn.Linear(width, width, bias=any("bias" in name for name, _ in model.named_parameters()))
+        linear = nn.Linear(
+            width, width, bias=any("bias" in name for name, _ in model.named_parameters())
+        )
     linear = linear.to(dtype=like.dtype, device=like.device)
     new: list[nn.Module] = [linear, safe_deepcopy(activation)]
     if residual:

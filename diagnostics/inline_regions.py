@@ -1,4 +1,6 @@
-"""A captured graph without regions: operations under ``torch.autocast`` or ``torch.no_grad`` are inlined."""
+"""A captured graph without regions: operations under ``torch.autocast`` or
+``torch.no_grad`` are inlined.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from typing import Any
 
 from torch import fx
 
-# Operations that run a graph once in another mode, which does not change dependences between values.
+# Operations that run a graph once in another mode, which does not change
+# dependences between values.
 _REGIONS = frozenset(["wrap_with_autocast", "wrap_with_set_grad_enabled"])
 
 
@@ -19,7 +22,8 @@ def _region(node: fx.Node) -> bool:
 def inline_regions(module: fx.GraphModule) -> fx.Graph:
     """The graph of a module with all regions of other modes inlined, at any depth.
 
-    Names of placeholders and the ``meta`` of nodes are kept; a graph without regions is returned unchanged.
+    Names of placeholders and the ``meta`` of nodes are kept; a graph without
+    regions is returned unchanged.
 
     Args:
         module: a captured graph; it is not changed.
@@ -45,7 +49,9 @@ def inline_regions(module: fx.GraphModule) -> fx.Graph:
 
 
 def _copy(module: fx.GraphModule, graph: fx.Graph, values: dict[fx.Node, Any]) -> Any:
-    """Copy a module's operations into a graph, given the values of its placeholders, and return its outputs."""
+    """Copy a module's operations into a graph, given the values of its
+    placeholders, and return its outputs.
+    """
     for node in module.graph.nodes:
         if node in values:
             continue

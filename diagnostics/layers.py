@@ -1,4 +1,6 @@
-"""Selection of layers by name and type, and recording of their calls by hooks that are always removed."""
+"""Selection of layers by name and type, and recording of their calls by
+hooks that are always removed.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from pathspace.capture import check_capturable, describe, first_line
-from pathspace.errors import CaptureError, InputError, InputTypeError, PathspaceError, UnsupportedError
+from pathspace.errors import (
+    CaptureError,
+    InputError,
+    InputTypeError,
+    PathspaceError,
+    UnsupportedError,
+)
 from pathspace.inference.registry import facts_of
 from pathspace.inputs import arranged
 from pathspace.nested import leaves
@@ -40,8 +48,8 @@ class Call:
         output: the first floating-point output, before other code can change it.
         sink: the output as the rest of the model reads it.
         unit_axis: the axis of the output along which units (channels or features) are counted.
-        activation: name of the first activation function applied after the layer and before the next one, and its
-            module or keyword settings.
+        activation: name of the first activation function applied after the layer and before the
+            next one, and its module or keyword settings.
         given: the positional and the keyword arguments of the call.
         received: the first floating-point tensor among them, the same object.
     """
@@ -99,9 +107,15 @@ def matching(names: Names) -> Callable[[str], bool]:
         (True, False, True)
     """
     patterns = "*" if names is None else names
-    found = list(patterns) if isinstance(patterns, Iterable) and not isinstance(patterns, str) else [patterns]
+    found = (
+        list(patterns)
+        if isinstance(patterns, Iterable) and not isinstance(patterns, str)
+        else [patterns]
+    )
     if not all(isinstance(name, str) for name in found):
-        raise InputTypeError(f"Found names={names!r}, expected a pattern of names, such as 'blocks.*', or several.")
+        raise InputTypeError(
+            f"Found names={names!r}, expected a pattern of names, such as 'blocks.*', or several."
+        )
     return lambda name: any(fnmatch.fnmatchcase(name, pattern) for pattern in found)
 
 
@@ -110,13 +124,14 @@ def select(model: nn.Module, names: Names = None, types: Types = None) -> dict[s
 
     Args:
         model: any module.
-        names: one or several patterns with ``*`` and ``?``; a layer is chosen if one of them matches its full name.
+        names: one or several patterns with ``*`` and ``?``; a layer is chosen if one of
+            them matches its full name.
         types: one or several classes, or names of classes.
 
     Returns:
-        Name -> module, in the model's order. Without a filter: every module without children, and torch's own layers
-        with children (attention). With a filter: every module that passes it, and the model itself only if it is
-        named or if no other module passes.
+        Name -> module, in the model's order. Without a filter: every module without children, and
+        torch's own layers with children (attention). With a filter: every module that passes it,
+        and the model itself only if it is named or if no other module passes.
 
     Raises:
         InputError: nothing passes the filters.
@@ -124,12 +139,17 @@ def select(model: nn.Module, names: Names = None, types: Types = None) -> dict[s
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
-        >>> list(select(model)), list(select(model, types=nn.Linear)), list(select(model, names="[12]"))
+        >>> (
+        ...     list(select(model)),
+        ...     list(select(model, types=nn.Linear)),
+        ...     list(select(model, names="[12]")),
+        ... )
         (['0', '1', '2'], ['0', '2'], ['1', '2'])
     """
     if not isinstance(model, nn.Module):
         raise InputTypeError(
-            f"Expected a torch.nn.Module to diagnose, found {type(model).__name__}; pass the model itself."
+            f"Expected a torch.nn.Module to diagnose, found {type(model).__name__}; pass the model"
+            " itself."
         )
     chosen: dict[str, nn.Module] = {}
     if names is None and types is None:
@@ -140,7 +160,9 @@ def select(model: nn.Module, names: Names = None, types: Types = None) -> dict[s
                 inside.add(name)
                 continue
             # torch's attention has a linear layer that it never calls, so it counts as one layer
-            own = any(True for _ in module.parameters(recurse=False)) and type(module).__module__.startswith("torch.nn")
+            own = any(True for _ in module.parameters(recurse=False)) and type(
+                module
+            ).__module__.startswith("torch.nn")
             childless = not any(True for _ in module.children())
             if childless or own:
                 chosen[name] = module
@@ -148,11 +170,17 @@ def select(model: nn.Module, names: Names = None, types: Types = None) -> dict[s
         return chosen
     named = matching(names)
     kinds = [types] if isinstance(types, str | type) else types
-    if not (kinds is None or (isinstance(kinds, Iterable) and all(isinstance(kind, str | type) for kind in kinds))):
-        raise InputTypeError(f"Found types={types!r}, expected a class of layers, its name, or several.")
+    if not (
+        kinds is None
+        or (isinstance(kinds, Iterable) and all(isinstance(kind, str | type) for kind in kinds))
+    ):
+        raise InputTypeError(
+            f"Found types={types!r}, expected a class of layers, its name, or several."
+        )
     for name, module in model.named_modules():
         by_type = kinds is None or any(
-            type(module).__name__ == kind if isinstance(kind, str) else isinstance(module, kind) for kind in kinds
+            type(module).__name__ == kind if isinstance(kind, str) else isinstance(module, kind)
+            for kind in kinds
         )
         if named(name) and by_type:
             chosen[name] = module
@@ -162,8 +190,8 @@ def select(model: nn.Module, names: Names = None, types: Types = None) -> dict[s
     if not chosen:
         found = sorted({type(module).__name__ for module in model.modules()})
         raise InputError(
-            f"No layer of {type(model).__name__} matches names={names!r} and types={types!r}; its types are "
-            f"{', '.join(found)}, and names are those of named_modules()."
+            f"No layer of {type(model).__name__} matches names={names!r} and types={types!r}; its"
+            f" types are {', '.join(found)}, and names are those of named_modules()."
         )
     return chosen
 
@@ -176,7 +204,11 @@ class _Activations(TorchFunctionMode):
         self.run = run
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         name = getattr(func, "__name__", "")
         if facts_of(name).kind == "activation":
@@ -238,7 +270,11 @@ class _Hooks:
                 first.append(value)
                 return value
             if id(value) not in made:
-                source = self.node(value) if value.requires_grad else value.detach().clone().requires_grad_()
+                source = (
+                    self.node(value)
+                    if value.requires_grad
+                    else value.detach().clone().requires_grad_()
+                )
                 first.append(source)
                 # a copy for a leaf, too, because autograd does not allow in-place changes of leaves
                 made[id(value)] = source.clone() if twice or source.is_leaf else source
@@ -246,7 +282,9 @@ class _Hooks:
 
         replaced = tree_map(replace, (args, kwargs))
         received = next(iter(made.values()), None)
-        self.pending.setdefault(id(module), []).append((first[0] if first else None, replaced, received))
+        self.pending.setdefault(id(module), []).append(
+            (first[0] if first else None, replaced, received)
+        )
         return replaced
 
     def after(self, name: str, module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> Any:
@@ -266,7 +304,9 @@ class _Hooks:
             if not seen:
                 number = self.counts.get(name, 0)
                 self.counts[name] = number + 1
-                self.run.calls.append(Call(name, module, number, source, value, sink, self.axis, given, received))
+                self.run.calls.append(
+                    Call(name, module, number, source, value, sink, self.axis, given, received)
+                )
                 seen = True
             # a copy, because later code may overwrite it
             return sink.clone() if self.differentiable and self.copies else sink
@@ -284,7 +324,10 @@ def in_float64(value: Any) -> Any:
 
 
 def observe(
-    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, layers: Mapping[str, nn.Module]
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    layers: Mapping[str, nn.Module],
 ) -> Run:
     """Run ``model`` once with gradients, and record the calls of ``layers``.
 
@@ -300,14 +343,16 @@ def observe(
         The run, which keeps autograd's graph alive.
 
     Raises:
-        CaptureError: the model raises an error on these inputs, or returns no floating-point tensor that depends on
-            them.
+        CaptureError: the model raises an error on these inputs, or returns no floating-point
+            tensor that depends on them.
     """
     check_capturable(model)
     require_values("observing a model", (*model.named_parameters(), *model.named_buffers()))
     args, kwargs = arranged(model, args, kwargs)
     # views cost nothing; copies are needed only if an in-place operation has overwritten a view
-    return _observe(model, args, kwargs, layers, False) or _observe(model, args, kwargs, layers, True)  # type: ignore[return-value]
+    return _observe(model, args, kwargs, layers, False) or _observe(
+        model, args, kwargs, layers, True
+    )  # type: ignore[return-value]
 
 
 def _observe(
@@ -322,13 +367,20 @@ def _observe(
     def own(value: Any) -> Any:
         if _is_real(value):
             run.inputs.append(value.detach().clone().requires_grad_())
-            # a copy, because some models change inputs in place, which is not allowed for leaves with gradients
+            # a copy, because some models change inputs in place, which is not allowed
+            # for leaves with gradients
             return run.inputs[-1].clone()
         return value
 
     args, kwargs = tree_map(own, (tuple(args), dict(kwargs or {})))
-    with unchanged(model), torch.enable_grad(), hooked(layers, run, copies=copies), _Activations(run):
-        # the fused attention kernels have no second derivatives, which Jacobian-vector products need
+    with (
+        unchanged(model),
+        torch.enable_grad(),
+        hooked(layers, run, copies=copies),
+        _Activations(run),
+    ):
+        # the fused attention kernels have no second derivatives, which
+        # Jacobian-vector products need
         try:
             with sdpa_kernel(SDPBackend.MATH):
                 run.result = model(*args, **kwargs)
@@ -336,8 +388,9 @@ def _observe(
             if not copies:
                 return None
             raise CaptureError(
-                f"{type(model).__name__} raised {type(error).__name__} on inputs ({describe(args, kwargs)}): "
-                f"{first_line(error)}; check the shapes and dtypes of the inputs."
+                f"{type(model).__name__} raised {type(error).__name__} on inputs"
+                f" ({describe(args, kwargs)}): {first_line(error)}; check the shapes and dtypes of"
+                " the inputs."
             ) from error
     run.output = main_output(model, run.result)
     touched = any(call.version != call.output._version for call in run.calls)
@@ -355,15 +408,19 @@ def main_output(model: nn.Module, result: Any) -> Tensor:
         if _is_real(value):
             if not value.requires_grad:
                 raise CaptureError(
-                    f"The output of {type(model).__name__} does not depend differentiably on its inputs or parameters; "
-                    "remove no_grad() or detach() from its forward."
+                    f"The output of {type(model).__name__} does not depend differentiably on its"
+                    " inputs or parameters; remove no_grad() or detach() from its forward."
                 )
             return value
-    raise CaptureError(f"{type(model).__name__} returned no floating-point tensor; diagnostics need one.")
+    raise CaptureError(
+        f"{type(model).__name__} returned no floating-point tensor; diagnostics need one."
+    )
 
 
 def call(model: nn.Module, inputs: Any) -> Any:
-    """``model(inputs)``, ``model(*inputs)`` for a tuple or list, ``model(**inputs)`` for a mapping."""
+    """``model(inputs)``, ``model(*inputs)`` for a tuple or list,
+    ``model(**inputs)`` for a mapping.
+    """
     if isinstance(inputs, tuple | list):
         args, kwargs = arranged(model, inputs)
         return model(*args, **kwargs)
@@ -388,15 +445,18 @@ def differentiating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def in_double(model: nn.Module) -> Iterator[None]:
-    """Replace errors of a model in float64, which some of torch's kernels do not support, by one sentence."""
+    """Replace errors of a model in float64, which some of torch's kernels do not
+    support, by one sentence.
+    """
     try:
         yield
     except PathspaceError:
         raise
     except Exception as error:
         raise CaptureError(
-            f"{type(model).__name__} raised {type(error).__name__} in float64, which this diagnostic needs: "
-            f"{first_line(error)}; use an implementation of that operation with float64."
+            f"{type(model).__name__} raised {type(error).__name__} in float64, which this"
+            f" diagnostic needs: {first_line(error)}; use an implementation of that operation with"
+            " float64."
         ) from error
 
 

@@ -1,7 +1,7 @@
 """The statements of the learnable Markov chain paper, each as a check that can fail.
 
-A check returns how often its premise and its conclusion hold on a model and data. If the printed statement is wrong,
-there is a corrected one too.
+A check returns how often its premise and its conclusion hold on a model and data. If the printed
+statement is wrong, there is a corrected one too.
 """
 
 from __future__ import annotations
@@ -44,17 +44,27 @@ class Check:
 
     @property
     def holds(self) -> bool | None:
-        """Whether the conclusion holds whenever the premise does; ``None`` if the premise never holds."""
+        """Whether the conclusion holds whenever the premise does; ``None`` if
+        the premise never holds.
+        """
         return self.conclusion == self.premise if self.premise else None
 
 
 def ideal_share(
-    chain: Nodes, losses: PerSample, inputs: Any, targets: Any, *, eta: float, relative: bool = False
+    chain: Nodes,
+    losses: PerSample,
+    inputs: Any,
+    targets: Any,
+    *,
+    eta: float,
+    relative: bool = False,
 ) -> Tensor:
-    """Share of samples with ``l(x_l - eta g_l) < l(x_l)`` for each node, with the rest of the chain run again.
+    """Share of samples with ``l(x_l - eta g_l) < l(x_l)`` for each node, with the
+    rest of the chain run again.
 
     Args:
-        chain: the traced chain; the model should be in eval mode, where samples do not influence each other.
+        chain: the traced chain; the model should be in eval mode, where samples do
+            not influence each other.
         losses: ``losses(outputs, targets)``, one loss per sample, shape (B,).
         inputs: model inputs.
         targets: passed to ``losses``.
@@ -86,7 +96,9 @@ def ideal_share(
     shares = []
     known = chain.by_site()
     for node, part in zip(chain.nodes, parts, strict=True):
-        step = part.gradient / part.gradient.norm(dim=1, keepdim=True) if relative else part.gradient
+        step = (
+            part.gradient / part.gradient.norm(dim=1, keepdim=True) if relative else part.gradient
+        )
 
         def moved(addition: Addition, index: int = node.index, step: Tensor = step) -> Tensor:
             result = addition.run()
@@ -106,16 +118,18 @@ def ideal_share(
 def _per_sample(value: Tensor, part: NodeTensors) -> Tensor:
     if value.shape != (len(part.gradient),):
         raise InputError(
-            f"The losses have shape {tuple(value.shape)}, expected ({len(part.gradient)},), one per sample; use "
-            "reduction='none' and average over everything but the samples."
+            f"The losses have shape {tuple(value.shape)}, expected ({len(part.gradient)},), one per"
+            " sample; use reduction='none' and average over everything but the samples."
         )
     return value.detach().double()
 
 
 def lemma1(distance: Callable[[Tensor], Tensor], better: Tensor, worse: Tensor, mu: float) -> Check:
-    """Mixtures of an ideal direction and the predicted one are ideal: for ``mu`` in [0, 1], not for every ``mu >= 0``.
+    """Mixtures of an ideal direction and the predicted one are ideal: for ``mu`` in [0, 1],
+    not for every ``mu >= 0``.
 
-    Premise ``l(better) <= l(worse)``, conclusion ``l(mu better + (1 - mu) worse) <= l(worse)``: quasi-convexity.
+    Premise ``l(better) <= l(worse)``, conclusion ``l(mu better + (1 - mu) worse) <=
+    l(worse)``: quasi-convexity.
 
     Args:
         distance: ``l``, from points (N, D) to distances (N,).
@@ -191,12 +205,15 @@ def lemma3_step(length: int, delta: float, a: float) -> float:
     return (1 + a) * math.log(length) / (delta * length)
 
 
-def lemma3(states: Tensor, directions: Tensor, target: Tensor, *, delta: float, a: float = 1.0) -> Convergence:
+def lemma3(
+    states: Tensor, directions: Tensor, target: Tensor, *, delta: float, a: float = 1.0
+) -> Convergence:
     """Lemma 3 in its corrected form, on trajectories ``x_{l+1} = x_l + eta z_{l+1}``.
 
-    Premises: ``<y - x_l, d_{l+1}> >= delta ||x_l - y||^2`` with ``d = E[z]`` (the printed Definition 4 never mentions
-    y), ``eta = (1+a) log L / (delta L)`` with ``2 eta delta <= 1`` (the printed lemma takes full steps), and
-    ``L^a log L >= D^2 delta^2 / ((1+a) Z^2)``. Conclusion: ``E||x_L - y||^2 <= (1+a) log L Z^2 / (delta^2 L)``.
+    Premises: ``<y - x_l, d_{l+1}> >= delta ||x_l - y||^2`` with ``d = E[z]`` (the printed
+    Definition 4 never mentions y), ``eta = (1+a) log L / (delta L)`` with ``2 eta delta <= 1`` (the
+    printed lemma takes full steps), and ``L^a log L >= D^2 delta^2 / ((1+a) Z^2)``. Conclusion:
+    ``E||x_L - y||^2 <= (1+a) log L Z^2 / (delta^2 L)``.
 
     Args:
         states: ``x_0 ... x_L``, shape (L+1, N, D), N independent runs.
@@ -231,10 +248,11 @@ def lemma3(states: Tensor, directions: Tensor, target: Tensor, *, delta: float, 
 
 
 def simulate_lemma3(
-    length: int, *, full_steps: bool = False, delta: float = 1.0, a: float = 1.0, dim: int = 8, noise: float = 1.0,
-    runs: int = 400, seed: int = 0,
+    length: int, *, full_steps: bool = False, delta: float = 1.0, a: float = 1.0, dim: int = 8,
+    noise: float = 1.0, runs: int = 400, seed: int = 0,
 ) -> Convergence:  # fmt: skip
-    """Monte Carlo of Lemma 3 with ``z_{l+1} = delta (y - x_l) + noise``: corrected, or with the printed full steps.
+    """Monte Carlo of Lemma 3 with ``z_{l+1} = delta (y - x_l) + noise``: corrected, or
+    with the printed full steps.
 
     Args:
         length: number of nodes L.
@@ -260,12 +278,16 @@ def simulate_lemma3(
     states, means = [x], []
     for _ in range(length):
         means.append(delta * (target - x))
-        z = means[-1] + noise / dim**0.5 * torch.randn(x.shape, generator=generator, dtype=torch.float64)
+        z = means[-1] + noise / dim**0.5 * torch.randn(
+            x.shape, generator=generator, dtype=torch.float64
+        )
         x = x + eta * z
         states.append(x)
     if not full_steps:
         return lemma3(torch.stack(states), torch.stack(means), target, delta=delta, a=a)
-    moment = float((torch.stack(states[1:]) - torch.stack(states[:-1])).square().sum(-1).mean(1).max())
+    moment = float(
+        (torch.stack(states[1:]) - torch.stack(states[:-1])).square().sum(-1).mean(1).max()
+    )
     return Convergence(
         delta=delta,
         diameter=1.0,
@@ -279,13 +301,17 @@ def simulate_lemma3(
 
 @dataclass(frozen=True)
 class PenaltyGradient:
-    """The exact gradient of ``lam * (one node's eps)^2``, compared with the penal connection that replaces it.
+    """The exact gradient of ``lam * (one node's eps)^2``, compared with the penal
+    connection that replaces it.
 
     Attributes:
-        exact: ``2 lam (1 - c eta t)(-c eta g^ + c^3 eta t z)``, shape (B, D), ``c = 1/||z||``, ``t = <z, g^>``.
-        orthogonality: largest ``|cos(exact, z)|``: zero up to rounding, but 1 for the penal connection.
+        exact: ``2 lam (1 - c eta t)(-c eta g^ + c^3 eta t z)``, shape (B, D), ``c =
+            1/||z||``, ``t = <z, g^>``.
+        orthogonality: largest ``|cos(exact, z)|``: zero up to rounding, but 1
+            for the penal connection.
         kept_over_ignored: ``||z-term|| / ||g-term||`` per sample, equal to ``|cos(z, g)|``.
-        cancelling_tau: the tau that cancels the z-term, ``2 eta lam c^3 t (1 - c eta t)``, shape (B,).
+        cancelling_tau: the tau that cancels the z-term, ``2 eta lam c^3 t (1
+            - c eta t)``, shape (B,).
         best_tau: least-squares tau of ``exact ~ tau z``; zero.
     """
 
@@ -296,7 +322,9 @@ class PenaltyGradient:
     best_tau: Tensor
 
 
-def penalty_gradient(direction: Tensor, gradient: Tensor, *, eta: float, lam: float) -> PenaltyGradient:
+def penalty_gradient(
+    direction: Tensor, gradient: Tensor, *, eta: float, lam: float
+) -> PenaltyGradient:
     """The gradient that ``tau z`` approximates, for one node: appendix C with its signs corrected.
 
     Args:
@@ -337,9 +365,12 @@ class Lemma4:
     """ResNet's node compared with VGG's, ``z`` with ``z - x``, over (node, sample) pairs.
 
     Attributes:
-        products: the statement for inner products ``<., d>``, as in the proof: it follows from the premise.
-        cosines: the statement for the normalised vectors of Definition 3, as printed: it does not follow.
-        premise_on_convex: share of the pairs of delta-convex samples in which premise (24), ``<x, d> >= 0``, holds.
+        products: the statement for inner products ``<., d>``, as in the proof: it
+            follows from the premise.
+        cosines: the statement for the normalised vectors of Definition 3, as
+            printed: it does not follow.
+        premise_on_convex: share of the pairs of delta-convex samples in which premise
+            (24), ``<x, d> >= 0``, holds.
     """
 
     products: Check
@@ -351,8 +382,8 @@ def lemma4(parts: tuple[NodeTensors, ...]) -> Lemma4:
     """Check both forms of Lemma 4, with ``d = -g``.
 
     Args:
-        parts: the tensors of a chain, from :func:`pathspace.diagnostics.efficiency.tensors`; only nodes whose stream
-            has the shape of the direction are used.
+        parts: the tensors of a chain, from :func:`pathspace.diagnostics.efficiency.tensors`; only
+            nodes whose stream has the shape of the direction are used.
 
     Returns:
         Both checks, and how often the premise holds.
@@ -405,10 +436,11 @@ class Walk(NamedTuple):
 
 
 def walks(chain: Nodes, inputs: Any, sample: int = 0) -> list[Walk]:
-    """The walk of one sample through the chain, split at changes of the states' shape, in order of execution.
+    """The walk of one sample through the chain, split at changes of the states'
+    shape, in order of execution.
 
-    The points are the first stream plus the sum of the directions so far; they differ from the streams if a norm or an
-    activation follows each sum.
+    The points are the first stream plus the sum of the directions so far; they differ from the
+    streams if a norm or an activation follows each sum.
 
     Args:
         chain: the traced chain.
@@ -440,7 +472,9 @@ def walks(chain: Nodes, inputs: Any, sample: int = 0) -> list[Walk]:
     for _, run in groupby(sorted(seen), key=lambda index: len(seen[index][0])):
         indices = list(run)
         names = tuple(chain.nodes[index].name for index in indices)
-        found.append(_walk(names, seen[indices[0]][0], torch.stack([seen[index][1] for index in indices])))
+        found.append(
+            _walk(names, seen[indices[0]][0], torch.stack([seen[index][1] for index in indices]))
+        )
     return found
 
 
@@ -463,7 +497,8 @@ def walk(chain: Nodes, inputs: Any, sample: int = 0) -> tuple[Tensor, float]:
         sample: index of the sample.
 
     Returns:
-        Coordinates, shape (K + 1, 2), and the share of consecutive steps with ``<z_l, z_{l+1}> < 0``.
+        Coordinates, shape (K + 1, 2), and the share of consecutive steps
+        with ``<z_l, z_{l+1}> < 0``.
     """
     _, points, folds = max(walks(chain, inputs, sample), key=lambda each: len(each.names))
     return points, folds

@@ -45,9 +45,9 @@ def choose_loss(loss: str | Function | nn.Module | None, seed: int = 0) -> Loss:
     """The loss for a user's choice.
 
     Args:
-        loss: ``loss(outputs, targets)``; or the name of a loss of torch (``"cross_entropy"``, ``"MSELoss"``); or
-            ``package.module:name`` or ``path/to/file.py:name`` of a function, a module or a class of modules; ``None``
-            for :func:`default_loss`.
+        loss: ``loss(outputs, targets)``; or the name of a loss of torch (``"cross_entropy"``,
+            ``"MSELoss"``); or ``package.module:name`` or ``path/to/file.py:name`` of a function, a
+            module or a class of modules; ``None`` for :func:`default_loss`.
         seed: seed of the stand-in.
 
     Returns:
@@ -68,7 +68,8 @@ def choose_loss(loss: str | Function | nn.Module | None, seed: int = 0) -> Loss:
     if not isinstance(loss, str):
         if not callable(loss):
             raise InputTypeError(
-                f"The loss is a {type(loss).__name__}, expected a function loss(outputs, targets), or its name."
+                f"The loss is a {type(loss).__name__}, expected a function loss(outputs, targets),"
+                " or its name."
             )
         return Loss(loss, "the loss that was given", reduction=_known(loss))
     if ":" in loss:
@@ -76,12 +77,17 @@ def choose_loss(loss: str | Function | nn.Module | None, seed: int = 0) -> Loss:
         found = found() if isinstance(found, type) and issubclass(found, nn.Module) else found
         if not callable(found):
             raise InputError(
-                f"The loss '{loss}' is a {type(found).__name__}, expected a function loss(outputs, targets); name one."
+                f"The loss '{loss}' is a {type(found).__name__}, expected a function loss(outputs,"
+                " targets); name one."
             )
         return Loss(found, f"the loss {loss}", reduction=_known(found))
     others = ("cross_entropy", "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div")
     functions = {name: f for name, f in vars(F).items() if name.endswith("_loss") or name in others}
-    classes = {name: made for name, made in vars(nn.modules.loss).items() if name.endswith("Loss") and name[0] != "_"}
+    classes = {
+        name: made
+        for name, made in vars(nn.modules.loss).items()
+        if name.endswith("Loss") and name[0] != "_"
+    }
     function = functions.get(loss, classes.get(loss))
     if function is None or not callable(function):
         names = ", ".join(sorted(name for name in functions if name[0] != "_"))
@@ -90,7 +96,11 @@ def choose_loss(loss: str | Function | nn.Module | None, seed: int = 0) -> Loss:
             "a class such as CrossEntropyLoss, or file.py:function."
         )
     made: Function = function() if isinstance(function, type) else function
-    return Loss(lambda outputs, targets: _of_scores(made, loss, outputs, targets), loss, reduction=_known(made))
+    return Loss(
+        lambda outputs, targets: _of_scores(made, loss, outputs, targets),
+        loss,
+        reduction=_known(made),
+    )
 
 
 def _known(loss: Any) -> str | None:
@@ -104,9 +114,13 @@ def _known(loss: Any) -> str | None:
 def _of_scores(function: Function, name: str, outputs: Any, targets: Any) -> Tensor:
     """A loss of torch on a model's scores, with classes in the dimension that torch expects."""
     if targets is None:
-        raise InputError(f"The loss {name} needs targets, and the data have none; give pairs (inputs, targets).")
+        raise InputError(
+            f"The loss {name} needs targets, and the data have none; give pairs (inputs, targets)."
+        )
     found = scores(outputs)
-    tokens = found.ndim > 2 and not targets.is_floating_point() and targets.shape == found.shape[:-1]
+    tokens = (
+        found.ndim > 2 and not targets.is_floating_point() and targets.shape == found.shape[:-1]
+    )
     if tokens and targets.shape != found.shape[:1] + found.shape[2:]:
         found, targets = found.flatten(0, -2), targets.flatten()
     return function(found, targets)
@@ -122,18 +136,25 @@ def scores(outputs: Any) -> Tensor:
         InputError: there is none.
     """
     named = getattr(outputs, "logits", None)
-    found = [t for t in tensors_of(named if isinstance(named, Tensor) else outputs) if t.is_floating_point()]
+    found = [
+        t
+        for t in tensors_of(named if isinstance(named, Tensor) else outputs)
+        if t.is_floating_point()
+    ]
     if not found:
-        raise InputError("The outputs contain no tensor of real numbers, expected one for a loss; pass loss=.")
+        raise InputError(
+            "The outputs contain no tensor of real numbers, expected one for a loss; pass loss=."
+        )
     return next((tensor for tensor in found if tensor.ndim), found[0])
 
 
 def default_loss(seed: int = 0) -> Loss:
     """The default loss, if the user gives none.
 
-    It is the model's loss if the model returns one (a scalar as its first output, as models of the transformers library
-    do if they are given labels). Otherwise, with targets, it is the cross-entropy of classes or the mean squared error.
-    Without targets it is the negative log-likelihood of random classes, or the mean square if outputs are not scores.
+    It is the model's loss if the model returns one (a scalar as its first output, as models of the
+    transformers library do if they are given labels). Otherwise, with targets, it is the
+    cross-entropy of classes or the mean squared error. Without targets it is the negative
+    log-likelihood of random classes, or the mean square if outputs are not scores.
 
     Args:
         seed: seed of the classes.
@@ -155,13 +176,19 @@ def default_loss(seed: int = 0) -> Loss:
             return _of_scores(function, function.__name__, found, targets)
         if found.ndim in (2, 3) and found.shape[-1] > 1:
             generator = torch.Generator().manual_seed(seed)
-            classes = torch.randint(0, found.shape[-1], found.shape[:-1], generator=generator).to(found.device)
+            classes = torch.randint(0, found.shape[-1], found.shape[:-1], generator=generator).to(
+                found.device
+            )
             made.says = "random classes: they speak of the network at this point and not of a task"
             return F.cross_entropy(found.flatten(0, -2), classes.flatten())
         return found.square().mean()
 
     made = Loss(
-        loss, "the mean square of the outputs: they speak of the network and not of a task", False, "mean", False
+        loss,
+        "the mean square of the outputs: they speak of the network and not of a task",
+        False,
+        "mean",
+        False,
     )
     return made
 
@@ -176,7 +203,8 @@ def tensors_of(outputs: Any) -> Iterator[Tensor]:
 
 
 def reduction(loss: Function, outputs: Any, targets: Any, value: Tensor, batch_dim: int = 0) -> str:
-    """Whether a loss is a mean or a sum over samples: from its attribute, or measured on a doubled batch.
+    """Whether a loss is a mean or a sum over samples: from its attribute, or
+    measured on a doubled batch.
 
     Args:
         loss: ``loss(outputs, targets)``.

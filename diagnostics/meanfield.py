@@ -1,8 +1,9 @@
-"""Theory of wide random layers: gains by Gaussian integrals, fixed points, and the boundary between order and chaos.
+"""Theory of wide random layers: gains by Gaussian integrals, fixed points, and the
+boundary between order and chaos.
 
-For weights of variance ``s^2 / fan_in`` and biases of variance ``b^2`` the pre-activations of a wide layer are normal
-with variance ``q' = s^2 E[phi(sqrt(q) g)^2] + b^2``, and a perturbation's square grows by
-``chi = s^2 E[phi'(sqrt(q) g)^2]``.
+For weights of variance ``s^2 / fan_in`` and biases of variance ``b^2`` the pre-activations of a
+wide layer are normal with variance ``q' = s^2 E[phi(sqrt(q) g)^2] + b^2``, and a perturbation's
+square grows by ``chi = s^2 E[phi'(sqrt(q) g)^2]``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ Function = Callable[[Tensor], Tensor]
 
 @lru_cache(maxsize=1)
 def _nodes() -> tuple[Tensor, Tensor]:
-    """Nodes and weights of a quadrature with Gauss-Legendre rules on each side of 0, where activations have kinks."""
+    """Nodes and weights of a quadrature with Gauss-Legendre rules on each side of 0,
+    where activations have kinks.
+    """
     x, w = np.polynomial.legendre.leggauss(160)
     x, w = 5 * (x + 1), 5 * w
     nodes = np.concatenate([-x[::-1], x])
@@ -41,7 +44,8 @@ def gaussian_mean(function: Function, variance: float = 1.0, mean: float = 0.0) 
         mean: mean of the argument.
 
     Returns:
-        The integral, exact to about 1e-12 for functions that are smooth on both sides of zero (and ``mean`` zero).
+        The integral, exact to about 1e-12 for functions that are smooth on both sides of
+        zero (and ``mean`` zero).
 
     Example:
         >>> round(gaussian_mean(lambda z: torch.relu(z) ** 2), 12)
@@ -67,11 +71,13 @@ def slope(function: Function) -> Function:
 
 @dataclass(frozen=True)
 class Gains:
-    """Scales ``s`` of weights (standard deviation ``s / sqrt(fan_in)``) that preserve a signal of unit variance.
+    """Scales ``s`` of weights (standard deviation ``s / sqrt(fan_in)``) that preserve a
+    signal of unit variance.
 
     Attributes:
         forward: keeps the second moment of the pre-activations, ``1 / sqrt(E[phi^2])``.
-        backward: keeps the second moment of gradients (for layers of equal width), ``1 / sqrt(E[phi'^2])``.
+        backward: keeps the second moment of gradients (for layers of equal width),
+            ``1 / sqrt(E[phi'^2])``.
     """
 
     forward: float
@@ -100,12 +106,16 @@ def gains(activation: Function) -> Gains:
 
     derivative = slope(activation)
     return Gains(
-        inverse(gaussian_mean(lambda z: activation(z) ** 2)), inverse(gaussian_mean(lambda z: derivative(z) ** 2))
+        inverse(gaussian_mean(lambda z: activation(z) ** 2)),
+        inverse(gaussian_mean(lambda z: derivative(z) ** 2)),
     )
 
 
-def fixed_variance(activation: Function, scale: float, bias: float = 0.0, steps: int = 10_000) -> float:
-    """The fixed point of the variance of pre-activations in deep layers: ``q = s^2 E[phi(sqrt(q) g)^2] + b^2``.
+def fixed_variance(
+    activation: Function, scale: float, bias: float = 0.0, steps: int = 10_000
+) -> float:
+    """The fixed point of the variance of pre-activations in deep layers: ``q = s^2
+    E[phi(sqrt(q) g)^2] + b^2``.
 
     Args:
         activation: acts on each entry.
@@ -114,7 +124,8 @@ def fixed_variance(activation: Function, scale: float, bias: float = 0.0, steps:
         steps: largest number of layers.
 
     Returns:
-        The fixed point that is reached from unit variance; 0 if the signal vanishes, infinity if it diverges.
+        The fixed point that is reached from unit variance; 0 if the signal vanishes,
+        infinity if it diverges.
     """
     q = 1.0
     for _ in range(steps):
@@ -128,7 +139,8 @@ def fixed_variance(activation: Function, scale: float, bias: float = 0.0, steps:
 
 
 def growth(activation: Function, scale: float, bias: float = 0.0) -> float:
-    """The growth exponent of a wide plain net at its fixed point: ``log(s^2 E[phi'(sqrt(q) g)^2]) / 2``.
+    """The growth exponent of a wide plain net at its fixed point: ``log(s^2
+    E[phi'(sqrt(q) g)^2]) / 2``.
 
     Args:
         activation: acts on each entry.
@@ -153,7 +165,9 @@ def growth(activation: Function, scale: float, bias: float = 0.0) -> float:
     return 0.5 * math.log(chi) if chi > 0 else -math.inf
 
 
-def critical_scale(activation: Function, bias: float = 0.0, low: float = 0.05, high: float = 10.0) -> float:
+def critical_scale(
+    activation: Function, bias: float = 0.0, low: float = 0.05, high: float = 10.0
+) -> float:
     """The weight scale at which the growth exponent of a wide plain net is zero.
 
     Args:
@@ -175,7 +189,8 @@ def critical_scale(activation: Function, bias: float = 0.0, low: float = 0.05, h
     ends = growth(activation, low, bias), growth(activation, high, bias)
     if ends[0] * ends[1] > 0:
         raise InputError(
-            f"critical_scale found growth exponents {ends[0]:.3g} and {ends[1]:.3g} at scales {low} and {high}, "
-            "expected opposite signs; there is only one phase, or the range must be wider."
+            f"critical_scale found growth exponents {ends[0]:.3g} and {ends[1]:.3g} at scales {low}"
+            f" and {high}, expected opposite signs; there is only one phase, or the range must be"
+            " wider."
         )
     return float(brentq(lambda scale: growth(activation, scale, bias), low, high, xtol=1e-10))

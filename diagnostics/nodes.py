@@ -1,4 +1,6 @@
-"""The nodes of a learnable Markov chain as data, and runs of the model that record its additions."""
+"""The nodes of a learnable Markov chain as data, and runs of the model
+that record its additions.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +32,16 @@ class ChainNode:
         index: position in the chain, from 0.
         name: the module that computes the predicted direction ``z_l``.
         module: the module whose ``forward`` makes the addition.
-        kind: ``"identity"`` (the stream is ``x_{l-1}`` itself), ``"shortcut"`` (the stream is the output of an affine
-            down-sampling shortcut), ``"parallel"`` (added to the same stream as the previous node).
+        kind: ``"identity"`` (the stream is ``x_{l-1}`` itself), ``"shortcut"`` (the stream is
+            the output of an affine down-sampling shortcut), ``"parallel"`` (added to the same
+            stream as the previous node).
         direction: which operand of the addition is the direction, 0 or 1.
         scale: ``z_l = scale * operand``, for ``torch.add(..., alpha=)`` and subtractions.
         shape: shape of ``x_l`` on the example inputs.
         in_place: whether the addition overwrites one of its operands.
         then: the operation that takes ``x_l``, if it is the only one.
-        readout: parameters of the branch's last layers, in which ``z_l`` is jointly linear; empty if they are also
-            used elsewhere.
+        readout: parameters of the branch's last layers, in which ``z_l`` is jointly linear; empty
+            if they are also used elsewhere.
         encloses: names of the nodes inside this node's branch.
         source: file and line.
         site: where the addition happens in the running model.
@@ -82,7 +85,9 @@ class Nodes:
     example: Example = field(repr=False)
     additions: Mapping[str, frozenset[Kinds]] = field(repr=False, default_factory=dict)
     # dimension of the samples in the inputs -> their dimensions at the nodes
-    _batch_dims: dict[int, tuple[int, ...]] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _batch_dims: dict[int, tuple[int, ...]] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -94,24 +99,30 @@ class Nodes:
             >>> from pathspace.diagnostics import MarkovChain
             >>> MarkovChain.trace(nn.Linear(2, 2), torch.ones(1, 2)).sentence()
             'Linear is not a Markov chain: no addition joins a stream and a branch computed from it.'
-        """
+        """  # noqa: E501
         name = type(self.model).__name__
         if self.nodes:
             kinds = Counter(node.kind for node in self.nodes)
             parts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
             return f"{name} is a Markov chain of {plural(len(self.nodes), 'node')} ({parts})."
         joins = sum(item.operation == "cat" for item in self.dismissed)
-        joined = f"it joins features by concatenation ({plural(joins, 'time')}), and " if joins else ""
+        joined = (
+            f"it joins features by concatenation ({plural(joins, 'time')}), and " if joins else ""
+        )
         if joins and joins == len(self.dismissed):
             return f"{name} is not a Markov chain: {joined}adds none."
-        return f"{name} is not a Markov chain: {joined}no addition joins a stream and a branch computed from it."
+        return (
+            f"{name} is not a Markov chain: {joined}no addition joins a stream and a branch"
+            " computed from it."
+        )
 
     def by_site(self) -> dict[Site, ChainNode]:
         """The node at each site of the running model."""
         return {node.site: node for node in self.nodes}
 
     def batch_dims(self, batch_dim: int = 0) -> tuple[int, ...]:
-        """The dimension of the samples in every node's ``x_l``, found once, by a run of the model on a doubled batch.
+        """The dimension of the samples in every node's ``x_l``, found once, by a run of the
+        model on a doubled batch.
 
         Args:
             batch_dim: the dimension of the samples in the inputs.
@@ -139,7 +150,9 @@ class Nodes:
         for node in self.nodes:
             pairs = list(zip(node.shape, shapes.get(node.index, ()), strict=False))
             grown = [dim for dim, (old, new) in enumerate(pairs) if new == 2 * old]
-            dims.append(grown[0] if len(grown) == 1 else min(batch_dim, max(len(node.shape) - 1, 0)))
+            dims.append(
+                grown[0] if len(grown) == 1 else min(batch_dim, max(len(node.shape) - 1, 0))
+            )
         return tuple(dims)
 
 
@@ -149,8 +162,8 @@ def batch_size(example: Example, dim: int = 0) -> int:
         if isinstance(value, Tensor) and value.ndim > dim:
             return int(value.shape[dim])
     raise InputTypeError(
-        f"The model has no tensor with a dimension {dim} among its inputs, so it has no dimension of samples; pass "
-        f"such a tensor, or another batch_dim."
+        f"The model has no tensor with a dimension {dim} among its inputs, so it has no dimension"
+        " of samples; pass such a tensor, or another batch_dim."
     )
 
 
@@ -165,7 +178,9 @@ def _doubled(example: Example, dim: int) -> Example:
 
 
 def run_noting(model: nn.Module, example: Example, handler: Any, end: End | None = None) -> Any:
-    """Run a model on its example inputs, without gradients, and pass every addition to ``handler``."""
+    """Run a model on its example inputs, without gradients, and pass every
+    addition to ``handler``.
+    """
     require_runnable("the Markov chain", model.named_parameters())
     with unchanged(model), quiet(), torch.no_grad(), Sites(handler, end=end).following(model):
         return model(*example[0], **example[1])
@@ -173,8 +188,15 @@ def run_noting(model: nn.Module, example: Example, handler: Any, end: End | None
 
 @contextmanager
 def unwrapped(model: nn.Module) -> Iterator[None]:
-    """A context in which the wrappers of ``torch.compile``, which are not modules of the model, are removed."""
-    held = [(m, name, part) for m in model.modules() for name, part in m._modules.items() if _inside(part) is not None]
+    """A context in which the wrappers of ``torch.compile``, which are not modules
+    of the model, are removed.
+    """
+    held = [
+        (m, name, part)
+        for m in model.modules()
+        for name, part in m._modules.items()
+        if _inside(part) is not None
+    ]
     for parent, name, part in held:
         parent._modules[name] = _inside(part)
     try:

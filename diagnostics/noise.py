@@ -23,14 +23,18 @@ from pathspace.errors import InputError, UnsupportedError, expect_arguments, exp
 
 def _decay(decay: float) -> float:
     if not 0 <= decay < 1:
-        raise InputError(f"A moving average found decay={decay}, expected 0 <= decay < 1; at 1 it would never change.")
+        raise InputError(
+            f"A moving average found decay={decay}, expected 0 <= decay < 1; at 1 it would never"
+            " change."
+        )
     return decay
 
 
 def stationary_variance(decay: float) -> float:
     """``(1 - decay) / (1 + decay)``: the share of the noise that remains after a moving average.
 
-    It is the variance of ``g_t = decay g_{t-1} + (1 - decay) x_t`` over that of independent ``x_t``.
+    It is the variance of ``g_t = decay g_{t-1} + (1 - decay) x_t`` over
+    that of independent ``x_t``.
 
     Args:
         decay: between 0 and 1.
@@ -49,7 +53,8 @@ def stationary_variance(decay: float) -> float:
 
 
 def average_weight(decay: float, steps: int) -> float:
-    """Sum of the weights of the first ``steps`` values in a moving average started at zero: ``1 - decay^steps``.
+    """Sum of the weights of the first ``steps`` values in a moving average started at
+    zero: ``1 - decay^steps``.
 
     Example:
         >>> round(average_weight(0.9, 7), 2)
@@ -59,7 +64,8 @@ def average_weight(decay: float, steps: int) -> float:
 
 
 def sampling_factor(batch: int, population: int | None = None) -> float:
-    """Variance of a mini-batch mean over that of one sample: ``1/B``, times ``(D - B) / (D - 1)`` without replacement.
+    """Variance of a mini-batch mean over that of one sample: ``1/B``, times ``(D - B) / (D -
+    1)`` without replacement.
 
     Args:
         batch: batch size B.
@@ -77,13 +83,17 @@ def sampling_factor(batch: int, population: int | None = None) -> float:
     """
     if batch < 1 or (population is not None and batch > population):
         raise InputError(
-            f"sampling_factor found batch={batch} and population={population}, expected 1 <= batch <= population."
+            f"sampling_factor found batch={batch} and population={population}, expected 1 <= batch"
+            " <= population."
         )
-    return 1 / batch if population is None else (population - batch) / max(population - 1, 1) / batch
+    return (
+        1 / batch if population is None else (population - batch) / max(population - 1, 1) / batch
+    )
 
 
 def stability_limit(decay: float, curvature: float) -> float:
-    """Largest stable learning rate of the moving average on a quadratic: ``2 (1 + decay) / ((1 - decay) h)``.
+    """Largest stable learning rate of the moving average on a quadratic: ``2 (1 +
+    decay) / ((1 - decay) h)``.
 
     Args:
         decay: decay of the moving average of gradients.
@@ -104,9 +114,11 @@ def stability_limit(decay: float, curvature: float) -> float:
 
 
 def monotone_limit(decay: float, curvature: float) -> float:
-    """Largest learning rate without oscillation on a quadratic: ``(1 - sqrt(decay)) / ((1 + sqrt(decay)) h)``.
+    """Largest learning rate without oscillation on a quadratic: ``(1 - sqrt(decay)) /
+    ((1 + sqrt(decay)) h)``.
 
-    Above it the roots are complex and the loss sometimes increases; this, not stability, is the cost of a large decay.
+    Above it the roots are complex and the loss sometimes increases; this, not stability, is
+    the cost of a large decay.
 
     Example:
         >>> monotone_limit(0.0, 1.0), round(monotone_limit(0.81, 1.0), 4)
@@ -118,7 +130,8 @@ def monotone_limit(decay: float, curvature: float) -> float:
 
 
 def contraction(decay: float, lr: float, curvature: float) -> float:
-    """Factor per step by which the moving average approaches the minimum of ``h x^2 / 2``, for many steps.
+    """Factor per step by which the moving average approaches the minimum of ``h
+    x^2 / 2``, for many steps.
 
     The larger modulus of the roots of ``r^2 - (1 + decay - (1 - decay) lr h) r + decay``.
 
@@ -179,7 +192,8 @@ def quadratic_probe(decay: float, lr: float, curvature: float = 1.0, steps: int 
 
 
 def curvature(model: nn.Module, loss: Loss, inputs: Any, targets: Any, seed: int = 0) -> float:
-    """The largest eigenvalue of the loss's Hessian for all parameters, from Hessian-vector products (Lanczos).
+    """The largest eigenvalue of the loss's Hessian for all parameters, from
+    Hessian-vector products (Lanczos).
 
     Args:
         model: any module.
@@ -192,7 +206,8 @@ def curvature(model: nn.Module, loss: Loss, inputs: Any, targets: Any, seed: int
         The eigenvalue (algebraically largest).
 
     Raises:
-        UnsupportedError: an operation of the model has no second derivative, or its gradients are not finite.
+        UnsupportedError: an operation of the model has no second derivative, or its
+            gradients are not finite.
 
     Example:
         >>> model = nn.Linear(2, 1, bias=False).double()
@@ -206,11 +221,14 @@ def curvature(model: nn.Module, loss: Loss, inputs: Any, targets: Any, seed: int
     with unchanged(model), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         value = loss(call(model, inputs), targets)
         with differentiating(model):
-            slopes = torch.autograd.grad(value, parameters, create_graph=True, materialize_grads=True)
+            slopes = torch.autograd.grad(
+                value, parameters, create_graph=True, materialize_grads=True
+            )
         flat = torch.cat([slope.reshape(-1) for slope in slopes])
         if not bool(flat.isfinite().all()):
             raise UnsupportedError(
-                f"The curvature of {type(model).__name__} cannot be computed, because its gradients are not finite."
+                f"The curvature of {type(model).__name__} cannot be computed, because its gradients"
+                " are not finite."
             )
 
         def product(vector: np.ndarray) -> np.ndarray:
@@ -218,17 +236,21 @@ def curvature(model: nn.Module, loss: Loss, inputs: Any, targets: Any, seed: int
                 return np.zeros(size)
             direction = torch.from_numpy(np.ascontiguousarray(vector).reshape(-1)).to(flat)
             try:
-                found = torch.autograd.grad(flat, parameters, direction, retain_graph=True, materialize_grads=True)
+                found = torch.autograd.grad(
+                    flat, parameters, direction, retain_graph=True, materialize_grads=True
+                )
             except RuntimeError as error:
                 raise UnsupportedError(
-                    f"The curvature of {type(model).__name__} cannot be computed, because an operation has no second "
-                    f"derivative: {first_line(error)}."
+                    f"The curvature of {type(model).__name__} cannot be computed, because an"
+                    f" operation has no second derivative: {first_line(error)}."
                 ) from error
-            row = np.concatenate([part.detach().reshape(-1).double().cpu().numpy() for part in found])
+            row = np.concatenate(
+                [part.detach().reshape(-1).double().cpu().numpy() for part in found]
+            )
             if not np.isfinite(row).all():
                 raise UnsupportedError(
-                    f"The curvature of {type(model).__name__} cannot be computed, because its second derivatives are "
-                    "not finite."
+                    f"The curvature of {type(model).__name__} cannot be computed, because its"
+                    " second derivatives are not finite."
                 )
             return row
 
@@ -238,9 +260,15 @@ def curvature(model: nn.Module, loss: Loss, inputs: Any, targets: Any, seed: int
         operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
         start = np.random.default_rng(seed).normal(size=size)
         try:
-            return float(eigsh(operator, k=1, which="LA", v0=start, tol=1e-6, return_eigenvectors=False)[0])
+            return float(
+                eigsh(operator, k=1, which="LA", v0=start, tol=1e-6, return_eigenvectors=False)[0]
+            )
         except ArpackNoConvergence as error:
-            best = error.eigenvalues[-1] if len(error.eigenvalues) else start @ product(start) / (start @ start)
+            best = (
+                error.eigenvalues[-1]
+                if len(error.eigenvalues)
+                else start @ product(start) / (start @ start)
+            )
             return float(best)
 
 
@@ -254,7 +282,8 @@ class DecayAdvice:
         ratio: wanted ratio of noise to signal after averaging.
         decay: the smallest decay with this ratio.
         averaged_noise: ``noise (1 - decay) / (1 + decay)``.
-        curvature: largest eigenvalue of the Hessian on the first batch; ``None`` if not requested or not defined.
+        curvature: largest eigenvalue of the Hessian on the first batch; ``None`` if not
+            requested or not defined.
         stable_lr: stability limit of the learning rate for this decay.
         monotone_lr: limit of the learning rate without oscillation.
         advice: the suggestion in a sentence, with the reason if the curvature is not defined.
@@ -299,15 +328,15 @@ def suggest_decay(
         UnsupportedError: gradients that are not finite.
 
     Reference:
-        Evolution of neural network, section 2.2.4; the stable learning rate increases with the decay, the monotone one
-        decreases.
+        Evolution of neural network, section 2.2.4; the stable learning rate increases with the
+        decay, the monotone one decreases.
     """
     expect_arguments("suggest_decay", model=model, loss=loss)
     batches = list(batches)
     if len(batches) < 2 or ratio <= 0:
         raise InputError(
-            f"suggest_decay found {len(batches)} batches and ratio={ratio}, expected at least two batches and a "
-            "positive ratio."
+            f"suggest_decay found {len(batches)} batches and ratio={ratio}, expected at least two"
+            " batches and a positive ratio."
         )
     table = gradients(model, loss, batches)
     noise = signal = 0.0
@@ -317,8 +346,8 @@ def suggest_decay(
         signal += count * (row.rms**2 - (row.noise or 0.0) / len(batches))
     if not math.isfinite(signal + noise):
         raise UnsupportedError(
-            f"suggest_decay: gradients of {type(model).__name__} are not finite on these batches, so they have no "
-            "noise."
+            f"suggest_decay: gradients of {type(model).__name__} are not finite on these batches,"
+            " so they have no noise."
         )
     signal = max(signal, 0.0)
     q = ratio * signal / noise if noise else math.inf
@@ -330,11 +359,14 @@ def suggest_decay(
         top, missing = None, f" {error}"
     positive = top if top is not None and top > 0 else None
     if decay == 0:
-        advice = "No averaging is needed: the noise of one batch is below the wanted share of the signal."
+        advice = (
+            "No averaging is needed: the noise of one batch is below the wanted share of the"
+            " signal."
+        )
     elif decay == most:
         advice = (
-            f"The noise drowns the signal: even a decay of {most} is not enough; use larger batches or a smaller "
-            "learning rate."
+            f"The noise drowns the signal: even a decay of {most} is not enough; use larger batches"
+            " or a smaller learning rate."
         )
     else:
         advice = f"A decay of {decay:.3g} averages the noise down to {ratio:g} times the signal."

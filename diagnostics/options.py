@@ -20,8 +20,11 @@ DataOption = Annotated[
     typer.Option(
         "--data",
         metavar="DATA",
-        help="Batches (inputs, targets): place:name of a DataLoader, a data set, a list or a function that returns "
-        "one, or a .safetensors or .pt file of named tensors. Replaces the example inputs.",
+        help=(
+            "Batches (inputs, targets): place:name of a DataLoader, a data set, a list or a"
+            " function that returns one, or a .safetensors or .pt file of named tensors. Replaces"
+            " the example inputs."
+        ),
         show_default=False,
     ),
 ]
@@ -30,10 +33,15 @@ LossOption = Annotated[
     typer.Option(
         "--loss",
         metavar="LOSS",
-        help="A loss of torch (cross_entropy, MSELoss, ...), or place:name of a function loss(outputs, targets).",
+        help=(
+            "A loss of torch (cross_entropy, MSELoss, ...), or place:name of a function"
+            " loss(outputs, targets)."
+        ),
         show_default="the model's own, or one that fits the targets",
     ),
 ]
-BatchesOption = Annotated[int, typer.Option("--batches", metavar="N", min=1, help="Largest number of batches to use.")]
+BatchesOption = Annotated[
+    int, typer.Option("--batches", metavar="N", min=1, help="Largest number of batches to use.")
+]
 
 __all__ = ["BatchesOption", "CheckpointOption", "DataOption", "LossOption"]

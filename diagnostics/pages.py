@@ -1,4 +1,6 @@
-"""Pages from templates, with escaped values, an error for missing values, and an embedded style sheet."""
+"""Pages from templates, with escaped values, an error for missing values,
+and an embedded style sheet.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,14 @@ def asset(name: str) -> Markup:
     Args:
         name: name of the file.
     """
-    return Markup((files("pathspace.diagnostics.report") / "templates" / name).read_text(encoding="utf-8"))
+    return Markup(
+        (files("pathspace.diagnostics.report") / "templates" / name).read_text(encoding="utf-8")
+    )
 
 
 def render(template: str, **values: Any) -> str:
-    """Fill a template; ``style`` is the style sheet of all pages, and the filter ``n`` writes numbers.
+    """Fill a template; ``style`` is the style sheet of all pages, and the
+    filter ``n`` writes numbers.
 
     Args:
         template: name of the template.

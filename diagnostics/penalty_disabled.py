@@ -22,14 +22,20 @@ def penalty_disabled(model: nn.Module, when: bool = True) -> Iterator[None]:
     Example:
         >>> import torch
         >>> from pathspace.training import penalize
-        >>> layer = penalize(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), torch.randn(2, 5, 8), tau=1.0)
+        >>> layer = penalize(
+        ...     nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
+        ...     torch.randn(2, 5, 8),
+        ...     tau=1.0,
+        ... )
         >>> with penalty_disabled(layer):
         ...     layer.penal_connection.tau
         0.0
         >>> layer.penal_connection.tau
         1.0
     """
-    connections = [vars(module)[PENAL] for module in model.modules() if PENAL in vars(module)] if when else []
+    connections = (
+        [vars(module)[PENAL] for module in model.modules() if PENAL in vars(module)] if when else []
+    )
     before = [connection.tau for connection in connections]
     try:
         for connection in connections:

@@ -29,7 +29,9 @@ def _figure(height: float) -> tuple[Figure, Axes]:
 
 
 def draw_sweep(
-    table: Table[ScalePoint], theory: Callable[[float], float] | None = None, critical: CriticalPoint | None = None
+    table: Table[ScalePoint],
+    theory: Callable[[float], float] | None = None,
+    critical: CriticalPoint | None = None,
 ) -> Figure:
     """Draw the exponent over the weight scale with 95 % intervals, with order and chaos shaded.
 
@@ -47,17 +49,35 @@ def draw_sweep(
     value = np.array([row.growth.value for row in rows])
     spread = np.array([[row.growth.value - row.low, row.high - row.growth.value] for row in rows]).T
     spread = np.where(np.isfinite(spread), spread, 0)
-    axes.errorbar(scale, value, spread, fmt="o", color=BLUE, markersize=4, capsize=2, label="measured, 95 % interval")
+    axes.errorbar(
+        scale,
+        value,
+        spread,
+        fmt="o",
+        color=BLUE,
+        markersize=4,
+        capsize=2,
+        label="measured, 95 % interval",
+    )
     if theory is not None:
         fine = np.linspace(scale.min(), scale.max(), 120)
-        axes.plot(fine, [theory(s) for s in fine], color=ORANGE, linewidth=1.5, zorder=0, label="infinite width")
+        axes.plot(
+            fine,
+            [theory(s) for s in fine],
+            color=ORANGE,
+            linewidth=1.5,
+            zorder=0,
+            label="infinite width",
+        )
     axes.axhline(0, color="black", linewidth=0.8)
     low, high = axes.get_ylim()
     axes.axhspan(min(low, 0), 0, color=GREEN, alpha=0.08, linewidth=0)
     axes.axhspan(0, max(high, 0), color=ORANGE, alpha=0.08, linewidth=0)
     axes.set_ylim(min(low, 0), max(high, 0))
     if critical is not None and critical.scale is not None:
-        label = f"critical {critical.scale:.3f}" + (f" ± {critical.error:.3f}" if critical.error else "")
+        label = f"critical {critical.scale:.3f}" + (
+            f" ± {critical.error:.3f}" if critical.error else ""
+        )
         axes.axvline(critical.scale, color="black", linewidth=1, linestyle="--", label=label)
     for name, side in (("chaos", 9), ("order", -9)):
         axes.annotate(
@@ -75,8 +95,11 @@ def draw_sweep(
     return figure
 
 
-def draw_phase(table: Table[ScalePoint], boundary: Callable[[float], float] | None = None) -> Figure:
-    """Draw the exponent over weight and bias scale as colour, with the measured and the theoretical boundary.
+def draw_phase(
+    table: Table[ScalePoint], boundary: Callable[[float], float] | None = None
+) -> Figure:
+    """Draw the exponent over weight and bias scale as colour, with the measured and
+    the theoretical boundary.
 
     Args:
         table: from :func:`pathspace.diagnostics.criticality.sweep` with several bias scales.
@@ -92,8 +115,8 @@ def draw_phase(table: Table[ScalePoint], boundary: Callable[[float], float] | No
     found = {(row.bias, row.scale): row.growth.value for row in table}
     if len(found) != len(scales) * len(biases) or len(scales) < 2 or len(biases) < 2:
         raise InputError(
-            f"draw_phase found {len(found)} points for {len(scales)} weight and {len(biases)} bias scales, expected a "
-            "full grid of at least 2 x 2."
+            f"draw_phase found {len(found)} points for {len(scales)} weight and {len(biases)} bias"
+            " scales, expected a full grid of at least 2 x 2."
         )
     grid = np.array([[found[bias, scale] for scale in scales] for bias in biases])
     figure, axes = _figure(4.4)
@@ -107,7 +130,14 @@ def draw_phase(table: Table[ScalePoint], boundary: Callable[[float], float] | No
         axes.plot([], [], color="black", linewidth=1.5, label="measured λ = 0")
     if boundary is not None:
         fine = np.linspace(biases[0], biases[-1], 40)
-        axes.plot([boundary(b) for b in fine], fine, "--", color=BLUE, linewidth=1.5, label="infinite width")
+        axes.plot(
+            [boundary(b) for b in fine],
+            fine,
+            "--",
+            color=BLUE,
+            linewidth=1.5,
+            label="infinite width",
+        )
         axes.set_xlim(scales[0], scales[-1])
     axes.set(xlabel="weight scale σ_w", ylabel="bias scale σ_b")
     axes.legend(frameon=True, loc="upper left")
@@ -115,7 +145,8 @@ def draw_phase(table: Table[ScalePoint], boundary: Callable[[float], float] | No
 
 
 def draw_signal(table: Table[LayerSignal]) -> Figure:
-    """Draw variance of activations, gain of every layer, and gain from the output, with one row for each layer.
+    """Draw variance of activations, gain of every layer, and gain from the output,
+    with one row for each layer.
 
     Args:
         table: from :func:`pathspace.diagnostics.signal.signal`.
@@ -130,12 +161,21 @@ def draw_signal(table: Table[LayerSignal]) -> Figure:
     def points(axes: Axes, values: list[float | None], colour: str, label: str, style: str) -> None:
         kept = [(v, d) for d, v in zip(depth, values, strict=True) if v is not None and v > 0]
         if kept:
-            axes.plot(*zip(*kept, strict=True), style, color=colour, markersize=4, linewidth=1, label=label)
+            axes.plot(
+                *zip(*kept, strict=True),
+                style,
+                color=colour,
+                markersize=4,
+                linewidth=1,
+                label=label,
+            )
 
     points(variance, [row.variance for row in table], BLUE, "measured", "o-")
     points(gain, [row.vjp_gain.value if row.vjp_gain else None for row in table], BLUE, "", "o")
     points(gain, [row.expected_gain for row in table], ORANGE, "theory", "x")
-    points(back, [row.output_gain.value if row.output_gain else None for row in table], BLUE, "", "o-")
+    points(
+        back, [row.output_gain.value if row.output_gain else None for row in table], BLUE, "", "o-"
+    )
     titles = ("variance of\nactivations", "VJP gain\nof the layer", "gain from\nthe output back")
     for axes, title in zip(panels, titles, strict=True):
         axes.set_title(title, fontsize=SMALLEST)
@@ -164,7 +204,9 @@ def draw_spectrum(spectrum: Spectrum, label: str = "Lanczos quadrature") -> Figu
     grid = np.linspace(0, 1.1 * max(spectrum.largest, 1e-12), 400)
     axes.fill_between(grid, spectrum.density(grid), color=BLUE, alpha=0.3, linewidth=0)
     axes.plot(grid, spectrum.density(grid), color=BLUE, label=label)
-    axes.axvline(spectrum.largest, color=ORANGE, linestyle="--", label=f"largest {spectrum.largest:.3g}")
+    axes.axvline(
+        spectrum.largest, color=ORANGE, linestyle="--", label=f"largest {spectrum.largest:.3g}"
+    )
     axes.set(xlabel="singular value", ylabel="density", ylim=(0, None), xlim=(0, grid[-1]))
     axes.legend(frameon=False)
     return figure

@@ -17,14 +17,16 @@ if TYPE_CHECKING:
     from pathspace.diagnostics.efficiency import ChainRecord
     from pathspace.diagnostics.lemmas import Walk
 
-# width in inches and smallest font in points, which is 9 pixels high if the figure is 390 pixels wide
+# width in inches and smallest font in points, which is 9 pixels high if the
+# figure is 390 pixels wide
 WIDTH, SMALLEST = 5.2, 9
 _LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 _BLUE, _ORANGE, _GREY = "#2a6f97", "#d1603d", "#8a8f98"
 
 
 def cosines_by_depth(record: ChainRecord) -> Figure:
-    """Quantiles of the cosines ``c_l`` over samples for each node from top to bottom, and relative sizes of directions.
+    """Quantiles of the cosines ``c_l`` over samples for each node from top to bottom, and
+    relative sizes of directions.
 
     Args:
         record: an observed chain.
@@ -44,7 +46,9 @@ def cosines_by_depth(record: ChainRecord) -> Figure:
     left.set_xlabel("cosine of direction\nand descent")
     efficiency, share = record.mean_efficiency, record.convex_share
     figure.suptitle(
-        f"efficiency {efficiency:+.4f}\nevery cosine positive for {share:.0%} of {record.samples} samples", fontsize=10
+        f"efficiency {efficiency:+.4f}\nevery cosine positive for {share:.0%} of {record.samples}"
+        " samples",
+        fontsize=10,
     )
     figure.legend(frameon=False, fontsize=SMALLEST, ncols=3, loc="outside lower center")
     ratio = record.norms.nanmedian(1).values
@@ -62,7 +66,8 @@ def cosines_by_depth(record: ChainRecord) -> Figure:
 
 
 def efficiency_over_training(records: Sequence[ChainRecord]) -> Figure:
-    """Quantiles of ``eps'`` over samples, and the share of samples with every cosine positive, step by step.
+    """Quantiles of ``eps'`` over samples, and the share of samples with every
+    cosine positive, step by step.
 
     Args:
         records: the records of a :class:`pathspace.diagnostics.efficiency.Watch`.
@@ -76,11 +81,15 @@ def efficiency_over_training(records: Sequence[ChainRecord]) -> Figure:
     if not records:
         raise InputError("There are no records to draw: watch at least one training step.")
     steps = np.arange(1, len(records) + 1)
-    low, lower, middle, upper, high = np.array([r.efficiency_quantiles(_LEVELS).tolist() for r in records]).T
+    low, lower, middle, upper, high = np.array(
+        [r.efficiency_quantiles(_LEVELS).tolist() for r in records]
+    ).T
     figure = Figure(figsize=(WIDTH, 4.6), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2.2, 1))
     top.axhline(0, color=_GREY, linewidth=1)
-    top.fill_between(steps, low, high, color=_BLUE, alpha=0.15, linewidth=0, label="5-95 % of samples")
+    top.fill_between(
+        steps, low, high, color=_BLUE, alpha=0.15, linewidth=0, label="5-95 % of samples"
+    )
     top.fill_between(steps, lower, upper, color=_BLUE, alpha=0.35, linewidth=0, label="25-75 %")
     top.plot(steps, middle, color=_BLUE, label="median")
     top.set_ylabel("efficiency of the chain")
@@ -94,7 +103,8 @@ def efficiency_over_training(records: Sequence[ChainRecord]) -> Figure:
 
 
 def walk_picture(walks: Sequence[Walk]) -> Figure:
-    """The walk of one sample through the states of the chain, with one plane for each run of states of one shape.
+    """The walk of one sample through the states of the chain, with one plane for each
+    run of states of one shape.
 
     Args:
         walks: from :func:`pathspace.diagnostics.lemmas.walks`.
@@ -123,7 +133,15 @@ def _draw_walk(axes: Axes, walk: Walk) -> None:
     x, y = walk.points.cpu().numpy().T
     colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(x)))
     axes.quiver(
-        x[:-1], y[:-1], np.diff(x), np.diff(y), angles="xy", scale_units="xy", scale=1, width=0.01, color=colours[:-1]
+        x[:-1],
+        y[:-1],
+        np.diff(x),
+        np.diff(y),
+        angles="xy",
+        scale_units="xy",
+        scale=1,
+        width=0.01,
+        color=colours[:-1],
     )
     axes.scatter(x, y, color=colours, s=18, zorder=3)
     box = {"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
@@ -133,10 +151,20 @@ def _draw_walk(axes: Axes, walk: Walk) -> None:
         above = (y[i], i) > (y[other], other) if close else y[i] >= y.mean()
         side = 12 if above else -18
         axes.annotate(
-            label, (x[i], y[i]), textcoords="offset points", xytext=(0, side), fontsize=SMALLEST, ha="center", bbox=box
+            label,
+            (x[i], y[i]),
+            textcoords="offset points",
+            xytext=(0, side),
+            fontsize=SMALLEST,
+            ha="center",
+            bbox=box,
         )
     first, last = shortened(walk.names[0]), shortened(walk.names[-1])
-    several = f"{len(walk.names)} nodes, {first} to\n{last}" if len(walk.names) > 1 else f"1 node, {first}\n"
+    several = (
+        f"{len(walk.names)} nodes, {first} to\n{last}"
+        if len(walk.names) > 1
+        else f"1 node, {first}\n"
+    )
     turns = f"; {walk.folds:.0%} of steps turn back" if len(walk.names) > 1 else ""
     axes.set_title(several + turns, fontsize=SMALLEST)
     axes.tick_params(labelsize=SMALLEST)
@@ -155,4 +183,11 @@ def shortened(name: str, most: int = 26) -> str:
     return name if len(name) <= most else "…" + name[-most + 1 :]
 
 
-__all__ = ["SMALLEST", "WIDTH", "cosines_by_depth", "efficiency_over_training", "shortened", "walk_picture"]
+__all__ = [
+    "SMALLEST",
+    "WIDTH",
+    "cosines_by_depth",
+    "efficiency_over_training",
+    "shortened",
+    "walk_picture",
+]

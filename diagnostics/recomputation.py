@@ -1,7 +1,8 @@
 """Recomputation by ``torch.utils.checkpoint`` of functions that are not modules.
 
-A recomputed module calls its hooks again, but a method or a closure does not (Hugging Face models checkpoint the
-``forward`` of a layer). So a checkpointed function inside a followed module stores the call in which it first ran.
+A recomputed module calls its hooks again, but a method or a closure does not (Hugging Face models
+checkpoint the ``forward`` of a layer). So a checkpointed function inside a followed module stores
+the call in which it first ran.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ RUNNING: list[Follower] = []
 
 
 def _remembering(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with the current positions of all followers, which resume there when it runs again."""
+    """The function with the current positions of all followers, which resume
+    there when it runs again.
+    """
     frames = [(sites, tuple(sites.stack[-1][:3])) for sites in RUNNING if sites.stack]
     if not frames:
         return function
@@ -53,7 +56,9 @@ _PATCHED = ExitStack()
 
 
 def start_following(follower: Follower) -> None:
-    """Add a follower; the first one patches both kinds of checkpointing, so that they store their positions."""
+    """Add a follower; the first one patches both kinds of checkpointing, so that
+    they store their positions.
+    """
     if not RUNNING:
         _patch(_PATCHED)
     RUNNING.append(follower)
@@ -85,7 +90,10 @@ def _patch(stack: ExitStack) -> None:
         @wraps(other)
         def generator(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             # torch runs the function itself between the two halves of its generator
-            inner, following = other(_remembering(fn), *args, **kwargs), [sites for sites in RUNNING if sites.stack]
+            inner, following = (
+                other(_remembering(fn), *args, **kwargs),
+                [sites for sites in RUNNING if sites.stack],
+            )
             next(inner)
             for sites in following:
                 sites.recomputed += 1

@@ -1,6 +1,8 @@
-"""Which additions of a captured graph are chain nodes, ``x_l = x_{l-1} + z_l``, and why the others are not.
+"""Which additions of a captured graph are chain nodes, ``x_l = x_{l-1} + z_l``,
+and why the others are not.
 
-The stream is the operand from which the other one, the predicted direction, is computed through learnable weights.
+The stream is the operand from which the other one, the predicted direction, is computed
+through learnable weights.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ _NO_STREAM = "neither operand is carried to the sum unchanged or by an affine sh
 
 @dataclass(frozen=True)
 class Residual:
-    """A chain node of the graph; ``direction`` says which operand (0 or 1) is the predicted direction."""
+    """A chain node of the graph; ``direction`` says which operand (0 or 1) is
+    the predicted direction.
+    """
 
     node: fx.Node
     kind: str
@@ -65,8 +69,14 @@ class Finder:
         operation, facts = kind_of(node), facts_of(node)
         if short(node) == "cat" and len(self.graph.data_inputs(node)) > 1:
             self._dismiss(node, "joins features side by side; nothing is added to a stream")
-        if operation == "combination" and len(node.args) > 2 and len(self.graph.data_inputs(node)) > 1:
-            self._dismiss(node, "a fused product and sum: write x + scale * z to make it a chain node")
+        if (
+            operation == "combination"
+            and len(node.args) > 2
+            and len(self.graph.data_inputs(node)) > 1
+        ):
+            self._dismiss(
+                node, "a fused product and sum: write x + scale * z to make it a chain node"
+            )
         fused = operation == "contraction" and facts.bias == 0
         if fused and self._from_data(node.args[0]) and any(map(self._from_data, node.args[1:])):
             self._dismiss(node, "a fused product and sum: write x + a @ b to make it a chain node")
@@ -83,7 +93,9 @@ class Finder:
         if not shape:
             self._dismiss(node, "a sum of scalars, as in a loss")
         elif not (self.graph.data(left) and self.graph.data(right)):
-            self._dismiss(node, "one operand does not depend on the input (a bias, a position table, a mask)")
+            self._dismiss(
+                node, "one operand does not depend on the input (a bias, a position table, a mask)"
+            )
         elif left.meta["val"].shape != shape or right.meta["val"].shape != shape:
             self._dismiss(node, "one operand is broadcast: it carries fewer values than the stream")
         elif not is_seen(node):
@@ -96,7 +108,11 @@ class Finder:
 
     def _sums_stack(self, node: fx.Node) -> bool:
         stack = node.args[0]
-        if not isinstance(stack, fx.Node) or short(stack) != "stack" or len(self.graph.data_inputs(stack)) < 2:
+        if (
+            not isinstance(stack, fx.Node)
+            or short(stack) != "stack"
+            or len(self.graph.data_inputs(stack)) < 2
+        ):
             return False
         return bool(node.meta["val"].shape == self.graph.data_inputs(stack)[0].meta["val"].shape)
 
@@ -109,18 +125,26 @@ class Finder:
             kind, source, reason = self._route(stream, branch)
             if kind and (best is None or _ORDER[kind] < _ORDER[best.kind]):
                 assert source is not None
-                inside = tuple(r.node.name for r in self.found if self._inside(r.node, source, branch))
+                inside = tuple(
+                    r.node.name for r in self.found if self._inside(r.node, source, branch)
+                )
                 best = Residual(node, kind, direction, inside, source)
             reasons.append(reason)
         if best is None:
             # the most specific reason
-            self._dismiss(node, next((reason for reason in reasons if reason != _NO_STREAM), _NO_STREAM))
+            self._dismiss(
+                node, next((reason for reason in reasons if reason != _NO_STREAM), _NO_STREAM)
+            )
             return
         self.found.append(best)
         self.streams[node] = left if best.direction else right
 
     def _inside(self, node: fx.Node, source: fx.Node, branch: fx.Node) -> bool:
-        return node is not source and self.graph.depends(node, source) and self.graph.depends(branch, node)
+        return (
+            node is not source
+            and self.graph.depends(node, source)
+            and self.graph.depends(branch, node)
+        )
 
     def _route(self, stream: fx.Node, branch: fx.Node) -> tuple[str, fx.Node | None, str]:
         """Go back from the stream to a value from which the branch is computed."""
@@ -153,7 +177,13 @@ class Finder:
         return ("", None, why) if why else (kind, node, "")
 
     def _no_residual(
-        self, stream: fx.Node, branch: fx.Node, node: fx.Node, kind: str, parts: list[fx.Node], position: bool
+        self,
+        stream: fx.Node,
+        branch: fx.Node,
+        node: fx.Node,
+        kind: str,
+        parts: list[fx.Node],
+        position: bool,
     ) -> str:
         """Why a branch that starts from a stream at a node is not a residual branch, or ``""``."""
         graph = self.graph
@@ -162,21 +192,33 @@ class Finder:
         if parts and not graph.reaches(node, branch, lambda n: self._is_other_part(n, node, parts)):
             return "the operands are made from different parts of a split"
         if position:
-            return "one operand is made from a single position of a sequence: an input, not a stream"
+            return (
+                "one operand is made from a single position of a sequence: an input, not a stream"
+            )
         if not graph.layers(node, branch):
             return "there is no learnable map from one operand to the other"
         if kind == "shortcut" and graph.affine(node, branch):
-            return "both operands are affine in one value: parallel linear maps, not a step along a stream"
+            return (
+                "both operands are affine in one value: parallel linear maps, not a step along a"
+                " stream"
+            )
         if kind == "shortcut" and graph.layers(node, branch) < 2:
-            return "the branch has a single layer: two readings of one value, not a block with a shortcut"
+            return (
+                "the branch has a single layer: two readings of one value, not a block with a"
+                " shortcut"
+            )
         if kind == "shortcut" and graph.weights(node, stream) & graph.weights(node, branch):
-            return "the shortcut's weights feed the branch, too: an input that is read again at every step"
+            return (
+                "the shortcut's weights feed the branch, too: an input that is read again at every"
+                " step"
+            )
         return ""
 
     def _long_skip(self, stream: fx.Node, branch: fx.Node, node: fx.Node, rises: bool) -> str:
         graph = self.graph
         named = not rises and any(kind_of(n) in _RISES for n in graph.between(node, branch))
-        # if every path of the branch reduces the resolution but the stream does not, the branch restores it later
+        # if every path of the branch reduces the resolution but the stream does not, the
+        # branch restores it later
         kept = not halves(node, stream) and graph.reaches(node, stream, graph.falls)
         if named or (kept and not graph.reaches(node, branch, graph.falls)):
             return "a long skip across resolutions: the other operand was down- and up-sampled"
@@ -189,12 +231,19 @@ class Finder:
     def _drop_skips_inside_branches(self) -> None:
         """Dismiss scaled or projected skips inside another node's branch, which continue no stream.
 
-        A skip that starts at the same value as the branch is kept: it is the first step of a narrower stream.
+        A skip that starts at the same value as the branch is kept: it is the first
+        step of a narrower stream.
         """
-        branches = [(r.start, self.graph.operand(r.node, r.direction)) for r in self.found if r.kind == "identity"]
+        branches = [
+            (r.start, self.graph.operand(r.node, r.direction))
+            for r in self.found
+            if r.kind == "identity"
+        ]
         for residual in [r for r in self.found if r.kind == "shortcut"]:
             ends = (residual.start, residual.node)
-            others = [(source, branch) for source, branch in branches if source is not residual.start]
+            others = [
+                (source, branch) for source, branch in branches if source is not residual.start
+            ]
             if any(self._inside(end, source, branch) for end in ends for source, branch in others):
                 self._dismiss(residual.node, "a projected skip inside the branch of another node")
                 self.found.remove(residual)
@@ -203,7 +252,9 @@ class Finder:
         self.dismissed.append(Dismissed(short(node), *place(node), reason))
 
     def readout(self, residual: Residual) -> tuple[tuple[str, ...], fx.Node]:
-        """Parameters of the branch's last layers, in which z is linear, and the node that gives the branch its name."""
+        """Parameters of the branch's last layers, in which z is linear, and the node that
+        gives the branch its name.
+        """
         graph, sources = self.graph, self.graph.captured.sources
         start = graph.operand(residual.node, residual.direction)
         names: list[str] = []
@@ -212,8 +263,14 @@ class Finder:
         while pending:
             node = pending.pop()
             operation, data = kind_of(node), graph.data_inputs(node)
-            direct = [a for a in graph.inputs[graph.index[node]] if sources.get(a.name, ("", ""))[0] == "parameter"]
-            weighs = any(not graph.data(a) and graph.weighs(a) for a in graph.inputs[graph.index[node]])
+            direct = [
+                a
+                for a in graph.inputs[graph.index[node]]
+                if sources.get(a.name, ("", ""))[0] == "parameter"
+            ]
+            weighs = any(
+                not graph.data(a) and graph.weighs(a) for a in graph.inputs[graph.index[node]]
+            )
             passes = operation in MOVES or (operation in SCALES and not weighs)
             sums = operation == "sum" and len(data) == 2
             if operation == "sum" and len(data) == 1 and direct:
@@ -224,7 +281,12 @@ class Finder:
             elif (passes and len(data) == 1) or sums:
                 pending += data
             else:
-                layer = operation in AFFINE and len(data) == 1 and direct and operation != "concatenation"
+                layer = (
+                    operation in AFFINE
+                    and len(data) == 1
+                    and direct
+                    and operation != "concatenation"
+                )
                 sound &= bool(layer) and all(len(a.users) == 1 for a in direct)
                 names += [sources[a.name][1] for a in direct] if layer else []
                 while operation in SCALES and len(data) == 1 and producer is None:

@@ -1,4 +1,6 @@
-"""Signal by depth: the effect of every layer on activations in the forward and gradients in the backward pass."""
+"""Signal by depth: the effect of every layer on activations in the forward and
+gradients in the backward pass.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pathspace.diagnostics.layers import Call, Names, Run, Types, differentiating, observe, rademacher, select
+from pathspace.diagnostics.layers import (
+    Call,
+    Names,
+    Run,
+    Types,
+    differentiating,
+    observe,
+    rademacher,
+    select,
+)
 from pathspace.diagnostics.meanfield import Function, gains
 from pathspace.diagnostics.tables import Estimate, Table
 from pathspace.diagnostics.theory import BATCH_NORMS, CONVOLUTIONS, ELEMENTWISE, expected_gain
@@ -31,12 +42,14 @@ class LayerSignal:
         variance: variance of its output.
         zeros: share of outputs that are exactly 0.
         units: number of channels or features.
-        dead: number of units through which no gradient of the model's output passed on this batch; for an activation
-            also units with zero derivative.
+        dead: number of units through which no gradient of the model's output passed on this batch;
+            for an activation also units with zero derivative.
         vjp_gain: ``Var[vJ] / Var[v] = tr(J J^T) / N`` of the layer, over isotropic v.
         jvp_gain: ``Var[Ju] / Var[u] = tr(J^T J) / M`` of the layer, over isotropic u.
-        expected_gain: theoretical ``vjp_gain``, see :func:`pathspace.diagnostics.theory.expected_gain`.
-        output_gain: ``Var[v dy/dz] / Var[v]`` from the model's output y back to this layer's output z.
+        expected_gain: theoretical ``vjp_gain``, see
+            :func:`pathspace.diagnostics.theory.expected_gain`.
+        output_gain: ``Var[v dy/dz] / Var[v]`` from the model's output y back
+            to this layer's output z.
         weight_gain: ``sqrt(fan_in E[w^2])``, the scale of the layer's weights.
         forward_gain: the weight scale that preserves unit variance, given the following activation.
         backward_gain: the weight scale that preserves gradients, for layers of equal width.
@@ -63,7 +76,11 @@ class LayerSignal:
     @property
     def finite(self) -> bool:
         """Whether its values and gains are finite."""
-        gains = [gain.value for gain in (self.vjp_gain, self.jvp_gain, self.output_gain) if gain is not None]
+        gains = [
+            gain.value
+            for gain in (self.vjp_gain, self.jvp_gain, self.output_gain)
+            if gain is not None
+        ]
         return all(map(math.isfinite, (self.mean, self.variance, *gains)))
 
 
@@ -79,10 +96,11 @@ def signal(
 ) -> Table[LayerSignal]:
     """Measure mean and variance, gains and dead units of every layer on one batch.
 
-    For a layer ``z' = f(z)`` with Jacobian J of shape (M, N), and v with independent components of mean 0 and
-    variance 1, ``E Var[vJ] = tr K``, ``K = J J^T / N``; likewise ``E Var[Ju] = tr L``, ``L = J^T J / M``, so
-    ``N tr K = M tr L``. Each is the mean over random sign vectors, with its standard error, without assumptions about
-    J. A batch is one map, so the gain is the mean over its samples.
+    For a layer ``z' = f(z)`` with Jacobian J of shape (M, N), and v with independent
+    components of mean 0 and variance 1, ``E Var[vJ] = tr K``, ``K = J J^T / N``; likewise ``E
+    Var[Ju] = tr L``, ``L = J^T J / M``, so ``N tr K = M tr L``. Each is the mean over random
+    sign vectors, with its standard error, without assumptions about J. A batch is one map, so
+    the gain is the mean over its samples.
 
     Args:
         model: any module, in its current mode; it is not changed.
@@ -90,8 +108,8 @@ def signal(
         kwargs: keyword inputs.
         names: patterns of the names of the layers.
         types: classes, or names of classes, of the layers.
-        probes: number of random vectors per gain; by default 8, and 2 for models with more than ten million
-            activations.
+        probes: number of random vectors per gain; by default 8, and 2 for models with more than
+            ten million activations.
         jvp: also measure the JVP gain; this doubles the cost.
         seed: seed of the random vectors.
 
@@ -109,7 +127,8 @@ def signal(
         True
 
     Reference:
-        Evolution of neural network, sections 2.6.1 and 2.6.2; the ratio printed there holds as an expectation over v.
+        Evolution of neural network, sections 2.6.1 and 2.6.2; the ratio printed there holds
+        as an expectation over v.
     """
     expect_numbers("signal", COUNT, or_none=True, probes=probes)
     expect_numbers("signal", SEED, seed=seed)
@@ -132,7 +151,9 @@ def signal(
         if own is not None and lives is not None:
             lives = lives & own
         dead = value.new_zeros(()) if lives is None else (~lives).sum()
-        numbers = torch.stack([value.mean(), value.var(correction=0), value.count_nonzero().double(), dead.double()])
+        numbers = torch.stack(
+            [value.mean(), value.var(correction=0), value.count_nonzero().double(), dead.double()]
+        )
         mean, variance, nonzero, dead_units = numbers.tolist()
         rows.append(
             LayerSignal(
@@ -158,13 +179,18 @@ def signal(
 
 
 def _not_finite(rows: list[LayerSignal]) -> tuple[str, ...]:
-    """A note on layers whose results are not finite because values or derivatives of the model are not."""
+    """A note on layers whose results are not finite because values or
+    derivatives of the model are not.
+    """
     found = [row.layer or row.kind for row in rows if not row.finite]
     if not found:
         return ()
     return (
-        f"Values or derivatives are not finite at {', '.join(found[:5])}{' and others' if len(found) > 5 else ''}; "
-        "look for a weight that is not, an overflow, or a square root, norm or logarithm of zero behind it.",
+        (
+            "Values or derivatives are not finite at"
+            f" {', '.join(found[:5])}{' and others' if len(found) > 5 else ''}; look for a weight"
+            " that is not, an overflow, or a square root, norm or logarithm of zero behind it."
+        ),
     )
 
 
@@ -187,7 +213,11 @@ def _from_output(
     def note(i: int, axis: int) -> Callable[[Tensor], None]:
         def hook(gradient: Tensor) -> None:
             samples[i].append(gradient.square().mean(dtype=torch.float64))
-            passed = (gradient.movedim(axis, 0).flatten(1) != 0).any(1) if gradient.dim() > 1 else gradient != 0
+            passed = (
+                (gradient.movedim(axis, 0).flatten(1) != 0).any(1)
+                if gradient.dim() > 1
+                else gradient != 0
+            )
             before = alive[i]
             alive[i] = passed if before is None else before | passed
 
@@ -197,28 +227,49 @@ def _from_output(
         for i, call in enumerate(run.calls):
             if call.sink.requires_grad:
                 stack.callback(call.sink.register_hook(note(i, call.unit_axis)).remove)
-        start = [source for call in run.calls if (source := call.source) is not None and source.is_leaf]
+        start = [
+            source for call in run.calls if (source := call.source) is not None and source.is_leaf
+        ]
         # gradients must reach the embeddings of integer inputs
-        start += [p for call in run.calls if call.source is None for p in call.module.parameters() if p.requires_grad]
+        start += [
+            p
+            for call in run.calls
+            if call.source is None
+            for p in call.module.parameters()
+            if p.requires_grad
+        ]
         start += run.inputs
         for probe in range(probes if run.calls else 0):
             cotangent = rademacher(run.output, generator)
             if start:
-                torch.autograd.grad(run.output, start, cotangent, retain_graph=True, allow_unused=True)
+                torch.autograd.grad(
+                    run.output, start, cotangent, retain_graph=True, allow_unused=True
+                )
             if probe == 0:
-                # layers that depend on no input and no embedding: computed from parameters, or selected by name
-                missed = [call.sink for call, seen in zip(run.calls, samples, strict=True) if not seen]
+                # layers that depend on no input and no embedding: computed from
+                # parameters, or selected by name
+                missed = [
+                    call.sink for call, seen in zip(run.calls, samples, strict=True) if not seen
+                ]
                 missed = [sink for sink in missed if sink.requires_grad]
                 if missed:
-                    found = torch.autograd.grad(run.output, missed, cotangent, retain_graph=True, allow_unused=True)
-                    start += [sink for sink, gradient in zip(missed, found, strict=True) if gradient is not None]
+                    found = torch.autograd.grad(
+                        run.output, missed, cotangent, retain_graph=True, allow_unused=True
+                    )
+                    start += [
+                        sink
+                        for sink, gradient in zip(missed, found, strict=True)
+                        if gradient is not None
+                    ]
     return [_estimate(sample) if sample else None for sample in samples], alive
 
 
 def _own_gains(
     call: Call, probes: int, jvp: bool, generator: torch.Generator
 ) -> tuple[Estimate | None, Estimate | None, list[str], Tensor | None]:
-    """VJP and JVP gain of a layer, remarks, and which units of an activation have a non-zero derivative."""
+    """VJP and JVP gain of a layer, remarks, and which units of an activation
+    have a non-zero derivative.
+    """
     if call.source is None:
         return None, None, ["integer inputs have no Jacobian"], None
     if not call.output.requires_grad:
@@ -227,7 +278,11 @@ def _own_gains(
     own: Tensor | None = None
     for _ in range(probes):
         (back,) = torch.autograd.grad(
-            call.output, call.source, rademacher(call.output, generator), retain_graph=True, allow_unused=True
+            call.output,
+            call.source,
+            rademacher(call.output, generator),
+            retain_graph=True,
+            allow_unused=True,
         )
         if back is None:
             return None, None, ["the output does not depend differentiably on the input"], None
@@ -242,7 +297,8 @@ def _own_gains(
         return _estimate(samples), _estimate(samples), [], own
     forwards = []
     if isinstance(call.module, (nn.Linear, *CONVOLUTIONS)) or _frozen_norm(call.module):
-        # an affine map without its bias is its own derivative, and far cheaper to run than to differentiate twice
+        # an affine map without its bias is its own derivative, and far cheaper to run
+        # than to differentiate twice
         with torch.no_grad():
             for _ in range(probes):
                 pushed = _without_bias(call.module, rademacher(call.source, generator))
@@ -268,7 +324,9 @@ def _estimate(samples: list[Tensor]) -> Estimate:
 
 
 def _frozen_norm(module: nn.Module) -> bool:
-    return isinstance(module, BATCH_NORMS) and not module.training and module.running_var is not None
+    return (
+        isinstance(module, BATCH_NORMS) and not module.training and module.running_var is not None
+    )
 
 
 def _without_bias(module: nn.Module, value: Tensor) -> Tensor:
@@ -284,13 +342,19 @@ def _without_bias(module: nn.Module, value: Tensor) -> Tensor:
 
 
 def weight_gain(module: nn.Module) -> float | None:
-    """``sqrt(fan_in E[w^2])`` of a linear, convolutional or recurrent layer, ``None`` for others."""
+    """``sqrt(fan_in E[w^2])`` of a linear, convolutional or recurrent
+    layer, ``None`` for others.
+    """
     if isinstance(module, nn.RNNBase | nn.RNNCellBase):
         weight = getattr(module, "weight_hh_l0", getattr(module, "weight_hh", None))
     elif type(module).__name__ == "Conv1D":
         weight = module.weight.T
     else:
-        weight = getattr(module, "weight", None) if isinstance(module, (nn.Linear, *CONVOLUTIONS)) else None
+        weight = (
+            getattr(module, "weight", None)
+            if isinstance(module, (nn.Linear, *CONVOLUTIONS))
+            else None
+        )
     if not isinstance(weight, Tensor) or weight.dim() < 2:
         return None
     weight = weight.detach().double()
@@ -298,7 +362,9 @@ def weight_gain(module: nn.Module) -> float | None:
 
 
 def _recommended(call: Call, following: nn.Module | None) -> tuple[float, float] | None:
-    """Forward and backward gain for the activation after the layer; ``None`` if a normalisation sets the scale."""
+    """Forward and backward gain for the activation after the layer; ``None`` if a
+    normalisation sets the scale.
+    """
     if isinstance(call.module, nn.RNN | nn.RNNCell):
         function: Function | None = torch.relu if call.module.nonlinearity == "relu" else torch.tanh
     elif isinstance(call.module, nn.RNNBase | nn.RNNCellBase):
@@ -309,7 +375,9 @@ def _recommended(call: Call, following: nn.Module | None) -> tuple[float, float]
         return 1.0, 1.0
     else:
         name, args, kwargs = call.activation
-        function = _functional(name, args, {key: value for key, value in kwargs.items() if key != "inplace"})
+        function = _functional(
+            name, args, {key: value for key, value in kwargs.items() if key != "inplace"}
+        )
     if function is None:
         return None
     best = gains(function)
@@ -321,9 +389,13 @@ def _functional(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     if base is None or name == "rrelu" or any(tensor.numel() > 1 for tensor in tensors):
         return None
-    settings = tuple(value.detach().double() if isinstance(value, Tensor) else value for value in args)
+    settings = tuple(
+        value.detach().double() if isinstance(value, Tensor) else value for value in args
+    )
     # without inplace=True, because the nodes of the integral are used again
     settings = (
-        settings[:0] if name in {"relu", "relu6", "selu", "silu", "mish", "hardswish", "hardsigmoid"} else settings
+        settings[:0]
+        if name in {"relu", "relu6", "selu", "silu", "mish", "hardswish", "hardsigmoid"}
+        else settings
     )
     return lambda z: base(z.clone(), *settings, **kwargs)

@@ -14,7 +14,15 @@ from torch import Tensor, nn
 
 from pathspace.diagnostics.layers import differentiating, observe, select
 from pathspace.diagnostics.tables import Estimate
-from pathspace.errors import AT_LEAST_1, COUNT, SEED, InputError, UnsupportedError, expect_arguments, expect_numbers
+from pathspace.errors import (
+    AT_LEAST_1,
+    COUNT,
+    SEED,
+    InputError,
+    UnsupportedError,
+    expect_arguments,
+    expect_numbers,
+)
 
 _SMALL = 64
 # numbers of steps after which convergence of the singular values is tested
@@ -22,7 +30,8 @@ _CHECKS = (30, 60, 120, 240, 480)
 
 
 class Products(LinearOperator):  # type: ignore[misc]
-    """A linear map of shape ``(M, N)`` given by products on a device; numpy arrays are copied to it and back.
+    """A linear map of shape ``(M, N)`` given by products on a device; numpy arrays
+    are copied to it and back.
 
     Each kind of map defines :meth:`push` and :meth:`pull`.
 
@@ -52,7 +61,9 @@ class Products(LinearOperator):  # type: ignore[misc]
 
     def put(self, values: np.ndarray) -> Tensor:
         """A vector on the device."""
-        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float64).reshape(-1)).to(self.device)
+        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float64).reshape(-1)).to(
+            self.device
+        )
 
     def rows(self) -> Tensor:
         """The explicit matrix, for small shapes."""
@@ -86,10 +97,12 @@ def _products(operator: LinearOperator) -> Products:
 
 
 class Jacobian(Products):
-    """The Jacobian ``dy/dz`` between two tensors of one autograd graph, as a scipy operator of shape ``(M, N)``.
+    """The Jacobian ``dy/dz`` between two tensors of one autograd graph, as a scipy
+    operator of shape ``(M, N)``.
 
-    ``rmatvec(v)`` is the vector-Jacobian product ``v J``; ``matvec(u)`` is ``J u``, the derivative of ``v J`` by v.
-    The Jacobian of a batch has those of its samples as diagonal blocks (except for batch norm in train mode).
+    ``rmatvec(v)`` is the vector-Jacobian product ``v J``; ``matvec(u)`` is ``J u``, the derivative
+    of ``v J`` by v. The Jacobian of a batch has those of its samples as diagonal blocks (except for
+    batch norm in train mode).
 
     Args:
         target: y.
@@ -101,7 +114,11 @@ class Jacobian(Products):
     Example:
         >>> z = torch.tensor([1.0, 2.0]).double().requires_grad_()
         >>> jacobian = Jacobian(torch.stack([z[0] * z[1], z[0] ** 2, z[1]]), z)
-        >>> jacobian.shape, (jacobian @ np.array([1.0, 0.0])).tolist(), jacobian.rmatvec(np.array([1.0, 0, 0])).tolist()
+        >>> (
+        ...     jacobian.shape,
+        ...     (jacobian @ np.array([1.0, 0.0])).tolist(),
+        ...     jacobian.rmatvec(np.array([1.0, 0, 0])).tolist(),
+        ... )
         ((3, 2), [2.0, 2.0, 0.0], [2.0, 1.0])
     """
 
@@ -109,7 +126,9 @@ class Jacobian(Products):
         self.target, self.source = target, source
         with torch.enable_grad():
             self._cotangent = torch.zeros_like(target, requires_grad=True)
-            (pulled,) = torch.autograd.grad(target, source, self._cotangent, create_graph=True, allow_unused=True)
+            (pulled,) = torch.autograd.grad(
+                target, source, self._cotangent, create_graph=True, allow_unused=True
+            )
         if pulled is None:
             raise InputError("The target does not depend on the source; choose a source before it.")
         self._pulled = pulled
@@ -119,7 +138,9 @@ class Jacobian(Products):
     def pull(self, v: Tensor) -> Tensor:
         """``v J`` in float64, shape ``(N,)``."""
         cotangent = v.reshape(self.target.shape).to(self.target)
-        (back,) = torch.autograd.grad(self.target, self.source, cotangent, retain_graph=True, materialize_grads=True)
+        (back,) = torch.autograd.grad(
+            self.target, self.source, cotangent, retain_graph=True, materialize_grads=True
+        )
         return back.detach().reshape(-1).double()
 
     def push(self, u: Tensor) -> Tensor:
@@ -137,7 +158,8 @@ class Jacobian(Products):
             )
         except RuntimeError as error:
             raise UnsupportedError(
-                f"J u cannot be computed, because an operation has no second derivative: {str(error).splitlines()[0]}"
+                "J u cannot be computed, because an operation has no second derivative:"
+                f" {str(error).splitlines()[0]}"
             ) from error
         return pushed.detach().reshape(-1).double()
 
@@ -147,8 +169,8 @@ def _fetch(value: Tensor) -> np.ndarray:
     found = value.detach().cpu().numpy()
     if not np.isfinite(found).all():
         raise UnsupportedError(
-            "A product with the Jacobian is not finite, so it has no spectrum; check for an overflow, or for a "
-            "square root, norm or logarithm of zero in the model."
+            "A product with the Jacobian is not finite, so it has no spectrum; check for an"
+            " overflow, or for a square root, norm or logarithm of zero in the model."
         )
     return found
 
@@ -166,7 +188,8 @@ def jacobian(
         model: any module, in its current mode.
         *inputs: one batch; one sample for the Jacobian of one sample.
         kwargs: keyword inputs.
-        start: the layer whose (first) output is z; the first floating-point input of the model by default.
+        start: the layer whose (first) output is z; the first floating-point input
+            of the model by default.
         end: the layer whose (last) output is y; the output of the model by default.
 
     Returns:
@@ -185,25 +208,36 @@ def jacobian(
     named = dict(model.named_modules())
     for name in wanted:
         if name not in named:
-            raise InputError(f"jacobian found no layer {name!r} in {type(model).__name__}; see named_modules().")
+            raise InputError(
+                f"jacobian found no layer {name!r} in {type(model).__name__}; see named_modules()."
+            )
     run = observe(model, inputs, kwargs, select(model, names=wanted) if wanted else {})
     calls = {name: [call for call in run.calls if call.name == name] for name in wanted}
     for name, found in calls.items():
         if not found:
-            raise InputError(f"jacobian: {type(model).__name__} does not call the layer {name!r} on these inputs.")
+            raise InputError(
+                f"jacobian: {type(model).__name__} does not call the layer {name!r} on these"
+                " inputs."
+            )
     if start is None and not run.inputs:
-        raise InputError("jacobian found no floating-point input; name the layer to start from, such as an embedding.")
+        raise InputError(
+            "jacobian found no floating-point input; name the layer to start from, such as an"
+            " embedding."
+        )
     source = run.inputs[0] if start is None else calls[start][0].sink
     with differentiating(model):
         return Jacobian(run.output if end is None else calls[end][-1].output, source)
 
 
-def trace_k(operator: LinearOperator, probes: int = 32, method: str = "hutchinson", seed: int = 0) -> Estimate:
+def trace_k(
+    operator: LinearOperator, probes: int = 32, method: str = "hutchinson", seed: int = 0
+) -> Estimate:
     """Estimate ``tr K = ||J||_F^2 / N``, the expected ratio ``Var[vJ] / Var[v]``.
 
-    ``"hutchinson"`` averages ``|vJ|^2 / N`` over random signs v, with variance ``2 sum_{i != j} K_ij^2 / probes``.
-    ``"hutch++"`` uses a third of the products for a sketch of ``J J^T``, a third for the exact trace on the range of
-    the sketch, and a third for Hutchinson's estimator of the rest; it is better where few singular values dominate.
+    ``"hutchinson"`` averages ``|vJ|^2 / N`` over random signs v, with variance ``2 sum_{i != j}
+    K_ij^2 / probes``. ``"hutch++"`` uses a third of the products for a sketch of ``J J^T``, a third
+    for the exact trace on the range of the sketch, and a third for Hutchinson's estimator of the
+    rest; it is better where few singular values dominate.
 
     Args:
         operator: the Jacobian, shape ``(M, N)``.
@@ -233,7 +267,9 @@ def trace_k(operator: LinearOperator, probes: int = 32, method: str = "hutchinso
     expect_numbers("trace_k", COUNT, probes=probes)
     expect_numbers("trace_k", SEED, seed=seed)
     if probes < (2 if method == "hutchinson" else 6):
-        raise InputError(f"trace_k found probes={probes}, expected at least 2 (hutchinson) or 6 (hutch++).")
+        raise InputError(
+            f"trace_k found probes={probes}, expected at least 2 (hutchinson) or 6 (hutch++)."
+        )
     random, products = np.random.default_rng(seed), _products(operator)
 
     def signs() -> Tensor:
@@ -263,10 +299,12 @@ def _range(matrix: np.ndarray) -> np.ndarray:
 
 
 class _Krylov:
-    """Golub-Kahan bidiagonalisation ``A P = Q B`` with full reorthogonalisation, on the device of the products.
+    """Golub-Kahan bidiagonalisation ``A P = Q B`` with full reorthogonalisation, on
+    the device of the products.
 
-    A maps the smaller space to the larger one; B is upper bidiagonal. Where a length is 0, the iteration continues
-    with a random direction and the entry 0, so that multiple singular values are all found.
+    A maps the smaller space to the larger one; B is upper bidiagonal. Where a length is 0,
+    the iteration continues with a random direction and the entry 0, so that multiple
+    singular values are all found.
 
     Args:
         operator: the map.
@@ -286,10 +324,16 @@ class _Krylov:
         self.inner[0] = start / start.norm()
 
     def go_on(self, steps: int) -> Tensor:
-        """The diagonal and the superdiagonal of B after ``steps`` steps in total, shape ``(2, steps)``."""
+        """The diagonal and the superdiagonal of B after ``steps`` steps in
+        total, shape ``(2, steps)``.
+        """
         for i in range(self.steps, steps):
-            self.lengths[0, i], self.outer[i] = self._unit(self.there(self.inner[i]), self.outer[:i])
-            self.lengths[1, i], self.inner[i + 1] = self._unit(self.back(self.outer[i]), self.inner[: i + 1])
+            self.lengths[0, i], self.outer[i] = self._unit(
+                self.there(self.inner[i]), self.outer[:i]
+            )
+            self.lengths[1, i], self.inner[i + 1] = self._unit(
+                self.back(self.outer[i]), self.inner[: i + 1]
+            )
         self.steps = steps
         return self.lengths[:, :steps]
 
@@ -310,7 +354,8 @@ class Singular:
 
     Attributes:
         value: of J.
-        error: ``|J^T u - value w|`` for its computed vectors; an exact singular value lies within it.
+        error: ``|J^T u - value w|`` for its computed vectors; an exact
+            singular value lies within it.
     """
 
     value: float
@@ -322,8 +367,8 @@ def top_singular(
 ) -> tuple[Singular, ...]:
     """The largest singular values, by Golub-Kahan bidiagonalisation with full reorthogonalisation.
 
-    At most 480 steps are computed; where values are too close together for convergence, the errors are larger. The
-    host waits for the device only after 30, 60, 120, 240 and 480 steps.
+    At most 480 steps are computed; where values are too close together for convergence, the errors
+    are larger. The host waits for the device only after 30, 60, 120, 240 and 480 steps.
 
     Args:
         operator: the Jacobian.
@@ -357,10 +402,14 @@ def top_singular(
         for u, s, w in zip(triples[0], on_device, triples[1], strict=True)
     ]
     found = _fetch(torch.stack(errors)).tolist() if errors else []
-    return tuple(Singular(float(value), error) for value, error in zip(values[:count], found, strict=True))
+    return tuple(
+        Singular(float(value), error) for value, error in zip(values[:count], found, strict=True)
+    )
 
 
-def _largest(operator: Products, start: Tensor, count: int, tolerance: float) -> tuple[np.ndarray, Tensor, Tensor]:
+def _largest(
+    operator: Products, start: Tensor, count: int, tolerance: float
+) -> tuple[np.ndarray, Tensor, Tensor]:
     """The largest singular values, with left and right vectors in rows."""
     checks = [steps for steps in _CHECKS if count <= steps < len(start)]
     most = min(len(start), max(_CHECKS[-1], 2 * count))
@@ -405,7 +454,9 @@ class Spectrum:
 
     @property
     def largest(self) -> float:
-        """The largest Ritz value's root, a lower bound of the largest singular value that converges fast."""
+        """The largest Ritz value's root, a lower bound of the largest singular
+        value that converges fast.
+        """
         return math.sqrt(max(float(self.nodes.max()), 0.0))
 
     def density(self, grid: np.ndarray, width: float | None = None) -> np.ndarray:
@@ -427,11 +478,13 @@ class Spectrum:
 
 
 def spectrum(operator: LinearOperator, probes: int = 8, steps: int = 40, seed: int = 0) -> Spectrum:
-    """Stochastic Lanczos quadrature: ``f`` averaged over eigenvalues is ``sum_k w_k f(theta_k)`` over probes.
+    """Stochastic Lanczos quadrature: ``f`` averaged over eigenvalues is ``sum_k w_k
+    f(theta_k)`` over probes.
 
-    Each probe is a random direction; ``steps`` Golub-Kahan steps with full reorthogonalisation give a
-    bidiagonal matrix, whose squared singular values are the nodes and whose right singular vectors' first components,
-    squared, are the weights. Moments up to ``2 steps - 1`` are exact for the probe.
+    Each probe is a random direction; ``steps`` Golub-Kahan steps with full reorthogonalisation
+    give a bidiagonal matrix, whose squared singular values are the nodes and whose right
+    singular vectors' first components, squared, are the weights. Moments up to ``2 steps - 1``
+    are exact for the probe.
 
     Args:
         operator: the Jacobian.
@@ -452,8 +505,8 @@ def spectrum(operator: LinearOperator, probes: int = 8, steps: int = 40, seed: i
         2.0
 
     Reference:
-        Golub and Welsch (1969); Ubaru, Chen, Saad: Fast estimation of tr(f(A)) via stochastic Lanczos quadrature
-        (2017).
+        Golub and Welsch (1969); Ubaru, Chen, Saad: Fast estimation of tr(f(A)) via stochastic
+        Lanczos quadrature (2017).
     """
     expect_arguments("spectrum", operator=operator)
     expect_numbers("spectrum", "a whole number from 2 to 1,000,000", probes=probes)
@@ -462,7 +515,9 @@ def spectrum(operator: LinearOperator, probes: int = 8, steps: int = 40, seed: i
     products, size = _products(operator), min(operator.shape)
     steps, random = min(steps, size), np.random.default_rng(seed)
     starts = [products.put(random.normal(size=size)) for _ in range(probes)]
-    lengths = _fetch(torch.stack([_Krylov(products, start, steps).go_on(steps) for start in starts]))
+    lengths = _fetch(
+        torch.stack([_Krylov(products, start, steps).go_on(steps) for start in starts])
+    )
     tables = [np.diag(diagonal) + np.diag(above[:-1], 1) for diagonal, above in lengths]
     _, values, vectors = np.linalg.svd(np.stack(tables))
     return Spectrum(operator.shape, values**2, vectors[:, :, 0] ** 2)

@@ -1,21 +1,29 @@
-"""Causes of degenerate directions other than rescaling: unused weights, cancellation, and changes of basis.
+"""Causes of degenerate directions other than rescaling: unused weights,
+cancellation, and changes of basis.
 
-Each cause is a family of directions. Counted are its directions in the null space of the Jacobian that are independent
-of the causes before it. All of them may include biases, which compensate constants.
+Each cause is a family of directions. Counted are its directions in the null space of the
+Jacobian that are independent of the causes before it. All of them may include biases,
+which compensate constants.
 
 * shift: biases alone, and tables that are added to each other; one subtracts what another adds.
-* translation: all units of a layer move by the same amount, which a layer norm or a softmax after it subtracts.
-* normal: the weights of a unit move along the direction that is orthogonal to all outputs of a layer norm.
-* kernel: the weights of one unit, or those that read one feature, move along a direction that is absent from the
-  inputs, or that no later layer reads.
+* translation: all units of a layer move by the same amount, which a layer norm or a
+  softmax after it subtracts.
+* normal: the weights of a unit move along the direction that is orthogonal to all
+  outputs of a layer norm.
+* kernel: the weights of one unit, or those that read one feature, move along a direction that is
+  absent from the inputs, or that no later layer reads.
 * redundant: every change of one tensor can be compensated by another, as where two are added.
-* scaling: features are scaled in a way that is not in the reduction graph: against the weights of a norm whose
-  statistics fix the scale, or where a function is homogeneous on these data, such as a clip that changes no value.
-* rotation: the input of a layer or RMS norm is rotated, and the weights after the norm reverse the rotation.
-* linear map: the weights that write a feature space are multiplied by a matrix, and those that read it by its inverse:
-  ``W2 W1 = (W2 A^-1)(A W1)``, and ``q^T k = (A q)^T (A^-T k)`` in the heads of attention.
+* scaling: features are scaled in a way that is not in the reduction graph: against the weights of a
+  norm whose statistics fix the scale, or where a function is homogeneous on these data, such as a
+  clip that changes no value.
+* rotation: the input of a layer or RMS norm is rotated, and the weights after the
+  norm reverse the rotation.
+* linear map: the weights that write a feature space are multiplied by a matrix, and those
+  that read it by its inverse: ``W2 W1 = (W2 A^-1)(A W1)``, and ``q^T k = (A q)^T (A^-T k)``
+  in the heads of attention.
 
-Feature spaces (:mod:`pathspace.diagnostics.feature_spaces`) determine which tensors belong together.
+Feature spaces (:mod:`pathspace.diagnostics.feature_spaces`) determine
+which tensors belong together.
 """
 
 from __future__ import annotations
@@ -37,8 +45,8 @@ class Symmetry:
     """Directions with one cause.
 
     Attributes:
-        cause: ``"shift"``, ``"translation"``, ``"normal"``, ``"kernel"``, ``"scaling"``, ``"rotation"``,
-            ``"linear map"`` or ``"redundant"``.
+        cause: ``"shift"``, ``"translation"``, ``"normal"``, ``"kernel"``, ``"scaling"``,
+            ``"rotation"``, ``"linear map"`` or ``"redundant"``.
         place: the tensors between which it acts.
         directions: number of directions that are independent of the causes before.
     """
@@ -52,13 +60,16 @@ class Attribution:
     """Removes one family after the other from a null space.
 
     Args:
-        null: orthonormal basis of the null space, in live coordinates scaled by ``lengths``, shape (live, k).
+        null: orthonormal basis of the null space, in live coordinates scaled by
+            ``lengths``, shape (live, k).
         known: orthonormal basis of the part with a known cause.
         live: which scalars are live.
         lengths: the factors of live coordinates.
     """
 
-    def __init__(self, null: np.ndarray, known: np.ndarray, live: np.ndarray, lengths: np.ndarray) -> None:
+    def __init__(
+        self, null: np.ndarray, known: np.ndarray, live: np.ndarray, lengths: np.ndarray
+    ) -> None:
         self.live, self.lengths = live, lengths
         self.whole = np.zeros((len(live), null.shape[1]))
         self.whole[live] = null
@@ -72,7 +83,9 @@ class Attribution:
 
     @property
     def unexplained(self) -> np.ndarray:
-        """Orthonormal basis of the directions without a cause, in scaled coordinates of all scalars."""
+        """Orthonormal basis of the directions without a cause, in scaled
+        coordinates of all scalars.
+        """
         return np.asarray(self.whole @ kernel(self.known.T, 0.5))
 
     @property
@@ -86,7 +99,9 @@ class Attribution:
         self.null[positions] = 0
 
     def inside(self, positions: np.ndarray) -> np.ndarray:
-        """Orthonormal coefficients of the directions in the null space that are zero elsewhere, shape (k, d)."""
+        """Orthonormal coefficients of the directions in the null space that are zero
+        elsewhere, shape (k, d).
+        """
         chosen = np.zeros(len(self.live), bool)
         chosen[positions] = True
         outside = self.null[~chosen & self.live]
@@ -137,18 +152,26 @@ def attribute(
         parameters: its trainable parameters, in float64.
         places: position of the first scalar of each among all.
         spaces: feature spaces, whose tensors have the names of ``parameters``.
-        added: parameters that are only added; vectors among them, and any named ``bias``, are biases.
+        added: parameters that are only added; vectors among them, and any
+            named ``bias``, are biases.
         work: the rest of the null space; the symmetries are added to it.
     """
-    positions = {n: places[n] + np.arange(p.numel()).reshape(p.shape) for n, p in parameters.items()}
-    added = {n for n, p in parameters.items() if p.ndim == 1 and (n in added or "bias" in n.rpartition(".")[2])}
+    positions = {
+        n: places[n] + np.arange(p.numel()).reshape(p.shape) for n, p in parameters.items()
+    }
+    added = {
+        n
+        for n, p in parameters.items()
+        if p.ndim == 1 and (n in added or "bias" in n.rpartition(".")[2])
+    }
     biases = np.concatenate([np.zeros(0, int), *(positions[n] for n in added)])
     work.take("shift", "biases", work.inside(biases))
     work.free(biases)
     factors = {n: where for n, where in positions.items() if n not in added}
     normals = [1 / weight for weight in _norms(model) if (weight != 0).all()]
     reads, writes = (
-        {side for space in spaces for side in space.slices if (side in space.readers) is way} for way in (True, False)
+        {side for space in spaces for side in space.slices if (side in space.readers) is way}
+        for way in (True, False)
     )
     for name, where in factors.items():
         if work.left and where.ndim > 1:
@@ -164,8 +187,12 @@ def attribute(
     _left_over(parameters, factors, work)
 
 
-def _left_over(parameters: Mapping[str, Tensor], factors: Mapping[str, np.ndarray], work: Attribution) -> None:
-    """Symmetries between the tensors of directions without a cause: sums, and unknown feature spaces."""
+def _left_over(
+    parameters: Mapping[str, Tensor], factors: Mapping[str, np.ndarray], work: Attribution
+) -> None:
+    """Symmetries between the tensors of directions without a cause: sums,
+    and unknown feature spaces.
+    """
     rest = work.unexplained
     names = [name for name, where in factors.items() if (rest[where] ** 2).sum() > 1e-2]
     pairs = list(itertools.combinations(names, 2))
@@ -178,31 +205,52 @@ def _left_over(parameters: Mapping[str, Tensor], factors: Mapping[str, np.ndarra
             own = factors[name].reshape(-1)
             reach = work.null[own[work.live[own]]] @ inside
             # every change of one tensor can be compensated by the other
-            if inside.shape[1] >= len(reach) > 1 and np.linalg.svd(reach, compute_uv=False)[len(reach) - 1] > 1e-6:
+            if (
+                inside.shape[1] >= len(reach) > 1
+                and np.linalg.svd(reach, compute_uv=False)[len(reach) - 1] > 1e-6
+            ):
                 work.take("redundant", " and ".join(pair), inside)
     for chosen in (*pairs, *itertools.combinations(names, 3)):
         for sizes in itertools.product(*(enumerate(factors[name].shape) for name in chosen)):
             if work.left and len({size for _, size in sizes}) == 1 and sizes[0][1] > 1:
-                sides = {(n, d): np.arange(size) for n, (d, size) in zip(chosen, sizes, strict=True)}
+                sides = {
+                    (n, d): np.arange(size) for n, (d, size) in zip(chosen, sizes, strict=True)
+                }
                 Block.of(FeatureSpace(sides, frozenset(sides)), parameters, factors).changes(work)
 
 
 def _norms(model: nn.Module) -> list[np.ndarray]:
     """The weights of all layer norms, 1 where one has none."""
-    norms = [m for m in model.modules() if isinstance(m, nn.LayerNorm) and len(m.normalized_shape) == 1]
-    return [np.ones(m.normalized_shape) if m.weight is None else m.weight.detach().numpy() for m in norms]
+    norms = [
+        m for m in model.modules() if isinstance(m, nn.LayerNorm) and len(m.normalized_shape) == 1
+    ]
+    return [
+        np.ones(m.normalized_shape) if m.weight is None else m.weight.detach().numpy()
+        for m in norms
+    ]
 
 
-def _slices(name: str, where: np.ndarray, written: int, normals: Sequence[np.ndarray], work: Attribution) -> None:
+def _slices(
+    name: str, where: np.ndarray, written: int, normals: Sequence[np.ndarray], work: Attribution
+) -> None:
     """Directions inside the weights of one unit, or inside those that read one feature."""
-    found: dict[str, list[np.ndarray]] = {"shift": [], "translation": [], "normal": [], "kernel": []}
+    found: dict[str, list[np.ndarray]] = {
+        "shift": [],
+        "translation": [],
+        "normal": [],
+        "kernel": [],
+    }
     whole = work.inside(where.reshape(-1))
     if not whole.shape[1]:
         return
     tensor = work.null[where.reshape(-1)] @ whole
     for dim in range(where.ndim):
         index = np.moveaxis(np.arange(where.size).reshape(where.shape), dim, 0)
-        along = [("normal", n) for n in normals] + [("shift", None)] if dim == written else [("translation", None)]
+        along = (
+            [("normal", n) for n in normals] + [("shift", None)]
+            if dim == written
+            else [("translation", None)]
+        )
         for here in index.reshape(len(index), -1):
             outside = np.ones(where.size, bool)
             outside[here] = False
@@ -221,8 +269,12 @@ def _slices(name: str, where: np.ndarray, written: int, normals: Sequence[np.nda
             work.take(cause, name, _orthonormal(np.concatenate(parts, axis=1)))
 
 
-def _along(vector: np.ndarray | None, where: np.ndarray, own: np.ndarray, work: Attribution) -> np.ndarray | None:
-    """Coefficients of a direction in the null space that equals a vector (or 1) at the live ones of some positions."""
+def _along(
+    vector: np.ndarray | None, where: np.ndarray, own: np.ndarray, work: Attribution
+) -> np.ndarray | None:
+    """Coefficients of a direction in the null space that equals a vector (or 1) at the
+    live ones of some positions.
+    """
     vector = np.ones(len(where)) if vector is None else vector
     if len(vector) != len(where) or not work.live[where].any():
         return None
@@ -245,7 +297,9 @@ def _orthonormal(vectors: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Share:
-    """A tensor's share of a feature space: values (features, rest), and the positions of its scalars among all."""
+    """A tensor's share of a feature space: values (features, rest), and the positions
+    of its scalars among all.
+    """
 
     value: np.ndarray
     where: np.ndarray
@@ -269,8 +323,12 @@ class Block:
     mixed: bool
 
     @staticmethod
-    def of(space: FeatureSpace, parameters: Mapping[str, Tensor], factors: Mapping[str, np.ndarray]) -> Block:
-        """The trainable tensors of a feature space; separate features in one tensor (q, k, v) are separate shares."""
+    def of(
+        space: FeatureSpace, parameters: Mapping[str, Tensor], factors: Mapping[str, np.ndarray]
+    ) -> Block:
+        """The trainable tensors of a feature space; separate features in one tensor (q,
+        k, v) are separate shares.
+        """
         names: list[str] = []
         sides, vectors = [], [np.zeros(0, int)]
         for (name, dim), numbers in space.slices.items():
@@ -284,11 +342,21 @@ class Block:
             value = np.moveaxis(parameters[name].detach().numpy(), dim, 0)
             for run in _runs(numbers) if _apart(numbers) else [numbers]:
                 flat = (len(run), -1)
-                sides.append(_Share(value[run].reshape(flat), where[run].reshape(flat), (name, dim) in space.readers))
-        return Block(", ".join(dict.fromkeys(names)), tuple(sides), np.concatenate(vectors), space.mixed)
+                sides.append(
+                    _Share(
+                        value[run].reshape(flat),
+                        where[run].reshape(flat),
+                        (name, dim) in space.readers,
+                    )
+                )
+        return Block(
+            ", ".join(dict.fromkeys(names)), tuple(sides), np.concatenate(vectors), space.mixed
+        )
 
     def _within(self, sides: Sequence[_Share], work: Attribution) -> tuple[np.ndarray, np.ndarray]:
-        """Coefficients of the null directions in these tensors only, such that the directions are orthonormal."""
+        """Coefficients of the null directions in these tensors only, such that the
+        directions are orthonormal.
+        """
         where = np.concatenate([self.vectors, *(side.where.reshape(-1) for side in sides)])
         coefficients = work.inside(where)
         _, sizes, turn = np.linalg.svd(work.directions(coefficients)[where], full_matrices=False)
@@ -297,7 +365,9 @@ class Block:
         return coefficients, work.directions(coefficients)
 
     def shifts(self, work: Attribution) -> None:
-        """Take shifts: the same amount is added to all entries of one table and subtracted from other tables."""
+        """Take shifts: the same amount is added to all entries of one table and
+        subtracted from other tables.
+        """
         writers = [side for side in self.sides if not side.reads]
         if len(writers) < 2 or not work.left:
             return
@@ -310,7 +380,9 @@ class Block:
         self._take("shift", coefficients @ kernel(np.concatenate(rest), _INSIDE), work)
 
     def changes(self, work: Attribution) -> None:
-        """Take linear maps, rotations and scalings: writers and readers of the space are multiplied by matrices."""
+        """Take linear maps, rotations and scalings: writers and readers of the space
+        are multiplied by matrices.
+        """
         if not work.left or not self.sides:
             return
         coefficients, moved = self._within(self.sides, work)
@@ -327,7 +399,10 @@ class Block:
             upper = unit[np.triu_indices(size, 1)]
             apart = [rest for side, rest in zip(self.sides, apart, strict=True) if side.reads]
             alike = (
-                coefficients @ kernel(np.concatenate([_spanned(some, writers, moved, work.live), *apart]), _INSIDE)
+                coefficients
+                @ kernel(
+                    np.concatenate([_spanned(some, writers, moved, work.live), *apart]), _INSIDE
+                )
                 for some in (diagonal, upper - upper.swapaxes(1, 2), upper + upper.swapaxes(1, 2))
             )
             scaled, odd, even = alike
@@ -348,8 +423,12 @@ def _multiplied(side: _Share, moved: np.ndarray, live: np.ndarray) -> np.ndarray
     return np.concatenate([np.zeros((0, moved.shape[1])), *rest])
 
 
-def _spanned(matrices: np.ndarray, sides: Sequence[_Share], moved: np.ndarray, live: np.ndarray) -> np.ndarray:
-    """The part of directions that is not ``A W`` with one combination A of some matrices for all."""
+def _spanned(
+    matrices: np.ndarray, sides: Sequence[_Share], moved: np.ndarray, live: np.ndarray
+) -> np.ndarray:
+    """The part of directions that is not ``A W`` with one combination A
+    of some matrices for all.
+    """
     value = np.concatenate([side.value for side in sides], axis=1)
     where = np.concatenate([side.where for side in sides], axis=1)
     seen = live[where]

@@ -1,4 +1,6 @@
-"""Tables of frozen records: their comparison, and export to CSV, JSON, data frames and TensorBoard scalars."""
+"""Tables of frozen records: their comparison, and export to CSV, JSON, data
+frames and TensorBoard scalars.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,8 @@ class Estimate:
         """Student's confidence interval of the mean.
 
         Args:
-            level: probability with which the interval covers the true value, for normally distributed samples.
+            level: probability with which the interval covers the true value, for
+                normally distributed samples.
 
         Returns:
             Lower and upper end; infinite with fewer than two samples.
@@ -58,12 +61,18 @@ class Estimate:
 
         if self.error == 0:
             return self.value, self.value
-        half = self.error * float(t.ppf((1 + level) / 2, self.samples - 1)) if self.samples > 1 else math.inf
+        half = (
+            self.error * float(t.ppf((1 + level) / 2, self.samples - 1))
+            if self.samples > 1
+            else math.inf
+        )
         return self.value - half, self.value + half
 
     def agrees(self, truth: float, sigmas: float = 4.0) -> bool:
         """Whether ``truth`` is within ``sigmas`` standard errors (and rounding) of the estimate."""
-        return bool(abs(self.value - truth) <= sigmas * self.error + 1e-9 * max(abs(truth), abs(self.value)))
+        return bool(
+            abs(self.value - truth) <= sigmas * self.error + 1e-9 * max(abs(truth), abs(self.value))
+        )
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> Estimate:
@@ -110,7 +119,10 @@ class Table(Generic[Record]):
         for name, row in zip(self.row_names(), self.rows, strict=True):
             if name == key:
                 return row
-        raise InputError(f"The table {self.title!r} found no row {key!r}; its rows are {_listed(self.row_names())}.")
+        raise InputError(
+            f"The table {self.title!r} found no row {key!r}; its rows are"
+            f" {_listed(self.row_names())}."
+        )
 
     def row_names(self) -> list[str]:
         """The names of the rows, in order."""
@@ -125,13 +137,18 @@ class Table(Generic[Record]):
         """The values of one column."""
         if self.rows and name not in self.columns:
             raise InputError(
-                f"The table {self.title!r} found no column {name!r}; its columns are {_listed(self.columns)}."
+                f"The table {self.title!r} found no column {name!r}; its columns are"
+                f" {_listed(self.columns)}."
             )
         return [row.get(name) for row in self.to_dicts()]
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """One flat dictionary per row."""
-        return [_flatten(asdict(row)) for row in self.rows if is_dataclass(row) and not isinstance(row, type)]
+        return [
+            _flatten(asdict(row))
+            for row in self.rows
+            if is_dataclass(row) and not isinstance(row, type)
+        ]
 
     def to_frame(self) -> Any:
         """The table as a ``pandas.DataFrame``.
@@ -143,7 +160,8 @@ class Table(Generic[Record]):
             import pandas
         except ImportError as error:
             raise UnsupportedError(
-                "to_frame() needs pandas, which is not installed; install it, or use to_dicts(), to_csv() or to_json()."
+                "to_frame() needs pandas, which is not installed; install it, or use to_dicts(),"
+                " to_csv() or to_json()."
             ) from error
         return pandas.DataFrame(self.to_dicts(), columns=self.columns)
 
@@ -164,11 +182,14 @@ class Table(Generic[Record]):
         text = io.StringIO()
         writer = csv.DictWriter(text, self.columns)
         writer.writeheader()
-        writer.writerows({key: _cell(value) for key, value in row.items()} for row in self.to_dicts())
+        writer.writerows(
+            {key: _cell(value) for key, value in row.items()} for row in self.to_dicts()
+        )
         return _write(text.getvalue(), path)
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The table as strict JSON text (numbers that are not finite become ``null``), also written to ``path``.
+        """The table as strict JSON text (numbers that are not finite become ``null``),
+        also written to ``path``.
 
         Args:
             path: file to replace.
@@ -201,7 +222,9 @@ class Table(Generic[Record]):
         return written
 
     def __rich__(self) -> RichTable:
-        shown = RichTable(title=self.title, caption="\n".join(self.notes) or None, caption_justify="left")
+        shown = RichTable(
+            title=self.title, caption="\n".join(self.notes) or None, caption_justify="left"
+        )
         for number, name in enumerate(self.columns):
             shown.add_column(name, justify="left" if number == 0 else "right", overflow="fold")
         for row in self.to_dicts():
@@ -228,7 +251,9 @@ class Change:
     ratio: float | None
 
 
-def compare(before: Table[Any], after: Table[Any], quantities: Sequence[str] | None = None) -> Table[Change]:
+def compare(
+    before: Table[Any], after: Table[Any], quantities: Sequence[str] | None = None
+) -> Table[Change]:
     """Compare the numbers of two runs or two checkpoints.
 
     Rows are matched by their first field; the notes name rows that are in one table only.
@@ -242,7 +267,9 @@ def compare(before: Table[Any], after: Table[Any], quantities: Sequence[str] | N
         One row per row and column of numbers.
 
     Example:
-        >>> old, new = (Table("t", (Change("a", "loss", value, 1.0, None),)) for value in (2.0, 3.0))
+        >>> old, new = (
+        ...     Table("t", (Change("a", "loss", value, 1.0, None),)) for value in (2.0, 3.0)
+        ... )
         >>> compare(old, new, ["before"])[0].ratio
         1.5
     """
@@ -253,12 +280,27 @@ def compare(before: Table[Any], after: Table[Any], quantities: Sequence[str] | N
     for key, old in first.items():
         for name, value in old.items():
             other = second.get(key, {}).get(name)
-            if (quantities is None or name in quantities) and _is_number(value) and _is_number(other):
+            if (
+                (quantities is None or name in quantities)
+                and _is_number(value)
+                and _is_number(other)
+            ):
                 assert other is not None
-                rows.append(Change(key, name, float(value), float(other), float(other) / value if value else None))
+                rows.append(
+                    Change(
+                        key,
+                        name,
+                        float(value),
+                        float(other),
+                        float(other) / value if value else None,
+                    )
+                )
     notes = [
         f"Only the {which} table has {_listed(sorted(extra))}."
-        for which, extra in (("first", first.keys() - second.keys()), ("second", second.keys() - first.keys()))
+        for which, extra in (
+            ("first", first.keys() - second.keys()),
+            ("second", second.keys() - first.keys()),
+        )
         if extra
     ]
     return Table(f"{before.title}: before and after", tuple(rows), tuple(notes))
@@ -289,7 +331,8 @@ def _flatten(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Values for JSON, at any depth: lists for tuples and tensors, and ``None`` for numbers that are not finite.
+    """Values for JSON, at any depth: lists for tuples and tensors, and ``None`` for
+    numbers that are not finite.
 
     Example:
         >>> plain({"sizes": (1, math.inf), 2: math.nan})
@@ -316,7 +359,9 @@ def _cell(value: Any, short: bool = False) -> str:
 
 def _listed(names: Sequence[str], most: int = 8) -> str:
     shown = ", ".join(map(repr, names[:most]))
-    return shown + (f" and {len(names) - most} more" if len(names) > most else "") if names else "none"
+    return (
+        shown + (f" and {len(names) - most} more" if len(names) > most else "") if names else "none"
+    )
 
 
 def _write(text: str, path: str | os.PathLike[str] | None) -> str:

@@ -1,4 +1,6 @@
-"""The theoretical gain of a layer, computed from its weights and the mean and variance of its input."""
+"""The theoretical gain of a layer, computed from its weights and the mean
+and variance of its input.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +18,29 @@ from pathspace.diagnostics.meanfield import Function, gaussian_mean, slope
 from pathspace.inference.registry import FACTS
 from pathspace.safe_deepcopy import safe_deepcopy
 
-# layers that apply one elementwise activation function, such as nn.LeakyReLU (except those with a random slope)
+# layers that apply one elementwise activation function, such as nn.LeakyReLU (except
+# those with a random slope)
 _FUNCTIONS = {
     name.removeprefix("aten.").replace("_", "")
     for name, facts in FACTS.items()
     if facts.kind == "activation" and facts.elementwise and "rrelu" not in name
 }
 ELEMENTWISE = tuple(
-    layer for name, layer in vars(nn).items() if name.lower() in _FUNCTIONS and issubclass(layer, nn.Module)
+    layer
+    for name, layer in vars(nn).items()
+    if name.lower() in _FUNCTIONS and issubclass(layer, nn.Module)
 )
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-_MAXIMA = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d)
+_MAXIMA = (
+    nn.MaxPool1d,
+    nn.MaxPool2d,
+    nn.MaxPool3d,
+    nn.AdaptiveMaxPool1d,
+    nn.AdaptiveMaxPool2d,
+    nn.AdaptiveMaxPool3d,
+)
 _ADAPTIVE_MEANS = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
 _SAMPLES = 8
 
@@ -36,13 +48,15 @@ _SAMPLES = 8
 def expected_gain(call: Call) -> float | None:
     """Compute the theoretical ``tr K = ||J||^2 / N`` of a layer.
 
-    * linear maps: the squared weights, each times the number of its uses (fewer at padded borders), over N;
+    * linear maps: the squared weights, each times the number of its uses (fewer at
+      padded borders), over N;
     * maximum pooling: outputs over inputs; mean pooling: outputs over inputs and size of a window;
     * activations: ``E[phi'^2]`` over a normal input of the measured mean and variance;
-    * layer norm ``(1 - 2/n) E[gamma^2] E[1/var]``, group and batch norm likewise, RMS norm with ``1 - 1/n``;
+    * layer norm ``(1 - 2/n) E[gamma^2] E[1/var]``, group and batch norm likewise,
+      RMS norm with ``1 - 1/n``;
     * batch norm in eval mode ``E[gamma^2 / running_var]``; dropout ``1 / (1 - p)``;
-    * attention, gates and other layers without submodules: ``E tr K`` over independent normal inputs of the measured
-      mean and variance, estimated with eight samples.
+    * attention, gates and other layers without submodules: ``E tr K`` over independent normal
+      inputs of the measured mean and variance, estimated with eight samples.
 
     Args:
         call: a call of the layer, recorded by :func:`pathspace.diagnostics.layers.observe`.
@@ -59,10 +73,13 @@ def expected_gain(call: Call) -> float | None:
         return exact
     if isinstance(module, nn.Dropout):
         return 1 / (1 - module.p) if module.training and module.p < 1 else 1.0
-    # tested before norms, which are recognised by outputs of size 1: an elementwise function may have such outputs
+    # tested before norms, which are recognised by outputs of size 1: an elementwise
+    # function may have such outputs
     if is_elementwise(module):
         derivative = slope(_alone(module))
-        return gaussian_mean(lambda z: derivative(z) ** 2, float(source.var(correction=0)), float(source.mean()))
+        return gaussian_mean(
+            lambda z: derivative(z) ** 2, float(source.var(correction=0)), float(source.mean())
+        )
     normalised = _normalised(call, source)
     if normalised is not None:
         return normalised
@@ -130,11 +147,17 @@ def _linear(call: Call, source: Tensor) -> float | None:
             for wide, narrow in zip(source.shape[-rank:], call.output.shape[-rank:], strict=True)
         ]
         return prod(rows) * prod(source.shape[:-rank]) / size
-    return 1.0 if isinstance(module, nn.Identity | nn.Flatten | nn.Unflatten | nn.PixelShuffle) else None
+    return (
+        1.0
+        if isinstance(module, nn.Identity | nn.Flatten | nn.Unflatten | nn.PixelShuffle)
+        else None
+    )
 
 
 def _uses(module: Any, narrow: Sequence[int], wide: Sequence[int]) -> list[Tensor]:
-    """The number of entries of the wide side that each tap of a convolution is multiplied by, for each dimension."""
+    """The number of entries of the wide side that each tap of a convolution is
+    multiplied by, for each dimension.
+    """
     counts = []
     for i, (few, many) in enumerate(zip(narrow, wide, strict=True)):
         taps = torch.arange(module.kernel_size[i]) * module.dilation[i]
@@ -144,7 +167,9 @@ def _uses(module: Any, narrow: Sequence[int], wide: Sequence[int]) -> list[Tenso
         met = at[None, :] + taps[:, None]
         within = (met >= 0) & (met < many)
         # padding other than zeros contains entries as well
-        counts.append((within if module.padding_mode == "zeros" else torch.ones_like(within)).double().sum(1))
+        counts.append(
+            (within if module.padding_mode == "zeros" else torch.ones_like(within)).double().sum(1)
+        )
     return counts
 
 
@@ -152,16 +177,25 @@ def _normalised(call: Call, source: Tensor) -> float | None:
     """Gains of norms, which divide entries by a statistic of the same entries."""
     module: Any = call.module
     weight = getattr(module, "weight", None)
-    gamma = weight.detach().double().square() if isinstance(weight, Tensor) else torch.ones((), dtype=torch.float64)
+    gamma = (
+        weight.detach().double().square()
+        if isinstance(weight, Tensor)
+        else torch.ones((), dtype=torch.float64)
+    )
     if isinstance(module, nn.GroupNorm):
         flat, centred, eps = source.reshape(len(source), module.num_groups, -1), True, module.eps
     elif isinstance(module, BATCH_NORMS):
         if not module.training and module.running_var is not None:
             return float((gamma / (module.running_var.double() + module.eps)).mean())
         flat = source.movedim(1, 0).flatten(1)
-        return (1 - 2 / flat.shape[-1]) * float((gamma / (flat.var(-1, correction=0) + module.eps)).mean())
+        return (1 - 2 / flat.shape[-1]) * float(
+            (gamma / (flat.var(-1, correction=0) + module.eps)).mean()
+        )
     elif type(module) in (nn.LayerNorm, nn.RMSNorm):
-        flat, centred = source.flatten(source.dim() - len(module.normalized_shape)), type(module) is nn.LayerNorm
+        flat, centred = (
+            source.flatten(source.dim() - len(module.normalized_shape)),
+            type(module) is nn.LayerNorm,
+        )
         eps = torch.finfo(call.output.dtype).eps if module.eps is None else module.eps
     else:
         found = _written_norm(call, source, gamma) if source.shape == call.output.shape else None
@@ -169,11 +203,19 @@ def _normalised(call: Call, source: Tensor) -> float | None:
             return None
         flat, centred, eps, gamma = found
     size = flat.var(-1, correction=0) if centred else flat.square().mean(-1)
-    return (1 - (2 if centred else 1) / flat.shape[-1]) * float(gamma.mean()) * float((1 / (size + eps)).mean())
+    return (
+        (1 - (2 if centred else 1) / flat.shape[-1])
+        * float(gamma.mean())
+        * float((1 / (size + eps)).mean())
+    )
 
 
-def _written_norm(call: Call, source: Tensor, gamma: Tensor) -> tuple[Tensor, bool, float, Tensor] | None:
-    """The norm that a layer of another library computes: over the last dimension or channels, centred or not."""
+def _written_norm(
+    call: Call, source: Tensor, gamma: Tensor
+) -> tuple[Tensor, bool, float, Tensor] | None:
+    """The norm that a layer of another library computes: over the last dimension or
+    channels, centred or not.
+    """
     named = vars(call.module).items()
     eps = next((v for k, v in named if "eps" in k and isinstance(v, float)), 0.0)
     weight = getattr(call.module, "weight", None)
@@ -187,13 +229,17 @@ def _written_norm(call: Call, source: Tensor, gamma: Tensor) -> tuple[Tensor, bo
         bias = bias.detach().double() if isinstance(bias, Tensor) else 0.0
         size = ((flat - centre).square().mean(-1, keepdim=True) + eps).sqrt()
         answer = call.output.detach().double().movedim(dim, -1) - bias
-        if torch.allclose(answer.square(), ((flat - centre) / size).square() * squares, rtol=1e-2, atol=1e-5):
+        if torch.allclose(
+            answer.square(), ((flat - centre) / size).square() * squares, rtol=1e-2, atol=1e-5
+        ):
             return flat, centred, eps, squares
     return None
 
 
 def _over_normal(call: Call) -> float | None:
-    """``E tr K`` over inputs of independent normal entries with the mean and variance of the layer's input."""
+    """``E tr K`` over inputs of independent normal entries with the mean and
+    variance of the layer's input.
+    """
     generator = torch.Generator().manual_seed(0)
     source, module = call.source, safe_deepcopy(call.module)
     assert source is not None
@@ -205,7 +251,9 @@ def _over_normal(call: Call) -> float | None:
                 noise = torch.randn(source.shape, generator=generator).to(source) * deviation + mean
                 normal = noise.requires_grad_()
                 # the layer may receive the same tensor more than once
-                args, kwargs = tree_map(lambda v, x=normal: x.clone() if v is call.received else v, call.given)
+                args, kwargs = tree_map(
+                    lambda v, x=normal: x.clone() if v is call.received else v, call.given
+                )
                 result = module(*args, **kwargs)
                 output = result[0] if isinstance(result, tuple | list) else result
                 (back,) = torch.autograd.grad(output, normal, rademacher(output, generator))

@@ -1,7 +1,9 @@
-"""Coordinates for weights ``g v / |v|`` in which causes can be found: the weight itself, and the length of ``v``.
+"""Coordinates for weights ``g v / |v|`` in which causes can be found: the weight
+itself, and the length of ``v``.
 
-A direction of the null space that changes a weight by ``A W`` is not linear in ``g`` or ``v``. In the coordinates
-``(W, log |v|)`` it is linear in ``W``, and the length, on which no output depends, is a separate coordinate.
+A direction of the null space that changes a weight by ``A W`` is not linear in ``g`` or ``v``. In
+the coordinates ``(W, log |v|)`` it is linear in ``W``, and the length, on which no output depends,
+is a separate coordinate.
 """
 
 from __future__ import annotations
@@ -17,30 +19,37 @@ _PAIRS = ((".original0", ".original1"), ("_g", "_v"))
 
 @dataclass(frozen=True)
 class Straight:
-    """Directions in the coordinates ``(W, log |v|)``: ``W`` is at the position of ``v``, the length at that of ``g``.
+    """Directions in the coordinates ``(W, log |v|)``: ``W`` is at the position of ``v``, the
+    length at that of ``g``.
 
     Attributes:
         parameters: values by name, without the lengths.
-        turns: for each normalised unit the positions of ``g`` and ``v``, and the derivative of the new coordinates by
-            the old ones.
+        turns: for each normalised unit the positions of ``g`` and ``v``, and the derivative of the
+            new coordinates by the old ones.
     """
 
     parameters: dict[str, Tensor]
     turns: list[tuple[np.ndarray, np.ndarray]]
 
     @staticmethod
-    def of(parameters: Mapping[str, Tensor], places: Mapping[str, int], live: np.ndarray) -> Straight:
+    def of(
+        parameters: Mapping[str, Tensor], places: Mapping[str, int], live: np.ndarray
+    ) -> Straight:
         """Find the normalised weights.
 
         Args:
             parameters: trainable parameters.
             places: position of the first scalar of each among all.
-            live: which scalars are live; a tensor with a unit that is only partly live keeps its coordinates.
+            live: which scalars are live; a tensor with a unit that is only partly
+                live keeps its coordinates.
         """
         values, turns = dict(parameters), []
         for first, second in _pairs(parameters):
             g, v = (parameters[name].detach() for name in (first, second))
-            where = [places[n] + np.arange(x.numel()).reshape(x.shape) for n, x in ((first, g), (second, v))]
+            where = [
+                places[n] + np.arange(x.numel()).reshape(x.shape)
+                for n, x in ((first, g), (second, v))
+            ]
             dims = [dim for dim in range(v.ndim) if g.shape[dim] == 1]
             length = v.norm(dim=dims, keepdim=True)
             units = np.moveaxis(where[1], dims, range(-len(dims), 0)).reshape(g.numel(), -1)
@@ -53,7 +62,11 @@ class Straight:
             turns += [
                 (np.concatenate([[at], unit]), _derivative(size, row))
                 for at, unit, size, row in zip(
-                    where[0].reshape(-1)[good], units[good], g.reshape(-1).numpy()[good], rows[good], strict=True
+                    where[0].reshape(-1)[good],
+                    units[good],
+                    g.reshape(-1).numpy()[good],
+                    rows[good],
+                    strict=True,
                 )
             ]
         return Straight(values, turns)
@@ -82,7 +95,11 @@ def _pairs(parameters: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
             other = name.removesuffix(second) + first
             g = parameters.get(other) if name.endswith(second) else None
             fits = g is not None and g.ndim == v.ndim > 1 and g.numel() < v.numel()
-            if fits and g is not None and all(a in (1, b) for a, b in zip(g.shape, v.shape, strict=True)):
+            if (
+                fits
+                and g is not None
+                and all(a in (1, b) for a, b in zip(g.shape, v.shape, strict=True))
+            ):
                 yield other, name
 
 

@@ -1,4 +1,6 @@
-"""Which units can be balanced: those with weights on both sides, so that the sum of all sizes has a minimum."""
+"""Which units can be balanced: those with weights on both sides, so that the sum
+of all sizes has a minimum.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,14 @@ NOTHING_ENTERS = "no weight enters it: the larger, the better"
 ZEROS_LEAVE = "all weights that leave it are zero: the smaller, the better"
 ZEROS_ENTER = "all weights that enter it are zero: the larger, the better"
 ALL_ZERO = "all weights at it are zero"
-ONE_WAY = "no closed walk through the root passes it: its group has no minimum of its own, and one unit is kept"
-PRODUCT = "a factor of a product, in a network with too many pairs of units to tell whether there is a minimum"
+ONE_WAY = (
+    "no closed walk through the root passes it: its group has no minimum of its own, and one unit"
+    " is kept"
+)
+PRODUCT = (
+    "a factor of a product, in a network with too many pairs of units to tell whether there is a"
+    " minimum"
+)
 
 
 @dataclass
@@ -37,8 +45,8 @@ class Attained:
     Attributes:
         free: mask over units, ``(H,)``.
         reasons: why the others may not: sentence -> ids (counted from 1).
-        groups: unit that was kept (counted from 0) -> 1 if edges only enter its group, -1 if they only leave it, and
-            the units of the group.
+        groups: unit that was kept (counted from 0) -> 1 if edges only enter its group, -1 if they
+            only leave it, and the units of the group.
     """
 
     free: np.ndarray
@@ -57,11 +65,12 @@ class Attained:
 def attained(pairs: Pairs) -> Attained:
     """Fix as few units as possible, so that the other units have a minimum.
 
-    ``sum_e c_e exp((A phi)_e)`` has a minimum exactly if no direction makes some terms smaller and none larger. A unit
-    at which all terms have one sign is such a direction by itself. The others are found as closed walks: an edge whose
-    ends do not reach each other can shrink for nothing. Each round keeps one unit of every group that only enters or
-    only leaves; to its neighbours it is as good as the root, so the groups before it get their turn. Opposite scales
-    are followed on a doubled graph, products by linear programmes.
+    ``sum_e c_e exp((A phi)_e)`` has a minimum exactly if no direction makes some terms smaller and
+    none larger. A unit at which all terms have one sign is such a direction by itself. The others
+    are found as closed walks: an edge whose ends do not reach each other can shrink for nothing.
+    Each round keeps one unit of every group that only enters or only leaves; to its neighbours it
+    is as good as the root, so the groups before it get their turn. Opposite scales are followed on
+    a doubled graph, products by linear programmes.
 
     Args:
         pairs: sizes of the weights.
@@ -93,7 +102,9 @@ def attained(pairs: Pairs) -> Attained:
 
 
 def neighbours(pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
-    """Which units have entering edges, and which have leaving ones, whatever the weights are; two masks, ``(H,)``."""
+    """Which units have entering edges, and which have leaving ones, whatever the weights
+    are; two masks, ``(H,)``.
+    """
     entering, leaving = (np.zeros(pairs.graph.expand.shape[0]) for _ in range(2))
     for head, tail in (ends for block in pairs.graph.blocks for ends in _ends(block)):
         for ids, into, against in ((head, entering, leaving), (tail, leaving, entering)):
@@ -104,7 +115,9 @@ def neighbours(pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _ends(block: WeightBlock) -> Iterator[tuple[Tensor, Tensor]]:
-    """Heads and tails that occur among a tensor's edges, pair by pair where some pairs do not, a few rows at a time."""
+    """Heads and tails that occur among a tensor's edges, pair by pair where some pairs do
+    not, a few rows at a time.
+    """
     loops = bool(torch.isin(block.head.reshape(-1), block.tail.reshape(-1)).any())
     if block.unused is None and not loops and block.head.shape != block.tail.shape:
         yield block.head, block.tail
@@ -115,7 +128,11 @@ def _ends(block: WeightBlock) -> Iterator[tuple[Tensor, Tensor]]:
         place = slice(start, start + step)
         head, tail, unused = (
             ids[place] if ids.dim() and ids.shape[0] > 1 else ids
-            for ids in (block.head, block.tail, torch.tensor(False) if block.unused is None else block.unused)
+            for ids in (
+                block.head,
+                block.tail,
+                torch.tensor(False) if block.unused is None else block.unused,
+            )
         )
         # (weights whose ends share a scale neither enter nor leave)
         head, tail, kept = torch.broadcast_tensors(head, tail, (head != tail) & ~unused)
@@ -130,7 +147,8 @@ def _change(graph: Structure, tails: np.ndarray, heads: np.ndarray) -> csr_array
 
 
 class _Arcs:
-    """The doubled graph: arcs from tails to heads and, of opposite scales, from heads to tails; kept units are root.
+    """The doubled graph: arcs from tails to heads and, of opposite scales, from heads to
+    tails; kept units are root.
 
     Args:
         pairs: sizes of the weights.
@@ -139,7 +157,9 @@ class _Arcs:
 
     def __init__(self, pairs: Pairs, free: np.ndarray) -> None:
         self.pairs, self.count = pairs, len(free) + 1
-        self._alive = np.concatenate([[False], free, np.zeros(pairs.graph.expand.shape[0] - self.count, bool)])
+        self._alive = np.concatenate(
+            [[False], free, np.zeros(pairs.graph.expand.shape[0] - self.count, bool)]
+        )
 
     def node(self, ids: np.ndarray) -> np.ndarray:
         """The node of each signed id."""
@@ -148,7 +168,9 @@ class _Arcs:
 
     def both(self, tail: np.ndarray, head: np.ndarray) -> np.ndarray:
         """Arcs of some edges and their mirror images, ``(2, arcs)``."""
-        arcs = [np.stack([self.node(sign * ids) for ids in (tail, head)[::sign]]) for sign in (1, -1)]
+        arcs = [
+            np.stack([self.node(sign * ids) for ids in (tail, head)[::sign]]) for sign in (1, -1)
+        ]
         return np.concatenate(arcs, 1)
 
     def listed(self) -> np.ndarray:
@@ -159,7 +181,9 @@ class _Arcs:
         return self.both(tail[sizes > 0], head[sizes > 0])
 
     def sample(self) -> Iterator[np.ndarray]:
-        """Of each matrix one arc for every row and one for every column: these join most of what all would join."""
+        """Of each matrix one arc for every row and one for every column: these join
+        most of what all would join.
+        """
         for table in self.pairs.tables:
             some, head, tail = (table.sizes > 0).numpy(), table.head.numpy(), table.tail.numpy()
             rows, columns = np.flatnonzero(some.any(1)), np.flatnonzero(some.any(0))
@@ -167,7 +191,9 @@ class _Arcs:
             yield self.both(tail[columns], head[some.argmax(0)[columns]])
 
     def across(self, label: np.ndarray) -> Iterator[np.ndarray]:
-        """Arcs of each matrix between nodes of different labels, as labels and without repetition."""
+        """Arcs of each matrix between nodes of different labels, as
+        labels and without repetition.
+        """
         for table in self.pairs.tables:
             head, tail = table.head.numpy(), table.tail.numpy()
             apart = label[self.node(head)][:, None] != label[self.node(tail)][None, :]
@@ -185,10 +211,13 @@ def _strong(nodes: int, arcs: np.ndarray) -> np.ndarray:
 
 
 def _one_way(pairs: Pairs, free: np.ndarray) -> dict[int, tuple[int, np.ndarray]]:
-    """Groups that edges only enter (1) or only leave (-1), the root's apart, by one unit of each (counted from 0)."""
+    """Groups that edges only enter (1) or only leave (-1), the root's apart, by one unit
+    of each (counted from 0).
+    """
     arcs, count = _Arcs(pairs, free), len(free) + 1
     listed = arcs.listed()
-    # what a few arcs have joined needs no others, so that matrices are read twice and hardly an arc is held
+    # what a few arcs have joined needs no others, so that matrices are read twice
+    # and hardly an arc is held
     label = _strong(2 * count, np.concatenate([listed, *arcs.sample()], 1))
     if not free.any() or (label[arcs.node(np.flatnonzero(free) + 1)] == label[0]).all():
         return {}
@@ -205,13 +234,18 @@ def _one_way(pairs: Pairs, free: np.ndarray) -> dict[int, tuple[int, np.ndarray]
     # a group and its mirror image are one
     _, first = np.unique(np.minimum(plus, minus)[units], return_index=True)
     return {
-        int(unit): (1 if closed[0, plus[unit]] else -1, np.flatnonzero((plus == plus[unit]) | (minus == plus[unit])))
+        int(unit): (
+            1 if closed[0, plus[unit]] else -1,
+            np.flatnonzero((plus == plus[unit]) | (minus == plus[unit])),
+        )
         for unit in units[first]
     }
 
 
 def _programmes(change: csr_array, result: Attained) -> None:
-    """The same where terms hang on several units: terms that no non-negative combination of all brings back."""
+    """The same where terms hang on several units: terms that no non-negative
+    combination of all brings back.
+    """
     from scipy.optimize import linprog  # slow to import, and needed by networks with products only
 
     for _ in range(ROUNDS):
@@ -233,7 +267,10 @@ def _programmes(change: csr_array, result: Attained) -> None:
         lost = found.x[:count] < 0.5
         if not lost.any():
             return
-        # the dual solution is a direction along which all these terms shrink: keep the unit that it moves most
+        # the dual solution is a direction along which all these terms shrink: keep
+        # the unit that it moves most
         size = np.abs(found.eqlin.marginals)
-        result.fix(np.flatnonzero(result.free)[[int(np.argmax(size >= size.max() * (1 - 1e-9)))]], ONE_WAY)
+        result.fix(
+            np.flatnonzero(result.free)[[int(np.argmax(size >= size.max() * (1 - 1e-9)))]], ONE_WAY
+        )
     result.fix(np.flatnonzero(result.free), ONE_WAY)

@@ -30,9 +30,11 @@ class Balancing:
         phi: log-scales that lead to the balanced network, ``(H,)``.
         before: ``sum |w|^p`` over path space, for the given model.
         after: the same at the minimum.
-        imbalance: the certificate of the minimum: largest difference between entering and leaving weights of a unit,
-            relative to the sum of both. The programme is convex, so 0 means that no smaller sum exists.
-        left_alone: why units keep their scale: sentence -> ids of units. The minimum is that over all other units.
+        imbalance: the certificate of the minimum: largest difference between entering and leaving
+            weights of a unit, relative to the sum of both. The programme is convex, so 0 means
+            that no smaller sum exists.
+        left_alone: why units keep their scale: sentence -> ids of units. The minimum is
+            that over all other units.
         steps: steps of Newton's method.
     """
 
@@ -49,19 +51,24 @@ class Balancing:
         return np.sort(np.concatenate([np.zeros(0, np.int64), *self.left_alone.values()]))
 
     def __str__(self) -> str:
-        lines = [f"sum |w|^p {self.before:.6g} -> {self.after:.6g}, sides differ by {self.imbalance:.0e}"]
+        lines = [
+            f"sum |w|^p {self.before:.6g} -> {self.after:.6g}, sides differ by {self.imbalance:.0e}"
+        ]
         lines += [
-            f"{len(units):,} of {len(self.phi):,} units left alone: {why}" for why, units in self.left_alone.items()
+            f"{len(units):,} of {len(self.phi):,} units left alone: {why}"
+            for why, units in self.left_alone.items()
         ]
         return "\n".join(lines)
 
 
-def balancing(model: nn.Module, graph: Structure, p: float = 2, tolerance: float = 1e-12) -> Balancing:
+def balancing(
+    model: nn.Module, graph: Structure, p: float = 2, tolerance: float = 1e-12
+) -> Balancing:
     """Find the minimum of ``sum_e |w_e|^p`` over the gauge orbit, without changing the model.
 
-    ``sum_e |w_e|^p exp(p (phi(head e) - phi(tail e)))`` is convex in ``phi`` (a geometric programme), also where scales
-    are opposites or sums of others. A unit without a minimum keeps its scale, for example a unit before a
-    normalisation; all others reach the minimum.
+    ``sum_e |w_e|^p exp(p (phi(head e) - phi(tail e)))`` is convex in ``phi`` (a geometric
+    programme), also where scales are opposites or sums of others. A unit without a minimum keeps
+    its scale, for example a unit before a normalisation; all others reach the minimum.
 
     Args:
         model: the model whose parameters ``graph`` holds, or a copy of it.
@@ -73,12 +80,14 @@ def balancing(model: nn.Module, graph: Structure, p: float = 2, tolerance: float
         The log-scales, both norms, and the units that do not change.
 
     Raises:
-        InputError: ``p`` is not positive, the model was never traced or lacks a parameter, weights are not finite, or
-            the norms differ by more than ``tolerance`` after 500 steps.
+        InputError: ``p`` is not positive, the model was never traced or lacks a parameter, weights
+            are not finite, or the norms differ by more than ``tolerance`` after 500 steps.
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.ReLU())
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.ReLU()
+        ... )
         >>> graph = ps.trace(model, torch.randn(4, 2))
         >>> found = ps.balancing(model, graph)
         >>> [(len(units), why) for why, units in found.left_alone.items()]
@@ -90,19 +99,22 @@ def balancing(model: nn.Module, graph: Structure, p: float = 2, tolerance: float
     for block in graph.blocks:
         if block.name not in own:
             raise InputError(
-                f"balance found no parameter {block.name!r} in {type(model).__name__}; pass the traced model or a copy "
-                "of it."
+                f"balance found no parameter {block.name!r} in {type(model).__name__}; pass the"
+                " traced model or a copy of it."
             )
     pairs = Pairs(graph, p, own)
     start = np.zeros(graph.num_units)
     before = pairs.sides(start)[2]
     if not np.isfinite(before):
         raise InputError(
-            f"balance found a sum |w|^{p:g} of {before}, expected a finite one; load weights from before they diverged."
+            f"balance found a sum |w|^{p:g} of {before}, expected a finite one; load weights from"
+            " before they diverged."
         )
     found = attained(pairs)
     best = minimise(pairs, found.free, start, tolerance)
-    return Balancing(torch.from_numpy(best.phi), before, best.value, best.imbalance, found.reasons, best.steps)
+    return Balancing(
+        torch.from_numpy(best.phi), before, best.value, best.imbalance, found.reasons, best.steps
+    )
 
 
 def balance(
@@ -112,14 +124,16 @@ def balance(
     tolerance: float = 1e-12,
     optimizer: Optimizer | None = None,
 ) -> M:
-    """Rescale a model in place so that incoming and outgoing weights of every unit have equal norms.
+    """Rescale a model in place so that incoming and outgoing weights of
+    every unit have equal norms.
 
-    ``sum_in |w|^p = sum_out |w|^p`` is where the convex function ``sum_e |w_e|^p exp(p (phi(head) - phi(tail)))`` has
-    its minimum: of all networks in the orbit the one with the smallest ``L_p`` norm.
+    ``sum_in |w|^p = sum_out |w|^p`` is where the convex function ``sum_e |w_e|^p exp(p
+    (phi(head) - phi(tail)))`` has its minimum: of all networks in the orbit the one with
+    the smallest ``L_p`` norm.
 
-    Units without a minimum keep their scale: those that no weight leaves (a normalisation follows) or enters.
-    :func:`balancing` lists them with the reason. Units that are free only at ``eps = 0`` change too if another
-    weight leaves them (see :func:`pathspace.rescale`).
+    Units without a minimum keep their scale: those that no weight leaves (a normalisation follows)
+    or enters. :func:`balancing` lists them with the reason. Units that are free only at ``eps = 0``
+    change too if another weight leaves them (see :func:`pathspace.rescale`).
 
     Args:
         model: the model whose parameters ``graph`` holds, or a copy of it.
@@ -136,7 +150,9 @@ def balance(
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)).double()
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
+        ... ).double()
         >>> graph = ps.trace(model, torch.randn(1, 2).double())
         >>> balanced = ps.balance(model, graph)
         >>> incoming = balanced[0].weight.square().sum(1) + balanced[0].bias.square()
@@ -150,7 +166,9 @@ def balance(
 
 @torch.no_grad()
 def canonical_copy(model: M, graph: Structure) -> M:
-    """A copy of a model at the canonical point of its orbit, in double precision: see :func:`canonical_scales`."""
+    """A copy of a model at the canonical point of its orbit, in double precision: see
+    :func:`canonical_scales`.
+    """
     copy = safe_deepcopy(model).double()
     phi = canonical_scales(graph, parameters=dict(copy.named_parameters(remove_duplicate=False)))
     return rescale(copy, graph, torch.from_numpy(phi))
@@ -161,9 +179,9 @@ def canonical_scales(
 ) -> np.ndarray:
     """Log-scales that map every network of an orbit to the same network, ``(H,)``.
 
-    That is the balanced network where all units can be balanced. Elsewhere ``sum_e |w_e|^2 - log |w_e|^2`` over pairs
-    of units with a weight other than 0 is minimised: it always has a minimum, and one only, up to scales of units that
-    no such weight connects to the root.
+    That is the balanced network where all units can be balanced. Elsewhere ``sum_e |w_e|^2 - log
+    |w_e|^2`` over pairs of units with a weight other than 0 is minimised: it always has a minimum,
+    and one only, up to scales of units that no such weight connects to the root.
 
     Args:
         graph: the reduction graph (its current weights are read).

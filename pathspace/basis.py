@@ -1,8 +1,10 @@
-"""Basis paths of two spanning trees: counting vectors, values, and integer coefficients of every other path.
+"""Basis paths of two spanning trees: counting vectors, values, and integer
+coefficients of every other path.
 
-For ``e = (u -> v)`` let ``P(e) = pre(u) + e + suf(v)``, and for a unit ``p_v = pre(v) + suf(v)``. The distinct
-non-zero ``p_v``, together with ``P(e)`` for the edges in neither tree, are ``m - H`` integer vectors, and every
-circulation is ``z = sum_e z_e P(e) - sum_v f_v p_v`` with ``f_v`` the flow of ``z`` through ``v``.
+For ``e = (u -> v)`` let ``P(e) = pre(u) + e + suf(v)``, and for a unit ``p_v = pre(v) + suf(v)``.
+The distinct non-zero ``p_v``, together with ``P(e)`` for the edges in neither tree, are ``m - H``
+integer vectors, and every circulation is ``z = sum_e z_e P(e) - sum_v f_v p_v`` with ``f_v`` the
+flow of ``z`` through ``v``.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ class Path:
     Attributes:
         graph: the reduction graph.
         numbers: edge numbers, increasing, each once.
-        counts: how often the walk uses each (negative: against its direction); ``int64``, or Python integers
-            if 64 bits are not enough.
+        counts: how often the walk uses each (negative: against its direction); ``int64``, or Python
+            integers if 64 bits are not enough.
     """
 
     graph: Structure = field(repr=False)
@@ -52,7 +54,9 @@ class Path:
 
     @classmethod
     def from_edges(cls, graph: Structure, edges: Iterable[int]) -> Path:
-        """The path that passes a sequence of edges (numbers below 0, outside path space, count as constants)."""
+        """The path that passes a sequence of edges (numbers below 0, outside path
+        space, count as constants).
+        """
         numbers, counts = np.unique([edge for edge in edges if edge >= 0], return_counts=True)
         return cls(graph, numbers.astype(np.int64), counts.astype(np.int64))
 
@@ -69,7 +73,9 @@ class Path:
 
     @property
     def counting_vector(self) -> np.ndarray:
-        """``c_p``: how often the path passes each edge, of length ``m`` and the type of ``counts``."""
+        """``c_p``: how often the path passes each edge, of length ``m``
+        and the type of ``counts``.
+        """
         vector = np.zeros(self.graph.num_weights, self.counts.dtype)
         vector[self.numbers] = self.counts
         return vector
@@ -107,7 +113,8 @@ def symbol(name: str, index: Sequence[int]) -> sympy.Symbol:
 
 @dataclass(frozen=True, eq=False)
 class BasisPaths(Shown):
-    """The ``m - H`` basis paths of a skeleton: the distinct ``p_k``, then ``P(e)`` for edges outside both trees.
+    """The ``m - H`` basis paths of a skeleton: the distinct ``p_k``, then ``P(e)`` for
+    edges outside both trees.
 
     Example:
         >>> import torch, pathspace as ps
@@ -131,7 +138,9 @@ class BasisPaths(Shown):
         from rich.markup import escape
         from rich.table import Table
 
-        title = f"{len(self):,} basis paths" + (f", the first {ROWS} of them" if len(self) > ROWS else "")
+        title = f"{len(self):,} basis paths" + (
+            f", the first {ROWS} of them" if len(self) > ROWS else ""
+        )
         table = Table("path", box=box.SIMPLE, title=title, title_justify="left")
         table.add_column("value", justify="right")
         for number in range(min(len(self), ROWS)):
@@ -148,7 +157,10 @@ class BasisPaths(Shown):
         """Numbers of the edges in either tree, increasing."""
         parts = [np.zeros(0, np.int64)]
         for tree in (self.skeleton.tree_in, self.skeleton.tree_out):
-            parts += [self.graph.edge_numbers(block, tree.index[units]) for block, units in tree.by_block()]
+            parts += [
+                self.graph.edge_numbers(block, tree.index[units])
+                for block, units in tree.by_block()
+            ]
         return np.unique(np.concatenate(parts))
 
     def __len__(self) -> int:
@@ -163,12 +175,20 @@ class BasisPaths(Shown):
             raise IndexError(f"basis has {len(self)} paths, found index {i}")
         i %= len(self)
         if i < self.skeleton.num_chains:
-            unit = int(np.flatnonzero((self.skeleton.chain == i + 1) & (self.skeleton.chain_sign > 0))[0])
-            walk = self._walk(self.skeleton.tree_in, unit, 1) + self._walk(self.skeleton.tree_out, unit, 1)
+            unit = int(
+                np.flatnonzero((self.skeleton.chain == i + 1) & (self.skeleton.chain_sign > 0))[0]
+            )
+            walk = self._walk(self.skeleton.tree_in, unit, 1) + self._walk(
+                self.skeleton.tree_out, unit, 1
+            )
         else:
             # the i-th number that is not among the sorted tree edges
             rank = i - self.skeleton.num_chains
-            edge = rank + int(np.searchsorted(self.tree_edges - np.arange(len(self.tree_edges)), rank, side="right"))
+            edge = rank + int(
+                np.searchsorted(
+                    self.tree_edges - np.arange(len(self.tree_edges)), rank, side="right"
+                )
+            )
             block, flat = self.graph.locate(edge)
             tail, head = self._ends(block, flat)
             # where one tree serves both ways, the suffix is the prefix walked back
@@ -182,7 +202,11 @@ class BasisPaths(Shown):
         kept = sorted((edge, count) for edge, count in total.items() if count)
         large = any(abs(count) >= WORD for _, count in kept)
         numbers = np.array([edge for edge, _ in kept], np.int64)
-        return Path(self.graph, numbers, np.array([count for _, count in kept], object if large else np.int64))
+        return Path(
+            self.graph,
+            numbers,
+            np.array([count for _, count in kept], object if large else np.int64),
+        )
 
     def _ends(self, block: int, flat: int) -> tuple[int, int]:
         entry = self.graph.blocks[block]
@@ -201,18 +225,24 @@ class BasisPaths(Shown):
             unit, sign = pending.pop()
             if unit > self.graph.num_units:
                 row = self.graph.expand[[unit]]
-                pending += [(int(k), sign * int(c)) for k, c in zip(row.indices, row.data, strict=True)]
+                pending += [
+                    (int(k), sign * int(c)) for k, c in zip(row.indices, row.data, strict=True)
+                ]
             elif unit:
                 number = int(self.graph.edge_numbers(int(tree.block[unit]), tree.index[[unit]])[0])
                 own = sign * int(tree.own[unit])
                 steps.append((number, own if tree.forward[unit] else -own))
                 pending.append((int(tree.parent[unit]), own * int(tree.other[unit])))
                 rest = tree.rest[[unit]]
-                pending += [(int(k), sign * int(c)) for k, c in zip(rest.indices, rest.data, strict=True)]
+                pending += [
+                    (int(k), sign * int(c)) for k, c in zip(rest.indices, rest.data, strict=True)
+                ]
         return steps
 
     def _tree_matrix(self, tree: SpanningTree) -> csr_array:
-        """Counting vectors of the walks of one tree, one row per unit (row 0, the root, is empty)."""
+        """Counting vectors of the walks of one tree, one row per unit
+        (row 0, the root, is empty).
+        """
         count, m = len(tree.block), self.graph.num_weights
         number = np.zeros(count, np.int64)
         for block, units in tree.by_block():
@@ -221,16 +251,24 @@ class BasisPaths(Shown):
         result = csr_array((count, m), dtype=np.int64)
         for units in tree.rounds:
             own, both = tree.own[units], tree.own[units] * tree.other[units]
-            step = coo_array((np.where(tree.forward[units], own, -own), (units, number[units])), shape=(count, m))
-            parents = coo_array((both, (units, tree.parent[units])), shape=(count, expand.shape[0])).tocsr() @ expand
-            keep = coo_array((np.ones(len(units), np.int64), (units, units)), shape=(count, count)).tocsr()
+            step = coo_array(
+                (np.where(tree.forward[units], own, -own), (units, number[units])), shape=(count, m)
+            )
+            parents = (
+                coo_array(
+                    (both, (units, tree.parent[units])), shape=(count, expand.shape[0])
+                ).tocsr()
+                @ expand
+            )
+            keep = coo_array(
+                (np.ones(len(units), np.int64), (units, units)), shape=(count, count)
+            ).tocsr()
             carry = parents + keep @ tree.rest
             result = result + step.tocsr() + whole_product(carry, result)
             if result.nnz > MAX_ENTRIES:
                 raise UnsupportedError(
-                    f"The counting matrix needs more than {MAX_ENTRIES:,} entries; use basis[i] for single paths "
-                    "or the certificate "
-                    "for the whole."
+                    f"The counting matrix needs more than {MAX_ENTRIES:,} entries; use basis[i] for"
+                    " single paths or the certificate for the whole."
                 )
         return csr_array(whole_product(self.graph.expand, result))
 
@@ -238,14 +276,15 @@ class BasisPaths(Shown):
         """Counting vectors of all basis paths, sparse ``int64`` of shape ``(m - H, m)``.
 
         Raises:
-            UnsupportedError: the matrix would have more than 200 million entries, or an entry beyond 64 bits.
+            UnsupportedError: the matrix would have more than 200 million entries, or
+                an entry beyond 64 bits.
         """
         graph, skeleton = self.graph, self.skeleton
         m = graph.num_weights
         if m > MAX_ENTRIES // 4:
             raise UnsupportedError(
-                f"The counting matrix of {m:,} weights would be too large; use basis[i] for single paths, or the "
-                f"certificate for the whole."
+                f"The counting matrix of {m:,} weights would be too large; use basis[i] for single"
+                " paths, or the certificate for the whole."
             )
         prefix = self._tree_matrix(skeleton.tree_in)
         # the suffix walks against the tree where one tree serves both ways
@@ -264,9 +303,13 @@ class BasisPaths(Shown):
         rows = np.arange(len(edges))
 
         def pick(ids: np.ndarray) -> csr_array:
-            return coo_array((np.sign(ids), (rows, np.abs(ids))), shape=(len(edges), graph.expand.shape[0])).tocsr()
+            return coo_array(
+                (np.sign(ids), (rows, np.abs(ids))), shape=(len(edges), graph.expand.shape[0])
+            ).tocsr()
 
-        single = coo_array((np.ones(len(edges), np.int64), (rows, edges)), shape=(len(edges), m)).tocsr()
+        single = coo_array(
+            (np.ones(len(edges), np.int64), (rows, edges)), shape=(len(edges), m)
+        ).tocsr()
         outside = pick(tails[edges]) @ prefix + single + pick(heads[edges]) @ suffix
         chains = prefix[first] + suffix[first]
         matrix = csr_array(vstack([chains, outside]))
@@ -276,8 +319,8 @@ class BasisPaths(Shown):
     def coefficients(self, counting_vector: np.ndarray) -> np.ndarray:
         """Integer coefficients of a path (any circulation) in the basis.
 
-        ``z = sum_i a_i basis[i]`` holds exactly: the coefficient of ``P(e)`` is ``z_e``, that of ``p_k`` collects the
-        tree edges and the flow.
+        ``z = sum_i a_i basis[i]`` holds exactly: the coefficient of ``P(e)`` is ``z_e``, that of
+        ``p_k`` collects the tree edges and the flow.
 
         Args:
             counting_vector: integers of length ``m``, or several rows of them.
@@ -293,9 +336,8 @@ class BasisPaths(Shown):
         m = self.graph.num_weights
         if z.ndim not in (1, 2) or z.shape[-1] != m or not np.issubdtype(z.dtype, np.integer):
             raise InputError(
-                f"coefficients found an array of shape {z.shape} and type {z.dtype}, expected {m} integers, one "
-                "count per weight "
-                "(or several rows of them)."
+                f"coefficients found an array of shape {z.shape} and type {z.dtype}, expected {m}"
+                " integers, one count per weight (or several rows of them)."
             )
         rows = np.atleast_2d(z).astype(np.int64)
         incidence, linear = self._linear
@@ -303,23 +345,27 @@ class BasisPaths(Shown):
         if net[:, 1:].any():
             row, unit = np.argwhere(net[:, 1:])[0]
             raise InputError(
-                f"coefficients found a vector that enters unit {unit + 1} {net[row, unit + 1]:+d} times more "
-                "often than it leaves it; "
-                "expected the counting vector of a path, which leaves every unit as often as it enters."
+                f"coefficients found a vector that enters unit {unit + 1} {net[row, unit + 1]:+d}"
+                " times more often than it leaves it; expected the counting vector of a path,"
+                " which leaves every unit as often as it enters."
             )
         result = np.asarray(whole_product(rows, linear))
         return result.reshape((*z.shape[:-1], len(self)))
 
     @cached_property
     def _linear(self) -> tuple[csr_array, csr_array]:
-        """Incidence ``(m, H + 1)`` and the map from circulations to coefficients ``(m, m - H)``, both linear."""
+        """Incidence ``(m, H + 1)`` and the map from circulations to coefficients
+        ``(m, m - H)``, both linear.
+        """
         graph, skeleton = self.graph, self.skeleton
         m = graph.num_weights
         tails, heads = graph.ends()
         edges = np.arange(m)
 
         def entering(ids: np.ndarray) -> csr_array:
-            table = coo_array((np.sign(ids), (edges, np.abs(ids))), shape=(m, graph.expand.shape[0])).tocsr()
+            table = coo_array(
+                (np.sign(ids), (edges, np.abs(ids))), shape=(m, graph.expand.shape[0])
+            ).tocsr()
             return csr_array(table @ graph.expand)
 
         into, out = entering(heads), entering(tails)
@@ -329,16 +375,24 @@ class BasisPaths(Shown):
         if skeleton.num_chains:
             chains = self._chain_coefficients(into, tails, heads)
         free = np.flatnonzero(~done)
-        single = coo_array((np.ones(len(free), np.int64), (free, np.arange(len(free)))), shape=(m, len(free))).tocsr()
+        single = coo_array(
+            (np.ones(len(free), np.int64), (free, np.arange(len(free)))), shape=(m, len(free))
+        ).tocsr()
         return csr_array(into - out), csr_array(hstack([chains, single]))
 
-    def _chain_coefficients(self, into: csr_array, tails: np.ndarray, heads: np.ndarray) -> csr_array:
-        """Coefficients of the ``p_k``: ``P(e)`` is ``p_head`` on ``T_in``, ``p_tail`` on ``T_out``; less the flow."""
+    def _chain_coefficients(
+        self, into: csr_array, tails: np.ndarray, heads: np.ndarray
+    ) -> csr_array:
+        """Coefficients of the ``p_k``: ``P(e)`` is ``p_head`` on ``T_in``, ``p_tail`` on
+        ``T_out``; less the flow.
+        """
         graph, skeleton = self.graph, self.skeleton
         m, count = graph.num_weights, graph.num_units + 1
         by_unit, done = -into, np.zeros(m, bool)
         for tree, ids in ((skeleton.tree_in, heads), (skeleton.tree_out, tails)):
-            parts = [graph.edge_numbers(block, tree.index[units]) for block, units in tree.by_block()]
+            parts = [
+                graph.edge_numbers(block, tree.index[units]) for block, units in tree.by_block()
+            ]
             numbers = np.unique(np.concatenate(parts))
             numbers = numbers[~done[numbers]]
             done[numbers] = True
@@ -346,7 +400,9 @@ class BasisPaths(Shown):
             by_unit = by_unit + coo_array((np.sign(ids[numbers]), ends), shape=(m, count)).tocsr()
         units = np.flatnonzero(skeleton.chain)
         ends = (units, skeleton.chain[units] - 1)
-        to_chain = coo_array((skeleton.chain_sign[units], ends), shape=(count, skeleton.num_chains)).tocsr()
+        to_chain = coo_array(
+            (skeleton.chain_sign[units], ends), shape=(count, skeleton.num_chains)
+        ).tocsr()
         return csr_array(whole_product(by_unit, to_chain))
 
     def values(self) -> Tensor:
@@ -380,15 +436,18 @@ class BasisPaths(Shown):
         return [path.monomial for path in self]
 
     def rebuild(self, values: Tensor, signs: Tensor) -> dict[str, Tensor]:
-        """Weights of a network with given basis path values; its ``T_out`` weights are the signs (Theorem 2).
+        """Weights of a network with given basis path values; its ``T_out`` weights
+        are the signs (Theorem 2).
 
         Args:
-            values: values of the basis paths, shape ``(m - H,)``, non-zero where they belong to a ``p_k``.
+            values: values of the basis paths, shape ``(m - H,)``, non-zero where
+                they belong to a ``p_k``.
             signs: signs of the ``T_out`` weights, shape ``(num_units,)``.
 
         Returns:
-            Parameter name -> float64 tensor (and running statistics, rescaled with their channels). With the values
-            and signs of a model, the network computes the same function with the same activations.
+            Parameter name -> float64 tensor (and running statistics, rescaled with their
+            channels). With the values and signs of a model, the network computes the same function
+            with the same activations.
 
         Raises:
             InputError: wrong shapes, or a vanishing ``p_k``.
@@ -396,19 +455,20 @@ class BasisPaths(Shown):
         skeleton, graph = self.skeleton, self.graph
         if tuple(values.shape) != (len(self),) or tuple(signs.shape) != (graph.num_units,):
             raise InputError(
-                f"rebuild found values of shape {tuple(values.shape)} and signs of shape {tuple(signs.shape)}, "
-                "expected "
-                f"({len(self)},) and ({graph.num_units},)."
+                f"rebuild found values of shape {tuple(values.shape)} and signs of shape"
+                f" {tuple(signs.shape)}, expected ({len(self)},) and ({graph.num_units},)."
             )
         values = values.double()
         chains = torch.cat([torch.ones(1, dtype=torch.float64), values[: skeleton.num_chains]])
         if bool((chains == 0).any()):
             raise InputError(
-                "rebuild found a skeleton path of value 0, expected non-zero values; the weights behind it are "
-                "not determined."
+                "rebuild found a skeleton path of value 0, expected non-zero values; the weights"
+                " behind it are not determined."
             )
         suffix = skeleton.suffixes(torch.cat([torch.ones(1, dtype=torch.float64), signs.double()]))
-        through = chains[torch.from_numpy(skeleton.chain)].pow(torch.from_numpy(skeleton.chain_sign))
+        through = chains[torch.from_numpy(skeleton.chain)].pow(
+            torch.from_numpy(skeleton.chain_sign)
+        )
         prefix = through / suffix
         result, position = {}, skeleton.num_chains
         for i, block in enumerate(graph.blocks):
@@ -423,9 +483,13 @@ class BasisPaths(Shown):
             weight = (path.reshape(block.shape) / scale).reshape(-1)
             if block.unused is not None:
                 dead = block.unused.expand(block.shape).reshape(-1)
-                weight[dead] = block.values(graph.parameters[block.name].double()).cpu().reshape(-1)[dead]
+                weight[dead] = (
+                    block.values(graph.parameters[block.name].double()).cpu().reshape(-1)[dead]
+                )
             mine = np.flatnonzero(skeleton.tree_out.block == i)
-            weight[torch.from_numpy(skeleton.tree_out.index[mine])] = signs.double()[torch.from_numpy(mine - 1)]
+            weight[torch.from_numpy(skeleton.tree_out.index[mine])] = signs.double()[
+                torch.from_numpy(mine - 1)
+            ]
             result[block.name] = weight.reshape(block.shape) - block.shift
         buffers = graph.captured.buffers
         scale = prefix / skeleton.prefixes()
@@ -434,11 +498,15 @@ class BasisPaths(Shown):
                 if name is not None:
                     own = power(scale, statistic.units).abs() ** exponent
                     buffer = buffers[name].detach().double().cpu()
-                    result[name] = moved(buffer, own, torch.ones_like(own), graph.shifts.get(name, 0.0))
+                    result[name] = moved(
+                        buffer, own, torch.ones_like(own), graph.shifts.get(name, 0.0)
+                    )
         return result
 
 
 def power(table: Tensor, ids: Tensor) -> Tensor:
     """``table[|id|] ** sign(id)``: the scale an id stands for (1 for the root)."""
     positive = table[ids.abs()]
-    return torch.where(ids < 0, positive.reciprocal(), positive) if bool((ids < 0).any()) else positive
+    return (
+        torch.where(ids < 0, positive.reciprocal(), positive) if bool((ids < 0).any()) else positive
+    )

@@ -27,7 +27,8 @@ class Calibrated:
 
     Args:
         model: the model.
-        batches: a tensor, a tuple of positional inputs, a mapping of keyword inputs, or an iterable of these.
+        batches: a tensor, a tuple of positional inputs, a mapping of keyword inputs,
+            or an iterable of these.
     """
 
     def __init__(self, model: nn.Module, batches: Any) -> None:
@@ -36,30 +37,42 @@ class Calibrated:
         if not self.batches:
             raise InputError("calibration holds no batch, expected one at least.")
         check_finite(model, self.batches)
-        self.parameters = {name: p.detach() for name, p in model.named_parameters() if p.is_floating_point()}
+        self.parameters = {
+            name: p.detach() for name, p in model.named_parameters() if p.is_floating_point()
+        }
 
     def outputs(self, batch: Batch, tensors: Mapping[str, Tensor]) -> list[Tensor]:
         """Real outputs of one batch with other tensors in place of the model's own."""
         # (a model in training mode writes into its buffers)
-        buffers = {name: tensors.get(name, buffer).clone() for name, buffer in self.twin.named_buffers()}
+        buffers = {
+            name: tensors.get(name, buffer).clone() for name, buffer in self.twin.named_buffers()
+        }
         try:
             found = evaluate(self.twin, {**tensors, **buffers}, *batch)
         except Exception as error:
             raise failed_run(self.model, *batch, error) from error
-        values = [leaf for leaf in leaves(found) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+        values = [
+            leaf for leaf in leaves(found) if isinstance(leaf, Tensor) and leaf.is_floating_point()
+        ]
         if not values:
-            raise InputError(f"{type(self.model).__name__} returns no real numbers, expected an output to compare.")
+            raise InputError(
+                f"{type(self.model).__name__} returns no real numbers, expected an output to"
+                " compare."
+            )
         return values
 
     @torch.no_grad()
     def reference(self) -> list[list[Tensor]]:
         """Outputs of the model as it stands, for all batches."""
         with quiet():
-            return [[out.detach().clone() for out in self.outputs(batch, {})] for batch in self.batches]
+            return [
+                [out.detach().clone() for out in self.outputs(batch, {})] for batch in self.batches
+            ]
 
     @torch.no_grad()
     def noise(self, reference: Sequence[Sequence[Tensor]], tensors: Mapping[str, Tensor]) -> Tensor:
-        """Squared relative change of the outputs, one number for each sample; their mean is that of all samples.
+        """Squared relative change of the outputs, one number for each sample; their
+        mean is that of all samples.
 
         Args:
             reference: what :meth:`reference` returned.
@@ -71,16 +84,20 @@ class Calibrated:
                 pairs = list(zip(wanted, self.outputs(batch, tensors), strict=True))
                 sizes = {old.shape[0] if old.dim() else 1 for old, _ in pairs}
                 count = sizes.pop() if len(sizes) == 1 else 1
-                parts = [_change(old.double().cpu(), new.double().cpu(), count) for old, new in pairs]
+                parts = [
+                    _change(old.double().cpu(), new.double().cpu(), count) for old, new in pairs
+                ]
                 found.append(torch.stack(parts).mean(0))
         return torch.cat(found)
 
     def sensitivity(self, draws: int = 4, fisher: bool = False, seed: int = 0) -> dict[str, Tensor]:
-        """``sum over samples of |df/dw|^2`` of every parameter, relative to the energy of the outputs.
+        """``sum over samples of |df/dw|^2`` of every parameter, relative to
+        the energy of the outputs.
 
-        One backward pass with random signs for cotangents estimates the sum without bias, since products of different
-        outputs cancel in the mean. With ``fisher`` the outputs are logits along their last dimension, and the
-        cotangent is that of the log-probability of a class drawn from them.
+        One backward pass with random signs for cotangents estimates the sum without bias,
+        since products of different outputs cancel in the mean. With ``fisher`` the outputs are
+        logits along their last dimension, and the cotangent is that of the log-probability of
+        a class drawn from them.
 
         Args:
             draws: backward passes for each batch.
@@ -88,7 +105,9 @@ class Calibrated:
             seed: seed of the random signs.
         """
         generator = torch.Generator().manual_seed(seed)
-        total = {name: torch.zeros(p.shape, dtype=torch.float64) for name, p in self.parameters.items()}
+        total = {
+            name: torch.zeros(p.shape, dtype=torch.float64) for name, p in self.parameters.items()
+        }
         for batch in self.batches:
             own = {name: p.clone().requires_grad_() for name, p in self.parameters.items()}
             with quiet(), torch.enable_grad():
@@ -97,7 +116,11 @@ class Calibrated:
                     cotangents = [cotangent(out.detach(), fisher, generator) for out in outputs]
                     again = draw + 1 < draws
                     found = torch.autograd.grad(
-                        outputs, list(own.values()), cotangents, retain_graph=again, allow_unused=True
+                        outputs,
+                        list(own.values()),
+                        cotangents,
+                        retain_graph=again,
+                        allow_unused=True,
                     )
                     for name, gradient in zip(own, found, strict=True):
                         if gradient is not None:
@@ -119,7 +142,9 @@ def cotangent(out: Tensor, fisher: bool, generator: torch.Generator) -> Tensor:
     if fisher:
         chances = out.float().softmax(-1)
         flat = chances.reshape(-1, out.shape[-1]).cpu().nan_to_num(1.0)
-        drawn = torch.multinomial(flat, 1, generator=generator).reshape(out.shape[:-1]).to(out.device)
+        drawn = (
+            torch.multinomial(flat, 1, generator=generator).reshape(out.shape[:-1]).to(out.device)
+        )
         return (torch.nn.functional.one_hot(drawn, out.shape[-1]) - chances).to(out.dtype)
     signs = torch.randint(0, 2, out.shape, generator=generator).mul_(2).sub_(1)
     energy = out[out.isfinite()].double().square().sum().sqrt().clamp_min(1e-30)
@@ -132,8 +157,8 @@ def _several(batches: Any) -> Iterable[Any]:
     if isinstance(batches, Iterable):
         return batches
     raise InputTypeError(
-        f"calibration is of type {type(batches).__name__}, expected a tensor, a tuple of inputs, a mapping of keyword "
-        "inputs, or an iterable of these."
+        f"calibration is of type {type(batches).__name__}, expected a tensor, a tuple of inputs, a"
+        " mapping of keyword inputs, or an iterable of these."
     )
 
 
@@ -144,7 +169,8 @@ def _batch(one: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def made_up(model: nn.Module, captured: Captured, seed: int = 0) -> list[Any]:
-    """Random inputs of the kinds that a model was captured with: normal numbers, and small whole ones.
+    """Random inputs of the kinds that a model was captured with: normal
+    numbers, and small whole ones.
 
     Raises:
         InputError: the model takes something else than tensors, or fails on what was made up.
@@ -153,24 +179,35 @@ def made_up(model: nn.Module, captured: Captured, seed: int = 0) -> list[Any]:
     kinds = {node: captured.sources.get(node.name, ("input", ""))[0] for node in nodes}
     shown = [node.meta.get("val") for node in nodes if kinds[node] == "input"]
     refusal = InputError(
-        f"No random inputs can be made for {type(model).__name__}, expected calibration batches; pass some."
+        f"No random inputs can be made for {type(model).__name__}, expected calibration batches;"
+        " pass some."
     )
     if not shown or not all(isinstance(value, Tensor) for value in shown):
         raise refusal
     generator = torch.Generator().manual_seed(seed)
-    sizes = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
+    sizes = [
+        module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)
+    ]
     for most in sorted({*sizes, 2}, reverse=True):
         batches = []
         for _ in range(SAMPLES):
             one = tuple(
-                torch.randn(tuple(value.shape), generator=generator).to(value.dtype)
-                if value.is_floating_point()
-                else torch.randint(0, most, tuple(value.shape), generator=generator).to(value.dtype)
+                (
+                    torch.randn(tuple(value.shape), generator=generator).to(value.dtype)
+                    if value.is_floating_point()
+                    else torch.randint(0, most, tuple(value.shape), generator=generator).to(
+                        value.dtype
+                    )
+                )
                 for value in shown
             )
             batches.append(one)
         try:
-            if all(bool(out.isfinite().all()) for outs in Calibrated(model, batches).reference() for out in outs):
+            if all(
+                bool(out.isfinite().all())
+                for outs in Calibrated(model, batches).reference()
+                for out in outs
+            ):
                 return batches
         except Exception:
             continue

@@ -16,13 +16,17 @@ from pathspace.skeleton import Skeleton, warn_of_dead
 M = TypeVar("M", bound=nn.Module)
 
 
-def canonicalise(model: M, skeleton: Skeleton, tree: str = "out", optimizer: Optimizer | None = None) -> M:
-    """Rescale a model in place so that all weights of one tree are +-1; the function does not change.
+def canonicalise(
+    model: M, skeleton: Skeleton, tree: str = "out", optimizer: Optimizer | None = None
+) -> M:
+    """Rescale a model in place so that all weights of one tree are +-1; the
+    function does not change.
 
-    ``phi(v) = log |suf(v)|`` makes every suffix +-1, hence every weight of ``T_out`` (``phi(v) = -log |pre(v)|`` those
-    of ``T_in``). There are as many units as edges in a tree, so this uses up the whole gauge: two models compute the
-    same function by the same activations exactly if their canonical forms are equal. Dead units (``skeleton.dead``),
-    which only weights of 0 connect to the rest, keep their scale.
+    ``phi(v) = log |suf(v)|`` makes every suffix +-1, hence every weight of ``T_out`` (``phi(v) =
+    -log |pre(v)|`` those of ``T_in``). There are as many units as edges in a tree, so this uses up
+    the whole gauge: two models compute the same function by the same activations exactly if their
+    canonical forms are equal. Dead units (``skeleton.dead``), which only weights of 0 connect to
+    the rest, keep their scale.
 
     Args:
         model: the traced model, or a copy of it.
@@ -34,11 +38,14 @@ def canonicalise(model: M, skeleton: Skeleton, tree: str = "out", optimizer: Opt
         The model.
 
     Raises:
-        InputError: unknown ``tree``, or a skeleton weight is zero that was not when the skeleton was chosen.
+        InputError: unknown ``tree``, or a skeleton weight is zero that was not when
+            the skeleton was chosen.
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)).double()
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
+        ... ).double()
         >>> skeleton = ps.trace(model, torch.randn(1, 2).double()).skeleton()
         >>> canonical = ps.canonicalise(model, skeleton)
         >>> bool(torch.allclose(canonical[2].weight.abs(), torch.ones(1, 3).double()))

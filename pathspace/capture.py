@@ -1,8 +1,9 @@
 """From an eager model to a captured graph: the only module that uses ``torch.export``.
 
-Where one run shows everything, that run is recorded, which takes a fraction of the time; other models are exported.
-Either graph is the *training IR* (no decomposition): recurrent layers stay one operation, every parameter name is one
-placeholder, and every node remembers the module and the source line it came from. The user's model is left as it was.
+Where one run shows everything, that run is recorded, which takes a fraction of the time; other
+models are exported. Either graph is the *training IR* (no decomposition): recurrent layers stay one
+operation, every parameter name is one placeholder, and every node remembers the module and the
+source line it came from. The user's model is left as it was.
 """
 
 from __future__ import annotations
@@ -58,10 +59,10 @@ class Captured:
 
     Attributes:
         graph: the captured ``torch.fx`` graph module.
-        sources: placeholder name -> (kind, name), kind one of ``"parameter"``, ``"buffer"``, ``"constant"``,
-            ``"input"``.
-        parameters: canonical name -> parameter; a parameter held under several names appears once, under its first
-            name.
+        sources: placeholder name -> (kind, name), kind one of ``"parameter"``, ``"buffer"``,
+            ``"constant"``, ``"input"``.
+        parameters: canonical name -> parameter; a parameter held under several names appears
+            once, under its first name.
         canonical: every parameter name -> canonical name.
         constants: placeholder name -> tensor, for tensors the graph holds itself.
         buffers: name -> buffer, the model's own, or computed again where that has no numbers.
@@ -81,11 +82,17 @@ class Captured:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence torch's own tracing (warnings, logs, graphs printed on errors), and keep the global random state."""
+    """Silence torch's own tracing (warnings, logs, graphs printed on errors), and keep
+    the global random state.
+    """
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), redirect_stderr(io.StringIO()):
+        with (
+            warnings.catch_warnings(),
+            torch.random.fork_rng(devices=[]),
+            redirect_stderr(io.StringIO()),
+        ):
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -114,8 +121,8 @@ def check_runs(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
     made = next((name for name, _ in twin.named_parameters() if name not in known), None)
     if made is not None:
         raise InputError(
-            f"{type(model).__name__} creates parameters when it runs, such as {made!r}; run the model once on a batch, "
-            "then trace it."
+            f"{type(model).__name__} creates parameters when it runs, such as {made!r}; run the"
+            " model once on a batch, then trace it."
         )
 
 
@@ -143,7 +150,8 @@ def capture(
     """
     if not isinstance(model, nn.Module):
         raise InputTypeError(
-            f"Expected a torch.nn.Module to trace, found {type(model).__name__}; pass the model itself."
+            f"Expected a torch.nn.Module to trace, found {type(model).__name__}; pass the model"
+            " itself."
         )
     args, kwargs = arranged(model, args, kwargs)
     check_capturable(model)
@@ -165,7 +173,10 @@ def capture(
 
 
 def recorded(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], watch: AbstractContextManager[Any]
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    watch: AbstractContextManager[Any],
 ) -> Captured | None:
     """The model as one run shows it; nothing where only an export can tell."""
     with functorch_config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
@@ -195,7 +206,8 @@ def recorded(
         module.graph.eliminate_dead_code()
     named, canonical = _canonical(model)
     sources = {
-        key: (kind, canonical[name] if kind == "parameter" else name) for key, (kind, name) in found.sources.items()
+        key: (kind, canonical[name] if kind == "parameter" else name)
+        for key, (kind, name) in found.sources.items()
     }
     parameters = {name: named[name] for name in dict.fromkeys(canonical.values())}
     buffers = every_tensor(model, "_buffers") | (made or {})
@@ -205,7 +217,9 @@ def recorded(
 def _prepared(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], mode: FakeTensorMode
 ) -> tuple[nn.Module, dict[str, torch.Tensor] | None, tuple[tuple[Any, ...], dict[str, Any]]]:
-    """A stand-in, its buffers where tensors of the model have no numbers, and the inputs that it takes."""
+    """A stand-in, its buffers where tensors of the model have no numbers, and
+    the inputs that it takes.
+    """
     twin = stand_in(model)
     made = every_tensor(twin, "_buffers") if give_shapes(twin, mode) else None
     tensors = opened(twin, args, kwargs)
@@ -226,7 +240,10 @@ def _canonical(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, str
 
 
 def _exported(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], watch: AbstractContextManager[Any]
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    watch: AbstractContextManager[Any],
 ) -> Captured:
     """The model as torch exports it."""
     try:
@@ -257,17 +274,24 @@ def _exported(
         sources[spec.arg.name] = (kind, target)
     parameters = {name: named[name] for name in dict.fromkeys(canonical.values())}
     buffers = every_tensor(model, "_buffers") | made
-    updates = sum(spec.kind == OutputKind.BUFFER_MUTATION for spec in program.graph_signature.output_specs)
+    updates = sum(
+        spec.kind == OutputKind.BUFFER_MUTATION for spec in program.graph_signature.output_specs
+    )
     written = {
         number: canonical[str(spec.target)]
         for number, spec in enumerate(program.graph_signature.output_specs)
         if spec.kind == OutputKind.PARAMETER_MUTATION
     }
-    return Captured(program.graph_module, sources, parameters, canonical, constants, buffers, updates, written)
+    return Captured(
+        program.graph_module, sources, parameters, canonical, constants, buffers, updates, written
+    )
 
 
 def _export(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], watch: AbstractContextManager[Any]
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    watch: AbstractContextManager[Any],
 ) -> tuple[torch.export.ExportedProgram, dict[str, torch.Tensor]]:
     """Let torch trace a stand-in of the model.
 
@@ -284,14 +308,17 @@ def _export(
             _tell_views(program.graph_module.graph)
             views = {node.target for node in program.graph_module.graph.nodes if untold(node)}
             known = torch.export.default_decompositions() if views else {}
-            program = program.run_decompositions({view: known[view] for view in views if view in known})
+            program = program.run_decompositions(
+                {view: known[view] for view in views if view in known}
+            )
     for name, value in program.constants.items():
         if isinstance(value, torch.Tensor) and name not in (made or {}) and not _has_numbers(value):
             if not shapes:
                 raise RuntimeError(LOST)
             raise InputError(
-                f"{type(model).__name__} computes with {name!r}, a tensor without values that is neither parameter nor "
-                "buffer, expected numbers; register it as a buffer, or build the model within ps.without_weights()."
+                f"{type(model).__name__} computes with {name!r}, a tensor without values that is"
+                " neither parameter nor buffer, expected numbers; register it as a buffer, or"
+                " build the model within ps.without_weights()."
             )
     if any(name not in own for name, _ in twin.named_parameters()):
         raise RuntimeError("makes parameters while it runs")
@@ -299,7 +326,9 @@ def _export(
 
 
 def _tell_views(graph: fx.Graph) -> None:
-    """Replace operations that return memory of their operands as if it were new by those that say so."""
+    """Replace operations that return memory of their operands as if it were
+    new by those that say so.
+    """
     aten = torch.ops.aten
     told = {
         aten.unsafe_chunk.default: aten.chunk.default,
@@ -313,7 +342,9 @@ def _tell_views(graph: fx.Graph) -> None:
 
 
 def _maps(module: fx.GraphModule) -> bool:
-    """Whether a graph has operations of ``torch.vmap``, within which every tensor hides a dimension."""
+    """Whether a graph has operations of ``torch.vmap``, within which every
+    tensor hides a dimension.
+    """
     names = ("_vmap_increment_nesting", "_add_batch_dim")
     return any(getattr(node.target, "__name__", "") in names for node in module.graph.nodes)
 
@@ -328,14 +359,22 @@ def _traceable(twin: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def experts_at_once(model: nn.Module) -> Iterator[None]:
-    """Let mixtures of experts of transformers compute all experts at once: the same function without a loop over data.
+    """Let mixtures of experts of transformers compute all experts at once: the same function
+    without a loop over data.
 
     Args:
-        model: a model whose configurations say how experts are computed; they say so again afterwards.
+        model: a model whose configurations say how experts are computed; they
+            say so again afterwards.
     """
-    configs = {id(c): c for module in every_module(model) if (c := getattr(module, "config", None)) is not None}
+    configs = {
+        id(c): c
+        for module in every_module(model)
+        if (c := getattr(module, "config", None)) is not None
+    }
     before = {
-        key: own for key, c in configs.items() if (own := getattr(c, "_experts_implementation", None)) is not None
+        key: own
+        for key, c in configs.items()
+        if (own := getattr(c, "_experts_implementation", None)) is not None
     }
     for key in before:
         configs[key]._experts_implementation = "batched_mm"
@@ -356,7 +395,9 @@ def _has_numbers(value: torch.Tensor) -> bool:
 
 
 def _told_to_be_causal(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:  # noqa: ARG001
-    """Whether a mask was said to be causal; torch would compare its values, and uses the mask itself otherwise."""
+    """Whether a mask was said to be causal; torch would compare its values, and uses
+    the mask itself otherwise.
+    """
     return bool(is_causal)
 
 

@@ -18,9 +18,14 @@ if TYPE_CHECKING:
     from pathspace.target import Target
 
 First = Annotated[
-    str, typer.Argument(metavar="A", help="Weights: a file of safetensors or torch.save.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="A", help="Weights: a file of safetensors or torch.save.", show_default=False
+    ),
 ]
-Second = Annotated[str, typer.Argument(metavar="B", help="Weights of the other model.", show_default=False)]
+Second = Annotated[
+    str, typer.Argument(metavar="B", help="Weights of the other model.", show_default=False)
+]
 
 
 class By(StrEnum):
@@ -58,8 +63,8 @@ def _with_weights(target: Target, path: str) -> nn.Module:
         model.load_state_dict(state)
     except Exception as error:
         raise InputError(
-            f"The weights in {path!r} do not fit {type(model).__name__} ({first_line(error)}); give the state "
-            "dictionary of a model of this architecture."
+            f"The weights in {path!r} do not fit {type(model).__name__} ({first_line(error)}); give"
+            " the state dictionary of a model of this architecture."
         ) from error
     return model
 
@@ -67,17 +72,29 @@ def _with_weights(target: Target, path: str) -> nn.Module:
 def prune(
     target: TargetArgument,
     output: Annotated[
-        str, typer.Option("-o", "--output", metavar="FILE", help="File for the smaller module, written by torch.save.")
+        str,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="File for the smaller module, written by torch.save.",
+        ),
     ],
     keep: Annotated[float, typer.Option(help="Share of the channels to keep.")] = 0.5,
     by: Annotated[
-        By, typer.Option(help="Rank channels by the norm of their weights, in the model or in the balanced model.")
+        By,
+        typer.Option(
+            help=(
+                "Rank channels by the norm of their weights, in the model or in the balanced model."
+            )
+        ),
     ] = By.weights,
     inputs: InputOption = None,
     json: JsonOption = None,
     seed: SeedOption = 0,
 ) -> None:
-    """Remove channels from a model, and write a smaller module that computes the same as the masked model.
+    """Remove channels from a model, and write a smaller module that computes the
+    same as the masked model.
 
     [bold]pathspace prune net.py:net --keep 0.5 -o smaller.pt[/]
 
@@ -106,19 +123,27 @@ def prune(
                 torch.save(small, file)
             except (PicklingError, AttributeError, TypeError) as error:
                 raise InputError(
-                    f"prune found {type(small).__name__}, which torch.save cannot write ({first_line(error)}), "
-                    f"expected classes that can be imported by name; define the classes in a module, or call "
-                    "ps.channels(model, x).remove() in Python."
+                    f"prune found {type(small).__name__}, which torch.save cannot write"
+                    f" ({first_line(error)}), expected classes that can be imported by name; define"
+                    " the classes in a module, or call ps.channels(model, x).remove() in Python."
                 ) from error
     before, after = (sum(p.numel() for p in model.parameters()) for model in (loaded.model, small))
     facts = {
         "parameters_before": before,
         "parameters_after": after,
-        "groups": {name: {"channels": len(groups[name]), "kept": numbers.tolist()} for name, numbers in kept.items()},
+        "groups": {
+            name: {"channels": len(groups[name]), "kept": numbers.tolist()}
+            for name, numbers in kept.items()
+        },
         "refused": groups.refused,
     }
-    lines = [f"{name}: kept {len(numbers)} of {len(groups[name])} channels" for name, numbers in kept.items()]
-    lines += [f"{name}: kept all {len(groups[name])}, {reason}" for name, reason in groups.refused.items()]
+    lines = [
+        f"{name}: kept {len(numbers)} of {len(groups[name])} channels"
+        for name, numbers in kept.items()
+    ]
+    lines += [
+        f"{name}: kept all {len(groups[name])}, {reason}" for name, reason in groups.refused.items()
+    ]
     lines.append(f"{before:,} parameters before, {after:,} after. Wrote {output}")
     deliver(facts, json, "\n".join(lines), output == STDOUT)
 
@@ -130,7 +155,10 @@ def match(
     output: Annotated[
         str,
         typer.Option(
-            "-o", "--output", metavar="FILE", help="File for checkpoint B with the channels in the order of A."
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="File for checkpoint B with the channels in the order of A.",
         ),
     ],
     by: Annotated[
@@ -160,19 +188,24 @@ def match(
         status("Matching channels")
         found = channels(one, *loaded.args, kwargs=loaded.kwargs).match(two, by.value, seed=seed)
         with delivering(output, ".safetensors", stdout) as file:
-            save_file({name: tensor.clone() for name, tensor in found.model.state_dict().items()}, file)
+            save_file(
+                {name: tensor.clone() for name, tensor in found.model.state_dict().items()}, file
+            )
     facts = {
         "before": found.before,
         "after": found.after,
         "orders": {name: order.tolist() for name, order in found.orders.items()},
     }
-    line = f"Distance of the weights {found.before:.4g} before, {found.after:.4g} after. Wrote {output}"
+    line = (
+        f"Distance of the weights {found.before:.4g} before, {found.after:.4g} after. Wrote"
+        f" {output}"
+    )
     deliver(facts, json, line, output == STDOUT)
 
 
 def compare(
-    target: TargetArgument, first: First, second: Second, inputs: InputOption = None, json: JsonOption = None,
-    seed: SeedOption = 0,
+    target: TargetArgument, first: First, second: Second, inputs: InputOption = None,
+    json: JsonOption = None, seed: SeedOption = 0,
 ) -> None:  # fmt: skip
     """Say whether two checkpoints are the same function, up to rescaling and the order of channels.
 
@@ -194,8 +227,10 @@ def compare(
     names = ("same", "distance", "as_given", "rescaled", "differ")
     lines = [
         "The same up to rescaling and order." if found.same else "Different.",
-        f"Relative distance of the weights: {found.as_given:.3g} as given, {found.rescaled:.3g} without scales, "
-        f"{found.distance:.3g} without scales and order.",
+        (
+            f"Relative distance of the weights: {found.as_given:.3g} as given, {found.rescaled:.3g}"
+            f" without scales, {found.distance:.3g} without scales and order."
+        ),
         *(f"{name}: {far:.3g}" for name, far in list(found.differ.items())[:10]),
     ]
     deliver({name: getattr(found, name) for name in names}, json, "\n".join(lines))

@@ -14,13 +14,27 @@ import torch
 from torch import Tensor, nn
 
 from pathspace.capture import Captured, capture, check_runs
-from pathspace.errors import SEED, InputError, InputTypeError, UnsupportedError, expect_arguments, expect_numbers
+from pathspace.errors import (
+    SEED,
+    InputError,
+    InputTypeError,
+    UnsupportedError,
+    expect_arguments,
+    expect_numbers,
+)
 from pathspace.finite import check_finite
 from pathspace.importance import importance
 from pathspace.inference.channels import Channels, InnerChannels, Side
 from pathspace.inference.interpreter import interpret
 from pathspace.inputs import arranged
-from pathspace.rebasin import Matching, by_activations, by_weights, interpolated, permuted, weight_distance
+from pathspace.rebasin import (
+    Matching,
+    by_activations,
+    by_weights,
+    interpolated,
+    permuted,
+    weight_distance,
+)
 from pathspace.shown import Shown
 from pathspace.surgery import Adjustments, Bench, Cut, check_same, masked, tensors_of, without
 
@@ -104,14 +118,17 @@ class ChannelGroups(Shown):
 
     @cached_property
     def refused(self) -> dict[str, str]:
-        """Group -> why its channels cannot be left out: what mixes them, or what in the model's code stands against it.
+        """Group -> why its channels cannot be left out: what mixes them, or what in the
+        model's code stands against it.
 
-        Found by trying: half of the channels of every group are left out of a copy with random numbers, and its outputs
-        are compared with those of the masked copy.
+        Found by trying: half of the channels of every group are left out of a copy with random
+        numbers, and its outputs are compared with those of the masked copy.
         """
         found = {group.name: group.reason for group in self.groups if group.reason}
         cuts = {
-            group.name: self._cut(group, torch.arange(0, len(group), 2)) for group in self.groups if not group.reason
+            group.name: self._cut(group, torch.arange(0, len(group), 2))
+            for group in self.groups
+            if not group.reason
         }
         return found | Bench.of(self.model, self._inputs, self._adjustments).refusals(cuts)
 
@@ -124,9 +141,10 @@ class ChannelGroups(Shown):
         """Importance of each channel.
 
         Args:
-            by: ``"weights"`` (length of the vector of all its weights), ``"paths"`` (the same after balancing, with
-                scales fixed that a normalisation hides: equal for all rescaled models), or ``"gradients"``
-                (first-order change of the loss without it, from ``.grad``).
+            by: ``"weights"`` (length of the vector of all its weights), ``"paths"`` (the
+                same after balancing, with scales fixed that a normalisation hides: equal for
+                all rescaled models), or ``"gradients"`` (first-order change of the loss
+                without it, from ``.grad``).
 
         Returns:
             Group -> numbers, shape ``(channels,)``.
@@ -142,8 +160,8 @@ class ChannelGroups(Shown):
         """A smaller model that computes the same as :meth:`masked`; both are run and compared.
 
         Args:
-            keep: the share of channels to keep in every group where that is possible, or, by group, a share, a boolean
-                mask, or the numbers of the channels to keep.
+            keep: the share of channels to keep in every group where that is possible, or, by group,
+                a share, a boolean mask, or the numbers of the channels to keep.
             by: what to keep where a share is given, see :meth:`importance`.
 
         Returns:
@@ -151,11 +169,14 @@ class ChannelGroups(Shown):
 
         Raises:
             InputError: unknown groups or channels, or nothing would be left.
-            UnsupportedError: channels of this group, or all channels, cannot be removed, with the reason.
+            UnsupportedError: channels of this group, or all channels, cannot be
+                removed, with the reason.
 
         Example:
             >>> import torch, pathspace as ps
-            >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 2))
+            >>> model = torch.nn.Sequential(
+            ...     torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 2)
+            ... )
             >>> ps.channels(model, torch.randn(1, 4)).remove(0.25)
             Sequential(
               (0): Linear(in_features=4, out_features=2, bias=True)
@@ -164,12 +185,17 @@ class ChannelGroups(Shown):
             )
         """
         if not isinstance(keep, Mapping) and _share(keep) < 1 and not self.removable:
-            reasons = "; ".join(dict.fromkeys(self.refused.values())) or "nothing in it is a channel"
+            reasons = (
+                "; ".join(dict.fromkeys(self.refused.values())) or "nothing in it is a channel"
+            )
             raise UnsupportedError(
-                f"No channel of {type(self.model).__name__} can be removed ({reasons}); use the model unchanged."
+                f"No channel of {type(self.model).__name__} can be removed ({reasons}); use the"
+                " model unchanged."
             )
         cuts = self._cuts(keep, by)
-        return self._checked(self.model, lambda model: (without(model, cuts, self._adjustments), masked(model, cuts)))
+        return self._checked(
+            self.model, lambda model: (without(model, cuts, self._adjustments), masked(model, cuts))
+        )
 
     def masked(self, keep: Keep = 0.5, by: str = "weights") -> nn.Module:
         """The model at its full size, with zeros in the weights that read the removed channels.
@@ -205,7 +231,8 @@ class ChannelGroups(Shown):
                 continue
             if name in self.refused:
                 raise UnsupportedError(
-                    f"Channels of {name!r} cannot be removed: {self.refused[name]}; keep all of them."
+                    f"Channels of {name!r} cannot be removed: {self.refused[name]}; keep all of"
+                    " them."
                 )
             found[name] = numbers
         return found
@@ -226,21 +253,25 @@ class ChannelGroups(Shown):
 
         Example:
             >>> import torch, pathspace as ps
-            >>> model = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.GELU(), torch.nn.Linear(2, 1))
+            >>> model = torch.nn.Sequential(
+            ...     torch.nn.Linear(1, 2), torch.nn.GELU(), torch.nn.Linear(2, 1)
+            ... )
             >>> other = ps.channels(model, torch.randn(1, 1)).permute({"0.weight": [1, 0]})
             >>> bool((other[0].weight == model[0].weight.flip(0)).all())
             True
         """
         if not isinstance(orders, Mapping):
             raise InputTypeError(
-                f"permute found a {type(orders).__name__}, expected a dict from groups to numbers of channels."
+                f"permute found a {type(orders).__name__}, expected a dict from groups to numbers"
+                " of channels."
             )
         chosen = {}
         for name, order in orders.items():
             chosen[self[name].name] = numbers = _whole(name, order).long().reshape(-1)
             if sorted(numbers.tolist()) != list(range(len(self[name]))):
                 raise InputError(
-                    f"{name!r} found no permutation of its {len(self[name])} channels; give every number once."
+                    f"{name!r} found no permutation of its {len(self[name])} channels; give every"
+                    " number once."
                 )
         return self._permuted(self.model, chosen)
 
@@ -248,11 +279,13 @@ class ChannelGroups(Shown):
         slices = {group.name: group.slices for group in self.groups}
         return self._checked(model, lambda one: (permuted(one, slices, orders), one))
 
-    def _checked(self, model: nn.Module, change: Callable[[nn.Module], tuple[nn.Module, nn.Module]]) -> nn.Module:
+    def _checked(
+        self, model: nn.Module, change: Callable[[nn.Module], tuple[nn.Module, nn.Module]]
+    ) -> nn.Module:
         """A changed model, after a comparison with what should have the same outputs.
 
-        They are also compared with random numbers in the place of biases and gains, because rectifiers that are off on
-        the example inputs hide differences.
+        They are also compared with random numbers in the place of biases and gains, because
+        rectifiers that are off on the example inputs hide differences.
         """
         found, wanted = change(model)
         check_same(found, wanted, *self._inputs)
@@ -260,15 +293,18 @@ class ChannelGroups(Shown):
         check_same(*change(bench.model), bench.args, bench.kwargs)
         return found
 
-    def match(self, other: nn.Module, by: str = "weights", inputs: Any = None, seed: int = 0) -> Matching:
-        """Permute the channels of another model of the same architecture into the order of this model.
+    def match(
+        self, other: nn.Module, by: str = "weights", inputs: Any = None, seed: int = 0
+    ) -> Matching:
+        """Permute the channels of another model of the same architecture into
+        the order of this model.
 
         Args:
             other: the other model; it does not change.
-            by: ``"weights"`` (largest ``sum a b`` over all parameters) or ``"activations"`` (largest correlation of
-                what weights read, on ``inputs``).
-            inputs: a tensor, a tuple of positional inputs, or a mapping from names of inputs; the example inputs by
-                default.
+            by: ``"weights"`` (largest ``sum a b`` over all parameters) or ``"activations"``
+                (largest correlation of what weights read, on ``inputs``).
+            inputs: a tensor, a tuple of positional inputs, or a mapping from names of inputs; the
+                example inputs by default.
             seed: draws the order in which groups are visited.
 
         Returns:
@@ -282,7 +318,9 @@ class ChannelGroups(Shown):
 
         Example:
             >>> import torch, pathspace as ps
-            >>> model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.GELU(), torch.nn.Linear(5, 2))
+            >>> model = torch.nn.Sequential(
+            ...     torch.nn.Linear(3, 5), torch.nn.GELU(), torch.nn.Linear(5, 2)
+            ... )
             >>> groups = ps.channels(model, torch.randn(1, 3))
             >>> shuffled = groups.permute({"0.weight": [3, 1, 4, 0, 2]})
             >>> groups.match(shuffled).after
@@ -293,12 +331,15 @@ class ChannelGroups(Shown):
         shapes = {name: tensor.shape for name, tensor in tensors_of(other).items()}
         if shapes != {name: tensor.shape for name, tensor in tensors_of(self.model).items()}:
             raise InputError(
-                f"match found a {type(other).__name__} with other tensors, expected the same architecture."
+                f"match found a {type(other).__name__} with other tensors, expected the same"
+                " architecture."
             )
         for model in (self.model, other):
             check_finite(model, ())
         if by == "weights":
-            orders = by_weights(self.model, other, {group.name: group.slices for group in self.groups}, seed)
+            orders = by_weights(
+                self.model, other, {group.name: group.slices for group in self.groups}, seed
+            )
         elif by == "activations":
             some = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
             given = self._inputs if inputs is None else arranged(self.model, some)
@@ -309,7 +350,9 @@ class ChannelGroups(Shown):
         else:
             raise InputError(f"match found by={by!r}, expected 'weights' or 'activations'.")
         moved = self._permuted(other, orders)
-        return Matching(moved, orders, weight_distance(self.model, other), weight_distance(self.model, moved))
+        return Matching(
+            moved, orders, weight_distance(self.model, other), weight_distance(self.model, moved)
+        )
 
     def interpolate(self, other: nn.Module | Matching, t: float = 0.5) -> nn.Module:
         """A new model between this one (``t = 0``) and another (``t = 1``), tensor by tensor.
@@ -340,7 +383,10 @@ class ChannelGroups(Shown):
     def __repr__(self) -> str:
         """How many groups and channels there are."""
         count = sum(len(group) for group in self.groups)
-        return f"ChannelGroups({type(self.model).__name__}, {count} channels in {len(self.groups)} groups)"
+        return (
+            f"ChannelGroups({type(self.model).__name__}, {count} channels in {len(self.groups)}"
+            " groups)"
+        )
 
 
 def _scalar(value: Any) -> Any:
@@ -361,8 +407,8 @@ def _share(keep: Any) -> float:
     share = _scalar(keep)
     if not _is_share(share):
         raise InputTypeError(
-            f"Channels to keep were given as {keep!r}, expected a share, or a dict from groups to shares, masks or "
-            f"numbers of channels."
+            f"Channels to keep were given as {keep!r}, expected a share, or a dict from groups to"
+            " shares, masks or numbers of channels."
         )
     return float(share)
 
@@ -379,7 +425,8 @@ def _whole(name: str, value: Any) -> Tensor:
         numbers = torch.zeros(1)
     if numbers.numel() and (numbers.is_floating_point() or numbers.is_complex()):
         raise InputTypeError(
-            f"{name!r} found {value!r}, expected a share of channels, a boolean mask, or the numbers of channels."
+            f"{name!r} found {value!r}, expected a share of channels, a boolean mask, or the"
+            " numbers of channels."
         )
     return numbers
 
@@ -390,29 +437,39 @@ def _numbers(group: ChannelGroup, value: Any, scores: Tensor | None) -> Tensor:
     if _is_share(value):
         share = float(value)
         if not 0 < share <= 1:
-            raise InputError(f"{group.name!r} found keep={share!r}, expected a share of channels above 0 and up to 1.")
+            raise InputError(
+                f"{group.name!r} found keep={share!r}, expected a share of channels above 0 and up"
+                " to 1."
+            )
         assert scores is not None
         return scores.topk(max(1, math.ceil(share * size - 1e-9))).indices.sort().values
     numbers: Tensor = _whole(group.name, value)
     if numbers.dtype == torch.bool:
         if tuple(numbers.shape) != (size,):
-            raise InputError(f"{group.name!r} found a mask of shape {tuple(numbers.shape)}, expected ({size},).")
+            raise InputError(
+                f"{group.name!r} found a mask of shape {tuple(numbers.shape)}, expected ({size},)."
+            )
         numbers = numbers.nonzero().reshape(-1)
     numbers = numbers.long().reshape(-1).unique()
     if not len(numbers) or int(numbers[0]) < 0 or int(numbers[-1]) >= size:
         raise InputError(
-            f"{group.name!r} found no channels to keep, or others than 0 to {size - 1}; keep at least one."
+            f"{group.name!r} found no channels to keep, or others than 0 to {size - 1}; keep at"
+            " least one."
         )
     return numbers
 
 
-def channels(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = None) -> ChannelGroups:
-    """Find the channels of a model: slices of its parameters and buffers that can be removed or permuted together.
+def channels(
+    model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = None
+) -> ChannelGroups:
+    """Find the channels of a model: slices of its parameters and buffers that can be
+    removed or permuted together.
 
-    Elements that an elementwise operation combines belong to one channel, whatever the function: channels pass
-    activation functions, normalisations, gates and residual connections. The features of an attention head make one
-    channel, with its queries, keys and values; so do the channels of a group of a grouped convolution. Where an
-    operation mixes channels among themselves (layer norm, softmax) they can be permuted, but none can be removed.
+    Elements that an elementwise operation combines belong to one channel, whatever the function:
+    channels pass activation functions, normalisations, gates and residual connections. The features
+    of an attention head make one channel, with its queries, keys and values; so do the channels of
+    a group of a grouped convolution. Where an operation mixes channels among themselves (layer
+    norm, softmax) they can be permuted, but none can be removed.
 
     Args:
         model: any module that :func:`pathspace.trace` can capture.
@@ -427,13 +484,19 @@ def channels(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = No
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(),
-        ...                             torch.nn.Conv2d(8, 2, 3))
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Conv2d(3, 8, 3),
+        ...     torch.nn.BatchNorm2d(8),
+        ...     torch.nn.ReLU(),
+        ...     torch.nn.Conv2d(8, 2, 3),
+        ... )
         >>> groups = ps.channels(model, torch.randn(1, 3, 9, 9))
         >>> groups[0]
         ChannelGroup('0.weight', 8 channels in 7 places)
     """
-    return ChannelGroups(model, channel_groups(capture(model, args, kwargs), model), arranged(model, args, kwargs))
+    return ChannelGroups(
+        model, channel_groups(capture(model, args, kwargs), model), arranged(model, args, kwargs)
+    )
 
 
 def channel_groups(captured: Captured, model: nn.Module) -> tuple[ChannelGroup, ...]:
@@ -471,20 +534,35 @@ def _collect(found: Channels, model: nn.Module, groups: dict[str, ChannelGroup])
         alike.setdefault(signature, []).append(channel)
     for together in alike.values():
         sides = members[together[0]]
-        # (of what no weight reads nothing is known: taps of a kernel that are picked one by one, say)
-        read = any(name in parameters for name, _ in sides) and any(side in found.reads for side in sides)
+        # (of what no weight reads nothing is known: taps of a kernel that
+        # are picked one by one, say)
+        read = any(name in parameters for name, _ in sides) and any(
+            side in found.reads for side in sides
+        )
         if len(together) > 1 and read and not known & set(sides):
-            group = _group([members[channel] for channel in together], found.reads, mixed.get(together[0], ""), groups)
+            group = _group(
+                [members[channel] for channel in together],
+                found.reads,
+                mixed.get(together[0], ""),
+                groups,
+            )
             groups[group.name] = group
 
 
 def _group(
-    together: Sequence[Mapping[Side, np.ndarray]], reads: set[Side], reason: str, others: Mapping[str, ChannelGroup]
+    together: Sequence[Mapping[Side, np.ndarray]],
+    reads: set[Side],
+    reason: str,
+    others: Mapping[str, ChannelGroup],
 ) -> ChannelGroup:
-    """One group, its channels in the order of their first positions, named after the tensor that writes it."""
+    """One group, its channels in the order of their first positions, named after
+    the tensor that writes it.
+    """
     first = next(iter(together[0]))
     together = sorted(together, key=lambda slices: int(slices[first][0]))
-    slices = {side: torch.from_numpy(np.stack([one[side] for one in together])) for side in together[0]}
+    slices = {
+        side: torch.from_numpy(np.stack([one[side] for one in together])) for side in together[0]
+    }
     readers = frozenset(side for side in slices if side in reads)
     writers = [name for name, dim in slices if (name, dim) not in readers] or [first[0]]
     name = next((name for name in writers if name.endswith("weight")), writers[0])

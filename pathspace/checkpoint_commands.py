@@ -20,13 +20,19 @@ Target = Annotated[
     str,
     typer.Argument(
         metavar="[TARGET]",
-        help="The model. You can omit it for a folder with the config.json of a transformers model.",
+        help=(
+            "The model. You can omit it for a folder with the config.json of a transformers model."
+        ),
         show_default=False,
     ),
 ]
 Source = Annotated[
     str,
-    typer.Argument(metavar="SOURCE", help="A safetensors file, or a folder with one or several.", show_default=False),
+    typer.Argument(
+        metavar="SOURCE",
+        help="A safetensors file, or a folder with one or several.",
+        show_default=False,
+    ),
 ]
 Destination = Annotated[
     str | None,
@@ -39,13 +45,20 @@ Destination = Annotated[
 
 ExactOption = Annotated[
     bool,
-    typer.Option("--exact/--all", help="Do not change units that are free only if normalisations have no epsilon."),
+    typer.Option(
+        "--exact/--all",
+        help="Do not change units that are free only if normalisations have no epsilon.",
+    ),
 ]
 
 
 def _three(target: str, source: str, destination: str | None) -> tuple[str, str, str]:
     """Target, source and destination, where the first may have been left out."""
-    return (f"transformers:{target}", target, source) if destination is None else (target, source, destination)
+    return (
+        (f"transformers:{target}", target, source)
+        if destination is None
+        else (target, source, destination)
+    )
 
 
 def _traced(target: str, inputs: list[str] | None, seed: int) -> ReductionGraph:
@@ -58,7 +71,9 @@ def _traced(target: str, inputs: list[str] | None, seed: int) -> ReductionGraph:
 
 @contextmanager
 def _place(owner: str, source: str, destination: str) -> Iterator[str | Path]:
-    """Where the new checkpoint is written: the destination, or a file whose bytes go to standard output for ``-``."""
+    """Where the new checkpoint is written: the destination, or a file whose bytes go to
+    standard output for ``-``.
+    """
     from pathspace.errors import InputError
     from pathspace.files import STDOUT, spooled
 
@@ -66,7 +81,10 @@ def _place(owner: str, source: str, destination: str) -> Iterator[str | Path]:
         yield destination
         return
     if Path(source).is_dir():
-        raise InputError(f"{owner} found the folder {source!r} for standard output, expected one file; name a folder.")
+        raise InputError(
+            f"{owner} found the folder {source!r} for standard output, expected one file; name a"
+            " folder."
+        )
     with spooled(".safetensors", sys.stdout) as file:
         yield file
 
@@ -92,7 +110,8 @@ def rescale(
     [bold]pathspace rescale net.py:net model.safetensors rescaled.safetensors[/]
     [bold]pathspace rescale path/to/folder path/to/new-folder[/]
 
-    Exit codes: 0 written, 2 bad input. The same command completes a folder after a run that was broken off.
+    Exit codes: 0 written, 2 bad input. The same command completes a folder after a
+    run that was broken off.
     """
     import numpy as np
     import torch
@@ -103,7 +122,10 @@ def rescale(
     from pathspace.invariance import random_powers
 
     target, source, destination = _three(target, source, destination)
-    with _place("rescale", source, destination) as place, show_progress("Tracing", target) as status:
+    with (
+        _place("rescale", source, destination) as place,
+        show_progress("Tracing", target) as status,
+    ):
         graph = _traced(target, inputs, seed)
         if phi is None:
             scales = random_powers(graph, seed, 3)
@@ -113,7 +135,8 @@ def rescale(
                 scales = torch.from_numpy(np.load(file, allow_pickle=False).astype(np.float64))
             except (OSError, ValueError, EOFError) as error:
                 raise InputError(
-                    f"The log-scales in '{phi}' cannot be read ({error}); write them with numpy.save."
+                    f"The log-scales in '{phi}' cannot be read ({error}); write them with"
+                    " numpy.save."
                 ) from error
         status("Rescaling")
         rescale_files(graph, scales, source, place, exact)
@@ -124,7 +147,9 @@ def balance(
     target: Target,
     source: Source,
     destination: Destination = None,
-    p: Annotated[float, typer.Option("--p", help="Exponent p of the norm of the weights to minimise.")] = 2.0,
+    p: Annotated[
+        float, typer.Option("--p", help="Exponent p of the norm of the weights to minimise.")
+    ] = 2.0,
     tolerance: Annotated[
         float | None,
         typer.Option(
@@ -137,19 +162,24 @@ def balance(
     json: JsonOption = None,
     seed: SeedOption = 0,
 ) -> None:
-    """Balance a checkpoint: write its rescaled copy with the smallest norm, which computes the same function.
+    """Balance a checkpoint: write its rescaled copy with the smallest norm, which
+    computes the same function.
 
     [bold]pathspace balance net.py:net model.safetensors balanced.safetensors[/]
     [bold]pathspace balance path/to/folder path/to/new-folder[/]
 
-    Exit codes: 0 written, 2 bad input. The same command completes a folder after a run that was broken off.
+    Exit codes: 0 written, 2 bad input. The same command completes a folder after a
+    run that was broken off.
     """
     from pathspace import balance_files
     from pathspace.files import STDOUT, expect_outputs
 
     target, source, destination = _three(target, source, destination)
     expect_outputs("balance", json, (), destination if destination == STDOUT else None)
-    with _place("balance", source, destination) as place, show_progress("Tracing", target) as status:
+    with (
+        _place("balance", source, destination) as place,
+        show_progress("Tracing", target) as status,
+    ):
         graph = _traced(target, inputs, seed)
         status("Balancing")
         found = balance_files(graph, source, place, p, tolerance, exact)

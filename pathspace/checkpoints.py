@@ -1,4 +1,6 @@
-"""Checkpoints on disk: one safetensors file, or a folder with one such file or several and their index."""
+"""Checkpoints on disk: one safetensors file, or a folder with one such file
+or several and their index.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,8 @@ class Checkpoint:
         """Read the headers.
 
         Raises:
-            InputError: neither a file of tensors nor a folder with such files, or one of them is missing.
+            InputError: neither a file of tensors nor a folder with such files,
+                or one of them is missing.
         """
         expect_path(path, "Checkpoint.open")
         path = Path(path)
@@ -65,20 +68,27 @@ class Checkpoint:
         if not path.is_dir():
             return cls(path, (TensorFile.open(path),))
         index = next(
-            iter([path / INDEX] if (path / INDEX).exists() else sorted(path.glob("*.safetensors.index.json"))), None
+            iter(
+                [path / INDEX]
+                if (path / INDEX).exists()
+                else sorted(path.glob("*.safetensors.index.json"))
+            ),
+            None,
         )
         if index is not None:
             try:
                 text = index.read_text(encoding="utf-8")
                 names = sorted(set(json.loads(text)["weight_map"].values()))
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-                raise InputError(f"The index '{index}' cannot be read ({error}); give a whole checkpoint.") from error
+                raise InputError(
+                    f"The index '{index}' cannot be read ({error}); give a whole checkpoint."
+                ) from error
             return cls(path, tuple(TensorFile.open(path / name) for name in names), text)
         single = [path / SINGLE] if (path / SINGLE).exists() else sorted(path.glob("*.safetensors"))
         if len(single) != 1:
             raise InputError(
-                f"The folder '{path}' holds {len(single)} files *.safetensors and no index, expected {SINGLE} or "
-                f"{INDEX}; give the file."
+                f"The folder '{path}' holds {len(single)} files *.safetensors and no index,"
+                f" expected {SINGLE} or {INDEX}; give the file."
             )
         return cls(path, (TensorFile.open(single[0]),))
 
@@ -94,7 +104,8 @@ class Checkpoint:
             who: whose sentence it is.
 
         Returns:
-            Name -> names in the checkpoint (several, where a shared tensor was stored several times).
+            Name -> names in the checkpoint (several, where a shared tensor
+            was stored several times).
 
         Raises:
             InputError: a tensor is missing.
@@ -104,11 +115,14 @@ class Checkpoint:
             held.setdefault(bare(name), []).append(name)
         found = {}
         for name, aliases in names.items():
-            found[name] = [key for alias in dict.fromkeys(map(bare, aliases)) for key in held.get(alias, ())]
+            found[name] = [
+                key for alias in dict.fromkeys(map(bare, aliases)) for key in held.get(alias, ())
+            ]
             if not found[name]:
                 raise InputError(
-                    f"{who} found no tensor {name!r} in '{self.path}', which holds {next(iter(held), 'nothing')!r} and "
-                    f"{max(len(held) - 1, 0)} others; give the checkpoint of the traced model."
+                    f"{who} found no tensor {name!r} in '{self.path}', which holds"
+                    f" {next(iter(held), 'nothing')!r} and {max(len(held) - 1, 0)} others; give the"
+                    " checkpoint of the traced model."
                 )
         return found
 
@@ -116,11 +130,13 @@ class Checkpoint:
         """A tensor in slices along its first dimension."""
         return self.places()[name].pieces(name)
 
-    def rewrite(self, destination: str | os.PathLike[str], changes: Mapping[str, Change], job: str) -> None:
+    def rewrite(
+        self, destination: str | os.PathLike[str], changes: Mapping[str, Change], job: str
+    ) -> None:
         """Write the checkpoint again, some of its tensors changed piece by piece.
 
-        Files are written aside and renamed; a run that was broken off goes on after the last whole file. The index is
-        written last, so that nobody reads half of a checkpoint.
+        Files are written aside and renamed; a run that was broken off goes on after the last whole
+        file. The index is written last, so that nobody reads half of a checkpoint.
 
         Args:
             destination: a file for a file, a folder for a folder.
@@ -132,17 +148,24 @@ class Checkpoint:
         """
         destination = Path(destination)
         if destination.resolve() == self.path.resolve():
-            raise InputError(f"The destination '{destination}' is the source; give another destination.")
+            raise InputError(
+                f"The destination '{destination}' is the source; give another destination."
+            )
         if not self.path.is_dir():
             ensure_writable(destination)
             _rewritten(self.files[0], destination, changes)
             return
         make_folder(destination)
         journal = destination / JOURNAL
-        stamps = [[file.path.name, file.path.stat().st_size, file.path.stat().st_mtime_ns] for file in self.files]
+        stamps = [
+            [file.path.name, file.path.stat().st_size, file.path.stat().st_mtime_ns]
+            for file in self.files
+        ]
         own = hashlib.sha256(json.dumps([job, stamps]).encode()).hexdigest()
         done = _finished(journal, own)
-        for name in [*(() if done else (path.name for path in destination.glob("*.safetensors.index.json")))]:
+        for name in [
+            *(() if done else (path.name for path in destination.glob("*.safetensors.index.json")))
+        ]:
             (destination / name).unlink()
         for file in self.files:
             if file.path.name in done and (destination / file.path.name).is_file():
@@ -152,7 +175,11 @@ class Checkpoint:
             with replacing(journal) as temporary:
                 temporary.write_text(json.dumps({"job": own, "files": done}), encoding="utf-8")
         for beside in self.path.iterdir():
-            if beside.is_file() and beside.suffix not in WEIGHTS and not beside.name.endswith(".index.json"):
+            if (
+                beside.is_file()
+                and beside.suffix not in WEIGHTS
+                and not beside.name.endswith(".index.json")
+            ):
                 shutil.copy2(beside, destination / beside.name)
         if self.index is not None:
             with replacing(destination / INDEX) as temporary:

@@ -1,4 +1,6 @@
-"""Statements from the literature, tested: each is computed on a given network, with a counterexample if it fails."""
+"""Statements from the literature, tested: each is computed on a given network, with a
+counterexample if it fails.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ class Claim(Shown):
         paths: how many paths the rule selects.
         rank: their rank; ``None`` where it does not follow.
         dimension: ``m - H``, the number of independent path values.
-        counterexample: where it fails, the smallest layered network on which it does, with all its paths.
+        counterexample: where it fails, the smallest layered network on which it
+            does, with all its paths.
     """
 
     name: str
@@ -64,7 +67,9 @@ class Claim(Shown):
         from rich.markup import escape
         from rich.table import Table
 
-        table = Table(box=box.SIMPLE, title=f"Claim: {self.name}", title_justify="left", show_header=False)
+        table = Table(
+            box=box.SIMPLE, title=f"Claim: {self.name}", title_justify="left", show_header=False
+        )
         table.add_column(style="bold")
         table.add_column(overflow="fold")
         table.add_row("statement", escape(self.statement))
@@ -81,13 +86,13 @@ class Claim(Shown):
 def printed_skeleton(skeleton: Skeleton) -> Claim:
     """Is the set of all paths with at most one edge outside the union skeleton a basis, as printed?
 
-    The set is counted without listing it. With ``pre(v)`` and ``suf(v)`` the numbers of ways from the root to ``v``
-    and back by non-recurrent skeleton edges alone,
+    The set is counted without listing it. With ``pre(v)`` and ``suf(v)`` the numbers of ways from
+    the root to ``v`` and back by non-recurrent skeleton edges alone,
 
     ``N = #skeleton-only paths + sum over all other edges e = (u, v) of pre(u) suf(v)``,
 
-    and recurrent edges are among the others. The set contains every basis path of the two trees, so it always spans
-    (rank ``m - H``), and is a basis exactly if ``N = m - H``.
+    and recurrent edges are among the others. The set contains every basis path of the two trees, so
+    it always spans (rank ``m - H``), and is a basis exactly if ``N = m - H``.
 
     Args:
         skeleton: the skeleton whose union is taken.
@@ -98,29 +103,49 @@ def printed_skeleton(skeleton: Skeleton) -> Claim:
     Example:
         >>> import torch, pathspace as ps
         >>> from torch.nn import Linear, ReLU, Sequential
-        >>> layers = [Linear(2, 1, bias=False), ReLU(), Linear(1, 2, bias=False), ReLU(), Linear(2, 1, bias=False)]
+        >>> layers = [
+        ...     Linear(2, 1, bias=False),
+        ...     ReLU(),
+        ...     Linear(1, 2, bias=False),
+        ...     ReLU(),
+        ...     Linear(2, 1, bias=False),
+        ... ]
         >>> claim = printed_skeleton(ps.trace(Sequential(*layers), torch.randn(1, 2)).skeleton())
         >>> claim.verdict, claim.paths, claim.rank
         (False, 4, 3)
 
     Reference:
-        Path space for recurrent neural networks with ReLU activations, Skeleton Method and Theorem 3.
+        Path space for recurrent neural networks with ReLU activations,
+        Skeleton Method and Theorem 3.
     """
     statement = (
-        "The paths that pass at most one edge outside the skeleton, the union of one entering and one leaving edge "
-        "per unit, are a basis of path space."
+        "The paths that pass at most one edge outside the skeleton, the union of one entering and"
+        " one leaving edge per unit, are a basis of path space."
     )
-    source = "path-space paper, Skeleton Method (one hidden layer, 'also held' for stacks), Theorem 3"
+    source = (
+        "path-space paper, Skeleton Method (one hidden layer, 'also held' for stacks), Theorem 3"
+    )
     graph = skeleton.graph
 
     def result(verdict: bool | None, evidence: str, **more: Any) -> Claim:
-        return Claim("printed-skeleton", statement, source, verdict, evidence, dimension=graph.dimension, **more)
+        return Claim(
+            "printed-skeleton",
+            statement,
+            source,
+            verdict,
+            evidence,
+            dimension=graph.dimension,
+            **more,
+        )
 
     found = count_selected(skeleton)
     if isinstance(found, str):
         return result(None, f"says nothing about this network: {found}")
     alone, total, recurrent = found
-    words = f"the rule selects {total:,} paths ({alone:,} of them on the skeleton alone) of rank {graph.dimension:,}"
+    words = (
+        f"the rule selects {total:,} paths ({alone:,} of them on the skeleton alone) of rank"
+        f" {graph.dimension:,}"
+    )
     if total == graph.dimension:
         return result(True, f"{words} = m - H: a basis", paths=total, rank=graph.dimension)
     words += f" = m - H: {total - graph.dimension:,} too many, which depend on the others"
@@ -129,12 +154,14 @@ def printed_skeleton(skeleton: Skeleton) -> Claim:
 
 
 def hierarchical(skeleton: Skeleton) -> Claim:
-    """Can the widths of a network be covered by parallel paths that share no edge, as hierarchical sets demand?
+    """Can the widths of a network be covered by parallel paths that share no edge, as
+    hierarchical sets demand?
 
-    The construction decomposes a fully connected network into independent substructure paths, no two of which share an
-    edge, that together pass every hidden unit; the other basis paths leave them by one edge. That takes as many
-    edge-disjoint paths as the widest layer has units, and a layer of ``a`` units meets the next of ``b`` by only
-    ``a b`` edges: between the hidden layers and at both ends, ``a b`` must not be less than the widest layer.
+    The construction decomposes a fully connected network into independent substructure paths, no
+    two of which share an edge, that together pass every hidden unit; the other basis paths leave
+    them by one edge. That takes as many edge-disjoint paths as the widest layer has units, and a
+    layer of ``a`` units meets the next of ``b`` by only ``a b`` edges: between the hidden layers
+    and at both ends, ``a b`` must not be less than the widest layer.
 
     Args:
         skeleton: a skeleton of the network's reduction graph (only its graph is looked at).
@@ -145,56 +172,82 @@ def hierarchical(skeleton: Skeleton) -> Claim:
     Example:
         >>> import torch, pathspace as ps
         >>> from torch.nn import Linear, ReLU, Sequential
-        >>> layers = [Linear(2, 1, bias=False), ReLU(), Linear(1, 2, bias=False), ReLU(), Linear(2, 1, bias=False)]
+        >>> layers = [
+        ...     Linear(2, 1, bias=False),
+        ...     ReLU(),
+        ...     Linear(1, 2, bias=False),
+        ...     ReLU(),
+        ...     Linear(2, 1, bias=False),
+        ... ]
         >>> hierarchical(ps.trace(Sequential(*layers), torch.randn(1, 2)).skeleton()).verdict
         False
 
     Reference:
-        Zhu, Meng, Chen, Ma: Interpreting basis path set in neural networks (arXiv 1910.09402), Algorithm HBPS, as
-        far as its abstract states the demand.
+        Zhu, Meng, Chen, Ma: Interpreting basis path set in neural networks (arXiv 1910.09402),
+        Algorithm HBPS, as far as its abstract states the demand.
     """
     statement = (
-        "A network decomposes into parallel paths through all hidden units, no two of which share an edge; these, and "
-        "the paths that leave them by a single edge, are a basis."
+        "A network decomposes into parallel paths through all hidden units, no two of which share"
+        " an edge; these, and the paths that leave them by a single edge, are a basis."
     )
     source = "Zhu, Meng, Chen, Ma (arXiv 1910.09402), algorithm HBPS, by its abstract"
     graph = skeleton.graph
 
     def result(verdict: bool | None, evidence: str, **more: Any) -> Claim:
-        return Claim("hierarchical", statement, source, verdict, evidence, dimension=graph.dimension, **more)
+        return Claim(
+            "hierarchical", statement, source, verdict, evidence, dimension=graph.dimension, **more
+        )
 
     widths = _widths(graph)
     if widths is None:
-        return result(None, "says nothing about this network: it is not a stack of fully connected layers")
+        return result(
+            None, "says nothing about this network: it is not a stack of fully connected layers"
+        )
     widest = max(widths[1:-1])
     narrow = next((pair for pair in pairwise(widths) if pair[0] * pair[1] < widest), None)
     shown = "-".join(map(str, widths))
     if narrow is not None:
-        words = f"on widths {shown} the {widest} units of the widest layer need {widest} paths without a common edge, "
+        words = (
+            f"on widths {shown} the {widest} units of the widest layer need {widest} paths without"
+            " a common edge, "
+        )
         return result(False, f"{words}but {narrow[0]} x {narrow[1]} edges lie between two layers")
     paths = _parallel(widths)
     net = LayeredMLP(widths)
     dimension = net.num_weights - net.num_units
     chosen = frozenset(edge for path in paths for edge in path)
     total = net.count(chosen)
-    words = f"on widths {shown} {widest} paths without a common edge pass all hidden units; with the paths that leave "
+    words = (
+        f"on widths {shown} {widest} paths without a common edge pass all hidden units; with the"
+        " paths that leave "
+    )
     words += f"their union by one edge there are {total:,}, and m - H = {dimension:,}"
     words += " (biases set aside)" if dimension != graph.dimension else ""
     if total != dimension:
         return result(False, words + ": too many, so they depend on each other", paths=total)
-    rank = modular_rank(net.vectors(net.selected(chosen))) if total <= 2_500 and net.num_weights <= 2_500 else None
-    return result(None if rank is None else rank == total, f"{words}, of rank {rank}", paths=total, rank=rank)
+    rank = (
+        modular_rank(net.vectors(net.selected(chosen)))
+        if total <= 2_500 and net.num_weights <= 2_500
+        else None
+    )
+    return result(
+        None if rank is None else rank == total, f"{words}, of rank {rank}", paths=total, rank=rank
+    )
 
 
-CLAIMS: dict[str, Callable[[Skeleton], Claim]] = {"printed-skeleton": printed_skeleton, "hierarchical": hierarchical}
+CLAIMS: dict[str, Callable[[Skeleton], Claim]] = {
+    "printed-skeleton": printed_skeleton,
+    "hierarchical": hierarchical,
+}
 
 
 def claim(name: str, skeleton: Skeleton) -> Claim:
     """Test a claim from the literature on a skeleton.
 
     Args:
-        name: ``"printed-skeleton"`` (the paths with at most one edge outside the union of both trees are a basis) or
-            ``"hierarchical"`` (so are parallel paths through all hidden units, and those that leave them by one edge).
+        name: ``"printed-skeleton"`` (the paths with at most one edge outside the union of both
+            trees are a basis) or ``"hierarchical"`` (so are parallel paths through all hidden
+            units, and those that leave them by one edge).
         skeleton: the two trees of a reduction graph.
 
     Returns:
@@ -205,31 +258,42 @@ def claim(name: str, skeleton: Skeleton) -> Claim:
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
+        ... )
         >>> found = claim("printed-skeleton", ps.trace(model, torch.randn(1, 2)).skeleton())
         >>> found.verdict, found.paths == found.rank == found.dimension
         (True, True)
 
     Reference:
-        Path space for recurrent neural networks with ReLU activations, Skeleton Method and Theorem 3; the abstract of
-        arXiv 1910.09402.
+        Path space for recurrent neural networks with ReLU activations, Skeleton Method and Theorem
+        3; the abstract of arXiv 1910.09402.
     """
     if name not in CLAIMS:
-        raise InputError(f"There is no claim {name!r}, expected one of {', '.join(map(repr, CLAIMS))}.")
+        raise InputError(
+            f"There is no claim {name!r}, expected one of {', '.join(map(repr, CLAIMS))}."
+        )
     return CLAIMS[name](skeleton)
 
 
 def count_selected(skeleton: Skeleton) -> tuple[int, int, bool] | str:
-    """Number of skeleton-only paths, of all selected paths, and whether the graph is recurrent; or why there is none.
+    """Number of skeleton-only paths, of all selected paths, and whether the graph is
+    recurrent; or why there is none.
 
-    Exact integers, in time linear in the ids of the graph: no path is listed, no edge outside the skeleton looked at.
+    Exact integers, in time linear in the ids of the graph: no path is listed, no edge
+    outside the skeleton looked at.
     """
     graph = skeleton.graph
-    if graph.forms.shape[0] or any(bool((ids < 0).any()) for b in graph.blocks for ids in (b.tail, b.head)):
+    if graph.forms.shape[0] or any(
+        bool((ids < 0).any()) for b in graph.blocks for ids in (b.tail, b.head)
+    ):
         return "it relates products of scales, or opposite ones"
     trees = (skeleton.tree_in, skeleton.tree_out)
     if not all(tree.forward[1:].all() for tree in trees):
-        return "a tree of its skeleton walks an edge backwards (a normalisation cuts paths), and the rule knows none"
+        return (
+            "a tree of its skeleton walks an edge backwards (a normalisation cuts paths), and the"
+            " rule knows none"
+        )
     component = _components(graph)
     chosen: dict[tuple[int, int], tuple[int, int]] = {}
     for tree in trees:
@@ -255,19 +319,27 @@ def count_selected(skeleton: Skeleton) -> tuple[int, int, bool] | str:
 
 
 def _components(graph: Structure) -> np.ndarray:
-    """Strongly connected components of the units, the root left out: edges within one are recurrent.
+    """Strongly connected components of the units, the root left out: edges
+    within one are recurrent.
 
-    A matrix joins all its tails to all its heads, so one node in its middle stands for all of its edges.
+    A matrix joins all its tails to all its heads, so one node in its middle
+    stands for all of its edges.
     """
     count = graph.num_units + 1
     tails, heads, extra = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], count
     for block in graph.blocks:
-        both = [d for d in range(block.tail.dim()) if block.tail.shape[d] > 1 and block.head.shape[d] > 1]
+        both = [
+            d
+            for d in range(block.tail.dim())
+            if block.tail.shape[d] > 1 and block.head.shape[d] > 1
+        ]
         sides = []
         for ids in (block.tail, block.head):
             rest = [d for d in range(ids.dim()) if d not in both]
             table = ids.permute(*both, *rest) if ids.dim() else ids
-            sides.append(table.reshape(int(np.prod([ids.shape[d] for d in both], dtype=int)), -1).numpy())
+            sides.append(
+                table.reshape(int(np.prod([ids.shape[d] for d in both], dtype=int)), -1).numpy()
+            )
         middle = extra + np.arange(len(sides[0]))[:, None]
         extra += len(sides[0])
         for near, own in ((sides[0], True), (sides[1], False)):
@@ -281,7 +353,9 @@ def _components(graph: Structure) -> np.ndarray:
 
 
 def _ways(edges: Any, units: int) -> tuple[list[int], list[int]]:
-    """Numbers of walks root -> v and v -> root along skeleton edges, exact; the skeleton has no circle."""
+    """Numbers of walks root -> v and v -> root along skeleton edges, exact;
+    the skeleton has no circle.
+    """
     entering: list[list[int]] = [[] for _ in range(units + 1)]
     leaving: list[list[int]] = [[] for _ in range(units + 1)]
     for u, v in edges:
@@ -308,12 +382,16 @@ def _ways(edges: Any, units: int) -> tuple[list[int], list[int]]:
 
 
 def _through(block: WeightBlock, before: list[int], after: list[int]) -> int:
-    """``sum over all edges of a block of pre(tail) suf(head)``, without looking at single edges where ends factor."""
+    """``sum over all edges of a block of pre(tail) suf(head)``, without looking at single
+    edges where ends factor.
+    """
     pre = np.array(before, dtype=object)[block.tail.numpy()]
     suf = np.array(after, dtype=object)[block.head.numpy()]
     if block.unused is not None:
         alive = ~block.unused.expand(block.shape).numpy()
-        return int((np.broadcast_to(pre, block.shape) * np.broadcast_to(suf, block.shape))[alive].sum())
+        return int(
+            (np.broadcast_to(pre, block.shape) * np.broadcast_to(suf, block.shape))[alive].sum()
+        )
     times = 1
     for d, size in enumerate(block.shape):
         if pre.shape[d] > 1 and suf.shape[d] == 1:
@@ -326,8 +404,11 @@ def _through(block: WeightBlock, before: list[int], after: list[int]) -> int:
 
 
 @lru_cache
-def smallest_counterexample(recurrent: bool, rule: str, most_weights: int = MOST_WEIGHTS) -> dict[str, Any] | None:
-    """The layered network with the fewest weights on which the printed rule gives no basis, by search over widths.
+def smallest_counterexample(
+    recurrent: bool, rule: str, most_weights: int = MOST_WEIGHTS
+) -> dict[str, Any] | None:
+    """The layered network with the fewest weights on which the printed rule gives no
+    basis, by search over widths.
 
     Args:
         recurrent: search stacked recurrent networks.
@@ -335,18 +416,30 @@ def smallest_counterexample(recurrent: bool, rule: str, most_weights: int = MOST
         most_weights: how far to search.
 
     Returns:
-        Widths, weights, skeleton, all selected paths, their number and rank; ``None`` if there is none that small.
+        Widths, weights, skeleton, all selected paths, their number and rank; ``None`` if
+        there is none that small.
     """
     for net in by_size(recurrent, most_weights):
         skeletons = [net.modulo()] if rule == "modulo" else list(net.selections())
-        wrong = [skeleton for skeleton in skeletons if net.count(skeleton) != net.num_weights - net.num_units]
+        wrong = [
+            skeleton
+            for skeleton in skeletons
+            if net.count(skeleton) != net.num_weights - net.num_units
+        ]
         if not wrong:
             continue
         walks = sorted(net.selected(wrong[0]))
         rank = modular_rank(net.vectors(walks))
         dimension = net.num_weights - net.num_units
-        words = f"{net}: {net.num_weights} weights, {len(walks)} paths selected, rank {rank} (m - H = {dimension})"
-        words += f"; fails for {len(wrong)} of {len(skeletons)} selections of edges" if len(skeletons) > 1 else ""
+        words = (
+            f"{net}: {net.num_weights} weights, {len(walks)} paths selected, rank {rank} (m - H ="
+            f" {dimension})"
+        )
+        words += (
+            f"; fails for {len(wrong)} of {len(skeletons)} selections of edges"
+            if len(skeletons) > 1
+            else ""
+        )
         return {
             "summary": words,
             "widths": list(net.widths),
@@ -371,7 +464,11 @@ def _widths(graph: Structure) -> tuple[int, ...] | None:
     """Widths of a stack of matrices (biases set aside), or ``None`` for any other graph."""
     matrices = [block for block in graph.blocks if len(block.shape) == 2 and block.unused is None]
     others = [block for block in graph.blocks if len(block.shape) != 2]
-    if not matrices or any(bool((block.tail != 0).any()) for block in others) or graph.forms.shape[0]:
+    if (
+        not matrices
+        or any(bool((block.tail != 0).any()) for block in others)
+        or graph.forms.shape[0]
+    ):
         return None
     widths, last = [matrices[0].shape[1]], np.zeros(matrices[0].shape[1], np.int64)
     for block in matrices:
@@ -386,13 +483,16 @@ def _widths(graph: Structure) -> tuple[int, ...] | None:
 
 
 def _parallel(widths: tuple[int, ...]) -> list[list[int]]:
-    """As many paths as the widest hidden layer has units, no two with a common edge, through every hidden unit."""
+    """As many paths as the widest hidden layer has units, no two with a common edge,
+    through every hidden unit.
+    """
     net, count = LayeredMLP(widths), max(widths[1:-1])
     number = {edge: i for i, edge in enumerate(net.edges)}
     here = [i % widths[0] for i in range(count)]
     paths: list[list[int]] = [[] for _ in range(count)]
     for layer, width in enumerate(widths[1:]):
-        # in order of where they are, paths from one unit get consecutive turns, hence different units to go to
+        # in order of where they are, paths from one unit get consecutive turns, hence
+        # different units to go to
         order = sorted(range(count), key=lambda i: here[i])
         there = {i: turn % width for turn, i in enumerate(order)}
         for i in range(count):

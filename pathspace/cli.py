@@ -1,6 +1,8 @@
-"""The command line: ``pathspace verify``, ``check``, ``explain``, ``masks``, ``draw``, and what other packages add.
+"""The command line: ``pathspace verify``, ``check``, ``explain``, ``masks``, ``draw``,
+and what other packages add.
 
-Torch and the analysis are imported inside the commands, so that ``pathspace --help`` answers at once.
+Torch and the analysis are imported inside the commands, so that ``pathspace
+--help`` answers at once.
 """
 
 from __future__ import annotations
@@ -54,18 +56,22 @@ def _show_version(wanted: bool) -> None:
 def root(
     shown: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
     ] = False,
     # Taken from the command line before typer sees it, and declared here for --help only.
-    debug: Annotated[bool, typer.Option("--debug", help="With any command: show the traceback of an error.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="With any command: show the traceback of an error.")
+    ] = False,
 ) -> None:
     """The path space of PyTorch models: symmetries, basis paths, certificates, masks.
 
-    A TARGET is [bold]package.module:name[/] or [bold]path/to/file.py:name[/], or a model of a library:
-    [bold]transformers:path/to/config.json[/], [bold]timm:NAME[/], [bold]torchvision:NAME[/].
-    The name is a torch.nn.Module, its class (called without arguments), or a
-    function that returns a model or (model, example inputs), where the example
-    is a tensor, a tuple of positional inputs, or a dict of keyword inputs.
+    A TARGET is [bold]package.module:name[/] or [bold]path/to/file.py:name[/], or a model of a
+    library: [bold]transformers:path/to/config.json[/], [bold]timm:NAME[/],
+    [bold]torchvision:NAME[/]. The name is a torch.nn.Module, its class (called without arguments),
+    or a function that returns a model or (model, example inputs), where the example is a tensor, a
+    tuple of positional inputs, or a dict of keyword inputs.
 
     [bold]pathspace verify net.py:Net --input 2x3x32x32[/]
     [bold]pathspace masks net.py:Net --input 2x3x32x32 -o masks.safetensors[/]
@@ -93,7 +99,9 @@ def verify(
     train: TrainOption = None,
     claim: Annotated[
         ClaimName | None,
-        typer.Option("--claim", help="Test this claim from the literature instead.", show_default=False),
+        typer.Option(
+            "--claim", help="Test this claim from the literature instead.", show_default=False
+        ),
     ] = None,
     proof: Annotated[
         str | None,
@@ -106,7 +114,10 @@ def verify(
     ] = None,
     upper_bound: Annotated[
         bool,
-        typer.Option("--upper-bound", help="Also compute an upper bound on the number of units, by a randomised test."),
+        typer.Option(
+            "--upper-bound",
+            help="Also compute an upper bound on the number of units, by a randomised test.",
+        ),
     ] = False,
 ) -> None:
     """Verify Theorems 1-3 and the rescaling invariance of a model, and print a certificate.
@@ -169,10 +180,16 @@ def _dump(document: dict[str, Any]) -> str:
 
 @app.command()
 def check(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A proof written by 'pathspace verify --proof'.")],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="A proof written by 'pathspace verify --proof'.")
+    ],
     target: Annotated[
         str | None,
-        typer.Argument(metavar="TARGET", help="Also compare with this model, by running it.", show_default=False),
+        typer.Argument(
+            metavar="TARGET",
+            help="Also compare with this model, by running it.",
+            show_default=False,
+        ),
     ] = None,
     inputs: InputOption = None,
     seed: SeedOption = 0,
@@ -200,9 +217,13 @@ def check(
         with suppress(OSError, RecursionError):
             document = loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise InputError(f"check found no JSON in {file!r}; give a file of 'pathspace verify --proof'.") from error
+        raise InputError(
+            f"check found no JSON in {file!r}; give a file of 'pathspace verify --proof'."
+        ) from error
     with show_progress("Judging", file):
-        loaded = None if target is None else load_target(target, inputs or (), seed=seed, train=train)
+        loaded = (
+            None if target is None else load_target(target, inputs or (), seed=seed, train=train)
+        )
         if loaded is None:
             judgement = judge(document)
         else:
@@ -211,13 +232,15 @@ def check(
     console = Console()
     if judgement.accepted:
         console.print(
-            f"[green]Accepted[/]: {judgement.weights:,} weights, {judgement.units:,} units, dimension "
-            f"{judgement.dimension:,}; compared with {judgement.compared}.",
+            f"[green]Accepted[/]: {judgement.weights:,} weights, {judgement.units:,} units,"
+            f" dimension {judgement.dimension:,}; compared with {judgement.compared}.",
             highlight=False,
             soft_wrap=True,
         )
     else:
-        console.print(f"[red]Rejected[/]: {escape(judgement.reason)}.", highlight=False, soft_wrap=True)
+        console.print(
+            f"[red]Rejected[/]: {escape(judgement.reason)}.", highlight=False, soft_wrap=True
+        )
     raise typer.Exit(0 if judgement.accepted else FAILED)
 
 
@@ -230,7 +253,8 @@ def explain(
     norm_eps: NormEpsOption = NormEps.ignore,
     train: TrainOption = None,
 ) -> None:
-    """List every parameter as in path space, pinned or unused, with the reason for every fixed scale.
+    """List every parameter as in path space, pinned or unused, with the
+    reason for every fixed scale.
 
     [bold]pathspace explain net.py:Net --input 2x3x32x32[/]
 
@@ -279,12 +303,17 @@ def draw(
     level: Annotated[
         Level,
         typer.Option(
-            "--level", help="Draw tensors and groups of units, or single weights (auto: for up to 150 weights)."
+            "--level",
+            help=(
+                "Draw tensors and groups of units, or single weights (auto: for up to 150 weights)."
+            ),
         ),
     ] = Level.auto,
     path: Annotated[
         int | None,
-        typer.Option("--path", help="Number of the basis path to highlight.", show_default="the longest"),
+        typer.Option(
+            "--path", help="Number of the basis path to highlight.", show_default="the longest"
+        ),
     ] = None,
     seed: SeedOption = 0,
     rule: RuleOption = Rule.modulo,
@@ -312,7 +341,9 @@ def draw(
         skeleton = graph.skeleton(rule=rule.value, seed=seed)
         with delivering(output, ".svg", stdout) as file:
             draw_graph(skeleton, file, level.value, path)
-    Console(stderr=output == STDOUT).print(f"Wrote {output}", soft_wrap=True, markup=False, highlight=False)
+    Console(stderr=output == STDOUT).print(
+        f"Wrote {output}", soft_wrap=True, markup=False, highlight=False
+    )
 
 
 @app.command()
@@ -367,8 +398,8 @@ channel_commands.register(app)
 def load_extensions() -> None:
     """Let other packages add commands through the entry point group ``pathspace.commands``.
 
-    Each entry point names a function ``register(app: typer.Typer) -> None``. One that fails is reported in
-    a sentence, and the other commands go on working.
+    Each entry point names a function ``register(app: typer.Typer) -> None``. One that fails is
+    reported in a sentence, and the other commands go on working.
     """
     for point in sorted(entry_points(group=_GROUP), key=lambda point: point.name):
         try:
@@ -377,12 +408,22 @@ def load_extensions() -> None:
             if "--debug" in sys.argv:
                 traceback.print_exception(error, file=sys.stderr)
             reason = f"{type(error).__name__} ({' '.join(str(error).split())})"
-            say("Warning", "yellow", f"The commands of {point.name} ({point.value}) are missing: {reason}.")
+            say(
+                "Warning",
+                "yellow",
+                f"The commands of {point.name} ({point.value}) are missing: {reason}.",
+            )
 
 
 def _names_own_command(words: Sequence[str]) -> bool:
-    own = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
-    return next((word for word in words if not word.startswith("-")), None) in own or "--version" in words
+    own = {
+        command.name or getattr(command.callback, "__name__", "")
+        for command in app.registered_commands
+    }
+    return (
+        next((word for word in words if not word.startswith("-")), None) in own
+        or "--version" in words
+    )
 
 
 def main() -> NoReturn:

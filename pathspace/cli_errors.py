@@ -1,4 +1,6 @@
-"""Commands report each failure in one sentence on standard error, with an exit code for the kind of failure."""
+"""Commands report each failure in one sentence on standard error, with an exit
+code for the kind of failure.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class ErrorSentenceGroup(TyperGroup):
         given = [word for word in given[:end] if word != "--debug"] + given[end:]
 
         def run() -> int:
-            code = super(ErrorSentenceGroup, self).main(given, prog_name, standalone_mode=False, **extra)
+            code = super(ErrorSentenceGroup, self).main(
+                given, prog_name, standalone_mode=False, **extra
+            )
             code = code if isinstance(code, int) else 0
             self._tell_next(given, code)
             sys.stdout.flush()
@@ -68,12 +72,16 @@ class ErrorSentenceGroup(TyperGroup):
             return
         if code not in (0, FAILED) or {"-h", "--help"} & set(given):
             return
-        words = command.make_context(given[length - 1], list(given[length:]), resilient_parsing=True).params
+        words = command.make_context(
+            given[length - 1], list(given[length:]), resilient_parsing=True
+        ).params
         if (line := next_step(" ".join(given[:length]), words, code == 0)) is not None:
             Console().print(f"Next: {line}", soft_wrap=True, markup=False, highlight=False)
 
     def make_context(self, *args: Any, **extra: Any) -> Any:
-        """Read the words of the command line; an interrupt is kept from typer, as in :meth:`invoke`."""
+        """Read the words of the command line; an interrupt is kept from
+        typer, as in :meth:`invoke`.
+        """
         try:
             return super().make_context(*args, **extra)
         except KeyboardInterrupt as error:
@@ -122,28 +130,43 @@ def guarded(run: Callable[[], int], *, debug: bool = False) -> int:
 
 
 def _began_with_an_interrupt(error: BaseException | None) -> bool:
-    """Whether an interrupt led to an error: libraries that are interrupted while they load fail in other ways."""
+    """Whether an interrupt led to an error: libraries that are interrupted while they
+    load fail in other ways.
+    """
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
 def _unexpected(error: Exception) -> str:
-    """Return the sentence for a usage error, an output that cannot be written, or a defect of ours."""
-    if hasattr(error, "format_message"):  # typer's usage errors, whose module differs between versions
+    """Return the sentence for a usage error, an output that cannot be
+    written, or a defect of ours.
+    """
+    if hasattr(
+        error, "format_message"
+    ):  # typer's usage errors, whose module differs between versions
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "pathspace"
         usage = " ".join(error.format_message().split()).replace("Value error, ", "").rstrip(".")
         usage = re.sub(r"\. Did you mean (.*)\?$", r" (did you mean \1?)", usage)
         return f"{usage}; see '{path} --help'." if usage else ""  # empty after the help was shown
     message = " ".join(str(error).split()).rstrip(".")
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO, errno.EBADF) and not error.filename:
-        with contextlib.suppress(OSError):  # what is still buffered would fail again when Python exits
+    if (
+        isinstance(error, OSError)
+        and error.errno in (errno.ENOSPC, errno.EIO, errno.EBADF)
+        and not error.filename
+    ):
+        with contextlib.suppress(
+            OSError
+        ):  # what is still buffered would fail again when Python exits
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return f"Cannot write to standard output: {error.strerror or message}; send it to another place."
+        return (
+            f"Cannot write to standard output: {error.strerror or message}; send it to another"
+            " place."
+        )
     return (
-        f"Internal error, {type(error).__name__} ({message}): this is a defect of pathspace, not of your "
-        "input; run again with --debug and report what it shows."
+        f"Internal error, {type(error).__name__} ({message}): this is a defect of pathspace, not of"
+        " your input; run again with --debug and report what it shows."
     )
 
 

@@ -1,4 +1,6 @@
-"""Clips whose bounds are rescaled with the gauge: ReLU6 and Hardtanh with one bound per unit in place of a constant."""
+"""Clips whose bounds are rescaled with the gauge: ReLU6 and Hardtanh with one bound per
+unit in place of a constant.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,11 @@ CLIPS: tuple[Callable[..., Any], ...] = (nn.Hardtanh.forward, nn.ReLU6.forward)
 
 
 class LiftedClip(nn.Module):
-    """``min(max(x, low), high)`` with a bound for every unit, which is a parameter without gradient.
+    """``min(max(x, low), high)`` with a bound for every unit, which is a
+    parameter without gradient.
 
-    A module that is called at several places of its owner's ``forward`` has one pair of bounds for each.
+    A module that is called at several places of its owner's ``forward`` has one
+    pair of bounds for each.
 
     Args:
         low: the lower bound.
@@ -35,13 +39,18 @@ class LiftedClip(nn.Module):
         like: a tensor of the type and device wanted.
     """
 
-    def __init__(self, low: float, high: float, shapes: list[tuple[int, ...]], like: Tensor) -> None:
+    def __init__(
+        self, low: float, high: float, shapes: list[tuple[int, ...]], like: Tensor
+    ) -> None:
         super().__init__()
 
         def filled(value: float) -> nn.ParameterList:
             wanted = shapes if value != 0 and abs(value) != float("inf") else []
             return nn.ParameterList(
-                nn.Parameter(torch.full(shape, value, dtype=like.dtype, device=like.device), requires_grad=False)
+                nn.Parameter(
+                    torch.full(shape, value, dtype=like.dtype, device=like.device),
+                    requires_grad=False,
+                )
                 for shape in wanted
             )
 
@@ -58,9 +67,9 @@ class LiftedClip(nn.Module):
         if self.places > 1:
             if place >= self.places:
                 raise InputError(
-                    f"A lifted clip was called {place + 1} times in one forward pass of its module, expected at most "
-                    f"{self.places} as with the example inputs; lift the clips of the original model again, with "
-                    f"typical inputs."
+                    f"A lifted clip was called {place + 1} times in one forward pass of its module,"
+                    f" expected at most {self.places} as with the example inputs; lift the clips of"
+                    " the original model again, with typical inputs."
                 )
             self.calls += 1
         if self.bounds[0] == 0:
@@ -107,7 +116,9 @@ class _Marks(Scales):
 
 
 class _Calls(list[tuple[str, Any]]):
-    """Calls in order: the clip's name, and the lines it was called from. Copies of a model write into the same list."""
+    """Calls in order: the clip's name, and the lines it was called from. Copies of a model
+    write into the same list.
+    """
 
     def __deepcopy__(self, memo: Any) -> _Calls:
         return self
@@ -134,10 +145,11 @@ class _Probe(nn.Module):
 def lift_clips(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = None) -> nn.Module:
     """The same function with clips whose bounds are rescaled with the gauge.
 
-    ``clip(s x, s low, s high) = s clip(x, low, high)``: a constant bound fixes the scale of everything that is clipped;
-    as a parameter, one for each unit, it is an edge from the root like a bias. All ``nn.ReLU6`` and ``nn.Hardtanh``
-    modules are replaced, on a copy; the bounds are parameters without gradient, ``NAME.low.0`` and ``NAME.high.0`` in
-    the state dict (load checkpoints of the model before). Calls of functions (``F.relu6``, ``torch.clamp``) are not
+    ``clip(s x, s low, s high) = s clip(x, low, high)``: a constant bound fixes the scale of
+    everything that is clipped; as a parameter, one for each unit, it is an edge from the root like
+    a bias. All ``nn.ReLU6`` and ``nn.Hardtanh`` modules are replaced, on a copy; the bounds are
+    parameters without gradient, ``NAME.low.0`` and ``NAME.high.0`` in the state dict (load
+    checkpoints of the model before). Calls of functions (``F.relu6``, ``torch.clamp``) are not
     replaced, and are still listed in ``graph.pinned``.
 
     Args:
@@ -154,19 +166,29 @@ def lift_clips(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU6(), torch.nn.Linear(4, 2))
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(3, 4), torch.nn.ReLU6(), torch.nn.Linear(4, 2)
+        ... )
         >>> x = torch.randn(5, 3)
         >>> lifted = ps.lift_clips(model)
-        >>> ps.trace(model, x).num_units, ps.trace(lifted, x).num_units, torch.equal(model(x), lifted(x))
+        >>> (
+        ...     ps.trace(model, x).num_units,
+        ...     ps.trace(lifted, x).num_units,
+        ...     torch.equal(model(x), lifted(x)),
+        ... )
         (0, 4, True)
     """
     expect_arguments("lift_clips", model=model)
     twin, result = safe_deepcopy(model, share_tensors=True), safe_deepcopy(model)
-    names = [name for name, module in twin.named_modules(remove_duplicate=False) if type(module).forward in CLIPS]
+    names = [
+        name
+        for name, module in twin.named_modules(remove_duplicate=False)
+        if type(module).forward in CLIPS
+    ]
     if not names or names == [""]:
         raise InputError(
-            "lift_clips found no nn.ReLU6 or nn.Hardtanh within the model, expected one at least; write calls of "
-            "F.relu6, F.hardtanh or torch.clamp as such modules."
+            "lift_clips found no nn.ReLU6 or nn.Hardtanh within the model, expected one at least;"
+            " write calls of F.relu6, F.hardtanh or torch.clamp as such modules."
         )
     calls = _Calls()
     for name in names:
@@ -181,7 +203,10 @@ def lift_clips(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
             if args or kwargs:
                 raise
     if captured is None:
-        raise InputError("lift_clips cannot make inputs for this model; pass examples: ps.lift_clips(model, *inputs).")
+        raise InputError(
+            "lift_clips cannot make inputs for this model; pass examples: ps.lift_clips(model,"
+            " *inputs)."
+        )
     marks, _ = interpret(captured, _Marks)
     classes = torch.from_numpy(marks.equations.resolve().classes)
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
@@ -189,7 +214,10 @@ def lift_clips(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
         clip: Any = result.get_submodule(name)
         # (a capture may run the model more than once: what counts is what is in the graph)
         numbers = [n for n, (own, _) in enumerate(calls) if own == name and n in marks.met]
-        shapes, sites = [_shape(marks.met[n], classes) for n in numbers], [calls[n][1] for n in numbers]
+        shapes, sites = (
+            [_shape(marks.met[n], classes) for n in numbers],
+            [calls[n][1] for n in numbers],
+        )
         if len(set(sites)) < len(sites):
             # a loop: the same place again and again has one bound
             shapes = shapes[:1] if len(set(shapes)) == 1 else [()]

@@ -28,8 +28,8 @@ class Comparison:
         distance: ``|a - b| / |a|`` over all parameters, after scales and order are aligned.
         as_given: the same for the given models.
         rescaled: the same after only scales are aligned.
-        differ: tensor -> its ``|a - b| / |a|`` after alignment, largest first, for the tensors that differ; for
-            integers and masks, the share of entries that differ.
+        differ: tensor -> its ``|a - b| / |a|`` after alignment, largest first, for the tensors that
+            differ; for integers and masks, the share of entries that differ.
         orders: channel group -> order of the second model's channels.
     """
 
@@ -45,10 +45,11 @@ class Comparison:
 def compare(a: nn.Module, b: nn.Module, graph: Structure, tolerance: float = SAME) -> Comparison:
     """Compare two models of one architecture modulo rescaling and permutation.
 
-    Both are brought to the canonical point of their orbits, the rescaled model of smallest ``sum w^2`` (tilted where
-    there is none), which is unique; then the channels of the second are matched with the first's. ``same`` says that
-    the functions are equal (to ``tolerance`` in the weights). If it is false, they may be equal for another reason, or
-    the matching may have missed the order, which can happen for channels that are nearly equal.
+    Both are brought to the canonical point of their orbits, the rescaled model of smallest ``sum
+    w^2`` (tilted where there is none), which is unique; then the channels of the second are matched
+    with the first's. ``same`` says that the functions are equal (to ``tolerance`` in the weights).
+    If it is false, they may be equal for another reason, or the matching may have missed the order,
+    which can happen for channels that are nearly equal.
 
     Args:
         a: the traced model, or a copy with other weights.
@@ -64,11 +65,15 @@ def compare(a: nn.Module, b: nn.Module, graph: Structure, tolerance: float = SAM
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
+        ... )
         >>> x = torch.ones(1, 2)
         >>> graph = ps.trace(model, x)
         >>> other = ps.channels(model, x).permute({"0.weight": [2, 0, 1]})
-        >>> found = ps.compare(model, ps.rescale(other, graph, torch.tensor([1.0, -1.0, 0.5])), graph)
+        >>> found = ps.compare(
+        ...     model, ps.rescale(other, graph, torch.tensor([1.0, -1.0, 0.5])), graph
+        ... )
         >>> found.same, found.as_given > 0.1
         (True, True)
     """
@@ -80,8 +85,8 @@ def compare(a: nn.Module, b: nn.Module, graph: Structure, tolerance: float = SAM
         own = {name: tuple(tensor.shape) for name, tensor in tensors_of(model).items()}
         if any(own.get(name) != shape for name, shape in shapes.items()):
             raise InputError(
-                f"compare found a {type(model).__name__} with other tensors than the graph; pass two models of the "
-                "architecture that was traced."
+                f"compare found a {type(model).__name__} with other tensors than the graph; pass"
+                " two models of the architecture that was traced."
             )
         check_finite(model, ())
     one, two = (canonical_copy(model, graph) for model in (a, b))
@@ -97,7 +102,12 @@ def compare(a: nn.Module, b: nn.Module, graph: Structure, tolerance: float = SAM
     }
     distance = _distance(one, moved)
     return Comparison(
-        distance <= tolerance and not differ, distance, _distance(a, b), _distance(one, two), differ, orders
+        distance <= tolerance and not differ,
+        distance,
+        _distance(a, b),
+        _distance(one, two),
+        differ,
+        orders,
     )
 
 
@@ -111,11 +121,20 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def _parts(one: nn.Module, two: nn.Module) -> dict[str, float]:
     pairs, own = _tensors(two), _tensors(one)
-    parts = {name: float((own[name] - pairs[name]).norm() / own[name].norm().clamp(min=1e-30)) for name in own}
+    parts = {
+        name: float((own[name] - pairs[name]).norm() / own[name].norm().clamp(min=1e-30))
+        for name in own
+    }
     every = tensors_of(two)
     for name, tensor in tensors_of(one).items():
-        # integers and masks are the same or not; (batch norms count the batches that they have seen)
-        if name not in own and name in every and not name.endswith("num_batches_tracked") and tensor.numel():
+        # integers and masks are the same or not; (batch norms count the
+        # batches that they have seen)
+        if (
+            name not in own
+            and name in every
+            and not name.endswith("num_batches_tracked")
+            and tensor.numel()
+        ):
             parts[name] = float((tensor != every[name].to(tensor.device)).double().mean())
     return parts
 
@@ -123,7 +142,9 @@ def _parts(one: nn.Module, two: nn.Module) -> dict[str, float]:
 def _distance(one: nn.Module, two: nn.Module) -> float:
     pairs, own = _tensors(two), _tensors(one)
     total = sum(float((own[name] - pairs[name]).square().sum()) for name in own)
-    result: float = (total / max(sum(float(tensor.square().sum()) for tensor in own.values()), 1e-300)) ** 0.5
+    result: float = (
+        total / max(sum(float(tensor.square().sum()) for tensor in own.values()), 1e-300)
+    ) ** 0.5
     return result
 
 

@@ -1,4 +1,6 @@
-"""Convex functions of log-scales with largest entries in them: minimised, with a lower bound on the minimum."""
+"""Convex functions of log-scales with largest entries in them: minimised, with a
+lower bound on the minimum.
+"""
 
 from __future__ import annotations
 
@@ -66,22 +68,32 @@ class Programme:
     def smooth(self, phi: np.ndarray, sharpness: float) -> tuple[float, np.ndarray, float]:
         """A smooth value, its gradient, and by how much the tangent there may lie too high.
 
-        A largest entry is at least any mean of the entries, which is affine in the log-scales; a convex function is at
-        least its tangent. Both together are a plane below the function.
+        A largest entry is at least any mean of the entries, which is affine in the log-scales; a
+        convex function is at least its tangent. Both together are a plane below the function.
         """
         with torch.enable_grad():
             point = torch.from_numpy(phi).requires_grad_()
             logs = self.scales(point)
-            top, above = grouped(self.peaks.few(logs), self.peaks.group, self.peaks.count, sharpness)
+            top, above = grouped(
+                self.peaks.few(logs), self.peaks.group, self.peaks.count, sharpness
+            )
             value = self.total(top, logs)
             # (nothing may depend on the log-scales, or on the largest entries)
             slope, share = torch.autograd.grad(value, [point, top], allow_unused=True)
         gradient = torch.zeros_like(point) if slope is None else slope
-        return float(value.detach()), gradient.numpy(), 0.0 if share is None else float((share * above).sum())
+        return (
+            float(value.detach()),
+            gradient.numpy(),
+            0.0 if share is None else float((share * above).sum()),
+        )
 
 
 def minimise_convex(
-    programme: Programme, limit: float, tolerance: float, steps: int | None = None, floor: np.ndarray | None = None
+    programme: Programme,
+    limit: float,
+    tolerance: float,
+    steps: int | None = None,
+    floor: np.ndarray | None = None,
 ) -> Found:
     """The minimum over ``|phi| <= limit``, by smooth problems of growing sharpness.
 

@@ -1,4 +1,6 @@
-"""Convolutions that are differentiated by their inputs quickly, in float64 and for many cotangents at once."""
+"""Convolutions that are differentiated by their inputs quickly, in float64 and
+for many cotangents at once.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,20 @@ MOST_TAPS = 64
 
 
 class _Convolved(torch.autograd.Function):
-    """A convolution whose backward pass is matrix products: in float64, for many cotangents, several times as quick."""
+    """A convolution whose backward pass is matrix products: in float64, for many
+    cotangents, several times as quick.
+    """
 
     @staticmethod
-    def forward(ctx: Any, func: Any, x: Tensor, weight: Tensor, geometry: Any, groups: int) -> Tensor:
+    def forward(
+        ctx: Any, func: Any, x: Tensor, weight: Tensor, geometry: Any, groups: int
+    ) -> Tensor:
         # per group: leaving times entering channels for each position of the kernel
-        taps = weight.unflatten(0, (groups, -1)).permute(*range(3, weight.dim() + 1), 0, 1, 2).contiguous()
+        taps = (
+            weight.unflatten(0, (groups, -1))
+            .permute(*range(3, weight.dim() + 1), 0, 1, 2)
+            .contiguous()
+        )
         ctx.save_for_backward(taps)
         ctx.size, ctx.geometry = x.shape, geometry
         stride, padding, dilation = zip(*geometry, strict=True)
@@ -40,14 +50,17 @@ class _Convolved(torch.autograd.Function):
         result = grad.new_zeros(groups, size[0], *size[2:], entering)
         for tap in product(*map(range, taps.shape[:-3])):
             spans = [
-                _span(k, how, n, m) for k, how, n, m in zip(tap, ctx.geometry, size[2:], grad.shape[2:-1], strict=True)
+                _span(k, how, n, m)
+                for k, how, n, m in zip(tap, ctx.geometry, size[2:], grad.shape[2:-1], strict=True)
             ]
             if all(made.stop > made.start for _, made in spans):
                 here = (slice(None), slice(None), *(made for _, made in spans))
                 there = (slice(None), slice(None), *(given for given, _ in spans))
                 part = grad[here]
                 if leaving == 1:
-                    result[there] += part * taps[tap].reshape(groups, *[1] * (part.dim() - 2), entering)
+                    result[there] += part * taps[tap].reshape(
+                        groups, *[1] * (part.dim() - 2), entering
+                    )
                 else:
                     flat = part.reshape(groups, prod(part.shape[1:-1]), part.shape[-1]) @ taps[tap]
                     result[there] += flat.reshape(*part.shape[:-1], entering)
@@ -60,7 +73,9 @@ def _span(tap: int, how: tuple[int, int, int], given: int, made: int) -> tuple[s
     shift = tap * dilation - padding
     first = max(0, -(shift // stride))
     last = min(made, (given - 1 - shift) // stride + 1)
-    return slice(first * stride + shift, max(0, (last - 1) * stride + shift + 1), stride), slice(first, last)
+    return slice(first * stride + shift, max(0, (last - 1) * stride + shift + 1), stride), slice(
+        first, last
+    )
 
 
 def convolved(func: Any, x: Tensor, weight: Tensor, *rest: Any, **more: Any) -> Tensor:
@@ -85,7 +100,9 @@ def convolved(func: Any, x: Tensor, weight: Tensor, *rest: Any, **more: Any) -> 
     how = usual | dict(zip(usual, rest, strict=False)) | more
     if isinstance(how["padding"], str):
         return func(x, weight, None, **how)  # type: ignore[no-any-return]
-    ways = [(how[name],) if isinstance(how[name], int) else tuple(how[name]) for name in list(usual)[:3]]
+    ways = [
+        (how[name],) if isinstance(how[name], int) else tuple(how[name]) for name in list(usual)[:3]
+    ]
     geometry = tuple(zip(*(way * (spatial // len(way)) for way in ways), strict=True))
     return _Convolved.apply(func, x, weight, geometry, how["groups"])  # type: ignore[no-any-return, no-untyped-call]
 

@@ -1,4 +1,6 @@
-"""Pictures of the reduction graph: unit groups and tensors for any model, single weights for small ones."""
+"""Pictures of the reduction graph: unit groups and tensors for any model,
+single weights for small ones.
+"""
 
 from __future__ import annotations
 
@@ -31,19 +33,24 @@ Edge = tuple[Hashable, Hashable, dict[str, Any], float]
 
 
 def draw(
-    skeleton: Skeleton, file: str | os.PathLike[str] | None = None, level: str = "auto", path: int | Path | None = None
+    skeleton: Skeleton,
+    file: str | os.PathLike[str] | None = None,
+    level: str = "auto",
+    path: int | Path | None = None,
 ) -> Figure:
     """Draw a reduction graph with its skeleton.
 
-    *Block level*: boxes are groups of units that meet the same tensors, arrows are weight tensors, red where they hold
-    skeleton weights; dashes lead past normalisations, through which no path goes. *Scalar level*: circles are units,
-    arrows single weights, the skeleton red, one basis path blue.
+    *Block level*: boxes are groups of units that meet the same tensors, arrows are weight
+    tensors, red where they hold skeleton weights; dashes lead past normalisations, through
+    which no path goes. *Scalar level*: circles are units, arrows single weights, the skeleton
+    red, one basis path blue.
 
     Args:
         skeleton: the two trees of a reduction graph.
         file: where to write the picture, as ``.svg``, ``.png`` or ``.pdf``; nowhere by default.
         level: ``"block"``, ``"scalar"``, or ``"auto"``: scalar up to 150 weights.
-        path: the path to highlight at scalar level: a path, or the number of a basis path (the longest by default).
+        path: the path to highlight at scalar level: a path, or the number of a basis path
+            (the longest by default).
 
     Returns:
         The matplotlib figure.
@@ -54,7 +61,9 @@ def draw(
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
+        ... )
         >>> figure = ps.draw(ps.trace(model, torch.randn(1, 2)).skeleton())
         >>> figure.axes[0].get_title(loc="left")
         '13 weights, 3 units, 10 basis paths; blue: 0.weight[0,0] 2.weight[0,0]'
@@ -70,14 +79,17 @@ def draw(
     scalar = level == "scalar" or (level == "auto" and weights <= SCALAR)
     if scalar and weights > MOST_SCALAR:
         raise UnsupportedError(
-            f"draw found {weights:,} weights and shows at most {MOST_SCALAR:,} single weights; use level='block'."
+            f"draw found {weights:,} weights and shows at most {MOST_SCALAR:,} single weights; use"
+            " level='block'."
         )
     chosen = _chosen(skeleton, path) if scalar else None
     graph = scalar_graph(skeleton, chosen) if scalar else _blocks(skeleton)
     places = place_nodes(graph)
     inches = np.array([1.9, 0.8 if scalar else 1.0])
     edges = list(bent_edges(graph, places, inches))
-    corners = [place * inches for place in places.values()] + [_middle(edge, places, inches) for edge in edges]
+    corners = [place * inches for place in places.values()] + [
+        _middle(edge, places, inches) for edge in edges
+    ]
     low, high = np.min(corners, 0) - 0.8, np.max(corners, 0) + np.array([0.8, 1.0])
     size = np.maximum(high - low, [6.0, 2.5])
     figure = Figure(figsize=(float(size[0]), float(size[1])))
@@ -88,7 +100,10 @@ def draw(
     axes.set_ylim(low[1], low[1] + size[1])
     positions = {node: place * inches for node, place in places.items()}
     (_paint_scalars if scalar else _paint_blocks)(axes, graph, positions, edges)
-    title = f"{weights:,} weights, {skeleton.graph.num_units:,} units, {len(skeleton.basis()):,} basis paths"
+    title = (
+        f"{weights:,} weights, {skeleton.graph.num_units:,} units, {len(skeleton.basis()):,} basis"
+        " paths"
+    )
     room = int(12 * size[0])
     title = _short(f"{title}; blue: {chosen}", room) if chosen is not None else title
     axes.set_title(title, loc="left", fontsize=10, x=0.1 / size[0], y=1.0, pad=-16)
@@ -106,9 +121,16 @@ def _chosen(skeleton: Skeleton, path: int | Path | None) -> Path | None:
     if isinstance(path, Path):
         return path
     if path is None:
-        return max(basis, key=lambda entry: int((entry.counts > 0).all()) * len(entry.numbers), default=None)
+        return max(
+            basis,
+            key=lambda entry: int((entry.counts > 0).all()) * len(entry.numbers),
+            default=None,
+        )
     if not isinstance(path, int | np.integer) or not -len(basis) <= path < len(basis):
-        raise InputError(f"draw found path={path!r}, expected the number of one of the {len(basis):,} basis paths.")
+        raise InputError(
+            f"draw found path={path!r}, expected the number of one of the {len(basis):,} basis"
+            " paths."
+        )
     return basis[path]
 
 
@@ -129,7 +151,9 @@ def scalar_graph(skeleton: Skeleton, chosen: Path | None) -> nx.MultiDiGraph:
             one: Hashable = abs(tail) or ((IN, index[1]) if len(index) > 1 else (IN, "1"))
             other: Hashable = abs(head) or (OUT, index[0] if index else 0)
             # the sides of a weight between opposite scales are shown as they are written
-            result.add_edge(one, other, red=bool(mask[flat]), blue=number in wanted, signed=tail < 0 or head < 0)
+            result.add_edge(
+                one, other, red=bool(mask[flat]), blue=number in wanted, signed=tail < 0 or head < 0
+            )
             number += 1
     return result
 
@@ -141,11 +165,14 @@ def unit_groups(graph: Structure) -> tuple[np.ndarray, list[tuple[np.ndarray, np
         graph: a reduction graph.
 
     Returns:
-        One number per unit, 0 for the root, shape ``(H + 1,)``; and for every block the units at its tails and heads.
+        One number per unit, 0 for the root, shape ``(H + 1,)``; and for every block the
+        units at its tails and heads.
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
+        ... )
         >>> label, sides = unit_groups(ps.trace(model, torch.randn(1, 2)))
         >>> len(set(label[1:].tolist())), sides[0][1].tolist()
         (1, [1, 2, 3])
@@ -168,12 +195,16 @@ def unit_groups(graph: Structure) -> tuple[np.ndarray, list[tuple[np.ndarray, np
 
 
 def _blocks(skeleton: Skeleton) -> nx.MultiDiGraph:
-    """Groups of units that meet the same tensors on the same sides; vectors that enter from the root are counted."""
+    """Groups of units that meet the same tensors on the same sides; vectors that enter
+    from the root are counted.
+    """
     graph, result = skeleton.graph, nx.MultiDiGraph()
     label, sides = unit_groups(graph)
     groups = {int(key): int((label[1:] == key).sum()) for key in np.unique(label[1:])}
     if len(groups) > MOST_GROUPS:
-        raise UnsupportedError(f"draw found {len(groups):,} groups of units and shows up to {MOST_GROUPS:,}.")
+        raise UnsupportedError(
+            f"draw found {len(groups):,} groups of units and shows up to {MOST_GROUPS:,}."
+        )
     for key, count in groups.items():
         result.add_node(key, units=count, vectors=0)
     leaving = {int(label[u]) for tail, _ in sides for u in tail.tolist() if u}
@@ -185,7 +216,12 @@ def _blocks(skeleton: Skeleton) -> nx.MultiDiGraph:
             for end in ends:
                 result.add_node(end)
                 result.nodes[end]["vectors"] = result.nodes[end].get("vectors", 0) + 1
-                if end != OUT and dangling is not None and dangling[1] == block.numel and dangling[0] != end:
+                if (
+                    end != OUT
+                    and dangling is not None
+                    and dangling[1] == block.numel
+                    and dangling[0] != end
+                ):
                     # no path leads through a normalisation, but the eye should
                     result.add_edge(dangling[0], end, red=False, text="", normalised=True)
             dangling = None
@@ -216,13 +252,17 @@ def place_nodes(graph: nx.MultiDiGraph) -> Places:
     wide: dict[int, int] = {i: _columns(graph, parts[i]) for i in range(len(parts))}
     start = [0] * (max(depth.values(), default=0) + 2)
     for level in range(len(start) - 1):
-        start[level + 1] = start[level] + max((wide[i] for i in depth if depth[i] == level), default=1)
+        start[level + 1] = start[level] + max(
+            (wide[i] for i in depth if depth[i] == level), default=1
+        )
     columns: dict[int, list[Hashable]] = {}
     for node in graph.nodes:
         inner = _order(graph, parts[number[node]]).get(node, 0)
         columns.setdefault(start[depth[number[node]]] + inner, []).append(node)
     last = max(columns, default=0)
-    for node in [node for node in graph.nodes if node == OUT or (isinstance(node, tuple) and node[0] == OUT)]:
+    for node in [
+        node for node in graph.nodes if node == OUT or (isinstance(node, tuple) and node[0] == OUT)
+    ]:
         for nodes in columns.values():
             if node in nodes:
                 nodes.remove(node)
@@ -235,14 +275,20 @@ def place_nodes(graph: nx.MultiDiGraph) -> Places:
 
 
 def _order(graph: nx.MultiDiGraph, part: Iterable[Hashable]) -> dict[Hashable, int]:
-    """Order within a circle: by distance from where it is entered, for a loop over time all alike."""
+    """Order within a circle: by distance from where it is entered, for a
+    loop over time all alike.
+    """
     nodes = set(part)
     if len(nodes) == 1:
         return dict.fromkeys(nodes, 0)
-    entered = [node for node in nodes if any(before not in nodes for before in graph.predecessors(node))]
+    entered = [
+        node for node in nodes if any(before not in nodes for before in graph.predecessors(node))
+    ]
     found: dict[Hashable, int] = {}
     for start in entered or list(nodes)[:1]:
-        for node, steps in nx.single_source_shortest_path_length(graph.subgraph(nodes), start).items():
+        for node, steps in nx.single_source_shortest_path_length(
+            graph.subgraph(nodes), start
+        ).items():
             found[node] = min(steps, found.get(node, steps))
     return found
 
@@ -252,7 +298,14 @@ def _columns(graph: nx.MultiDiGraph, part: Iterable[Hashable]) -> int:
 
 
 def _arrow(
-    axes: Axes, one: Any, other: Any, bend: float, color: str, width: float, shrink: float, dashed: bool
+    axes: Axes,
+    one: Any,
+    other: Any,
+    bend: float,
+    color: str,
+    width: float,
+    shrink: float,
+    dashed: bool,
 ) -> None:
     from matplotlib.patches import FancyArrowPatch
 
@@ -289,7 +342,12 @@ def bent_edges(graph: nx.MultiDiGraph, places: Places, inches: np.ndarray) -> It
         # long curves stay flat
         base *= min(1.0, 6.0 / length)
         for i, entry in enumerate(entries):
-            yield one, other, entry, base + 0.14 * (i - (len(entries) - 1) / 2) * min(1.0, 4.0 / length)
+            yield (
+                one,
+                other,
+                entry,
+                base + 0.14 * (i - (len(entries) - 1) / 2) * min(1.0, 4.0 / length),
+            )
 
 
 def _middle(edge: Edge, places: Places, inches: np.ndarray) -> np.ndarray:
@@ -298,12 +356,18 @@ def _middle(edge: Edge, places: Places, inches: np.ndarray) -> np.ndarray:
     start, end = places[one] * inches, places[other] * inches
     if one == other:
         return np.asarray(start + np.array([0, 0.45]))
-    return np.asarray((start + end) / 2 + bend / 2 * np.array([end[1] - start[1], start[0] - end[0]]))
+    return np.asarray(
+        (start + end) / 2 + bend / 2 * np.array([end[1] - start[1], start[0] - end[0]])
+    )
 
 
-def _paint_scalars(axes: Axes, _graph: nx.MultiDiGraph, positions: Places, edges: list[Edge]) -> None:
+def _paint_scalars(
+    axes: Axes, _graph: nx.MultiDiGraph, positions: Places, edges: list[Edge]
+) -> None:
     thin = 0.6 if len(edges) > 60 else 1.0
-    for one, other, entry, bend in sorted(edges, key=lambda edge: (edge[2]["blue"], edge[2]["red"])):
+    for one, other, entry, bend in sorted(
+        edges, key=lambda edge: (edge[2]["blue"], edge[2]["red"])
+    ):
         color = BLUE if entry["blue"] else RED if entry["red"] else GREY
         width = 2.8 if entry["blue"] else 1.4 if entry["red"] else thin
         _arrow(axes, positions[one], positions[other], bend, color, width, 11, entry["signed"])
@@ -316,7 +380,9 @@ def _paint_scalars(axes: Axes, _graph: nx.MultiDiGraph, positions: Places, edges
         if isinstance(node, tuple):
             text = "1" if node[1] == "1" else f"{'xy'[node[0] == OUT]}{node[1]}"
         face = "white" if unit else "#eeeeee"
-        axes.plot([x], [y], "o", markersize=20, markerfacecolor=face, markeredgecolor="black", zorder=3)
+        axes.plot(
+            [x], [y], "o", markersize=20, markerfacecolor=face, markeredgecolor="black", zorder=3
+        )
         axes.text(x, y, text, ha="center", va="center", fontsize=8, zorder=4)
 
 
@@ -327,7 +393,12 @@ def _paint_blocks(axes: Axes, graph: nx.MultiDiGraph, positions: Places, edges: 
         _arrow(axes, positions[one], positions[other], bend, color, 1.0 if cut else 1.4, 24, cut)
         if entry["text"]:
             x, y = _middle((one, other, entry, bend), positions, one_inch).tolist()
-            box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
+            box = {
+                "boxstyle": "round,pad=0.15",
+                "facecolor": "white",
+                "edgecolor": "none",
+                "alpha": 0.8,
+            }
             axes.text(x, y, entry["text"], ha="center", va="center", fontsize=6, bbox=box, zorder=4)
     for node, (x, y) in positions.items():
         vectors = graph.nodes[node].get("vectors", 0)

@@ -34,7 +34,8 @@ class RangeRow:
 
     Attributes:
         name: of the module that computes them, or of the parameter.
-        kind: ``"activations"``, ``"fixed scales"`` (which no gauge moves) or ``"weights"`` (and running statistics).
+        kind: ``"activations"``, ``"fixed scales"`` (which no gauge moves) or ``"weights"``
+            (and running statistics).
         largest_before: largest absolute value as the model stands.
         largest_after: the same in the chosen gauge.
         typical_before: smallest root mean square of a unit of the module, as the model stands.
@@ -59,10 +60,11 @@ class Fitted:
         dtype: the type.
         headroom: the required factor between the largest values and the limit of the type.
         table: sizes by module and parameter, before and after.
-        fitted_before: whether everything was within the range, with its headroom, as the model stood.
+        fitted_before: whether everything was within the range, with its
+            headroom, as the model stood.
         fits: whether it is now.
-        error_before: largest change of the outputs in that type, over the largest output, as the model stood; NaN
-            where it gives no numbers, or the type cannot compute the model here.
+        error_before: largest change of the outputs in that type, over the largest output, as the
+            model stood; NaN where it gives no numbers, or the type cannot compute the model here.
         error: the same for ``model``.
     """
 
@@ -82,8 +84,9 @@ class Fitted:
         from rich.table import Table
 
         title = (
-            f"{str(self.dtype).removeprefix('torch.')}: fits {'yes' if self.fitted_before else 'no'} -> "
-            f"{'yes' if self.fits else 'no'}, change of the outputs {self.error_before:.1e} -> {self.error:.1e}"
+            f"{str(self.dtype).removeprefix('torch.')}: fits"
+            f" {'yes' if self.fitted_before else 'no'} -> {'yes' if self.fits else 'no'}, change of"
+            f" the outputs {self.error_before:.1e} -> {self.error:.1e}"
         )
         table = Table(box=box.SIMPLE, title=title, title_justify="left")
         for column in ("name", "what"):
@@ -96,17 +99,21 @@ class Fitted:
         return table
 
 
-def fit_dtype(model: nn.Module, x: Any, dtype: torch.dtype = torch.float16, headroom: float = 4) -> Fitted:
-    """Rescale a model so that its activations and weights are within the range of a floating-point type.
+def fit_dtype(
+    model: nn.Module, x: Any, dtype: torch.dtype = torch.float16, headroom: float = 4
+) -> Fitted:
+    """Rescale a model so that its activations and weights are within the range
+    of a floating-point type.
 
-    Every unit is moved to where ``headroom`` times its largest activation is below the largest number of the type and
-    its root mean square above ``headroom`` times the smallest normal one (:class:`pathspace.ActivationRange`), weights
-    as well. A model that already fits does not change. Activations with a fixed scale cannot be rescaled; the table
-    shows them.
+    Every unit is moved to where ``headroom`` times its largest activation is below the largest
+    number of the type and its root mean square above ``headroom`` times the smallest normal one
+    (:class:`pathspace.ActivationRange`), weights as well. A model that already fits does not
+    change. Activations with a fixed scale cannot be rescaled; the table shows them.
 
     Args:
         model: any module; it is not changed.
-        x: typical inputs: a tensor, a tuple of inputs, a mapping of keyword inputs, or an iterable of these.
+        x: typical inputs: a tensor, a tuple of inputs, a mapping of keyword inputs,
+            or an iterable of these.
         dtype: the type.
         headroom: factor between the largest values and the limit of the type.
 
@@ -118,7 +125,9 @@ def fit_dtype(model: nn.Module, x: Any, dtype: torch.dtype = torch.float16, head
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)
+        ... )
         >>> graph, x = ps.trace(model, torch.randn(1, 4)), torch.randn(16, 4)
         >>> scrambled = ps.rescale(model, graph, torch.linspace(9, 14, 8))
         >>> fitted = ps.fit_dtype(scrambled, x)
@@ -176,7 +185,11 @@ def _within(sizes: Sizes, tensors: dict[str, Tensor], objective: ActivationRange
 
 
 def _table(
-    graph: ReductionGraph, before: Sizes, after: Sizes, old: dict[str, Tensor], new: dict[str, Tensor]
+    graph: ReductionGraph,
+    before: Sizes,
+    after: Sizes,
+    old: dict[str, Tensor],
+    new: dict[str, Tensor],
 ) -> tuple[RangeRow, ...]:
     groups: dict[tuple[str, str], list[int]] = {}
     for place, identity in enumerate(np.abs(before.ids).tolist()):
@@ -198,7 +211,10 @@ def _table(
     for name, tensor in old.items():
         if tensor.numel():
             both = [each.double().abs() for each in (tensor, new[name])]
-            figures = [*(float(each.max()) for each in both), *(float(each.square().mean().sqrt()) for each in both)]
+            figures = [
+                *(float(each.max()) for each in both),
+                *(float(each.square().mean().sqrt()) for each in both),
+            ]
             rows.append(RangeRow(name, "weights", *figures))
     return tuple(rows)
 
@@ -213,11 +229,16 @@ def _error(held: Calibrated, model: nn.Module, dtype: torch.dtype) -> float:
         args, kwargs = cast(batch, dtype)
         try:
             with quiet(), computing_in(dtype):
-                found = [leaf for leaf in leaves(small(*args, **kwargs)) if leaf.is_floating_point()]
+                found = [
+                    leaf for leaf in leaves(small(*args, **kwargs)) if leaf.is_floating_point()
+                ]
         except (RuntimeError, NotImplementedError):
             return float("nan")
         for old, new in zip(wanted, found, strict=True):
-            change = float((new.double() - old.double()).abs().max() / old.double().abs().max().clamp_min(1e-300))
+            change = float(
+                (new.double() - old.double()).abs().max()
+                / old.double().abs().max().clamp_min(1e-300)
+            )
             worst = max(worst, change) if not math.isnan(change) else math.nan
             if math.isnan(worst):
                 return worst

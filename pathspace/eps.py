@@ -1,8 +1,9 @@
 """Normalisations without their ``eps``: layers, the functional ones, and those written out by hand.
 
-A scale that a normalisation takes away is exact only for ``eps = 0``, so that is how a model is measured at that level.
-Torch refuses 0 itself in training mode; the smallest positive number is lost beside any variance. Normalisations by
-running statistics keep their ``eps``: the variance moves so that its sum with ``eps`` scales.
+A scale that a normalisation takes away is exact only for ``eps = 0``, so that is how a model is
+measured at that level. Torch refuses 0 itself in training mode; the smallest positive number is
+lost beside any variance. Normalisations by running statistics keep their ``eps``: the variance
+moves so that its sum with ``eps`` scales.
 """
 
 from __future__ import annotations
@@ -17,9 +18,18 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 # where the functional normalisations take their eps
-EPS_POSITION = {"layer_norm": 4, "group_norm": 4, "rms_norm": 3, "batch_norm": 7, "instance_norm": 7}
+EPS_POSITION = {
+    "layer_norm": 4,
+    "group_norm": 4,
+    "rms_norm": 3,
+    "batch_norm": 7,
+    "instance_norm": 7,
+}
 # where they take whether they use statistics of the data, and what they do by default
-BY_DATA = {nn.functional.batch_norm: ("training", False), nn.functional.instance_norm: ("use_input_stats", True)}
+BY_DATA = {
+    nn.functional.batch_norm: ("training", False),
+    nn.functional.instance_norm: ("use_input_stats", True),
+}
 FROZEN = ("input", "running_mean", "running_var", "weight", "bias")
 
 
@@ -47,7 +57,9 @@ def _frozen_batch_norm(
 
 
 def _alone(input: Tensor, num_groups: int, *_: Any, **__: Any) -> bool:
-    """Whether groups have one number each: less its mean it is 0 whatever it is divided by, but for rounding errors."""
+    """Whether groups have one number each: less its mean it is 0 whatever it is divided by,
+    but for rounding errors.
+    """
     return input.dim() > 1 and input[:1].numel() == num_groups
 
 
@@ -70,7 +82,9 @@ class NoEps(TorchFunctionMode):
         at_work = BY_DATA.get(func)
         if at_work is not None and not (args[5] if len(args) > 5 else kwargs.get(*at_work)):
             own = args[7] if len(args) > 7 else kwargs.get("eps", 1e-5)
-            return _frozen_batch_norm(*args[:5], **{key: kwargs[key] for key in FROZEN if key in kwargs}, eps=own)
+            return _frozen_batch_norm(
+                *args[:5], **{key: kwargs[key] for key in FROZEN if key in kwargs}, eps=own
+            )
         if self.eps is None:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
@@ -91,7 +105,8 @@ class NoEps(TorchFunctionMode):
         if self.eps is None or not isinstance(value, float) or value not in self.constants:
             return value
         if ("", value) in self.folded_eps:
-            # code without a source file (a notebook, exec) has no lines to tell its constants apart by
+            # code without a source file (a notebook, exec) has no lines to
+            # tell its constants apart by
             return self.eps if value > 0 else -self.eps
         frame = sys._getframe(2)
         while frame is not None:
@@ -103,11 +118,13 @@ class NoEps(TorchFunctionMode):
 
 @contextmanager
 def without_eps(model: nn.Module, folded_eps: Collection[tuple[str, float]] = ()) -> Iterator[int]:
-    """Set the ``eps`` of every normalisation by statistics of the data itself to (next to) 0 for a while.
+    """Set the ``eps`` of every normalisation by statistics of the data itself to
+    (next to) 0 for a while.
 
     Args:
-        model: layers that are norms by name lose their ``eps`` attribute's value, and get it back; those in evaluation
-            mode that hold a running variance keep it, as their scales are free whatever ``eps`` is.
+        model: layers that are norms by name lose their ``eps`` attribute's value, and get it
+            back; those in evaluation mode that hold a running variance keep it, as their scales
+            are free whatever ``eps`` is.
         folded_eps: source lines and the constants there that were taken for an ``eps``
             (:attr:`pathspace.ReductionGraph.folded_eps`).
 

@@ -40,13 +40,14 @@ class Equalised:
     Attributes:
         model: the rescaled copy, with weights as they are before rounding: the same function.
         phi: log-scales that lead to it, ``(H,)``.
-        before: signal over quantisation noise of the outputs as trained, in decibels, on the calibration batches.
+        before: signal over quantisation noise of the outputs as trained, in decibels, on
+            the calibration batches.
         after: the same for ``model``.
         bits: of each weight.
         per: one step for each ``"tensor"`` or ``"channel"``.
         helped: whether the gauge was changed.
-        gauges: those that minimise the predicted noise with one step for each ``per``, and for each of the other kind;
-            each with its certificate.
+        gauges: those that minimise the predicted noise with one step for each ``per``, and for each
+            of the other kind; each with its certificate.
         made_up: whether the batches were random numbers, which say little about real data.
     """
 
@@ -64,8 +65,14 @@ class Equalised:
         on = "random inputs" if self.made_up else "the calibration batches"
         form = f"{self.bits} bits per {self.per}"
         if not self.helped:
-            return f"{form}: {self.before:.1f} dB on {on} as trained; no gauge is safely better, the model is as it was"
-        return f"{form}: {self.before:.1f} dB as trained, {self.after:.1f} dB in the new gauge, on {on}"
+            return (
+                f"{form}: {self.before:.1f} dB on {on} as trained; no gauge is safely better, the"
+                " model is as it was"
+            )
+        return (
+            f"{form}: {self.before:.1f} dB as trained, {self.after:.1f} dB in the new gauge, on"
+            f" {on}"
+        )
 
 
 @dataclass(frozen=True)
@@ -93,12 +100,14 @@ def equalise(
     trials: int = TRIALS,
     gauges: Sequence[Gauge] | None = None,
 ) -> Equalised:
-    """Rescale a model so that its outputs change as little as possible when its weights are rounded to a few bits.
+    """Rescale a model so that its outputs change as little as possible when its weights
+    are rounded to a few bits.
 
-    The gauges that minimise :class:`pathspace.Noise` are tried, whole and half the way to them, by rounding the weights
-    and running the model on the calibration batches; near the best of them a search goes on for rounding errors that
-    cancel. What is found is taken if it is better, by more than chance, on every third sample, which nothing was chosen
-    on. Else the model stays as it was trained, and says so.
+    The gauges that minimise :class:`pathspace.Noise` are tried, whole and half the way to them,
+    by rounding the weights and running the model on the calibration batches; near the best of
+    them a search goes on for rounding errors that cancel. What is found is taken if it is better,
+    by more than chance, on every third sample, which nothing was chosen on. Else the model stays
+    as it was trained, and says so.
 
     A quantiser that folds batch norms first undoes their gauge: give it, and this function,
     ``ps.fold_norms(model)``. ``ps.lift_clips`` frees the units behind ReLU6.
@@ -108,10 +117,11 @@ def equalise(
         graph: its reduction graph.
         bits: of each weight, symmetric around 0.
         per: one step for each ``"tensor"`` or ``"channel"``.
-        calibration: batches that are like those in use, see :func:`pathspace.choose_gauge`; random inputs by default.
+        calibration: batches that are like those in use, see :func:`pathspace.choose_gauge`;
+            random inputs by default.
         trials: how often the model is run to search near the best gauge.
-        gauges: those to begin with, as an earlier call found them (:attr:`Equalised.gauges`) for this model and these
-            batches: they are the same for any number of bits.
+        gauges: those to begin with, as an earlier call found them (:attr:`Equalised.gauges`) for
+            this model and these batches: they are the same for any number of bits.
 
     Returns:
         The rescaled copy, and what it gains.
@@ -122,7 +132,9 @@ def equalise(
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4)
+        ... )
         >>> graph, x = ps.trace(model, torch.randn(1, 8)), torch.randn(256, 8)
         >>> scrambled = ps.rescale(model, graph, torch.randn(graph.num_units))
         >>> found = ps.equalise(scrambled, graph, bits=6, calibration=x)
@@ -132,9 +144,12 @@ def equalise(
     expect_arguments("equalise", model=model, graph=graph)
     check_format(bits, per)
     expect_numbers("equalise", "a whole number from 0 to 1,000,000", trials=trials)
-    if gauges is not None and not (isinstance(gauges, Sequence) and all(isinstance(one, Gauge) for one in gauges)):
+    if gauges is not None and not (
+        isinstance(gauges, Sequence) and all(isinstance(one, Gauge) for one in gauges)
+    ):
         raise InputTypeError(
-            f"equalise found a {type(gauges).__name__} as its gauges, expected those of an earlier call, found.gauges."
+            f"equalise found a {type(gauges).__name__} as its gauges, expected those of an earlier"
+            " call, found.gauges."
         )
     random = calibration is None
     held = Calibrated(model, made_up(model, graph.captured) if random else calibration)
@@ -146,14 +161,19 @@ def equalise(
 
     stay = torch.zeros(graph.num_units, dtype=torch.float64)
     before = noise(rounded.at(stay))
-    judge = torch.arange(len(before)) % HOLD == 1 if len(before) >= MANY else torch.ones(len(before), dtype=torch.bool)
+    judge = (
+        torch.arange(len(before)) % HOLD == 1
+        if len(before) >= MANY
+        else torch.ones(len(before), dtype=torch.bool)
+    )
     fit = ~judge if len(before) >= MANY else judge
 
     def seen(tensors: Mapping[str, Tensor]) -> float:
         return float(noise(tensors)[fit].mean().nan_to_num(math.inf))
 
     first = min(
-        (stay, *(step * gauge.phi for gauge in gauges for step in STEPS)), key=lambda phi: seen(rounded.at(phi))
+        (stay, *(step * gauge.phi for gauge in gauges for step in STEPS)),
+        key=lambda phi: seen(rounded.at(phi)),
     )
     phi, after = stay, before
     for one in (searched(rounded, first, seen, trials), first):
@@ -162,7 +182,9 @@ def equalise(
             phi, after = one, found
             break
     return Equalised(
-        model=rescale(safe_deepcopy(model), graph, phi) if phi is not stay else safe_deepcopy(model),
+        model=(
+            rescale(safe_deepcopy(model), graph, phi) if phi is not stay else safe_deepcopy(model)
+        ),
         phi=phi,
         before=decibels(float(before.mean())),
         after=decibels(float(after.mean())),
@@ -174,8 +196,12 @@ def equalise(
     )
 
 
-def _gauges(model: nn.Module, graph: Structure, bits: int, per: str, felt: dict[str, Tensor]) -> Iterator[Gauge]:
-    """The best one for this granularity, and for the other: the noise is predicted to first order only."""
+def _gauges(
+    model: nn.Module, graph: Structure, bits: int, per: str, felt: dict[str, Tensor]
+) -> Iterator[Gauge]:
+    """The best one for this granularity, and for the other: the noise is
+    predicted to first order only.
+    """
     for kind in (per, "channel" if per == "tensor" else "tensor"):
         objective = Noise(bits, kind)
         known = Known(objective.programme_of(model, graph, felt), str(objective))
@@ -190,7 +216,9 @@ def _is_safely_less(after: Tensor, before: Tensor) -> bool:
     if len(change) < 2:
         return float(after.sum()) < ALONE * float(before.sum())
     error = float(change.std()) / math.sqrt(len(change))
-    return float(change.mean()) < -ERRORS * error and float(after.mean()) < LEAST * float(before.mean())
+    return float(change.mean()) < -ERRORS * error and float(after.mean()) < LEAST * float(
+        before.mean()
+    )
 
 
 __all__ = ["Equalised", "Known", "equalise"]

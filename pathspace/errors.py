@@ -29,7 +29,9 @@ class CaptureError(PathspaceError, ValueError):
 
 
 class UnsupportedError(PathspaceError, ValueError):
-    """The request is meaningful, but outside what is supported; the message says what is supported."""
+    """The request is meaningful, but outside what is supported; the
+    message says what is supported.
+    """
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
@@ -63,13 +65,17 @@ def expect_known(what: str, name: str, names: Iterable[str]) -> None:
         Traceback (most recent call last):
         ...
         pathspace.errors.InputError: There is no data set 'bibel' (did you mean bible?); choose one of: bible.
-    """
+    """  # noqa: E501
     names = list(names)
     if name not in names:
-        raise InputError(f"There is no {what} '{name}'{did_you_mean(name, names)}; choose one of: {', '.join(names)}.")
+        raise InputError(
+            f"There is no {what} '{name}'{did_you_mean(name, names)}; choose one of:"
+            f" {', '.join(names)}."
+        )
 
 
-# name of an argument -> names of classes that it may have (none: what can be called), and these in words
+# name of an argument -> names of classes that it may have (none: what can be
+# called), and these in words
 _KINDS = {
     "model": (("Module",), "a torch.nn.Module"),
     "chain": (("Sequential",), "a torch.nn.Sequential"),
@@ -95,7 +101,8 @@ def expect_arguments(owner: str, *, or_none: bool = False, **given: object) -> N
     Args:
         owner: the function, for the sentence.
         or_none: whether ``None`` will do, too.
-        **given: arguments by what they have to be: ``model``, ``graph``, ``skeleton``, ``path`` and so on.
+        **given: arguments by what they have to be: ``model``, ``graph``,
+            ``skeleton``, ``path`` and so on.
 
     Raises:
         InputTypeError: one is of another kind.
@@ -105,7 +112,7 @@ def expect_arguments(owner: str, *, or_none: bool = False, **given: object) -> N
         Traceback (most recent call last):
         ...
         pathspace.errors.InputTypeError: draw found a str as its model, expected a torch.nn.Module; check the ...
-    """
+    """  # noqa: E501
     for name, value in given.items():
         if or_none and value is None:
             continue
@@ -158,7 +165,7 @@ def expect_numbers(owner: str, expected: str, *, or_none: bool = False, **given:
         Traceback (most recent call last):
         ...
         pathspace.errors.InputError: sweep found draws=0, expected a whole number from 1 to 1,000,000.
-    """
+    """  # noqa: E501
     kind = Real if expected.startswith(("a number", "a positive")) else Integral
     for name, value in given.items():
         if or_none and value is None:

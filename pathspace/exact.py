@@ -1,4 +1,6 @@
-"""Exact arithmetic of integer matrices: products that do not overflow, ranks as lower bounds by one large prime."""
+"""Exact arithmetic of integer matrices: products that do not overflow, ranks as lower
+bounds by one large prime.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ def whole_product(left: np.ndarray | sparray, right: np.ndarray | sparray) -> np
         The product, shape ``(a, c)``, ``int64``.
 
     Raises:
-        UnsupportedError: an entry might not fit into 64 bits, where numpy and scipy would go on with a wrong number.
+        UnsupportedError: an entry might not fit into 64 bits, where numpy and scipy would
+            go on with a wrong number.
 
     Example:
         >>> import numpy as np
@@ -32,7 +35,7 @@ def whole_product(left: np.ndarray | sparray, right: np.ndarray | sparray) -> np
         >>> whole_product(np.array([[2**32]]), np.array([[2**32]]))
         Traceback (most recent call last):
         pathspace.errors.UnsupportedError: Paths pass a weight more than 2^63 times, too often for a matrix of ...
-    """
+    """  # noqa: E501
     if left.size and right.size:
         sizes = abs(left.astype(np.float64)), abs(right.astype(np.float64))
         # the first bound takes no product
@@ -40,14 +43,15 @@ def whole_product(left: np.ndarray | sparray, right: np.ndarray | sparray) -> np
             largest = (sizes[0] @ sizes[1]).max()
             if float(largest) >= WORD * (1 - 1e-9):
                 raise UnsupportedError(
-                    "Paths pass a weight more than 2^63 times, too often for a matrix of 64-bit integers; use "
-                    "basis[i], whose counts are Python integers."
+                    "Paths pass a weight more than 2^63 times, too often for a matrix of 64-bit"
+                    " integers; use basis[i], whose counts are Python integers."
                 )
     return left @ right
 
 
 def modular_rank(matrix: np.ndarray | sparray) -> int:
-    """Rank of an integer matrix over the field with ``2^61 - 1`` elements: never above its rank over the rationals.
+    """Rank of an integer matrix over the field with ``2^61 - 1`` elements: never above its
+    rank over the rationals.
 
     Together with an upper bound that it meets, it is the exact rank.
 

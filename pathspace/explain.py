@@ -44,7 +44,9 @@ class ParameterStatus:
 
     @property
     def status(self) -> str:
-        """One word: ``"path space"``, ``"pinned"`` or ``"unused"``, or the first of them that applies to a part."""
+        """One word: ``"path space"``, ``"pinned"`` or ``"unused"``, or the first of
+        them that applies to a part.
+        """
         return "path space" if self.path_space else "pinned" if self.pinned else "unused"
 
 
@@ -66,12 +68,15 @@ class Explanation(Shown):
     def totals(self) -> dict[str, int]:
         """Scalars in path space, pinned and unused."""
         return {
-            key: sum(getattr(entry, key) for entry in self.parameters) for key in ("path_space", "pinned", "unused")
+            key: sum(getattr(entry, key) for entry in self.parameters)
+            for key in ("path_space", "pinned", "unused")
         }
 
     @cached_property
     def reasons(self) -> tuple[Reason, ...]:
-        """For every fixed scale, the shortest chain of operations to the root (found when first asked for)."""
+        """For every fixed scale, the shortest chain of operations to the root
+        (found when first asked for).
+        """
         return self.graph.reasons()
 
     def to_dict(self) -> dict[str, Any]:
@@ -90,18 +95,34 @@ class Explanation(Shown):
 
         totals = self.totals
         title = (
-            f"{totals['path_space']:,} scalars in path space, {totals['pinned']:,} pinned, {totals['unused']:,} unused"
+            f"{totals['path_space']:,} scalars in path space, {totals['pinned']:,} pinned,"
+            f" {totals['unused']:,} unused"
         )
         table = Table(box=box.SIMPLE, title=title, title_justify="left")
         for column in ("parameter", "shape", "status", "scales", "why"):
             table.add_column(column, overflow="fold")
-        sides = {(True, True): "in and out", (True, False): "in", (False, True): "out", (False, False): "none"}
+        sides = {
+            (True, True): "in and out",
+            (True, False): "in",
+            (False, True): "out",
+            (False, False): "none",
+        }
         for entry in self.parameters:
             shape = "x".join(map(str, entry.shape)) or "scalar"
             free = sides[entry.free_in, entry.free_out] if entry.path_space else ""
-            part = f"{entry.unused:,} of its scalars unused" if entry.unused and entry.path_space else ""
+            part = (
+                f"{entry.unused:,} of its scalars unused"
+                if entry.unused and entry.path_space
+                else ""
+            )
             why = [
-                text for text in (entry.by, part, *(str(r) for r in self.reasons if r.parameter == entry.name)) if text
+                text
+                for text in (
+                    entry.by,
+                    part,
+                    *(str(r) for r in self.reasons if r.parameter == entry.name),
+                )
+                if text
             ]
             table.add_row(escape(entry.name), shape, entry.status, free, escape("\n".join(why)))
         return table
@@ -126,13 +147,18 @@ def explain(
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.GELU(), torch.nn.Linear(4, 2))
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(3, 4), torch.nn.GELU(), torch.nn.Linear(4, 2)
+        ... )
         >>> explanation = ps.explain(model, torch.randn(1, 3))
         >>> explanation.totals
         {'path_space': 26, 'pinned': 0, 'unused': 0}
         >>> [(pin.op, pin.elements) for pin in explanation.graph.pinned]
         [('aten.gelu', 4)]
-        >>> [(each.parameter, each.scales, [step.op for step in each.chain]) for each in explanation.reasons]
+        >>> [
+        ...     (each.parameter, each.scales, [step.op for step in each.chain])
+        ...     for each in explanation.reasons
+        ... ]
         [('0.weight', 4, ['aten.gelu']), ('2.weight', 2, ['output'])]
     """
     return account(trace(model, *args, kwargs=kwargs, norm_eps=norm_eps))
@@ -156,7 +182,12 @@ def account(graph: ReductionGraph) -> Explanation:
     for pin in graph.pinned:
         for name in pin.parameters:
             places.setdefault(
-                name, " ".join(part for part in (pin.op, f"in {pin.module}" if pin.module else "", pin.source) if part)
+                name,
+                " ".join(
+                    part
+                    for part in (pin.op, f"in {pin.module}" if pin.module else "", pin.source)
+                    if part
+                ),
             )
     entries = []
     for name, parameter in graph.parameters.items():

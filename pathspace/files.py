@@ -44,7 +44,9 @@ def ensure_writable(*paths: str | os.PathLike[str] | None) -> None:
             temporary.unlink()
 
 
-def expect_outputs(owner: str, output: str | None, suffixes: Sequence[str] = (), *others: str | None) -> None:
+def expect_outputs(
+    owner: str, output: str | None, suffixes: Sequence[str] = (), *others: str | None
+) -> None:
     """Fail before any work if what a command writes cannot be delivered as asked.
 
     Args:
@@ -54,18 +56,20 @@ def expect_outputs(owner: str, output: str | None, suffixes: Sequence[str] = (),
         *others: where its other results go.
 
     Raises:
-        InputError: two results would meet on standard output, the suffix promises another format, or a file cannot be
-            written.
+        InputError: two results would meet on standard output, the suffix promises another format,
+            or a file cannot be written.
 
     Example:
         >>> expect_outputs("report", "-", [".html"], "-")
         Traceback (most recent call last):
         ...
         pathspace.errors.InputError: report was asked for two results on standard output; give one of them a file.
-    """
+    """  # noqa: E501
     given = [path for path in (output, *others) if path is not None]
     if given.count(STDOUT) > 1:
-        raise InputError(f"{owner} was asked for two results on standard output; give one of them a file.")
+        raise InputError(
+            f"{owner} was asked for two results on standard output; give one of them a file."
+        )
     ensure_writable(*given)
     if output is not None and output != STDOUT and suffixes:
         expect_suffix(output, owner, suffixes)
@@ -79,8 +83,8 @@ def expect_path(path: object, owner: str) -> None:
     """
     if not isinstance(path, str | os.PathLike):
         raise InputTypeError(
-            f"{owner} found a {type(path).__name__} as the name of a file, expected a string or a path; check the "
-            f"order of the arguments."
+            f"{owner} found a {type(path).__name__} as the name of a file, expected a string or a"
+            " path; check the order of the arguments."
         )
 
 
@@ -97,7 +101,9 @@ def existing_file(path: str | os.PathLike[str], owner: str, way_out: str) -> Pat
     """
     expect_path(path, owner)
     if Path(path).is_dir():
-        raise InputError(f"{owner} found the folder {os.fspath(path)!r}, expected a file; {way_out}.")
+        raise InputError(
+            f"{owner} found the folder {os.fspath(path)!r}, expected a file; {way_out}."
+        )
     if not Path(path).is_file():
         raise InputError(f"{owner} found no file {os.fspath(path)!r}; {way_out}.")
     return Path(path)
@@ -113,13 +119,15 @@ def expect_suffix(path: str | os.PathLike[str], owner: str, suffixes: Sequence[s
     expect_path(path, owner)
     if Path(path).suffix.lower() not in suffixes:
         raise InputError(
-            f"{owner} found the file {os.fspath(path)!r}, expected a name ending in {', '.join(suffixes)}; rename it."
+            f"{owner} found the file {os.fspath(path)!r}, expected a name ending in"
+            f" {', '.join(suffixes)}; rename it."
         )
 
 
 @contextmanager
 def delivering(path: str, suffix: str, stdout: TextIO) -> Iterator[Path]:
-    """Yield a file that becomes ``path`` (see :func:`replacing`); for ``-`` its bytes go to standard output.
+    """Yield a file that becomes ``path`` (see :func:`replacing`); for ``-`` its
+    bytes go to standard output.
 
     Args:
         path: what the user gave.
@@ -167,7 +175,7 @@ def make_folder(folder: str | os.PathLike[str]) -> Path:
         Traceback (most recent call last):
         ...
         pathspace.errors.InputError: Cannot make the folder '/dev/null/runs': not a directory; choose another.
-    """
+    """  # noqa: E501
     path = Path(folder)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -181,10 +189,10 @@ def make_folder(folder: str | os.PathLike[str]) -> Path:
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary sibling of ``path`` that becomes ``path`` when the body succeeds.
 
-    Until the final rename, which is atomic, whatever was at ``path`` stays whole; if the body raises, the
-    sibling is removed. The sibling keeps the suffix of ``path``, a link is followed, and an existing
-    file's permissions are kept. The body should do nothing but write: an ``OSError`` raised in it is
-    reported as a failure to write ``path``.
+    Until the final rename, which is atomic, whatever was at ``path`` stays whole; if the body
+    raises, the sibling is removed. The sibling keeps the suffix of ``path``, a link is followed,
+    and an existing file's permissions are kept. The body should do nothing but write: an
+    ``OSError`` raised in it is reported as a failure to write ``path``.
 
     Args:
         path: the file to create or replace.
@@ -193,8 +201,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         The temporary file, which exists and is empty.
 
     Raises:
-        InputError: the folder is missing, a folder or device is named, writing is not permitted, or the
-            disk is full.
+        InputError: the folder is missing, a folder or device is named, writing is not
+            permitted, or the disk is full.
 
     Example:
         >>> import tempfile
@@ -223,7 +231,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def write_text(text: str, path: str | None) -> None:
-    """Write a text and a line end to a file (see :func:`replacing`); ``-`` is standard output, ``None`` is nowhere.
+    """Write a text and a line end to a file (see :func:`replacing`); ``-`` is standard
+    output, ``None`` is nowhere.
 
     Args:
         text: the text.
@@ -242,10 +251,14 @@ def write_text(text: str, path: str | None) -> None:
 def _destination(path: str | os.PathLike[str]) -> Path:
     """Return the real file behind ``path`` after every check that needs no writing."""
     if not isinstance(path, str | os.PathLike):
-        raise InputTypeError(f"Expected the path of a file to write, found a {type(path).__name__}; give a path.")
+        raise InputTypeError(
+            f"Expected the path of a file to write, found a {type(path).__name__}; give a path."
+        )
     text = os.fspath(path)
     if not text.strip():
-        raise InputError(f"Cannot write {text!r}: it names no file; give a path such as result.json.")
+        raise InputError(
+            f"Cannot write {text!r}: it names no file; give a path such as result.json."
+        )
     if text.endswith(os.sep):
         raise _cannot_write(path, "a path that ends with a slash names a folder", "add a file name")
     try:
@@ -262,9 +275,13 @@ def _destination(path: str | os.PathLike[str]) -> Path:
         raise _cannot_write(path, "it is a folder", "add a file name")
     if not stat.S_ISREG(mode):
         # Renaming over a device or a pipe would destroy it.
-        raise _cannot_write(path, "it is a device or a pipe, not a regular file", "choose a regular file")
+        raise _cannot_write(
+            path, "it is a device or a pipe, not a regular file", "choose a regular file"
+        )
     if destination.exists() and not os.access(destination, os.W_OK):
-        raise _cannot_write(path, "the file is write-protected", "make it writable or choose another file")
+        raise _cannot_write(
+            path, "the file is write-protected", "make it writable or choose another file"
+        )
     if not folder.is_dir():
         raise _cannot_write(path, f"the folder '{folder}' does not exist", "create it first")
     return destination
@@ -287,5 +304,7 @@ def _reason(error: Exception) -> str:
     return text[:1].lower() + " ".join(text[1:].split())
 
 
-def _cannot_write(path: str | os.PathLike[str], reason: str, way_out: str = "choose another place") -> InputError:
+def _cannot_write(
+    path: str | os.PathLike[str], reason: str, way_out: str = "choose another place"
+) -> InputError:
     return InputError(f"Cannot write {os.fspath(path)!r}: {reason}; {way_out}.")

@@ -15,7 +15,11 @@ def _entries(tensor: Tensor) -> Tensor:
     """The entries that a tensor stores: of sparse ones, those that are not 0."""
     if tensor.layout == torch.strided:
         return tensor.detach().reshape(-1)
-    return (tensor.detach().coalesce() if tensor.layout == torch.sparse_coo else tensor.detach()).values().reshape(-1)
+    return (
+        (tensor.detach().coalesce() if tensor.layout == torch.sparse_coo else tensor.detach())
+        .values()
+        .reshape(-1)
+    )
 
 
 def _wrong(tensor: Tensor, masks: bool) -> int:
@@ -31,12 +35,15 @@ def _wrong(tensor: Tensor, masks: bool) -> int:
 
 
 def check_finite(model: nn.Module, inputs: Any) -> None:
-    """Refuse weights and inputs that are not numbers; buffers and inputs may be masks, with minus infinity in them.
+    """Refuse weights and inputs that are not numbers; buffers and inputs may be masks,
+    with minus infinity in them.
 
     Raises:
         InputError: naming the first tensor with NaN or infinity.
     """
-    observers = {name for name, module in model.named_modules() if hasattr(module, "calculate_qparams")}
+    observers = {
+        name for name, module in model.named_modules() if hasattr(module, "calculate_qparams")
+    }
     for kind, named in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
         for name, tensor in named:
             if name.rpartition(".")[0] in observers:
@@ -45,14 +52,14 @@ def check_finite(model: nn.Module, inputs: Any) -> None:
             bad = _wrong(tensor, kind == "buffer") if tensor.is_floating_point() else 0
             if bad:
                 raise InputError(
-                    f"{type(model).__name__} has {bad} values in {kind} {name!r} that are NaN or infinite, "
-                    "expected finite numbers; use a checkpoint from before it diverged."
+                    f"{type(model).__name__} has {bad} values in {kind} {name!r} that are NaN or"
+                    " infinite, expected finite numbers; use a checkpoint from before it diverged."
                 )
     for leaf in leaves(inputs):
         if isinstance(leaf, Tensor) and leaf.is_floating_point() and _wrong(leaf, masks=True):
             raise InputError(
-                "The example inputs contain NaN or infinite values, expected finite numbers (or -inf in a mask); "
-                "pass a real batch."
+                "The example inputs contain NaN or infinite values, expected finite numbers (or"
+                " -inf in a mask); pass a real batch."
             )
 
 
@@ -69,8 +76,8 @@ def expect_finite(owner: str, name: str, tensor: Tensor) -> None:
     """
     if _wrong(tensor, masks=False):
         raise InputError(
-            f"{owner} found values in {name!r} that are NaN or infinite, expected finite ones; give a checkpoint from "
-            "before it diverged."
+            f"{owner} found values in {name!r} that are NaN or infinite, expected finite ones; give"
+            " a checkpoint from before it diverged."
         )
 
 
@@ -88,14 +95,18 @@ def expect_scales(owner: str, phi: Any, units: int) -> None:
     """
     if not isinstance(phi, Tensor):
         raise InputTypeError(
-            f"{owner} found phi of type {type(phi).__name__}, expected a tensor of shape ({units},); write "
-            "torch.as_tensor(phi)."
+            f"{owner} found phi of type {type(phi).__name__}, expected a tensor of shape"
+            f" ({units},); write torch.as_tensor(phi)."
         )
     if tuple(phi.shape) != (units,):
-        raise InputError(f"{owner} found phi of shape {tuple(phi.shape)}, expected ({units},): one log-scale per unit.")
+        raise InputError(
+            f"{owner} found phi of shape {tuple(phi.shape)}, expected ({units},): one log-scale per"
+            " unit."
+        )
     if _wrong(phi, masks=False):
         raise InputError(
-            f"{owner} found NaN or infinity in phi, expected finite log-scales; check the code that makes phi."
+            f"{owner} found NaN or infinity in phi, expected finite log-scales; check the code that"
+            " makes phi."
         )
 
 

@@ -1,4 +1,6 @@
-"""Batch norms in evaluation mode, folded into the linear maps before them: the same function with fewer tensors."""
+"""Batch norms in evaluation mode, folded into the linear maps before them: the same
+function with fewer tensors.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,12 @@ CLOSE = 1e-3
 
 
 def fold_norms(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = None) -> nn.Module:
-    """The same function with batch norms folded into the convolutions and linear layers before them.
+    """The same function with batch norms folded into the convolutions and
+    linear layers before them.
 
-    ``gamma (W x + b - mean) / sqrt(var + eps) + beta`` is one linear map. A norm is folded where its layer's output
-    goes only to it, and both are used once; it becomes an ``nn.Identity``, and the layer gets a bias. All
-    others do not change.
+    ``gamma (W x + b - mean) / sqrt(var + eps) + beta`` is one linear map. A norm is folded where
+    its layer's output goes only to it, and both are used once; it becomes an ``nn.Identity``, and
+    the layer gets a bias. All others do not change.
 
     Args:
         model: a module in evaluation mode; it does not change.
@@ -46,7 +49,9 @@ def fold_norms(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, bias=False), torch.nn.BatchNorm2d(4)).eval()
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Conv2d(3, 4, 3, bias=False), torch.nn.BatchNorm2d(4)
+        ... ).eval()
         >>> folded, x = ps.fold_norms(model), torch.randn(2, 3, 8, 8)
         >>> folded[1], torch.allclose(folded(x), model(x), atol=1e-5)
         (Identity(), True)
@@ -59,9 +64,10 @@ def fold_norms(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
         norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
         training = sum(module.training for module in norms)
         raise InputError(
-            f"fold_norms found {len(norms)} batch norms, {training} of them in training mode, and none that can be "
-            f"folded: expected one in evaluation mode after a convolution or linear layer that nothing else reads; "
-            f"call model.eval() first, or do not call fold_norms."
+            f"fold_norms found {len(norms)} batch norms, {training} of them in training mode, and"
+            " none that can be folded: expected one in evaluation mode after a convolution or"
+            " linear layer that nothing else reads; call model.eval() first, or do not call"
+            " fold_norms."
         )
     result = safe_deepcopy(model)
     for layer, norm in pairs:
@@ -69,12 +75,16 @@ def fold_norms(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
         parent, _, last = norm.rpartition(".")
         setattr(result.get_submodule(parent), last, nn.Identity())
     with torch.no_grad():
-        for old, new in zip(*(leaves(net(*args, **kwargs)) for net in (model, result)), strict=True):
-            if old.is_floating_point() and not torch.allclose(old, new, atol=CLOSE * float(old.abs().max()), rtol=0):
+        for old, new in zip(
+            *(leaves(net(*args, **kwargs)) for net in (model, result)), strict=True
+        ):
+            if old.is_floating_point() and not torch.allclose(
+                old, new, atol=CLOSE * float(old.abs().max()), rtol=0
+            ):
                 raise UnsupportedError(
-                    f"fold_norms changed the outputs by {float((old - new).abs().max()):.1e}, expected only "
-                    f"rounding: a layer does not use its bias, or single precision cannot represent the scales of "
-                    f"its norm; fold by hand."
+                    f"fold_norms changed the outputs by {float((old - new).abs().max()):.1e},"
+                    " expected only rounding: a layer does not use its bias, or single precision"
+                    " cannot represent the scales of its norm; fold by hand."
                 )
     return result
 
@@ -85,12 +95,17 @@ def _captured(
     if args or kwargs:
         return capture(model, args, kwargs), args, kwargs
     for zeros in example_inputs(model):
-        some = mapped(lambda tensor: torch.randn_like(tensor) if tensor.is_floating_point() else tensor, zeros)
+        some = mapped(
+            lambda tensor: torch.randn_like(tensor) if tensor.is_floating_point() else tensor, zeros
+        )
         try:
             return capture(model, some), some, {}
         except PathspaceError:
             continue
-    raise InputError("fold_norms cannot make inputs for this model; pass examples: ps.fold_norms(model, *inputs).")
+    raise InputError(
+        "fold_norms cannot make inputs for this model; pass examples: ps.fold_norms(model,"
+        " *inputs)."
+    )
 
 
 def _pairs(model: nn.Module, captured: Captured) -> Iterator[tuple[str, str]]:
@@ -102,7 +117,9 @@ def _pairs(model: nn.Module, captured: Captured) -> Iterator[tuple[str, str]]:
 
     def path_of(node: fx.Node, kinds: tuple[type[nn.Module], ...]) -> str | None:
         """The module of these kinds all of whose tensors this node reads, and no other node."""
-        names = [captured.sources[n.name][1] for n in node.all_input_nodes if n.name in captured.sources]
+        names = [
+            captured.sources[n.name][1] for n in node.all_input_nodes if n.name in captured.sources
+        ]
         for path in {name.rpartition(".")[0] for name in names if "." in name}:
             module = modules.get(path)
             if not isinstance(module, kinds) or times.count(id(module)) > 1:
@@ -115,7 +132,11 @@ def _pairs(model: nn.Module, captured: Captured) -> Iterator[tuple[str, str]]:
 
     for node in nodes:
         source = node.args[0] if node.args else None
-        if operation_name(node.target) not in NORMS or not isinstance(source, fx.Node) or len(source.users) > 1:
+        if (
+            operation_name(node.target) not in NORMS
+            or not isinstance(source, fx.Node)
+            or len(source.users) > 1
+        ):
             continue
         if not operation_name(source.target).startswith(("aten.conv", "aten.linear")):
             continue
@@ -157,7 +178,11 @@ def _fold(layer: nn.Module, norm: nn.Module) -> None:
     if isinstance(layer, _ConvTransposeNd):
         # rows are inputs, group by group
         parts = weight.reshape(layer.groups, -1, *weight.shape[1:]).double()
-        weight.copy_((parts * scale.reshape(layer.groups, 1, -1, *[1] * (weight.dim() - 2))).reshape(weight.shape))
+        weight.copy_(
+            (parts * scale.reshape(layer.groups, 1, -1, *[1] * (weight.dim() - 2))).reshape(
+                weight.shape
+            )
+        )
     else:
         weight.copy_(weight * scale.reshape(-1, *[1] * (weight.dim() - 1)))
     layer.bias = nn.Parameter(bias.to(weight), requires_grad=weight.requires_grad)

@@ -1,4 +1,6 @@
-"""Run a model once, and record its outputs, how its rectifiers are switched, and the types it computes in."""
+"""Run a model once, and record its outputs, how its rectifiers are switched, and
+the types it computes in.
+"""
 
 from __future__ import annotations
 
@@ -51,14 +53,18 @@ class Activations(TorchDispatchMode):
             # signs, with 0 where rounding alone could decide
             value = args[0].detach()
             size = value.abs().amax() if value.numel() else 0
-            self.seen.append(torch.where(value.abs() > self._rounding() * size, value.sign(), 0).to(torch.int8))
+            self.seen.append(
+                torch.where(value.abs() > self._rounding() * size, value.sign(), 0).to(torch.int8)
+            )
         result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor) and result.is_floating_point():
             self.types.add(result.dtype)
         return result
 
     def _rounding(self) -> float:
-        """The error of a value, relative to the largest, that rounding may leave in the types seen so far."""
+        """The error of a value, relative to the largest, that rounding may leave
+        in the types seen so far.
+        """
         return max([1e-9, *(ROUNDED * torch.finfo(dtype).eps for dtype in self.types)])
 
 
@@ -83,7 +89,9 @@ class Disturbed(Activations):
 
 @dataclass(frozen=True)
 class Run:
-    """Outputs of one run, flattened and joined, the activations passed on the way, and the types it computed in."""
+    """Outputs of one run, flattened and joined, the activations passed on the way, and
+    the types it computed in.
+    """
 
     outputs: Tensor
     activations: list[Tensor]
@@ -106,10 +114,14 @@ def cast(tree: Any, dtype: torch.dtype) -> Any:
     return mapped(lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, tree)
 
 
-def bench_copy(model: nn.Module, graph: Structure, inputs: tuple[Any, Any]) -> tuple[nn.Module, torch.dtype]:
-    """A module to measure on: a float64 copy, or where that is too large one that shares the model's tensors.
+def bench_copy(
+    model: nn.Module, graph: Structure, inputs: tuple[Any, Any]
+) -> tuple[nn.Module, torch.dtype]:
+    """A module to measure on: a float64 copy, or where that is too large one that
+    shares the model's tensors.
 
-    A model that insists on another precision (it names one in its forward) is measured on a copy in its own.
+    A model that insists on another precision (it names one in its forward) is
+    measured on a copy in its own.
     """
     own, written = precision(model), graph.captured.written.values()
     if graph.num_weights > LARGE:
@@ -132,14 +144,23 @@ def run(
     seed: int = 0,
     recorder: Activations | None = None,
 ) -> Run:
-    """Run a model with some parameters replaced; random operations draw the same numbers every time."""
+    """Run a model with some parameters replaced; random operations draw the
+    same numbers every time.
+    """
     recorder = Activations() if recorder is None else recorder
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     # models that differentiate in their forward ask for gradients by their parameters
-    wanted = {name for name, parameter in model.named_parameters(remove_duplicate=False) if parameter.requires_grad}
-    given = {n: w.detach().requires_grad_() if n in wanted else w for n, w in (weights or {}).items()}
-    # torch.cond compiles its branches, and what is compiled while operations are recorded fails from then on (a model
-    # with branches has been captured by now, and its capture has imported the compiler)
+    wanted = {
+        name
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if parameter.requires_grad
+    }
+    given = {
+        n: w.detach().requires_grad_() if n in wanted else w for n, w in (weights or {}).items()
+    }
+    # torch.cond compiles its branches, and what is compiled while operations are recorded
+    # fails from then on (a model with branches has been captured by now, and its capture
+    # has imported the compiler)
     compiler = "torch._dynamo" in sys.modules
     as_written = torch.compiler.set_stance("force_eager") if compiler else nullcontext()
     with quiet(), computing_in(precision(model)), torch.no_grad(), as_written, recorder:
@@ -150,18 +171,27 @@ def run(
         for leaf in leaves_of(outputs)
         if isinstance(leaf, Tensor) and leaf.is_floating_point()
     ]
-    joined = torch.cat([leaf.double() for leaf in leaves]) if leaves else torch.zeros(0, dtype=torch.float64)
+    joined = (
+        torch.cat([leaf.double() for leaf in leaves])
+        if leaves
+        else torch.zeros(0, dtype=torch.float64)
+    )
     return Run(joined, recorder.seen, frozenset(recorder.types))
 
 
-def resolution(graph: Structure, model: nn.Module, before: Run, any_factor: bool = False) -> torch.dtype:
-    """The type to whose precision a rescaling can be seen: the model's, or a coarser one that it computes in.
+def resolution(
+    graph: Structure, model: nn.Module, before: Run, any_factor: bool = False
+) -> torch.dtype:
+    """The type to whose precision a rescaling can be seen: the model's, or a coarser
+    one that it computes in.
 
-    Powers of two pass through any type without rounding; other factors (``any_factor``) and sums do not.
+    Powers of two pass through any type without rounding; other factors
+    (``any_factor``) and sums do not.
     """
     own = precision(model)
     result: torch.dtype = max(
-        {own, *(before.types if graph.shifts or any_factor else ())}, key=lambda dtype: torch.finfo(dtype).eps
+        {own, *(before.types if graph.shifts or any_factor else ())},
+        key=lambda dtype: torch.finfo(dtype).eps,
     )
     return result
 
@@ -193,12 +223,18 @@ def switched(before: Run, after: Run) -> tuple[int, int]:
 
 
 def rounding_decides(
-    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int, before: Run, tolerance: float
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    seed: int,
+    before: Run,
+    tolerance: float,
 ) -> bool:
-    """Whether outputs or rectifiers change by as much when every weight changes in its last digits only.
+    """Whether outputs or rectifiers change by as much when every weight changes
+    in its last digits only.
 
-    Outputs that are 0 in exact arithmetic (the mean of what an instance norm has centred) are rounding errors, and
-    nothing can be said about their changes.
+    Outputs that are 0 in exact arithmetic (the mean of what an instance norm has centred) are
+    rounding errors, and nothing can be said about their changes.
     """
     generator, weights = torch.Generator().manual_seed(seed), {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -210,9 +246,18 @@ def rounding_decides(
 
 
 def unread(
-    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int, before: Run, after: Run
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    seed: int,
+    before: Run,
+    after: Run,
 ) -> bool:
-    """Whether no output reads the rectifiers that are switched differently: rows may be left out after them."""
+    """Whether no output reads the rectifiers that are switched differently: rows
+    may be left out after them.
+    """
     pairs = zip(before.activations, after.activations, strict=True)
     disturbed = Disturbed([(one != other) & (one != 0) & (other != 0) for one, other in pairs])
-    return torch.equal(run(model, args, kwargs, seed=seed, recorder=disturbed).outputs, before.outputs)
+    return torch.equal(
+        run(model, args, kwargs, seed=seed, recorder=disturbed).outputs, before.outputs
+    )

@@ -10,14 +10,18 @@ from torch.func import functional_call
 
 
 def evaluate(
-    model: nn.Module, tensors: Mapping[str, Tensor], args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+    model: nn.Module,
+    tensors: Mapping[str, Tensor],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
 ) -> Any:
-    """``torch.func.functional_call`` for every model: torch's own leaves a module that is held under two names changed.
+    """``torch.func.functional_call`` for every model: torch's own leaves a module that is held
+    under two names changed.
 
     Args:
         model: any module.
-        tensors: what to use instead, by the name of a parameter or buffer; a shared tensor is replaced everywhere,
-            whichever of its names is given.
+        tensors: what to use instead, by the name of a parameter or buffer; a shared tensor is
+            replaced everywhere, whichever of its names is given.
         args: inputs.
         kwargs: inputs by keyword.
 
@@ -35,7 +39,10 @@ def evaluate(
         True
     """
     given = {}
-    for named in (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)):
+    for named in (
+        model.named_parameters(remove_duplicate=False),
+        model.named_buffers(remove_duplicate=False),
+    ):
         given.update({id(tensor): tensors[name] for name, tensor in named if name in tensors})
     # every place that holds one of them, once
     places = {

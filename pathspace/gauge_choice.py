@@ -1,4 +1,6 @@
-"""Choose a gauge: the minimum of an objective over all rescalings of a network, with a bound that proves it."""
+"""Choose a gauge: the minimum of an objective over all rescalings of a network,
+with a bound that proves it.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +39,9 @@ class GaugeCertificate:
         objective: what was minimised.
         before: its value for the given model.
         after: its value in the chosen gauge.
-        bound: no gauge that rescales every unit by ``limit`` at most, and leaves running variances the digits that
-            they need, has a smaller value: the objective is convex, and lies above its tangent planes. Minus infinity
-            for a function that turned out not to be convex.
+        bound: no gauge that rescales every unit by ``limit`` at most, and leaves running variances
+            the digits that they need, has a smaller value: the objective is convex, and lies above
+            its tangent planes. Minus infinity for a function that turned out not to be convex.
         limit: the largest factor.
         at_limit: how many units have it: there the objective still falls.
         powers_of_two: whether all factors are powers of two, rounded from the minimum.
@@ -61,13 +63,17 @@ class GaugeCertificate:
         return self.after - self.bound
 
     def __str__(self) -> str:
-        return f"{self.objective}: {self.before:.6g} -> {self.after:.6g}, at most {self.gap:.1e} above the minimum"
+        return (
+            f"{self.objective}: {self.before:.6g} -> {self.after:.6g}, at most {self.gap:.1e} above"
+            " the minimum"
+        )
 
 
 class Gauge(Tensor):
     """Log-scales of the units, ``(H,)``, with the certificate that they are a minimum.
 
-    A tensor in every respect: ``ps.rescale(model, graph, gauge)``. What is computed from it is an ordinary tensor.
+    A tensor in every respect: ``ps.rescale(model, graph, gauge)``. What is computed from
+    it is an ordinary tensor.
 
     Attributes:
         certificate: what proves it.
@@ -102,20 +108,25 @@ def choose_gauge(
     tolerance: float = TOLERANCE,
     steps: int | None = None,
 ) -> Gauge:
-    """The rescaling of a network that is best for an objective: a convex programme over the log-scales of its units.
+    """The rescaling of a network that is best for an objective: a convex programme over the
+    log-scales of its units.
 
     Args:
         model: the model whose parameters ``graph`` holds, or a copy of it; it is not changed.
         graph: its reduction graph.
-        objective: one of :class:`pathspace.Balance`, :class:`pathspace.Range`, :class:`pathspace.Noise`,
-            :class:`pathspace.ActivationRange`, :class:`pathspace.Smooth`, :class:`pathspace.Conditioning`, or a
-            differentiable function of the log-scales ``(H,)``, to be minimised.
-        calibration: typical batches: a tensor, a tuple of inputs, a mapping of keyword inputs, or an iterable of these.
-            Objectives that need data use random inputs if none are given.
-        powers_of_two: round the factors to powers of two, which multiply floating-point numbers exactly.
-        exact: do not change units that are free only at ``eps = 0`` (:func:`pathspace.balance` changes all).
+        objective: one of :class:`pathspace.Balance`, :class:`pathspace.Range`,
+            :class:`pathspace.Noise`, :class:`pathspace.ActivationRange`, :class:`pathspace.Smooth`,
+            :class:`pathspace.Conditioning`, or a differentiable function of the log-scales
+            ``(H,)``, to be minimised.
+        calibration: typical batches: a tensor, a tuple of inputs, a mapping of keyword inputs, or
+            an iterable of these. Objectives that need data use random inputs if none are given.
+        powers_of_two: round the factors to powers of two, which multiply
+            floating-point numbers exactly.
+        exact: do not change units that are free only at ``eps = 0``
+            (:func:`pathspace.balance` changes all).
         limit: the largest factor.
-        tolerance: how far above its minimum the objective may be; the certificate says what was reached.
+        tolerance: how far above its minimum the objective may be; the
+            certificate says what was reached.
         steps: of each of a sequence of smooth problems, by default many where there are few units.
 
     Returns:
@@ -126,7 +137,9 @@ def choose_gauge(
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)
+        ... )
         >>> graph, x = ps.trace(model, torch.randn(1, 4)), torch.randn(64, 4)
         >>> gauge = ps.choose_gauge(model, graph, ps.Noise(bits=4), calibration=x)
         >>> gauge.certificate.gap < 0.01 and gauge.certificate.after <= gauge.certificate.before
@@ -147,12 +160,18 @@ def choose_gauge(
         found = minimise_convex(programme, math.log(limit), tolerance, steps, floor)
         basis, point, value = programme.scales.basis, found.phi, programme.value
         certificate = GaugeCertificate(
-            objective=str(objective)
-            if hasattr(objective, "programme")
-            else getattr(objective, "__name__", "a function"),
+            objective=(
+                str(objective)
+                if hasattr(objective, "programme")
+                else getattr(objective, "__name__", "a function")
+            ),
             before=found.before,
             after=found.value,
-            bound=found.bound if hasattr(objective, "programme") or _is_convex(programme, point) else -math.inf,
+            bound=(
+                found.bound
+                if hasattr(objective, "programme") or _is_convex(programme, point)
+                else -math.inf
+            ),
             limit=limit,
             at_limit=int((np.abs(point) > math.log(limit) * (1 - 1e-9)).sum()),
             powers_of_two=False,
@@ -172,18 +191,28 @@ def _balanced(
     pairs = Pairs(graph, objective.p, dict(model.named_parameters(remove_duplicate=False)))
     phi = found.phi.numpy()
     widest = max(math.log(limit), float(np.abs(phi).max(initial=0.0)))
-    # the derivative by each log-scale is at most the imbalance times what meets there, ``width`` times the sum in all
+    # the derivative by each log-scale is at most the imbalance times what meets there,
+    # ``width`` times the sum in all
     slack = objective.p * found.imbalance * pairs.width * found.after * 2 * widest
     certificate = GaugeCertificate(
-        str(objective), found.before, found.after, found.after - slack, math.exp(widest), 0, False, found.steps
+        str(objective),
+        found.before,
+        found.after,
+        found.after - slack,
+        math.exp(widest),
+        0,
+        False,
+        found.steps,
     )
     return eye_array(len(phi), format="csr"), phi, lambda point: pairs.sides(point)[2], certificate
 
 
 def _floor(model: nn.Module, graph: Structure, basis: csr_array) -> np.ndarray:
-    """The smallest log-scales at which running variances are stored well: ``s^2 (v + eps) - eps`` is rounded.
+    """The smallest log-scales at which running variances are stored well: ``s^2 (v +
+    eps) - eps`` is rounded.
 
-    Where ``s^2 (v + eps)`` is much smaller than ``eps``, the stored number is ``-eps`` and a few digits.
+    Where ``s^2 (v + eps)`` is much smaller than ``eps``, the stored number is
+    ``-eps`` and a few digits.
     """
     buffers, least = dict(model.named_buffers()), np.full(graph.num_units + 1, -np.inf)
     for entry in graph.statistics:
@@ -191,7 +220,9 @@ def _floor(model: nn.Module, graph: Structure, basis: csr_array) -> np.ndarray:
         if variance is None or not entry.eps:
             continue
         sums = (variance.detach().cpu().double() + entry.eps).clamp_min(1e-300)
-        lowest = (torch.finfo(variance.dtype).eps / ROUNDED * entry.eps / sums).log().clamp_max(0) / 2
+        lowest = (torch.finfo(variance.dtype).eps / ROUNDED * entry.eps / sums).log().clamp_max(
+            0
+        ) / 2
         ids = entry.units.expand(sums.shape).reshape(-1).numpy()
         own = (ids > 0) & (ids <= graph.num_units)
         np.maximum.at(least, ids[own], lowest.reshape(-1).numpy()[own])
@@ -203,20 +234,25 @@ def _floor(model: nn.Module, graph: Structure, basis: csr_array) -> np.ndarray:
     return floor
 
 
-def _programme(model: nn.Module, graph: Structure, objective: Any, calibration: Any, exact: bool) -> Programme:
+def _programme(
+    model: nn.Module, graph: Structure, objective: Any, calibration: Any, exact: bool
+) -> Programme:
     if hasattr(objective, "programme"):
         result: Programme = objective.programme(model, graph, calibration, exact)
         return result
     if not callable(objective):
         raise InputTypeError(
-            f"choose_gauge found an objective of type {type(objective).__name__}, expected one of Balance(), Range(), "
-            "Noise(), ActivationRange(), Smooth(), Conditioning(), or a function of the log-scales."
+            f"choose_gauge found an objective of type {type(objective).__name__}, expected one of"
+            " Balance(), Range(), Noise(), ActivationRange(), Smooth(), Conditioning(), or a"
+            " function of the log-scales."
         )
 
     def total(_top: Tensor, logs: Tensor) -> Tensor:
         value = objective(logs[0][1 : graph.num_units + 1])
         if not isinstance(value, Tensor) or value.numel() != 1:
-            raise InputTypeError("The objective returned no single number as a tensor, expected a scalar tensor.")
+            raise InputTypeError(
+                "The objective returned no single number as a tensor, expected a scalar tensor."
+            )
         return value.double().reshape(())
 
     return Programme.of(Peaks(Logs(graph, exact)), total)

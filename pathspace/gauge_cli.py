@@ -1,4 +1,6 @@
-"""``pathspace equalise`` and ``pathspace fit``: rescaled models, for rounding and for small types."""
+"""``pathspace equalise`` and ``pathspace fit``: rescaled models, for
+rounding and for small types.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,23 @@ from pathspace.progress import deliver, show_progress, tell
 
 OutputOption = Annotated[
     str | None,
-    typer.Option("--output", "-o", metavar="FILE", help="Write the weights as safetensors.", show_default=False),
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="Write the weights as safetensors.",
+        show_default=False,
+    ),
 ]
 CalibrationOption = Annotated[
     str | None,
     typer.Option(
         "--calibration",
         metavar="FILE",
-        help="Typical inputs, with samples along the first dimension: a .npy file, or .safetensors with one tensor "
-        "for each positional input in the order of their names.",
+        help=(
+            "Typical inputs, with samples along the first dimension: a .npy file, or .safetensors"
+            " with one tensor for each positional input in the order of their names."
+        ),
         show_default="the example inputs",
     ),
 ]
@@ -63,9 +73,12 @@ def _inputs(file: str | None, given: tuple[tuple[Any, ...], dict[str, Any]]) -> 
         if path.suffix == ".safetensors":
             return tuple(tensor for _, tensor in sorted(load_file(path).items()))
     except (OSError, ValueError, SafetensorError) as error:
-        raise InputError(f"{file!r} cannot be read ({error}), expected tensors; check the file.") from error
+        raise InputError(
+            f"{file!r} cannot be read ({error}), expected tensors; check the file."
+        ) from error
     raise InputError(
-        f"{file!r} is neither .npy nor .safetensors, expected one of these; save the inputs in one of these formats."
+        f"{file!r} is neither .npy nor .safetensors, expected one of these; save the inputs in one"
+        " of these formats."
     )
 
 
@@ -90,12 +103,18 @@ def equalise(
     inputs: InputOption = None,
     bits: Annotated[int, typer.Option("--bits", help="Bits of each weight.")] = 8,
     per: Annotated[
-        Per, typer.Option("--per", help="One quantisation step for each tensor, or for each output channel.")
+        Per,
+        typer.Option(
+            "--per", help="One quantisation step for each tensor, or for each output channel."
+        ),
     ] = Per.tensor,
     calibration: CalibrationOption = None,
-    fold: Annotated[bool, typer.Option("--fold/--keep-norms", help="Fold batch norms first, if there are any.")] = True,
+    fold: Annotated[
+        bool, typer.Option("--fold/--keep-norms", help="Fold batch norms first, if there are any.")
+    ] = True,
     lift: Annotated[
-        bool, typer.Option("--lift/--keep-clips", help="Rescale the bounds of ReLU6 with the gauge.")
+        bool,
+        typer.Option("--lift/--keep-clips", help="Rescale the bounds of ReLU6 with the gauge."),
     ] = True,
     output: OutputOption = None,
     json: JsonOption = None,
@@ -140,7 +159,11 @@ def equalise(
         "before": found.before,
         "after": found.after,
         "helped": found.helped,
-        "predicted": {"before": certificate.before, "after": certificate.after, "at_least": certificate.bound},
+        "predicted": {
+            "before": certificate.before,
+            "after": certificate.after,
+            "at_least": certificate.bound,
+        },
     }
     scales = ", ".join([*done, f"{graph.num_units:,} free scales"])
     deliver(result, json, f"{found} ({scales})", output == STDOUT)
@@ -153,7 +176,10 @@ def fit(
     dtype: Annotated[Small, typer.Option("--dtype", help="The data type to fit.")] = Small.float16,
     headroom: Annotated[
         float,
-        typer.Option("--headroom", help="Safety factor between the largest values and the limit of the data type."),
+        typer.Option(
+            "--headroom",
+            help="Safety factor between the largest values and the limit of the data type.",
+        ),
     ] = 4.0,
     calibration: CalibrationOption = None,
     output: OutputOption = None,

@@ -1,7 +1,8 @@
-"""Gradient balance: what enters a unit and what leaves it have the same sum of weight times gradient.
+"""Gradient balance: what enters a unit and what leaves it have the same sum
+of weight times gradient.
 
-Differentiating ``L(w) = L(gauge(phi) w)`` at ``phi = 0`` gives, for every unit, ``sum_in w g = sum_out w g`` exactly;
-one backward pass in float64 tests the whole analysis.
+Differentiating ``L(w) = L(gauge(phi) w)`` at ``phi = 0`` gives, for every unit, ``sum_in w g =
+sum_out w g`` exactly; one backward pass in float64 tests the whole analysis.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from pathspace.nested import leaves as leaves_of
 from pathspace.structure import Structure
 
 
-def sums(graph: Structure, weights: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+def sums(
+    graph: Structure, weights: Mapping[str, Tensor], grads: Mapping[str, Tensor]
+) -> tuple[Tensor, Tensor]:
     """``sum_in w g - sum_out w g`` and ``sum |w g|`` for the root and every unit.
 
     Args:
@@ -45,14 +48,17 @@ def sums(graph: Structure, weights: Mapping[str, Tensor], grads: Mapping[str, Te
             net.index_add_(0, flat.abs(), total.reshape(-1) * flat.sign() * sign)
             size.index_add_(0, flat.abs(), absolute.reshape(-1))
     for statistic in graph.statistics:
-        # running statistics are rescaled along: the mean with its channel, the variance with its square
+        # running statistics are rescaled along: the mean with its channel, the
+        # variance with its square
         for name, factor in ((statistic.mean, 1), (statistic.var, 2)):
             if name is not None and name in grads:
                 value = weights[name].detach() + graph.shifts.get(name, 0.0)
                 product = factor * (value * grads[name]).double()
                 net.index_add_(0, statistic.units.abs(), product * statistic.units.sign())
                 size.index_add_(0, statistic.units.abs(), product.abs())
-    return torch.from_numpy(graph.expand.T @ net.numpy()), torch.from_numpy(abs(graph.expand).T @ size.numpy())
+    return torch.from_numpy(graph.expand.T @ net.numpy()), torch.from_numpy(
+        abs(graph.expand).T @ size.numpy()
+    )
 
 
 def balance(
@@ -67,9 +73,10 @@ def balance(
         graph: the reduction graph.
         weights: parameter name -> weights.
         grads: parameter name -> gradients.
-        others: the same gradients with other rounding errors. A sum that is no larger than ``ROUNDED`` times what they
-            differ by, or than the digits of the largest ``sum |w g|``, is 0 as far as can be told: a gradient that
-            vanishes (two numbers that are normalised become 1 and -1, whatever they were) is rounding alone.
+        others: the same gradients with other rounding errors. A sum that is no larger than
+            ``ROUNDED`` times what they differ by, or than the digits of the largest ``sum |w g|``,
+            is 0 as far as can be told: a gradient that vanishes (two numbers that are normalised
+            become 1 and -1, whatever they were) is rounding alone.
 
     Returns:
         The largest relative violation; 0 for units that no gradient reaches.
@@ -88,7 +95,10 @@ def balance(
 
 def _leaves(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers as leaves to differentiate by."""
-    leaves = {n: p.detach().clone().requires_grad_(p.is_floating_point()) for n, p in model.named_parameters()}
+    leaves = {
+        n: p.detach().clone().requires_grad_(p.is_floating_point())
+        for n, p in model.named_parameters()
+    }
     buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     if not model.training:
         # frozen statistics are constants of the function, and scale like weights do
@@ -98,7 +108,11 @@ def _leaves(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _loss(
-    model: nn.Module, leaves: Mapping[str, Tensor], args: Sequence[Any], kwargs: Mapping[str, Any], seed: int
+    model: nn.Module,
+    leaves: Mapping[str, Tensor],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    seed: int,
 ) -> Tensor:
     """A random linear function of all outputs."""
     torch.manual_seed(seed)
@@ -114,7 +128,9 @@ def _loss(
     return loss
 
 
-def gradients(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int) -> dict[str, Tensor]:
+def gradients(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int
+) -> dict[str, Tensor]:
     """Gradients of a random linear function of all outputs by every parameter it depends on."""
     leaves = _leaves(model)
     with quiet(), computing_in(precision(model)), torch.enable_grad():
@@ -155,21 +171,27 @@ def misled(
 ) -> str:
     """A weight tensor whose gradient by autograd is not the function's, or ``""``.
 
-    ``detach``, ``no_grad`` and backward passes of one's own make them differ. Each tensor is moved along
-    a random direction ``v``, and ``(L(w + h v) - L(w - h v)) / 2h`` compared with ``g . v``.
+    ``detach``, ``no_grad`` and backward passes of one's own make them differ. Each tensor is moved
+    along a random direction ``v``, and ``(L(w + h v) - L(w - h v)) / 2h`` compared with ``g . v``.
     """
     generator = torch.Generator().manual_seed(seed)
     with quiet(), computing_in(precision(model)), torch.no_grad():
         leaves = _leaves(model)
         for block in graph.blocks:
             weight = leaves[block.name]
-            direction = weight * torch.randn(weight.shape, generator=generator, dtype=torch.float64).to(weight)
+            direction = weight * torch.randn(
+                weight.shape, generator=generator, dtype=torch.float64
+            ).to(weight)
             up, down = (
-                float(_loss(model, leaves | {block.name: weight + h * direction}, *inputs, seed)) for h in (step, -step)
+                float(_loss(model, leaves | {block.name: weight + h * direction}, *inputs, seed))
+                for h in (step, -step)
             )
             moved = (up - down) / (2 * step)
             product = grads[block.name] * direction if block.name in grads else torch.zeros(1)
             rounding = 1e-8 * max(abs(up), abs(down))
-            if abs(moved - float(product.sum())) > 1e-3 * max(abs(moved), float(product.abs().sum())) + rounding:
+            if (
+                abs(moved - float(product.sum()))
+                > 1e-3 * max(abs(moved), float(product.abs().sum())) + rounding
+            ):
                 return block.name
     return ""

@@ -1,4 +1,6 @@
-"""Parts of a reduction graph: what fixes scales, edges of a tensor, running statistics, slices of tensors."""
+"""Parts of a reduction graph: what fixes scales, edges of a tensor, running
+statistics, slices of tensors.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +41,14 @@ class WeightBlock:
     Attributes:
         name: name of the parameter (the first, if it has several).
         shape: shape of the parameter.
-        tail: ids of the units that the edges leave, ``int64``; each size is 1 or that of the parameter; 0 is the root;
-            ``-k`` is unit ``k`` with the opposite scale.
+        tail: ids of the units that the edges leave, ``int64``; each size is 1 or that of the
+            parameter; 0 is the root; ``-k`` is unit ``k`` with the opposite scale.
         head: ids of the units that the edges enter, in the same layout.
-        unused: mask of the scalars that are on no path (rows of a table that are not read, taps that read only
-            padding), or ``None``.
+        unused: mask of the scalars that are on no path (rows of a table that are not read, taps
+            that read only padding), or ``None``.
         aliases: further names of the same parameter.
-        shift: the constant that the model adds to the parameter in every use: the edges are ``w + shift``.
+        shift: the constant that the model adds to the parameter in every use: the
+            edges are ``w + shift``.
     """
 
     name: str
@@ -70,12 +73,15 @@ class WeightBlock:
     @cached_property
     def num_edges(self) -> int:
         """Number of scalars that are edges."""
-        return self.numel - (0 if self.unused is None else int(self.unused.expand(self.shape).sum()))
+        return self.numel - (
+            0 if self.unused is None else int(self.unused.expand(self.shape).sum())
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class Statistic:
-    """Running statistics of a normalisation: ``mean`` scales with its channel, ``var + eps`` with the channel's square.
+    """Running statistics of a normalisation: ``mean`` scales with its channel, ``var + eps``
+    with the channel's square.
 
     Attributes:
         mean: name of the running mean, or ``None``.

@@ -23,10 +23,10 @@ def importance(
 ) -> Callable[[Mapping[Side, Tensor], Iterable[Side]], Tensor]:
     """A function that gives the channels of a group one number each.
 
-    ``"weights"``: ``(sum w^2)^(1/2)`` over all slices of the channel. ``"paths"``: the same in the one rescaled model
-    of smallest ``sum w^2``, so that all rescaled models have the same numbers. Where a normalisation hides a scale
-    there is none, and ``sum w^2 - log w^2`` takes its place, over pairs of units. ``"gradients"``: ``|sum w dL/dw|``
-    over the weights that read it.
+    ``"weights"``: ``(sum w^2)^(1/2)`` over all slices of the channel. ``"paths"``: the same in the
+    one rescaled model of smallest ``sum w^2``, so that all rescaled models have the same numbers.
+    Where a normalisation hides a scale there is none, and ``sum w^2 - log w^2`` takes its place,
+    over pairs of units. ``"gradients"``: ``|sum w dL/dw|`` over the weights that read it.
 
     Args:
         model: the model.
@@ -34,14 +34,16 @@ def importance(
         by: one of :data:`CRITERIA`.
 
     Returns:
-        A function of (tensor, dimension) -> positions, shape ``(channels, positions)``, and of the sides that read the
-        channels, with numbers of shape ``(channels,)`` in float64.
+        A function of (tensor, dimension) -> positions, shape ``(channels, positions)``, and of the
+        sides that read the channels, with numbers of shape ``(channels,)`` in float64.
 
     Raises:
         InputError: unknown ``by``, or a gradient is missing.
     """
     if by not in CRITERIA:
-        raise InputError(f"importance found by={by!r}, expected one of {', '.join(map(repr, CRITERIA))}.")
+        raise InputError(
+            f"importance found by={by!r}, expected one of {', '.join(map(repr, CRITERIA))}."
+        )
     if by == "paths":
         with torch.enable_grad():
             graph = trace(model, *inputs[0], kwargs=inputs[1])
@@ -57,7 +59,11 @@ def importance(
                 if (name, dim) in readers
             ]
             return torch.stack(parts).sum(0).abs()
-        return torch.stack([_total(tensors[side[0]] ** 2, side[1], slices[side]) for side in own]).sum(0).sqrt()
+        return (
+            torch.stack([_total(tensors[side[0]] ** 2, side[1], slices[side]) for side in own])
+            .sum(0)
+            .sqrt()
+        )
 
     return scores
 
@@ -65,7 +71,9 @@ def importance(
 def _times_gradient(tensors: Mapping[str, Tensor], name: str) -> Tensor:
     gradient = tensors[name].grad
     if gradient is None:
-        raise InputError(f"importance by gradients found none at {name!r}; call backward() on a loss first.")
+        raise InputError(
+            f"importance by gradients found none at {name!r}; call backward() on a loss first."
+        )
     return tensors[name] * gradient
 
 

@@ -1,4 +1,6 @@
-"""Whether a captured graph that writes into tensors can be read as it is: nothing else may see what it writes."""
+"""Whether a captured graph that writes into tensors can be read as it is: nothing
+else may see what it writes.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ import torch
 from torch import fx
 
 _UPDATE_STATISTICS = ("batch_norm", "instance_norm")
-# In-place operations that the rules read as they are, where nothing else sees what they write. All others are
-# functionalised away first.
+# In-place operations that the rules read as they are, where nothing else sees what they write. All
+# others are functionalised away first.
 _HARMLESS_IN_PLACE = frozenset(
     [
         "relu_",
@@ -47,7 +49,8 @@ _HARMLESS_IN_PLACE = frozenset(
         "threshold_",
     ]
 )
-# operations that return views of an operand, or the operand itself, although torch's signatures do not say so
+# operations that return views of an operand, or the operand itself, although torch's
+# signatures do not say so
 _UNTOLD = frozenset(
     [
         "dropout",
@@ -131,7 +134,9 @@ def _name(node: fx.Node) -> str:
 
 
 def untold(node: fx.Node) -> bool:
-    """Whether a node's results may share memory with its operands although its signature does not say so."""
+    """Whether a node's results may share memory with its operands although its
+    signature does not say so.
+    """
     name = _name(node)
     return name in _UNTOLD or (name in _UNTOLD_OF_ONE and len(node.all_input_nodes) == 1)
 

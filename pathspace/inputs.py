@@ -1,4 +1,6 @@
-"""Example inputs in their usual forms: the output of a tokenizer, a dictionary in place of keywords, objects."""
+"""Example inputs in their usual forms: the output of a tokenizer, a dictionary in
+place of keywords, objects.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from pathspace.without_values import has_values
 def arranged(
     model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Inputs as ``forward`` takes them: a mapping as only input of a model with keyword inputs is its keywords.
+    """Inputs as ``forward`` takes them: a mapping as only input of a model with
+    keyword inputs is its keywords.
 
     Args:
         model: the model that will be called.
@@ -40,8 +43,8 @@ def arranged(
     """
     if kwargs is not None and not _by_name(kwargs):
         raise InputError(
-            f"kwargs is of type {type(kwargs).__name__}, expected a mapping from the names of inputs to inputs, such "
-            "as kwargs=tokenizer(text, return_tensors='pt')."
+            f"kwargs is of type {type(kwargs).__name__}, expected a mapping from the names of"
+            " inputs to inputs, such as kwargs=tokenizer(text, return_tensors='pt')."
         )
     args, named = tuple(args), dict(kwargs or {})
     if len(args) == 1 and not named and _by_name(args[0]) and len(args[0]):
@@ -60,7 +63,9 @@ def _by_name(value: Any) -> bool:
 
 
 def _signature(model: Any) -> inspect.Signature:
-    """The signature of a model's forward, or of the only module in a wrapper that passes everything on."""
+    """The signature of a model's forward, or of the only module in a wrapper
+    that passes everything on.
+    """
     signature = inspect.signature(model.forward)
     kinds = {parameter.kind for parameter in signature.parameters.values()}
     passes_on = kinds and kinds <= {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
@@ -73,10 +78,17 @@ def describe(values: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
 
     def one(value: Any) -> str:
         if isinstance(value, torch.Tensor):
-            return f"{'x'.join(map(str, value.shape)) or 'scalar'}:{str(value.dtype).removeprefix('torch.')}"
-        return repr(value) if isinstance(value, bool | int | float | str | None) else type(value).__name__
+            shape = "x".join(map(str, value.shape)) or "scalar"
+            return f"{shape}:{str(value.dtype).removeprefix('torch.')}"
+        return (
+            repr(value)
+            if isinstance(value, bool | int | float | str | None)
+            else type(value).__name__
+        )
 
-    parts = [one(value) for value in values] + [f"{key}={one(value)}" for key, value in kwargs.items()]
+    parts = [one(value) for value in values] + [
+        f"{key}={one(value)}" for key, value in kwargs.items()
+    ]
     return ", ".join(parts) or "no inputs"
 
 
@@ -90,20 +102,26 @@ def check_inputs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
     for value in (*args, *kwargs.values()):
         if type(value).__module__ == "numpy" and hasattr(value, "__array__"):
             raise InputError(
-                f"{name} was given a numpy array, expected tensors; convert it with torch.from_numpy, and let the "
-                "model take a tensor."
+                f"{name} was given a numpy array, expected tensors; convert it with"
+                " torch.from_numpy, and let the model take a tensor."
             )
     tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     if tensors and not any(tensor.numel() for tensor in tensors):
         raise InputError(
-            f"{name} was given inputs with no samples ({describe(args, kwargs)}), expected at least one; pass a batch "
-            "that is not empty."
+            f"{name} was given inputs with no samples ({describe(args, kwargs)}), expected at least"
+            " one; pass a batch that is not empty."
         )
 
 
 def ordinary(inputs: Any) -> Any:
-    """Inputs that autograd can follow: those made in inference mode are copied, those without values become zeros."""
-    if all(has_values(leaf) and not leaf.is_inference() for leaf in leaves(inputs) if isinstance(leaf, Tensor)):
+    """Inputs that autograd can follow: those made in inference mode are copied, those
+    without values become zeros.
+    """
+    if all(
+        has_values(leaf) and not leaf.is_inference()
+        for leaf in leaves(inputs)
+        if isinstance(leaf, Tensor)
+    ):
         return inputs
     return mapped(_ordinary, inputs)
 
@@ -122,8 +140,11 @@ def in_order(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     return list({id(leaf): leaf for leaf in leaves((args, kwargs))}.values())
 
 
-def opened(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor, ...] | None:
-    """Let a model take its inputs as tensors alone, where they come in objects that torch does not know.
+def opened(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Tensor, ...] | None:
+    """Let a model take its inputs as tensors alone, where they come in objects
+    that torch does not know.
 
     Args:
         model: a stand-in that nobody else uses; it is changed.

@@ -1,7 +1,8 @@
 """Check that rescaling does not change the function, by two measurements on the running model.
 
-*Gradient balance* takes one backward pass. *Rescaling*: the units are scaled by random powers of two up to 4096, which
-floating point arithmetic carries out without rounding, and the outputs are compared.
+*Gradient balance* takes one backward pass. *Rescaling*: the units are scaled by random
+powers of two up to 4096, which floating point arithmetic carries out without rounding, and
+the outputs are compared.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from pathspace.structure import Structure
 # scales drawn for a measurement stay within 2^-64 and 2^64, powers of them included
 MOST_POWER = 64
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 3e-1, torch.float16: 1e-1}
-# powers of two by which units are rescaled at most; of sums with a constant, a type has only so many digits
+# powers of two by which units are rescaled at most; of sums with a constant, a
+# type has only so many digits
 LARGEST = {torch.float64: 12, torch.float32: 4}
 
 
@@ -42,8 +44,12 @@ def rescaled_weights(model: nn.Module, graph: Structure, phi: Tensor) -> dict[st
 
 @contextmanager
 def rescaled_in_place(model: nn.Module, graph: Structure, phi: Tensor) -> Iterator[None]:
-    """Rescale by powers of two, and back: exact in floating point, and without a second copy of the weights."""
-    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    """Rescale by powers of two, and back: exact in floating point, and without a
+    second copy of the weights.
+    """
+    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(
+        model.named_buffers(remove_duplicate=False)
+    )
     # (what is shifted is rounded, but small)
     kept = {name: tensors[name].detach().clone() for name in graph.shifts}
     rescale(model, graph, phi)
@@ -57,13 +63,16 @@ def rescaled_in_place(model: nn.Module, graph: Structure, phi: Tensor) -> Iterat
 
 
 def random_powers(graph: Structure, seed: int, largest: int = 12) -> Tensor:
-    """Log-scales of random powers of two between ``2^-largest`` and ``2^largest``, shape ``(num_units,)``.
+    """Log-scales of random powers of two between ``2^-largest`` and
+    ``2^largest``, shape ``(num_units,)``.
 
-    Scales of which weights meet high powers are drawn so much closer to 1 that these powers stay below ``2^64``: by
-    fractional powers of two, which are rounded, where nothing else is left.
+    Scales of which weights meet high powers are drawn so much closer to 1 that these powers stay
+    below ``2^64``: by fractional powers of two, which are rounded, where nothing else is left.
     """
     generator = torch.Generator().manual_seed(seed)
-    exponents = torch.randint(-largest, largest + 1, (graph.num_units,), generator=generator).double()
+    exponents = torch.randint(
+        -largest, largest + 1, (graph.num_units,), generator=generator
+    ).double()
     if graph.forms.shape[0]:
         sizes = abs(graph.forms.astype(np.float64))
         total = sizes.sum(1)
@@ -79,17 +88,23 @@ def random_powers(graph: Structure, seed: int, largest: int = 12) -> Tensor:
 
 
 def largest_power(graph: Structure) -> float:
-    """The largest power of scales that a weight meets: 1 without products, 128 for a matrix used 128 times in depth."""
+    """The largest power of scales that a weight meets: 1 without products, 128 for a matrix
+    used 128 times in depth.
+    """
     return float(abs(graph.forms).sum(1).max()) if graph.forms.shape[0] else 1.0
 
 
 def rounding_tolerance(graph: Structure, dtype: torch.dtype, tolerance: float) -> float:
-    """``tolerance``, or more where a power is taken of scales, which multiplies their rounding errors."""
+    """``tolerance``, or more where a power is taken of scales, which
+    multiplies their rounding errors.
+    """
     return max(tolerance, 16 * largest_power(graph) * torch.finfo(dtype).eps)
 
 
 def powers_for(graph: Structure, dtype: torch.dtype, seed: int) -> Tensor:
-    """Log-scales to measure with: as large as rounding in a precision allows, where constants stand beside a scale."""
+    """Log-scales to measure with: as large as rounding in a precision allows, where
+    constants stand beside a scale.
+    """
     return random_powers(graph, seed, LARGEST.get(dtype, 1) if graph.shifts else 12)
 
 
@@ -104,7 +119,9 @@ def draw_zeros(model: nn.Module, seed: int) -> int:
     count = 0
     for parameter in model.parameters():
         if parameter.is_floating_point() and parameter.numel() and not parameter.any():
-            parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+            parameter.copy_(
+                0.1 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            )
             count += parameter.numel()
     return count
 
@@ -115,7 +132,8 @@ def measure(
     """Measure the invariance on ``model`` (a copy, or a model that is left exactly as it was).
 
     Returns:
-        Evidence for the certificate, and how many rectifiers switched of how many seen under the rescaling.
+        Evidence for the certificate, and how many rectifiers switched of how many
+        seen under the rescaling.
     """
     before, drawn = run(model, args, kwargs, seed=seed), 0
     dtype = resolution(graph, model, before)
@@ -144,7 +162,9 @@ def measure(
         if layers or graph.folded_eps or graph.has_cuts:
             exact, switches = rescaled(run(model, args, kwargs, seed=seed))
         if graph.num_weights <= LARGE:
-            weights = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
+            weights = dict(model.named_parameters(remove_duplicate=False)) | dict(
+                model.named_buffers()
+            )
             try:
                 grads = gradients(model, args, kwargs, seed)
                 unbalanced = balance(graph, weights, grads)
@@ -153,14 +173,20 @@ def measure(
                 elif unbalanced > tolerance:
                     others = list(rounded_otherwise(model, args, kwargs, seed))
                     unbalanced = balance(graph, weights, grads, others)
-                if unbalanced is not None and exact <= tolerance < unbalanced and dtype == torch.float64:
+                if (
+                    unbalanced is not None
+                    and exact <= tolerance < unbalanced
+                    and dtype == torch.float64
+                ):
                     wrong = misled(graph, model, (args, kwargs), grads, seed)
                     if wrong:
                         unbalanced = None
-                        no_gradient = f"detached or of its own: the gradient of {wrong} is not the function's"
+                        no_gradient = (
+                            f"detached or of its own: the gradient of {wrong} is not the function's"
+                        )
             except Exception as error:
-                # a model that cannot be differentiated (it overwrites what its backward pass needs, or that raises) can
-                # still be rescaled
+                # a model that cannot be differentiated (it overwrites what its backward pass needs,
+                # or that raises) can still be rescaled
                 no_gradient = no_derivative(error)
     worst = max(exact, unbalanced or 0.0)
     words = f"outputs differ by {exact:.1e} after random rescaling by up to {2**largest}"
@@ -169,11 +195,25 @@ def measure(
     if layers or graph.folded_eps or graph.has_cuts:
         words += f" (with eps = 0 in normalisation layers; {as_it_stands:.1e} as the model stands)"
     words += (
-        f"; {drawn:,} weights of tensors that are all 0 were drawn at random, as the outputs are 0" if drawn else ""
+        f"; {drawn:,} weights of tensors that are all 0 were drawn at random, as the outputs are 0"
+        if drawn
+        else ""
     )
-    words += f"; {undefined:,} of {len(before.outputs):,} outputs are NaN, and stay so" if undefined else ""
-    words += "; no output is a number other than 0, so that nothing could have been seen to change" if silent else ""
-    words = words if len(before.outputs) else "the model returns no tensor in floating point, which could change"
+    words += (
+        f"; {undefined:,} of {len(before.outputs):,} outputs are NaN, and stay so"
+        if undefined
+        else ""
+    )
+    words += (
+        "; no output is a number other than 0, so that nothing could have been seen to change"
+        if silent
+        else ""
+    )
+    words = (
+        words
+        if len(before.outputs)
+        else "the model returns no tensor in floating point, which could change"
+    )
     evidence = {
         # (a model without outputs in floating point has nothing that could change)
         "holds": worst <= tolerance if len(before.outputs) else None,

@@ -1,4 +1,6 @@
-"""LayeredMLP networks as bare graphs: the smallest world in which claims about skeletons can fail."""
+"""LayeredMLP networks as bare graphs: the smallest world in which claims
+about skeletons can fail.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ import numpy as np
 
 @dataclass(frozen=True)
 class LayeredMLP:
-    """A fully connected network without biases, possibly with recurrent matrices on all hidden layers.
+    """A fully connected network without biases, possibly with recurrent
+    matrices on all hidden layers.
 
     Attributes:
         widths: inputs, hidden layers, outputs.
@@ -43,7 +46,9 @@ class LayeredMLP:
         return sum(self.widths[1:-1])
 
     def modulo(self) -> frozenset[int]:
-        """Algorithm 1's union skeleton: unit ``j`` is entered from ``j mod n_before``, left to ``j mod n_after``."""
+        """Algorithm 1's union skeleton: unit ``j`` is entered from ``j mod n_before``,
+        left to ``j mod n_after``.
+        """
         chosen = set()
         for layer in range(1, len(self.widths) - 1):
             for j in range(self.widths[layer]):
@@ -52,13 +57,19 @@ class LayeredMLP:
         return frozenset(i for i, edge in enumerate(self.edges) if edge in chosen)
 
     def selections(self) -> Iterator[frozenset[int]]:
-        """Every union skeleton that picking one entering and one leaving edge per hidden unit can give."""
+        """Every union skeleton that picking one entering and one leaving edge
+        per hidden unit can give.
+        """
         number = {edge: i for i, edge in enumerate(self.edges)}
         choices = []
         for layer in range(1, len(self.widths) - 1):
             for j in range(self.widths[layer]):
-                choices.append([number[(layer - 1, i), (layer, j)] for i in range(self.widths[layer - 1])])
-                choices.append([number[(layer, j), (layer + 1, k)] for k in range(self.widths[layer + 1])])
+                choices.append(
+                    [number[(layer - 1, i), (layer, j)] for i in range(self.widths[layer - 1])]
+                )
+                choices.append(
+                    [number[(layer, j), (layer + 1, k)] for k in range(self.widths[layer + 1])]
+                )
         seen = set()
         for chosen in itertools.product(*choices):
             skeleton = frozenset(chosen)
@@ -67,12 +78,16 @@ class LayeredMLP:
                 yield skeleton
 
     def selected(self, skeleton: frozenset[int]) -> list[list[int]]:
-        """The paths that pass at most one edge outside the skeleton, as sequences of edge numbers."""
+        """The paths that pass at most one edge outside the skeleton, as
+        sequences of edge numbers.
+        """
         leaving: dict[tuple[int, int], list[int]] = {}
         for i, (tail, _) in enumerate(self.edges):
             leaving.setdefault(tail, []).append(i)
         found = []
-        stack: list[tuple[tuple[int, int], list[int], int]] = [((0, i), [], 0) for i in range(self.widths[0])]
+        stack: list[tuple[tuple[int, int], list[int], int]] = [
+            ((0, i), [], 0) for i in range(self.widths[0])
+        ]
         while stack:
             node, walk, outside = stack.pop()
             if node[0] == len(self.widths) - 1:
@@ -99,7 +114,11 @@ class LayeredMLP:
                 out = (i for i in forward if i in skeleton and self.edges[i][0] == (layer, j))
                 after[layer, j] = 1 if layer == last else sum(after[self.edges[i][1]] for i in out)
         alone = sum(after[0, j] for j in range(self.widths[0]))
-        return alone + sum(before[tail] * after[head] for i, (tail, head) in enumerate(self.edges) if i not in skeleton)
+        return alone + sum(
+            before[tail] * after[head]
+            for i, (tail, head) in enumerate(self.edges)
+            if i not in skeleton
+        )
 
     def vectors(self, walks: Sequence[Sequence[int]]) -> np.ndarray:
         """Counting vectors of walks, one row each."""
@@ -113,7 +132,9 @@ class LayeredMLP:
 
 
 def by_size(recurrent: bool, most_weights: int) -> Iterator[LayeredMLP]:
-    """LayeredMLP networks with up to ``most_weights`` weights, smallest first, then fewest layers and units."""
+    """LayeredMLP networks with up to ``most_weights`` weights, smallest first, then
+    fewest layers and units.
+    """
     found = []
     for depth in range(3, most_weights + 2):
         stack: list[tuple[int, ...]] = [()]
@@ -129,5 +150,11 @@ def by_size(recurrent: bool, most_weights: int) -> Iterator[LayeredMLP]:
                 else:
                     stack.append(grown)
     yield from sorted(
-        found, key=lambda net: (net.num_weights, len(net.widths), sum(net.widths), [-w for w in net.widths])
+        found,
+        key=lambda net: (
+            net.num_weights,
+            len(net.widths),
+            sum(net.widths),
+            [-w for w in net.widths],
+        ),
     )

@@ -31,7 +31,8 @@ def left_over(
 
     Args:
         scales: the log-scales.
-        more: null vectors beside the found units, on the log-scales that have an effect, in columns.
+        more: null vectors beside the found units, on the log-scales that
+            have an effect, in columns.
         used: which log-scales have an effect.
         found: the found units, sparse ``(R, H)``.
         alive: which scalars have an effect, tensor by tensor.
@@ -40,7 +41,8 @@ def left_over(
         Name, size of the movement and rows, the most moved tensor first.
     """
     units = found.shape[1]
-    # (where there are too many units to tell what they do of it, every tensor that a null vector moves)
+    # (where there are too many units to tell what they do of it, every tensor
+    # that a null vector moves)
     small = 2 * units + more.shape[1] <= MOST_COLUMNS
     null = more / more.norm(dim=0).clamp_min(1e-300)
     if small:
@@ -56,17 +58,27 @@ def left_over(
     for number, (entry, mask) in enumerate(zip(scales.entries, alive, strict=True)):
         index = [side.index.expand(entry.shape)[mask] for side in entry.sides]
         if len(index[0]) > MOST_SCALARS:
-            some = torch.randint(len(index[0]), (MOST_SCALARS,), generator=torch.Generator().manual_seed(0))
+            some = torch.randint(
+                len(index[0]), (MOST_SCALARS,), generator=torch.Generator().manual_seed(0)
+            )
             index = [part[some] for part in index]
         if len(index[0]):
             classes = torch.unique(torch.stack(index, 1), dim=0)
             if len(classes) > MOST_CLASSES:
-                chosen = torch.randperm(len(classes), generator=torch.Generator().manual_seed(0))[:MOST_CLASSES]
+                chosen = torch.randperm(len(classes), generator=torch.Generator().manual_seed(0))[
+                    :MOST_CLASSES
+                ]
                 classes = classes[chosen]
             rows[number] = classes[:, 0]
             starts = [side.start for side in entry.sides]
-            moved[number] = sum(both[position[c + start]] for c, start in zip(classes.T, starts, strict=True))  # type: ignore[assignment]
-    silent, free = _elsewhere(moved, units) if small else (set(), torch.eye(both.shape[1], dtype=torch.float64))
+            moved[number] = sum(
+                both[position[c + start]] for c, start in zip(classes.T, starts, strict=True)
+            )  # type: ignore[assignment]
+    silent, free = (
+        _elsewhere(moved, units)
+        if small
+        else (set(), torch.eye(both.shape[1], dtype=torch.float64))
+    )
     result = []
     for number, table in moved.items():
         if number in silent:
@@ -74,20 +86,29 @@ def left_over(
         size = (table @ free).norm(dim=1)
         if float(size.max()) > 1e-6:
             strong = torch.unique(rows[number][size > 1e-6 * float(size.max())]).tolist()
-            result.append({"tensor": scales.entries[number].name, "size": float(size.max()), "rows": strong[:NAMED]})
+            result.append(
+                {
+                    "tensor": scales.entries[number].name,
+                    "size": float(size.max()),
+                    "rows": strong[:NAMED],
+                }
+            )
     return sorted(result, key=lambda entry: -entry["size"])
 
 
 def _elsewhere(moved: Mapping[int, Tensor], units: int) -> tuple[set[int], Tensor]:
-    """Tensors that all left-over scales can leave alone, one after the other; and these scales, as combinations.
+    """Tensors that all left-over scales can leave alone, one after the other; and these
+    scales, as combinations.
 
     Args:
-        moved: for each tensor, by how much the found units (first) and the null vectors move its scalars.
+        moved: for each tensor, by how much the found units (first) and the null
+            vectors move its scalars.
         units: how many columns are found units.
     """
     width = next(iter(moved.values())).shape[1]
     small = {
-        number: torch.linalg.qr(table, mode="r").R if len(table) > width else table for number, table in moved.items()
+        number: torch.linalg.qr(table, mode="r").R if len(table) > width else table
+        for number, table in moved.items()
     }
 
     def missing(tables: Sequence[Tensor]) -> int:
@@ -103,7 +124,11 @@ def _elsewhere(moved: Mapping[int, Tensor], units: int) -> tuple[set[int], Tenso
     for number, table in small.items():
         if missing([*(small[n] for n in silent), table]) == wanted:
             silent.add(number)
-    here = torch.cat([small[n] for n in silent]) if silent else torch.zeros(0, width, dtype=torch.float64)
+    here = (
+        torch.cat([small[n] for n in silent])
+        if silent
+        else torch.zeros(0, width, dtype=torch.float64)
+    )
 
     def kernel(columns: slice) -> Tensor:
         """Combinations that move nothing in the tensors that are left alone."""

@@ -1,8 +1,10 @@
-"""Two levels of exactness, measured: units that are exact as the model stands, and units exact at ``eps = 0`` only.
+"""Two levels of exactness, measured: units that are exact as the model stands, and units
+exact at ``eps = 0`` only.
 
-Each level is put to the test on the model as it stands, every ``eps`` included: its units are rescaled by
-``phi ~ N(0, 1)`` and by something larger, and the outputs are compared. At the exact level nothing but rounding may
-change; at the other one reads how much ``eps`` matters to this model.
+Each level is put to the test on the model as it stands, every ``eps`` included: its units
+are rescaled by ``phi ~ N(0, 1)`` and by something larger, and the outputs are compared.
+At the exact level nothing but rounding may change; at the other one reads how much
+``eps`` matters to this model.
 """
 
 from __future__ import annotations
@@ -15,19 +17,31 @@ import torch
 from torch import Tensor, nn
 
 from pathspace.forward_run import LARGE, difference, resolution, rounding_decides, run, seen
-from pathspace.invariance import TOLERANCE, largest_power, rescaled_in_place, rescaled_weights, rounding_tolerance
+from pathspace.invariance import (
+    TOLERANCE,
+    largest_power,
+    rescaled_in_place,
+    rescaled_weights,
+    rounding_tolerance,
+)
 from pathspace.reduction import ReductionGraph
 
-# standard deviations of log-scales; what is coarser than float64 rounds sums with a constant too much for the larger
+# standard deviations of log-scales; what is coarser than float64 rounds sums with a
+# constant too much for the larger
 DEVIATIONS = (1.0, 3.0)
 # the power of a scale that a weight meets has at most this standard deviation of its logarithm
 WIDEST = 16.0
 
 
 def measure_levels(
-    graph: ReductionGraph, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int = 0
+    graph: ReductionGraph,
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    seed: int = 0,
 ) -> dict[str, Any]:
-    """How much the outputs of a model as it stands change when the units of each level are rescaled.
+    """How much the outputs of a model as it stands change when the units of
+    each level are rescaled.
 
     Args:
         graph: the model's reduction graph.
@@ -37,15 +51,18 @@ def measure_levels(
         seed: seed of the random rescalings.
 
     Returns:
-        ``exact`` and ``all``, each ``{"units": H, "dimension": m - H, "changes": [...]}``, where a change
-        ``{"deviation": d, "change": c}`` is the largest change of the outputs, relative to the largest output, after a
-        rescaling by ``phi ~ N(0, d^2)`` (d is 1 and 3, or less where weights meet high powers of scales); ``holds``,
-        whether the exact level changes within ``tolerance`` (``None``
-        where it has no units, no output could be seen to change, or rounding decides the outputs).
+        ``exact`` and ``all``, each ``{"units": H, "dimension": m - H, "changes": [...]}``, where a
+        change ``{"deviation": d, "change": c}`` is the largest change of the outputs, relative to
+        the largest output, after a rescaling by ``phi ~ N(0, d^2)`` (d is 1 and 3, or less where
+        weights meet high powers of scales); ``holds``, whether the exact level changes within
+        ``tolerance`` (``None`` where it has no units, no output could be seen to change, or
+        rounding decides the outputs).
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.LayerNorm(3), torch.nn.Linear(3, 1)).double()
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 3), torch.nn.LayerNorm(3), torch.nn.Linear(3, 1)
+        ... ).double()
         >>> x = torch.randn(4, 2).double()
         >>> levels = measure_levels(ps.trace(model, x), model, (x,), {})
         >>> levels["exact"]["units"], levels["all"]["units"], levels["holds"]
@@ -67,17 +84,25 @@ def measure_levels(
             # powers of two can be taken back without a trace
             with rescaled_in_place(model, graph, (phi / math.log(2)).round() * math.log(2)):
                 return difference(before, run(model, args, kwargs, seed=seed))
-        return difference(before, run(model, args, kwargs, rescaled_weights(model, graph, phi), seed))
+        return difference(
+            before, run(model, args, kwargs, rescaled_weights(model, graph, phi), seed)
+        )
 
     def level(direction: Tensor, units: int) -> dict[str, Any]:
-        changes = [{"deviation": d, "change": change(d * direction)} for d in deviations] if units else []
+        changes = (
+            [{"deviation": d, "change": change(d * direction)} for d in deviations] if units else []
+        )
         return {"units": units, "dimension": graph.num_weights - units, "changes": changes}
 
     exact = level(graph.exact_part(normal), graph.num_exact_units)
     every = exact if graph.num_exact_units == graph.num_units else level(normal, graph.num_units)
     worst = max((entry["change"] for entry in exact["changes"]), default=0.0)
     holds = worst <= tolerance if exact["changes"] and seen(before) else None
-    if holds is False and graph.num_weights <= LARGE and rounding_decides(model, args, kwargs, seed, before, tolerance):
+    if (
+        holds is False
+        and graph.num_weights <= LARGE
+        and rounding_decides(model, args, kwargs, seed, before, tolerance)
+    ):
         holds = None
     return {
         "exact": exact,
@@ -94,11 +119,12 @@ def levels_in_words(levels: Mapping[str, Any]) -> str:
         >>> one = {"units": 3, "dimension": 8, "changes": [{"deviation": 1.0, "change": 2e-16}]}
         >>> print(levels_in_words({"exact": one, "all": one, "holds": True, "tolerance": 1e-8}))
         in the unchanged model, eps included: outputs change by 2.0e-16 (phi ~ N(0, 1)) when its 3 units are rescaled
-    """
+    """  # noqa: E501
 
     def changes(level: Mapping[str, Any]) -> str:
         return ", ".join(
-            f"{entry['change']:.1e} (phi ~ N(0, {entry['deviation'] ** 2:g}))" for entry in level["changes"]
+            f"{entry['change']:.1e} (phi ~ N(0, {entry['deviation'] ** 2:g}))"
+            for entry in level["changes"]
         )
 
     exact, every = levels["exact"], levels["all"]
@@ -108,10 +134,19 @@ def levels_in_words(levels: Mapping[str, Any]) -> str:
     if not every["changes"]:
         return "nothing was measured, as tensors have no values"
     if exact["units"] == every["units"]:
-        return f"{words}outputs change by {changes(every)} when its {every['units']:,} units are rescaled"
+        return (
+            f"{words}outputs change by {changes(every)} when its {every['units']:,} units are"
+            " rescaled"
+        )
     if exact["units"]:
-        words += f"outputs change by {changes(exact)} when its {exact['units']:,} exact units are rescaled, "
-    return f"{words}by {changes(every)} when all {every['units']:,} units are rescaled (exact only at eps = 0)"
+        words += (
+            f"outputs change by {changes(exact)} when its {exact['units']:,} exact units are"
+            " rescaled, "
+        )
+    return (
+        f"{words}by {changes(every)} when all {every['units']:,} units are rescaled (exact only at"
+        " eps = 0)"
+    )
 
 
 __all__ = ["levels_in_words", "measure_levels"]

@@ -1,4 +1,6 @@
-"""The paths through one operation, read from its rule: for operations of which the table does not say more."""
+"""The paths through one operation, read from its rule: for operations of which
+the table does not say more.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ LEAF = -3
 
 
 class _Nodes(Sequence[Arrivals]):
-    """Ways to arrive: at the root, at every element that enters (written down nowhere), and at what is made of them."""
+    """Ways to arrive: at the root, at every element that enters (written down nowhere), and
+    at what is made of them.
+    """
 
     def __init__(self, entering: int) -> None:
         self.entering = entering
@@ -73,7 +77,9 @@ class LocalPaths(Unrolled):
             ways = [self._way(found, edges, edge, before) for edge, before in arrivals]
             top = max(ways, default=-math.inf)
             finite = top > -math.inf
-            found.append(top + math.log(sum(math.exp(way - top) for way in ways)) if finite else top)
+            found.append(
+                top + math.log(sum(math.exp(way - top) for way in ways)) if finite else top
+            )
         return torch.tensor(found, dtype=torch.float64)
 
     def _way(self, found: list[float], edges: list[float], edge: int, before: int) -> float:
@@ -85,7 +91,14 @@ class LocalPaths(Unrolled):
 
 
 def read_rule(
-    node: fx.Node, name: str, args: Any, kwargs: Any, chosen: Any, p: float, sources: Any, exact_norms: bool
+    node: fx.Node,
+    name: str,
+    args: Any,
+    kwargs: Any,
+    chosen: Any,
+    p: float,
+    sources: Any,
+    exact_norms: bool,
 ) -> tuple[Any, list[Sum], str]:
     """Run the rule of an operation on sums over paths.
 
@@ -100,8 +113,8 @@ def read_rule(
         exact_norms: whether the ``eps`` of normalisations counts.
 
     Returns:
-        The results as sums (tensors of zeros where they are not real numbers), the sums over paths that end in the
-        operation, and the reason why they do.
+        The results as sums (tensors of zeros where they are not real numbers), the sums over paths
+        that end in the operation, and the reason why they do.
 
     Raises:
         ValueError: the rule does not know this form of the operation.
@@ -119,18 +132,30 @@ def read_rule(
 
     def operand(number: int, leaf: Any) -> Any:
         if isinstance(leaf, Sum):
-            return torch.arange(starts[id(leaf)], starts[id(leaf)] + leaf.values.numel()).reshape(leaf.values.shape)
+            return torch.arange(starts[id(leaf)], starts[id(leaf)] + leaf.values.numel()).reshape(
+                leaf.values.shape
+            )
         if f"w{number}" in own:
             return Weight.of(f"w{number}", leaf.shape)
         if isinstance(leaf, Tensor):
             return constant(leaf.shape) if chosen(leaf) else with_value(leaf)
         return leaf
 
-    own_args, own_kwargs = pytree.tree_unflatten([operand(i, leaf) for i, leaf in enumerate(flat)], spec)
+    own_args, own_kwargs = pytree.tree_unflatten(
+        [operand(i, leaf) for i, leaf in enumerate(flat)], spec
+    )
     own_args, own_kwargs = as_stored(paths, own_args, own_kwargs)
     result = RULES[name](paths, *own_args, **own_kwargs)
-    entering = torch.cat([one.values.reshape(-1).log() + one.log for one in sums]) if sums else torch.zeros(0)
-    weights = torch.cat([power(weight, p).reshape(-1).log() for weight in own.values()]) if own else torch.zeros(0)
+    entering = (
+        torch.cat([one.values.reshape(-1).log() + one.log for one in sums])
+        if sums
+        else torch.zeros(0)
+    )
+    weights = (
+        torch.cat([power(weight, p).reshape(-1).log() for weight in own.values()])
+        if own
+        else torch.zeros(0)
+    )
     logs = paths.logs(entering.double(), weights.double())
 
     def summed(ids: Any) -> Sum:
@@ -138,12 +163,20 @@ def read_rule(
             ids = paths.attach(ids)
         known = torch.where(ids == NEUTRAL, -math.inf, logs[torch.where(ids == NEUTRAL, 0, ids)])
         top = float(known.max()) if known.numel() else -math.inf
-        return Sum(torch.exp(known - top), top) if top > -math.inf else Sum(torch.zeros(known.shape).double())
+        return (
+            Sum(torch.exp(known - top), top)
+            if top > -math.inf
+            else Sum(torch.zeros(known.shape).double())
+        )
 
     shown = pytree.tree_leaves(node.meta.get("val"))
     found, result_spec = pytree.tree_flatten(result)
     values = [
-        summed(ids) if not isinstance(real, Tensor) or _is_real(real) else torch.zeros(shape_of(real), dtype=real.dtype)
+        (
+            summed(ids)
+            if not isinstance(real, Tensor) or _is_real(real)
+            else torch.zeros(shape_of(real), dtype=real.dtype)
+        )
         for ids, real in zip(found, shown, strict=True)
     ]
     ended = [summed(ids) for ids in paths.ended if bool(((ids != ROOT) & (ids != NEUTRAL)).any())]

@@ -1,4 +1,6 @@
-"""Logarithms of prefix and suffix values along the trees: finite where the products themselves leave the floats."""
+"""Logarithms of prefix and suffix values along the trees: finite where the products
+themselves leave the floats.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,16 @@ from pathspace.two_trees import TwoTrees
 
 
 def log_prefixes(skeleton: TwoTrees, zeros: bool = False) -> np.ndarray:
-    """``log |pre_v|`` for the root, every unit and every derived id, float64; with ``zeros``, that of 0 is ``-inf``."""
+    """``log |pre_v|`` for the root, every unit and every derived id, float64; with
+    ``zeros``, that of 0 is ``-inf``.
+    """
     return _log_along(skeleton, True, zeros)
 
 
 def log_suffixes(skeleton: TwoTrees, zeros: bool = False) -> np.ndarray:
-    """``log |suf_v|`` for the root, every unit and every derived id, float64; with ``zeros``, that of 0 is ``-inf``."""
+    """``log |suf_v|`` for the root, every unit and every derived id, float64; with
+    ``zeros``, that of 0 is ``-inf``.
+    """
     return _log_along(skeleton, False, zeros)
 
 
@@ -26,9 +32,9 @@ def _log_along(skeleton: TwoTrees, entering: bool, zeros: bool) -> np.ndarray:
         unit = int((weights == 0).nonzero()[0])
         name = graph.blocks[int(tree.block[unit])].name
         raise InputError(
-            f"The skeleton weight of unit {unit}, entry {int(tree.index[unit])} of {name!r}, is zero, expected "
-            "skeleton weights other than zero; choose the skeleton again from the current model (units that only "
-            "weights of 0 connect are in skeleton.dead)."
+            f"The skeleton weight of unit {unit}, entry {int(tree.index[unit])} of {name!r}, is"
+            " zero, expected skeleton weights other than zero; choose the skeleton again from the"
+            " current model (units that only weights of 0 connect are in skeleton.dead)."
         )
     size, expand = weights.abs().log().numpy(), graph.expand
     result = np.zeros(graph.num_units + 1)

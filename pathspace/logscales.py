@@ -1,8 +1,9 @@
-"""Log-scales per row and per column of every tensor: the family among which symmetries are looked for from above.
+"""Log-scales per row and per column of every tensor: the family among which symmetries
+are looked for from above.
 
-``P`` maps one number per row and one per column of each tensor to a log-scale for every scalar weight. Every gauge
-transformation that was found is of that form; where a tensor of the reduction graph has another pattern of units, the
-pattern is added as a side of its own.
+``P`` maps one number per row and one per column of each tensor to a log-scale for every scalar
+weight. Every gauge transformation that was found is of that form; where a tensor of the reduction
+graph has another pattern of units, the pattern is added as a side of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from pathspace.structure import Structure
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """One log-scale for each class of scalars of a tensor: its rows, its columns, or another pattern.
+    """One log-scale for each class of scalars of a tensor: its rows, its
+    columns, or another pattern.
 
     Attributes:
         index: number of the class, from 0, broadcastable to the tensor.
@@ -51,8 +53,8 @@ class Entry:
         name: name of the parameter, or of the statistic's variance (mean).
         shape: its shape.
         sides: what has a log-scale of its own.
-        factors: tensors that scale with these numbers, how often (a mean once, a variance twice), and the constant
-            ``c`` where ``w + c`` is what scales.
+        factors: tensors that scale with these numbers, how often (a mean once, a variance twice),
+            and the constant ``c`` where ``w + c`` is what scales.
     """
 
     name: str
@@ -65,7 +67,9 @@ class Entry:
         total = torch.zeros(self.shape, dtype=torch.float64)
         for name, times, shift in self.factors:
             if name in grads:
-                total = total + times * ((weights[name].detach() + shift) * grads[name]).double().reshape(self.shape)
+                total = total + times * (
+                    (weights[name].detach() + shift) * grads[name]
+                ).double().reshape(self.shape)
         return total
 
     def exchanged(self, alive: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
@@ -75,7 +79,8 @@ class Entry:
             alive: which scalars have an effect.
 
         Returns:
-            Rows, columns and entries of a matrix whose columns span them, and how many columns it has.
+            Rows, columns and entries of a matrix whose columns span them, and
+            how many columns it has.
         """
         nothing = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), 0)
         if len(self.sides) < 2 or not bool(alive.any()):
@@ -86,14 +91,22 @@ class Entry:
             # rows and columns that share a scalar hang together: scale one against the other
             _, label = connected_components(
                 coo_array(
-                    (np.ones(len(met), bool), (met[:, 0], one.count + met[:, 1])), shape=(one.count + other.count,) * 2
+                    (np.ones(len(met), bool), (met[:, 0], one.count + met[:, 1])),
+                    shape=(one.count + other.count,) * 2,
                 ),
                 directed=False,
             )
             first, second = np.unique(met[:, 0]), np.unique(met[:, 1])
-            number, column = np.unique(label[np.concatenate([first, one.count + second])], return_inverse=True)
+            number, column = np.unique(
+                label[np.concatenate([first, one.count + second])], return_inverse=True
+            )
             rows = np.concatenate([one.start + first, other.start + second])
-            return rows, column, np.concatenate([np.ones(len(first)), -np.ones(len(second))]), len(number)
+            return (
+                rows,
+                column,
+                np.concatenate([np.ones(len(first)), -np.ones(len(second))]),
+                len(number),
+            )
         flat = alive.reshape(-1)
         starts = np.cumsum([0, *(side.count for side in self.sides)])
         places = [
@@ -103,7 +116,10 @@ class Entry:
         edges = np.arange(len(places[0]))
         table = csr_array(
             coo_array(
-                (np.ones(len(edges) * len(places)), (np.tile(edges, len(places)), np.concatenate(places))),
+                (
+                    np.ones(len(edges) * len(places)),
+                    (np.tile(edges, len(places)), np.concatenate(places)),
+                ),
                 shape=(len(edges), int(starts[-1])),
             )
         )
@@ -112,17 +128,23 @@ class Entry:
         used = np.flatnonzero(gram.diagonal() > 0)
         _, label = connected_components(gram[used][:, used], directed=False)
         found, width = [nothing[:3]], 0
-        # (what has no scalar in common, as the channels of a depthwise kernel, is looked at by itself)
-        for part in np.split(used[np.argsort(label, kind="stable")], np.cumsum(np.bincount(label))[:-1]):
+        # (what has no scalar in common, as the channels of a depthwise
+        # kernel, is looked at by itself)
+        for part in np.split(
+            used[np.argsort(label, kind="stable")], np.cumsum(np.bincount(label))[:-1]
+        ):
             if len(part) > MOST_DENSE:
                 raise ValueError(
-                    f"{len(part):,} log-scales of {self.name} are linked by more than two index dimensions"
+                    f"{len(part):,} log-scales of {self.name} are linked by more than two index"
+                    " dimensions"
                 )
             dense = gram[part][:, part].toarray()
             values, vectors = np.linalg.eigh(dense)
             null = vectors[:, values <= 1e-9 * max(1.0, float(dense.max()))]
             place = np.indices(null.shape)
-            found.append((own[part][place[0].reshape(-1)], width + place[1].reshape(-1), null.reshape(-1)))
+            found.append(
+                (own[part][place[0].reshape(-1)], width + place[1].reshape(-1), null.reshape(-1))
+            )
             width += null.shape[1]
         rows, columns, entries = (np.concatenate([held[k] for held in found]) for k in range(3))
         return rows, columns, entries, width
@@ -131,7 +153,9 @@ class Entry:
 def _met(one: Side, other: Side, alive: Tensor) -> np.ndarray:
     """Pairs of classes of two sides that share a scalar that is alive."""
     dims = [
-        d for d in range(alive.dim()) if one.index.shape[d] == 1 and other.index.shape[d] == 1 and alive.shape[d] > 1
+        d
+        for d in range(alive.dim())
+        if one.index.shape[d] == 1 and other.index.shape[d] == 1 and alive.shape[d] > 1
     ]
     some = alive.any(dims[0], keepdim=True) if dims else alive
     for d in dims[1:]:
@@ -157,17 +181,25 @@ class Family:
 
     def sums(self, products: Sequence[Tensor]) -> Tensor:
         """``P^T`` of all products, shape ``(R,)``."""
-        parts = [side.sums(value) for entry, value in zip(self.entries, products, strict=True) for side in entry.sides]
+        parts = [
+            side.sums(value)
+            for entry, value in zip(self.entries, products, strict=True)
+            for side in entry.sides
+        ]
         return torch.cat([torch.zeros(0, dtype=torch.float64), *parts])
 
     def exchanged(self, alive: Sequence[Tensor]) -> csr_array:
-        """What moves no scalar that is alive: columns that span the null space of ``P``, sparse ``(R, d)``."""
+        """What moves no scalar that is alive: columns that span the null space of
+        ``P``, sparse ``(R, d)``.
+        """
         parts, width = [], 0
         for entry, mask in zip(self.entries, alive, strict=True):
             rows, columns, values, count = entry.exchanged(mask)
             parts.append((rows, columns + width, values))
             width += count
-        rows, columns, values = (np.concatenate([np.zeros(0, np.int64), *(p[k] for p in parts)]) for k in range(3))
+        rows, columns, values = (
+            np.concatenate([np.zeros(0, np.int64), *(p[k] for p in parts)]) for k in range(3)
+        )
         return csr_array(coo_array((values, (rows, columns)), shape=(self.size, width)))
 
 
@@ -208,7 +240,9 @@ def family(graph: Structure, model: nn.Module, statistics: bool) -> Family:
             start += sides[-1].count
         for ids, sign in ends:
             side, values = next((s, v) for s in sides if (v := _fits(s.index, ids)) is not None)
-            units.append((side.start + np.arange(side.count), np.abs(values), sign * np.sign(values)))
+            units.append(
+                (side.start + np.arange(side.count), np.abs(values), sign * np.sign(values))
+            )
         entries.append(Entry(name, shape, tuple(sides), ((name, 1, graph.shifts.get(name, 0.0)),)))
     for statistic in graph.statistics if statistics else ():
         pair = ((statistic.mean, 1), (statistic.var, 2))
@@ -218,7 +252,9 @@ def family(graph: Structure, model: nn.Module, statistics: bool) -> Family:
         start += len(channels)
         units.append((side.start + np.arange(len(channels)), np.abs(channels), np.sign(channels)))
         entries.append(Entry(factors[-1][0], (len(channels),), (side,), factors))
-    rows, columns, signs = (np.concatenate([np.zeros(0, np.int64), *(u[k] for u in units)]) for k in range(3))
+    rows, columns, signs = (
+        np.concatenate([np.zeros(0, np.int64), *(u[k] for u in units)]) for k in range(3)
+    )
     table = csr_array(coo_array((signs, (rows, columns)), shape=(start, graph.expand.shape[0])))
     return Family(tuple(entries), start, csr_array((table @ graph.expand)[:, 1:]))
 

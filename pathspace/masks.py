@@ -19,7 +19,8 @@ FORMAT = "pathspace-masks/1"
 
 
 class Masks(dict[str, dict[str, Tensor]]):
-    """Masks read from a file: ``masks["incoming"][parameter name]`` and ``masks["outgoing"][...]``, bool tensors.
+    """Masks read from a file: ``masks["incoming"][parameter name]`` and
+    ``masks["outgoing"][...]``, bool tensors.
 
     Attributes:
         header: the file's metadata (format, rule, seed, weights, units, dimension).
@@ -38,29 +39,35 @@ class Masks(dict[str, dict[str, Tensor]]):
 def save_masks(skeleton: Skeleton, path: str | PathLike[str]) -> None:
     """Write the masks of a skeleton as one safetensors file.
 
-    Tensors are named ``incoming/<parameter>`` and ``outgoing/<parameter>`` and have dtype bool and the parameter's
-    shape. The header's metadata holds the format, the rule and its seed, and the figures of the graph.
+    Tensors are named ``incoming/<parameter>`` and ``outgoing/<parameter>`` and have dtype bool
+    and the parameter's shape. The header's metadata holds the format, the rule and its seed, and
+    the figures of the graph.
 
     Args:
         skeleton: the skeleton.
         path: the file; an existing file is replaced completely or not at all.
 
     Raises:
-        InputError: the path cannot be written, or something else stands in the place of the skeleton.
+        InputError: the path cannot be written, or something else stands in
+            the place of the skeleton.
 
     Example:
         >>> import tempfile, torch, pathspace as ps
-        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1))
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1)
+        ... )
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     ps.save_masks(ps.trace(model, torch.randn(1, 2)).skeleton(), f"{folder}/masks.safetensors")
+        ...     ps.save_masks(
+        ...         ps.trace(model, torch.randn(1, 2)).skeleton(), f"{folder}/masks.safetensors"
+        ...     )
         ...     masks = ps.load_masks(f"{folder}/masks.safetensors")
         >>> masks.header["units"], masks["outgoing"]["2.weight"].tolist()
         ('2', [[True, True]])
     """
     if not isinstance(skeleton, Skeleton):
         raise InputError(
-            f"save_masks found a {type(skeleton).__name__} as its skeleton, expected save_masks(skeleton, path); "
-            f"write save_masks(graph.skeleton(), path)."
+            f"save_masks found a {type(skeleton).__name__} as its skeleton, expected"
+            " save_masks(skeleton, path); write save_masks(graph.skeleton(), path)."
         )
     graph = skeleton.graph
     header = {
@@ -72,12 +79,17 @@ def save_masks(skeleton: Skeleton, path: str | PathLike[str]) -> None:
         "dimension": str(graph.dimension),
         "pinned": json.dumps(sorted({pin.op for pin in graph.pinned})),
         "unused": json.dumps(list(graph.unused)),
-        "meaning": "incoming: one entering edge per unit (tree T_in); outgoing: one leaving edge per unit (tree "
-        "T_out); "
-        "skeleton = incoming or outgoing",
+        "meaning": (
+            "incoming: one entering edge per unit (tree T_in); outgoing: one leaving edge per unit"
+            " (tree T_out); skeleton = incoming or outgoing"
+        ),
     }
     parts = ("incoming", "outgoing")
-    entries = {f"{part}/{block.name}": Entry.of(torch.bool, block.shape) for part in parts for block in graph.blocks}
+    entries = {
+        f"{part}/{block.name}": Entry.of(torch.bool, block.shape)
+        for part in parts
+        for block in graph.blocks
+    }
 
     def data(key: str) -> list[memoryview]:
         # one mask at a time, as all together may be more than the memory holds
@@ -107,8 +119,8 @@ def load_masks(path: str | PathLike[str]) -> Masks:
             header = file.metadata() or {}
             if header.get("format") != FORMAT:
                 raise InputError(
-                    f"{str(path)!r} has format {header.get('format')!r}, expected {FORMAT!r}; write it with "
-                    "save_masks or 'pathspace masks'."
+                    f"{str(path)!r} has format {header.get('format')!r}, expected {FORMAT!r}; write"
+                    " it with save_masks or 'pathspace masks'."
                 )
             for key in file.keys():  # noqa: SIM118  (not a mapping)
                 part, name = key.split("/", 1)

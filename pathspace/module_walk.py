@@ -1,6 +1,7 @@
 """A model's modules and tensors by name, as lists.
 
-``nn.Module.named_modules`` passes each module through one generator per level above it; tracing asks fifteen times.
+``nn.Module.named_modules`` passes each module through one generator per level above it;
+tracing asks fifteen times.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def every_module(model: nn.Module) -> list[nn.Module]:
 
 
 def every_path(model: nn.Module, repeated: bool = True) -> list[tuple[str, nn.Module]]:
-    """All paths and their modules, as ``model.named_modules(remove_duplicate=not repeated)`` gives them.
+    """All paths and their modules, as
+    ``model.named_modules(remove_duplicate=not repeated)`` gives them.
 
     Args:
         model: any module; with ``repeated``, no module may hold itself.
@@ -62,7 +64,8 @@ def every_path(model: nn.Module, repeated: bool = True) -> list[tuple[str, nn.Mo
 
 
 def every_tensor(model: nn.Module, kind: Kind, repeated: bool = True) -> dict[str, Tensor]:
-    """All names of parameters or buffers and their tensors; a tensor of several names stands there several times.
+    """All names of parameters or buffers and their tensors; a tensor of several names
+    stands there several times.
 
     Example:
         >>> list(every_tensor(nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1)), "_buffers"))

@@ -9,9 +9,9 @@ from torch import Tensor
 def moved(tensor: Tensor, head: Tensor, tail: Tensor, constant: float = 0.0) -> Tensor:
     """``(tensor + constant) * head / tail - constant``, in the tensor's own type.
 
-    With a constant the sum is formed in float64. Where the result is close to ``-constant`` its type may not tell the
-    two apart, and ``tensor + constant`` would vanish or change its sign: then ``tensor * head / tail`` is taken if its
-    sum is closer to what is wanted.
+    With a constant the sum is formed in float64. Where the result is close to ``-constant`` its
+    type may not tell the two apart, and ``tensor + constant`` would vanish or change its sign: then
+    ``tensor * head / tail`` is taken if its sum is closer to what is wanted.
 
     Args:
         tensor: a parameter or a buffer.

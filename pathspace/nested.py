@@ -1,4 +1,6 @@
-"""Tensors inside whatever a model takes or returns: containers, dataclasses, caches, objects of the user's own."""
+"""Tensors inside whatever a model takes or returns: containers, dataclasses, caches,
+objects of the user's own.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,42 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-_CLOSED = (str, bytes, int, float, complex, type, nn.Module, FunctionType, MethodType, BuiltinFunctionType, ModuleType)
-_PLAIN = (Tensor, type(None), str, int, float, complex, torch.dtype, torch.device, torch.layout, torch.memory_format)
+_CLOSED = (
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+    type,
+    nn.Module,
+    FunctionType,
+    MethodType,
+    BuiltinFunctionType,
+    ModuleType,
+)
+_PLAIN = (
+    Tensor,
+    type(None),
+    str,
+    int,
+    float,
+    complex,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+)
 
 
 def _attributes(value: Any) -> dict[str, Any]:
     """What an object holds in its ``__dict__`` and its slots."""
-    slots = [name for kind in type(value).__mro__ for name in _names(kind.__dict__.get("__slots__", ()))]
+    slots = [
+        name for kind in type(value).__mro__ for name in _names(kind.__dict__.get("__slots__", ()))
+    ]
     held = {
-        name: getattr(value, name) for name in slots if name not in ("__dict__", "__weakref__") and hasattr(value, name)
+        name: getattr(value, name)
+        for name in slots
+        if name not in ("__dict__", "__weakref__") and hasattr(value, name)
     }
     return {**held, **getattr(value, "__dict__", {})}
 
@@ -31,8 +60,8 @@ def _names(slots: str | Iterable[str]) -> Iterable[str]:
 def leaves(value: Any) -> list[Any]:
     """The tensors of a value, in a fixed order, each object looked into once.
 
-    Containers that torch knows are flattened as torch does it; other mappings, iterables and objects are looked into
-    as they are. A generator is run to its end. Modules are not looked into.
+    Containers that torch knows are flattened as torch does it; other mappings, iterables and
+    objects are looked into as they are. A generator is run to its end. Modules are not looked into.
 
     Args:
         value: what a model takes or returns.
@@ -70,7 +99,8 @@ def leaves(value: Any) -> list[Any]:
 
 
 def mapped(function: Callable[[Tensor], Any], value: Any) -> Any:
-    """A value of the same make with every tensor replaced; what holds tensors is copied, and never changed.
+    """A value of the same make with every tensor replaced; what holds tensors is
+    copied, and never changed.
 
     Args:
         function: takes a tensor.

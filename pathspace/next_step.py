@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-# command, with the name it was given where that matters, and whether all is well -> words; those in braces are what the
-# command was given
+# command, with the name it was given where that matters, and whether all is well -> words; those in
+# braces are what the command was given
 STEPS = {
     ("verify", True): "masks {target} {inputs} -o masks.safetensors",
     ("verify", False): "explain {target} {inputs}",
@@ -47,8 +47,8 @@ def next_step(command: str, given: Mapping[str, Any], well: bool = True) -> str 
         well: whether it ended with exit code 0.
 
     Returns:
-        A line to type, or ``None``: after a command that delivered something on standard output, or lacks what the
-        next one needs.
+        A line to type, or ``None``: after a command that delivered something on standard output, or
+        lacks what the next one needs.
 
     Example:
         >>> next_step("verify", {"target": "net.py:Net", "inputs": ["8x3"]})

@@ -1,4 +1,6 @@
-"""Path norms and statistics of path values, in logarithms: finite where the values themselves leave the floats."""
+"""Path norms and statistics of path values, in logarithms: finite where the values
+themselves leave the floats.
+"""
 
 from __future__ import annotations
 
@@ -46,54 +48,72 @@ def path_norm(
 
 
 def path_norm(
-    model: Structure | nn.Module, *inputs: Any, kwargs: Mapping[str, Any] | None = None, **options: Any
+    model: Structure | nn.Module,
+    *inputs: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> float:
-    """``(sum over paths |v_path|^p)^(1/p)``, by one forward pass of the network with weights ``|w|^p``.
+    """``(sum over paths |v_path|^p)^(1/p)``, by one forward pass of the
+    network with weights ``|w|^p``.
 
-    Paths are those of the network unrolled on the example input, from every input element and bias to every output
-    element; coefficients of means and frozen normalisations count as weights, and a maximum as a sum. A normalisation
-    by the numbers themselves starts paths again, as in :meth:`ReductionGraph.paths`. Sums are kept with a common
-    logarithm, so that depth neither overflows nor vanishes.
+    Paths are those of the network unrolled on the example input, from every input element and
+    bias to every output element; coefficients of means and frozen normalisations count as
+    weights, and a maximum as a sum. A normalisation by the numbers themselves starts paths again,
+    as in :meth:`ReductionGraph.paths`. Sums are kept with a common logarithm, so that depth
+    neither overflows nor vanishes.
 
-    An operation that fixes a scale (a sigmoid, ReLU6, a softmax, a quotient) ends the paths that lead to it, so that
-    the network behind it has no path norm, and is refused. There are three ways to get a number:
+    An operation that fixes a scale (a sigmoid, ReLU6, a softmax, a quotient) ends the paths
+    that lead to it, so that the network behind it has no path norm, and is refused. There are
+    three ways to get a number:
 
-    * ``until="name of a module"`` takes the norm of the part before: paths end in the outputs of that module, or in
-      what enters it where it holds such an operation itself. The name of a node of the captured graph does the same.
-      The part counts as a separate network: the number depends on the scales of the units at its end.
-    * ``until="fixed"`` lets paths end wherever a scale is fixed, and start again behind with the value 1, as those of
-      :meth:`ReductionGraph.paths` do. Roots and quotients of activations, which no path passes, are taken of the sums,
-      so that the number does not depend on the scales of units.
-    * ``bound=True`` passes functions of one operand with a largest slope by that slope: with ``p=1`` the outputs of one
-      sample change by at most ``sum_o |f_o(x) - f_o(y)| <= norm * max_i |x_i - y_i|``, whatever x and y are.
+    * ``until="name of a module"`` takes the norm of the part before: paths end in the outputs of
+      that module, or in what enters it where it holds such an operation itself. The name of a node
+      of the captured graph does the same. The part counts as a separate network: the number depends
+      on the scales of the units at its end.
+    * ``until="fixed"`` lets paths end wherever a scale is fixed, and start again behind with
+      the value 1, as those of :meth:`ReductionGraph.paths` do. Roots and quotients of
+      activations, which no path passes, are taken of the sums, so that the number does not
+      depend on the scales of units.
+    * ``bound=True`` passes functions of one operand with a largest slope by that slope: with
+      ``p=1`` the outputs of one sample change by at most ``sum_o |f_o(x) - f_o(y)| <= norm * max_i
+      |x_i - y_i|``, whatever x and y are.
 
     Args:
         model: a traced reduction graph (its current weights are read), or a model.
-        *inputs: example inputs of a model; of a graph ``p``, ``log`` and ``batch_dim``, in this order.
+        *inputs: example inputs of a model; of a graph ``p``, ``log`` and
+            ``batch_dim``, in this order.
         kwargs: keyword example inputs of a model.
-        **options: ``p``, the exponent, positive (1); ``log``, return the natural logarithm of the norm (``False``);
-            ``batch_dim``, the dimension of the outputs that counts samples, which are all alike, or ``None`` (0);
-            ``until``, where paths end (the outputs); ``bound``, pass functions by their slopes (``False``).
+        **options: ``p``, the exponent, positive (1); ``log``, return the natural logarithm of the
+            norm (``False``); ``batch_dim``, the dimension of the outputs that counts samples, which
+            are all alike, or ``None`` (0); ``until``, where paths end (the outputs); ``bound``,
+            pass functions by their slopes (``False``).
 
     Returns:
         The norm, or its logarithm (``-inf`` where every path vanishes).
 
     Raises:
-        InputError: ``p`` is not positive, ``until`` names nothing, or the norm exceeds the largest float and ``log``
-            was not asked for.
-        UnsupportedError: an operation is not positively homogeneous, so that path values have no meaning behind it.
+        InputError: ``p`` is not positive, ``until`` names nothing, or the norm exceeds the largest
+            float and ``log`` was not asked for.
+        UnsupportedError: an operation is not positively homogeneous, so that path values
+            have no meaning behind it.
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.ReLU(), torch.nn.Linear(2, 1))
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 2, bias=False), torch.nn.ReLU(), torch.nn.Linear(2, 1)
+        ... )
         >>> for parameter in model.parameters():
         ...     _ = torch.nn.init.constant_(parameter, -2.0)
-        >>> round(path_norm(ps.trace(model, torch.randn(1, 2))), 9)  # four paths of value 4, and a bias of 2
+        >>> round(
+        ...     path_norm(ps.trace(model, torch.randn(1, 2))), 9
+        ... )  # four paths of value 4, and a bias of 2
         18.0
         >>> gated = torch.nn.Sequential(model, torch.nn.Sigmoid())
         >>> round(path_norm(gated, torch.randn(1, 2), until="0"), 9)
         18.0
-        >>> round(path_norm(gated, torch.randn(1, 2), bound=True), 9)  # the slope of a sigmoid is at most 1/4
+        >>> round(
+        ...     path_norm(gated, torch.randn(1, 2), bound=True), 9
+        ... )  # the slope of a sigmoid is at most 1/4
         4.5
 
     Reference:
@@ -124,30 +144,37 @@ def _norm(
         return result
     if result > math.log(np.finfo(float).max):
         raise InputError(
-            f"The path norm is about 10^{result / math.log(10):.0f}, above the largest float; use log=True to get "
-            f"its logarithm."
+            f"The path norm is about 10^{result / math.log(10):.0f}, above the largest float; use"
+            " log=True to get its logarithm."
         )
     return math.exp(result) if result > -math.inf else 0.0
 
 
-def path_sensitivity(graph: Structure, parameters: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """``g_e = sum over paths through e of (product of their other weights)^2``: the diagonal of the path kernel.
+def path_sensitivity(
+    graph: Structure, parameters: Mapping[str, Tensor] | None = None
+) -> dict[str, Tensor]:
+    """``g_e = sum over paths through e of (product of their other weights)^2``: the
+    diagonal of the path kernel.
 
-    This is the derivative of ``sum over paths v^2`` by ``w_e^2``, by one pass forward and one backward.
+    This is the derivative of ``sum over paths v^2`` by ``w_e^2``, by one pass
+    forward and one backward.
 
     Args:
         graph: a traced reduction graph.
         parameters: parameters by name, of the traced model or a copy; the graph's own by default.
 
     Returns:
-        Parameter name -> ``g``, float64, of the parameter's shape, over its largest entry in the network.
+        Parameter name -> ``g``, float64, of the parameter's shape, over its
+        largest entry in the network.
 
     Raises:
         UnsupportedError: see :func:`path_norm`.
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False)).double()
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False)
+        ... ).double()
         >>> for parameter, value in zip(model.parameters(), (1.0, 3.0)):
         ...     _ = torch.nn.init.constant_(parameter, value)
         >>> found = path_sensitivity(ps.trace(model, torch.ones(1, 1).double()))
@@ -157,16 +184,25 @@ def path_sensitivity(graph: Structure, parameters: Mapping[str, Tensor] | None =
     held = graph.parameters if parameters is None else parameters
     wide = {block.name: held[block.name].detach().cpu().double() for block in graph.blocks}
     # (a weight of 0 has a derivative by its square all the same)
-    own = {name: torch.where(value == 0, 1e-100, value).requires_grad_() for name, value in wide.items()}
+    own = {
+        name: torch.where(value == 0, 1e-100, value).requires_grad_()
+        for name, value in wide.items()
+    }
     spliced: Any = {**graph.captured.parameters, **own}
     captured = replace(graph.captured, parameters=spliced)
     with torch.enable_grad():
         sums = Forward(captured, 2.0, None, False, graph.norm_eps == "respect").outputs()
         top = max((one.log for one in sums), default=0.0)
-        total = torch.stack([one.values.sum() * math.exp(max(one.log - top, -700.0)) for one in sums]).sum()
+        total = torch.stack(
+            [one.values.sum() * math.exp(max(one.log - top, -700.0)) for one in sums]
+        ).sum()
         found = torch.autograd.grad(total, list(own.values()), allow_unused=True)
     slopes = {
-        name: torch.zeros(value.shape, dtype=torch.float64) if slope is None else slope / (2 * value.detach())
+        name: (
+            torch.zeros(value.shape, dtype=torch.float64)
+            if slope is None
+            else slope / (2 * value.detach())
+        )
         for (name, value), slope in zip(own.items(), found, strict=True)
     }
     most = max((float(slope.max()) for slope in slopes.values() if slope.numel()), default=0.0)
@@ -202,7 +238,8 @@ class PathStatistics:
 
 
 def path_statistics(skeleton: TwoTrees, p: float = 1) -> PathStatistics:
-    """Statistics of the values of all basis paths, ``log |v_P(e)| = log |pre(tail)| + log |w_e| + log |suf(head)|``.
+    """Statistics of the values of all basis paths, ``log |v_P(e)| = log |pre(tail)| + log
+    |w_e| + log |suf(head)|``.
 
     Args:
         skeleton: the two trees.
@@ -216,7 +253,9 @@ def path_statistics(skeleton: TwoTrees, p: float = 1) -> PathStatistics:
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.ReLU(), torch.nn.Linear(2, 1))
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 2, bias=False), torch.nn.ReLU(), torch.nn.Linear(2, 1)
+        ... )
         >>> for parameter in model.parameters():
         ...     _ = torch.nn.init.constant_(parameter, -2.0)
         >>> statistics = path_statistics(ps.trace(model, torch.randn(1, 2)).skeleton())
@@ -232,7 +271,9 @@ def path_statistics(skeleton: TwoTrees, p: float = 1) -> PathStatistics:
     kept = logs[np.isfinite(logs)]
     if not len(kept):
         nothing = -math.inf
-        return PathStatistics(len(logs), len(logs), nothing, nothing, 0.0, nothing, nothing, nothing, p)
+        return PathStatistics(
+            len(logs), len(logs), nothing, nothing, 0.0, nothing, nothing, nothing, p
+        )
     top = float(kept.max())
     return PathStatistics(
         count=len(logs),
@@ -248,24 +289,30 @@ def path_statistics(skeleton: TwoTrees, p: float = 1) -> PathStatistics:
 
 
 def log_factors(skeleton: TwoTrees, zeros: bool = False) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The two factors of every basis path value, ``log |w_e|`` and ``log |pre(tail) suf(head)|``, piece by piece.
+    """The two factors of every basis path value, ``log |w_e|`` and ``log |pre(tail)
+    suf(head)|``, piece by piece.
 
-    The sum of a pair is the logarithm of a path value; minus twice the second is that of the factor by which a step
-    on path values multiplies the learning rate of ``w_e`` (of ``p_k`` itself, whose weight counts as 1).
+    The sum of a pair is the logarithm of a path value; minus twice the second is that of the
+    factor by which a step on path values multiplies the learning rate of ``w_e`` (of ``p_k``
+    itself, whose weight counts as 1).
 
     Args:
         skeleton: the two trees.
-        zeros: skeleton weights may be zero; then logarithms are ``-inf`` along them, and NaN or ``inf`` against them.
+        zeros: skeleton weights may be zero; then logarithms are ``-inf`` along them, and NaN
+            or ``inf`` against them.
 
     Yields:
-        Pairs of flat arrays: first the ``p_k`` of all chains, then the edges in neither tree, tensor by tensor.
+        Pairs of flat arrays: first the ``p_k`` of all chains, then the edges in
+        neither tree, tensor by tensor.
 
     Raises:
         InputError: a skeleton weight is zero, and ``zeros`` is not set.
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.ReLU(), torch.nn.Linear(2, 1))
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 2, bias=False), torch.nn.ReLU(), torch.nn.Linear(2, 1)
+        ... )
         >>> skeleton = ps.trace(model, torch.randn(1, 2)).skeleton()
         >>> sum(len(weights) for weights, scales in log_factors(skeleton)) == len(skeleton.basis())
         True
@@ -284,4 +331,7 @@ def log_factors(skeleton: TwoTrees, zeros: bool = False) -> Iterator[tuple[np.nd
             for ids, table in ((block.tail, prefix), (block.head, suffix))
         )
         free = basis.in_no_tree(i)
-        yield weight.reshape(-1)[free].numpy(), (tail + head).expand(block.shape).reshape(-1)[free].numpy()
+        yield (
+            weight.reshape(-1)[free].numpy(),
+            (tail + head).expand(block.shape).reshape(-1)[free].numpy(),
+        )

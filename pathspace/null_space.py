@@ -1,7 +1,9 @@
-"""Does a matrix have null vectors beside the known ones? Delete a pivot column for each, and factorise the rest.
+"""Does a matrix have null vectors beside the known ones? Delete a pivot column for
+each, and factorise the rest.
 
-If ``B`` spans known null vectors of ``G`` and its rows ``S`` are invertible, then ``null(G) = span(B)`` exactly where
-``G`` without the columns ``S`` has full column rank: a null vector less a combination of known ones is zero on ``S``.
+If ``B`` spans known null vectors of ``G`` and its rows ``S`` are invertible, then ``null(G) =
+span(B)`` exactly where ``G`` without the columns ``S`` has full column rank: a null vector less a
+combination of known ones is zero on ``S``.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from scipy.linalg import lapack, qr
 from scipy.sparse import csr_array
 from torch import Tensor
 
-# what is left when rows with a single entry are used up is factorised densely, up to this many columns
+# what is left when rows with a single entry are used up is factorised
+# densely, up to this many columns
 MOST_DENSE = 4_000
 
 
@@ -41,7 +44,9 @@ def pivots(known: csr_array) -> np.ndarray:
         alone = np.flatnonzero((pattern @ open_columns == 1) & open_rows)
         if not len(alone):
             break
-        column = np.rint(pattern @ (open_columns * np.arange(known.shape[1])))[alone].astype(np.int64)
+        column = np.rint(pattern @ (open_columns * np.arange(known.shape[1])))[alone].astype(
+            np.int64
+        )
         column, first = np.unique(column, return_index=True)
         chosen.append(alone[first])
         open_rows[alone[first]] = False
@@ -62,10 +67,11 @@ def pivots(known: csr_array) -> np.ndarray:
 def smallest(
     matrix: Tensor, zero: float, seed: int = 0, block: int = 24, most: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The smallest singular values of a square matrix, relative to the largest, and their right singular vectors.
+    """The smallest singular values of a square matrix, relative to the largest, and
+    their right singular vectors.
 
-    Block inverse iteration with an LU factorisation: ``n^3 2/3`` operations. More values are looked at while all are
-    below ``zero``.
+    Block inverse iteration with an LU factorisation: ``n^3 2/3`` operations. More values are looked
+    at while all are below ``zero``.
 
     Args:
         matrix: ``(n, n)``; it is changed a little (by 1e-11 of its size).
@@ -79,7 +85,9 @@ def smallest(
 
     Example:
         >>> import torch
-        >>> values, vectors = smallest(torch.diag(torch.tensor([3.0, 0.0, 2.0, 1.0]).double()), 1e-8)
+        >>> values, vectors = smallest(
+        ...     torch.diag(torch.tensor([3.0, 0.0, 2.0, 1.0]).double()), 1e-8
+        ... )
         >>> int((values < 1e-8).sum()), vectors[:, 0].abs().round().tolist()
         (1, [0.0, 1.0, 0.0, 0.0])
     """
@@ -91,15 +99,24 @@ def smallest(
     top = float(vector.norm().sqrt()) or 1.0
     # so that what is exactly singular can be divided by
     for part in matrix.split(1024):
-        part += 1e-11 * top / size**0.5 * torch.randn(part.shape, generator=generator, dtype=torch.float64)
+        part += (
+            1e-11
+            * top
+            / size**0.5
+            * torch.randn(part.shape, generator=generator, dtype=torch.float64)
+        )
     factors, order, _ = lapack.dgetrf(matrix.clone().numpy().T, overwrite_a=True)
     while True:
         count = min(block, size if most is None else most, size)
-        basis = torch.linalg.qr(torch.randn(size, count, generator=generator, dtype=torch.float64)).Q
+        basis = torch.linalg.qr(
+            torch.randn(size, count, generator=generator, dtype=torch.float64)
+        ).Q
         for _ in range(8):
             # (the factors are those of the transpose)
             half = lapack.dgetrs(factors, order, basis.numpy())[0]
-            whole = torch.from_numpy(np.ascontiguousarray(lapack.dgetrs(factors, order, half, trans=1)[0]))
+            whole = torch.from_numpy(
+                np.ascontiguousarray(lapack.dgetrs(factors, order, half, trans=1)[0])
+            )
             whole = torch.nan_to_num(whole, posinf=1e300, neginf=-1e300)
             basis = torch.linalg.qr(whole).Q
         _, values, inner = torch.linalg.svd(matrix @ basis, full_matrices=False)

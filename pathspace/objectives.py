@@ -24,7 +24,13 @@ from pathspace.structure import Structure
 class Objective(Protocol):
     """An objective that :func:`pathspace.choose_gauge` minimises."""
 
-    def programme(self, model: nn.Module, graph: Structure, calibration: Any = None, exact: bool = True) -> Programme:
+    def programme(
+        self,
+        model: nn.Module,
+        graph: Structure,
+        calibration: Any = None,
+        exact: bool = True,
+    ) -> Programme:
         """The function of the log-scales, for a model as it stands."""
         ...
 
@@ -44,13 +50,15 @@ class Balance:
 class Noise:
     """Noise in the outputs from quantised weights, to first order.
 
-    ``sum over tensors of max |w|^2 sum_e s_e``: rounding to steps of ``max |w| / (2^(bits - 1) - 1)`` moves every
-    weight by an error of variance ``step^2 / 12``, which the outputs feel by ``s_e = E |df/dw_e|^2``.
+    ``sum over tensors of max |w|^2 sum_e s_e``: rounding to steps of ``max |w| / (2^(bits - 1) -
+    1)`` moves every weight by an error of variance ``step^2 / 12``, which the outputs feel by
+    ``s_e = E |df/dw_e|^2``.
 
     Attributes:
         bits: of each weight; they scale the value, not the gauge.
         per: one step for each ``"tensor"`` or ``"channel"``.
-        weights: ``s_e`` is the ``"outputs"``' sensitivity, or the ``"fisher"`` information of classes drawn from them.
+        weights: ``s_e`` is the ``"outputs"``' sensitivity, or the ``"fisher"`` information of
+            classes drawn from them.
         draws: backward passes for each calibration batch.
     """
 
@@ -59,12 +67,18 @@ class Noise:
     weights: str = "outputs"
     draws: int = 4
 
-    def programme(self, model: nn.Module, graph: Structure, calibration: Any = None, exact: bool = True) -> Programme:
+    def programme(
+        self, model: nn.Module, graph: Structure, calibration: Any = None, exact: bool = True
+    ) -> Programme:
         """See :class:`Objective`; without calibration, on inputs made up."""
         if self.weights not in ("outputs", "fisher"):
-            raise InputError(f"Noise found weights={self.weights!r}, expected 'outputs' or 'fisher'.")
+            raise InputError(
+                f"Noise found weights={self.weights!r}, expected 'outputs' or 'fisher'."
+            )
         expect_numbers("Noise", COUNT, draws=self.draws)
-        felt = calibrated(model, graph, calibration).sensitivity(self.draws, self.weights == "fisher")
+        felt = calibrated(model, graph, calibration).sensitivity(
+            self.draws, self.weights == "fisher"
+        )
         return self.programme_of(model, graph, felt, exact)
 
     def programme_of(
@@ -74,15 +88,17 @@ class Noise:
         check_format(self.bits, self.per)
         peaks = weight_peaks(model, graph, exact, self.per, felt)
         step = -math.log(12 * (2 ** (self.bits - 1) - 1) ** 2)
-        return Programme.of(peaks, lambda top, logs: torch.logsumexp(2 * top + peaks.sums(logs, -2.0), 0) + step)
+        return Programme.of(
+            peaks, lambda top, logs: torch.logsumexp(2 * top + peaks.sums(logs, -2.0), 0) + step
+        )
 
 
 @dataclass(frozen=True)
 class Range:
     """Bits that small weights lose below the step of a quantiser, on average; needs no data.
 
-    ``mean of log2(1 + (step / |w|)^2) / 2`` with the step of the weight's tensor or channel: next to nothing for a
-    weight of many steps, and ``log2(step / |w|)`` for one that is rounded to 0.
+    ``mean of log2(1 + (step / |w|)^2) / 2`` with the step of the weight's tensor or channel: next
+    to nothing for a weight of many steps, and ``log2(step / |w|)`` for one that is rounded to 0.
 
     Attributes:
         bits: of each weight.
@@ -92,7 +108,13 @@ class Range:
     bits: int = 8
     per: str = "tensor"
 
-    def programme(self, model: nn.Module, graph: Structure, calibration: Any = None, exact: bool = True) -> Programme:  # noqa: ARG002
+    def programme(
+        self,
+        model: nn.Module,
+        graph: Structure,
+        calibration: Any = None,  # noqa: ARG002
+        exact: bool = True,
+    ) -> Programme:
         """See :class:`Objective`."""
         check_format(self.bits, self.per)
         peaks = weight_peaks(model, graph, exact, self.per)
@@ -114,9 +136,9 @@ class Range:
 class ActivationRange:
     """Activations and weights in the middle of the range of a floating point type.
 
-    ``log(sum over scales of (h a / largest)^2 + (h tiny / r)^2 + sum over tensors of (h max |w| / largest)^2)`` with
-    the largest activation ``a`` of a scale, the root mean square ``r``, and the headroom ``h``; running variances ``v``
-    add ``h v / largest``.
+    ``log(sum over scales of (h a / largest)^2 + (h tiny / r)^2 + sum over tensors of (h max |w| /
+    largest)^2)`` with the largest activation ``a`` of a scale, the root mean square ``r``, and the
+    headroom ``h``; running variances ``v`` add ``h v / largest``.
 
     Attributes:
         dtype: the type.
@@ -126,14 +148,22 @@ class ActivationRange:
     dtype: torch.dtype = torch.float16
     headroom: float = 4.0
 
-    def programme(self, model: nn.Module, graph: Structure, calibration: Any = None, exact: bool = True) -> Programme:
+    def programme(
+        self, model: nn.Module, graph: Structure, calibration: Any = None, exact: bool = True
+    ) -> Programme:
         """See :class:`Objective`; without calibration, on inputs made up."""
-        return self.programme_of(model, graph, activation_sizes(graph, calibrated(model, graph, calibration)), exact)
+        return self.programme_of(
+            model, graph, activation_sizes(graph, calibrated(model, graph, calibration)), exact
+        )
 
-    def programme_of(self, model: nn.Module, graph: Structure, sizes: Sizes, exact: bool = True) -> Programme:
+    def programme_of(
+        self, model: nn.Module, graph: Structure, sizes: Sizes, exact: bool = True
+    ) -> Programme:
         """The same with activations that are measured already."""
         if not (isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point):
-            raise InputError(f"dtype is {self.dtype!r}, expected a floating point type such as torch.float16.")
+            raise InputError(
+                f"dtype is {self.dtype!r}, expected a floating point type such as torch.float16."
+            )
         expect_numbers("ActivationRange", "a number of at least 1", headroom=self.headroom)
         kind, margin = torch.finfo(self.dtype), math.log(self.headroom)
         peaks = every_peak(model, graph, exact)
@@ -144,8 +174,15 @@ class ActivationRange:
         buffers = dict(model.named_buffers())
         norms = [entry for entry in graph.statistics if entry.var in buffers]
         units = torch.cat([entry.units.reshape(-1) for entry in norms]) if norms else ids[:0]
-        sums = [(buffers[str(e.var)].detach().cpu().double() + e.eps).expand(e.units.shape).reshape(-1) for e in norms]
-        spread = torch.cat(sums).clamp_min(1e-300).log() + margin - math.log(kind.max) if norms else high[:0]
+        sums = [
+            (buffers[str(e.var)].detach().cpu().double() + e.eps).expand(e.units.shape).reshape(-1)
+            for e in norms
+        ]
+        spread = (
+            torch.cat(sums).clamp_min(1e-300).log() + margin - math.log(kind.max)
+            if norms
+            else high[:0]
+        )
 
         def total(top: Tensor, logs: Tensor) -> Tensor:
             scale = at(logs[0], ids)
@@ -157,11 +194,12 @@ class ActivationRange:
 
 @dataclass(frozen=True)
 class Smooth:
-    """Activations that are easy to quantise at the cost of weights: SmoothQuant, for all units at once.
+    """Activations that are easy to quantise at the cost of weights:
+    SmoothQuant, for all units at once.
 
-    ``sum over units of a^alpha / alpha + w^(1 - alpha) / (1 - alpha)`` with the largest activation ``a`` and the
-    largest weight ``w`` that leaves the unit. Where the units that read it stay as they are, the minimum is at
-    SmoothQuant's factor ``max |x|^alpha / max |w|^(1 - alpha)``.
+    ``sum over units of a^alpha / alpha + w^(1 - alpha) / (1 - alpha)`` with the largest activation
+    ``a`` and the largest weight ``w`` that leaves the unit. Where the units that read it stay as
+    they are, the minimum is at SmoothQuant's factor ``max |x|^alpha / max |w|^(1 - alpha)``.
 
     Attributes:
         alpha: how much of the range moves from activations to weights, between 0 and 1.
@@ -172,14 +210,18 @@ class Smooth:
 
     alpha: float = 0.5
 
-    def programme(self, model: nn.Module, graph: Structure, calibration: Any = None, exact: bool = True) -> Programme:
+    def programme(
+        self, model: nn.Module, graph: Structure, calibration: Any = None, exact: bool = True
+    ) -> Programme:
         """See :class:`Objective`; without calibration, on inputs made up."""
         expect_numbers("Smooth", "a number between 0 and 1", alpha=self.alpha)
         sizes = activation_sizes(graph, calibrated(model, graph, calibration))
         peaks = weight_peaks(model, graph, exact, "tail")
         ids, alpha, beta = torch.from_numpy(sizes.ids), self.alpha, 1 - self.alpha
         # units that are both written and read, by weights other than 0
-        read = (peaks.exact(torch.zeros(peaks.scales.count, dtype=torch.float64)) > -torch.inf)[ids.abs()] & (ids != 0)
+        read = (peaks.exact(torch.zeros(peaks.scales.count, dtype=torch.float64)) > -torch.inf)[
+            ids.abs()
+        ] & (ids != 0)
         largest, ids = torch.from_numpy(sizes.largest).log()[read], ids[read]
         live = ids.abs().unique()
 
@@ -192,16 +234,22 @@ class Smooth:
 
 @dataclass(frozen=True)
 class Conditioning:
-    """The path-conditioned gauge: the kernel of path values as near to a multiple of the identity as rescaling gets.
+    """The path-conditioned gauge: the kernel of path values as near to a multiple of the
+    identity as rescaling gets.
 
-    ``log sum_e g_e - mean_e log g_e`` (up to a constant, the Bregman divergence of the diagonal) with the sum ``g_e``
-    over all paths through weight ``e`` of the squared product of their other weights; with calibration batches, the
-    sensitivity ``E |df/dw_e|^2`` of the outputs takes its place.
+    ``log sum_e g_e - mean_e log g_e`` (up to a constant, the Bregman divergence of the
+    diagonal) with the sum ``g_e`` over all paths through weight ``e`` of the squared product of
+    their other weights; with calibration batches, the sensitivity ``E |df/dw_e|^2`` of the
+    outputs takes its place.
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
-        >>> found = ps.choose_gauge(model, ps.trace(model, torch.randn(1, 2)), ps.Conditioning()).certificate
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
+        ... )
+        >>> found = ps.choose_gauge(
+        ...     model, ps.trace(model, torch.randn(1, 2)), ps.Conditioning()
+        ... ).certificate
         >>> found.after <= found.before and found.gap < 1e-3
         True
 
@@ -209,7 +257,9 @@ class Conditioning:
         Lebeurrier, Vayer, Gribonval: Path-conditioned training (2026).
     """
 
-    def programme(self, model: nn.Module, graph: Structure, calibration: Any = None, exact: bool = True) -> Programme:
+    def programme(
+        self, model: nn.Module, graph: Structure, calibration: Any = None, exact: bool = True
+    ) -> Programme:
         """See :class:`Objective`."""
         if calibration is None:
             own = {name: p for name, p in model.named_parameters() if name in graph.index}
@@ -220,7 +270,11 @@ class Conditioning:
         for block in graph.blocks:
             layout = Layout(block.tail, block.head, block.shape)
             own_felt = felt[block.name]
-            peaks.add(layout, torch.zeros(len(layout.head), len(layout.tail)), layout.matrix(own_felt, largest=False))
+            peaks.add(
+                layout,
+                torch.zeros(len(layout.head), len(layout.tail)),
+                layout.matrix(own_felt, largest=False),
+            )
             counts.append(layout.matrix((own_felt > 0).double(), largest=False))
             log_sums += float(own_felt[own_felt > 0].log().sum())
         number = max(sum(float(count.sum()) for count in counts), 1.0)
@@ -241,7 +295,11 @@ def calibrated(model: nn.Module, graph: Structure, calibration: Any) -> Calibrat
 
 
 def weight_peaks(
-    model: nn.Module, graph: Structure, exact: bool, per: str, felt: Mapping[str, Tensor] | None = None
+    model: nn.Module,
+    graph: Structure,
+    exact: bool,
+    per: str,
+    felt: Mapping[str, Tensor] | None = None,
 ) -> Peaks:
     """Largest entries of all weights that are quantised and that the gauge moves.
 
@@ -249,10 +307,13 @@ def weight_peaks(
         model: the model.
         graph: its reduction graph.
         exact: see :class:`pathspace.peaks.Logs`.
-        per: groups are ``"tensor"``, ``"channel"``, or ``"tail"`` for the weights that leave one unit.
+        per: groups are ``"tensor"``, ``"channel"``, or ``"tail"`` for the
+            weights that leave one unit.
         felt: weights of the squares.
     """
-    return _peaks(Peaks(Logs(graph, exact)), graph, _present(model, graph, weight_axes(model)), per, felt)
+    return _peaks(
+        Peaks(Logs(graph, exact)), graph, _present(model, graph, weight_axes(model)), per, felt
+    )
 
 
 def every_peak(model: nn.Module, graph: Structure, exact: bool) -> Peaks:
@@ -261,15 +322,21 @@ def every_peak(model: nn.Module, graph: Structure, exact: bool) -> Peaks:
     return _peaks(Peaks(Logs(graph, exact)), graph, _present(model, graph, own), "tensor", None)
 
 
-def _present(model: nn.Module, graph: Structure, axes: Mapping[str, int]) -> dict[str, tuple[Tensor, int]]:
+def _present(
+    model: nn.Module, graph: Structure, axes: Mapping[str, int]
+) -> dict[str, tuple[Tensor, int]]:
     parameters = dict(model.named_parameters())
     missing = [block.name for block in graph.blocks if block.name not in parameters]
     if missing:
         raise InputError(
-            f"The reduction graph has a parameter {missing[0]!r} that {type(model).__name__} lacks, expected the "
-            "traced model or a copy of it."
+            f"The reduction graph has a parameter {missing[0]!r} that {type(model).__name__} lacks,"
+            " expected the traced model or a copy of it."
         )
-    return {block.name: (parameters[block.name], axes[block.name]) for block in graph.blocks if block.name in axes}
+    return {
+        block.name: (parameters[block.name], axes[block.name])
+        for block in graph.blocks
+        if block.name in axes
+    }
 
 
 def _peaks(
@@ -288,7 +355,11 @@ def _peaks(
         if per == "tail":
             layout.group_by_tail()
         size = parameter.detach().cpu().double().abs()
-        own = None if felt is None else layout.matrix(torch.where(size > 0, felt[name], 0), largest=False)
+        own = (
+            None
+            if felt is None
+            else layout.matrix(torch.where(size > 0, felt[name], 0), largest=False)
+        )
         peaks.add(layout, layout.matrix(size, largest=True), own, shared=per == "tail")
     return peaks
 

@@ -1,7 +1,8 @@
 """Sizes of the activations of every unit, and of their gradients, measured on calibration batches.
 
-The unit of each activation is measured too: the model is rescaled with a different factor for each unit, and each
-activation changes by the factor of its unit. This needs no knowledge of the operation that computed it.
+The unit of each activation is measured too: the model is rescaled with a different factor for each
+unit, and each activation changes by the factor of its unit. This needs no knowledge of the
+operation that computed it.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Sizes:
         ids: signed ids; 0 means all activations whose scale is fixed.
         largest: largest absolute value of the activations with this scale.
         rms: root of the mean square of those activations that are not 0.
-        gradient: largest absolute derivative of the outputs, summed with random signs, with respect to these
-            activations; NaN if gradients were not requested.
+        gradient: largest absolute derivative of the outputs, summed with random signs, with respect
+            to these activations; NaN if gradients were not requested.
     """
 
     ids: np.ndarray
@@ -80,8 +81,8 @@ def activation_sizes(graph: Structure, calibrated: Calibrated, gradients: bool =
         gradients: measure derivatives as well.
 
     Returns:
-        The sizes. Units that are free only at ``eps = 0`` count as fixed, and so do activations whose scale is a
-        product of scales that no weight block has as an end.
+        The sizes. Units that are free only at ``eps = 0`` count as fixed, and so do activations
+        whose scale is a product of scales that no weight block has as an end.
     """
     scales = Logs(graph)
     places = np.random.default_rng(0).permutation(scales.count)
@@ -95,11 +96,19 @@ def activation_sizes(graph: Structure, calibrated: Calibrated, gradients: bool =
     wide = {n: t.double() if t.is_floating_point() else t for n, t in own.items()}
     other = dict(wide)
     for name, (head, tail) in graph.gauge_factors(phi).items():
-        other[name] = moved(wide[name], head.to(wide[name]), tail.to(wide[name]), graph.shifts.get(name, 0.0))
-    found = {key: torch.zeros(len(names), dtype=torch.float64) for key in ("largest", "square", "count", "gradient")}
+        other[name] = moved(
+            wide[name], head.to(wide[name]), tail.to(wide[name]), graph.shifts.get(name, 0.0)
+        )
+    found = {
+        key: torch.zeros(len(names), dtype=torch.float64)
+        for key in ("largest", "square", "count", "gradient")
+    }
     for batch in calibrated.batches:
         batch = cast(batch, torch.float64)
-        given = {n: t.clone().requires_grad_(gradients and t.is_floating_point()) for n, t in wide.items()}
+        given = {
+            n: t.clone().requires_grad_(gradients and t.is_floating_point())
+            for n, t in wide.items()
+        }
         first, second = _Record(given.values()), _Record(other.values())
         with quiet(), computing_in(torch.float64):
             with torch.set_grad_enabled(gradients), first:
@@ -118,7 +127,9 @@ def activation_sizes(graph: Structure, calibrated: Calibrated, gradients: bool =
 
 
 def _codes(logs: np.ndarray) -> tuple[np.ndarray, Tensor]:
-    """Signed ids and the log-scales that identify them, sorted by log-scale; ids with a fixed scale are left out."""
+    """Signed ids and the log-scales that identify them, sorted by log-scale; ids with a
+    fixed scale are left out.
+    """
     moving = np.flatnonzero(np.abs(logs) > FIXED)
     ids = np.concatenate([[0], moving, -moving])
     code = np.concatenate([[0.0], logs[moving], -logs[moving]])
@@ -128,7 +139,9 @@ def _codes(logs: np.ndarray) -> tuple[np.ndarray, Tensor]:
 
 
 def _slopes(outputs: list[Tensor], live: list[Tensor]) -> list[Tensor | None]:
-    """Derivatives of the outputs, summed with random signs, with respect to the recorded activations."""
+    """Derivatives of the outputs, summed with random signs, with respect to
+    the recorded activations.
+    """
     generator = torch.Generator().manual_seed(0)
     wanted = [leaf for leaf in live if leaf.requires_grad]
     outputs = [out for out in outputs if out.requires_grad]
@@ -139,8 +152,12 @@ def _slopes(outputs: list[Tensor], live: list[Tensor]) -> list[Tensor | None]:
     return [next(found) if leaf.requires_grad else None for leaf in live]
 
 
-def _note(a: Tensor, b: Tensor, slope: Tensor | None, table: Tensor, near: float, found: dict[str, Tensor]) -> None:
-    """Add the entries of an activation ``a`` to the totals of their scales; ``b`` is it in the rescaled model."""
+def _note(
+    a: Tensor, b: Tensor, slope: Tensor | None, table: Tensor, near: float, found: dict[str, Tensor]
+) -> None:
+    """Add the entries of an activation ``a`` to the totals of their scales; ``b`` is
+    it in the rescaled model.
+    """
     if a.shape != b.shape:
         return
     a, b = a.reshape(-1), b.reshape(-1)
@@ -148,7 +165,11 @@ def _note(a: Tensor, b: Tensor, slope: Tensor | None, table: Tensor, near: float
     keep = (a != 0) & (b != 0) & a.isfinite() & b.isfinite()
     a, b = a[keep].abs().double(), b[keep].abs().double()
     change = (b / a).log()
-    place = torch.searchsorted(table, change).clamp(1, max(len(table) - 1, 1)) if len(table) > 1 else change.long() * 0
+    place = (
+        torch.searchsorted(table, change).clamp(1, max(len(table) - 1, 1))
+        if len(table) > 1
+        else change.long() * 0
+    )
     if len(table) > 1:
         place -= ((change - table[place - 1]) < (table[place] - change)).long()
     root = int((table == 0).nonzero()[0, 0])

@@ -1,7 +1,7 @@
 """Shapes of results on the meta device, for a model's code that asks where its tensors are.
 
-Kernels on the meta device compute shapes only, much faster than fake tensors do. Tensors there say that they lie on the
-model's device; what would tell them from others is refused.
+Kernels on the meta device compute shapes only, much faster than fake tensors do. Tensors there say
+that they lie on the model's device; what would tell them from others is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from pathspace.result_shapes import result_shape
 
 META = torch.device("meta")
 # operations of a tensor of floating point numbers, of whatever shape, and of numbers
-_CURVES = "relu leaky_relu silu gelu elu selu celu mish hardtanh hardswish hardsigmoid sigmoid tanh relu6 softplus exp"
+_CURVES = (
+    "relu leaky_relu silu gelu elu selu celu mish hardtanh hardswish hardsigmoid sigmoid tanh relu6"
+    " softplus exp"
+)
 _ELEMENTWISE = frozenset(_CURVES.split())
 # what code asks a tensor about its place, and the answer
 _PLACES: dict[Any, Callable[[torch.device], Any]] = {
@@ -29,7 +32,14 @@ _PLACES: dict[Any, Callable[[torch.device], Any]] = {
     Tensor.is_meta.__get__: lambda _: False,  # type: ignore[attr-defined]
 }
 _MEMORY = (
-    *(Tensor.data_ptr, Tensor.get_device, Tensor.untyped_storage, Tensor.storage, Tensor.is_set_to, Tensor.is_pinned),
+    *(
+        Tensor.data_ptr,
+        Tensor.get_device,
+        Tensor.untyped_storage,
+        Tensor.storage,
+        Tensor.is_set_to,
+        Tensor.is_pinned,
+    ),
     *(Tensor.is_mps.__get__, Tensor.is_xpu.__get__, Tensor._version.__get__),  # type: ignore[attr-defined]
 )
 _TELLING = frozenset(_MEMORY)
@@ -52,7 +62,9 @@ class Unshown(Unsure):
 
 
 class Asked(TorchFunctionMode):
-    """Tensors on the meta device say that they lie on another one; what else tells them from others is refused."""
+    """Tensors on the meta device say that they lie on another one; what else tells
+    them from others is refused.
+    """
 
     def __init__(self, device: torch.device | None) -> None:
         super().__init__()
@@ -70,8 +82,17 @@ class Asked(TorchFunctionMode):
                 return _PLACES[func](self.device)
             if func in _TELLING or (func is Tensor.type and len(args) == 1 and not kwargs):
                 raise Elsewhere("a question about memory")
-            places = args[1:2] if func is Tensor.to else (kwargs["device"],) if kwargs and "device" in kwargs else ()
-            if any(type(place) in (str, torch.device) and torch.device(place) == META for place in places):
+            places = (
+                args[1:2]
+                if func is Tensor.to
+                else (kwargs["device"],)
+                if kwargs and "device" in kwargs
+                else ()
+            )
+            if any(
+                type(place) in (str, torch.device) and torch.device(place) == META
+                for place in places
+            ):
                 raise Elsewhere("the meta device")
         return func(*args, **(kwargs or {}))
 
@@ -110,14 +131,20 @@ class Shapes:
         """What an operation returns for operands on the meta device."""
         first: Any = args[0] if args else None
         name, _, overload = func.__name__.partition(".")
-        if name.removesuffix("_") in _ELEMENTWISE and overload == "default" and first.is_floating_point():
+        if (
+            name.removesuffix("_") in _ELEMENTWISE
+            and overload == "default"
+            and first.is_floating_point()
+        ):
             if not name.endswith("_"):
                 return _another(first)
             if 0 not in first.stride():
                 return first
         shape = None if named else result_shape(func, args)
         if shape is not None:
-            return torch.empty(shape, dtype=(first[0] if isinstance(first, list) else first).dtype, device=META)
+            return torch.empty(
+                shape, dtype=(first[0] if isinstance(first, list) else first).dtype, device=META
+            )
         if _shares_memory(func):
             return func(*args, **named)
         key = (
@@ -154,7 +181,9 @@ def _likeness(value: Any) -> Any:
 
 def _another(x: Tensor) -> Tensor:
     """``torch.empty_like(x)``, which is written in Python for the meta device."""
-    dense = x.is_contiguous() or (x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last))
+    dense = x.is_contiguous() or (
+        x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+    )
     return _like(x.shape, x.stride(), x.dtype) if dense else torch.empty_like(x)
 
 
@@ -188,4 +217,13 @@ def on_meta(value: Tensor) -> Tensor:
     return shape
 
 
-__all__ = ["META", "Asked", "Elsewhere", "Shapes", "Unshown", "Unsure", "on_meta", "returns_operand"]
+__all__ = [
+    "META",
+    "Asked",
+    "Elsewhere",
+    "Shapes",
+    "Unshown",
+    "Unsure",
+    "on_meta",
+    "returns_operand",
+]

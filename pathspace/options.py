@@ -17,7 +17,9 @@ class Rule(StrEnum):
 
 
 class NormEps(StrEnum):
-    """How to treat a positive epsilon of a normalisation layer: ignore it, or let it fix the scale of the input."""
+    """How to treat a positive epsilon of a normalisation layer: ignore it, or let it
+    fix the scale of the input.
+    """
 
     ignore = "ignore"
     respect = "respect"
@@ -27,7 +29,10 @@ TargetArgument = Annotated[
     str,
     typer.Argument(
         metavar="TARGET",
-        help="package.module:name, path/to/file.py:name, transformers:config.json, timm:NAME or torchvision:NAME",
+        help=(
+            "package.module:name, path/to/file.py:name, transformers:config.json, timm:NAME or"
+            " torchvision:NAME"
+        ),
         show_default=False,
     ),
 ]
@@ -36,8 +41,10 @@ InputOption = Annotated[
     typer.Option(
         "--input",
         metavar="SIZES[:DTYPE]",
-        help="One example input, such as 2x3x224x224 or 2x16:int64; repeat it for each positional input. "
-        "Replaces the example inputs that TARGET supplies.",
+        help=(
+            "One example input, such as 2x3x224x224 or 2x16:int64; repeat it for each positional"
+            " input. Replaces the example inputs that TARGET supplies."
+        ),
         show_default=False,
     ),
 ]
@@ -47,20 +54,30 @@ SeedOption = Annotated[
         "--seed",
         min=0,
         max=2**32 - 1,
-        help="Random seed of the example inputs, of the weights if TARGET builds the model, and of the rule.",
+        help=(
+            "Random seed of the example inputs, of the weights if TARGET builds the model, and of"
+            " the rule."
+        ),
     ),
 ]
-RuleOption = Annotated[Rule, typer.Option("--rule", help="Rule by which the skeleton chooses its weights.")]
+RuleOption = Annotated[
+    Rule, typer.Option("--rule", help="Rule by which the skeleton chooses its weights.")
+]
 NormEpsOption = Annotated[
     NormEps,
     typer.Option(
         "--norm-eps",
-        help="Treat the scale before a normalisation as free (ignore its epsilon), or as pinned (respect it).",
+        help=(
+            "Treat the scale before a normalisation as free (ignore its epsilon), or as pinned"
+            " (respect it)."
+        ),
     ),
 ]
 TrainOption = Annotated[
     bool | None,
-    typer.Option("--train/--eval", help="Put the model in this mode.", show_default="its current mode"),
+    typer.Option(
+        "--train/--eval", help="Put the model in this mode.", show_default="its current mode"
+    ),
 ]
 JsonOption = Annotated[
     str | None,

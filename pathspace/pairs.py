@@ -1,4 +1,6 @@
-"""Sizes of weights in matrices, so that the sums over the edges of all units are matrix-vector products."""
+"""Sizes of weights in matrices, so that the sums over the edges of all units
+are matrix-vector products.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,9 @@ def edge_values(graph: Structure, block: WeightBlock, parameters: Mapping[str, T
 class Pairs:
     """``|w_e|^p`` for all edges of a graph, summed where edges have the same ends.
 
-    A gauge transformation multiplies each by ``exp(p (A phi)_e)``. Weights whose ends follow from rows and columns are
-    stored as matrices, without lists of ends; a sum over all edges reads every weight once.
+    A gauge transformation multiplies each by ``exp(p (A phi)_e)``. Weights whose ends follow
+    from rows and columns are stored as matrices, without lists of ends; a sum over all edges
+    reads every weight once.
 
     Args:
         graph: the reduction graph.
@@ -52,14 +55,20 @@ class Pairs:
         parameters: parameters by name, of the traced model or a copy; the graph's own by default.
     """
 
-    def __init__(self, graph: Structure, p: float, parameters: Mapping[str, Tensor] | None = None) -> None:
+    def __init__(
+        self, graph: Structure, p: float, parameters: Mapping[str, Tensor] | None = None
+    ) -> None:
         self.graph, self.p = graph, p
         own = graph.parameters if parameters is None else parameters
-        values = ((edge_values(graph, block, own), block.head, block.tail) for block in graph.blocks)
+        values = (
+            (edge_values(graph, block, own), block.head, block.tail) for block in graph.blocks
+        )
         self._lay_out(values, keep=True)
 
     def _lay_out(self, values: Iterable[tuple[Tensor, Tensor, Tensor]], keep: bool) -> None:
-        """Store values with the ids of their ends; without ``keep``, leave out the tables: the caller rebuilds them."""
+        """Store values with the ids of their ends; without ``keep``, leave out the tables:
+        the caller rebuilds them.
+        """
         graph = self.graph
         self.tables: Iterable[Table] = (kept := [])
         lists: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -67,7 +76,9 @@ class Pairs:
         for value, heads, tails in values:
             table = self.table(value, heads, tails)
             if isinstance(table, Table):
-                self.constant += self._drop_loops(table.sizes, table.head[:, None], table.tail[None, :])
+                self.constant += self._drop_loops(
+                    table.sizes, table.head[:, None], table.tail[None, :]
+                )
                 if keep:
                     kept.append(table)
             else:
@@ -80,12 +91,17 @@ class Pairs:
         if graph.forms.shape[0]:
             positive = csr_array(unit.multiply(unit > 0))
             self._turn = (positive.T.tocsr(), csr_array(positive - unit).T.tocsr())
-        # most units that the value of one edge depends on: the exponent in the bound that separates them
+        # most units that the value of one edge depends on: the exponent in the
+        # bound that separates them
         widths = np.asarray(abs(unit).sum(1)).reshape(-1)
         self.width = 2.0 * max(1.0, float(widths.max(initial=1.0)))
 
-    def table(self, value: Tensor, heads: Tensor, tails: Tensor) -> Table | tuple[Tensor, Tensor, Tensor]:
-        """Sizes of values as a matrix if their ends allow it, else as a list with heads and tails."""
+    def table(
+        self, value: Tensor, heads: Tensor, tails: Tensor
+    ) -> Table | tuple[Tensor, Tensor, Tensor]:
+        """Sizes of values as a matrix if their ends allow it, else as a
+        list with heads and tails.
+        """
         value = value.abs().pow_(self.p)
         dims = range(value.dim())
         alike = [d for d in dims if tails.shape[d] == heads.shape[d] == 1 < value.shape[d]]
@@ -95,13 +111,17 @@ class Pairs:
         if rows and columns and not set(rows) & set(columns):
             rest = [d for d in dims if d not in rows and d not in columns]
             head, tail = heads.reshape(-1), tails.reshape(-1)
-            sizes = value.permute([*rows, *columns, *rest]).reshape(len(head), len(tail)).contiguous()
+            sizes = (
+                value.permute([*rows, *columns, *rest]).reshape(len(head), len(tail)).contiguous()
+            )
             return Table(sizes, head, tail)
         head, tail = (ids.expand(value.shape).reshape(-1) for ids in (heads, tails))
         return value.reshape(-1).clone(), head, tail
 
     def _drop_loops(self, sizes: Tensor, head: Tensor, tail: Tensor) -> float:
-        """Set weights with the same scale at both ends to 0, because no gauge changes them; return their sum."""
+        """Set weights with the same scale at both ends to 0, because no gauge
+        changes them; return their sum.
+        """
         if not bool(torch.isin(head.reshape(-1), tail.reshape(-1)).any()):
             return 0.0
         loops = (head == tail).expand(sizes.shape)
@@ -114,7 +134,9 @@ class Pairs:
         return torch.from_numpy(self.graph.expand @ table if self.graph.forms.shape[0] else table)
 
     def sides(self, phi: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
-        """Sums over the edges that enter each unit and over those that leave it, and the sum over all, at ``phi``."""
+        """Sums over the edges that enter each unit and over those that leave it, and the
+        sum over all, at ``phi``.
+        """
         shift = phi - self.origin
         if self.p * float(np.abs(shift).max(initial=0.0)) * self.width > FAR:
             self._rebase(phi)
@@ -146,7 +168,9 @@ class Pairs:
         return Curvature(self, self._logs(phi - self.origin).mul_(self.p))
 
     def to_units(self, entering: np.ndarray, leaving: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Convert sums by id to sums by unit: the sum of a product of units counts for each of its factors."""
+        """Convert sums by id to sums by unit: the sum of a product of units counts
+        for each of its factors.
+        """
         if self._turn is None:
             return entering[1:], leaving[1:]
         plus, minus = self._turn
@@ -156,14 +180,17 @@ class Pairs:
         """Multiply the rescaling by ``phi`` into the sizes, so that later exponents are small."""
         factors = self._logs(phi - self.origin).mul_(self.p)
         for table in self.tables:
-            _scale(table.sizes, _log(factors, table.head)[:, None] - _log(factors, table.tail)[None, :])
+            _scale(
+                table.sizes, _log(factors, table.head)[:, None] - _log(factors, table.tail)[None, :]
+            )
         if self.listed:
             sizes, head, tail = self.listed
             _scale(sizes, _log(factors, head) - _log(factors, tail))
         self.origin = phi.copy()
 
     def ends(self, most: int) -> tuple[np.ndarray, np.ndarray] | None:
-        """Distinct pairs of ids ``(tails, heads)`` with a weight other than 0; ``None`` for more than ``most`` pairs.
+        """Distinct pairs of ids ``(tails, heads)`` with a weight other than 0; ``None`` for
+        more than ``most`` pairs.
 
         Args:
             most: limit on the number of pairs: a large matrix can have as many as it has weights.
@@ -172,7 +199,9 @@ class Pairs:
         for table in self.tables:
             some = table.sizes > 0
             # ids can repeat along rows and columns, so the same pair can occur several times
-            often = [int(ids.unique(return_counts=True)[1].max()) for ids in (table.head, table.tail)]
+            often = [
+                int(ids.unique(return_counts=True)[1].max()) for ids in (table.head, table.tail)
+            ]
             if int(some.sum()) > most * often[0] * often[1]:
                 return None
             row, column = some.nonzero(as_tuple=True)
@@ -224,10 +253,14 @@ class Curvature:
         for table, up, down, by_row, by_column in self._parts:
             head, tail = _log(logs, table.head), _log(logs, table.tail)
             result.index_add_(
-                0, table.head.abs(), (by_row * head - up * (table.sizes @ (down * tail))) * table.head.sign()
+                0,
+                table.head.abs(),
+                (by_row * head - up * (table.sizes @ (down * tail))) * table.head.sign(),
             )
             result.index_add_(
-                0, table.tail.abs(), (by_column * tail - down * ((up * head) @ table.sizes)) * table.tail.sign()
+                0,
+                table.tail.abs(),
+                (by_column * tail - down * ((up * head) @ table.sizes)) * table.tail.sign(),
             )
         if self._values is not None:
             _, head, tail = self.pairs.listed

@@ -1,4 +1,6 @@
-"""Sums over the paths that reach every element, and how operations with known properties pass them on."""
+"""Sums over the paths that reach every element, and how operations with
+known properties pass them on.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,13 @@ from pathspace.inference.registry import Facts
 
 # sums within these bounds need no common logarithm
 SMALLEST, LARGEST = 1e-60, 1e60
-# powers of weights above this size are computed some rows at a time, so that they fit into the processor's cache
+# powers of weights above this size are computed some rows at a time, so that they fit
+# into the processor's cache
 MANY, ROWS = 1 << 20, 32
 # a linear map with unknown coefficients is applied to at most this many unit vectors
 UNIT_VECTORS = 4096
-# a map along one dimension of an image is measured on images of this size along the other dimensions
+# a map along one dimension of an image is measured on images of this size
+# along the other dimensions
 NARROW = 16
 Operation = Callable[..., Any]
 
@@ -47,7 +51,11 @@ class Sum:
 
     def at(self, log: float) -> Tensor:
         """The sums divided by ``exp(log)``."""
-        return self.values if self.log == log else self.values * math.exp(max(min(self.log - log, 700.0), -745.0))
+        return (
+            self.values
+            if self.log == log
+            else self.values * math.exp(max(min(self.log - log, 700.0), -745.0))
+        )
 
     @property
     def total(self) -> float:
@@ -73,20 +81,27 @@ def added(*sums: Sum) -> Sum:
 def raised(one: Sum, exponent: float) -> Sum:
     """A power of sums; 0 where no path arrives, for negative exponents too."""
     values = one.values**exponent
-    return Sum.of(values if exponent > 0 else torch.where(one.values == 0, 0.0, values), one.log * exponent)
+    return Sum.of(
+        values if exponent > 0 else torch.where(one.values == 0, 0.0, values), one.log * exponent
+    )
 
 
 def power(value: Tensor, p: float) -> Tensor:
-    """``|value|^p`` in double precision, and 0 for infinite entries (masks), which no path passes."""
+    """``|value|^p`` in double precision, and 0 for infinite entries
+    (masks), which no path passes.
+    """
     size = value.cpu().double().abs()
     size = size if p == 1 else size.square() if p == 2 else size**p
     return torch.nan_to_num(size, nan=math.nan, posinf=0.0) if value.numel() < MANY else size
 
 
 def numbers_raised(tree: Any, p: float) -> Any:
-    """Keyword arguments with each number (``alpha``, ``beta``, ``value``) replaced by ``|number|^p``."""
+    """Keyword arguments with each number (``alpha``, ``beta``, ``value``)
+    replaced by ``|number|^p``.
+    """
     return {
-        key: abs(v) ** p if isinstance(v, int | float) and not isinstance(v, bool) else v for key, v in tree.items()
+        key: abs(v) ** p if isinstance(v, int | float) and not isinstance(v, bool) else v
+        for key, v in tree.items()
     }
 
 
@@ -104,8 +119,11 @@ def leaves(tree: Any) -> list[Any]:
     return pytree.tree_leaves(tree, is_leaf=lambda leaf: isinstance(leaf, Sum))
 
 
-def multiplied(run: Operation, facts: Facts, args: Sequence[Any], kwargs: dict[str, Any], p: float) -> Sum:
-    """An operation that is linear in each of its operands: products of paths, one through each operand.
+def multiplied(
+    run: Operation, facts: Facts, args: Sequence[Any], kwargs: dict[str, Any], p: float
+) -> Sum:
+    """An operation that is linear in each of its operands: products of paths,
+    one through each operand.
 
     Args:
         run: the operation.
@@ -122,13 +140,24 @@ def multiplied(run: Operation, facts: Facts, args: Sequence[Any], kwargs: dict[s
             return leaf.values
         if isinstance(leaf, Tensor):
             # a mask may be 1 everywhere
-            return power(leaf, p) if leaf.is_floating_point() else torch.ones(leaf.shape, dtype=torch.float64)
-        number = isinstance(leaf, int | float) and not isinstance(leaf, bool) and facts.kind == "product"
+            return (
+                power(leaf, p)
+                if leaf.is_floating_point()
+                else torch.ones(leaf.shape, dtype=torch.float64)
+            )
+        number = (
+            isinstance(leaf, int | float) and not isinstance(leaf, bool) and facts.kind == "product"
+        )
         return abs(leaf) ** p if number else leaf
 
     operands = list(args)
     bias = operands[facts.bias] if facts.bias is not None and len(operands) > facts.bias else None
-    if facts.kind == "contraction" and len(operands) in (2, 3) and facts.bias == 2 and _is_large(operands[1]):
+    if (
+        facts.kind == "contraction"
+        and len(operands) in (2, 3)
+        and facts.bias == 2
+        and _is_large(operands[1])
+    ):
         return _added_bias(Sum.of(_by_rows(operands[0], operands[1], p), operands[0].log), bias, p)
     if facts.bias is not None and bias is not None:
         operands[facts.bias] = None
@@ -141,7 +170,9 @@ def multiplied(run: Operation, facts: Facts, args: Sequence[Any], kwargs: dict[s
             zeros = [0 * each if isinstance(each, Tensor) else each for each in operands]
             alone = [*zeros[: facts.bias], more.values, *zeros[facts.bias + 1 :]]
             without = [*operands[: facts.bias], 0 * more.values, *operands[facts.bias + 1 :]]
-            return added(Sum.of(run(*without, **kwargs), log), Sum.of(run(*alone, **kwargs), more.log))
+            return added(
+                Sum.of(run(*without, **kwargs), log), Sum.of(run(*alone, **kwargs), more.log)
+            )
         operands[facts.bias] = more.at(log)
     return Sum.of(run(*operands, **kwargs), log)
 
@@ -165,10 +196,11 @@ def _added_bias(result: Sum, bias: Any, p: float) -> Sum:
 
 
 def combined(run: Operation, args: Any, kwargs: Any, p: float) -> Sum:
-    """An elementwise operation that is jointly affine in its operands: its coefficients are measured.
+    """An elementwise operation that is jointly affine in its operands: its
+    coefficients are measured.
 
-    The coefficient of an operand is the result for 1 in its place and 0 in all others, minus the result for 0 in all
-    places. It is one number, or a tensor if weights or masks take part.
+    The coefficient of an operand is the result for 1 in its place and 0 in all others, minus the
+    result for 0 in all places. It is one number, or a tensor if weights or masks take part.
     """
     sums = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Sum)]
 
@@ -187,7 +219,9 @@ def combined(run: Operation, args: Any, kwargs: Any, p: float) -> Sum:
     for one in {id(each): each for each in sums}.values():
         coefficient = torch.nan_to_num(at(one), posinf=0.0, neginf=0.0) - constant
         size = coefficient.abs() ** p
-        parts.append(one if size.dim() == 0 and float(size) == 1 else Sum(one.values * size, one.log))
+        parts.append(
+            one if size.dim() == 0 and float(size) == 1 else Sum(one.values * size, one.log)
+        )
     if bool(constant.any()):
         parts.append(Sum(constant.abs() ** p))
     result = added(*parts)
@@ -196,7 +230,9 @@ def combined(run: Operation, args: Any, kwargs: Any, p: float) -> Sum:
 
 
 def moved(run: Operation, args: Any, kwargs: Any, p: float, fills: bool) -> Any:
-    """An operation whose results are elements of its operands or sums of them; ``fills`` if it writes constants too."""
+    """An operation whose results are elements of its operands or sums of them; ``fills`` if
+    it writes constants too.
+    """
     sums = [as_sum(leaf, p) for leaf in leaves((args, kwargs)) if _is_float(leaf)]
     log = common_log(sums)
 
@@ -219,13 +255,14 @@ def as_sum(leaf: Any, p: float) -> Sum:
 
 
 def separated(run: Operation, x: Sum, p: float, rank: int) -> Sum:
-    """An operation on images that is a product of one map per dimension: apply these maps one after the other.
+    """An operation on images that is a product of one map per dimension: apply these
+    maps one after the other.
 
-    Let ``r_d[o] = sum_i A_d[o, i]``. Unit vectors along one dimension and ones along all others give
-    ``B_d[o, i] = A_d[o, i] prod_(d' != d) r_d'[c]`` at a central position ``c``. The product of all ``B_d`` therefore
-    has the factor ``prod_d r_d[c]`` too often: once for every dimension but one. For a maximum over windows the same
-    calls give the windows, and all of their elements count. The sizes of the other dimensions do not change a map, so
-    small sizes are used.
+    Let ``r_d[o] = sum_i A_d[o, i]``. Unit vectors along one dimension and ones along all others
+    give ``B_d[o, i] = A_d[o, i] prod_(d' != d) r_d'[c]`` at a central position ``c``. The product
+    of all ``B_d`` therefore has the factor ``prod_d r_d[c]`` too often: once for every dimension
+    but one. For a maximum over windows the same calls give the windows, and all of their elements
+    count. The sizes of the other dimensions do not change a map, so small sizes are used.
 
     Args:
         run: the operation on a tensor of shape (batch, channels, sizes).
@@ -241,7 +278,9 @@ def separated(run: Operation, x: Sum, p: float, rank: int) -> Sum:
         matrices, norm = _maps(run, sizes, list(sizes))
     values = x.values
     for d, matrix in enumerate(matrices):
-        values = torch.movedim(torch.movedim(values, d - rank, -1) @ (matrix / norm).abs() ** p, -1, d - rank)
+        values = torch.movedim(
+            torch.movedim(values, d - rank, -1) @ (matrix / norm).abs() ** p, -1, d - rank
+        )
     return Sum.of(values, x.log)
 
 
@@ -252,8 +291,12 @@ def _maps(run: Operation, sizes: Sequence[int], small: list[int]) -> tuple[list[
     middle = [n // 2 for n in whole.shape[2:]]
     matrices = []
     for d, size in enumerate(sizes):
-        units = torch.eye(size, dtype=torch.float64).reshape(size, 1, *(size if e == d else 1 for e in range(rank)))
-        units = units.expand(size, 1, *(size if e == d else n for e, n in enumerate(small))).contiguous()
+        units = torch.eye(size, dtype=torch.float64).reshape(
+            size, 1, *(size if e == d else 1 for e in range(rank))
+        )
+        units = units.expand(
+            size, 1, *(size if e == d else n for e, n in enumerate(small))
+        ).contiguous()
         place = [slice(None) if e == d else middle[e] for e in range(rank)]
         matrices.append(run(units)[(slice(None), 0, *place)])
     return matrices, float(whole[(0, 0, *middle)]) ** ((rank - 1) / rank)
@@ -269,8 +312,8 @@ def by_unit_vectors(run: Operation, args: Any, kwargs: Any, p: float) -> Sum:
     count = sum(one.values.numel() for one in entering)
     if count > UNIT_VECTORS:
         raise UnsupportedError(
-            f"path_norm found a linear map of {count:,} elements whose coefficients are not known, expected "
-            f"at most {UNIT_VECTORS:,}; use smaller example inputs."
+            f"path_norm found a linear map of {count:,} elements whose coefficients are not known,"
+            f" expected at most {UNIT_VECTORS:,}; use smaller example inputs."
         )
     log, total = common_log(entering), torch.zeros((), dtype=torch.float64)
     for one in entering:
@@ -289,9 +332,15 @@ def by_unit_vectors(run: Operation, args: Any, kwargs: Any, p: float) -> Sum:
 
 
 def recurrent(
-    x: Sum, state: Sum, weights: Sequence[Any], options: Sequence[Any], p: float, gates: list[Sum] | None = None
+    x: Sum,
+    state: Sum,
+    weights: Sequence[Any],
+    options: Sequence[Any],
+    p: float,
+    gates: list[Sum] | None = None,
 ) -> tuple[Sum, Sum]:
-    """A recurrent layer, step by step: ``h_t = W_ih x_t + b_ih + W_hh h_(t-1) + b_hh`` with weights ``|w|^p``.
+    """A recurrent layer, step by step: ``h_t = W_ih x_t + b_ih + W_hh h_(t-1) +
+    b_hh`` with weights ``|w|^p``.
 
     Args:
         x: the sequence.
@@ -299,7 +348,8 @@ def recurrent(
         weights: of all layers and directions.
         options: biases, layers, dropout, training, both directions, batch first.
         p: exponent of the norm.
-        gates: a list for the sums that end in gates, if gates fix all scales; hidden states then start again at 1.
+        gates: a list for the sums that end in gates, if gates fix all scales; hidden
+            states then start again at 1.
 
     Returns:
         The outputs of all steps, and the last hidden states.
@@ -317,7 +367,9 @@ def recurrent(
             shift = [Sum(own[2] + own[3])] if biases else []
             hidden, seen = Sum(state.values[number], state.log), []
             for step in reversed(steps) if way else steps:
-                entered, kept = (Sum(h.values @ w.T, h.log) for h, w in ((step, own[0]), (hidden, own[1])))
+                entered, kept = (
+                    Sum(h.values @ w.T, h.log) for h, w in ((step, own[0]), (hidden, own[1]))
+                )
                 entered = added(entered, kept, *shift)
                 if gates is not None:
                     gates.append(entered)
@@ -325,7 +377,10 @@ def recurrent(
                 seen.append(hidden)
             last.append(hidden)
             found.append(seen[::-1] if way else seen)
-        steps = [joined(parts, lambda values: torch.cat(values, -1)) for parts in zip(*found, strict=True)]
+        steps = [
+            joined(parts, lambda values: torch.cat(values, -1))
+            for parts in zip(*found, strict=True)
+        ]
     return joined(steps, lambda values: torch.stack(values, time)), joined(last, torch.stack)
 
 

@@ -1,4 +1,6 @@
-"""Largest entries and weighted sums of the entries of tensors, as convex functions of the units' log-scales."""
+"""Largest entries and weighted sums of the entries of tensors, as convex functions
+of the units' log-scales.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,17 @@ class Logs:
 
     Args:
         graph: the reduction graph.
-        exact: the variables are those of the gauge transformations that are exact for the unchanged model; otherwise
-            there is one for each unit.
+        exact: the variables are those of the gauge transformations that are exact for the unchanged
+            model; otherwise there is one for each unit.
     """
 
     def __init__(self, graph: Structure, exact: bool = True) -> None:
         every = csr_array(graph.expand[:, 1:].astype(np.float64))
-        self.basis = csr_array(graph.exact.astype(np.float64)) if exact else eye_array(graph.num_units, format="csr")
+        self.basis = (
+            csr_array(graph.exact.astype(np.float64))
+            if exact
+            else eye_array(graph.num_units, format="csr")
+        )
         table = coo_array(every @ self.basis)
         places = torch.from_numpy(np.stack(table.coords).astype(np.int64))
         self.table = torch.sparse_coo_tensor(
@@ -44,10 +50,11 @@ def at(logs: Tensor, ids: Tensor) -> Tensor:
 
 
 class Layout:
-    """A tensor as a matrix whose entries ``[r, c]`` scale by ``exp(phi(head r) - phi(side r) - phi(tail c))``.
+    """A tensor as a matrix whose entries ``[r, c]`` scale by ``exp(phi(head r) -
+    phi(side r) - phi(tail c))``.
 
-    The heads vary along the rows and the tails along the columns. If both vary along the same dimension (grouped
-    convolutions), all entries are rows.
+    The heads vary along the rows and the tails along the columns. If both vary along the same
+    dimension (grouped convolutions), all entries are rows.
 
     Args:
         tail: ids of the input side; each of its sizes is 1 or that of the tensor.
@@ -56,7 +63,9 @@ class Layout:
         axis: the dimension of the channels, which is never summed over.
     """
 
-    def __init__(self, tail: Tensor, head: Tensor, shape: Sequence[int], axis: int | None = None) -> None:
+    def __init__(
+        self, tail: Tensor, head: Tensor, shape: Sequence[int], axis: int | None = None
+    ) -> None:
         dims = range(len(shape))
         rows = {d for d in dims if head.shape[d] > 1}
         columns = {d for d in dims if tail.shape[d] > 1}
@@ -81,12 +90,18 @@ class Layout:
     def matrix(self, values: Tensor, largest: bool) -> Tensor:
         """Values as a matrix: the largest, or the sum, of those with the same ends."""
         if self.rest:
-            values = values.amax(self.rest, keepdim=True) if largest else values.sum(self.rest, keepdim=True)
+            values = (
+                values.amax(self.rest, keepdim=True)
+                if largest
+                else values.sum(self.rest, keepdim=True)
+            )
         order = [*self.rows, *self.columns, *self.rest]
         return values.permute(order).reshape(len(self.head), len(self.tail)).contiguous()
 
     def ends(self, logs: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-scales ``(up, down)`` of rows and columns: entries scale by ``exp(up r - down c)``."""
+        """Log-scales ``(up, down)`` of rows and columns: entries scale
+        by ``exp(up r - down c)``.
+        """
         return at(logs[0], self.head) - at(logs[1], self.side), at(logs[1], self.tail)
 
     def group_of(self, row: Tensor, column: Tensor) -> Tensor:
@@ -125,7 +140,8 @@ class Entry:
 
 
 class Peaks:
-    """The largest entry of every group: a smooth function of a few entries, or exact from all entries.
+    """The largest entry of every group: a smooth function of a few entries,
+    or exact from all entries.
 
     Args:
         scales: log-scales of ids.
@@ -140,7 +156,9 @@ class Peaks:
         self.group = torch.zeros(0, dtype=torch.int64)
         self.entries: list[Entry] = []
 
-    def add(self, layout: Layout, sizes: Tensor, weights: Tensor | None = None, shared: bool = False) -> None:
+    def add(
+        self, layout: Layout, sizes: Tensor, weights: Tensor | None = None, shared: bool = False
+    ) -> None:
         """Add a tensor.
 
         Args:
@@ -154,13 +172,18 @@ class Peaks:
         self.count = self.scales.ids if shared else self.count + layout.count
 
     def grow(self, phi: Tensor) -> bool:
-        """Select the largest entries of all rows and columns at ``phi``; return whether any of them is new."""
+        """Select the largest entries of all rows and columns at ``phi``; return
+        whether any of them is new.
+        """
         logs, new = self.scales(phi), False
         for entry, known in zip(self.entries, self.known, strict=True):
             up, down = entry.layout.ends(logs)
             now = entry.logs + up[:, None] - down[None, :]
             width = now.shape[1]
-            most = now.argmax(1) + torch.arange(len(now)) * width, now.argmax(0) * width + torch.arange(width)
+            most = (
+                now.argmax(1) + torch.arange(len(now)) * width,
+                now.argmax(0) * width + torch.arange(width),
+            )
             flat = torch.cat(most).unique()
             flat = flat[now.reshape(-1)[flat] > -torch.inf]
             flat = torch.tensor(sorted(set(flat.tolist()) - known), dtype=torch.int64)
@@ -203,7 +226,9 @@ class Peaks:
             high, low = (power * up).max().detach(), (-power * down).max().detach()
             left, right = (power * up - high).exp(), (-power * down - low).exp()
             layout = entry.layout
-            terms = left * (entry.weights @ right) if layout.by_row else right * (left @ entry.weights)
+            terms = (
+                left * (entry.weights @ right) if layout.by_row else right * (left @ entry.weights)
+            )
             if layout.groups is None:
                 total = terms.sum().reshape(1)
             else:
@@ -216,10 +241,13 @@ def grouped(values: Tensor, group: Tensor, count: int, sharpness: float) -> tupl
     """A smooth largest value of every group, at least the largest: ``log sum exp(s a) / s``.
 
     Returns:
-        The smooth values, and their distance to the mean of the entries with weights ``exp(s a) / sum``.
+        The smooth values, and their distance to the mean of the entries with
+        weights ``exp(s a) / sum``.
     """
     scaled = sharpness * values
-    top = torch.full((count,), -torch.inf, dtype=values.dtype).scatter_reduce(0, group, scaled.detach(), "amax")
+    top = torch.full((count,), -torch.inf, dtype=values.dtype).scatter_reduce(
+        0, group, scaled.detach(), "amax"
+    )
     # (groups with zeros only)
     top = torch.where(top.isfinite(), top, 0)
     shares = (scaled - top[group]).exp()

@@ -16,7 +16,9 @@ LEFT_OUT = {".svg": {"Date": None}, ".png": {"Software": None}, ".pdf": {"Creati
 FORMATS = tuple(LEFT_OUT)
 
 
-def save(figure: Figure, path: str | os.PathLike[str], dpi: float | Literal["figure"] = "figure") -> Path:
+def save(
+    figure: Figure, path: str | os.PathLike[str], dpi: float | Literal["figure"] = "figure"
+) -> Path:
     """Write a figure in the format of the suffix (``.svg``, ``.png``, ``.pdf``), without a date.
 
     Args:

@@ -1,4 +1,6 @@
-"""The smallest norm over all gauge transformations: a geometric programme, convex in the units' log-scales."""
+"""The smallest norm over all gauge transformations: a geometric programme, convex
+in the units' log-scales.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ class Minimum:
     Attributes:
         phi: the log-scales, ``(H,)``.
         value: the sum of ``|w|^p`` there.
-        imbalance: largest difference between the entering and the leaving sum of a unit, relative to their sum (0 at
-            the minimum).
+        imbalance: largest difference between the entering and the leaving sum of a unit, relative
+            to their sum (0 at the minimum).
         steps: steps of Newton's method.
     """
 
@@ -35,14 +37,20 @@ class Minimum:
 
 
 def minimise(
-    pairs: Pairs, free: np.ndarray, tilt: np.ndarray, tolerance: float, start: np.ndarray | None = None
+    pairs: Pairs,
+    free: np.ndarray,
+    tilt: np.ndarray,
+    tolerance: float,
+    start: np.ndarray | None = None,
 ) -> Minimum:
-    """``min over phi of sum_e c_e exp(p (A phi)_e) - p tilt . phi``, with ``phi = 0`` where it is not free.
+    """``min over phi of sum_e c_e exp(p (A phi)_e) - p tilt . phi``, with ``phi =
+    0`` where it is not free.
 
-    At the minimum, the sum over the edges that enter a unit minus the sum over those that leave it is ``tilt``. Far
-    from it, all units move at once, each to the minimum of a separable upper bound, the inequality of weighted
-    arithmetic and geometric means: ``exp(p sum_k a_k d_k) <= sum_k |a_k| / S exp(p S sign(a_k) d_k) + const``. Each
-    such step lowers the value. Newton's method, with conjugate gradients for its equations, finishes.
+    At the minimum, the sum over the edges that enter a unit minus the sum over those that leave it
+    is ``tilt``. Far from it, all units move at once, each to the minimum of a separable upper
+    bound, the inequality of weighted arithmetic and geometric means: ``exp(p sum_k a_k d_k) <=
+    sum_k |a_k| / S exp(p S sign(a_k) d_k) + const``. Each such step lowers the value. Newton's
+    method, with conjugate gradients for its equations, finishes.
 
     Args:
         pairs: sizes of the weights.
@@ -69,9 +77,12 @@ def minimise(
             phi = phi + np.where(free, separate(entering, leaving, tilt) / (p * pairs.width), 0.0)
         curvature = pairs.curvature(phi)
         found = total - p * float(tilt @ phi)
-        # the step that is exact for each unit alone, at any distance; if it does not lower the value, Newton's step
+        # the step that is exact for each unit alone, at any distance; if it does not lower
+        # the value, Newton's step
         for wanted in (np.arctanh(np.clip(uneven, -1 + 1e-9, 1 - 1e-9)) * scale, gradient):
-            direction = _solve(curvature, -wanted / p, scale, free, min(0.1, float(np.abs(uneven).max())))
+            direction = _solve(
+                curvature, -wanted / p, scale, free, min(0.1, float(np.abs(uneven).max()))
+            )
             slope = p * float(gradient @ direction)
             if slope < 0:
                 break
@@ -87,8 +98,8 @@ def minimise(
             direction, slope = direction / 2, slope / 2
         phi = phi + direction
     raise InputError(
-        f"balance found norms that still differ by {worst:.0e} after {STEPS} steps, expected {tolerance:.0e}; ask for "
-        "a larger tolerance."
+        f"balance found norms that still differ by {worst:.0e} after {STEPS} steps, expected"
+        f" {tolerance:.0e}; ask for a larger tolerance."
     )
 
 
@@ -101,7 +112,9 @@ def separate(entering: np.ndarray, leaving: np.ndarray, tilt: np.ndarray) -> np.
     return np.where(np.isfinite(logs), np.clip(logs, -600, 600), 0.0)
 
 
-def _solve(curvature: Curvature, right: np.ndarray, scale: np.ndarray, free: np.ndarray, accuracy: float) -> np.ndarray:
+def _solve(
+    curvature: Curvature, right: np.ndarray, scale: np.ndarray, free: np.ndarray, accuracy: float
+) -> np.ndarray:
     """Conjugate gradients for ``curvature x = right``, to a relative ``accuracy``."""
     inverse = np.where(free & (scale > 0), 1 / np.where(scale > 0, scale, 1.0), 0.0)
     x, residual = np.zeros_like(right), np.where(free, right, 0.0)

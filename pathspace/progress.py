@@ -22,10 +22,12 @@ from pathspace.errors import CaptureError
 def show_progress(what: str, target: str) -> Iterator[Callable[..., None]]:
     """Show the progress of a command on a terminal, and keep standard output for results.
 
-    It yields a function of the name of a stage and, for long work, the share that is done, which is shown as a bar.
+    It yields a function of the name of a stage and, for long work, the share that is done,
+    which is shown as a bar.
 
-    Text that the user's code and torch print meanwhile appears on standard error at the end. After a failure it is
-    dropped, because torch prints whole graphs before some exceptions; the user sees only the error.
+    Text that the user's code and torch print meanwhile appears on standard error at the end.
+    After a failure it is dropped, because torch prints whole graphs before some exceptions; the
+    user sees only the error.
     """
     if debugging():
         with contextlib.redirect_stdout(sys.stderr):
@@ -40,11 +42,13 @@ def show_progress(what: str, target: str) -> Iterator[Callable[..., None]]:
             contextlib.redirect_stdout(printed),
             contextlib.redirect_stderr(printed),
         ):
-            yield lambda stage, share=None: status.update(stage_line(f"{stage} {escape(target)}", share))
+            yield lambda stage, share=None: status.update(
+                stage_line(f"{stage} {escape(target)}", share)
+            )
     except SystemExit as error:
         raise CaptureError(
-            f"The model of '{target}' ended the program, SystemExit ({error.code}), instead of returning: "
-            "raise an exception in its forward, not sys.exit()."
+            f"The model of '{target}' ended the program, SystemExit ({error.code}), instead of"
+            " returning: raise an exception in its forward, not sys.exit()."
         ) from error
     finally:
         logging.disable(disabled)
@@ -79,7 +83,9 @@ def tell(text: str, aside: bool = False) -> None:
     Console(stderr=aside).print(text, soft_wrap=True, markup=False, highlight=False)
 
 
-def deliver(facts: Mapping[str, Any], json: str | None, shown: RenderableType, aside: bool = False) -> None:
+def deliver(
+    facts: Mapping[str, Any], json: str | None, shown: RenderableType, aside: bool = False
+) -> None:
     """Write facts as JSON if a file is given, and show them unless JSON goes to standard output.
 
     Args:

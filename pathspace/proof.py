@@ -1,8 +1,8 @@
 """The proof of Theorem 3 as a document, complete enough for an independent checker.
 
-The document holds the reduction graph (the units at both ends of every scalar weight, in compact form), the two trees
-with the order of their edges from the root, and the counts that follow. :mod:`pathspace.checker`, which shares no code
-with this library, accepts or rejects it.
+The document holds the reduction graph (the units at both ends of every scalar weight, in compact
+form), the two trees with the order of their edges from the root, and the counts that follow.
+:mod:`pathspace.checker`, which shares no code with this library, accepts or rejects it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ VERSION = 3
 # longer lists are written as runs, if that is shorter
 SHORT = 256
 STATEMENT = (
-    "w_e <- w_e exp(phi(head e) - phi(tail e)), phi(root) = 0, acts by as many independent generators as there are "
-    "units; the basis paths of the two trees are as many as weights less units, and independent"
+    "w_e <- w_e exp(phi(head e) - phi(tail e)), phi(root) = 0, acts by as many independent"
+    " generators as there are units; the basis paths of the two trees are as many as weights less"
+    " units, and independent"
 )
 
 
@@ -40,7 +41,9 @@ def proof(skeleton: Skeleton, name: str = "") -> dict[str, Any]:
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
+        ... )
         >>> document = proof(ps.trace(model, torch.randn(1, 2)).skeleton())
         >>> document["weights"], document["units"], document["basis_paths"]
         (13, 3, 10)
@@ -93,7 +96,11 @@ def proof(skeleton: Skeleton, name: str = "") -> dict[str, Any]:
             }
             for statistic in graph.statistics
         ],
-        "pinned": [name for name in graph.parameters if name not in graph.index and name not in graph.unused],
+        "pinned": [
+            name
+            for name in graph.parameters
+            if name not in graph.index and name not in graph.unused
+        ],
         "unused": list(graph.unused),
         "trees": {"in": _tree(skeleton.tree_in), "out": _tree(skeleton.tree_out)},
         "shared_edges": shared,
@@ -107,7 +114,9 @@ def proof(skeleton: Skeleton, name: str = "") -> dict[str, Any]:
 def digest(document: dict[str, Any]) -> str:
     """SHA-256 of a document without its digest, which detects accidental changes."""
     body = {key: value for key, value in document.items() if key != "digest"}
-    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()
 
 
 def _array(ids: Tensor) -> dict[str, Any]:
@@ -115,7 +124,9 @@ def _array(ids: Tensor) -> dict[str, Any]:
 
 
 def _numbers(values: np.ndarray) -> list[int] | dict[str, list[list[int]]]:
-    """Integers as a list, or as runs ``[first, step, count]``, because ids of units mostly count up."""
+    """Integers as a list, or as runs ``[first, step, count]``, because ids
+    of units mostly count up.
+    """
     if len(values) <= SHORT:
         return list(values.tolist())
     step = np.diff(values)
@@ -136,5 +147,10 @@ def _numbers(values: np.ndarray) -> list[int] | dict[str, list[list[int]]]:
 def _tree(tree: SpanningTree) -> dict[str, Any]:
     order = np.concatenate([np.zeros(0, np.int64), *tree.rounds])
     return {
-        key: _numbers(of) for key, of in (("order", order), ("tensor", tree.block[order]), ("index", tree.index[order]))
+        key: _numbers(of)
+        for key, of in (
+            ("order", order),
+            ("tensor", tree.block[order]),
+            ("index", tree.index[order]),
+        )
     }

@@ -18,7 +18,8 @@ def check_format(bits: int, per: str) -> None:
     """Check a number of bits and a granularity.
 
     Raises:
-        InputError: ``bits`` is not a whole number from 2 to 16, or ``per`` is not ``"tensor"`` or ``"channel"``.
+        InputError: ``bits`` is not a whole number from 2 to 16, or ``per`` is not
+            ``"tensor"`` or ``"channel"``.
     """
     if not (isinstance(bits, int) and 2 <= bits <= 16):
         raise InputError(f"bits is {bits!r}, expected a whole number from 2 to 16.")
@@ -29,15 +30,17 @@ def check_format(bits: int, per: str) -> None:
 def weight_axes(model: nn.Module) -> dict[str, int]:
     """The names of the tensors to quantise, each with the dimension of its output channels.
 
-    These are the weights of linear, convolution and embedding layers, and all other parameters with at least two
-    dimensions of size greater than 1.
+    These are the weights of linear, convolution and embedding layers, and all other parameters with
+    at least two dimensions of size greater than 1.
 
     Args:
         model: any module.
 
     Example:
         >>> from torch import nn
-        >>> weight_axes(nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3), nn.ConvTranspose1d(3, 1, 2)))
+        >>> weight_axes(
+        ...     nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3), nn.ConvTranspose1d(3, 1, 2))
+        ... )
         {'0.weight': 0, '2.weight': 1}
     """
     found = {}
@@ -45,13 +48,18 @@ def weight_axes(model: nn.Module) -> dict[str, int]:
     for name, parameter in model.named_parameters():
         path, _, key = name.rpartition(".")
         layer = isinstance(modules.get(path), LAYERS) and key == "weight"
-        if parameter.is_floating_point() and (layer or sum(size > 1 for size in parameter.shape) > 1):
-            found[name] = 1 if isinstance(modules.get(path), _ConvTransposeNd) and parameter.dim() > 1 else 0
+        if parameter.is_floating_point() and (
+            layer or sum(size > 1 for size in parameter.shape) > 1
+        ):
+            found[name] = (
+                1 if isinstance(modules.get(path), _ConvTransposeNd) and parameter.dim() > 1 else 0
+            )
     return found
 
 
 def quantised(weight: Tensor, bits: int, axis: int | None = None) -> Tensor:
-    """``step * round(w / step)`` with ``step = max |w| / (2^(bits - 1) - 1)`` per tensor or per channel.
+    """``step * round(w / step)`` with ``step = max |w| / (2^(bits - 1) - 1)``
+    per tensor or per channel.
 
     Args:
         weight: a tensor.
@@ -74,7 +82,10 @@ def quantised_weights(
     parameters: Mapping[str, Tensor], axes: Mapping[str, int], bits: int, per: str
 ) -> dict[str, Tensor]:
     """The quantised weights of a model, by name."""
-    return {name: quantised(parameters[name], bits, axis if per == "channel" else None) for name, axis in axes.items()}
+    return {
+        name: quantised(parameters[name], bits, axis if per == "channel" else None)
+        for name, axis in axes.items()
+    }
 
 
 def decibels(noise: float) -> float:

@@ -45,9 +45,10 @@ class Reason:
 def reasons(graph: Structure) -> tuple[Reason, ...]:
     """For every fixed scale of a traced model, the shortest chain of operations to the root.
 
-    The captured graph is interpreted again, and each equation between scales is stored with its operation. A
-    breadth-first search from the root finds the shortest chains. Inputs and constants are the root itself. Each fixed
-    scale is listed once, at the first parameter whose edges enter it.
+    The captured graph is interpreted again, and each equation between scales is stored with
+    its operation. A breadth-first search from the root finds the shortest chains. Inputs
+    and constants are the root itself. Each fixed scale is listed once, at the first
+    parameter whose edges enter it.
 
     Args:
         graph: the reduction graph of the model.
@@ -57,9 +58,14 @@ def reasons(graph: Structure) -> tuple[Reason, ...]:
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.GELU(), torch.nn.Linear(4, 2))
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(3, 4), torch.nn.GELU(), torch.nn.Linear(4, 2)
+        ... )
         >>> found = ps.trace(model, torch.randn(1, 3)).reasons()
-        >>> [(reason.parameter, reason.scales, [step.op for step in reason.chain]) for reason in found]
+        >>> [
+        ...     (reason.parameter, reason.scales, [step.op for step in reason.chain])
+        ...     for reason in found
+        ... ]
         [('0.weight', 4, ['aten.gelu']), ('2.weight', 2, ['output'])]
     """
     # the tensors of the analysis need values, even if the default device is meta
@@ -77,7 +83,11 @@ def _listed(graph: Structure, witness: Witness, raw: Mapping[str, Ends]) -> tupl
         for block in sorted(graph.blocks, key=lambda block: -len(block.shape)):
             if block.name not in raw:
                 continue
-            ids, final = (raw[block.name].head, block.head) if side == "out" else (raw[block.name].tail, block.tail)
+            ids, final = (
+                (raw[block.name].head, block.head)
+                if side == "out"
+                else (raw[block.name].tail, block.tail)
+            )
             new = _fixed(ids, final)
             new = new[~seen[new]]
             if len(block.shape) == 1:

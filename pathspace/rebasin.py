@@ -77,12 +77,16 @@ def weight_distance(one: nn.Module, two: nn.Module) -> float:
 
 
 @torch.no_grad()
-def by_weights(one: nn.Module, two: nn.Module, slices: Slices, seed: int = 0, starts: int = 3) -> dict[str, Tensor]:
-    """Orders of the second model's channels that maximise ``sum a b`` over all parameters, group by group.
+def by_weights(
+    one: nn.Module, two: nn.Module, slices: Slices, seed: int = 0, starts: int = 3
+) -> dict[str, Tensor]:
+    """Orders of the second model's channels that maximise ``sum a b`` over all
+    parameters, group by group.
 
-    Coordinate ascent with a linear assignment in each step (weight matching, Ainsworth et al. 2023, Algorithm 1),
-    repeated with several random orders of groups; the best result is kept. If sorting channels by size already shows
-    that the models are copies of one network, the ascent starts from that order.
+    Coordinate ascent with a linear assignment in each step (weight matching, Ainsworth et al.
+    2023, Algorithm 1), repeated with several random orders of groups; the best result is kept.
+    If sorting channels by size already shows that the models are copies of one network, the
+    ascent starts from that order.
 
     Args:
         one: the reference model.
@@ -95,7 +99,9 @@ def by_weights(one: nn.Module, two: nn.Module, slices: Slices, seed: int = 0, st
         Group -> order.
     """
     a = {name: real(p) for name, p in one.named_parameters()}
-    squares = [sum(float(real(p).square().sum()) for p in model.parameters()) for model in (one, two)]
+    squares = [
+        sum(float(real(p).square().sum()) for p in model.parameters()) for model in (one, two)
+    ]
     bound = (squares[0] * squares[1]) ** 0.5
     best: tuple[float, dict[str, Tensor]] = (-float("inf"), {})
     generator = torch.Generator().manual_seed(seed)
@@ -154,7 +160,11 @@ def _by_size(a: Mapping[str, Tensor], b: Mapping[str, Tensor], slices: Slices) -
 
 
 def _improve(
-    a: Mapping[str, Tensor], b: dict[str, Tensor], sides: Mapping[Side, Tensor], orders: dict[str, Tensor], name: str
+    a: Mapping[str, Tensor],
+    b: dict[str, Tensor],
+    sides: Mapping[Side, Tensor],
+    orders: dict[str, Tensor],
+    name: str,
 ) -> float:
     """Apply the best order of one group, with all others fixed; return the gain in agreement."""
     like = torch.zeros(len(orders[name]), len(orders[name]), dtype=torch.float64)
@@ -181,12 +191,18 @@ def _improve(
 
 
 def by_activations(
-    one: nn.Module, two: nn.Module, groups: Iterable[tuple[str, Mapping[Side, Tensor], frozenset[Side]]], inputs: Any
+    one: nn.Module,
+    two: nn.Module,
+    groups: Iterable[tuple[str, Mapping[Side, Tensor], frozenset[Side]]],
+    inputs: Any,
 ) -> dict[str, Tensor]:
     """Orders of the second model's channels that maximise the correlation of the layers' inputs."""
     kept = list(groups)
     sides = {name: sorted(readers) for name, _, readers in kept}
-    features = [_read(model, {side for some in sides.values() for side in some}, inputs) for model in (one, two)]
+    features = [
+        _read(model, {side for some in sides.values() for side in some}, inputs)
+        for model in (one, two)
+    ]
     orders = {}
     for name, slices, _ in kept:
         like = torch.zeros(len(next(iter(slices.values()))), dtype=torch.float64).repeat(
@@ -196,16 +212,16 @@ def by_activations(
             if side[0] in features[0] and side[0] in features[1]:
                 if len(features[0][side[0]]) < 2:
                     raise InputError(
-                        f"match found one sample of what {side[0]!r} reads, expected several to correlate; pass more "
-                        "inputs, or use by='weights'."
+                        f"match found one sample of what {side[0]!r} reads, expected several to"
+                        " correlate; pass more inputs, or use by='weights'."
                     )
                 rows = [_standard(held[side[0]][:, slices[side]]) for held in features]
                 like = like + torch.einsum("nap,nbp->ab", *rows)
         if not any(side[0] in features[0] and side[0] in features[1] for side in sides[name]):
             weights = ", ".join(repr(weight) for weight, _ in sides[name]) or "no weight"
             raise UnsupportedError(
-                f"match found the channels of {name!r} read by {weights}, expected a linear or convolutional layer, "
-                "whose inputs can be observed; use by='weights'."
+                f"match found the channels of {name!r} read by {weights}, expected a linear or"
+                " convolutional layer, whose inputs can be observed; use by='weights'."
             )
         orders[name] = torch.from_numpy(linear_sum_assignment(like.numpy(), maximize=True)[1])
     return orders
@@ -216,8 +232,12 @@ def _standard(values: Tensor) -> Tensor:
     return centred / centred.square().sum((0, 2), keepdim=True).sqrt().clamp(min=1e-12)
 
 
-def _read(model: nn.Module, sides: set[Side], inputs: tuple[Sequence[Any], Mapping[str, Any]]) -> dict[str, Tensor]:
-    """Inputs of linear and convolutional layers, recorded by hooks: weight -> ``(samples, features)``."""
+def _read(
+    model: nn.Module, sides: set[Side], inputs: tuple[Sequence[Any], Mapping[str, Any]]
+) -> dict[str, Tensor]:
+    """Inputs of linear and convolutional layers, recorded by hooks: weight ->
+    ``(samples, features)``.
+    """
     found: dict[str, Tensor] = {}
     hooks = []
     for name, dim in sides:
@@ -225,7 +245,11 @@ def _read(model: nn.Module, sides: set[Side], inputs: tuple[Sequence[Any], Mappi
         layer = model.get_submodule(place)
         # (a weight that is used transposed elsewhere reads other channels there)
         transposed = isinstance(layer, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d)
-        if own == "weight" and isinstance(layer, nn.Linear | nn.modules.conv._ConvNd) and dim == 1 - transposed:
+        if (
+            own == "weight"
+            and isinstance(layer, nn.Linear | nn.modules.conv._ConvNd)
+            and dim == 1 - transposed
+        ):
             # (counted from the end: a single sample needs no batch dimension)
             channels = -1 if isinstance(layer, nn.Linear) else 1 - layer.weight.dim()
 
@@ -251,7 +275,8 @@ def _read(model: nn.Module, sides: set[Side], inputs: tuple[Sequence[Any], Mappi
 
 @torch.no_grad()
 def interpolated(one: nn.Module, two: nn.Module, t: float) -> nn.Module:
-    """``(1 - t) a + t b`` for every parameter and buffer but integers and masks, which are those of the first model.
+    """``(1 - t) a + t b`` for every parameter and buffer but integers and masks, which are
+    those of the first model.
 
     Raises:
         InputError: the second model lacks a tensor of the first, or has it in another shape.
@@ -260,12 +285,20 @@ def interpolated(one: nn.Module, two: nn.Module, t: float) -> nn.Module:
     for name, tensor in tensors_of(copy).items():
         if name not in other or other[name].shape != tensor.shape:
             raise InputError(
-                f"interpolate found no {name!r} of shape {tuple(tensor.shape)} in the second model, expected two "
-                "models of one architecture."
+                f"interpolate found no {name!r} of shape {tuple(tensor.shape)} in the second model,"
+                " expected two models of one architecture."
             )
         if tensor.is_floating_point() or tensor.is_complex():
             tensor.copy_(tensors_of(one)[name].detach().lerp(other[name].detach().to(tensor), t))
     return copy
 
 
-__all__ = ["Matching", "by_activations", "by_weights", "interpolated", "permuted", "real", "weight_distance"]
+__all__ = [
+    "Matching",
+    "by_activations",
+    "by_weights",
+    "interpolated",
+    "permuted",
+    "real",
+    "weight_distance",
+]

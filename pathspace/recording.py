@@ -1,9 +1,9 @@
 """A model's operations, recorded while its code runs once on tensors without values.
 
-The tensors lie on the meta device, where shapes are computed fast, and report the device of the model. If a model uses
-several devices or asks about memory, fake tensors are used instead. ``torch.export`` finds the same graph and checks
-more, at several times the cost. In every case in which the recording may be incomplete, it raises :class:`Unsure`, and
-the model is exported.
+The tensors lie on the meta device, where shapes are computed fast, and report the device of the
+model. If a model uses several devices or asks about memory, fake tensors are used instead.
+``torch.export`` finds the same graph and checks more, at several times the cost. In every case in
+which the recording may be incomplete, it raises :class:`Unsure`, and the model is exported.
 """
 
 from __future__ import annotations
@@ -34,7 +34,17 @@ from pathspace.safe_deepcopy import SIMPLE, is_simple
 from pathspace.without_values import has_values
 
 # types of operands that a graph can hold as they are
-_WRITTEN_OUT = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+_WRITTEN_OUT = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+)
 DETACH = torch.ops.aten.detach_.default
 _FUNCTIONS = ("/torch/nn/functional.py", "/torch/functional.py")
 _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -82,7 +92,9 @@ class Recording(ProxyTorchDispatchMode):
             value: the tensor, or another input.
             real: the tensor that it replaces, which code may still refer to.
         """
-        node = self.graph.placeholder(("" if kind == "input" else f"{kind[0]}_") + _identifier(name).lower())
+        node = self.graph.placeholder(
+            ("" if kind == "input" else f"{kind[0]}_") + _identifier(name).lower()
+        )
         node.meta["val"] = value
         self.sources[node.name] = (kind, name if kind != "input" else node.name)
         for tensor in (value, real):
@@ -112,7 +124,9 @@ class Recording(ProxyTorchDispatchMode):
             raise Unsure("a constant of a special kind")
         if torch._C._functorch.is_functorch_wrapped_tensor(value):
             raise Unsure("a tensor inside a functorch transform")
-        first = self._first_input or next((n for n in self.graph.nodes if n.op != "placeholder"), None)
+        first = self._first_input or next(
+            (n for n in self.graph.nodes if n.op != "placeholder"), None
+        )
         with self.graph.inserting_before(first):
             node = self.graph.placeholder(f"c_lifted_tensor_{len(self.constants)}")
         self.sources[node.name] = ("constant", node.name.removeprefix("c_"))
@@ -127,14 +141,24 @@ class Recording(ProxyTorchDispatchMode):
         if value is None or type(value) in _WRITTEN_OUT:
             return self._shapes.device if value == META and self._shapes else value
         if isinstance(value, list | tuple):
-            return type(value)(map(self._operand, value)) if type(value) in (list, tuple) else tuple(value)
+            return (
+                type(value)(map(self._operand, value))
+                if type(value) in (list, tuple)
+                else tuple(value)
+            )
         raise Unsure(f"an operand of type {type(value).__name__}")
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Record one operation, and compute its result without values and without gradients."""
-        if not isinstance(func, torch._ops.OpOverload) or (torch.Tag.inplace_view in func.tags and func is not DETACH):
+        if not isinstance(func, torch._ops.OpOverload) or (
+            torch.Tag.inplace_view in func.tags and func is not DETACH
+        ):
             raise Unsure(str(func))
         if func is torch.ops.aten.lift_fresh.default:
             func = torch.ops.aten.lift_fresh_copy.default
@@ -143,14 +167,27 @@ class Recording(ProxyTorchDispatchMode):
         with torch._C.DisableTorchFunction():
             return self._step(func, args, dict(kwargs or {}), differentiates)
 
-    def _step(self, func: Any, args: tuple[Any, ...], named: dict[str, Any], differentiates: bool) -> Any:
+    def _step(
+        self, func: Any, args: tuple[Any, ...], named: dict[str, Any], differentiates: bool
+    ) -> Any:
         operands = tuple(map(self._operand, args))
         by_name = {key: self._operand(value) for key, value in named.items()}
         if self._shapes:
-            args, named = self._shapes.shown(args), {key: self._shapes.shown(value) for key, value in named.items()}
+            args, named = (
+                self._shapes.shown(args),
+                {key: self._shapes.shown(value) for key, value in named.items()},
+            )
         with torch.no_grad(), no_python_dispatcher():
-            result = self._shapes.result(func, args, named) if self._shapes else func(*args, **named)
-        tensors = [result] if isinstance(result, Tensor) else list(result) if isinstance(result, list | tuple) else []
+            result = (
+                self._shapes.result(func, args, named) if self._shapes else func(*args, **named)
+            )
+        tensors = (
+            [result]
+            if isinstance(result, Tensor)
+            else list(result)
+            if isinstance(result, list | tuple)
+            else []
+        )
         if not any(isinstance(tensor, Tensor) for tensor in tensors):
             if func._schema.is_mutable or not func._schema.returns:
                 raise Unsure(str(func))
@@ -162,7 +199,9 @@ class Recording(ProxyTorchDispatchMode):
         self._record(func, operands, by_name, result)
         return result
 
-    def _record(self, func: Any, operands: tuple[Any, ...], by_name: dict[str, Any], result: Any) -> None:
+    def _record(
+        self, func: Any, operands: tuple[Any, ...], by_name: dict[str, Any], result: Any
+    ) -> None:
         meta = {"nn_module_stack": self._stack, **_where()}
         name = func.overloadpacket.__name__
         node = self.graph.create_node("call_function", func, operands, by_name, name)
@@ -185,7 +224,9 @@ class Recording(ProxyTorchDispatchMode):
 
     @contextmanager
     def within(self, module: nn.Module) -> Iterator[None]:
-        """Mark operations as part of a module's call; of several names, take the one below the calling module."""
+        """Mark operations as part of a module's call; of several names, take the one
+        below the calling module.
+        """
         paths = self._paths.get(id(module))
         if not paths:
             yield
@@ -211,21 +252,29 @@ def _require_gradients(func: Any, operands: Iterable[Any], tensors: list[Any]) -
     if func in (torch.ops.aten.detach.default, DETACH) or not _requires_gradients(operands):
         return
     for tensor in tensors:
-        if isinstance(tensor, Tensor) and tensor.dtype.is_floating_point and not tensor.requires_grad:
+        if (
+            isinstance(tensor, Tensor)
+            and tensor.dtype.is_floating_point
+            and not tensor.requires_grad
+        ):
             tensor.requires_grad = True
 
 
 def _requires_gradients(operands: Iterable[Any]) -> bool:
     return any(
-        value.requires_grad
-        if isinstance(value, Tensor)
-        else type(value) in (list, tuple) and _requires_gradients(value)
+        (
+            value.requires_grad
+            if isinstance(value, Tensor)
+            else type(value) in (list, tuple) and _requires_gradients(value)
+        )
         for value in operands
     )
 
 
 def _where() -> dict[str, Any]:
-    """The innermost line of a user's ``forward`` on the stack, and the function of torch that it calls."""
+    """The innermost line of a user's ``forward`` on the stack, and the
+    function of torch that it calls.
+    """
     frame: FrameType | None = sys._getframe(4)
     found: dict[str, Any] = {}
     while frame is not None:
@@ -245,7 +294,9 @@ def _unsure(*_: Any, **__: Any) -> Any:
 
 @contextmanager
 def _as_exported(recording: Recording) -> Iterator[None]:
-    """Let the model's code find the same flags as during an export, and record the calls of modules."""
+    """Let the model's code find the same flags as during an export, and
+    record the calls of modules.
+    """
     call: Callable[..., Any] = nn.Module._call_impl
     enter: Callable[..., Any] = torch.autocast.__enter__
 
@@ -276,9 +327,13 @@ def _as_exported(recording: Recording) -> Iterator[None]:
 
 
 def _left(held: Iterable[Any], lists: Collection[int]) -> set[int]:
-    """Ids of the tensors without values in attributes of modules, except those in the given lists and dictionaries."""
+    """Ids of the tensors without values in attributes of modules, except those in the
+    given lists and dictionaries.
+    """
     values = (value for value in held if isinstance(value, _HOLDERS) and id(value) not in lists)
-    leaves = pytree.tree_leaves([v for v in values if not (type(v) in (list, tuple) and is_simple(v))])
+    leaves = pytree.tree_leaves(
+        [v for v in values if not (type(v) in (list, tuple) and is_simple(v))]
+    )
     return {id(leaf) for leaf in leaves if isinstance(leaf, Tensor) and not has_values(leaf)}
 
 
@@ -288,12 +343,16 @@ def _held(model: nn.Module) -> list[Any]:
         value
         for module in every_module(model)
         for key, value in vars(module).items()
-        if (kind := type(value)) not in SIMPLE and (kind is not OrderedDict or value) and key not in REGISTERED
+        if (kind := type(value)) not in SIMPLE
+        and (kind is not OrderedDict or value)
+        and key not in REGISTERED
     ]
 
 
 def _registered(model: nn.Module) -> list[tuple[str, str, dict[str, Any], str]]:
-    """Kind, name and place of all parameters, then of all buffers; those of several names are met again."""
+    """Kind, name and place of all parameters, then of all buffers; those of
+    several names are met again.
+    """
     modules = every_path(model)
     return [
         (kind, f"{path}.{key}" if path else key, held, key)
@@ -307,12 +366,15 @@ def _registered(model: nn.Module) -> list[tuple[str, str, dict[str, Any], str]]:
 
 def _names(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
     """Names of the inputs, from the signature of ``forward``."""
-    known = [p.name for p in inspect.signature(model.forward).parameters.values() if p.kind in _BY_PLACE]
+    known = [
+        p.name for p in inspect.signature(model.forward).parameters.values() if p.kind in _BY_PLACE
+    ]
     paths, _ = pytree.tree_flatten_with_path(((*args,), dict(kwargs)))
     names = []
     for (_, first, *rest), _ in paths:
         start, *keys = [
-            str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", "")))) for key in (first, *rest)
+            str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", ""))))
+            for key in (first, *rest)
         ]
         if isinstance(first, pytree.SequenceKey):
             start = known[first.idx] if first.idx < len(known) else f"args_{start}"
@@ -327,14 +389,22 @@ def _fake(value: Tensor, mode: FakeTensorMode) -> Tensor:
         Unsure: the tensor is of a subclass that has no fake form.
     """
     plain = type(value) in (Tensor, nn.Parameter) and value.layout == torch.strided
-    if not plain or value.is_quantized or value.is_conj() or value.is_neg() or not has_values(value):
+    if (
+        not plain
+        or value.is_quantized
+        or value.is_conj()
+        or value.is_neg()
+        or not has_values(value)
+    ):
         fake: Tensor = mode.from_tensor(value)
         if type(fake) is not FakeTensor:
             raise Elsewhere("a tensor of a class of its own")
         return fake
     # (mode.from_tensor takes longer than the run itself)
     fake = FakeTensor(
-        mode, torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta"), value.device
+        mode,
+        torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta"),
+        value.device,
     )
     fake.requires_grad = value.requires_grad
     if isinstance(value, nn.Parameter):
@@ -344,9 +414,16 @@ def _fake(value: Tensor, mode: FakeTensorMode) -> Tensor:
 
 def one_device(model: nn.Module, given: Any) -> torch.device | None:
     """The device of all tensors of a model and its inputs, if there is one."""
-    places = [place for module in every_module(model) for place in (module._parameters, module._buffers)]
-    tensors = [*(tensor for place in places for tensor in place.values()), *pytree.tree_leaves(given)]
-    devices = {tensor.device for tensor in tensors if isinstance(tensor, Tensor)} or {torch.device("cpu")}
+    places = [
+        place for module in every_module(model) for place in (module._parameters, module._buffers)
+    ]
+    tensors = [
+        *(tensor for place in places for tensor in place.values()),
+        *pytree.tree_leaves(given),
+    ]
+    devices = {tensor.device for tensor in tensors if isinstance(tensor, Tensor)} or {
+        torch.device("cpu")
+    }
     return devices.pop() if len(devices) == 1 else None
 
 
@@ -398,7 +475,13 @@ def record(
     # code may fill lists and dictionaries, and torch lets it
     lists = {id(value) for value in held if type(value) in (list, dict)}
     left = _left(held, lists)
-    with mode or nullcontext(), Asked(device), _as_exported(recording), recording, enable_python_dispatcher():
+    with (
+        mode or nullcontext(),
+        Asked(device),
+        _as_exported(recording),
+        recording,
+        enable_python_dispatcher(),
+    ):
         found = model(*given, **by_name)
     after = _registered(model)
     if [entry[1] for entry in before] != [entry[1] for entry in after] or any(

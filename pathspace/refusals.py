@@ -23,7 +23,8 @@ _STANDARD = sysconfig.get_paths()["stdlib"] + "/"
 _INTERNAL = re.compile(
     r"aten|prims::|torch\._|torch\.fx|torch\.export|torch\.classes|__torch__|_export|Fake|Sym(Int|Float|Bool|Node)|Proxy"
     r"|pytree|[Ff]unctor|[Dd]ynamo|unhinted|\bz?u[f]?\d+\b|[Gg]uard|github\.com|\bc10\b|C10|[Dd]ispatch|backend"
-    r"|tensor subclass|\bmeta\b|_impl|_cpu\b|_cuda\b|HigherOrder|autograd\.Function|tracing|Unsupported"
+    r"|tensor"
+    r" subclass|\bmeta\b|_impl|_cpu\b|_cuda\b|HigherOrder|autograd\.Function|tracing|Unsupported"
 )
 _LONGEST = 240
 # part of export's message for tensors that it has not recorded
@@ -33,10 +34,14 @@ WITHOUT_GRADIENTS = ("is_gradtrackingtensor=True", "does not require grad")
 
 
 def first_line(error: BaseException) -> str:
-    r"""The first line of an error's message without its full stop; a general phrase if it has internal terms of torch.
+    r"""The first line of an error's message without its full stop; a general phrase if it has
+    internal terms of torch.
 
     Example:
-        >>> first_line(RuntimeError("boom.\nmore")), first_line(RuntimeError("aten::copy_ has no kernel"))
+        >>> (
+        ...     first_line(RuntimeError("boom.\nmore")),
+        ...     first_line(RuntimeError("aten::copy_ has no kernel")),
+        ... )
         ('boom', 'a step inside torch fails')
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -58,11 +63,21 @@ def no_derivative(error: BaseException) -> str:
         return "one of its operations takes no float64, as those of fake quantisation do not"
     if any(
         words in said
-        for words in ("returned an invalid gradient", "incorrect number of gradients", "expected Variable")
+        for words in (
+            "returned an invalid gradient",
+            "incorrect number of gradients",
+            "expected Variable",
+        )
     ):
-        return "the backward pass of one of its autograd functions returns gradients of another number or shape"
+        return (
+            "the backward pass of one of its autograd functions returns gradients of another number"
+            " or shape"
+        )
     if not isinstance(error, RuntimeError):
-        return f"its backward pass raises {type(error).__name__} {user_frame(error)}: {first_line(error)}"
+        return (
+            f"its backward pass raises {type(error).__name__} {user_frame(error)}:"
+            f" {first_line(error)}"
+        )
     return first_line(error)
 
 
@@ -84,40 +99,53 @@ def check_capturable(model: nn.Module) -> None:
     """Refuse modules with special parameters or without a Python ``forward``.
 
     Raises:
-        InputError: the module is scripted, wraps a model for several devices, or has parameters that are sparse,
-            without a shape or flattened.
+        InputError: the module is scripted, wraps a model for several devices, or has parameters
+            that are sparse, without a shape or flattened.
     """
     name = type(model).__name__
     if type(model).__hash__ is None:
         raise InputError(
-            f"{name} has no hash, because it is a dataclass, so torch cannot list its parameters; write "
-            "@dataclass(eq=False)."
+            f"{name} has no hash, because it is a dataclass, so torch cannot list its parameters;"
+            " write @dataclass(eq=False)."
         )
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        raise InputError(f"{name} wraps a model for several devices; pass the inner model, model.module.")
+        raise InputError(
+            f"{name} wraps a model for several devices; pass the inner model, model.module."
+        )
     if isinstance(model, torch.jit.ScriptModule):
-        raise InputError(f"{name} is a scripted module, which has no Python code; pass the original module.")
+        raise InputError(
+            f"{name} is a scripted module, which has no Python code; pass the original module."
+        )
     for path, module in every_path(model, repeated=False):
         if isinstance(module, torch.jit.ScriptModule):
             raise InputError(
-                f"{name} holds a scripted module {path!r}, which has no Python code; replace it by the original module."
+                f"{name} holds a scripted module {path!r}, which has no Python code; replace it by"
+                " the original module."
             )
         if type(module).__name__ in ("FullyShardedDataParallel", "FlatParamHandle"):
             raise InputError(
-                f"{name} holds {path or name!r}, whose parameters FullyShardedDataParallel has flattened and "
-                f"sharded; trace the model before it is wrapped, or shard it with torch.distributed.fsdp.fully_shard."
+                f"{name} holds {path or name!r}, whose parameters FullyShardedDataParallel has"
+                " flattened and sharded; trace the model before it is wrapped, or shard it with"
+                " torch.distributed.fsdp.fully_shard."
             )
-    tensors = [("parameter", *item) for item in every_tensor(model, "_parameters", repeated=False).items()]
-    tensors += [("buffer", *item) for item in every_tensor(model, "_buffers", repeated=False).items()]
+    tensors = [
+        ("parameter", *item) for item in every_tensor(model, "_parameters", repeated=False).items()
+    ]
+    tensors += [
+        ("buffer", *item) for item in every_tensor(model, "_buffers", repeated=False).items()
+    ]
     for kind, key, tensor in tensors:
-        if isinstance(tensor, nn.parameter.UninitializedParameter | nn.parameter.UninitializedBuffer):
+        if isinstance(
+            tensor, nn.parameter.UninitializedParameter | nn.parameter.UninitializedBuffer
+        ):
             raise InputError(
-                f"{name} has a {kind} {key!r} without a shape yet; run the model once on a batch, then trace it."
+                f"{name} has a {kind} {key!r} without a shape yet; run the model once on a batch,"
+                " then trace it."
             )
         if kind == "parameter" and tensor.layout != torch.strided:
             raise InputError(
-                f"{name} has a sparse parameter {key!r}, expected a dense one; keep its values as a parameter and "
-                "build the sparse tensor from them in forward."
+                f"{name} has a sparse parameter {key!r}, expected a dense one; keep its values as a"
+                " parameter and build the sparse tensor from them in forward."
             )
 
 
@@ -131,7 +159,9 @@ def check_memory(model: nn.Module) -> None:
     for parameter, name in {id(p): (p, name) for name, p in reversed(named.items())}.values():
         strided = type(parameter) is nn.Parameter and parameter.layout == torch.strided
         if strided and parameter.numel() and has_values(parameter):
-            last = sum((n - 1) * step for n, step in zip(parameter.shape, parameter.stride(), strict=True))
+            last = sum(
+                (n - 1) * step for n, step in zip(parameter.shape, parameter.stride(), strict=True)
+            )
             start, size = parameter.data_ptr(), parameter.element_size()
             # first and last byte are enough if the parameter fills all memory between them
             dense = last + 1 == parameter.numel()
@@ -140,12 +170,14 @@ def check_memory(model: nn.Module) -> None:
     for (_, end, name), (start, _, other) in itertools.pairwise(held):
         if start < end:
             raise InputError(
-                f"{type(model).__name__} has parameters {name!r} and {other!r} in the same memory; make them one "
-                "parameter, by assigning the parameter itself instead of its data."
+                f"{type(model).__name__} has parameters {name!r} and {other!r} in the same memory;"
+                " make them one parameter, by assigning the parameter itself instead of its data."
             )
 
 
-def failed_run(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], error: BaseException) -> CaptureError:
+def failed_run(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], error: BaseException
+) -> CaptureError:
     """The error for a model that does not run on its inputs.
 
     Args:
@@ -157,23 +189,30 @@ def failed_run(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any],
     name = type(model).__name__
     if isinstance(error, SystemExit):
         return CaptureError(
-            f"{name}.forward ended the program, SystemExit ({error.code}), {user_frame(error)}; raise an exception "
-            "there."
+            f"{name}.forward ended the program, SystemExit ({error.code}), {user_frame(error)};"
+            " raise an exception there."
         )
-    small = next((n for n, p in model.named_parameters() if "float8" in str(p.dtype) or "float4" in str(p.dtype)), None)
+    small = next(
+        (
+            n
+            for n, p in model.named_parameters()
+            if "float8" in str(p.dtype) or "float4" in str(p.dtype)
+        ),
+        None,
+    )
     if small is not None and isinstance(error, RuntimeError | NotImplementedError | ValueError):
         kind = str(dict(model.named_parameters())[small].dtype).removeprefix("torch.")
         return CaptureError(
-            f"{name}.forward computes with {small!r} in {kind} {user_frame(error)}, which the operations there do "
-            f"not support; convert it in forward, weight.to(x.dtype) * scale, or trace the model before it was "
-            f"quantised."
+            f"{name}.forward computes with {small!r} in {kind} {user_frame(error)}, which the"
+            " operations there do not support; convert it in forward, weight.to(x.dtype) * scale,"
+            " or trace the model before it was quantised."
         )
     advice = "check the shapes and dtypes of the example inputs"
     if len(args) == 1 and not kwargs and hasattr(args[0], "keys"):
         advice = "pass named inputs as kwargs="
     return CaptureError(
-        f"{name}.forward raised {_kind(error)} {user_frame(error)} on inputs ({describe(args, kwargs)}): "
-        f"{first_line(error)}; {advice}."
+        f"{name}.forward raised {_kind(error)} {user_frame(error)} on inputs"
+        f" ({describe(args, kwargs)}): {first_line(error)}; {advice}."
     )
 
 
@@ -185,8 +224,8 @@ def sets_memory(model: nn.Module, error: BaseException) -> CaptureError:
         error: the exception that its code met there.
     """
     return CaptureError(
-        f"{type(model).__name__}.forward sets the data of a tensor {user_frame(error)}, which no graph shows; expected "
-        "a new tensor, or tensor.copy_(...)."
+        f"{type(model).__name__}.forward sets the data of a tensor {user_frame(error)}, which no"
+        " graph shows; expected a new tensor, or tensor.copy_(...)."
     )
 
 
@@ -194,7 +233,9 @@ def _kind(error: BaseException) -> str:
     """The name of an exception's class; for classes of torch, of its first built-in base class."""
     own = type(error).__module__
     name = next(
-        kind.__name__ for kind in type(error).__mro__ if not own.startswith("torch.") or kind.__module__ == "builtins"
+        kind.__name__
+        for kind in type(error).__mro__
+        if not own.startswith("torch.") or kind.__module__ == "builtins"
     )
     return "an error" if name == "Exception" else name
 
@@ -209,7 +250,10 @@ def failed_capture(model: nn.Module, error: BaseException) -> CaptureError:
     chain = list(_chain(error))
     said = " ".join(str(each) for each in chain)
     frames = [
-        frame for each in chain for frame in traceback.extract_tb(each.__traceback__) if "/torch/" in frame.filename
+        frame
+        for each in chain
+        for frame in traceback.extract_tb(each.__traceback__)
+        if "/torch/" in frame.filename
     ]
     calls = {frame.name for frame in frames}
     files = {PurePath(frame.filename).parent.name for frame in frames}
@@ -221,13 +265,18 @@ def failed_capture(model: nn.Module, error: BaseException) -> CaptureError:
     elif observing:
         what = "it observes ranges for quantisation while it runs"
         advice = (
-            "trace the model before it was prepared, or call model.apply(torch.ao.quantization.disable_observer) first"
+            "trace the model before it was prepared, or call"
+            " model.apply(torch.ao.quantization.disable_observer) first"
         )
     elif calls & {"pack_padded_sequence", "pack_sequence", "pad_packed_sequence"} or (
-        isinstance(error, TypeError) and any(frame.filename.endswith("nn/modules/rnn.py") for frame in frames)
+        isinstance(error, TypeError)
+        and any(frame.filename.endswith("nn/modules/rnn.py") for frame in frames)
     ):
         what = "it packs sequences, whose lengths are data"
-        advice = "trace it with the padded batch given to the recurrent layer itself, which has the same weights"
+        advice = (
+            "trace it with the padded batch given to the recurrent layer itself, which has the same"
+            " weights"
+        )
     elif "nested" in files or "NestedTensor" in said or "cast NotImplemented" in said:
         what = "it computes on nested tensors, whose lengths are data"
         advice = "trace it on a padded batch"
@@ -237,10 +286,13 @@ def failed_capture(model: nn.Module, error: BaseException) -> CaptureError:
         what = "it takes gradients inside forward"
         advice = "pass the module that is differentiated, or write its derivative out"
     elif "broadcast" in said:
-        what = "its control flow differs between tracing and running, and shapes do not fit while it is traced"
+        what = (
+            "its control flow differs between tracing and running, and shapes do not fit while it"
+            " is traced"
+        )
         advice = (
-            "pass masks and lengths explicitly (an attention mask with all its dimensions, batch x 1 x 1 x length), so "
-            "that this line makes no decision, or pass the part around it"
+            "pass masks and lengths explicitly (an attention mask with all its dimensions, batch x"
+            " 1 x 1 x length), so that this line makes no decision, or pass the part around it"
         )
     elif LOST in said:
         what = "it takes gradients inside forward, or writes into its weights there"
@@ -251,17 +303,28 @@ def failed_capture(model: nn.Module, error: BaseException) -> CaptureError:
     elif "numpy" in said:
         what = "it computes in numpy, whose operations cannot be recorded"
         advice = "write this step with torch"
-    elif type(error).__name__ == "DataDependentOutputException" and "_local_scalar_dense" not in said:
+    elif (
+        type(error).__name__ == "DataDependentOutputException" and "_local_scalar_dense" not in said
+    ):
         what = "a function of torch compares the values of tensors there, as torch.cov does"
-        advice = "write this step with other operations of torch, or pass the part of the model around it"
+        advice = (
+            "write this step with other operations of torch, or pass the part of the model"
+            " around it"
+        )
     elif decides_by_values(error):
         what = "its Python control flow depends on the values of tensors"
-        advice = "write this step with torch.where or torch.cond, or pass the part of the model around it"
+        advice = (
+            "write this step with torch.where or torch.cond, or pass the part of the model"
+            " around it"
+        )
     else:
         what = first_line(error)
-        advice = "write this step with plain torch operations, or pass the part of the model around it"
+        advice = (
+            "write this step with plain torch operations, or pass the part of the model around it"
+        )
     return CaptureError(
-        f"{type(model).__name__} runs but cannot be captured as a graph: {what} ({user_frame(error)}); {advice}."
+        f"{type(model).__name__} runs but cannot be captured as a graph: {what}"
+        f" ({user_frame(error)}); {advice}."
     )
 
 
@@ -269,7 +332,8 @@ def decides_by_values(error: BaseException) -> bool:
     """Whether an error without values is about control flow that depends on them."""
     words = ("data-dependent", ".item()", "_local_scalar_dense", "tolist", "__format__")
     return any(
-        type(each).__name__ == "GuardOnDataDependentSymNode" or any(word in str(each) for word in words)
+        type(each).__name__ == "GuardOnDataDependentSymNode"
+        or any(word in str(each) for word in words)
         for each in _chain(error)
     )
 

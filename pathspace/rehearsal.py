@@ -1,4 +1,6 @@
-"""Tests whether a model runs on inputs of other sizes, on a copy without values; much cheaper than a capture."""
+"""Tests whether a model runs on inputs of other sizes, on a copy without values;
+much cheaper than a capture.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class Rehearsal:
             self._twin = safe_deepcopy(twin)
 
     def runs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether the model accepts inputs of these shapes; false if its control flow depends on their values."""
+        """Whether the model accepts inputs of these shapes; false if its control flow
+        depends on their values.
+        """
         try:
             with quiet(), torch.no_grad(), self._mode:
                 args, kwargs = tree_map(self._fake, (args, dict(kwargs)))
@@ -50,7 +54,11 @@ class Rehearsal:
 
     def _fake(self, leaf: Any) -> Any:
         # (symbolic sizes are many times slower)
-        return self._mode.from_tensor(leaf, static_shapes=True) if isinstance(leaf, torch.Tensor) else leaf
+        return (
+            self._mode.from_tensor(leaf, static_shapes=True)
+            if isinstance(leaf, torch.Tensor)
+            else leaf
+        )
 
 
 __all__ = ["Rehearsal"]

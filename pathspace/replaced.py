@@ -28,7 +28,11 @@ def replaced(*places: tuple[Any, str, Any]) -> Iterator[None]:
         True
     """
     # (an attribute that a class inherits is removed again)
-    before = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in places if hasattr(owner, name)]
+    before = [
+        (owner, name, vars(owner).get(name, _ABSENT))
+        for owner, name, _ in places
+        if hasattr(owner, name)
+    ]
     if len(before) < len(places):
         owner, name, _ = next(place for place in places if not hasattr(place[0], place[1]))
         raise AttributeError(f"{owner!r} has no attribute {name!r}, expected one to replace.")

@@ -1,4 +1,6 @@
-"""Gauge transformations: multiply a model's parameters by factors that leave its function unchanged."""
+"""Gauge transformations: multiply a model's parameters by factors that
+leave its function unchanged.
+"""
 
 from __future__ import annotations
 
@@ -29,33 +31,38 @@ def rescale(
     keep_trajectory: bool | None = None,
     exact: bool = False,
 ) -> M:
-    """Apply a gauge transformation to ``model`` in place: ``w_e <- w_e exp(phi(head e) - phi(tail e))``.
+    """Apply a gauge transformation to ``model`` in place: ``w_e <- w_e
+    exp(phi(head e) - phi(tail e))``.
 
-    The function does not change on the inputs in :attr:`pathspace.ReductionGraph.range`: all lengths, batch sizes and
-    image sizes at which the model runs the same operations as in its capture.
+    The function does not change on the inputs in
+    :attr:`pathspace.ReductionGraph.range`: all lengths, batch sizes and image sizes at
+    which the model runs the same operations as in its capture.
 
-    Running statistics of normalisation layers are rescaled too, ``mean <- s mean`` and
-    ``var <- s^2 (var + eps) - eps``, so that the function in eval mode does not change, exactly. (Entries of ``var``
-    can become negative; torch uses only ``var + eps``, which remains positive. If the type of ``var`` cannot represent
-    the difference, the nearest value is taken.) Units before a normalisation by statistics of the data (train mode,
-    layer, group and RMS norms: :attr:`pathspace.ReductionGraph.approximate`) are free only at ``eps = 0``: rescaling
-    them changes the outputs by about ``eps / variance``; ``exact=True`` leaves them out.
+    Running statistics of normalisation layers are rescaled too, ``mean <- s mean`` and ``var <- s^2
+    (var + eps) - eps``, so that the function in eval mode does not change, exactly. (Entries of
+    ``var`` can become negative; torch uses only ``var + eps``, which remains positive. If the type
+    of ``var`` cannot represent the difference, the nearest value is taken.) Units before a
+    normalisation by statistics of the data (train mode, layer, group and RMS norms:
+    :attr:`pathspace.ReductionGraph.approximate`) are free only at ``eps = 0``: rescaling them
+    changes the outputs by about ``eps / variance``; ``exact=True`` leaves them out.
 
-    A factor ``f`` on a weight divides its gradient by ``f``. The buffers of ``optimizer`` are transported accordingly:
-    first moments are divided by ``f`` and second moments by ``f^2``, as if the rescaled network had been trained.
+    A factor ``f`` on a weight divides its gradient by ``f``. The buffers of ``optimizer`` are
+    transported accordingly: first moments are divided by ``f`` and second moments by ``f^2``, as if
+    the rescaled network had been trained.
 
-    A rescaling-invariant optimizer then continues on the same trajectory. Plain SGD does not: it changes a weight that
-    is ``f`` times larger by ``1/f`` times the amount. Therefore each gradient of a ``torch.optim.SGD`` is multiplied by
-    ``f^2`` during each step (with momentum and weight decay, too), and its momentum is multiplied by ``f``.
-    ``keep_trajectory=False`` divides the momentum by ``f`` instead, and SGD continues without these corrections.
+    A rescaling-invariant optimizer then continues on the same trajectory. Plain SGD does not: it
+    changes a weight that is ``f`` times larger by ``1/f`` times the amount. Therefore each gradient
+    of a ``torch.optim.SGD`` is multiplied by ``f^2`` during each step (with momentum and weight
+    decay, too), and its momentum is multiplied by ``f``. ``keep_trajectory=False`` divides the
+    momentum by ``f`` instead, and SGD continues without these corrections.
 
     Args:
         model: the traced model, or a copy with the same parameter names.
         graph: its reduction graph.
         phi: log-scales of the units, shape ``(num_units,)``.
         optimizer: an optimizer of ``model``'s parameters, whose buffers are transported in place.
-        keep_trajectory: let ``optimizer`` train the same functions as without the rescaling; by default true for a
-            ``torch.optim.SGD``.
+        keep_trajectory: let ``optimizer`` train the same functions as without the rescaling; by
+            default true for a ``torch.optim.SGD``.
         exact: apply only the part of ``phi`` that is exact for the unchanged model,
             :meth:`pathspace.ReductionGraph.exact_part`.
 
@@ -65,11 +72,14 @@ def rescale(
     Raises:
         InputError: ``phi`` has a wrong shape, or a parameter is missing or sharded.
         InputTypeError: ``keep_trajectory`` is true and ``optimizer`` is not a ``torch.optim.SGD``.
-        UnsupportedError: the optimizer has a buffer with an unknown scaling rule; nothing was changed.
+        UnsupportedError: the optimizer has a buffer with an unknown scaling
+            rule; nothing was changed.
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)).double()
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
+        ... ).double()
         >>> x = torch.randn(5, 2).double()
         >>> before, graph = model(x), ps.trace(model, x)
         >>> after = ps.rescale(model, graph, torch.randn(graph.num_units).double())(x)
@@ -78,16 +88,21 @@ def rescale(
     """
     expect_arguments("rescale", model=model, graph=graph)
     expect_arguments("rescale", or_none=True, optimizer=optimizer)
-    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(
+        model.named_buffers(remove_duplicate=False)
+    )
     expect_scales("rescale", phi, graph.num_units)
     factors = graph.gauge_factors(graph.exact_part(phi.double()) if exact else phi.double())
     for name in factors:
         if name not in tensors:
             raise InputError(
-                f"rescale found no parameter {name!r} in {type(model).__name__}; pass the traced model or a copy of it."
+                f"rescale found no parameter {name!r} in {type(model).__name__}; pass the traced"
+                " model or a copy of it."
             )
     require_values("rescale", [(name, tensors[name]) for name in factors if is_cut(tensors[name])])
-    moves = _transport(optimizer, {tensors[name]: pair for name, pair in factors.items()}, keep_trajectory)
+    moves = _transport(
+        optimizer, {tensors[name]: pair for name, pair in factors.items()}, keep_trajectory
+    )
     for name, (head, tail) in factors.items():
         move_(tensors[name], head, tail, graph.shifts.get(name, 0.0))
     for move in moves:
@@ -96,19 +111,24 @@ def rescale(
 
 
 def _transport(
-    optimizer: Optimizer | None, factors: Mapping[Tensor, tuple[Tensor, Tensor]], keep_trajectory: bool | None
+    optimizer: Optimizer | None,
+    factors: Mapping[Tensor, tuple[Tensor, Tensor]],
+    keep_trajectory: bool | None,
 ) -> list[Callable[[], None]]:
     """The changes to an optimizer's buffers, as functions to call after all checks have passed."""
     if optimizer is None:
         if keep_trajectory:
-            raise InputError("rescale found keep_trajectory=True without an optimizer; pass optimizer= as well.")
+            raise InputError(
+                "rescale found keep_trajectory=True without an optimizer; pass optimizer= as well."
+            )
         return []
     if keep_trajectory is None:
         keep_trajectory = type(optimizer) is torch.optim.SGD
     if keep_trajectory and type(optimizer) is not torch.optim.SGD:
         raise InputTypeError(
-            f"rescale found keep_trajectory=True with {type(optimizer).__name__}, expected torch.optim.SGD, the only "
-            f"optimizer whose step is linear in gradients; do not pass keep_trajectory."
+            f"rescale found keep_trajectory=True with {type(optimizer).__name__}, expected"
+            " torch.optim.SGD, the only optimizer whose step is linear in gradients; do not pass"
+            " keep_trajectory."
         )
     if optimizer.state:
         expect_transport("rescale", optimizer)
@@ -130,7 +150,9 @@ def _move(buffer: Tensor, head: Tensor, tail: Tensor, power: int) -> Callable[[]
 
 
 def _measure(optimizer: Optimizer, factors: Mapping[Tensor, tuple[Tensor, Tensor]]) -> None:
-    """Multiply gradients by ``f^2`` during each step of ``optimizer``; the factors of several rescalings multiply."""
+    """Multiply gradients by ``f^2`` during each step of ``optimizer``; the factors of
+    several rescalings multiply.
+    """
 
     def scaled(power: int) -> Callable[..., None]:
         @torch.no_grad()

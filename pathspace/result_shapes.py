@@ -1,7 +1,8 @@
-"""Shapes of the results of frequent operations on contiguous tensors, without the kernels of the meta device.
+"""Shapes of the results of frequent operations on contiguous tensors, without the
+kernels of the meta device.
 
-Those kernels are written in Python and take a tenth of a millisecond each. Where anything is unusual, the functions
-here say nothing, and the kernel decides: it also raises the errors.
+Those kernels are written in Python and take a tenth of a millisecond each. Where anything is
+unusual, the functions here say nothing, and the kernel decides: it also raises the errors.
 """
 
 from __future__ import annotations
@@ -16,14 +17,18 @@ aten = torch.ops.aten
 
 
 def result_shape(func: Any, args: tuple[Any, ...]) -> Sequence[int] | None:
-    """The shape of an operation's contiguous result, of the type of its first operand, or ``None`` if it is not known.
+    """The shape of an operation's contiguous result, of the type of its first operand, or
+    ``None`` if it is not known.
 
     Args:
         func: the operation.
         args: its operands by place, on the meta device.
 
     Example:
-        >>> x, weight = torch.empty(1, 3, 8, 8, device="meta"), torch.empty(5, 3, 3, 3, device="meta")
+        >>> x, weight = (
+        ...     torch.empty(1, 3, 8, 8, device="meta"),
+        ...     torch.empty(5, 3, 3, 3, device="meta"),
+        ... )
         >>> result_shape(aten.conv2d.default, (x, weight, None, [2, 2], [1, 1]))
         (1, 5, 4, 4)
     """
@@ -33,10 +38,13 @@ def result_shape(func: Any, args: tuple[Any, ...]) -> Sequence[int] | None:
 
 
 def _plain(*tensors: Any) -> bool:
-    """Whether all are contiguous tensors of one type of floating point numbers; ``None`` counts as one."""
+    """Whether all are contiguous tensors of one type of floating point
+    numbers; ``None`` counts as one.
+    """
     given = [tensor for tensor in tensors if tensor is not None]
     return all(
-        isinstance(tensor, Tensor) and tensor.is_contiguous() and tensor.dtype == given[0].dtype for tensor in given
+        isinstance(tensor, Tensor) and tensor.is_contiguous() and tensor.dtype == given[0].dtype
+        for tensor in given
     ) and bool(given[0].is_floating_point())
 
 
@@ -53,41 +61,76 @@ def _convolution(
     if not _plain(x, weight, bias) or x.dim() != weight.dim() or min(*x.shape, *weight.shape) == 0:
         return None
     outputs = weight.shape[0]
-    if x.shape[1] != weight.shape[1] * groups or outputs % groups or (bias is not None and bias.shape != (outputs,)):
+    if (
+        x.shape[1] != weight.shape[1] * groups
+        or outputs % groups
+        or (bias is not None and bias.shape != (outputs,))
+    ):
         return None
     options = [list(given) * (dims // len(given)) for given in (stride, padding, dilation)]
-    if any(len(given) != dims for given in options) or min(*options[0], *options[2]) < 1 or min(options[1]) < 0:
+    if (
+        any(len(given) != dims for given in options)
+        or min(*options[0], *options[2]) < 1
+        or min(options[1]) < 0
+    ):
         return None
     room = [
         size + 2 * margin - hole * (width - 1) - 1
-        for size, width, margin, hole in zip(x.shape[2:], weight.shape[2:], options[1], options[2], strict=True)
+        for size, width, margin, hole in zip(
+            x.shape[2:], weight.shape[2:], options[1], options[2], strict=True
+        )
     ]
     if min(room) < 0:
         return None
-    return (x.shape[0], outputs, *(free // step + 1 for free, step in zip(room, options[0], strict=True)))
+    return (
+        x.shape[0],
+        outputs,
+        *(free // step + 1 for free, step in zip(room, options[0], strict=True)),
+    )
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Sequence[int] | None:
-    fits = _plain(x, weight, bias) and weight.dim() == 2 and x.dim() > 1 and x.shape[-1] == weight.shape[1]
-    return (*x.shape[:-1], weight.shape[0]) if fits and (bias is None or bias.shape == weight.shape[:1]) else None
+    fits = (
+        _plain(x, weight, bias)
+        and weight.dim() == 2
+        and x.dim() > 1
+        and x.shape[-1] == weight.shape[1]
+    )
+    return (
+        (*x.shape[:-1], weight.shape[0])
+        if fits and (bias is None or bias.shape == weight.shape[:1])
+        else None
+    )
 
 
 def _elementwise(x: Any, y: Any) -> Sequence[int] | None:
     if not (isinstance(x, Tensor) and isinstance(y, Tensor) and _plain(x, y)):
         return None
     large, small = (x.shape, y.shape) if x.numel() >= y.numel() else (y.shape, x.shape)
-    fits = len(small) <= len(large) and all(n in (1, m) for n, m in zip(small[::-1], large[::-1], strict=False))
+    fits = len(small) <= len(large) and all(
+        n in (1, m) for n, m in zip(small[::-1], large[::-1], strict=False)
+    )
     return large if fits else None
 
 
 def _mean(x: Tensor, dims: Any, keepdim: bool = False) -> Sequence[int] | None:
     rank = x.dim()
-    if not isinstance(dims, list) or not dims or not _plain(x) or max(dims) >= rank or min(dims) < -rank:
+    if (
+        not isinstance(dims, list)
+        or not dims
+        or not _plain(x)
+        or max(dims) >= rank
+        or min(dims) < -rank
+    ):
         return None
     wanted = {dim % rank for dim in dims}
     if len(wanted) < len(dims):
         return None
-    return [1 if dim in wanted else size for dim, size in enumerate(x.shape) if keepdim or dim not in wanted]
+    return [
+        1 if dim in wanted else size
+        for dim, size in enumerate(x.shape)
+        if keepdim or dim not in wanted
+    ]
 
 
 def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Sequence[int] | None:
@@ -102,15 +145,25 @@ def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Sequence[int] | None:
 
 
 def _layer_norm(
-    x: Tensor, shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None, *_: Any
+    x: Tensor,
+    shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *_: Any,
 ) -> Sequence[int] | None:
     own = tuple(shape)
     fits = _plain(x, weight, bias) and x.shape[-len(own) :] == own
-    return x.shape if fits and all(each is None or each.shape == own for each in (weight, bias)) else None
+    return (
+        x.shape
+        if fits and all(each is None or each.shape == own for each in (weight, bias))
+        else None
+    )
 
 
 def _batch_norm(x: Tensor, *vectors: Any) -> Sequence[int] | None:
-    """``vectors`` begins with scale, shift, mean and variance, and whether the batch's own statistics are used."""
+    """``vectors`` begins with scale, shift, mean and variance, and whether the batch's
+    own statistics are used.
+    """
     *channels, of_batch = vectors[:5]
     # (mean and variance come together)
     usual = (channels[2] is None) == (channels[3] is None) and (of_batch or channels[3] is not None)

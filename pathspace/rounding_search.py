@@ -1,4 +1,6 @@
-"""Rounded weights of a model in any gauge, and a search near a gauge for rounding errors that cancel."""
+"""Rounded weights of a model in any gauge, and a search near a gauge for
+rounding errors that cancel.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,13 @@ class Rounded:
 
     def __init__(self, model: nn.Module, graph: Structure, bits: int, per: str) -> None:
         self.graph, self.bits, self.per, self.axes = graph, bits, per, weight_axes(model)
-        self.own = {name: t.detach() for name, t in (*model.named_parameters(), *model.named_buffers())}
+        self.own = {
+            name: t.detach() for name, t in (*model.named_parameters(), *model.named_buffers())
+        }
 
     def at(self, phi: Tensor, start: Tensor | None = None) -> dict[str, Tensor]:
-        """All tensors at ``phi``; with ``start``, only those that differ from the tensors at ``start``.
+        """All tensors at ``phi``; with ``start``, only those that differ from
+        the tensors at ``start``.
 
         Args:
             phi: log-scales, ``(H,)``.
@@ -49,19 +54,33 @@ class Rounded:
 
     def groups(self) -> list[Tensor]:
         """Indices of the output units of each quantised tensor; equal sets are listed once."""
-        heads = {block.name: block.head.abs().unique() for block in self.graph.blocks if block.name in self.axes}
-        units = ({int(i) - 1 for i in ids if 0 < i <= self.graph.num_units} for ids in heads.values())
-        return [torch.tensor(group) for group in dict.fromkeys(tuple(sorted(one)) for one in units) if group]
+        heads = {
+            block.name: block.head.abs().unique()
+            for block in self.graph.blocks
+            if block.name in self.axes
+        }
+        units = (
+            {int(i) - 1 for i in ids if 0 < i <= self.graph.num_units} for ids in heads.values()
+        )
+        return [
+            torch.tensor(group)
+            for group in dict.fromkeys(tuple(sorted(one)) for one in units)
+            if group
+        ]
 
 
 def searched(
-    rounded: Rounded, phi: Tensor, noise: Callable[[dict[str, Tensor]], float], trials: int, seed: int = 0
+    rounded: Rounded,
+    phi: Tensor,
+    noise: Callable[[dict[str, Tensor]], float],
+    trials: int,
+    seed: int = 0,
 ) -> Tensor:
     """A gauge near ``phi`` in which the errors of rounded weights cancel better.
 
-    To first order the noise depends only on the rounding steps; the rounding errors behave like random numbers, and a
-    small change of a scale gives new ones. Each trial moves the output units of one tensor at random, and keeps the
-    move if the noise falls.
+    To first order the noise depends only on the rounding steps; the rounding errors behave like
+    random numbers, and a small change of a scale gives new ones. Each trial moves the output units
+    of one tensor at random, and keeps the move if the noise falls.
 
     Args:
         rounded: the tensors of the model.

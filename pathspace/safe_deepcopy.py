@@ -1,4 +1,6 @@
-"""Copies of models that ``copy.deepcopy`` cannot copy: after a run, with locks, with hooks that refer to the model."""
+"""Copies of models that ``copy.deepcopy`` cannot copy: after a run, with locks, with
+hooks that refer to the model.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,11 @@ _RESTORES = (nn.Module.__setstate__, nn.modules.conv._ConvNd.__setstate__)
 def safe_deepcopy(model: M, share_tensors: bool = False) -> M:
     """An independent copy of ``model``.
 
-    Tensors with a gradient history, which a forward pass can leave in a model (``torch.nn.utils.prune`` does), are
-    detached. Objects that cannot be copied (a lock, an open file) are shared. Functions in the model, such as hooks,
-    are copied too: their references to the model, lists and objects become references to the copies. Hooks of objects
-    with a true attribute ``stays_behind`` measure the model from outside, and are left out.
+    Tensors with a gradient history, which a forward pass can leave in a model
+    (``torch.nn.utils.prune`` does), are detached. Objects that cannot be copied (a lock, an open
+    file) are shared. Functions in the model, such as hooks, are copied too: their references to the
+    model, lists and objects become references to the copies. Hooks of objects with a true attribute
+    ``stays_behind`` measure the model from outside, and are left out.
 
     Args:
         model: any module.
@@ -63,8 +66,9 @@ def safe_deepcopy(model: M, share_tensors: bool = False) -> M:
     except Exception as error:
         reason = str(error).strip().splitlines() or [""]
         raise InputError(
-            f"{type(model).__name__} cannot be copied ({type(error).__name__}: {reason[0]}), expected a module that "
-            f"copy.deepcopy can copy; remove the objects that cannot be copied."
+            f"{type(model).__name__} cannot be copied ({type(error).__name__}: {reason[0]}),"
+            " expected a module that copy.deepcopy can copy; remove the objects that cannot be"
+            " copied."
         ) from error
 
 
@@ -87,13 +91,20 @@ def _copied(model: M, share_tensors: bool, insist: bool) -> M:
             {
                 key: value if kind in SIMPLE else kind()
                 for key, value in vars(module).items()
-                if (kind := type(value)) in SIMPLE or ((kind is OrderedDict or key in _OWN) and not value)
+                if (kind := type(value)) in SIMPLE
+                or ((kind is OrderedDict or key in _OWN) and not value)
             }
         )
     # inner modules were found last
     for module in reversed(plain):
         twin = memo[id(module)].__dict__
-        twin.update({key: _copied_attribute(value, memo) for key, value in vars(module).items() if key not in twin})
+        twin.update(
+            {
+                key: _copied_attribute(value, memo)
+                for key, value in vars(module).items()
+                if key not in twin
+            }
+        )
     result = copy.deepcopy(model, memo)
     for old, new in functions:
         for before, after in zip(old.__closure__ or (), new.__closure__ or (), strict=True):
@@ -109,7 +120,9 @@ def _copied(model: M, share_tensors: bool, insist: bool) -> M:
 
 
 def _complete(held: dict[str, Any], twin: dict[str, Any], memo: dict[int, Any]) -> None:
-    """Replace weak references of a module by those to the copies, and remove hooks that stay behind."""
+    """Replace weak references of a module by those to the copies, and
+    remove hooks that stay behind.
+    """
     for key, value in held.items():
         if isinstance(value, weakref.ref) and id(value()) in memo:
             twin[key] = weakref.ref(memo[id(value())])
@@ -125,8 +138,14 @@ def _copied_attribute(value: Any, memo: dict[int, Any]) -> Any:
         return memo[id(value)]
     if kind is tuple and is_simple(value):
         return value
-    if kind is dict and all(type(held) in SIMPLE or id(held) in memo for held in value.values()) and is_simple(value):
-        made = memo[id(value)] = {key: held if type(held) in SIMPLE else memo[id(held)] for key, held in value.items()}
+    if (
+        kind is dict
+        and all(type(held) in SIMPLE or id(held) in memo for held in value.values())
+        and is_simple(value)
+    ):
+        made = memo[id(value)] = {
+            key: held if type(held) in SIMPLE else memo[id(held)] for key, held in value.items()
+        }
         return made
     return copy.deepcopy(value, memo)
 
@@ -143,7 +162,9 @@ def is_simple(values: Iterable[Any]) -> bool:
 
 def _is_plain(kind: type[nn.Module]) -> bool:
     """Whether a module is copied as its attributes are."""
-    own = any(hasattr(kind, name) for name in ("__deepcopy__", "__getnewargs__", "__getnewargs_ex__"))
+    own = any(
+        hasattr(kind, name) for name in ("__deepcopy__", "__getnewargs__", "__getnewargs_ex__")
+    )
     return (
         not own
         and kind.__setstate__ in _RESTORES
@@ -181,7 +202,8 @@ def _memo(
     """Replacements for the objects in ``model`` that ``copy.deepcopy`` cannot copy or would share.
 
     Returns:
-        The memo for ``copy.deepcopy``; the functions with state, each with an empty copy; the modules.
+        The memo for ``copy.deepcopy``; the functions with state, each with an
+        empty copy; the modules.
     """
     memo: dict[int, Any] = {}
     functions: list[tuple[types.FunctionType, types.FunctionType]] = []
@@ -211,14 +233,20 @@ def _memo(
             modules.append(value)
             # (a module has a dozen dictionaries without hooks, which take longer than all the rest)
             held = [(type(each), each) for each in vars(value).values()]
-            waiting += [each for kind, each in held if kind not in SIMPLE and (kind not in _CONTAINERS or each)]
+            waiting += [
+                each
+                for kind, each in held
+                if kind not in SIMPLE and (kind not in _CONTAINERS or each)
+            ]
         elif kind in (partial, types.MethodType) and stays_behind(value):
             # (what it refers to is not copied; the copy of the module loses it)
             memo[id(value)] = value
         elif _can_be_copied(value):
             waiting += _held(value)
         else:
-            memo[id(value)] = _copy_of_generator(value) if isinstance(value, torch.Generator) else value
+            memo[id(value)] = (
+                _copy_of_generator(value) if isinstance(value, torch.Generator) else value
+            )
     # keep all objects alive, so that no id is used twice
     memo[id(memo)] = list(seen.values())
     return memo, functions, modules
@@ -228,7 +256,12 @@ def _held(value: Any) -> list[Any]:
     """The objects inside an object that are copied with it."""
     if isinstance(value, types.FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or () if is_bound(cell)]
-        return [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), *value.__dict__.values()]
+        return [
+            *cells,
+            *(value.__defaults__ or ()),
+            *(value.__kwdefaults__ or {}).values(),
+            *value.__dict__.values(),
+        ]
     if isinstance(value, types.MethodType):
         return [value.__self__]
     if isinstance(value, partial):
@@ -241,7 +274,9 @@ def _held(value: Any) -> list[Any]:
 
 def _can_be_copied(value: Any) -> bool:
     """Whether an object can be copied if its contents can."""
-    if isinstance(value, Mapping | list | tuple | set | frozenset | deque | types.MethodType | partial):
+    if isinstance(
+        value, Mapping | list | tuple | set | frozenset | deque | types.MethodType | partial
+    ):
         return True
     try:
         value.__reduce_ex__(4)
@@ -260,21 +295,30 @@ def _tensor(value: Tensor, share: bool) -> Tensor | None:
     """The replacement for a tensor; ``None`` for an ordinary copy."""
     fake = isinstance(value, FakeTensor) and not share
     if fake or (value.is_inference() and not torch.is_inference_mode_enabled()):
-        # (inference tensors take no part in autograd; copy.deepcopy would read memory that fake tensors do not have)
+        # (inference tensors take no part in autograd; copy.deepcopy would read memory that
+        # fake tensors do not have)
         clone = value.detach().clone()
-        return nn.Parameter(clone, value.requires_grad) if isinstance(value, nn.Parameter) else clone
+        return (
+            nn.Parameter(clone, value.requires_grad) if isinstance(value, nn.Parameter) else clone
+        )
     if not value.is_leaf:
         return value.detach() if share else value.detach().clone()
     return value if share else None
 
 
 def _twin(function: types.FunctionType) -> types.FunctionType | None:
-    """A function with the same code and empty cells; ``None`` if the function cannot refer to the model."""
+    """A function with the same code and empty cells; ``None`` if the function
+    cannot refer to the model.
+    """
     cells = function.__closure__
-    if not (cells or function.__defaults__ or function.__kwdefaults__ or function.__dict__) or _importable(function):
+    if not (
+        cells or function.__defaults__ or function.__kwdefaults__ or function.__dict__
+    ) or _importable(function):
         return None
     empty = None if cells is None else tuple(types.CellType() for _ in cells)
-    twin = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, empty)
+    twin = types.FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, empty
+    )
     twin.__kwdefaults__, twin.__qualname__, twin.__doc__ = (
         function.__kwdefaults__,
         function.__qualname__,

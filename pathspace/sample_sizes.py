@@ -1,6 +1,7 @@
 """Input sizes at which a model is sampled: small images, and batches that are not too small.
 
-A symmetry holds at every size that the model accepts, so derivatives at other sizes also bound their number.
+A symmetry holds at every size that the model accepts, so derivatives at other
+sizes also bound their number.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from pathspace.inputs import ordinary
 from pathspace.rehearsal import Rehearsal
 from pathspace.sizes import Inputs, resized
 
-# shorter lengths to try: a total stride of 32 leaves two positions, and some models need multiples of a number
+# shorter lengths to try: a total stride of 32 leaves two positions, and some models
+# need multiples of a number
 LENGTHS = (33, 40, 48, 64, 96, 128, 160, 192)
 # batch statistics normalise any two numbers to 1 and -1, so batches are larger
 BATCH = 4
@@ -35,12 +37,16 @@ def sample_sizes(model: nn.Module, args: Any, kwargs: Any) -> Iterator[tuple[Inp
         kwargs: example inputs by keyword.
 
     Yields:
-        Inputs of two batch sizes, or of one if the model accepts only that; the given inputs alone at the end.
+        Inputs of two batch sizes, or of one if the model accepts only that; the given
+        inputs alone at the end.
 
     Example:
         >>> import torch
         >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1))
-        >>> [tuple(args[0].shape) for (args, _), *_ in sample_sizes(model, (torch.ones(1, 3, 45, 45),), {})]
+        >>> [
+        ...     tuple(args[0].shape)
+        ...     for (args, _), *_ in sample_sizes(model, (torch.ones(1, 3, 45, 45),), {})
+        ... ]
         [(1, 3, 33, 33), (1, 3, 40, 40), (1, 3, 45, 45), (4, 3, 45, 45), (1, 3, 45, 45)]
     """
     given = ordinary((args, kwargs))
@@ -95,7 +101,9 @@ def _first(rehearsal: Rehearsal, inputs: Inputs) -> Inputs:
 
 
 def _more(rehearsal: Rehearsal, inputs: Inputs, least: int) -> Iterator[Inputs]:
-    """The same inputs with a larger batch, of at least ``least`` samples, if the model accepts it."""
+    """The same inputs with a larger batch, of at least ``least`` samples,
+    if the model accepts it.
+    """
     batched, sizes = _batched(inputs)
     if len(sizes) != 1:
         return

@@ -1,4 +1,6 @@
-"""Derivatives of outputs with respect to log-scales of tensors, at random inputs, weights and cotangents."""
+"""Derivatives of outputs with respect to log-scales of tensors, at random
+inputs, weights and cotangents.
+"""
 
 from __future__ import annotations
 
@@ -26,19 +28,22 @@ from pathspace.through import Through
 
 # products w dL/dw below this, relative to the largest of a sample, are rounding errors
 NOTHING = 1e-11
-# a sample is noisy, and left out, if its derivative along a found unit, relative to its terms, exceeds this
+# a sample is noisy, and left out, if its derivative along a found unit, relative
+# to its terms, exceeds this
 NOISE = 1e-9
 WHOLE = 2
 # largest number of cotangents per run, and of elements of one operation for all of them
 AT_ONCE, AT_ONCE_NUMBERS = 64, 2**23
-# one run in OTHER uses inputs of another size; RARE is the allowed share of scalars with an effect at given sizes only
+# one run in OTHER uses inputs of another size; RARE is the allowed share of scalars with an
+# effect at given sizes only
 OTHER, RARE = 4, 1e-3
 # sampling stops after this many whole samples without a new scalar; half of it above DEAR scalars
 PATIENCE, DEAR = 6, 1_000_000
 
 
 class Sampler:
-    """Samples of two kinds: whole ones with respect to all scalars, and quick ones with respect to log-scales only.
+    """Samples of two kinds: whole ones with respect to all scalars, and quick ones with
+    respect to log-scales only.
 
     Args:
         graph: the reduction graph.
@@ -49,16 +54,25 @@ class Sampler:
     """
 
     def __init__(
-        self, graph: ReductionGraph, scales: Family, model: nn.Module, examples: Sequence[Inputs], seed: int
+        self,
+        graph: ReductionGraph,
+        scales: Family,
+        model: nn.Module,
+        examples: Sequence[Inputs],
+        seed: int,
     ) -> None:
         self.scales, self.model, self.seed = scales, model, seed
         self.examples = tuple(examples)
         self.generator = torch.Generator().manual_seed(seed)
         # (not a set: random numbers are drawn in this order)
         wanted = dict.fromkeys(name for entry in scales.entries for name, _, _ in entry.factors)
-        held = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+        held = dict(model.named_parameters(remove_duplicate=False)) | dict(
+            model.named_buffers(remove_duplicate=False)
+        )
         self.weights = {name: held[name].detach() for name in wanted}
-        self.buffers = {n: b.detach() for n, b in model.named_buffers(remove_duplicate=False) if n not in wanted}
+        self.buffers = {
+            n: b.detach() for n, b in model.named_buffers(remove_duplicate=False) if n not in wanted
+        }
         self.positive = {s.var for s in graph.statistics if s.var is not None}
         self.rows: list[Tensor] = []
         # the same sums of absolute values, upper bounds of the rows
@@ -67,9 +81,11 @@ class Sampler:
         self.tried = 0
         self.problem = ""
         self.quick = True
-        # whether backward passes can be batched (some batching rules of torch are missing or wrong); None: not tested
+        # whether backward passes can be batched (some batching rules of torch are missing or
+        # wrong); None: not tested
         self.together: bool | None = None
-        # whether the model runs without detaching anything, so that its derivatives are those of its function
+        # whether the model runs without detaching anything, so that its derivatives
+        # are those of its function
         self.through = True
         # whether a scalar without effect in whole samples has one in quick samples
         self.surprised = False
@@ -94,11 +110,16 @@ class Sampler:
         examples, self.examples = self.examples, (inputs,)
         self.whole()
         self.examples = examples
-        new = sum(int(((held > NOTHING) & ~old).sum()) for held, old in zip(self.largest, before, strict=True))
+        new = sum(
+            int(((held > NOTHING) & ~old).sum())
+            for held, old in zip(self.largest, before, strict=True)
+        )
         return new <= RARE * sum(int(old.sum()) for old in before)
 
     def whole(self) -> int:
-        """One run, with derivatives with respect to every scalar for two cotangents; return how many were finite."""
+        """One run, with derivatives with respect to every scalar for two cotangents;
+        return how many were finite.
+        """
         leaves, joined = self._outputs(None)
         before = len(self.rows)
         if joined is None:
@@ -107,7 +128,11 @@ class Sampler:
             for k in range(WHOLE):
                 cotangent = torch.randn(joined.shape, generator=self.generator, dtype=torch.float64)
                 grads = torch.autograd.grad(
-                    joined, list(leaves.values()), cotangent, retain_graph=k + 1 < WHOLE, allow_unused=True
+                    joined,
+                    list(leaves.values()),
+                    cotangent,
+                    retain_graph=k + 1 < WHOLE,
+                    allow_unused=True,
                 )
                 known = {name: g for name, g in zip(leaves, grads, strict=True) if g is not None}
                 products = [entry.products(leaves, known) for entry in self.scales.entries]
@@ -137,20 +162,27 @@ class Sampler:
         if not self.quick:
             self.whole()
             rows, sizes = torch.stack(self.rows[-WHOLE:]), torch.stack(self.sizes[-WHOLE:])
-            scaled: Tensor = rows / column / (sizes / column)[:, used].norm(dim=1, keepdim=True).clamp_min(1e-300)
+            scaled: Tensor = (
+                rows
+                / column
+                / (sizes / column)[:, used].norm(dim=1, keepdim=True).clamp_min(1e-300)
+            )
             return scaled
         run, joined = self._outputs(self.scales)
         if joined is None:
             return torch.zeros(0, self.scales.size, dtype=torch.float64)
         count = max(1, min(most, joined.numel() // 2, AT_ONCE_NUMBERS // run.widest))
         cotangents = torch.randn(count, len(joined), generator=self.generator, dtype=torch.float64)
-        # every other cotangent selects one output: in a sum, almost saturated outputs vanish in rounding errors
+        # every other cotangent selects one output: in a sum, almost saturated outputs
+        # vanish in rounding errors
         alone = torch.randperm(len(joined), generator=self.generator)[: count // 2]
         cotangents[: len(alone)] = 0
         cotangents[torch.arange(len(alone)), alone] = 1
 
         def derivatives(cotangent: Tensor) -> Any:
-            return torch.autograd.grad(joined, run.leaves, cotangent, materialize_grads=True, retain_graph=True)
+            return torch.autograd.grad(
+                joined, run.leaves, cotangent, materialize_grads=True, retain_graph=True
+            )
 
         with quiet(), torch.enable_grad():
             rows = self._derivatives(derivatives, cotangents)
@@ -174,23 +206,37 @@ class Sampler:
         count = len(cotangents)
         if count > 1 and self.together is not False:
             try:
-                rows = torch.cat([part.reshape(count, -1) for part in torch.vmap(derivatives)(cotangents)], 1)
+                rows = torch.cat(
+                    [part.reshape(count, -1) for part in torch.vmap(derivatives)(cotangents)], 1
+                )
             except RuntimeError:
                 self.together = False
             else:
                 if self.together is None:
                     last = torch.cat([part.reshape(-1) for part in derivatives(cotangents[-1])])
-                    self.together = torch.allclose(rows[-1], last, 1e-6, NOISE * float(last.abs().max()), True)
+                    self.together = torch.allclose(
+                        rows[-1], last, 1e-6, NOISE * float(last.abs().max()), True
+                    )
                 if self.together:
                     return rows
-        return torch.stack([torch.cat([part.reshape(-1) for part in derivatives(row)]) for row in cotangents])
+        return torch.stack(
+            [torch.cat([part.reshape(-1) for part in derivatives(row)]) for row in cotangents]
+        )
 
     def _outputs(self, scales: Family | None) -> tuple[Any, Tensor | None]:
-        """Run the model: leaves (the scalars themselves, or log-scales), and all finite outputs as one vector."""
+        """Run the model: leaves (the scalars themselves, or log-scales), and all
+        finite outputs as one vector.
+        """
         number, self.tried = self.tried, self.tried + 1
         weights = self._weights(number)
         buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
-        with quiet(), computing_in(torch.float64), InDouble(), experts_at_once(self.model), torch.enable_grad():
+        with (
+            quiet(),
+            computing_in(torch.float64),
+            InDouble(),
+            experts_at_once(self.model),
+            torch.enable_grad(),
+        ):
             torch.manual_seed(number)
             leaves: Any
             if scales is None:
@@ -211,14 +257,18 @@ class Sampler:
             return leaves, joined[torch.isfinite(joined)]
 
     def _weights(self, number: int) -> dict[str, Tensor]:
-        """The model's weights twice, then in turn: weights near them, new ones, and new ones with few dead units."""
+        """The model's weights twice, then in turn: weights near them, new ones, and new
+        ones with few dead units.
+        """
         drawn = {}
         for name, weight in self.weights.items():
             if number < 2 and bool(weight.any()):
                 drawn[name] = weight.clone()
                 continue
             # (float32 is drawn several times faster, and the precision of samples does not matter)
-            noise = torch.randn(weight.shape, generator=self.generator, dtype=torch.float32).double()
+            noise = torch.randn(
+                weight.shape, generator=self.generator, dtype=torch.float32
+            ).double()
             if name in self.positive:
                 drawn[name] = weight.abs().clamp_min(1e-6) * (0.5 * noise).exp()
             else:
@@ -230,7 +280,9 @@ class Sampler:
                 noise = (spread or 0.1) * noise
                 if kind == 2 and weight.dim() > 1:
                     # with mostly positive weights, several ReLUs in sequence pass a signal
-                    noise = torch.where(torch.rand(noise.shape, generator=self.generator) < 0.8, noise.abs(), noise)
+                    noise = torch.where(
+                        torch.rand(noise.shape, generator=self.generator) < 0.8, noise.abs(), noise
+                    )
                 drawn[name] = 0.7 * weight + 0.5 * noise if kind == 0 else noise
         return drawn
 
@@ -249,7 +301,9 @@ class Sampler:
             return evaluate(self.model, tensors, *self.examples[0])
 
     def _inputs(self, number: int) -> Any:
-        """Inputs of many magnitudes: floats 0.01 to 100 times the example's, integers from the example."""
+        """Inputs of many magnitudes: floats 0.01 to 100 times the example's,
+        integers from the example.
+        """
         exponent = 4 * float(torch.rand((), generator=self.generator)) - 2
         # (a larger batch repeats the samples of the example)
         later = len(self.examples) > 1 and number % OTHER == OTHER - 1
@@ -271,7 +325,9 @@ class Sampler:
             order = torch.randint(leaf.numel(), leaf.shape, generator=self.generator)
             return leaf.reshape(-1)[order]
 
-        return mapped(draw, self.examples[1 + number // OTHER % (len(self.examples) - 1) if later else 0])
+        return mapped(
+            draw, self.examples[1 + number // OTHER % (len(self.examples) - 1) if later else 0]
+        )
 
     def misled(self, units: csr_array) -> bool:
         """Whether a derivative along a found unit is not 0."""

@@ -1,8 +1,8 @@
 """Derivatives with respect to log-scales of rows and columns, without the gradients of the weights.
 
-``y = W x`` with rows scaled by ``1 + a`` and columns by ``1 + b`` is ``(1 + a) * W ((1 + b) * x)``: the factors
-multiply the activations instead of the weights. A backward pass then costs two thirds and needs no sums over all
-weights. A parameter with any other use is scaled directly.
+``y = W x`` with rows scaled by ``1 + a`` and columns by ``1 + b`` is ``(1 + a) * W ((1 + b) * x)``:
+the factors multiply the activations instead of the weights. A backward pass then costs two thirds
+and needs no sums over all weights. A parameter with any other use is scaled directly.
 """
 
 from __future__ import annotations
@@ -70,7 +70,11 @@ class ScaledRun(TorchFunctionMode):
             scaled = self._convolution(func, args, kwargs)
             if scaled is not None:
                 return scaled
-        if func is F.linear and len(args) >= 2 and (pair := self._pair(args[1], F.linear)) is not None:
+        if (
+            func is F.linear
+            and len(args) >= 2
+            and (pair := self._pair(args[1], F.linear)) is not None
+        ):
             rows, columns = pair
             bias = self._scaled(args[2] if len(args) > 2 else kwargs.get("bias"))
             result = F.linear(args[0] * (1 + columns), args[1]) * (1 + rows)
@@ -117,9 +121,17 @@ class ScaledRun(TorchFunctionMode):
         """Nested arguments with every tensor of the family scaled."""
         if isinstance(value, Tensor):
             return self._tensor(value) if id(value) in self.where else value
-        if isinstance(value, (list, tuple)) and any(isinstance(v, (Tensor, list, tuple)) for v in value):
+        if isinstance(value, (list, tuple)) and any(
+            isinstance(v, (Tensor, list, tuple)) for v in value
+        ):
             held = [self._scaled(v) for v in value]
-            return held if isinstance(value, list) else type(value)(*held) if hasattr(value, "_fields") else tuple(held)
+            return (
+                held
+                if isinstance(value, list)
+                else type(value)(*held)
+                if hasattr(value, "_fields")
+                else tuple(held)
+            )
         if isinstance(value, dict):
             return {key: self._scaled(v) for key, v in value.items()}
         return value

@@ -9,7 +9,9 @@ if TYPE_CHECKING:
 
 WIDTH = 120
 # inherit the notebook's colours, so that the text is readable in dark themes
-PAGE = '<pre style="white-space: pre; overflow-x: auto; line-height: 1.3; color: inherit">{code}</pre>'
+PAGE = (
+    '<pre style="white-space: pre; overflow-x: auto; line-height: 1.3; color: inherit">{code}</pre>'
+)
 
 
 class Shown:

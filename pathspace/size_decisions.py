@@ -1,7 +1,8 @@
 """Comparisons of tensor sizes in a model's code, and inputs at which their outcomes differ.
 
-A capture takes one branch of ``if x.shape[0] > 4``, and its graph holds for that branch only. Therefore sizes record
-each comparison that code makes with them, and the model is captured again at sizes with other outcomes.
+A capture takes one branch of ``if x.shape[0] > 4``, and its graph holds for that branch only.
+Therefore sizes record each comparison that code makes with them, and the model is captured again at
+sizes with other outcomes.
 """
 
 from __future__ import annotations
@@ -29,15 +30,30 @@ READS = frozenset([Tensor.shape.__get__, Tensor.size, Tensor.numel, Tensor.nelem
 PIECES = frozenset([Tensor.__getitem__, Tensor.select, torch.select])
 WALKS = frozenset([Tensor.unbind, torch.unbind, Tensor.__iter__])
 WATCHED = READS | PIECES | WALKS | {Tensor.__len__}
-# decisions in frames of LIBRARIES are ignored; those in INSTALLED packages are reported, but not tried
+# decisions in frames of LIBRARIES are ignored; those in INSTALLED packages
+# are reported, but not tried
 LIBRARIES = ("/torch/", "/sympy/", "/pathspace/")
 INSTALLED = ("/site-packages/", "/dist-packages/")
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 ARITHMETIC = (
-    *("add", "radd", "sub", "rsub", "mul", "rmul", "floordiv", "rfloordiv", "mod", "rmod", "neg", "abs"),
+    *(
+        "add",
+        "radd",
+        "sub",
+        "rsub",
+        "mul",
+        "rmul",
+        "floordiv",
+        "rfloordiv",
+        "mod",
+        "rmod",
+        "neg",
+        "abs",
+    ),
     *("truediv", "divmod", "pow", "and", "rand", "or", "ror", "xor", "rxor", "lshift", "rshift"),
 )
-# results of these may be compared with 0 where nobody sees it: as the width of a margin, for example
+# results of these may be compared with 0 where nobody sees it: as the width
+# of a margin, for example
 RESTS = frozenset(["mod", "rmod", "divmod", "and", "rand"])
 # results of these may count the steps of a loop
 COUNTING = frozenset(["sub", "rsub", "floordiv", "rfloordiv", "truediv", "divmod", "rshift"])
@@ -91,8 +107,8 @@ class Watch(TorchFunctionMode):
         decisions: every comparison, in order.
         pieces: line of code -> number of pieces that it took out of tensors.
         lengths: places that call ``len(tensor)``, whose result records nothing.
-        few: whether code computed a number below 2 from sizes, as for a loop of no step, or of one, at these sizes, or
-            took a whole tensor as its first piece.
+        few: whether code computed a number below 2 from sizes, as for a loop of no step, or of one,
+            at these sizes, or took a whole tensor as its first piece.
 
     Example:
         >>> with Watch() as watch:
@@ -119,31 +135,46 @@ class Watch(TorchFunctionMode):
         self._forget()
         return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
 
-    def tell(self, frame: FrameType, compare: str, left: float, right: float, both: bool = False) -> bool:
+    def tell(
+        self, frame: FrameType, compare: str, left: float, right: float, both: bool = False
+    ) -> bool:
         """Record a comparison, except in a library's code."""
         outcome = bool(getattr(operator, compare)(left, right))
         # (torch checks the sizes of its captures in generated code)
-        if not (_within(frame, LIBRARIES) or (frame.f_code.co_filename, frame.f_code.co_name) == ("<string>", "_")):
+        if not (
+            _within(frame, LIBRARIES)
+            or (frame.f_code.co_filename, frame.f_code.co_name) == ("<string>", "_")
+        ):
             place = _place(frame)
             number = self._times[place, compare]
             self._times[place, compare] += 1
-            made = Decision(place, number, compare, left, right, outcome, both, _within(frame, INSTALLED))
+            made = Decision(
+                place, number, compare, left, right, outcome, both, _within(frame, INSTALLED)
+            )
             self.decisions.append(made)
         return outcome
 
     def walks(self, inputs: Inputs) -> bool:
-        """Whether there may be a loop over steps: a line took about as many pieces as an input has, or it has few."""
+        """Whether there may be a loop over steps: a line took about as many pieces as an
+        input has, or it has few.
+        """
         sizes = {size for size, _ in together(inputs, thin_only=False) if size > 2}
         several = any(count in sizes or count + 1 in sizes for count in self.pieces.values())
         return self.few or several or bool(self._conversions(inputs))
 
     def count(self, frame: FrameType, number: Any) -> None:
         """Record a number below 2, if it may count the steps of a loop in the model's code."""
-        if isinstance(number, int | float) and abs(number) < 2 and not _within(frame, (*LIBRARIES, *INSTALLED)):
+        if (
+            isinstance(number, int | float)
+            and abs(number) < 2
+            and not _within(frame, (*LIBRARIES, *INSTALLED))
+        ):
             self.few = True
 
     def convert(self, frame: FrameType, size: int) -> None:
-        """Record that a size is used as something else: a key, a name, a number that records nothing."""
+        """Record that a size is used as something else: a key, a name, a
+        number that records nothing.
+        """
         if not _within(frame, (*LIBRARIES, *INSTALLED)):
             self._converted[_place(frame)] = size
 
@@ -170,7 +201,11 @@ class Watch(TorchFunctionMode):
         if frame is None or _within(frame, LIBRARIES):
             return result
         if func in READS:
-            return Size(result, self) if type(result) is int else torch.Size([Size(size, self) for size in result])
+            return (
+                Size(result, self)
+                if type(result) is int
+                else torch.Size([Size(size, self) for size in result])
+            )
         if func is Tensor.__len__:
             self.lengths.append(_place(frame))
         elif not _within(frame, INSTALLED):
@@ -219,7 +254,9 @@ def _compared(name: str) -> Callable[[Size, Any], Any]:
         if not isinstance(other, int | float):
             return NotImplemented
         plain = operator.index(other) if isinstance(other, int) else other
-        return self.watch.tell(sys._getframe(1), name, operator.index(self), plain, isinstance(other, Size))
+        return self.watch.tell(
+            sys._getframe(1), name, operator.index(self), plain, isinstance(other, Size)
+        )
 
     return compared
 
@@ -275,8 +312,11 @@ class Ways:
     unseen: list[str] = field(default_factory=list)
 
 
-def other_ways(model: torch.nn.Module, inputs: Inputs, known: Sequence[tuple[Inputs, Sequence[Decision]]]) -> Ways:
-    """Capture a model at further sizes, so that each decision by sizes has both outcomes, if the model runs there.
+def other_ways(
+    model: torch.nn.Module, inputs: Inputs, known: Sequence[tuple[Inputs, Sequence[Decision]]]
+) -> Ways:
+    """Capture a model at further sizes, so that each decision by sizes has both outcomes,
+    if the model runs there.
 
     Args:
         model: any module.
@@ -328,14 +368,25 @@ def other_ways(model: torch.nn.Module, inputs: Inputs, known: Sequence[tuple[Inp
                 runs.append((trial, watch.decisions))
                 found.captures.append((captured, trial))
     lengths = {size for size, _ in together(inputs, thin_only=False)}
-    one_way = [d for _, decisions in known for d in decisions if len(outcomes[d.key] | failing.get(d.key, set())) == 1]
-    depends = [d.place for d in one_way if len(operands[d.key]) > 1 or (d.installed and d.sizes & lengths)]
+    one_way = [
+        d
+        for _, decisions in known
+        for d in decisions
+        if len(outcomes[d.key] | failing.get(d.key, set())) == 1
+    ]
+    depends = [
+        d.place for d in one_way if len(operands[d.key]) > 1 or (d.installed and d.sizes & lengths)
+    ]
     found.unseen = list(dict.fromkeys(depends))
     return found
 
 
-def _trials(inputs: Inputs, decisions: Sequence[Decision]) -> Iterator[tuple[Inputs, Dims, Sequence[Decision]]]:
-    """Inputs of other sizes, the changed dimensions, and the decisions to flip: first all together, then each."""
+def _trials(
+    inputs: Inputs, decisions: Sequence[Decision]
+) -> Iterator[tuple[Inputs, Dims, Sequence[Decision]]]:
+    """Inputs of other sizes, the changed dimensions, and the decisions to flip: first
+    all together, then each.
+    """
     groups = [(size, dims) for size, ways in together(inputs, thin_only=False) for dims in ways]
     every: dict[tuple[int, int], int] = {}
     for decision in decisions:
@@ -348,7 +399,11 @@ def _trials(inputs: Inputs, decisions: Sequence[Decision]) -> Iterator[tuple[Inp
         sizes = decision.sizes
 
         def unlikely(group: tuple[int, Dims], sizes: set[float] = sizes) -> tuple[bool, bool, int]:
-            return group[0] not in sizes, not any(size and group[0] % size == 0 for size in sizes), -group[0]
+            return (
+                group[0] not in sizes,
+                not any(size and group[0] % size == 0 for size in sizes),
+                -group[0],
+            )
 
         ranked = sorted(groups, key=unlikely)
         for lengths in zip(*(_lengths(decision, size) for size, _ in ranked), strict=False):
@@ -357,7 +412,9 @@ def _trials(inputs: Inputs, decisions: Sequence[Decision]) -> Iterator[tuple[Inp
 
 
 def _lengths(decision: Decision, size: int) -> Iterator[int]:
-    """Lengths in place of ``size`` at which a decision may have the other outcome, the likeliest first."""
+    """Lengths in place of ``size`` at which a decision may have the other
+    outcome, the likeliest first.
+    """
 
     def follows(operand: float, new: int) -> float:
         # the operand is the input's size, or proportional to it
@@ -369,14 +426,29 @@ def _lengths(decision: Decision, size: int) -> Iterator[int]:
     def by_right(new: int) -> bool:
         return decision.falls(decision.left, follows(decision.right, new)) != decision.outcome
 
-    near = {size * one / other for one, other in ((decision.right, decision.left), (decision.left, decision.right))
+    near = {size * one / other for one,
+            other in ((decision.right, decision.left), (decision.left, decision.right))
             if other}  # fmt: skip
-    wanted = {round(middle) + step for middle in (*near, decision.left, decision.right) for step in (-1, 0, 1)}
-    usable = [new for new in wanted if 0 < new <= LONGEST and new != size and (by_left(new) or by_right(new))]
+    wanted = {
+        round(middle) + step
+        for middle in (*near, decision.left, decision.right)
+        for step in (-1, 0, 1)
+    }
+    usable = [
+        new
+        for new in wanted
+        if 0 < new <= LONGEST and new != size and (by_left(new) or by_right(new))
+    ]
     # (an operand that is not known to be a size seldom follows the inputs)
-    nearest = sorted(usable, key=lambda new: (not decision.both and not by_left(new), abs(new - size), new))[:2]
+    nearest = sorted(
+        usable, key=lambda new: (not decision.both and not by_left(new), abs(new - size), new)
+    )[:2]
     yield from nearest
-    yield from (new for new in (size + 1, size + 2, 2 * size) if size and new <= LONGEST and new not in nearest)
+    yield from (
+        new
+        for new in (size + 1, size + 2, 2 * size)
+        if size and new <= LONGEST and new not in nearest
+    )
 
 
 __all__ = ["Decision", "Watch", "Ways", "other_ways"]

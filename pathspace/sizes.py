@@ -1,9 +1,10 @@
 """The input sizes for which a graph is valid.
 
-A graph is captured at the sizes of the example inputs. Samples, tokens and pixels share their weights, so most results
-hold at any size. They may not if the example is too small to use every weight fully: a table of positions is read in
-part, a recurrence has one step, taps of a kernel read only padding, or the number of factors is the number of steps.
-If there is such a sign, the model is captured again at larger sizes.
+A graph is captured at the sizes of the example inputs. Samples, tokens and pixels share their
+weights, so most results hold at any size. They may not if the example is too small to use every
+weight fully: a table of positions is read in part, a recurrence has one step, taps of a kernel read
+only padding, or the number of factors is the number of steps. If there is such a sign, the model is
+captured again at larger sizes.
 """
 
 from __future__ import annotations
@@ -29,7 +30,15 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 Dims = tuple[tuple[int, int], ...]
 
 # operation -> position of its dimension argument
-APART = {"select": 1, "unbind": 1, "squeeze": 1, "split": 2, "chunk": 2, "split_with_sizes": 2, "tensor_split": 2}
+APART = {
+    "select": 1,
+    "unbind": 1,
+    "squeeze": 1,
+    "split": 2,
+    "chunk": 2,
+    "split_with_sizes": 2,
+    "tensor_split": 2,
+}
 RECURRENT = frozenset(["rnn_relu", "rnn_tanh", "lstm", "gru"])
 # operations that single out a diagonal, which is everything at size 1
 DIAGONAL = frozenset(["eye", "triu", "tril", "fill_diagonal", "diagonal_scatter"])
@@ -41,7 +50,8 @@ def _name(node: fx.Node) -> str:
 
 
 def _takes_apart(node: fx.Node) -> bool:
-    """Whether an operation splits a first dimension of size 1, as loops over time and recurrent layers do.
+    """Whether an operation splits a first dimension of size 1, as loops over time
+    and recurrent layers do.
 
     So does one that singles out a diagonal, as a comparison of all samples with all others does.
     """
@@ -65,7 +75,8 @@ def _tensors(inputs: Inputs) -> list[Tensor]:
 
 
 def thin(captured: Captured, inputs: Inputs) -> bool:
-    """Whether a dimension of an input has size 1, so that the capture does not show what happens along it.
+    """Whether a dimension of an input has size 1, so that the capture does not
+    show what happens along it.
 
     A batch of size 1 does not count unless the model iterates over it.
     """
@@ -85,7 +96,9 @@ def hides(captured: Captured) -> bool:
     held: dict[fx.Node, Tensor] = {}
     for node in captured.graph.graph.nodes:
         shown = node.meta.get("val")
-        kind, name = captured.sources.get(node.name, ("", "")) if node.op == "placeholder" else ("", "")
+        kind, name = (
+            captured.sources.get(node.name, ("", "")) if node.op == "placeholder" else ("", "")
+        )
         if kind == "buffer" and name in captured.buffers and has_values(captured.buffers[name]):
             held[node] = captured.buffers[name].detach()
         if node.op != "call_function":
@@ -120,13 +133,17 @@ def resized(inputs: Inputs, sizes: Mapping[tuple[int, int], int]) -> Inputs:
         for dim in range(leaf.dim()):
             size = sizes.get((number, dim), leaf.shape[dim])
             if size != leaf.shape[dim]:
-                leaves[i] = leaves[i].index_select(dim, torch.arange(size, device=leaf.device) % leaf.shape[dim])
+                leaves[i] = leaves[i].index_select(
+                    dim, torch.arange(size, device=leaf.device) % leaf.shape[dim]
+                )
     args, kwargs = tree_unflatten(leaves, spec)
     return args, kwargs
 
 
 def together(inputs: Inputs, thin_only: bool) -> Iterator[tuple[int, list[Dims]]]:
-    """Sizes, each with groups of dimensions that may vary together: all of that size, then those at each position."""
+    """Sizes, each with groups of dimensions that may vary together: all of that size,
+    then those at each position.
+    """
     found: dict[int, list[tuple[int, int]]] = {}
     for number, tensor in enumerate(_tensors(inputs)):
         for dim, size in enumerate(tensor.shape):
@@ -136,7 +153,10 @@ def together(inputs: Inputs, thin_only: bool) -> Iterator[tuple[int, list[Dims]]
         apart: dict[int, list[tuple[int, int]]] = {}
         for number, dim in dims:
             apart.setdefault(dim, []).append((number, dim))
-        yield size, [tuple(dims), *([tuple(part) for part in apart.values()] if len(apart) > 1 else [])]
+        yield (
+            size,
+            [tuple(dims), *([tuple(part) for part in apart.values()] if len(apart) > 1 else [])],
+        )
 
 
 def larger(runs: Callable[[Inputs], bool], inputs: Inputs, thin_only: bool) -> Inputs | None:
@@ -168,9 +188,14 @@ def larger(runs: Callable[[Inputs], bool], inputs: Inputs, thin_only: bool) -> I
 
 
 def recapture(
-    model: nn.Module, inputs: Inputs, thin_only: bool, watch: AbstractContextManager[Any] | None = None
+    model: nn.Module,
+    inputs: Inputs,
+    thin_only: bool,
+    watch: AbstractContextManager[Any] | None = None,
 ) -> tuple[Captured | None, Inputs | None]:
-    """The model captured at larger sizes, and these inputs; ``None`` twice if it runs only at its own sizes."""
+    """The model captured at larger sizes, and these inputs; ``None`` twice if it
+    runs only at its own sizes.
+    """
     try:
         with untouched(model), torch.inference_mode(False), with_numbers():
             rehearsal = Rehearsal(model)
@@ -181,11 +206,15 @@ def recapture(
         return None, None
 
 
-def sentence(inputs: Inputs, others: Sequence[Inputs], looked: bool, unseen: Sequence[str] = ()) -> str:
+def sentence(
+    inputs: Inputs, others: Sequence[Inputs], looked: bool, unseen: Sequence[str] = ()
+) -> str:
     """The inputs for which a graph was derived, in words."""
     text = f"inputs ({describe(*inputs)})"
     if others:
-        text += ", and other sizes as captured at " + " and ".join(f"({describe(*other)})" for other in others)
+        text += ", and other sizes as captured at " + " and ".join(
+            f"({describe(*other)})" for other in others
+        )
     elif looked:
         return f"{text} only, because it was not captured at other sizes"
     else:

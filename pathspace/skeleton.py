@@ -52,10 +52,11 @@ def choose(graph: Structure, rule: str = "modulo", seed: int = 0) -> Skeleton:
 
     Args:
         graph: the reduction graph.
-        rule: ``"modulo"`` (Algorithm 1 of the path-space paper, extended to any graph: the j-th unit takes the ``j
-            mod n``-th open edge), ``"magnitude"`` (the largest weight: the best conditioned choice) or ``"random"``.
-            Sizes are compared in a gauge that is the same for all rescaled copies of a network, so that they have the
-            same trees. Edges of weight 0 are taken last, edges of frozen weights first.
+        rule: ``"modulo"`` (Algorithm 1 of the path-space paper, extended to any graph: the j-th
+            unit takes the ``j mod n``-th open edge), ``"magnitude"`` (the largest weight: the best
+            conditioned choice) or ``"random"``. Sizes are compared in a gauge that is the same for
+            all rescaled copies of a network, so that they have the same trees. Edges of weight 0
+            are taken last, edges of frozen weights first.
         seed: seed of the random rule.
 
     Returns:
@@ -65,7 +66,9 @@ def choose(graph: Structure, rule: str = "modulo", seed: int = 0) -> Skeleton:
         InputError: unknown rule, or ``"magnitude"`` of weights without values or with NaN.
     """
     if rule not in RULES:
-        raise InputError(f"skeleton found rule={rule!r}, expected one of {', '.join(map(repr, RULES))}.")
+        raise InputError(
+            f"skeleton found rule={rule!r}, expected one of {', '.join(map(repr, RULES))}."
+        )
     expect_numbers("skeleton", SEED, seed=seed)
     if rule == "magnitude":
         weights = {block.name: graph.parameters[block.name] for block in graph.blocks}
@@ -74,8 +77,13 @@ def choose(graph: Structure, rule: str = "modulo", seed: int = 0) -> Skeleton:
             expect_finite("skeleton(rule='magnitude')", name, weight)
     with with_numbers():
         tree_in = SpanningTreeBuilder(graph, True, rule, seed).grow()
-        # no edge leaves a product of scales alone: one tree is then used for both directions, and there are no p_v
-        tree_out = tree_in if graph.forms.shape[0] else SpanningTreeBuilder(graph, False, rule, seed).grow()
+        # no edge leaves a product of scales alone: one tree is then used for both
+        # directions, and there are no p_v
+        tree_out = (
+            tree_in
+            if graph.forms.shape[0]
+            else SpanningTreeBuilder(graph, False, rule, seed).grow()
+        )
     return Skeleton(graph, tree_in, tree_out, rule, seed)
 
 
@@ -95,8 +103,8 @@ def warn_of_dead(owner: str, skeleton: Skeleton) -> None:
         if any(np.isin(np.abs(ids.numpy()), dead).any() for ids in (block.head, block.tail))
     ]
     warnings.warn(
-        f"{owner} leaves {len(dead)} of {skeleton.graph.num_units} units as they are, because only weights of 0 "
-        f"connect them to the rest: see skeleton.dead; they lie in {', '.join(touched[:3])}"
-        f"{' and others' * (len(touched) > 3)}.",
+        f"{owner} leaves {len(dead)} of {skeleton.graph.num_units} units as they are, because only"
+        " weights of 0 connect them to the rest: see skeleton.dead; they lie in"
+        f" {', '.join(touched[:3])}{' and others' * (len(touched) > 3)}.",
         stacklevel=3,
     )

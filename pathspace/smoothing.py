@@ -1,4 +1,6 @@
-"""Modules before and after each set of units, which SmoothQuant, AWQ and cross-layer equalisation rescale."""
+"""Modules before and after each set of units, which SmoothQuant, AWQ and
+cross-layer equalisation rescale.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,8 @@ class SmoothingPair:
         readers: modules whose weights leave them.
         parameters: names of the weights on both sides: those that enter, those that leave.
         exact: whether the function of the unchanged model, every ``eps`` included, is preserved.
-        change: largest change of the outputs, relative to the largest output, when the units are rescaled by powers
-            of two; ``None`` for a model without values.
+        change: largest change of the outputs, relative to the largest output, when the units are
+            rescaled by powers of two; ``None`` for a model without values.
         units: ids of the units.
     """
 
@@ -58,9 +60,9 @@ def _owner(name: str) -> str:
 def smoothing_pairs(graph: Structure) -> list[SmoothingPair]:
     """Find the modules that compute each set of units (writers), and those that use it (readers).
 
-    If the rows of the writers are multiplied by positive factors and the columns of all readers are divided by them,
-    the outputs do not change. This is tested on the captured graph with the model's weights, if it has values, and
-    random inputs.
+    If the rows of the writers are multiplied by positive factors and the columns of all readers are
+    divided by them, the outputs do not change. This is tested on the captured graph with the
+    model's weights, if it has values, and random inputs.
 
     Args:
         graph: a traced reduction graph, of a model with weights or without.
@@ -70,8 +72,9 @@ def smoothing_pairs(graph: Structure) -> list[SmoothingPair]:
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(torch.nn.LayerNorm(4), torch.nn.Linear(4, 6), torch.nn.ReLU(),
-        ...                             torch.nn.Linear(6, 2))
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.LayerNorm(4), torch.nn.Linear(4, 6), torch.nn.ReLU(), torch.nn.Linear(6, 2)
+        ... )
         >>> pairs = ps.smoothing_pairs(ps.trace(model, torch.randn(3, 4)))
         >>> [(pair.writers, pair.readers, pair.exact) for pair in pairs]
         [(('0',), ('1',), True), (('1',), ('3',), True)]
@@ -90,7 +93,9 @@ def smoothing_pairs(graph: Structure) -> list[SmoothingPair]:
         # (a single unit is left out; a bias has the same units as its weight)
         if len(units) > 1 and not _is_bias(block, graph.blocks):
             reading = dict.fromkeys(name for unit in sorted(units) for name in readers_of[unit])
-            readers = tuple(name for name in reading if leaving[name] & units and name != block.name)
+            readers = tuple(
+                name for name in reading if leaving[name] & units and name != block.name
+            )
             if readers:
                 sets.setdefault((units, readers), []).append(block.name)
     approximate = set(graph.approximate.tolist())
@@ -100,8 +105,12 @@ def smoothing_pairs(graph: Structure) -> list[SmoothingPair]:
         ids = torch.tensor(sorted(units))
         change = None if before is None else _change(graph, before, ids)
         exact = not units & approximate and (change is None or change <= ROUNDING)
-        owners = [tuple(dict.fromkeys(_owner(name) for name in names)) for names in (writers, readers)]
-        pairs.append(SmoothingPair(owners[0], owners[1], (tuple(writers), readers), exact, change, ids))
+        owners = [
+            tuple(dict.fromkeys(_owner(name) for name in names)) for names in (writers, readers)
+        ]
+        pairs.append(
+            SmoothingPair(owners[0], owners[1], (tuple(writers), readers), exact, change, ids)
+        )
     return pairs
 
 
@@ -114,7 +123,9 @@ def _is_bias(block: WeightBlock, blocks: Sequence[WeightBlock]) -> bool:
 
 
 def _inputs(graph: Structure, factors: Mapping[str, Tensor]) -> list[Any] | None:
-    """Inputs of the captured graph: rescaled tensors of the model and random inputs; ``None`` without values."""
+    """Inputs of the captured graph: rescaled tensors of the model and random inputs;
+    ``None`` without values.
+    """
     captured, values = graph.captured, list[Any]()
     generator = torch.Generator().manual_seed(0)
     held = {"parameter": captured.parameters, "buffer": captured.buffers}
@@ -136,14 +147,18 @@ def _inputs(graph: Structure, factors: Mapping[str, Tensor]) -> list[Any] | None
             values.append(torch.randn(tuple(shown.shape), generator=generator).to(shown.dtype))
         elif rows := _rows(node):
             # (random tokens: with equal tokens, no output depends on their order)
-            values.append(torch.randint(rows, tuple(shown.shape), generator=generator).to(shown.dtype))
+            values.append(
+                torch.randint(rows, tuple(shown.shape), generator=generator).to(shown.dtype)
+            )
         else:
             values.append(torch.ones(tuple(shown.shape), dtype=shown.dtype))
     return values
 
 
 def _rows(tokens: Node) -> int:
-    """Number of rows of the smallest embedding that an input indexes; 0 for inputs that index none, such as masks."""
+    """Number of rows of the smallest embedding that an input indexes; 0 for inputs that
+    index none, such as masks.
+    """
     found, todo = list[int](), [tokens]
     while todo:
         node = todo.pop()
@@ -163,7 +178,9 @@ def _outputs(graph: Structure, factors: Mapping[str, Tensor]) -> list[Tensor] | 
     with quiet(), torch.no_grad():
         found = pytree.tree_leaves(graph.captured.graph(*values))
     updates, written = graph.captured.updates, graph.captured.written
-    shown = [leaf for number, leaf in enumerate(found) if number >= updates and number not in written]
+    shown = [
+        leaf for number, leaf in enumerate(found) if number >= updates and number not in written
+    ]
     return [leaf for leaf in shown if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
 
@@ -189,14 +206,15 @@ def smoothing_recipe(pairs: Iterable[SmoothingPair], form: str = "llm-compressor
     r"""Write the pairs as the configuration of another tool.
 
     Args:
-        pairs: results of :func:`smoothing_pairs`; pairs with several writers are left out, because no tool accepts
-            them.
+        pairs: results of :func:`smoothing_pairs`; pairs with several writers are left out,
+            because no tool accepts them.
         form: ``"llm-compressor"`` (a recipe with an ``AWQModifier``), ``"smoothquant"`` (one with a
-            ``SmoothQuantModifier``), ``"awq"`` (``prev_op`` and ``layers``, as in AutoAWQ) or ``"aimet"``
-            (sets of layers for cross-layer equalisation).
+            ``SmoothQuantModifier``), ``"awq"`` (``prev_op`` and ``layers``, as in AutoAWQ) or
+            ``"aimet"`` (sets of layers for cross-layer equalisation).
 
     Returns:
-        YAML for the first two, with repeated layers as one pattern; JSON with every layer by name for the others.
+        YAML for the first two, with repeated layers as one pattern; JSON with every
+        layer by name for the others.
 
     Raises:
         InputError: unknown ``form``.
@@ -213,7 +231,10 @@ def smoothing_recipe(pairs: Iterable[SmoothingPair], form: str = "llm-compressor
                 - [["re:.*\\d+$"], "re:.*\\d+$"]
     """
     if form not in FORMATS:
-        raise InputError(f"smoothing_recipe found form={form!r}, expected one of {', '.join(map(repr, FORMATS))}.")
+        raise InputError(
+            f"smoothing_recipe found form={form!r}, expected one of"
+            f" {', '.join(map(repr, FORMATS))}."
+        )
     pairs = list(pairs) if isinstance(pairs, Iterable) else [pairs]
     for pair in pairs:
         expect_arguments("smoothing_recipe", pair=pair)
@@ -221,21 +242,30 @@ def smoothing_recipe(pairs: Iterable[SmoothingPair], form: str = "llm-compressor
     if form in ("awq", "aimet"):
         if form == "awq":
             return dumps(
-                [{"prev_op": writer, "layers": list(readers), "inp": readers[0]} for writer, readers in single],
+                [
+                    {"prev_op": writer, "layers": list(readers), "inp": readers[0]}
+                    for writer, readers in single
+                ],
                 indent=2,
             )
         return dumps([[writer, *readers] for writer, readers in single], indent=2)
     patterns = dict.fromkeys(
-        (_pattern(writer), tuple(dict.fromkeys(map(_pattern, readers)))) for writer, readers in single
+        (_pattern(writer), tuple(dict.fromkeys(map(_pattern, readers))))
+        for writer, readers in single
     )
     lines = ["default_stage:", "  default_modifiers:"]
     if form == "smoothquant":
         lines += ["    SmoothQuantModifier:", "      mappings:"]
-        lines += [f"        - [{dumps(list(readers))}, {dumps(writer)}]" for writer, readers in patterns]
+        lines += [
+            f"        - [{dumps(list(readers))}, {dumps(writer)}]" for writer, readers in patterns
+        ]
     else:
         lines += ["    AWQModifier:", "      mappings:"]
         for writer, readers in patterns:
-            lines += [f"        - smooth_layer: {dumps(writer)}", f"          balance_layers: {dumps(list(readers))}"]
+            lines += [
+                f"        - smooth_layer: {dumps(writer)}",
+                f"          balance_layers: {dumps(list(readers))}",
+            ]
     return "\n".join(lines)
 
 

@@ -19,14 +19,17 @@ class SpanningTree:
     """A spanning tree: for every unit the edge that connects it, and its parent.
 
     Attributes:
-        block: index of the weight block of each unit's edge, ``int64`` of length ``H + 1`` (entry 0, the root, is -1).
+        block: index of the weight block of each unit's edge, ``int64`` of length ``H + 1``
+            (entry 0, the root, is -1).
         index: flat position of the edge in the block's tensor.
         forward: whether paths follow the edge in its direction (otherwise its exponent is -1).
         parent: the unit (or root) at the edge's other end.
-        own: sign of the unit's log-scale in that of the edge (-1 only if opposite scales are related).
+        own: sign of the unit's log-scale in that of the edge (-1 only if
+            opposite scales are related).
         other: sign of the parent's log-scale.
         rounds: the units in an order in which each follows its parent.
-        rest: exponents ``(H + 1, H + 1)`` of the other factors, if an end of an edge is a product of scales.
+        rest: exponents ``(H + 1, H + 1)`` of the other factors, if an end of an
+            edge is a product of scales.
         dead: mask of the units that only weights of 0 connect to the root.
     """
 
@@ -64,7 +67,9 @@ class SpanningTree:
             entry = graph.blocks[block]
             flat = graph.parameters[entry.name].detach().reshape(-1)
             require_values("a computation with weights", [(entry.name, flat)])
-            result[torch.from_numpy(units)] = entry.values(flat[torch.from_numpy(self.index[units])].double().cpu())
+            result[torch.from_numpy(units)] = entry.values(
+                flat[torch.from_numpy(self.index[units])].double().cpu()
+            )
         return result
 
     def by_block(self) -> Iterator[tuple[int, np.ndarray]]:

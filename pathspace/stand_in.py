@@ -22,7 +22,8 @@ _FILLED = (list, dict, set, OrderedDict)
 def stand_in(model: nn.Module, share_tensors: bool = True) -> nn.Module:
     """A copy of ``model`` that computes the same function and returns its tensors as one tuple.
 
-    Caches of keys and values are switched off, compiled modules run uncompiled, and sharding is removed.
+    Caches of keys and values are switched off, compiled modules run uncompiled,
+    and sharding is removed.
 
     Args:
         model: any module.
@@ -55,7 +56,8 @@ def stand_in(model: nn.Module, share_tensors: bool = True) -> nn.Module:
 
 
 def count_no_batches(twin: nn.Module) -> None:
-    """Let batch norms that average all batches forget old ones: outputs are the same, and no number of batches is read.
+    """Let batch norms that average all batches forget old ones: outputs are the same, and no
+    number of batches is read.
 
     Args:
         twin: a copy of a model; it is changed.
@@ -78,7 +80,8 @@ def repeatable(twin: nn.Module, written: Collection[str] = ()) -> nn.Module:
 
     Args:
         twin: a result of :func:`stand_in`; it is changed.
-        written: names of parameters that its code writes into; each call writes into copies of them.
+        written: names of parameters that its code writes into; each call
+            writes into copies of them.
 
     Returns:
         The same module.
@@ -92,7 +95,9 @@ def repeatable(twin: nn.Module, written: Collection[str] = ()) -> nn.Module:
 
     before: list[tuple[dict[str, Any], dict[str, Any], list[tuple[Any, Any]]]] = []
 
-    places = [(twin.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in written]
+    places = [
+        (twin.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in written
+    ]
     own: list[Any] = []
 
     def again(_module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -131,7 +136,8 @@ def repeatable(twin: nn.Module, written: Collection[str] = ()) -> nn.Module:
 def _same(one: Collection[Any], other: Collection[Any]) -> bool:
     """Whether a set or dictionary holds the same objects.
 
-    (torch iterates over the dictionary of hooks while it calls them, so it must not be changed without need.)
+    (torch iterates over the dictionary of hooks while it calls them, so it must not
+    be changed without need.)
     """
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(one[key] is other[key] for key in one)
@@ -148,7 +154,9 @@ def switch_off_caches(model: nn.Module) -> None:
         >>> import torch
         >>> from types import SimpleNamespace
         >>> model = torch.nn.Identity()
-        >>> model.config = SimpleNamespace(use_cache=True, text_config=SimpleNamespace(use_cache=True))
+        >>> model.config = SimpleNamespace(
+        ...     use_cache=True, text_config=SimpleNamespace(use_cache=True)
+        ... )
         >>> switch_off_caches(model)
         >>> model.config
         namespace(use_cache=False, text_config=namespace(use_cache=False))

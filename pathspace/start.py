@@ -1,4 +1,6 @@
-"""The console command. It imports nothing at its top, so that an early interrupt also gives a one-line message."""
+"""The console command. It imports nothing at its top, so that an early interrupt also
+gives a one-line message.
+"""
 
 import sys
 

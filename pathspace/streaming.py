@@ -1,4 +1,6 @@
-"""Gauge transformations of checkpoints larger than the memory: tensors are read, changed and written in pieces."""
+"""Gauge transformations of checkpoints larger than the memory: tensors are read,
+changed and written in pieces.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from pathspace.pairs import Pairs, Table
 from pathspace.programme import Minimum, minimise, separate
 from pathspace.structure import Structure
 
-# largest number of scalars between units that are kept in memory, where Newton's method needs few steps
+# largest number of scalars between units that are kept in memory, where
+# Newton's method needs few steps
 IN_MEMORY = 1 << 23
 EXACT, CLOSE = 1e-12, 1e-3
 ROUNDS = 200
@@ -31,32 +34,44 @@ APPROXIMATE = "its scale is free at eps = 0 only"
 Path = str | os.PathLike[str]
 
 
-def rescale_files(graph: Structure, phi: Tensor, source: Path, destination: Path, exact: bool = False) -> None:
-    """Apply a gauge transformation to a checkpoint, as :func:`pathspace.rescale` does to a model in memory.
+def rescale_files(
+    graph: Structure, phi: Tensor, source: Path, destination: Path, exact: bool = False
+) -> None:
+    """Apply a gauge transformation to a checkpoint, as :func:`pathspace.rescale`
+    does to a model in memory.
 
-    It needs the memory of a few pieces of a tensor. Each file is written under a temporary name and then renamed; if
-    the call is interrupted, the same call completes the folder. Tensors outside the graph, and other files of a folder
-    (configuration, tokenizer), are copied.
+    It needs the memory of a few pieces of a tensor. Each file is written under a temporary name and
+    then renamed; if the call is interrupted, the same call completes the folder. Tensors outside
+    the graph, and other files of a folder (configuration, tokenizer), are copied.
 
     Args:
         graph: the reduction graph; weights need no values, see :func:`pathspace.without_weights`.
-        phi: log-scales of the units, shape ``(num_units,)``. Multiples of ``log 2`` cause no rounding in any type.
+        phi: log-scales of the units, shape ``(num_units,)``. Multiples of ``log 2`` cause
+            no rounding in any type.
         source: a safetensors file, or a folder with one, or with several and their index.
         destination: a file or a folder, like the source.
-        exact: apply only the part of ``phi`` that is exact for the unchanged model, see :func:`pathspace.rescale`.
+        exact: apply only the part of ``phi`` that is exact for the unchanged model, see
+            :func:`pathspace.rescale`.
 
     Raises:
-        InputError: ``phi`` has a wrong shape, a tensor is missing or has another shape, or files cannot be read or
-            written.
+        InputError: ``phi`` has a wrong shape, a tensor is missing or has another shape, or files
+            cannot be read or written.
 
     Example:
         >>> import tempfile, torch, pathspace as ps
         >>> from safetensors.torch import load_file, save_file
-        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
+        ... )
         >>> graph, x = ps.trace(model, torch.randn(1, 2)), torch.randn(5, 2)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     save_file(model.state_dict(), f"{folder}/model.safetensors")
-        ...     ps.rescale_files(graph, torch.randn(3), f"{folder}/model.safetensors", f"{folder}/other.safetensors")
+        ...     ps.rescale_files(
+        ...         graph,
+        ...         torch.randn(3),
+        ...         f"{folder}/model.safetensors",
+        ...         f"{folder}/other.safetensors",
+        ...     )
         ...     other = load_file(f"{folder}/other.safetensors")
         >>> torch.allclose(torch.func.functional_call(model, other, (x,)), model(x), atol=1e-5)
         True
@@ -76,7 +91,9 @@ def rescale_files(graph: Structure, phi: Tensor, source: Path, destination: Path
     checkpoint.rewrite(destination, changes, job)
 
 
-def _located(graph: Structure, checkpoint: Checkpoint, wanted: Iterable[str], who: str) -> dict[str, list[str]]:
+def _located(
+    graph: Structure, checkpoint: Checkpoint, wanted: Iterable[str], who: str
+) -> dict[str, list[str]]:
     """The names of the graph's tensors in the checkpoint, after a check of their shapes."""
     aliases = {block.name: (block.name, *block.aliases) for block in graph.blocks}
     found = checkpoint.named({name: aliases.get(name, (name,)) for name in wanted}, who)
@@ -84,11 +101,13 @@ def _located(graph: Structure, checkpoint: Checkpoint, wanted: Iterable[str], wh
     for name, keys in found.items():
         for key in keys:
             entry = places[key].entries[key]
-            expected = tuple(graph.parameters[name].shape) if name in graph.parameters else entry.shape
+            expected = (
+                tuple(graph.parameters[name].shape) if name in graph.parameters else entry.shape
+            )
             if entry.shape != expected or entry.dtype is None or not entry.dtype.is_floating_point:
                 raise InputError(
-                    f"{who} found {key!r} of shape {entry.shape} and type {entry.kind}, expected {expected} in "
-                    "floating point; pass the checkpoint of the traced model."
+                    f"{who} found {key!r} of shape {entry.shape} and type {entry.kind}, expected"
+                    f" {expected} in floating point; pass the checkpoint of the traced model."
                 )
     return found
 
@@ -113,7 +132,9 @@ class StreamedPairs(Pairs):
         names: parameter -> its names in the checkpoint.
     """
 
-    def __init__(self, graph: Structure, p: float, checkpoint: Checkpoint, names: Mapping[str, list[str]]) -> None:
+    def __init__(
+        self, graph: Structure, p: float, checkpoint: Checkpoint, names: Mapping[str, list[str]]
+    ) -> None:
         self.graph, self.p = graph, p
         self.checkpoint, self.names = checkpoint, names
         # of other blocks, whose one end is constant, only sums over rows or columns are kept
@@ -186,35 +207,42 @@ def balance_files(
 ) -> Balancing:
     """Balance a checkpoint, as :func:`pathspace.balance` does to a model in memory.
 
-    Each round computes the sums over the weights that enter and leave each unit in one pass over the files. If a weight
-    has less than 32 bits, scales are rounded to powers of two, so that no weight is rounded: units are then balanced up
-    to such a factor, and the result states the remaining imbalance.
+    Each round computes the sums over the weights that enter and leave each unit in one pass
+    over the files. If a weight has less than 32 bits, scales are rounded to powers of two, so
+    that no weight is rounded: units are then balanced up to such a factor, and the result
+    states the remaining imbalance.
 
     Args:
         graph: the reduction graph; weights need no values.
         source: a safetensors file, or a folder with one, or with several and their index.
         destination: a file or a folder, like the source.
         p: exponent of the norm.
-        tolerance: largest relative difference between the two sums, before any rounding of scales; by default 1e-12 if
-            the weights between units fit into memory, else 1e-3.
-        exact: do not move units that are free only at ``eps = 0``, so that the function of the unchanged model is
-            preserved; with ``False`` they move too, as under :func:`pathspace.balance`.
+        tolerance: largest relative difference between the two sums, before any rounding of scales;
+            by default 1e-12 if the weights between units fit into memory, else 1e-3.
+        exact: do not move units that are free only at ``eps = 0``, so that the function of the
+            unchanged model is preserved; with ``False`` they move too, as under
+            :func:`pathspace.balance`.
 
     Returns:
-        The applied log-scales, the norms, the remaining imbalance, and the units that were not moved.
+        The applied log-scales, the norms, the remaining imbalance, and the
+        units that were not moved.
 
     Raises:
-        InputError: ``p`` is not positive, a tensor is missing, has another shape or is not finite, the tolerance is
-            not reached, or files cannot be read or written.
+        InputError: ``p`` is not positive, a tensor is missing, has another shape or is not finite,
+            the tolerance is not reached, or files cannot be read or written.
 
     Example:
         >>> import tempfile, torch, pathspace as ps
         >>> from safetensors.torch import save_file
-        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
+        ... )
         >>> graph = ps.trace(model, torch.randn(1, 2))
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     save_file(model.state_dict(), f"{folder}/model.safetensors")
-        ...     found = ps.balance_files(graph, f"{folder}/model.safetensors", f"{folder}/other.safetensors")
+        ...     found = ps.balance_files(
+        ...         graph, f"{folder}/model.safetensors", f"{folder}/other.safetensors"
+        ...     )
         >>> found.after < found.before, found.imbalance < 1e-6
         (True, True)
     """
@@ -242,10 +270,14 @@ def balance_files(
         entering, leaving, after = pairs.sides(phi)
         best = Minimum(phi, after, _imbalance(entering, leaving, found.free)[1], best.steps)
     rescale_files(graph, torch.from_numpy(phi), source, destination)
-    return Balancing(torch.from_numpy(phi), before, best.value, best.imbalance, found.reasons, best.steps)
+    return Balancing(
+        torch.from_numpy(phi), before, best.value, best.imbalance, found.reasons, best.steps
+    )
 
 
-def _imbalance(entering: np.ndarray, leaving: np.ndarray, free: np.ndarray) -> tuple[np.ndarray, float]:
+def _imbalance(
+    entering: np.ndarray, leaving: np.ndarray, free: np.ndarray
+) -> tuple[np.ndarray, float]:
     both = entering + leaving
     uneven = np.where(free, entering - leaving, 0.0) / np.where(both > 0, both, 1.0)
     return uneven, float(np.abs(uneven).max(initial=0.0))
@@ -254,8 +286,9 @@ def _imbalance(entering: np.ndarray, leaving: np.ndarray, free: np.ndarray) -> t
 def _in_rounds(pairs: Pairs, free: np.ndarray, tolerance: float) -> Minimum:
     """Balance all units at once, in rounds of one pass over the weights.
 
-    A plain step minimises a separable upper bound, so that the norm never grows. Every other step is extrapolated by
-    the ratio of the last two; if the norm grows, the last point is restored and plain steps continue.
+    A plain step minimises a separable upper bound, so that the norm never grows. Every other step
+    is extrapolated by the ratio of the last two; if the norm grows, the last point is restored
+    and plain steps continue.
     """
     p, phi = pairs.p, np.zeros(len(free))
     longer, last, lowest = 1.0, np.zeros(len(free)), math.inf
@@ -270,16 +303,19 @@ def _in_rounds(pairs: Pairs, free: np.ndarray, tolerance: float) -> Minimum:
             phi, longer, last = best, 1.0, np.zeros(len(free))
             entering, leaving, total = pairs.sides(phi)
         best, lowest = phi, total
-        move = np.where(free, separate(entering, leaving, np.zeros(len(free))) / (p * pairs.width), 0.0)
+        move = np.where(
+            free, separate(entering, leaving, np.zeros(len(free))) / (p * pairs.width), 0.0
+        )
         size = float(last @ last)
         if size:
-            # an error that shrinks by the factor r each time is gone after a step 1 / (1 - r) times as long
+            # an error that shrinks by the factor r each time is gone after a step
+            # 1 / (1 - r) times as long
             ratio = float(np.clip((last @ move) / size, 0.0, 0.9))
             longer = 1 / (1 - ratio) if step % 2 else 1.0
         phi, last = phi + longer * move, move if longer == 1.0 else np.zeros(len(free))
     raise InputError(
-        f"balance_files found norms that still differ by {worst:.0e} after {ROUNDS} rounds, expected {tolerance:.0e}; "
-        "pass a larger tolerance."
+        f"balance_files found norms that still differ by {worst:.0e} after {ROUNDS} rounds,"
+        f" expected {tolerance:.0e}; pass a larger tolerance."
     )
 
 

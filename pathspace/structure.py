@@ -1,4 +1,6 @@
-"""The structure of a model: units, and one edge for every scalar weight, stored per weight tensor."""
+"""The structure of a model: units, and one edge for every scalar weight,
+stored per weight tensor.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ LOG_2 = math.log(2)
 
 
 def _power(log: Tensor) -> Tensor:
-    """``exp(log)``, and an exact power of two if ``log`` is a multiple of ``log 2`` up to rounding."""
+    """``exp(log)``, and an exact power of two if ``log`` is a multiple of
+    ``log 2`` up to rounding.
+    """
     factor, exponent = log.exp(), log.detach() / LOG_2
     whole = exponent.round()
     exact = (exponent - whole).abs() <= 4 * torch.finfo(log.dtype).eps * whole.abs()
@@ -35,37 +39,40 @@ def _power(log: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Structure:
-    """The reduction graph of a model (Definition 3 of the path-space paper, generalised to units that share a scale).
+    """The reduction graph of a model (Definition 3 of the path-space paper, generalised to
+    units that share a scale).
 
     Attributes:
         blocks: one per parameter tensor in path space.
         num_units: ``H``, the number of units (free scales) with at least one edge.
         pinned: operations that fix scales, each with its place and reason.
         unused: parameters that do not influence the outputs.
-        has_cuts: whether a normalisation cuts paths; some basis paths are then closed walks of the graph, not paths
-            of the network.
-        approximate: ids of the units in a scale that is free only for ``eps = 0``, because a normalisation by
-            statistics of the data follows it.
-        exact: integer matrix ``(H, num_exact_units)``: ``phi = exact @ xi`` are the gauge transformations that are
-            exact for the unchanged model, every ``eps`` included.
-        folded_eps: source lines, each with a small constant that was read as the ``eps`` of a normalisation written
-            out by hand.
-        forms: integer matrix ``(derived, H)``: id ``H + 1 + i`` has the log-scale ``forms[i] @ phi`` (products of
-            activations, matrices reused in depth); empty for most models.
+        has_cuts: whether a normalisation cuts paths; some basis paths are then closed walks of the
+            graph, not paths of the network.
+        approximate: ids of the units in a scale that is free only for ``eps = 0``, because a
+            normalisation by statistics of the data follows it.
+        exact: integer matrix ``(H, num_exact_units)``: ``phi = exact @ xi`` are the gauge
+            transformations that are exact for the unchanged model, every ``eps`` included.
+        folded_eps: source lines, each with a small constant that was read as the ``eps`` of a
+            normalisation written out by hand.
+        forms: integer matrix ``(derived, H)``: id ``H + 1 + i`` has the log-scale ``forms[i] @
+            phi`` (products of activations, matrices reused in depth); empty for most models.
         norm_eps: how the ``eps`` of normalisation layers was treated.
         affine: whether the sum of a parameter and a constant can have a free scale.
         statistics: running statistics that are rescaled with their channels.
-        beyond: name -> (tail, head) of all scalars of a parameter that is used in part, for larger inputs that use
-            more of it: as captured there, or like the used scalars next to them.
+        beyond: name -> (tail, head) of all scalars of a parameter that is used in part, for larger
+            inputs that use more of it: as captured there, or like the used scalars next to them.
         captured: the captured graph.
         parameters: name -> parameter of the model (not a copy).
         range: the input sizes for which the graph was derived, in words.
-        modules: path -> module of the model (not a copy), for the modules that hold parameters or running
-            statistics.
+        modules: path -> module of the model (not a copy), for the modules that hold
+            parameters or running statistics.
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2)
+        ... )
         >>> graph = ps.trace(model, torch.randn(1, 4))
         >>> graph.num_weights, graph.num_units, graph.dimension
         (23, 3, 20)
@@ -101,7 +108,9 @@ class Structure:
 
     @property
     def num_exact_units(self) -> int:
-        """Dimension of the gauge group that is exact for the unchanged model, every ``eps`` included."""
+        """Dimension of the gauge group that is exact for the unchanged
+        model, every ``eps`` included.
+        """
         return int(self.exact.shape[1])
 
     @property
@@ -111,29 +120,35 @@ class Structure:
 
     @cached_property
     def shifts(self) -> dict[str, float]:
-        """Tensor name -> the constant ``c``, for tensors of which ``p + c`` scales instead of ``p``.
+        """Tensor name -> the constant ``c``, for tensors of which ``p + c``
+        scales instead of ``p``.
 
         The ``eps`` of running variances, and the 1 of norms that multiply by ``1 + weight``.
         """
-        found = {entry.var: entry.eps for entry in self.statistics if entry.var is not None and entry.eps}
+        found = {
+            entry.var: entry.eps for entry in self.statistics if entry.var is not None and entry.eps
+        }
         return found | {block.name: block.shift for block in self.blocks if block.shift}
 
     def exact_part(self, phi: Tensor) -> Tensor:
-        """The nearest log-scales to ``phi`` that preserve the function exactly, every ``eps`` included.
+        """The nearest log-scales to ``phi`` that preserve the function
+        exactly, every ``eps`` included.
 
         Args:
             phi: log-scales of the units, shape ``(num_units,)``.
 
         Returns:
-            The orthogonal projection of ``phi`` on ``exact @ xi``, shape ``(num_units,)``. In a graph without products
-            of scales this sets the log-scales of approximate units to 0.
+            The orthogonal projection of ``phi`` on ``exact @ xi``, shape ``(num_units,)``. In a
+            graph without products of scales this sets the log-scales of approximate units to 0.
 
         Raises:
             InputError: ``phi`` has another shape.
 
         Example:
             >>> import torch, pathspace as ps
-            >>> model = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.LayerNorm(1), torch.nn.Linear(1, 1))
+            >>> model = torch.nn.Sequential(
+            ...     torch.nn.Linear(2, 1), torch.nn.LayerNorm(1), torch.nn.Linear(1, 1)
+            ... )
             >>> graph = ps.trace(model, torch.randn(1, 2))
             >>> graph.num_units, graph.num_exact_units, graph.exact_part(torch.ones(2)).tolist()
             (2, 1, [0.0, 1.0])
@@ -152,27 +167,39 @@ class Structure:
     def _expect(self, phi: Tensor, caller: str) -> None:
         if tuple(phi.shape) != (self.num_units,):
             raise InputError(
-                f"{caller} found phi of shape {tuple(phi.shape)}, expected ({self.num_units},): one log-scale for "
-                "each unit of the reduction graph."
+                f"{caller} found phi of shape {tuple(phi.shape)}, expected ({self.num_units},): one"
+                " log-scale for each unit of the reduction graph."
             )
 
     @cached_property
     def expand(self) -> csr_array:
-        """Log-scale of every id as a sum of those of root and units: integer matrix ``(H + 1 + derived, H + 1)``."""
+        """Log-scale of every id as a sum of those of root and units: integer matrix ``(H
+        + 1 + derived, H + 1)``.
+        """
         count = self.num_units + 1
         derived = csr_array(self.forms)
-        derived = csr_array((derived.data, derived.indices + 1, derived.indptr), shape=(derived.shape[0], count))
+        derived = csr_array(
+            (derived.data, derived.indices + 1, derived.indptr), shape=(derived.shape[0], count)
+        )
         return csr_array(vstack([eye_array(count, dtype=np.int64, format="csr"), derived]))
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
-        """Number of the first edge of each block: edges go by block, then in C order, without unused scalars."""
-        return tuple(np.concatenate([[0], np.cumsum([block.num_edges for block in self.blocks])]).astype(int).tolist())
+        """Number of the first edge of each block: edges go by block, then in C
+        order, without unused scalars.
+        """
+        return tuple(
+            np.concatenate([[0], np.cumsum([block.num_edges for block in self.blocks])])
+            .astype(int)
+            .tolist()
+        )
 
     @cached_property
     def index(self) -> dict[str, int]:
         """Parameter name (or alias) -> position of its block."""
-        return {name: i for i, block in enumerate(self.blocks) for name in (block.name, *block.aliases)}
+        return {
+            name: i for i, block in enumerate(self.blocks) for name in (block.name, *block.aliases)
+        }
 
     def edge_numbers(self, block: int, flat: np.ndarray) -> np.ndarray:
         """Edge numbers of the scalars at flat positions of a block's tensor."""
@@ -189,14 +216,20 @@ class Structure:
         local = edge - self.offsets[block]
         unused = self.blocks[block].unused
         if unused is not None:
-            local = int(np.flatnonzero(~unused.expand(self.blocks[block].shape).reshape(-1).numpy())[local])
+            local = int(
+                np.flatnonzero(~unused.expand(self.blocks[block].shape).reshape(-1).numpy())[local]
+            )
         return block, local
 
     def ends(self) -> tuple[np.ndarray, np.ndarray]:
         """Tail and head ids of all edges, two arrays of shape ``(m,)`` (for small graphs)."""
         tails, heads = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for block in self.blocks:
-            keep = slice(None) if block.unused is None else ~block.unused.expand(block.shape).reshape(-1).numpy()
+            keep = (
+                slice(None)
+                if block.unused is None
+                else ~block.unused.expand(block.shape).reshape(-1).numpy()
+            )
             tails.append(block.tail.expand(block.shape).reshape(-1).numpy()[keep])
             heads.append(block.head.expand(block.shape).reshape(-1).numpy()[keep])
         return np.concatenate(tails), np.concatenate(heads)
@@ -206,27 +239,36 @@ class Structure:
         parts = [torch.zeros(0, dtype=torch.float64)]
         for block in self.blocks:
             flat = block.values(self.parameters[block.name].double()).cpu().reshape(-1)
-            parts.append(flat if block.unused is None else flat[~block.unused.expand(block.shape).reshape(-1)])
+            parts.append(
+                flat
+                if block.unused is None
+                else flat[~block.unused.expand(block.shape).reshape(-1)]
+            )
         return torch.cat(parts)
 
     def gauge(self, phi: Tensor) -> dict[str, Tensor]:
-        """Factors by which a gauge transformation multiplies every parameter, leaving the function unchanged.
+        """Factors by which a gauge transformation multiplies every parameter,
+        leaving the function unchanged.
 
-        ``w_e <- w_e exp(phi(head e) - phi(tail e))`` with ``phi(root) = 0``. For a tensor in :attr:`shifts`, the factor
-        is that of ``p + c``; :meth:`gauge_affine` gives its complete transformation.
+        ``w_e <- w_e exp(phi(head e) - phi(tail e))`` with ``phi(root) = 0``. For a tensor in
+        :attr:`shifts`, the factor is that of ``p + c``; :meth:`gauge_affine` gives its
+        complete transformation.
 
         Args:
             phi: log-scales of the units, shape ``(num_units,)``.
 
         Returns:
-            Parameter or buffer name -> factor tensor, broadcastable to it (running statistics follow their channels).
+            Parameter or buffer name -> factor tensor, broadcastable to it (running
+            statistics follow their channels).
 
         Raises:
             InputError: ``phi`` has another shape.
 
         Example:
             >>> import torch, pathspace as ps
-            >>> model = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.ReLU(), torch.nn.Linear(1, 1))
+            >>> model = torch.nn.Sequential(
+            ...     torch.nn.Linear(2, 1), torch.nn.ReLU(), torch.nn.Linear(1, 1)
+            ... )
             >>> factors = ps.trace(model, torch.randn(1, 2)).gauge(torch.tensor([1.0]).log())
             >>> {name: factor.tolist() for name, factor in factors.items()}
             {'0.weight': [[1.0]], '0.bias': [1.0], '2.weight': [[1.0]], '2.bias': [1.0]}
@@ -237,9 +279,9 @@ class Structure:
     def gauge_affine(self, phi: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """The complete gauge transformation of every tensor: ``p <- a p + b``.
 
-        ``a`` is the factor of :meth:`gauge`, and ``b = (a - 1) c`` for the tensors in :attr:`shifts`, 0 for all others.
-        A running variance becomes ``s^2 (var + eps) - eps``, which can be negative; a normalisation uses only
-        ``var + eps``, which remains positive.
+        ``a`` is the factor of :meth:`gauge`, and ``b = (a - 1) c`` for the tensors in
+        :attr:`shifts`, 0 for all others. A running variance becomes ``s^2 (var + eps) - eps``,
+        which can be negative; a normalisation uses only ``var + eps``, which remains positive.
 
         Args:
             phi: log-scales of the units, shape ``(num_units,)``.
@@ -252,16 +294,22 @@ class Structure:
 
         Example:
             >>> import torch, pathspace as ps
-            >>> model = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.BatchNorm1d(1, eps=0.5)).eval()
+            >>> model = torch.nn.Sequential(
+            ...     torch.nn.Linear(2, 1), torch.nn.BatchNorm1d(1, eps=0.5)
+            ... ).eval()
             >>> graph = ps.trace(model, torch.randn(1, 2))
             >>> a, b = graph.gauge_affine(torch.tensor([2.0]).log())["1.running_var"]
             >>> a.tolist(), b.tolist()
             ([4.0], [1.5])
         """
-        return {name: (a, (a - 1) * self.shifts.get(name, 0.0)) for name, a in self.gauge(phi).items()}
+        return {
+            name: (a, (a - 1) * self.shifts.get(name, 0.0)) for name, a in self.gauge(phi).items()
+        }
 
     def gauge_factors(self, phi: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """Name -> the two factors of :meth:`gauge`, ``exp(phi(head))`` and ``exp(phi(tail))``, shaped like the ids."""
+        """Name -> the two factors of :meth:`gauge`, ``exp(phi(head))`` and
+        ``exp(phi(tail))``, shaped like the ids.
+        """
         derived = torch.from_numpy(self.forms @ phi.detach().cpu().double().numpy()).to(phi)
         table = torch.cat([phi.new_zeros(1), phi, derived])
 
@@ -269,7 +317,9 @@ class Structure:
             return table[ids.abs()] * ids.sign()
 
         ends = {block.name: (block.tail, block.head) for block in self.blocks} | dict(self.beyond)
-        factors = {name: (_power(log(head)), _power(log(tail))) for name, (tail, head) in ends.items()}
+        factors = {
+            name: (_power(log(head)), _power(log(tail))) for name, (tail, head) in ends.items()
+        }
         for statistic in self.statistics:
             own = log(statistic.units)
             for name, scale in ((statistic.mean, own), (statistic.var, 2 * own)):
@@ -278,10 +328,12 @@ class Structure:
         return factors
 
     def slices(self, unit: int) -> tuple[Slice, ...]:
-        """The scalars that a unit's scale changes: ``tensor[index]`` is multiplied by ``exp(power * phi[unit - 1])``.
+        """The scalars that a unit's scale changes: ``tensor[index]`` is multiplied by
+        ``exp(power * phi[unit - 1])``.
 
-        Weights that enter the unit have power 1, weights that leave it -1, running variances 2. A tensor with the unit
-        at both ends has a slice for each. For tensors in :attr:`shifts`, the tensor plus its constant is multiplied.
+        Weights that enter the unit have power 1, weights that leave it -1, running variances 2. A
+        tensor with the unit at both ends has a slice for each. For tensors in :attr:`shifts`, the
+        tensor plus its constant is multiplied.
 
         Args:
             unit: its id, ``1 .. H``.
@@ -291,7 +343,9 @@ class Structure:
 
         Example:
             >>> import torch, pathspace as ps
-            >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+            >>> model = torch.nn.Sequential(
+            ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
+            ... )
             >>> graph = ps.trace(model, torch.randn(1, 2))
             >>> for part in graph.slices(2):
             ...     print(part.name, model.get_parameter(part.name)[part.index].numel(), part.power)
@@ -303,16 +357,27 @@ class Structure:
             raise InputError(f"slices found unit {unit}, expected one of 1 to {self.num_units}.")
         power = self.expand[:, [unit]].toarray().reshape(-1)
         ends = {block.name: (block.tail, block.head) for block in self.blocks} | dict(self.beyond)
-        sides = [(name, ids, sign) for name, (tail, head) in ends.items() for ids, sign in ((head, 1), (tail, -1))]
+        sides = [
+            (name, ids, sign)
+            for name, (tail, head) in ends.items()
+            for ids, sign in ((head, 1), (tail, -1))
+        ]
         for entry in self.statistics:
-            sides += [(name, entry.units, sign) for name, sign in ((entry.mean, 1), (entry.var, 2)) if name is not None]
+            sides += [
+                (name, entry.units, sign)
+                for name, sign in ((entry.mean, 1), (entry.var, 2))
+                if name is not None
+            ]
         found = []
         for name, ids, sign in sides:
             powers = torch.from_numpy(power)[ids.abs()] * ids.sign() * sign
             for value in powers.unique().tolist():
                 if value:
                     places = (powers == value).nonzero(as_tuple=True)
-                    whole = (slice(None) if ids.shape[dim] == 1 else place for dim, place in enumerate(places))
+                    whole = (
+                        slice(None) if ids.shape[dim] == 1 else place
+                        for dim, place in enumerate(places)
+                    )
                     found.append(Slice(name, tuple(whole), int(value)))
         return tuple(found)
 
@@ -334,18 +399,24 @@ class Structure:
         name = block if isinstance(block, str) else block.name
         path = owner(name)
         if path not in self.modules:
-            raise InputError(f"module found no parameter {name!r} in the reduction graph, expected a block's name.")
+            raise InputError(
+                f"module found no parameter {name!r} in the reduction graph, expected a block's"
+                " name."
+            )
         return self.modules[path]
 
     def activation(self, unit: int) -> str:
-        """A name for a unit: the first module that computes it, and the position of the unit among its outputs.
+        """A name for a unit: the first module that computes it, and the position of
+        the unit among its outputs.
 
         Args:
             unit: its id, ``1 .. H``.
 
         Example:
             >>> import torch, pathspace as ps
-            >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+            >>> model = torch.nn.Sequential(
+            ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
+            ... )
             >>> ps.trace(model, torch.randn(1, 2)).activation(2)
             '0[1]'
         """
@@ -353,18 +424,24 @@ class Structure:
         entering = [part for part in slices if part.power > 0] or list(slices)
         part = entering[0]
         places = [int(index[0]) for index in part.index if isinstance(index, Tensor)]
-        return f"{owner(part.name) or 'model'}[{', '.join(map(str, places))}]" if places else owner(part.name)
+        return (
+            f"{owner(part.name) or 'model'}[{', '.join(map(str, places))}]"
+            if places
+            else owner(part.name)
+        )
 
     def to_networkx(self) -> nx.MultiDiGraph:
-        """The scalar graph: nodes ``0..H`` (0 is the root), and one edge per weight with name, flat index and value.
+        """The scalar graph: nodes ``0..H`` (0 is the root), and one edge per weight with
+        name, flat index and value.
 
         Raises:
-            UnsupportedError: more than 100,000 weights, or opposite scales, which a directed graph cannot show.
+            UnsupportedError: more than 100,000 weights, or opposite scales, which a
+                directed graph cannot show.
         """
         if self.num_weights > MAX_SCALAR_EDGES:
             raise UnsupportedError(
-                f"to_networkx found {self.num_weights:,} edges in the reduction graph, expected at most "
-                f"{MAX_SCALAR_EDGES:,}; use graph.blocks instead."
+                f"to_networkx found {self.num_weights:,} edges in the reduction graph, expected at"
+                f" most {MAX_SCALAR_EDGES:,}; use graph.blocks instead."
             )
         import networkx as nx
 
@@ -373,18 +450,26 @@ class Structure:
         tails, heads = self.ends()
         if (tails < 0).any() or (heads < 0).any():
             raise UnsupportedError(
-                "to_networkx found weights that relate opposite scales (a matrix used together with its transpose), "
-                "which a directed graph cannot represent; use graph.blocks instead."
+                "to_networkx found weights that relate opposite scales (a matrix used together with"
+                " its transpose), which a directed graph cannot represent; use graph.blocks"
+                " instead."
             )
         weights = self.weights().tolist()
         number = 0
         for i, block in enumerate(self.blocks):
             for flat in range(block.numel):
-                if block.unused is not None and bool(block.unused.expand(block.shape).reshape(-1)[flat]):
+                if block.unused is not None and bool(
+                    block.unused.expand(block.shape).reshape(-1)[flat]
+                ):
                     continue
                 ends = int(tails[number]), int(heads[number])
                 result.add_edge(
-                    *ends, key=(i, flat), name=block.name, index=flat, weight=weights[number], number=number
+                    *ends,
+                    key=(i, flat),
+                    name=block.name,
+                    index=flat,
+                    weight=weights[number],
+                    number=number,
                 )
                 number += 1
         return result

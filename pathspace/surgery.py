@@ -89,7 +89,9 @@ class Adjustments:
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     """Every parameter and buffer, by each of its names."""
-    return dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    return dict(model.named_parameters(remove_duplicate=False)) | dict(
+        model.named_buffers(remove_duplicate=False)
+    )
 
 
 @torch.no_grad()
@@ -105,20 +107,32 @@ def masked(model: nn.Module, cuts: Sequence[Cut]) -> nn.Module:
 
 @torch.no_grad()
 def without(model: nn.Module, cuts: Sequence[Cut], adjustments: Adjustments) -> nn.Module:
-    """A smaller copy: the channels are removed from every tensor, and the modules' attributes are adjusted."""
+    """A smaller copy: the channels are removed from every tensor, and the modules'
+    attributes are adjusted.
+    """
     copy = safe_deepcopy(model)
     tensors, gone = tensors_of(copy), dict[Side, Tensor]()
     for cut in cuts:
         for side in cut.slices:
-            held = gone.setdefault(side, torch.zeros(tensors[side[0]].shape[side[1]], dtype=torch.bool))
+            held = gone.setdefault(
+                side, torch.zeros(tensors[side[0]].shape[side[1]], dtype=torch.bool)
+            )
             held[cut.removed(side)] = True
     new: dict[int, Tensor] = {}
     for (name, dim), lost in gone.items():
         old = tensors[name]
-        left = new.get(id(old), old).index_select(dim, (~lost).nonzero().reshape(-1).to(old.device)).contiguous()
-        new[id(old)] = nn.Parameter(left, old.requires_grad) if isinstance(old, nn.Parameter) else left
+        left = (
+            new.get(id(old), old)
+            .index_select(dim, (~lost).nonzero().reshape(-1).to(old.device))
+            .contiguous()
+        )
+        new[id(old)] = (
+            nn.Parameter(left, old.requires_grad) if isinstance(old, nn.Parameter) else left
+        )
     for module in copy.modules():
-        before = dict(module.named_parameters(recurse=False)) | dict(module.named_buffers(recurse=False))
+        before = dict(module.named_parameters(recurse=False)) | dict(
+            module.named_buffers(recurse=False)
+        )
         changed = {key: old for key, old in before.items() if id(old) in new}
         for key, old in changed.items():
             setattr(module, key, new[id(old)])
@@ -146,7 +160,9 @@ def _declare(module: nn.Module, before: Mapping[str, Tensor]) -> None:
         # whole groups are removed
         split = 0 if not module.transposed else 1
         first, second = module.weight.shape[:2]
-        module.groups = module.groups * first // before["weight"].shape[0] if module.groups > 1 else 1
+        module.groups = (
+            module.groups * first // before["weight"].shape[0] if module.groups > 1 else 1
+        )
         wide = second * module.groups
         module.out_channels, module.in_channels = (first, wide) if split == 0 else (wide, first)
 
@@ -154,7 +170,11 @@ def _declare(module: nn.Module, before: Mapping[str, Tensor]) -> None:
 def owners(model: nn.Module, cut: Cut) -> Iterator[tuple[str, nn.Module]]:
     """The user's modules that contain a tensor of the group, at any depth, innermost first."""
     paths = {name.rpartition(".")[0] for name, _ in cut.slices}
-    within = {path[:end] for path in paths for end in [i for i, c in enumerate(path) if c == "."] + [len(path)]} | {""}
+    within = {
+        path[:end]
+        for path in paths
+        for end in [i for i, c in enumerate(path) if c == "."] + [len(path)]
+    } | {""}
     for path in sorted(within, key=lambda entry: -entry.count(".") - bool(entry)):
         module = model.get_submodule(path)
         if not type(module).__module__.startswith("torch."):
@@ -162,19 +182,30 @@ def owners(model: nn.Module, cut: Cut) -> Iterator[tuple[str, nn.Module]]:
 
 
 def kind(model: nn.Module, cut: Cut) -> tuple[Any, ...]:
-    """A key that is equal for groups of the same code: types of modules, tensors and their parts."""
+    """A key that is equal for groups of the same code: types of modules,
+    tensors and their parts.
+    """
     sides = [
-        (type(model.get_submodule(name.rpartition(".")[0])), name.rpartition(".")[2], dim, where.shape[1])
+        (
+            type(model.get_submodule(name.rpartition(".")[0])),
+            name.rpartition(".")[2],
+            dim,
+            where.shape[1],
+        )
         for (name, dim), where in cut.slices.items()
     ]
-    direct = [type(model.get_submodule(name.rpartition(".")[0].rpartition(".")[0])) for name, _ in cut.slices]
+    direct = [
+        type(model.get_submodule(name.rpartition(".")[0].rpartition(".")[0]))
+        for name, _ in cut.slices
+    ]
     return tuple(sorted(map(str, [*sides, *direct])))
 
 
 def _counts(cut: Cut) -> dict[int, bool]:
     """Possible values of :attr:`Choice.each`, each with its :attr:`Choice.whole`.
 
-    The value can also be a part of a channel's positions: for instance, the query heads that share a key head.
+    The value can also be a part of a channel's positions: for instance, the query
+    heads that share a key head.
     """
     whole = {1, *(where.shape[1] for where in cut.slices.values())}
     parts = {part for size in whole for part in range(2, size) if size % part == 0}
@@ -187,7 +218,9 @@ def _adjust(module: nn.Module, choice: Choice, cut: Cut) -> None:
     if isinstance(value, int):
         setattr(module, choice.attribute, new if value == old else value)
     else:
-        setattr(module, choice.attribute, type(value)(new if entry == old else entry for entry in value))
+        setattr(
+            module, choice.attribute, type(value)(new if entry == old else entry for entry in value)
+        )
 
 
 def choices(model: nn.Module, cut: Cut) -> list[Choice]:
@@ -205,13 +238,21 @@ def choices(model: nn.Module, cut: Cut) -> list[Choice]:
 
 
 def sets_of(options: Sequence[Choice]) -> Iterator[tuple[Choice, ...]]:
-    """Subsets to try: large ones first; before others, subsets without parts and without sizes of heads."""
+    """Subsets to try: large ones first; before others, subsets without parts
+    and without sizes of heads.
+    """
     whole = [option for option in options if option.whole]
     likely = [option for option in whole if option.each > 1 or "dim" not in option.attribute]
     seen: set[tuple[Choice, ...]] = set()
     for pool in (likely, whole, options):
-        sets = (some for size in range(len(pool), 0, -1) for some in itertools.combinations(pool, size))
-        once = (some for some in sets if len({(option.module, option.attribute) for option in some}) == len(some))
+        sets = (
+            some for size in range(len(pool), 0, -1) for some in itertools.combinations(pool, size)
+        )
+        once = (
+            some
+            for some in sets
+            if len({(option.module, option.attribute) for option in some}) == len(some)
+        )
         for some in itertools.islice((some for some in once if some not in seen), TRIALS):
             seen.add(some)
             yield some
@@ -225,7 +266,9 @@ def outputs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     before = {module: module.training for module in model.modules()}
     try:
         with quiet(), torch.no_grad():
-            return [leaf for leaf in leaves(model.eval()(*args, **kwargs)) if isinstance(leaf, Tensor)]
+            return [
+                leaf for leaf in leaves(model.eval()(*args, **kwargs)) if isinstance(leaf, Tensor)
+            ]
     finally:
         for module, training in before.items():
             module.training = training
@@ -240,14 +283,20 @@ def distance(one: Sequence[Tensor], two: Sequence[Tensor]) -> float:
         if a.shape != b.shape:
             return float("inf")
         if a.numel() and a.dtype.is_floating_point:
-            same = torch.nan_to_num(a - b, nan=0.0) if bool((a.isnan() == b.isnan()).all()) else a - b
-            worst = max(worst, float(same.abs().max()) / max(float(b.nan_to_num().abs().max()), 1e-30))
+            same = (
+                torch.nan_to_num(a - b, nan=0.0) if bool((a.isnan() == b.isnan()).all()) else a - b
+            )
+            worst = max(
+                worst, float(same.abs().max()) / max(float(b.nan_to_num().abs().max()), 1e-30)
+            )
     return math.inf if math.isnan(worst) else worst
 
 
 @torch.no_grad()
 def redrawn(model: nn.Module, seed: int = 0) -> nn.Module:
-    """A float64 copy with random values in vectors and in tensors of zeros, so that no zero hides a difference."""
+    """A float64 copy with random values in vectors and in tensors of zeros, so that no
+    zero hides a difference.
+    """
     copy, generator = safe_deepcopy(model).double(), torch.Generator().manual_seed(seed)
     for name, tensor in tensors_of(copy).items():
         if not tensor.is_floating_point() or not tensor.numel():
@@ -257,7 +306,10 @@ def redrawn(model: nn.Module, seed: int = 0) -> nn.Module:
         elif name.endswith("running_var"):
             tensor.mul_(0.5 + torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype))
         elif isinstance(tensor, nn.Parameter) and not bool(tensor.any()):
-            tensor.copy_(torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype) / tensor.shape[-1] ** 0.5)
+            tensor.copy_(
+                torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
+                / tensor.shape[-1] ** 0.5
+            )
     switch_off_caches(copy)
     return copy
 
@@ -279,7 +331,9 @@ class Bench:
     adjustments: Adjustments
 
     @classmethod
-    def of(cls, model: nn.Module, inputs: tuple[Sequence[Any], Mapping[str, Any]], known: Adjustments) -> Bench:
+    def of(
+        cls, model: nn.Module, inputs: tuple[Sequence[Any], Mapping[str, Any]], known: Adjustments
+    ) -> Bench:
         """A bench in float64, or in the model's own type if its code fails in float64."""
         twin = redrawn(model)
         wide = cast(inputs, torch.float64)
@@ -301,13 +355,19 @@ class Bench:
         try:
             found = outputs(without(self.model, cuts, self.adjustments), self.args, self.kwargs)
         except Exception as error:
-            return f"the model's code contains a number that cannot be adjusted ({first_line(error)})"
+            return (
+                f"the model's code contains a number that cannot be adjusted ({first_line(error)})"
+            )
         far = distance(found, wanted)
         return "" if far <= TOLERANCE else f"the outputs of the smaller model differ by {far:.1e}"
 
     def adjust(self, cut: Cut) -> str:
         """Find the attributes that depend on one group; return why there are none, or ``""``."""
-        wanted, name, reason = outputs(masked(self.model, [cut]), self.args, self.kwargs), kind(self.model, cut), ""
+        wanted, name, reason = (
+            outputs(masked(self.model, [cut]), self.args, self.kwargs),
+            kind(self.model, cut),
+            "",
+        )
         self.adjustments.known.pop(name, None)
         reason = self._differs([cut], wanted)
         if not reason:
@@ -352,7 +412,9 @@ class Bench:
         return refused
 
 
-def check_same(small: nn.Module, large: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def check_same(
+    small: nn.Module, large: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
     """Compare the outputs of two models on the same inputs.
 
     Raises:
@@ -365,13 +427,15 @@ def check_same(small: nn.Module, large: nn.Module, args: Sequence[Any], kwargs: 
         far = distance(*(outputs(model, args, kwargs) for model in switches))
     except Exception as error:
         raise UnsupportedError(
-            f"The model with other channels does not run ({first_line(error)}); groups of one layer may have to shrink "
-            "together: give all of them the same share, or leave out the groups that are new in this call."
+            f"The model with other channels does not run ({first_line(error)}); groups of one layer"
+            " may have to shrink together: give all of them the same share, or leave out the"
+            " groups that are new in this call."
         ) from error
     if far > 10 * TOLERANCE:
         raise UnsupportedError(
-            f"The model with other channels differs from what it should be by {far:.1e} of the largest output, "
-            f"expected at most {TOLERANCE:.0e}; leave out the groups that are new in this call."
+            f"The model with other channels differs from what it should be by {far:.1e} of the"
+            f" largest output, expected at most {TOLERANCE:.0e}; leave out the groups that are new"
+            " in this call."
         )
 
 

@@ -38,7 +38,9 @@ class SymbolicSpace:
         [1, 0, 0, 1]])
         >>> space.gauge_generators
         Matrix([[1, 1, -1, -1]])
-        >>> path = next(path for path in graph.paths() if str(path) == "0.weight[0,1] 2.weight[1,0]")
+        >>> path = next(
+        ...     path for path in graph.paths() if str(path) == "0.weight[0,1] 2.weight[1,0]"
+        ... )
         >>> print(space.equation(path))
         v(0.weight[0,1] 2.weight[1,0]) = v_2 * v_3 / v_1
     """
@@ -59,7 +61,9 @@ class SymbolicSpace:
         for edge in range(graph.num_weights):
             block, flat = graph.locate(edge)
             shape = graph.blocks[block].shape
-            found.append(symbol(graph.blocks[block].name, [int(i) for i in np.unravel_index(flat, shape)]))
+            found.append(
+                symbol(graph.blocks[block].name, [int(i) for i in np.unravel_index(flat, shape)])
+            )
         return tuple(found)
 
     @cached_property
@@ -67,7 +71,9 @@ class SymbolicSpace:
         """Symbols ``v_1 ... v_(m - H)`` for the basis path values."""
         import sympy
 
-        return tuple(sympy.Symbol(f"v_{i + 1}", real=True, nonzero=True) for i in range(len(self.basis)))
+        return tuple(
+            sympy.Symbol(f"v_{i + 1}", real=True, nonzero=True) for i in range(len(self.basis))
+        )
 
     @cached_property
     def counting_matrix(self) -> sympy.Matrix:
@@ -76,31 +82,43 @@ class SymbolicSpace:
 
     @cached_property
     def gauge_generators(self) -> sympy.Matrix:
-        """Change of the weights' logarithms by each unit's log-scale, ``(H, m)``: +1 entering, -1 leaving."""
+        """Change of the weights' logarithms by each unit's log-scale, ``(H, m)``:
+        +1 entering, -1 leaving.
+        """
         graph = self.skeleton.graph
         tails, heads = graph.ends()
         expand = graph.expand.toarray()
-        rows = expand[np.abs(heads)] * np.sign(heads)[:, None] - expand[np.abs(tails)] * np.sign(tails)[:, None]
+        rows = (
+            expand[np.abs(heads)] * np.sign(heads)[:, None]
+            - expand[np.abs(tails)] * np.sign(tails)[:, None]
+        )
         return _matrix(rows[:, 1:].T.reshape(graph.num_units, graph.num_weights))
 
     @cached_property
     def null_space(self) -> sympy.Matrix:
-        """Rows that span the kernel of the counting matrix, computed from the matrix alone; they span the gauge too."""
+        """Rows that span the kernel of the counting matrix, computed from the matrix alone;
+        they span the gauge too.
+        """
         import sympy
 
         vectors = self.counting_matrix.nullspace() if self.basis else []
-        return sympy.Matrix([list(vector) for vector in vectors]).reshape(len(vectors), self.counting_matrix.cols)
+        return sympy.Matrix([list(vector) for vector in vectors]).reshape(
+            len(vectors), self.counting_matrix.cols
+        )
 
     @cached_property
     def free(self) -> tuple[int, ...]:
         """Edge numbers of the weights outside ``T_out``; there are as many as basis paths."""
         graph, tree = self.skeleton.graph, self.skeleton.tree_out
-        fixed = {int(n) for b, units in tree.by_block() for n in graph.edge_numbers(b, tree.index[units])}
+        fixed = {
+            int(n) for b, units in tree.by_block() for n in graph.edge_numbers(b, tree.index[units])
+        }
         return tuple(edge for edge in range(graph.num_weights) if edge not in fixed)
 
     @cached_property
     def inverse(self) -> sympy.Matrix:
-        """Inverse of the counting matrix on the weights outside ``T_out``: integers, because it is unimodular.
+        """Inverse of the counting matrix on the weights outside ``T_out``: integers,
+        because it is unimodular.
 
         With the weights of ``T_out`` at 1, weight ``free[i]`` is ``prod_j v_j^(inverse[i, j])``.
         """
@@ -127,7 +145,9 @@ class SymbolicSpace:
         return sympy.Eq(left, right, evaluate=False)
 
     def equation(self, path: Path | np.ndarray | Sequence[int]) -> str:
-        """The same relation as text: ``v(path) = v_2 * v_3 / v_1``, like equation (4) of the path-space paper."""
+        """The same relation as text: ``v(path) = v_2 * v_3 / v_1``, like equation (4)
+        of the path-space paper.
+        """
         vector = self._vector(path)
         powers = self.basis.coefficients(vector)
 
@@ -142,7 +162,9 @@ class SymbolicSpace:
         return f"v({shown}) = {top}" + (f" / {bottom}" if bottom else "")
 
     def check(self, path: Path | np.ndarray | Sequence[int]) -> bool:
-        """Whether the relation is an identity after every ``v_i`` is replaced by its monomial in the weights."""
+        """Whether the relation is an identity after every ``v_i`` is replaced by its
+        monomial in the weights.
+        """
         equation = self.relation(path)
         put = dict(zip(self.values, self.basis.monomials(), strict=True))
         return bool((equation.lhs / equation.rhs.subs(put, simultaneous=True)).equals(1))
@@ -154,7 +176,8 @@ class SymbolicSpace:
         lines = [rf"v_{{{i + 1}}} &= {_latex(path)}" for i, path in enumerate(self.basis)]
         aligned = r"\begin{aligned}" + r" \\ ".join(lines) + r"\end{aligned}"
         return (
-            rf"{aligned} \qquad C = {sympy.latex(self.counting_matrix)} \qquad G = {sympy.latex(self.gauge_generators)}"
+            rf"{aligned} \qquad C = {sympy.latex(self.counting_matrix)} \qquad G ="
+            rf" {sympy.latex(self.gauge_generators)}"
         )
 
     def _repr_latex_(self) -> str:
@@ -163,7 +186,10 @@ class SymbolicSpace:
     def _vector(self, path: Path | np.ndarray | Sequence[int]) -> np.ndarray:
         if isinstance(path, Path):
             if path.graph is not self.skeleton.graph:
-                raise InputError("relation found a path of another graph, expected a path of the skeleton's graph.")
+                raise InputError(
+                    "relation found a path of another graph, expected a path of the skeleton's"
+                    " graph."
+                )
             return path.counting_vector
         return np.asarray(path, np.int64)
 
@@ -183,8 +209,8 @@ def symbolic(skeleton: TwoTrees) -> SymbolicSpace:
     expect_arguments("symbolic", skeleton=skeleton)
     if skeleton.graph.num_weights > MOST_WEIGHTS:
         raise UnsupportedError(
-            f"symbolic found {skeleton.graph.num_weights:,} weights, expected at most {MOST_WEIGHTS}; use "
-            "basis.counting_matrix() and basis.coefficients() instead."
+            f"symbolic found {skeleton.graph.num_weights:,} weights, expected at most"
+            f" {MOST_WEIGHTS}; use basis.counting_matrix() and basis.coefficients() instead."
         )
     return SymbolicSpace(skeleton)
 

@@ -4,10 +4,12 @@ A TARGET is ``package.module:name`` or ``path/to/file.py:name``. The name refers
 
 * a ``torch.nn.Module`` instance, used unchanged;
 * a ``torch.nn.Module`` class, called without arguments;
-* a function, called without arguments, that returns a model or ``(model, example)``, where ``example`` is a
-  tensor (the one input), a tuple or list (the positional inputs) or a dict (the keyword inputs).
+* a function, called without arguments, that returns a model or ``(model, example)``, where
+  ``example`` is a tensor (the one input), a tuple or list (the positional inputs) or a
+  dict (the keyword inputs).
 
-``transformers:path/to/config.json``, ``timm:NAME`` and ``torchvision:NAME`` name models of these libraries.
+``transformers:path/to/config.json``, ``timm:NAME`` and ``torchvision:NAME`` name
+models of these libraries.
 """
 
 from __future__ import annotations
@@ -106,17 +108,21 @@ def load_target(
 ) -> Target:
     """Load the model that ``spec`` names, with example inputs that its ``forward`` accepts.
 
-    Inputs are drawn from the standard normal distribution; integers and booleans are zeros and ones, which are valid
-    indices of any embedding. An input without a dtype has that of the model's first floating-point parameter. The
-    global random state does not change.
+    Inputs are drawn from the standard normal distribution; integers and booleans are zeros and
+    ones, which are valid indices of any embedding. An input without a dtype has that of the model's
+    first floating-point parameter. The global random state does not change.
 
     Args:
-        spec: ``package.module:name``, ``path/to/file.py:name``, or a model of a library (:mod:`pathspace.libraries`).
-        inputs: one text per positional input, see `parse_input`; they replace the target's own example.
+        spec: ``package.module:name``, ``path/to/file.py:name``, or a model of a library
+            (:mod:`pathspace.libraries`).
+        inputs: one text per positional input, see `parse_input`; they replace
+            the target's own example.
         seed: seeds both the weights of a model that the target builds and the inputs.
-        train: put the model in training mode, or in evaluation mode; ``None`` does not change its mode.
+        train: put the model in training mode, or in evaluation mode; ``None``
+            does not change its mode.
         need_inputs: refuse a target without example inputs; ``False`` if inputs come from data.
-        warn: warn on standard error about NaN or infinite weights; not needed by commands that refuse them.
+        warn: warn on standard error about NaN or infinite weights; not needed by
+            commands that refuse them.
 
     Returns:
         The model and its inputs.
@@ -133,7 +139,9 @@ def load_target(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         found = None if libraries.is_library(spec) else find_object(spec)
-        torch.manual_seed(seed)  # again, because the first import of a module may draw random numbers
+        torch.manual_seed(
+            seed
+        )  # again, because the first import of a module may draw random numbers
         model, example = libraries.build(spec) if found is None else _build(spec, found)
     if specs:
         target = Target(spec, model, _make_inputs(model, specs, seed))
@@ -144,7 +152,9 @@ def load_target(
     elif isinstance(example, dict):
         target = Target(spec, model, kwargs=example)
     else:
-        target = Target(spec, model, (example,) if isinstance(example, torch.Tensor) else tuple(example))
+        target = Target(
+            spec, model, (example,) if isinstance(example, torch.Tensor) else tuple(example)
+        )
     if need_inputs or specs or example is not None:
         _check_call(target)
     if train is not None:
@@ -155,8 +165,12 @@ def load_target(
 
 
 def _mark_bad_numbers(model: nn.Module) -> None:
-    """Warn once if a model has NaN or infinite values; its structure can be analysed nevertheless."""
-    if any(tensor.is_meta for tensor in model.state_dict().values() if isinstance(tensor, torch.Tensor)):
+    """Warn once if a model has NaN or infinite values; its structure can
+    be analysed nevertheless.
+    """
+    if any(
+        tensor.is_meta for tensor in model.state_dict().values() if isinstance(tensor, torch.Tensor)
+    ):
         return
     try:
         check_finite(model, ())
@@ -217,12 +231,17 @@ def _load_module(name: str) -> ModuleType:
         if name != missing and not name.startswith(missing + "."):
             raise _user_error(f"The module '{name}' cannot be imported", error) from error
         package = missing.rpartition(".")[0]
-        where = getattr(sys.modules.get(package), "__path__", None) if package else [str(Path.cwd())]
-        names = [package + "." * bool(package) + module.name for module in pkgutil.iter_modules(where or [])]
+        where = (
+            getattr(sys.modules.get(package), "__path__", None) if package else [str(Path.cwd())]
+        )
+        names = [
+            package + "." * bool(package) + module.name
+            for module in pkgutil.iter_modules(where or [])
+        ]
         names += libraries.LIBRARIES if not package else []
         raise InputError(
-            f"There is no module '{missing}'{did_you_mean(missing, names)}: install it, run from the folder "
-            "that contains it, or give the file as path/to/file.py:name."
+            f"There is no module '{missing}'{did_you_mean(missing, names)}: install it, run from"
+            " the folder that contains it, or give the file as path/to/file.py:name."
         ) from None
     except (Exception, SystemExit) as error:
         raise _user_error(f"The module '{name}' cannot be imported", error) from error
@@ -232,10 +251,12 @@ def _load_file(path: Path) -> ModuleType:
     if path.is_dir():
         raise InputError(f"'{path}' is a folder: give a Python file, as in path/to/file.py:name.")
     if not path.is_file():
-        neighbours = [str(other) for other in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        neighbours = (
+            [str(other) for other in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        )
         raise InputError(
-            f"There is no file '{path}'{did_you_mean(str(path), neighbours)}: paths start from the current "
-            f"folder, '{Path.cwd()}'."
+            f"There is no file '{path}'{did_you_mean(str(path), neighbours)}: paths start from the"
+            f" current folder, '{Path.cwd()}'."
         )
     folder = str(path.resolve().parent)
     if folder not in sys.path:
@@ -258,12 +279,17 @@ def _build(spec: str, found: Any) -> tuple[nn.Module, Any]:
     """Return the model that ``found`` is or builds, and its example inputs, or ``None``."""
     if isinstance(found, nn.Module):
         return found, None
-    expected = "a torch.nn.Module, its class, or a function that returns a model or (model, example inputs)"
+    expected = (
+        "a torch.nn.Module, its class, or a function that returns a model or (model, example"
+        " inputs)"
+    )
     if isinstance(found, ModuleType) or not callable(found):
         raise InputError(f"The target '{spec}' is {_kind(found)}: name {expected}.")
     is_class = isinstance(found, type)
     if isinstance(found, type) and not issubclass(found, nn.Module):
-        raise InputError(f"The target '{spec}' is a class but not a torch.nn.Module: name {expected}.")
+        raise InputError(
+            f"The target '{spec}' is a class but not a torch.nn.Module: name {expected}."
+        )
     needed = _required_parameters(found)
     if needed:
         raise InputError(
@@ -284,15 +310,18 @@ def _build(spec: str, found: Any) -> tuple[nn.Module, Any]:
         if isinstance(example, dict) and all(isinstance(key, str) for key in example):
             return made[0], example
         raise InputError(
-            f"The target '{spec}' returned {_kind(example)} as example inputs: return a tensor, a tuple or "
-            "list of positional inputs, or a dict of keyword inputs by name."
+            f"The target '{spec}' returned {_kind(example)} as example inputs: return a tensor, a"
+            " tuple or list of positional inputs, or a dict of keyword inputs by name."
         )
     raise InputError(
-        f"The target '{spec}' returned {_kind(made)}: return a torch.nn.Module or (model, example inputs)."
+        f"The target '{spec}' returned {_kind(made)}: return a torch.nn.Module or (model, example"
+        " inputs)."
     )
 
 
-def _make_inputs(model: nn.Module, specs: Sequence[InputSpec], seed: int) -> tuple[torch.Tensor, ...]:
+def _make_inputs(
+    model: nn.Module, specs: Sequence[InputSpec], seed: int
+) -> tuple[torch.Tensor, ...]:
     own = next((p for p in model.parameters() if p.is_floating_point()), None)
     own_dtype = torch.get_default_dtype() if own is None else own.dtype
     device = torch.device("cpu") if own is None else own.device
@@ -302,13 +331,18 @@ def _make_inputs(model: nn.Module, specs: Sequence[InputSpec], seed: int) -> tup
         dtype = spec.dtype or own_dtype
         try:
             if dtype.is_floating_point or dtype.is_complex:
-                drawn = torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
+                drawn = (
+                    torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
+                )
                 tensor = torch.randn(spec.shape, dtype=drawn, generator=generator)
             else:
                 tensor = torch.randint(0, 2, spec.shape, generator=generator)
             tensors.append(tensor.to(device, dtype))
         except (RuntimeError, TypeError, MemoryError) as error:
-            text, size = "x".join(map(str, spec.shape)), math.prod(spec.shape) * dtype.itemsize / 2**30
+            text, size = (
+                "x".join(map(str, spec.shape)),
+                math.prod(spec.shape) * dtype.itemsize / 2**30,
+            )
             raise InputError(
                 f"The input '{text}' of {size:.3g} GiB cannot be created on {device} "
                 f"({type(error).__name__}): give smaller sizes."
@@ -320,14 +354,16 @@ def _require_no_inputs(target: Target) -> None:
     names = [*_forward_parameters(target)]
     if names:
         raise InputError(
-            f"The target '{target.spec}' has no example inputs, and "
-            f"{type(target.model).__name__}.forward takes {', '.join(names)}: give --input once per "
-            f"tensor, {_INPUT_FORM}, or name a function that returns (model, example inputs)."
+            f"The target '{target.spec}' has no example inputs, and"
+            f" {type(target.model).__name__}.forward takes {', '.join(names)}: give --input once"
+            f" per tensor, {_INPUT_FORM}, or name a function that returns (model, example inputs)."
         )
 
 
 def _check_call(target: Target) -> None:
-    """Compare the inputs with the signature of ``forward``, because torch's own message is harder to read."""
+    """Compare the inputs with the signature of ``forward``, because torch's own
+    message is harder to read.
+    """
     parameters = _forward_parameters(target)
     try:
         inspect.Signature(list(parameters.values())).bind(*target.args, **target.kwargs)
@@ -336,8 +372,8 @@ def _check_call(target: Target) -> None:
         given += [f"the keyword {name}" for name in target.kwargs]
         takes = ", ".join(map(str, parameters.values())) or "none"
         raise InputError(
-            f"The inputs do not fit {type(target.model).__name__}.forward, which takes {takes} ({error}; "
-            f"given: {', '.join(given)}): give one input per argument, in order."
+            f"The inputs do not fit {type(target.model).__name__}.forward, which takes {takes}"
+            f" ({error}; given: {', '.join(given)}): give one input per argument, in order."
         ) from None
 
 
@@ -345,7 +381,10 @@ def _forward_parameters(target: Target) -> dict[str, inspect.Parameter]:
     try:
         return dict(inspect.signature(target.model.forward).parameters)
     except (TypeError, ValueError):  # a compiled forward may have no signature: accept all inputs
-        anything = [("args", inspect.Parameter.VAR_POSITIONAL), ("kwargs", inspect.Parameter.VAR_KEYWORD)]
+        anything = [
+            ("args", inspect.Parameter.VAR_POSITIONAL),
+            ("kwargs", inspect.Parameter.VAR_KEYWORD),
+        ]
         return {name: inspect.Parameter(name, kind) for name, kind in anything}
 
 
@@ -372,7 +411,9 @@ def _user_error(what: str, error: BaseException) -> InputError:
 
 def _described(error: BaseException) -> str:
     """Return the exception on one line; a long message is cut."""
-    message = " ".join((error.msg if isinstance(error, SyntaxError) else str(error)).split()).rstrip(".")
+    message = " ".join(
+        (error.msg if isinstance(error, SyntaxError) else str(error)).split()
+    ).rstrip(".")
     if len(message) > 240:
         message = message[:240].rsplit(" ", 1)[0] + " ..."
     return type(error).__name__ + (f" ({message})" if message else "")
@@ -382,7 +423,9 @@ def _place(error: BaseException) -> str:
     """Return the innermost line of the user's code, outside libraries and pathspace."""
     if isinstance(error, SyntaxError) and error.filename:
         return f" in '{_shown(error.filename)}', line {error.lineno}"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)
+    ]
     return f" in '{_shown(frames[-1].filename)}', line {frames[-1].lineno}" if frames else ""
 
 

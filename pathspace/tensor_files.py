@@ -1,7 +1,8 @@
 """Files in the safetensors format, read and written in pieces.
 
-The format is a length, a JSON header and the tensors one after the other. The safetensors library maps whole files into
-memory and writes only from memory, which is impossible for models larger than the memory.
+The format is a length, a JSON header and the tensors one after the other. The safetensors
+library maps whole files into memory and writes only from memory, which is impossible for
+models larger than the memory.
 """
 
 from __future__ import annotations
@@ -135,7 +136,11 @@ class TensorFile:
                 data = bytearray(entry.size * count // max(rows, 1))
                 file.readinto(data)
                 shape = (count, *entry.shape[1:]) if entry.shape else ()
-                values = torch.frombuffer(data, dtype=entry.dtype) if data else torch.zeros(0, dtype=entry.dtype)
+                values = (
+                    torch.frombuffer(data, dtype=entry.dtype)
+                    if data
+                    else torch.zeros(0, dtype=entry.dtype)
+                )
                 yield slice(first, first + count), values.reshape(shape)
 
     def whole(self, name: str) -> Tensor:
@@ -143,7 +148,11 @@ class TensorFile:
         entry = self.entries[name]
         parts = [part for _, part in self.pieces(name)]
         return (
-            torch.cat(parts) if len(parts) > 1 else parts[0] if parts else torch.zeros(entry.shape, dtype=entry.dtype)
+            torch.cat(parts)
+            if len(parts) > 1
+            else parts[0]
+            if parts
+            else torch.zeros(entry.shape, dtype=entry.dtype)
         )
 
     def raw(self, name: str) -> Iterator[bytes]:
@@ -174,8 +183,10 @@ def read_saved(path: str | os.PathLike[str]) -> Any:
         return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a file of another format can raise any exception
         raise InputError(
-            f"'{file}' cannot be read as {'a safetensors file' if file.suffix == '.safetensors' else 'tensors alone'} "
-            f"({type(error).__name__}); write it again with safetensors, or with torch.save(model.state_dict(), ...)."
+            f"'{file}' cannot be read as"
+            f" {'a safetensors file' if file.suffix == '.safetensors' else 'tensors alone'}"
+            f" ({type(error).__name__}); write it again with safetensors, or with"
+            " torch.save(model.state_dict(), ...)."
         ) from error
 
 
@@ -193,7 +204,8 @@ def write(
     """Write a file tensor by tensor.
 
     Args:
-        path: the file; use :func:`pathspace.files.replacing` to keep an old file until the new one is complete.
+        path: the file; use :func:`pathspace.files.replacing` to keep an old file until
+            the new one is complete.
         entries: its tensors by name.
         data: name -> the tensor's bytes, in pieces.
         metadata: texts by name.
@@ -204,7 +216,11 @@ def write(
     end = 0
     for name in order:
         start, end = end, end + entries[name].size
-        header[name] = {"dtype": entries[name].kind, "shape": list(entries[name].shape), "data_offsets": [start, end]}
+        header[name] = {
+            "dtype": entries[name].kind,
+            "shape": list(entries[name].shape),
+            "data_offsets": [start, end],
+        }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with open(path, "wb") as file:

@@ -16,7 +16,15 @@ from pathspace.basis import BasisPaths
 from pathspace.eps import without_eps
 from pathspace.errors import UnsupportedError
 from pathspace.exact import modular_rank, whole_product
-from pathspace.forward_run import LARGE, difference, resolution, rounding_decides, run, switched, unread
+from pathspace.forward_run import (
+    LARGE,
+    difference,
+    resolution,
+    rounding_decides,
+    run,
+    switched,
+    unread,
+)
 from pathspace.inference.values import numel, shape_of
 from pathspace.reduction import ReductionGraph
 from pathspace.spanning_tree import SpanningTree
@@ -27,14 +35,20 @@ from pathspace.unroll import UnrolledNetwork, unroll
 MATRIX_WEIGHTS = 2_500
 ENUMERATED = 50_000
 CHECKED = 2_000
-# (repeated squares pass a weight so often that one path takes longer to enumerate than all others together)
+# (repeated squares pass a weight so often that one path takes longer to enumerate
+# than all others together)
 LONGEST = 1_024
 ELEMENTS = 50_000
-ROUNDED_AWAY = "so they do where weights change in their last digits only: rounding decides, and nothing can be said"
+ROUNDED_AWAY = (
+    "so they do where weights change in their last digits only: rounding decides, and nothing can"
+    " be said"
+)
 
 
 def enumerable(graph: ReductionGraph) -> UnrolledNetwork | None:
-    """The unrolled network, or ``None`` if it is too large to enumerate or has quotients, which have no paths."""
+    """The unrolled network, or ``None`` if it is too large to enumerate or has
+    quotients, which have no paths.
+    """
     if graph.num_weights > MATRIX_WEIGHTS:
         return None
     for node in graph.captured.graph.graph.nodes:
@@ -50,7 +64,8 @@ def enumerable(graph: ReductionGraph) -> UnrolledNetwork | None:
 
 
 def tree_problem(graph: ReductionGraph, tree: SpanningTree) -> str | None:
-    """Check against the weight blocks that each edge of a tree connects its unit to units reached before.
+    """Check against the weight blocks that each edge of a tree connects its unit
+    to units reached before.
 
     Returns:
         The first problem in words, or ``None``.
@@ -62,14 +77,18 @@ def tree_problem(graph: ReductionGraph, tree: SpanningTree) -> str | None:
         block = graph.blocks[i]
         index = np.unravel_index(tree.index[units], block.shape) if block.shape else ()
         for side, ids in enumerate((block.tail, block.head)):
-            place = tuple(np.asarray(j if n > 1 else 0 * j) for j, n in zip(index, ids.shape, strict=True))
+            place = tuple(
+                np.asarray(j if n > 1 else 0 * j) for j, n in zip(index, ids.shape, strict=True)
+            )
             ends[side, units] = ids.numpy()[place]
     expand = graph.expand
     for units in tree.rounds:
         tail, head = (
-            expand[np.abs(ends[side, units])].multiply(np.sign(ends[side, units])[:, None]) for side in (0, 1)
+            expand[np.abs(ends[side, units])].multiply(np.sign(ends[side, units])[:, None])
+            for side in (0, 1)
         )
-        # the log-scale of an edge is head - tail: it must contain the unit with coefficient +-1, and else reached units
+        # the log-scale of an edge is head - tail: it must contain the unit with coefficient
+        # +-1, and else reached units
         change = csr_array(head - tail)
         own = np.asarray(change[np.arange(len(units)), units]).reshape(-1)
         others = (abs(change) @ (~reached).astype(np.int64)) - np.abs(own)
@@ -85,12 +104,16 @@ def theorem1(
     """Theorem 1: every path of the unrolled network is an integer combination of basis paths.
 
     Returns:
-        Evidence, and the counting vectors of the enumerated paths (``None`` if no path was enumerated).
+        Evidence, and the counting vectors of the enumerated paths (``None`` if
+        no path was enumerated).
     """
     graph = basis.graph
     matrix = None if network is None else _matrix(basis)
     if network is None or matrix is None:
-        words = "every circulation is an integer combination, by the two trees, which were checked edge by edge"
+        words = (
+            "every circulation is an integer combination, by the two trees, which were checked edge"
+            " by edge"
+        )
         return {
             "holds": problem is None,
             "evidence": problem or words,
@@ -114,14 +137,18 @@ def theorem1(
     coefficients = basis.coefficients(vectors)
     wrong = np.flatnonzero((whole_product(coefficients, matrix) != vectors).any(1))
     largest = int(np.abs(coefficients).max(initial=0))
-    number = f"{total:,} unrolled paths" if exhaustive else f"more than {ENUMERATED:,} unrolled paths"
+    number = (
+        f"{total:,} unrolled paths" if exhaustive else f"more than {ENUMERATED:,} unrolled paths"
+    )
     words = f"all {number}" if total == len(walks) else f"{len(walks):,} of {number}"
     words += f" have integer coefficients, largest {largest}"
     evidence = {
         "holds": len(wrong) == 0,
-        "evidence": f"{len(wrong):,} of {len(walks):,} paths are not reproduced by their coefficients"
-        if len(wrong)
-        else words,
+        "evidence": (
+            f"{len(wrong):,} of {len(walks):,} paths are not reproduced by their coefficients"
+            if len(wrong)
+            else words
+        ),
         "paths": len(walks),
         "exhaustive": exhaustive and total == len(walks),
         "largest_coefficient": largest,
@@ -144,7 +171,9 @@ def _matrix(basis: BasisPaths) -> csr_array | None:
 
 
 def _sample(walks: list[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:
-    """A few short walks through every weight, and random others, so that few paths have a large span."""
+    """A few short walks through every weight, and random others, so that few
+    paths have a large span.
+    """
     if len(walks) <= count:
         return walks
     seen: dict[int, int] = {}
@@ -168,40 +197,53 @@ def theorem2(
     invariance: tuple[dict[str, Any], tuple[int, int]],
     seed: int,
 ) -> dict[str, Any]:
-    """Theorem 2: path values and the signs of ``T_out`` determine outputs and activations: rebuild the network."""
+    """Theorem 2: path values and the signs of ``T_out`` determine outputs and
+    activations: rebuild the network.
+    """
     graph, skeleton = basis.graph, basis.skeleton
     if graph.num_weights > LARGE:
         evidence, (wrong, total) = invariance
         return {
             "holds": bool(evidence["holds"]) and wrong == 0,
-            "evidence": "a randomly rescaled network with the same path values and signs has equal outputs and "
-            f"{total - wrong:,} of {total:,} equal activations",
+            "evidence": (
+                "a randomly rescaled network with the same path values and signs has equal outputs"
+                f" and {total - wrong:,} of {total:,} equal activations"
+            ),
             "rebuilt": False,
             "switched": wrong,
             "rectifiers": total,
         }
     # path values of the model that runs, in which some weights may have been redrawn
-    graph = replace(graph, parameters={**graph.parameters, **dict(model.named_parameters(remove_duplicate=False))})
+    graph = replace(
+        graph,
+        parameters={**graph.parameters, **dict(model.named_parameters(remove_duplicate=False))},
+    )
     skeleton = replace(skeleton, graph=graph)
     basis = BasisPaths(skeleton)
     weights = [tree.gather(graph) for tree in (skeleton.tree_in, skeleton.tree_out)]
     if any(bool((values == 0).any()) for values in weights):
         return {
             "holds": None,
-            "evidence": "a skeleton weight is 0, so path values do not determine the weights behind it",
+            "evidence": (
+                "a skeleton weight is 0, so path values do not determine the weights behind it"
+            ),
             "rebuilt": False,
         }
     rebuilt = _rebuilt(basis)
     named = dict((*model.named_parameters(), *model.named_buffers()))
-    weights_of = {name: rebuilt[name].to(tensor) for name, tensor in named.items() if name in rebuilt}
+    weights_of = {
+        name: rebuilt[name].to(tensor) for name, tensor in named.items() if name in rebuilt
+    }
     with without_eps(model, graph.folded_eps):
         before = run(model, *inputs, seed=seed)
         after = run(model, *inputs, weights_of, seed)
     if not bool(after.outputs.isfinite().all()) and bool(before.outputs.isfinite().all()):
         return {
             "holds": None,
-            "evidence": "the activations of the network rebuilt with leaving weights of size 1 exceed the range of "
-            "floating point",
+            "evidence": (
+                "the activations of the network rebuilt with leaving weights of size 1 exceed the"
+                " range of floating point"
+            ),
             "rebuilt": False,
         }
     gap = difference(before, after)
@@ -242,9 +284,10 @@ def theorem3(
 ) -> tuple[dict[str, Any], int | None, str]:
     """Theorem 3: there are exactly ``m - H`` basis paths, and they are independent.
 
-    The upper bound ``rank <= m - H`` follows from the ``H`` gauge generators, which are independent because each
-    changes the edge of ``T_in`` that enters its unit. The lower bound follows from the triangular form of the two-tree
-    basis, or from a rank modulo a prime if the graph is small enough for a matrix.
+    The upper bound ``rank <= m - H`` follows from the ``H`` gauge generators, which are
+    independent because each changes the edge of ``T_in`` that enters its unit. The lower bound
+    follows from the triangular form of the two-tree basis, or from a rank modulo a prime if the
+    graph is small enough for a matrix.
 
     Returns:
         Evidence, exact rank or ``None``, and the method.
@@ -277,10 +320,11 @@ def theorem3(
             words += f"; {len(vectors):,} paths of the network have rank {every:,}"
             idle = int((~vectors.any(0)).sum())
             if exhaustive and idle:
-                # the outputs read only a part of what these weights lead to, for instance one token of several
+                # the outputs read only a part of what these weights lead to, for
+                # instance one token of several
                 words += (
-                    f", and {idle:,} of the {vectors.shape[1]:,} weights are on none of them: the model computes "
-                    f"values from these and drops them"
+                    f", and {idle:,} of the {vectors.shape[1]:,} weights are on none of them: the"
+                    " model computes values from these and drops them"
                 )
             holds = holds and every == wanted
             rank, matrix = every, "rank of paths of the network"
@@ -288,11 +332,15 @@ def theorem3(
 
 
 def _triangular(skeleton: TwoTrees) -> bool:
-    """Whether the basis without the columns of ``T_out`` is triangular: one unshared edge enters every chain."""
+    """Whether the basis without the columns of ``T_out`` is triangular: one unshared
+    edge enters every chain.
+    """
     # ids beyond the units are products of scales, which have no chain
     units = np.setdiff1d(np.arange(1, skeleton.graph.num_units + 1), skeleton.shared)
     entered = skeleton.chain[units]
-    return len(np.unique(entered)) == len(entered) == skeleton.num_chains and not (entered == 0).any()
+    return (
+        len(np.unique(entered)) == len(entered) == skeleton.num_chains and not (entered == 0).any()
+    )
 
 
 __all__ = ["enumerable", "theorem1", "theorem2", "theorem3", "tree_problem"]

@@ -1,4 +1,6 @@
-"""Tracing: capture a model, interpret the captured graph, solve for its units, and build the reduction graph."""
+"""Tracing: capture a model, interpret the captured graph, solve for its units, and
+build the reduction graph.
+"""
 
 from __future__ import annotations
 
@@ -37,22 +39,27 @@ def trace(
 ) -> ReductionGraph:
     """Build the reduction graph of a model, without changing it.
 
-    Edges and dimension are those of the model at the sizes of the example inputs. The scales should be free at other
-    lengths, batch and image sizes too. The example may not show this, for instance if parts of parameters are not used
-    or a sequence has length 1. Then the model is captured again at larger sizes, if it runs there, and only scales
-    that are free at all captured sizes are kept. :attr:`ReductionGraph.range` states the result.
+    Edges and dimension are those of the model at the sizes of the example inputs. The scales should
+    be free at other lengths, batch and image sizes too. The example may not show this, for instance
+    if parts of parameters are not used or a sequence has length 1. Then the model is captured again
+    at larger sizes, if it runs there, and only scales that are free at all captured sizes are kept.
+    :attr:`ReductionGraph.range` states the result.
 
     Args:
-        model: any module; it is analysed in its current mode (train or eval). Its tensors, and the inputs, need no
-            values (meta device, fake mode, :func:`pathspace.without_weights`): weights then count as not 0.
+        model: any module; it is analysed in its current mode (train or eval). Its tensors, and the
+            inputs, need no values (meta device, fake mode, :func:`pathspace.without_weights`):
+            weights then count as not 0.
         *args: example inputs, positional.
         kwargs: example inputs by keyword.
-        norm_eps: ``"ignore"`` treats normalisation layers as exactly scale-free, ``"respect"`` pins their inputs.
-        strict: raise an error for an operation without a rule that fixes a scale, instead of listing it in
-            ``graph.pinned``.
-        sizes: ``"any"``, or ``"given"`` for the scales of the model on inputs of exactly these sizes.
-        affine: let ``w + c`` have a free scale if a model adds a constant ``c`` to a whole parameter, as norms that
-            multiply by ``1 + weight`` do; ``False`` pins such parameters (optimizers on path values need this).
+        norm_eps: ``"ignore"`` treats normalisation layers as exactly scale-free,
+            ``"respect"`` pins their inputs.
+        strict: raise an error for an operation without a rule that fixes a scale, instead of
+            listing it in ``graph.pinned``.
+        sizes: ``"any"``, or ``"given"`` for the scales of the model on
+            inputs of exactly these sizes.
+        affine: let ``w + c`` have a free scale if a model adds a constant ``c`` to a whole
+            parameter, as norms that multiply by ``1 + weight`` do; ``False`` pins such parameters
+            (optimizers on path values need this).
 
     Returns:
         The reduction graph.
@@ -65,7 +72,9 @@ def trace(
     Example:
         >>> import torch, pathspace as ps
         >>> from torch.nn import AdaptiveAvgPool2d, Conv2d, Flatten, Linear, ReLU, Sequential
-        >>> model = Sequential(Conv2d(3, 8, 3), ReLU(), AdaptiveAvgPool2d(1), Flatten(), Linear(8, 2))
+        >>> model = Sequential(
+        ...     Conv2d(3, 8, 3), ReLU(), AdaptiveAvgPool2d(1), Flatten(), Linear(8, 2)
+        ... )
         >>> ps.trace(model, torch.randn(1, 3, 9, 9)).num_units  # channels are units
         8
     """
@@ -79,7 +88,9 @@ def trace(
 
 @contextmanager
 def _old_objects_left_alone() -> Iterator[None]:
-    """Let the garbage collector look at new objects only: those of imported libraries take a quarter of the time."""
+    """Let the garbage collector look at new objects only: those of imported libraries
+    take a quarter of the time.
+    """
     if gc.get_freeze_count():
         yield
         return
@@ -112,11 +123,17 @@ def _traced(
     args, kwargs = arranged(model, args, kwargs)
     if sizes == "given" and found is not None:
         return _graph(model, found, f"inputs ({describe(args, kwargs)}) only")
-    open_ends = found is None or bool(found.unused or found.beyond or found.forms.shape[0]) or hides(captured)
+    open_ends = (
+        found is None
+        or bool(found.unused or found.beyond or found.forms.shape[0])
+        or hides(captured)
+    )
     looked = open_ends or thin(captured, (args, kwargs))
     walks = watch.walks((args, kwargs))
     thin_only = not (open_ends or walks)
-    larger, other = recapture(model, (args, kwargs), thin_only, later) if looked or walks else (None, None)
+    larger, other = (
+        recapture(model, (args, kwargs), thin_only, later) if looked or walks else (None, None)
+    )
     further = [] if larger is None or other is None else [(larger, other)]
     known = [((args, kwargs), watch.decisions), *((at, later.decisions) for _, at in further)]
     ways = other_ways(model, (args, kwargs), known)

@@ -32,14 +32,16 @@ _REGISTERED: dict[type[Optimizer], dict[str, Power]] = {
 def register_transport(kind: type[Optimizer], powers: Mapping[str, Power]) -> None:
     """Declare how the buffers of an optimizer change when the weights are rescaled.
 
-    If a weight becomes ``f w``, a buffer of power ``n`` is multiplied by ``f^-n``. The power is 1 for averages of
-    gradients, 2 for averages of their squares, 0 for buffers without a scale, and -1 for buffers in the unit of the
-    weight. Subclasses inherit the declaration. The buffers of ``torch.optim`` are declared already, except those of
-    Adafactor (averages over rows and columns) and LBFGS, which cannot be rescaled by weight.
+    If a weight becomes ``f w``, a buffer of power ``n`` is multiplied by ``f^-n``. The power is 1
+    for averages of gradients, 2 for averages of their squares, 0 for buffers without a scale, and
+    -1 for buffers in the unit of the weight. Subclasses inherit the declaration. The buffers of
+    ``torch.optim`` are declared already, except those of Adafactor (averages over rows and columns)
+    and LBFGS, which cannot be rescaled by weight.
 
     Args:
         kind: the class of the optimizer.
-        powers: key in ``optimizer.state[parameter]`` -> power, or a function of the optimizer that returns it.
+        powers: key in ``optimizer.state[parameter]`` -> power, or a function of the
+            optimizer that returns it.
 
     Raises:
         InputError: a power is neither an integer nor a function.
@@ -66,10 +68,14 @@ def expect_transport(owner: str, optimizer: Optimizer) -> None:
         UnsupportedError: it is one of them.
     """
     if isinstance(optimizer, LBFGS | Adafactor):
-        what = "a history of all weights together" if isinstance(optimizer, LBFGS) else "averages over rows and columns"
+        what = (
+            "a history of all weights together"
+            if isinstance(optimizer, LBFGS)
+            else "averages over rows and columns"
+        )
         raise UnsupportedError(
-            f"{owner} found {type(optimizer).__name__}, which keeps {what}, expected an optimizer with buffers of the "
-            "shapes of the weights; use another, such as AdamW."
+            f"{owner} found {type(optimizer).__name__}, which keeps {what}, expected an optimizer"
+            " with buffers of the shapes of the weights; use another, such as AdamW."
         )
 
 
@@ -81,16 +87,22 @@ def transported(optimizer: Optimizer, parameter: Tensor) -> Iterator[tuple[Tenso
     """
     kind = type(optimizer)
     for key, buffer in optimizer.state.get(parameter, {}).items():
-        if not isinstance(buffer, Tensor) or (buffer.dim() == 0 and parameter.dim() > 0) or key in _COUNTS:
+        if (
+            not isinstance(buffer, Tensor)
+            or (buffer.dim() == 0 and parameter.dim() > 0)
+            or key in _COUNTS
+        ):
             continue
         own: Mapping[str, Power] = next(
-            (_REGISTERED[base] for base in kind.__mro__ if key in _REGISTERED.get(base, {})), _BY_NAME
+            (_REGISTERED[base] for base in kind.__mro__ if key in _REGISTERED.get(base, {})),
+            _BY_NAME,
         )
         if key not in own or buffer.shape != parameter.shape:
             raise UnsupportedError(
-                f"{kind.__name__} keeps a buffer {key!r} of shape {tuple(buffer.shape)} for a weight of shape "
-                f"{tuple(parameter.shape)}, and pathspace does not know how it scales with the weight; declare it "
-                f"with ps.register_transport, rescale before training, or drop the optimizer's state."
+                f"{kind.__name__} keeps a buffer {key!r} of shape {tuple(buffer.shape)} for a"
+                f" weight of shape {tuple(parameter.shape)}, and pathspace does not know how it"
+                " scales with the weight; declare it with ps.register_transport, rescale before"
+                " training, or drop the optimizer's state."
             )
         power = own[key]
         yield buffer, power if isinstance(power, int) else power(optimizer)

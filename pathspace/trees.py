@@ -1,4 +1,6 @@
-"""Construction of a spanning tree of the reduction graph, breadth first, without a list of all edges."""
+"""Construction of a spanning tree of the reduction graph, breadth first,
+without a list of all edges.
+"""
 
 from __future__ import annotations
 
@@ -23,22 +25,25 @@ STAR = 200_000
 # sizes this close count as equal, so that rounding does not change the trees of rescaled copies
 TIES = 1e-5
 SMALLEST = np.finfo(np.float64).tiny
-# rule "magnitude": an edge must have at least this size relative to the largest, as long as there are such edges
+# rule "magnitude": an edge must have at least this size relative to the largest, as
+# long as there are such edges
 LARGE = 0.1
 
 
 def _at(table: Tensor, shape: tuple[int, ...], flat: Tensor) -> Tensor:
     """Entries of a table at flat positions of the shape to which it broadcasts."""
     index = torch.unravel_index(flat, shape) if shape else ()
-    return table[tuple(i if n > 1 else i * 0 for i, n in zip(index, table.shape, strict=True))].expand(flat.shape)
+    return table[
+        tuple(i if n > 1 else i * 0 for i, n in zip(index, table.shape, strict=True))
+    ].expand(flat.shape)
 
 
 @dataclass(frozen=True)
 class _Rows:
     """The edges of a block in rows: row ``j`` has the edges of one position of the near ids.
 
-    Only different far ids are stored: equal rows share one row of ``far``, and column dimensions along which the far
-    ids are constant come first and repeat the columns of ``far``.
+    Only different far ids are stored: equal rows share one row of ``far``, and column dimensions
+    along which the far ids are constant come first and repeat the columns of ``far``.
 
     Attributes:
         near: ids at the near side, one per row.
@@ -81,7 +86,10 @@ class _Rows:
         """Flat positions of the given edges at tap 0."""
         sizes, strides = self.steps
         index = np.unravel_index(column, sizes) if sizes else ()
-        return np.asarray(self.row_offset[position] + sum(i * step for i, step in zip(index, strides, strict=True)))
+        return np.asarray(
+            self.row_offset[position]
+            + sum(i * step for i, step in zip(index, strides, strict=True))
+        )
 
 
 def _rows(block: WeightBlock, entering: bool) -> _Rows:
@@ -90,8 +98,11 @@ def _rows(block: WeightBlock, entering: bool) -> _Rows:
     tables = [far] if block.unused is None else [far, block.unused]
     varies = [any(table.shape[d] > 1 for table in tables) for d in dims]
     rows = [d for d in dims if near.shape[d] > 1]
-    # by convention the first two dimensions of a weight are out and in; further ones are taps of a kernel
-    columns = [d for d in dims if d not in rows and (d < 2 or far.shape[d] > 1 or block.unused is not None)]
+    # by convention the first two dimensions of a weight are out and in; further
+    # ones are taps of a kernel
+    columns = [
+        d for d in dims if d not in rows and (d < 2 or far.shape[d] > 1 or block.unused is not None)
+    ]
     columns.sort(key=varies.__getitem__)
     taps = [d for d in dims if d not in rows and d not in columns]
     strides = [math.prod(shape[d + 1 :]) for d in dims]
@@ -99,11 +110,15 @@ def _rows(block: WeightBlock, entering: bool) -> _Rows:
     for d in rows:
         offset = (offset[:, None] + np.arange(shape[d])[None, :] * strides[d]).reshape(-1)
     own = [shape[d] if varies[d] else 1 for d in rows]
-    which = np.broadcast_to(np.arange(math.prod(own)).reshape(own), [shape[d] for d in rows]).reshape(-1)
+    which = np.broadcast_to(
+        np.arange(math.prod(own)).reshape(own), [shape[d] for d in rows]
+    ).reshape(-1)
 
     def matrix(table: Tensor) -> np.ndarray:
         wide = table.permute([*rows, *columns, *taps])
-        wide = wide.expand([*own, *(shape[d] if varies[d] else 1 for d in columns), *[1] * len(taps)])
+        wide = wide.expand(
+            [*own, *(shape[d] if varies[d] else 1 for d in columns), *[1] * len(taps)]
+        )
         return np.asarray(wide.reshape(math.prod(own), -1).numpy())
 
     sizes = [math.prod(shape[d] for d in group) for group in (rows, columns, taps)]
@@ -127,13 +142,13 @@ def _rows(block: WeightBlock, entering: bool) -> _Rows:
 class SpanningTreeBuilder:
     """Builds one spanning tree breadth first, by one rule.
 
-    Edges of weight 0 come last: the tree prefers another edge in reverse direction. Units with no other connection are
-    dead. Among edges of one kind, frozen weights come first, because they fix a scale already, and a weight on
-    ``T_out`` should not change.
+    Edges of weight 0 come last: the tree prefers another edge in reverse direction. Units with no
+    other connection are dead. Among edges of one kind, frozen weights come first, because they fix
+    a scale already, and a weight on ``T_out`` should not change.
 
-    With the rule ``"magnitude"`` a unit does not take the first available edge if it is small: it waits for one that is
-    not small relative to the largest edge on its side (to the largest of both sides, for edges in reverse direction).
-    If this stops the growth, the limit is lowered.
+    With the rule ``"magnitude"`` a unit does not take the first available edge if it is small: it
+    waits for one that is not small relative to the largest edge on its side (to the largest of both
+    sides, for edges in reverse direction). If this stops the growth, the limit is lowered.
 
     Args:
         graph: the reduction graph.
@@ -143,7 +158,9 @@ class SpanningTreeBuilder:
         blind: use only the connections of units, not the weights.
     """
 
-    def __init__(self, graph: Structure, entering: bool, rule: str, seed: int, blind: bool = False) -> None:
+    def __init__(
+        self, graph: Structure, entering: bool, rule: str, seed: int, blind: bool = False
+    ) -> None:
         self.graph, self.rule, self.entering, self.blind = graph, rule, entering, blind
         self.random = np.random.default_rng([seed, int(entering)])
         count = graph.num_units + 1
@@ -183,17 +200,29 @@ class SpanningTreeBuilder:
         left = len(self.reach())
         if left:
             raise UnsupportedError(
-                f"{left} units of the reduction graph cannot be connected to the root; please report the model."
+                f"{left} units of the reduction graph cannot be connected to the root; please"
+                " report the model."
             )
         return replace(self.tree, rounds=tuple(self.rounds), rest=self._rests())
 
     def reach(self) -> np.ndarray:
-        """Grow the tree as far as possible, with forward edges of matrices first; return the units not reached."""
+        """Grow the tree as far as possible, with forward edges of matrices first;
+        return the units not reached.
+        """
         blocks = range(len(self.graph.blocks))
-        frozen = [] if self.blind else [i for i in blocks if not self.graph.parameters[self._name(i)].requires_grad]
+        frozen = (
+            []
+            if self.blind
+            else [i for i in blocks if not self.graph.parameters[self._name(i)].requires_grad]
+        )
         matrices = [i for i in blocks if len(self.graph.blocks[i].shape) > 1]
         stages = []
-        for chosen, forward in ((matrices, True), (list(blocks), True), (matrices, False), (list(blocks), False)):
+        for chosen, forward in (
+            (matrices, True),
+            (list(blocks), True),
+            (matrices, False),
+            (list(blocks), False),
+        ):
             first = [i for i in chosen if i in frozen]
             if 0 < len(first) < len(chosen):
                 stages.append((first, forward, False))
@@ -221,7 +250,9 @@ class SpanningTreeBuilder:
 
     @cached_property
     def logs(self) -> np.ndarray:
-        """Log-scales of all ids for a gauge that is the same for all rescaled copies of the network."""
+        """Log-scales of all ids for a gauge that is the same for all
+        rescaled copies of the network.
+        """
         try:
             phi = canonical_scales(self.graph)
         except InputError:
@@ -232,7 +263,9 @@ class SpanningTreeBuilder:
 
     @cached_property
     def largest(self) -> tuple[np.ndarray, np.ndarray]:
-        """The size of each unit's largest edge in the gauge of ``logs``: of all edges, and of forward edges."""
+        """The size of each unit's largest edge in the gauge of ``logs``: of all
+        edges, and of forward edges.
+        """
         every, along = np.zeros((2, len(self._reached)))
         for forward, into in ((True, along), (False, every)):
             for block in range(len(self.graph.blocks)):
@@ -241,14 +274,20 @@ class SpanningTreeBuilder:
                 position = np.flatnonzero((units > 0) & (units < len(into)))
                 if len(position):
                     alive = np.ones(rows.far.shape, bool) if rows.dead is None else ~rows.dead
-                    np.maximum.at(into, units[position], self._largest(block, rows, position, alive)[2])
+                    np.maximum.at(
+                        into, units[position], self._largest(block, rows, position, alive)[2]
+                    )
         return np.maximum(every, along), along
 
     def _look(self) -> None:
-        """Update which ids are reached, and the missing unit of ids that lack exactly one (with coefficient +-1)."""
+        """Update which ids are reached, and the missing unit of ids that lack exactly
+        one (with coefficient +-1).
+        """
         count, derived = len(self._reached), self.forms.shape[0]
         self.reached = np.concatenate([self._reached, np.ones(derived, bool)])
-        self.lacks = np.concatenate([np.where(self._reached, 0, np.arange(count)), np.zeros(derived, np.int64)])
+        self.lacks = np.concatenate(
+            [np.where(self._reached, 0, np.arange(count)), np.zeros(derived, np.int64)]
+        )
         self.coefficient = np.ones(count + derived, np.int64)
         if derived:
             open_ = (~self._reached[1:]).astype(np.int64)
@@ -266,7 +305,8 @@ class SpanningTreeBuilder:
         total = csr_array((count, count), dtype=np.int64)
         for units, rows in self._rest:
             place = coo_array(
-                (np.ones(len(units), np.int64), (units, np.arange(len(units)))), shape=(count, len(units))
+                (np.ones(len(units), np.int64), (units, np.arange(len(units)))),
+                shape=(count, len(units)),
             )
             total = total + place.tocsr() @ rows
         return csr_array(total)
@@ -295,14 +335,26 @@ class SpanningTreeBuilder:
                 alive = score >= 0
                 if not alive.any():
                     continue
-                flat, column, score, position = flat[alive], column[alive], score[alive], position[alive]
+                flat, column, score, position = (
+                    flat[alive],
+                    column[alive],
+                    score[alive],
+                    position[alive],
+                )
             if self._floor and choosy:
-                share = score / np.maximum(self.largest[forward][self.lacks[np.abs(rows.near[position])]], SMALLEST)
+                share = score / np.maximum(
+                    self.largest[forward][self.lacks[np.abs(rows.near[position])]], SMALLEST
+                )
                 large = (share >= self._floor) | (score <= 0)
                 self._next_floor = max(self._next_floor, float(share[~large].max(initial=0.0)))
                 if not large.any():
                     continue
-                flat, column, score, position = flat[large], column[large], score[large], position[large]
+                flat, column, score, position = (
+                    flat[large],
+                    column[large],
+                    score[large],
+                    position[large],
+                )
             found.append((block, rows.near[position], flat, rows.ends(position, column), score))
         if not found:
             return False
@@ -333,20 +385,26 @@ class SpanningTreeBuilder:
         return True
 
     def _joint_round(self, zeros: bool) -> bool:
-        """Use edges with products of scales at both ends, whose quotient contains exactly one unit not reached yet."""
+        """Use edges with products of scales at both ends, whose quotient contains exactly
+        one unit not reached yet.
+        """
         expand, count = self.graph.expand, len(self._reached)
         for block, entry in enumerate(self.graph.blocks):
             if entry.numel > STAR:
                 # one line of scalars along every dimension shows every pair of ends up to a shift
                 steps = [math.prod(entry.shape[d + 1 :]) for d in range(len(entry.shape))]
-                corner = [torch.arange(n) * step for n, step in zip(entry.shape, steps, strict=True)]
+                corner = [
+                    torch.arange(n) * step for n, step in zip(entry.shape, steps, strict=True)
+                ]
                 flat = torch.cat(corner).unique()
             else:
                 flat = torch.arange(entry.numel)
             if entry.unused is not None:
                 flat = flat[~_at(entry.unused, entry.shape, flat)]
             if not zeros and has_values(self.graph.parameters[entry.name]):
-                flat = flat[(self.graph.parameters[entry.name].detach().reshape(-1)[flat] != 0).cpu()]
+                flat = flat[
+                    (self.graph.parameters[entry.name].detach().reshape(-1)[flat] != 0).cpu()
+                ]
             tails, heads = (_at(ids, entry.shape, flat).numpy() for ids in (entry.tail, entry.head))
             change = csr_array(
                 expand[np.abs(heads)].multiply(np.sign(heads)[:, None])
@@ -364,8 +422,12 @@ class SpanningTreeBuilder:
             tree.block[units], tree.index[units] = block, flat.numpy()[chosen]
             tree.forward[units], tree.parent[units], tree.other[units] = True, 0, 1
             tree.own[units] = own[chosen]
-            alone = coo_array((own[chosen], (np.arange(len(units)), units)), shape=(len(units), count)).tocsr()
-            self._rest.append((units, csr_array((change[chosen] - alone).multiply(-own[chosen][:, None]))))
+            alone = coo_array(
+                (own[chosen], (np.arange(len(units)), units)), shape=(len(units), count)
+            ).tocsr()
+            self._rest.append(
+                (units, csr_array((change[chosen] - alone).multiply(-own[chosen][:, None])))
+            )
             self._reached[units] = True
             self.rounds.append(units)
             self._look()
@@ -375,7 +437,9 @@ class SpanningTreeBuilder:
     def _pick(
         self, block: int, rows: _Rows, position: np.ndarray, open_: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For each row, one open column: flat positions, columns, and scores to compare blocks (-1: weight 0)."""
+        """For each row, one open column: flat positions, columns, and scores to
+        compare blocks (-1: weight 0).
+        """
         if self.rule == "magnitude":
             return self._largest(block, rows, position, open_)
         every = open_.sum(1)
@@ -384,7 +448,9 @@ class SpanningTreeBuilder:
         turn = position % total if self.rule == "modulo" else self.random.integers(total)
         width = open_.shape[1]
         column = np.flatnonzero(open_)[first + turn % count] % width + turn // count * width
-        score = np.zeros(len(position)) if self.rule == "modulo" else self.random.random(len(position))
+        score = (
+            np.zeros(len(position)) if self.rule == "modulo" else self.random.random(len(position))
+        )
         flat = rows.flat(position, column) + rows.tap
         parameter = self.graph.parameters[self._name(block)]
         if self.blind or not has_values(parameter):
@@ -400,9 +466,17 @@ class SpanningTreeBuilder:
     def _largest(
         self, block: int, rows: _Rows, position: np.ndarray, open_: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For each row, its largest open edge for the rule "magnitude", else its first open edge that is not 0."""
-        weight = self.graph.blocks[block].values(self.graph.parameters[self.graph.blocks[block].name])
-        table = weight.permute(rows.order).reshape(rows.shape) if weight.dim() else weight.reshape(1, 1, 1)
+        """For each row, its largest open edge for the rule "magnitude", else its first
+        open edge that is not 0.
+        """
+        weight = self.graph.blocks[block].values(
+            self.graph.parameters[self.graph.blocks[block].name]
+        )
+        table = (
+            weight.permute(rows.order).reshape(rows.shape)
+            if weight.dim()
+            else weight.reshape(1, 1, 1)
+        )
         step = max(1, CHUNK // max(1, rows.shape[1] * rows.shape[2]))
         columns, taps, scores = [], [], []
         measured = self.rule == "magnitude"
@@ -414,13 +488,17 @@ class SpanningTreeBuilder:
             part = position[start : start + step]
             size = table[torch.from_numpy(part)].abs().double().cpu().numpy()
             if measured:
-                factor = np.exp(side * (near[part][:, None] - np.tile(far[rows.which[part]], rows.repeats)))
+                factor = np.exp(
+                    side * (near[part][:, None] - np.tile(far[rows.which[part]], rows.repeats))
+                )
                 size = size * factor[:, :, None]
             else:
                 size = (size != 0).astype(np.float64)
             shut = ~np.tile(open_[rows.which[part]], rows.repeats)
             # an edge of weight 0 is taken if there is no other; an unused scalar never
-            size = np.where(shut[:, :, None], -2.0, np.where(size == 0, -1.0, size)).reshape(len(part), -1)
+            size = np.where(shut[:, :, None], -2.0, np.where(size == 0, -1.0, size)).reshape(
+                len(part), -1
+            )
             top = size.max(1)
             first = np.argmax(size >= np.where(top > 0, top * (1 - TIES), top)[:, None], 1)
             columns.append(first // rows.shape[2])

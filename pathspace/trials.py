@@ -1,8 +1,9 @@
-"""Tests of the symmetry for other weights and inputs, because zeros in a model can hide a wrong graph.
+"""Tests of the symmetry for other weights and inputs, because zeros in a
+model can hide a wrong graph.
 
-Biases and running means of batch norms start at 0, which no factor changes. Therefore all parameters and running
-statistics are redrawn several times, inputs are multiplied by 100 and by 0.01, and scalars that count as unused are
-redrawn: the outputs must not change.
+Biases and running means of batch norms start at 0, which no factor changes. Therefore all
+parameters and running statistics are redrawn several times, inputs are multiplied by 100 and by
+0.01, and scalars that count as unused are redrawn: the outputs must not change.
 """
 
 from __future__ import annotations
@@ -25,9 +26,14 @@ SIZES = (1.0, 100.0, 0.01)
 
 
 def trials(
-    graph: ReductionGraph, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int
+    graph: ReductionGraph,
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    seed: int,
 ) -> dict[str, Any]:
-    """Rescale redrawn models at inputs of several magnitudes, and redraw scalars that count as unused.
+    """Rescale redrawn models at inputs of several magnitudes, and redraw
+    scalars that count as unused.
 
     Args:
         graph: the reduction graph.
@@ -37,12 +43,14 @@ def trials(
         seed: seed of all draws.
 
     Returns:
-        ``rescaling`` and ``unused``, the largest relative changes of the outputs (``None`` without such a trial), and
-        ``tried``, the number of trials whose outputs are finite and not all 0.
+        ``rescaling`` and ``unused``, the largest relative changes of the outputs (``None`` without
+        such a trial), and ``tried``, the number of trials whose outputs are finite and not all 0.
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)).double()
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
+        ... ).double()
         >>> x = torch.randn(4, 2).double()
         >>> found = trials(ps.trace(model, x), model, (x,), {}, seed=0)
         >>> found["tried"], found["rescaling"] < 1e-12, found["unused"]
@@ -74,9 +82,15 @@ def trials_in_words(found: Mapping[str, Any]) -> str:
     """
     if found["rescaling"] is None and found["unused"] is None:
         return ""
-    words = f"; with all weights redrawn, in {found['tried']} trials at inputs of several sizes, by "
+    words = (
+        f"; with all weights redrawn, in {found['tried']} trials at inputs of several sizes, by "
+    )
     words += f"{found['rescaling']:.1e}" if found["rescaling"] is not None else "nothing (no units)"
-    return words + (f", by {found['unused']:.1e} when unused scalars change" if found["unused"] is not None else "")
+    return words + (
+        f", by {found['unused']:.1e} when unused scalars change"
+        if found["unused"] is not None
+        else ""
+    )
 
 
 def _try(
@@ -109,7 +123,9 @@ def _run(model: nn.Module, inputs: tuple[Any, Any], seed: int) -> Run | None:
 
 
 def scaled(tree: Any, size: float) -> Any:
-    """Nested inputs with floating-point tensors multiplied, except tensors with infinite entries (masks)."""
+    """Nested inputs with floating-point tensors multiplied, except tensors with
+    infinite entries (masks).
+    """
 
     def times(leaf: Tensor) -> Tensor:
         plain = leaf.is_floating_point() and leaf.layout == torch.strided
@@ -151,12 +167,18 @@ def redrawn(model: nn.Module, seed: int, gentle: bool = False) -> Iterator[None]
         for name in ("running_mean", "running_var")
         if isinstance(buffer := getattr(module, name, None), Tensor)
     ]
-    wanted = [(name, t) for name, t in wanted if t.is_floating_point() and t.numel() and t.layout == torch.strided]
+    wanted = [
+        (name, t)
+        for name, t in wanted
+        if t.is_floating_point() and t.numel() and t.layout == torch.strided
+    ]
     kept = [(tensor, tensor.detach().clone()) for _, tensor in wanted]
     try:
         with torch.no_grad():
             for name, tensor in wanted:
-                noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor)
+                noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(
+                    tensor
+                )
                 spread = float(tensor.double().square().mean().sqrt()) or 0.1
                 if name == "running_var" or gentle:
                     fresh = tensor * (0.5 * noise).exp()

@@ -1,8 +1,9 @@
 """Two spanning trees of the reduction graph, with one entering and one leaving edge for each unit.
 
-The paper's Skeleton Method marks one entering and one leaving weight of every hidden node; the *skeleton* is their
-union. Here they are kept apart: the entering edges form a tree ``T_in`` from the root, the leaving edges a tree
-``T_out`` to the root, and both together give basis paths of any graph.
+The paper's Skeleton Method marks one entering and one leaving weight of every hidden node;
+the *skeleton* is their union. Here they are kept apart: the entering edges form a tree
+``T_in`` from the root, the leaving edges a tree ``T_out`` to the root, and both together give
+basis paths of any graph.
 """
 
 from __future__ import annotations
@@ -51,12 +52,16 @@ class TwoTrees:
 
     @cached_property
     def dead(self) -> np.ndarray:
-        """Ids of the units with only weights of 0 between them and the root: all path values through them are 0."""
+        """Ids of the units with only weights of 0 between them and the root: all path
+        values through them are 0.
+        """
         return np.flatnonzero(self.tree_in.dead | self.tree_out.dead)
 
     @cached_property
     def live(self) -> Self:
-        """The skeleton without its dead units, which optimizers and canonical forms do not change."""
+        """The skeleton without its dead units, which optimizers and
+        canonical forms do not change.
+        """
         if not len(self.dead):
             return self
         units = np.isin(np.arange(len(self.tree_in.block)), self.dead)
@@ -104,7 +109,9 @@ class TwoTrees:
     def positions(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Flat positions of the edges of ``T_in`` and of ``T_out`` in a parameter."""
         number = self.graph.index[name]
-        enters, leaves = (tree.index[tree.block == number] for tree in (self.tree_in, self.tree_out))
+        enters, leaves = (
+            tree.index[tree.block == number] for tree in (self.tree_in, self.tree_out)
+        )
         return enters, leaves
 
     def mask(self, name: str, *parts: np.ndarray) -> Tensor:
@@ -116,7 +123,9 @@ class TwoTrees:
 
     def _masks(self, *sides: int) -> dict[str, Tensor]:
         names = [block.name for block in self.graph.blocks]
-        return {name: self.mask(name, *(self.positions(name)[side] for side in sides)) for name in names}
+        return {
+            name: self.mask(name, *(self.positions(name)[side] for side in sides)) for name in names
+        }
 
     @cached_property
     def incoming(self) -> dict[str, Tensor]:
@@ -136,7 +145,9 @@ class TwoTrees:
     @cached_property
     def shared(self) -> np.ndarray:
         """Units whose entering edge is also in ``T_out``."""
-        key_in, key_out = (tree.block * (1 << 40) + tree.index for tree in (self.tree_in, self.tree_out))
+        key_in, key_out = (
+            tree.block * (1 << 40) + tree.index for tree in (self.tree_in, self.tree_out)
+        )
         return np.flatnonzero(np.isin(key_in, key_out[1:]) & (np.arange(len(key_in)) > 0))
 
     @cached_property
@@ -149,10 +160,13 @@ class TwoTrees:
         units = self.shared
         tree = self.tree_in
         sign = tree.own[units] * tree.other[units]
-        # p_v = sign * p_parent for every edge in both trees; solved as components of the doubled graph
+        # p_v = sign * p_parent for every edge in both trees; solved as
+        # components of the doubled graph
         ends = (
             np.concatenate([2 * units, 2 * units + 1, [0]]),
-            np.concatenate([2 * tree.parent[units] + (sign < 0), 2 * tree.parent[units] + (sign > 0), [1]]),
+            np.concatenate(
+                [2 * tree.parent[units] + (sign < 0), 2 * tree.parent[units] + (sign > 0), [1]]
+            ),
         )
         matrix = coo_array((np.ones(len(ends[0]), bool), ends), shape=(2 * count, 2 * count))
         _, label = connected_components(matrix, directed=False)
@@ -169,7 +183,9 @@ class TwoTrees:
 
     @property
     def chain(self) -> np.ndarray:
-        """``k(v)``: units connected by edges in both trees share one basis path ``p_k``; 0 for the root (``p = 0``)."""
+        """``k(v)``: units connected by edges in both trees share one basis path ``p_k``; 0
+        for the root (``p = 0``).
+        """
         return self._chains[0]
 
     @property
@@ -183,7 +199,8 @@ class TwoTrees:
         return int(self.chain.max(initial=0))
 
     def prefixes(self, weights: Tensor | None = None) -> Tensor:
-        """``pre_v``: product of the weights along ``T_in`` from the root, shape ``(H + 1 + derived,)``.
+        """``pre_v``: product of the weights along ``T_in`` from the root,
+        shape ``(H + 1 + derived,)``.
 
         Args:
             weights: weights of the tree's edges, ``(H + 1,)``; by default those of the model.
@@ -192,7 +209,9 @@ class TwoTrees:
         return self._along(self.tree_in, values, entering=True)
 
     def suffixes(self, weights: Tensor | None = None) -> Tensor:
-        """``s_v``: product of the weights along ``T_out`` to the root, shape ``(H + 1 + derived,)``."""
+        """``s_v``: product of the weights along ``T_out`` to the root,
+        shape ``(H + 1 + derived,)``.
+        """
         values = self.tree_out.gather(self.graph) if weights is None else weights
         return self._along(self.tree_out, values, entering=False)
 
@@ -203,14 +222,23 @@ class TwoTrees:
         result = torch.ones_like(values)
         for units_ in tree.rounds:
             units = torch.from_numpy(units_)
-            own, other = (torch.from_numpy(sign[units_]).to(values) for sign in (tree.own, tree.other))
-            step = torch.where(torch.from_numpy(tree.forward[units_]), values[units], values[units].reciprocal())
-            # a forward entering edge: phi_v = own (log w + other phi_parent); the other three cases are similar
-            result[units] = step.pow(own) * result[torch.from_numpy(tree.parent[units_])].pow(own * other)
+            own, other = (
+                torch.from_numpy(sign[units_]).to(values) for sign in (tree.own, tree.other)
+            )
+            step = torch.where(
+                torch.from_numpy(tree.forward[units_]), values[units], values[units].reciprocal()
+            )
+            # a forward entering edge: phi_v = own (log w + other phi_parent); the
+            # other three cases are similar
+            result[units] = step.pow(own) * result[torch.from_numpy(tree.parent[units_])].pow(
+                own * other
+            )
         return result
 
     def _along_products(self, tree: SpanningTree, values: Tensor) -> Tensor:
-        """Prefixes of units and derived ids by logarithm and sign, for graphs with products of scales."""
+        """Prefixes of units and derived ids by logarithm and sign, for graphs
+        with products of scales.
+        """
         expand = self.graph.expand
         size, negative = values.abs().log().numpy(), (values < 0).numpy().astype(np.int64)
         log = np.zeros(self.graph.num_units + 1)
@@ -225,5 +253,7 @@ class TwoTrees:
         return torch.from_numpy(np.exp(log) * np.where(odd % 2, -1.0, 1.0))
 
     def signs(self) -> Tensor:
-        """Signs of the ``T_out`` weights (Theorem 2 needs them besides path values), +-1, shape ``(num_units,)``."""
+        """Signs of the ``T_out`` weights (Theorem 2 needs them besides path values),
+        +-1, shape ``(num_units,)``.
+        """
         return self.tree_out.gather(self.graph)[1:].sign()

@@ -35,7 +35,8 @@ class UnrolledNetwork:
 
 
 def unroll(graph: Structure, max_steps: int | None = None) -> UnrolledNetwork:
-    """Interpret the captured graph of ``graph`` again, with separate nodes for time steps and repeated calls.
+    """Interpret the captured graph of ``graph`` again, with separate nodes for time
+    steps and repeated calls.
 
     Args:
         graph: a result of :func:`pathspace.trace`.
@@ -48,7 +49,10 @@ def unroll(graph: Structure, max_steps: int | None = None) -> UnrolledNetwork:
         UnsupportedError: the unrolled network is too large.
     """
     semantics, _ = interpret(
-        graph.captured, partial(Unrolled, max_steps=max_steps), norm_eps=graph.norm_eps, affine=graph.affine
+        graph.captured,
+        partial(Unrolled, max_steps=max_steps),
+        norm_eps=graph.norm_eps,
+        affine=graph.affine,
     )
     total = sum(int(np.prod(shape, dtype=np.int64)) for shape in semantics.shapes.values())
     number = np.full(total, -1, np.int64)

@@ -52,7 +52,9 @@ def unsharded(model: nn.Module) -> nn.Module:
     """
     every = every_module(model)
     hooks = [hook for module in every for name in _HOOKS for hook in getattr(module, name).values()]
-    if not any(map(of_wrapper, hooks)) and all(written_class(module) is type(module) for module in every):
+    if not any(map(of_wrapper, hooks)) and all(
+        written_class(module) is type(module) for module in every
+    ):
         return model
     twins: dict[int, nn.Module] = {}
     for module in every:
@@ -62,7 +64,9 @@ def unsharded(model: nn.Module) -> nn.Module:
         held = {key: value for key, value in vars(module).items() if not key.startswith(_KEPT)}
         held["_modules"] = held["_modules"].copy()
         for name in [key for key in held if key.endswith("_hooks")]:
-            held[name] = type(held[name])((key, hook) for key, hook in held[name].items() if not of_wrapper(hook))
+            held[name] = type(held[name])(
+                (key, hook) for key, hook in held[name].items() if not of_wrapper(hook)
+            )
         for name, child in held["_modules"].items():
             held["_modules"][name] = None if child is None else twins[id(child)]
         twins[id(module)].__dict__.update(held)

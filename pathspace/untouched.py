@@ -22,7 +22,8 @@ _LIBRARY = ("torch.", "builtins", "pathspace.")
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """A context at whose end global names and containers that the code of a model has changed are restored.
+    """A context at whose end global names and containers that the code of a model
+    has changed are restored.
 
     The random states of Python and numpy and torch's settings are restored too.
 
@@ -34,6 +35,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
         >>> class Net(torch.nn.Module):
         ...     __module__ = "mine"
         ...     seen = []
+        ...
         ...     def forward(self, x):
         ...         self.seen.append(x)
         ...         return x
@@ -42,18 +44,27 @@ def untouched(model: nn.Module) -> Iterator[None]:
         >>> Net.seen
         []
     """
-    classes = {kind for module in every_module(model) for kind in type(module).__mro__ if _is_users(kind)}
+    classes = {
+        kind for module in every_module(model) for kind in type(module).__mro__ if _is_users(kind)
+    }
     functions = [function for kind in classes for function in _functions(kind.__dict__.values())]
     hooks = [hook for module in every_module(model) for hook in _hooks(module)]
     for name in ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks"):
         hooks += getattr(nn.modules.module, name, {}).values()
     functions += [function for function in _functions(hooks) if _is_users(function)]
-    names = {(id(f.__globals__), name): (f.__globals__, name) for f in functions for name in _names(f.__code__)}
+    names = {
+        (id(f.__globals__), name): (f.__globals__, name)
+        for f in functions
+        for name in _names(f.__code__)
+    }
     rebound = [(space, name, space[name]) for space, name in names.values() if name in space]
     attributes = [
-        (kind, {key: value for key, value in kind.__dict__.items() if not key.startswith("__")}) for kind in classes
+        (kind, {key: value for key, value in kind.__dict__.items() if not key.startswith("__")})
+        for kind in classes
     ]
-    values = [value for _, _, value in rebound] + [value for _, held in attributes for value in held.values()]
+    values = [value for _, _, value in rebound] + [
+        value for _, held in attributes for value in held.values()
+    ]
     kept = {id(value): (value, _copied(value)) for value in values if type(value) in _CONTAINERS}
     drawn, state = random.getstate(), np.random.get_state()
     differentiating, default = torch.is_grad_enabled(), torch.get_default_dtype()
@@ -72,7 +83,9 @@ def untouched(model: nn.Module) -> Iterator[None]:
             if space.get(name) is not value:
                 space[name] = value
         for kind, held in attributes:
-            for key in [key for key in kind.__dict__ if not key.startswith("__") and key not in held]:
+            for key in [
+                key for key in kind.__dict__ if not key.startswith("__") and key not in held
+            ]:
                 delattr(kind, key)
             for key, value in held.items():
                 if kind.__dict__.get(key) is not value:

@@ -1,13 +1,14 @@
 """An upper bound on the number of scale symmetries, by a randomised null-space test.
 
-Let ``P`` map log-scales per row and per column of each tensor, ``R`` of them, to log-scales per scalar. A symmetry of
-that form is a vector ``a`` with ``sum_e w_e df/dw_e (P a)_e = 0`` for all weights and inputs. For random inputs,
-weights and cotangents ``u_k`` let ``g_k = P^T (w * grad_w <u_k, f>)`` be the rows of ``G``. Then
+Let ``P`` map log-scales per row and per column of each tensor, ``R`` of them, to log-scales per
+scalar. A symmetry of that form is a vector ``a`` with ``sum_e w_e df/dw_e (P a)_e = 0`` for all
+weights and inputs. For random inputs, weights and cotangents ``u_k`` let ``g_k = P^T (w * grad_w
+<u_k, f>)`` be the rows of ``G``. Then
 
     ``H <= R - rank(G) - dim ker P``
 
-for any sample: more samples can only increase the rank. A null vector outside the span of the found units shows tensors
-with unexplained scales.
+for any sample: more samples can only increase the rank. A null vector outside the span of the found
+units shows tensors with unexplained scales.
 """
 
 from __future__ import annotations
@@ -36,21 +37,25 @@ from pathspace.samples import AT_ONCE, NOTHING, Sampler
 from pathspace.sizes import Inputs
 from pathspace.stand_in import repeatable, stand_in
 
-# limits on the number of log-scales beside the known null vectors: for any factorisation (MOST_SCALES), for all
-# singular values (MOST_VALUES)
+# limits on the number of log-scales beside the known null vectors: for any factorisation
+# (MOST_SCALES), for all singular values (MOST_VALUES)
 MOST_SCALES = 20_000
 # above FAR * MOST_SCALES, scalars without effect are not even searched for
 FAR = 2
 MOST_VALUES = 1_500
-# numbers of singular values below the limit: enough to ask for more samples, and counted at most in a large matrix
+# numbers of singular values below the limit: enough to ask for more samples, and counted
+# at most in a large matrix
 ENOUGH, MOST_ZERO = 24, 384
 # processor time of the samples
 MOST_SECONDS = 600.0
-# singular values below this, relative to the largest, count as zero: errors make the bound larger, never smaller
+# singular values below this, relative to the largest, count as zero: errors make the
+# bound larger, never smaller
 ZERO = 1e-8
-# smallest column norm, relative to the largest, that is normalised; rounding errors must be much smaller
+# smallest column norm, relative to the largest, that is normalised; rounding
+# errors must be much smaller
 EVEN = 1e-5
-# samples beyond the number of columns; in a large matrix as a share of it, because a square one is ill-conditioned
+# samples beyond the number of columns; in a large matrix as a share of it, because a
+# square one is ill-conditioned
 MARGIN, SHARE = 12, 0.25
 ROUNDS = 3
 # smallest number of draws of weights and inputs
@@ -62,7 +67,8 @@ class UpperBound:
     """The result of the null-space test.
 
     Attributes:
-        at_most: largest possible number of scale symmetries by rows and columns; ``None`` if nothing was tested.
+        at_most: largest possible number of scale symmetries by rows and columns;
+            ``None`` if nothing was tested.
         found: the number of units of the reduction graph.
         closed: whether both agree.
         evidence: figures in a sentence, or why nothing was tested.
@@ -72,10 +78,13 @@ class UpperBound:
         samples: number of sampled derivatives.
         smallest_kept: smallest singular value counted as non-zero, relative to the largest.
         largest_dropped: largest singular value counted as zero.
-        without_effect: number of scalars whose derivative is zero at every sample, which are removed first.
-        left_over: tensors with scales that the found units do not explain, with their rows or columns.
+        without_effect: number of scalars whose derivative is zero at every sample,
+            which are removed first.
+        left_over: tensors with scales that the found units do not explain,
+            with their rows or columns.
         seconds: processor time.
-        exact_found: the number of scale symmetries found for the unchanged model, every ``eps`` included.
+        exact_found: the number of scale symmetries found for the unchanged
+            model, every ``eps`` included.
         exact_at_most: the bound for these; ``None`` if it was not tested.
     """
 
@@ -108,7 +117,8 @@ def upper_bound(
     seed: int = 0,
     most_seconds: float | None = None,
 ) -> UpperBound:
-    """Bound the number of scale symmetries of a model from above, with ``eps = 0`` in its normalisations.
+    """Bound the number of scale symmetries of a model from above, with ``eps =
+    0`` in its normalisations.
 
     Args:
         graph: its reduction graph.
@@ -123,7 +133,9 @@ def upper_bound(
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)).double()
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
+        ... ).double()
         >>> x = torch.randn(4, 2).double()
         >>> bound = upper_bound(ps.trace(model, x), model, (x,), {})
         >>> bound.found, bound.at_most
@@ -141,7 +153,9 @@ def upper_bound(
         args, kwargs = cast(args, torch.float64), cast(kwargs, torch.float64)
     scales = family(graph, model, statistics=not model.training)
     if not scales.size:
-        return UpperBound(None, graph.num_units, None, "not attempted: the model has no floating-point parameter")
+        return UpperBound(
+            None, graph.num_units, None, "not attempted: the model has no floating-point parameter"
+        )
     try:
         everything = [torch.ones(entry.shape, dtype=torch.bool) for entry in scales.entries]
         known = pivots(csr_array(hstack([scales.units, scales.exchanged(everything)])))
@@ -152,7 +166,9 @@ def upper_bound(
 
     def bounded(units: csr_array, limit: float) -> tuple[UpperBound, Sampler]:
         begin = time.thread_time()
-        sampler = _sampler(lambda inputs: Sampler(graph, scales, model, inputs, seed), sizes, units, limit / 4)
+        sampler = _sampler(
+            lambda inputs: Sampler(graph, scales, model, inputs, seed), sizes, units, limit / 4
+        )
         try:
             bound = _bounded(scales, units, sampler, limit)
             while not bound.closed and sampler.surprised and time.thread_time() - begin < limit / 2:
@@ -184,20 +200,31 @@ def upper_bound(
     if held.at_most is not None:
         words += f"; with every eps unchanged {exact:,} found, at most {held.at_most:,}"
     seconds = round(time.thread_time() - start, 3)
-    return replace(bound, exact_found=exact, exact_at_most=held.at_most, evidence=words, seconds=seconds)
+    return replace(
+        bound, exact_found=exact, exact_at_most=held.at_most, evidence=words, seconds=seconds
+    )
 
 
 def _sampler(
-    make: Callable[[Sequence[Inputs]], Sampler], sizes: Sequence[Sequence[Inputs]], units: csr_array, seconds: float
+    make: Callable[[Sequence[Inputs]], Sampler],
+    sizes: Sequence[Sequence[Inputs]],
+    units: csr_array,
+    seconds: float,
 ) -> Sampler:
-    """A sampler with its first samples, at the smallest inputs that show as many effects as the given inputs."""
+    """A sampler with its first samples, at the smallest inputs that show as many
+    effects as the given inputs.
+    """
     given = sizes[-1][0]
     for examples in sizes:
         sampler = make(examples)
         try:
             sampler.look(seconds)
             cut = _numbers(examples[0]) < _numbers(given)
-            if sampler.rows and not (cut and not sampler.covers(given)) and not sampler.misled(units):
+            if (
+                sampler.rows
+                and not (cut and not sampler.covers(given))
+                and not sampler.misled(units)
+            ):
                 break
         except Exception as error:
             # the model does not run at these sizes, or its own backward pass raises
@@ -217,8 +244,8 @@ class _Refused(Exception):
 def _expect_few(width: int, known: int, most: int) -> None:
     if width - known > most:
         raise _Refused(
-            f"{width:,} rows and columns less {known:,} known, and a factorisation is made for at most "
-            f"{MOST_SCALES:,}; test parts of the model"
+            f"{width:,} rows and columns less {known:,} known, and a factorisation is made for at"
+            f" most {MOST_SCALES:,}; test parts of the model"
         )
 
 
@@ -227,7 +254,9 @@ def _bounded(scales: Family, units: csr_array, sampler: Sampler, most_seconds: f
     start = time.thread_time()
     try:
         if not sampler.rows:
-            raise _Refused(sampler.problem or "no output depends on the weights by a finite derivative")
+            raise _Refused(
+                sampler.problem or "no output depends on the weights by a finite derivative"
+            )
         alive = [held > NOTHING for held in sampler.largest]
         used = scales.sums([mask.double() for mask in alive]) > 0
         column = torch.stack(sampler.sizes).square().mean(0).sqrt().clamp_min(1e-300)
@@ -237,15 +266,22 @@ def _bounded(scales: Family, units: csr_array, sampler: Sampler, most_seconds: f
         rest = torch.from_numpy(np.setdiff1d(np.arange(width), pivot))
         _expect_few(width, len(pivot), MOST_SCALES)
         if sampler.misled(units):
-            raise _Refused("its gradients are not those of its function (detached, or of its own backward pass)")
+            raise _Refused(
+                "its gradients are not those of its function (detached, or of its own backward"
+                " pass)"
+            )
         places = torch.nonzero(used)[:, 0][rest]
-        rows = _rows(sampler, column, used, places, units, most_seconds - (time.thread_time() - start))
+        rows = _rows(
+            sampler, column, used, places, units, most_seconds - (time.thread_time() - start)
+        )
         for number in range(ROUNDS):
             last = number == ROUNDS - 1 or time.thread_time() - start > most_seconds / 2
             values, vectors = _smallest(rows, sampler.seed, last)
             if last or not bool((values < ZERO).any()):
                 break
-            more = _rows(sampler, column, used, places, units, most_seconds, max(MARGIN, len(rows) // 2))
+            more = _rows(
+                sampler, column, used, places, units, most_seconds, max(MARGIN, len(rows) // 2)
+            )
             rows = torch.cat([rows, more])
     except (_Refused, ValueError) as error:
         raise _Refused(str(error)) from None
@@ -263,19 +299,25 @@ def _bounded(scales: Family, units: csr_array, sampler: Sampler, most_seconds: f
     dead = sum(int((~mask).sum()) for mask in alive)
     redundant = known.shape[1] - found
     words = f"{found:,} found; at most {at_most:,} exist"
-    words += f": {width:,} log-scales of rows and columns, {redundant:,} of them redundant, rank {rank:,} in "
+    words += (
+        f": {width:,} log-scales of rows and columns, {redundant:,} of them redundant, rank"
+        f" {rank:,} in "
+    )
     words += f"{len(rows) + len(sampler.rows):,} samples"
     smallest_kept = float(values[~free].min()) if bool((~free).any()) else 0.0
     dropped = float(values[free].max()) if bool(free.any()) else 0.0
     words += " at " + " and ".join(describe(*inputs) for inputs in sampler.examples)
-    words += f"; singular values down to {smallest_kept:.0e} of the largest beside the known null vectors"
+    words += (
+        f"; singular values down to {smallest_kept:.0e} of the largest beside the known null"
+        " vectors"
+    )
     words += f", {dropped:.0e} and below count as zero" if bool(free.any()) else ""
     words += f"; {dead:,} scalars without effect on the outputs removed" if dead else ""
     if over:
         words += "; left over: " + ", ".join(entry["tensor"] for entry in over[:NAMED])
     return UpperBound(
-        at_most, found, at_most == found, words, width, rank, redundant, len(rows) + len(sampler.rows), smallest_kept,
-        dropped, dead, over,
+        at_most, found, at_most == found, words, width, rank, redundant,
+        len(rows) + len(sampler.rows), smallest_kept, dropped, dead, over,
     )  # fmt: skip
 
 
@@ -290,7 +332,9 @@ def _rows(
 ) -> Tensor:
     """Enough samples of the derivatives with respect to the log-scales that are not pivots."""
     if count is None:
-        count = len(places) + max(MARGIN, int(SHARE * len(places)) if len(places) > MOST_VALUES else 0)
+        count = len(places) + max(
+            MARGIN, int(SHARE * len(places)) if len(places) > MOST_VALUES else 0
+        )
     found, blocks, idle = 0, [torch.zeros(0, len(places), dtype=torch.float64)], 0
     start, most = time.thread_time(), max(2, min(AT_ONCE, count // DRAWS))
     while found < count:
@@ -306,12 +350,15 @@ def _rows(
             raise _Refused("its derivatives are not finite, or are rounding errors")
         passed = time.thread_time() - start
         if found and len(blocks) > 3 and passed / found * count > most_seconds:
-            raise _Refused(f"{count:,} samples would take about {passed / found * count:,.0f} seconds")
+            raise _Refused(
+                f"{count:,} samples would take about {passed / found * count:,.0f} seconds"
+            )
     return torch.cat(blocks)
 
 
 def _smallest(rows: Tensor, seed: int, last: bool) -> tuple[Tensor, Tensor]:
-    """The smallest singular values (or all, if that is fast) relative to the largest, and their vectors.
+    """The smallest singular values (or all, if that is fast) relative to the
+    largest, and their vectors.
 
     Args:
         rows: samples.
@@ -336,7 +383,9 @@ def _smallest(rows: Tensor, seed: int, last: bool) -> tuple[Tensor, Tensor]:
     else:
         values, vectors = smallest(triangle, ZERO, seed, ENOUGH, MOST_ZERO if last else ENOUGH)
         if last and len(values) < count and not bool((values > ZERO).any()):
-            raise ValueError(f"more than {len(values)} of {count:,} singular values are next to zero")
+            raise ValueError(
+                f"more than {len(values)} of {count:,} singular values are next to zero"
+            )
     return values, vectors / size[:, None]
 
 

@@ -1,4 +1,6 @@
-"""Trace a model, prove the dimension of its path space, and test the statements on the running model."""
+"""Trace a model, prove the dimension of its path space, and test the
+statements on the running model.
+"""
 
 from __future__ import annotations
 
@@ -44,19 +46,22 @@ def verify(
     """Verify Theorems 1 to 3 and the rescaling invariance on a model.
 
     Args:
-        model: any module; it is verified in its current mode, on a copy in float64 (above 30 million weights on the
-            model itself, in its own precision, and restored exactly). Without values (meta device, fake mode) only the
-            structural part is verified: ``theorem2["holds"]`` and ``invariance["holds"]`` are ``None``.
+        model: any module; it is verified in its current mode, on a copy in float64 (above 30
+            million weights on the model itself, in its own precision, and restored exactly).
+            Without values (meta device, fake mode) only the structural part is verified:
+            ``theorem2["holds"]`` and ``invariance["holds"]`` are ``None``.
         *args: example inputs.
         kwargs: example inputs by keyword.
         norm_eps: see :func:`pathspace.trace`.
         rule: rule of the skeleton, see :func:`pathspace.skeleton.choose`.
         seed: seed of the random skeleton and of the random rescaling.
         strict: see :func:`pathspace.trace`.
-        upper_bound: also compute an upper bound on the number of scale symmetries, by a randomised null-space test
-            (:mod:`pathspace.upper_bound`); it takes about one backward pass for every row and column.
-        graph: the model's reduction graph, if it has been traced on these inputs already. By default the model is
-            traced here, for inputs of exactly these sizes. With a graph, ``norm_eps`` and ``strict`` are ignored.
+        upper_bound: also compute an upper bound on the number of scale symmetries, by a
+            randomised null-space test (:mod:`pathspace.upper_bound`); it takes about one backward
+            pass for every row and column.
+        graph: the model's reduction graph, if it has been traced on these inputs already. By
+            default the model is traced here, for inputs of exactly these sizes. With a graph,
+            ``norm_eps`` and ``strict`` are ignored.
 
     Returns:
         The certificate; it prints as a table, and ``to_json()`` has all evidence.
@@ -67,7 +72,9 @@ def verify(
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
+        ... )
         >>> certificate = ps.verify(model, torch.randn(4, 2))
         >>> certificate.holds, certificate.rank, certificate.method
         (True, 10, 'exact')
@@ -88,12 +95,18 @@ def verify(
             if not shapes:
                 check_finite(model, (args, kwargs))
             args, kwargs = ordinary((args, kwargs))
-            return _verified(model, args, kwargs, norm_eps, rule, seed, strict, upper_bound, start, shapes, graph)
-    return _verified(model, args, kwargs or {}, norm_eps, rule, seed, strict, upper_bound, start, False, graph)
+            return _verified(
+                model, args, kwargs, norm_eps, rule, seed, strict, upper_bound, start, shapes, graph
+            )
+    return _verified(
+        model, args, kwargs or {}, norm_eps, rule, seed, strict, upper_bound, start, False, graph
+    )
 
 
 def _shapes_only(model: nn.Module, inputs: Any) -> bool:
-    """Whether a tensor of the model or of its inputs has no values, so that nothing can be measured."""
+    """Whether a tensor of the model or of its inputs has no values, so that
+    nothing can be measured.
+    """
     held = (*model.parameters(), *model.buffers(), *leaves(inputs))
     return any(isinstance(tensor, Tensor) and not has_values(tensor) for tensor in held)
 
@@ -103,8 +116,8 @@ def _check_own(graph: ReductionGraph, model: nn.Module) -> None:
     held = dict(model.named_parameters(remove_duplicate=False))
     if any(held.get(name) is not parameter for name, parameter in graph.parameters.items()):
         raise InputError(
-            f"verify found a graph that does not belong to this {type(model).__name__}, expected the graph that "
-            f"ps.trace returned for it; trace the model again."
+            f"verify found a graph that does not belong to this {type(model).__name__}, expected"
+            " the graph that ps.trace returned for it; trace the model again."
         )
 
 
@@ -127,11 +140,18 @@ def _unmeasured(graph: ReductionGraph) -> _Measured:
         for name, units in (("exact", graph.num_exact_units), ("all", graph.num_units))
     }
     unseen = {"max_relative_violation": None, "tolerance": None}
-    return _Measured(none | unseen, levels | {"holds": None, "tolerance": None}, none | {"rebuilt": False})
+    return _Measured(
+        none | unseen, levels | {"holds": None, "tolerance": None}, none | {"rebuilt": False}
+    )
 
 
 def _measured(
-    model: nn.Module, graph: ReductionGraph, basis: BasisPaths, given: Any, seed: int, upper_bound: bool
+    model: nn.Module,
+    graph: ReductionGraph,
+    basis: BasisPaths,
+    given: Any,
+    seed: int,
+    upper_bound: bool,
 ) -> _Measured:
     """Rescale, rebuild and redraw a copy, and compare its outputs."""
     bench, dtype = bench_copy(model, graph, given)
@@ -143,7 +163,11 @@ def _measured(
         worst = max(tried["rescaling"] or 0.0, tried["unused"] or 0.0)
         invariance["trials"] = tried
         invariance["max_relative_violation"] = max(invariance["max_relative_violation"], worst)
-        invariance["holds"] = invariance["holds"] and levels["holds"] is not False and worst <= invariance["tolerance"]
+        invariance["holds"] = (
+            invariance["holds"]
+            and levels["holds"] is not False
+            and worst <= invariance["tolerance"]
+        )
         invariance["evidence"] += f"; {levels_in_words(levels)}{trials_in_words(tried)}"
     second = theorem2(basis, bench, inputs, (invariance, switches), seed)
     bound = bound_from_above(graph, bench, *inputs, seed=seed).to_dict() if upper_bound else {}
@@ -172,9 +196,15 @@ def _verified(
     skeleton = graph.skeleton(rule=rule, seed=seed)
     basis = skeleton.basis()
     problem = tree_problem(graph, skeleton.tree_in) or tree_problem(graph, skeleton.tree_out)
-    found = _unmeasured(graph) if shapes else _measured(model, graph, basis, (args, dict(kwargs)), seed, upper_bound)
+    found = (
+        _unmeasured(graph)
+        if shapes
+        else _measured(model, graph, basis, (args, dict(kwargs)), seed, upper_bound)
+    )
     first, vectors = theorem1(basis, enumerable(graph), problem)
-    third, rank, method = theorem3(basis, vectors, bool(first.get("exhaustive")), graph.has_cuts, problem)
+    third, rank, method = theorem3(
+        basis, vectors, bool(first.get("exhaustive")), graph.has_cuts, problem
+    )
     totals = account(graph).totals
     return Certificate(
         model=type(model).__name__,

@@ -1,8 +1,9 @@
-"""Tensors with shapes but without values: on the meta device, of a fake mode, or sharded. A structure needs no more.
+"""Tensors with shapes but without values: on the meta device, of a fake mode, or sharded.
+A structure needs no more.
 
-Weights without values count as different from 0, and floating-point buffers do not count as masks. Integers in buffers
-(positions, tables) select the weights that are read. They are computed by the model's own initialisation; if it has
-none, an error names the buffer.
+Weights without values count as different from 0, and floating-point buffers do not count as masks.
+Integers in buffers (positions, tables) select the weights that are read. They are computed by the
+model's own initialisation; if it has none, an error names the buffer.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ def require_values(who: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
     others = " and others" * (len(missing) > 1)
     if missing and is_cut(named[missing[0]]):
         raise InputError(
-            f"{who} found {missing[0]!r}{others} sharded over devices, expected whole tensors; do this before the "
-            f"model is sharded: names and units are the same."
+            f"{who} found {missing[0]!r}{others} sharded over devices, expected whole tensors; do"
+            " this before the model is sharded: names and units are the same."
         )
     if missing:
         raise InputError(
@@ -70,7 +71,8 @@ def require_values(who: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def require_runnable(who: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Refuse tensors without values before a model runs; sharded ones are whole while they are used.
+    """Refuse tensors without values before a model runs; sharded ones are
+    whole while they are used.
 
     Args:
         who: name of the function that runs the model.
@@ -84,7 +86,9 @@ def require_runnable(who: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
 
 @contextmanager
 def with_numbers() -> Iterator[None]:
-    """A context in which new tensors have values, even under a fake mode or with the default device meta."""
+    """A context in which new tensors have values, even under a fake mode or with
+    the default device meta.
+    """
     default = torch.device("cpu") if torch.get_default_device().type == "meta" else None
     with _disable_current_modes():
         if default is None:
@@ -96,7 +100,9 @@ def with_numbers() -> Iterator[None]:
 
 @contextmanager
 def on_cpu() -> Iterator[None]:
-    """A context in which new tensors have values and are on the CPU, whatever the default device is."""
+    """A context in which new tensors have values and are on the CPU,
+    whatever the default device is.
+    """
     # (setting a default device slows down every call of torch)
     device = nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
     with with_numbers(), device, torch.inference_mode(False):
@@ -116,7 +122,8 @@ def fake_mode() -> FakeTensorMode:
 def give_shapes(twin: nn.Module, mode: FakeTensorMode) -> bool:
     """Replace a model's tensors without values by stand-ins on the CPU, in place.
 
-    Buffers that the model's own initialisation computes (``reset_parameters``, ``_init_weights``) get their values.
+    Buffers that the model's own initialisation computes (``reset_parameters``,
+    ``_init_weights``) get their values.
 
     Args:
         twin: a private copy of the model.
@@ -126,18 +133,27 @@ def give_shapes(twin: nn.Module, mode: FakeTensorMode) -> bool:
         Whether there were any such tensors.
     """
     modules = every_module(twin)
-    places: list[dict[str, Any]] = [place for module in modules for place in (vars(module), module._parameters)]
-    plain = [(place, key, value) for place in places for key, value in place.items() if _is_shape(value)]
+    places: list[dict[str, Any]] = [
+        place for module in modules for place in (vars(module), module._parameters)
+    ]
+    plain = [
+        (place, key, value) for place in places for key, value in place.items() if _is_shape(value)
+    ]
     waiting: dict[int, Tensor] = {}
     made: dict[int, Tensor] = {}
     for place, key, value in plain:
         place[key] = made.setdefault(id(value), _stand_in(value, mode))
     every = [(module, *item) for module in modules for item in module._buffers.items()]
-    buffers = [(module, key, value) for module, key, value in every if value is not None and _is_shape(value)]
+    buffers = [
+        (module, key, value)
+        for module, key, value in every
+        if value is not None and _is_shape(value)
+    ]
     for module, key, value in buffers:
         small = value.numel() <= LARGEST_BUFFER
         module._buffers[key] = waiting.setdefault(
-            id(value), torch.empty(value.shape, dtype=value.dtype) if small else _stand_in(value, mode)
+            id(value),
+            torch.empty(value.shape, dtype=value.dtype) if small else _stand_in(value, mode),
         )
     if buffers:
         _initialise(twin, {id(module) for module, _, _ in buffers})
@@ -149,7 +165,11 @@ def give_shapes(twin: nn.Module, mode: FakeTensorMode) -> bool:
 
 
 def _is_shape(value: Any) -> bool:
-    return isinstance(value, Tensor) and not isinstance(value, nn.UninitializedParameter) and not has_values(value)
+    return (
+        isinstance(value, Tensor)
+        and not isinstance(value, nn.UninitializedParameter)
+        and not has_values(value)
+    )
 
 
 def _stand_in(value: Tensor, mode: FakeTensorMode) -> Tensor:
@@ -178,10 +198,18 @@ class _SmallTensors(TorchFunctionMode):
     """Creates large tensors on the meta device."""
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         named = dict(kwargs or {})
-        factory = func in _device_constructors() and func is not torch.tensor and named.get("device") is None
+        factory = (
+            func in _device_constructors()
+            and func is not torch.tensor
+            and named.get("device") is None
+        )
         if factory:
             with suppress(TypeError, RuntimeError):
                 shape = func(*args, **{**named, "device": "meta"})
@@ -194,8 +222,9 @@ class _SmallTensors(TorchFunctionMode):
 def without_weights() -> Iterator[None]:
     """Build models without values of their parameters; buffers (positions, masks) have values.
 
-    Each parameter moves to the meta device when a module registers it, so that a model of any size needs almost no
-    memory. :func:`pathspace.trace`, skeletons, proofs and :func:`pathspace.verify` accept such a model.
+    Each parameter moves to the meta device when a module registers it, so that a model of any
+    size needs almost no memory. :func:`pathspace.trace`, skeletons, proofs and
+    :func:`pathspace.verify` accept such a model.
 
     Example:
         >>> import torch, pathspace as ps

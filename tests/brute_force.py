@@ -1,10 +1,12 @@
-"""Random architectures against brute force: `PYTHONPATH=tests python tests/brute_force.py --count 10000`.
+"""Random architectures against brute force: `PYTHONPATH=tests python
+tests/brute_force.py --count 10000`.
 
-Every architecture is drawn from a seed, traced by the library, and enumerated path by path by an oracle that shares no
-code with it. Five statements are compared: every weight on a path is an edge and every edge lies on a path; every path
-is a circulation of the reduction graph; the exact rank of all paths is the dimension; the basis has that rank; and
-every path equals the integer combination of basis paths that the library gives for it. Draws that repeat an
-architecture, or have too many paths to enumerate, are replaced.
+Every architecture is drawn from a seed, traced by the library, and enumerated path by path by an
+oracle that shares no code with it. Five statements are compared: every weight on a path is an edge
+and every edge lies on a path; every path is a circulation of the reduction graph; the exact rank of
+all paths is the dimension; the basis has that rank; and every path equals the integer combination
+of basis paths that the library gives for it. Draws that repeat an architecture, or have too many
+paths to enumerate, are replaced.
 """
 
 from __future__ import annotations
@@ -43,16 +45,29 @@ def draw(family: str, seed: int) -> tuple[Any, ...]:
         return int(generator.integers(low, high + 1))
 
     if family == "dag":
-        nodes = [(pick(0, 0, 0, 1, 2), upto(0, 6), upto(1, 4), upto(0, 1)) for _ in range(upto(1, 6))]
+        nodes = [
+            (pick(0, 0, 0, 1, 2), upto(0, 6), upto(1, 4), upto(0, 1)) for _ in range(upto(1, 6))
+        ]
         return upto(1, 3), upto(1, 2), tuple(nodes)
     if family == "tied":
-        nodes = [(pick(0, 0, 1, 2, 3, 4, 4), upto(0, 6), upto(1, 3), upto(0, 1)) for _ in range(upto(2, 5))]
+        nodes = [
+            (pick(0, 0, 1, 2, 3, 4, 4), upto(0, 6), upto(1, 3), upto(0, 1))
+            for _ in range(upto(2, 5))
+        ]
         return upto(1, 2), upto(1, 2), tuple(nodes)
     if family == "conv":
         layers = [(upto(0, 4), upto(1, 3), pick(1, 1, 3), upto(0, 1)) for _ in range(upto(1, 4))]
         return upto(1, 2), upto(1, 2), tuple(layers), bool(upto(0, 1))
     hidden = tuple(upto(1, 3) for _ in range(upto(1, 3)))
-    return upto(1, 3), hidden, upto(1, 2), upto(2, 4), bool(upto(0, 1)), bool(upto(0, 1)), pick("op", "zeros", "none")
+    return (
+        upto(1, 3),
+        hidden,
+        upto(1, 2),
+        upto(2, 4),
+        bool(upto(0, 1)),
+        bool(upto(0, 1)),
+        pick("op", "zeros", "none"),
+    )
 
 
 def build(family: str, spec: tuple[Any, ...], seed: int) -> Case:
@@ -115,13 +130,19 @@ def run(count: int, first: int = 0, seconds: float = float("inf")) -> dict[str, 
                 problem = disagreement(family, spec, seed)
                 compared[family] += 1
                 if problem:
-                    wrong.append({"family": family, "seed": seed, "problem": problem, "spec": repr(spec)})
+                    wrong.append(
+                        {"family": family, "seed": seed, "problem": problem, "spec": repr(spec)}
+                    )
                     print(wrong[-1], flush=True)
             except OverflowError:
                 large += 1
         seed += 1
         if seed % 500 == 0:
-            print(f"{sum(compared.values()):,} compared, {len(wrong)} disagree", file=sys.stderr, flush=True)
+            print(
+                f"{sum(compared.values()):,} compared, {len(wrong)} disagree",
+                file=sys.stderr,
+                flush=True,
+            )
     return {
         "compared": sum(compared.values()),
         "families": dict(compared),

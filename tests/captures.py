@@ -1,7 +1,8 @@
-"""Both ways to capture a model, judged against each other: a recording of one run, and what torch exports.
+"""Both ways to capture a model, judged against each other: a recording of one
+run, and what torch exports.
 
-`python -m captures [zoo|odd|cases] [NAME ...]` from `tests/` compares the answers on every model and says what was
-exported, and why. What differs is printed; nothing else should be.
+`python -m captures [zoo|odd|cases] [NAME ...]` from `tests/` compares the answers on every model
+and says what was exported, and why. What differs is printed; nothing else should be.
 """
 
 from __future__ import annotations
@@ -78,10 +79,16 @@ def answer(graph: Any) -> dict[str, Any]:
     return {
         "units": graph.num_units,
         "dimension": graph.dimension,
-        "pins": [(pin.op, pin.module, pin.source, pin.reason, pin.elements, pin.parameters) for pin in graph.pinned],
+        "pins": [
+            (pin.op, pin.module, pin.source, pin.reason, pin.elements, pin.parameters)
+            for pin in graph.pinned
+        ],
         "range": graph.range,
         "unused": graph.unused,
-        "edges": {b.name: (b.shape, b.tail.tolist(), b.head.tolist(), b.aliases, b.shift) for b in graph.blocks},
+        "edges": {
+            b.name: (b.shape, b.tail.tolist(), b.head.tolist(), b.aliases, b.shift)
+            for b in graph.blocks
+        },
         "parameters": [str(row) for row in account(graph).parameters],
         "approximate": graph.approximate.tolist(),
         "statistics": [(s.mean, s.var, s.units.tolist(), s.eps) for s in graph.statistics],
@@ -114,7 +121,11 @@ def counted(reasons: list[str]) -> Iterator[None]:
     def found(*args: Any) -> Any:
         last.clear()
         result = recorded(*args)
-        reasons.append("" if result is not None else (last or ["it writes into memory that is read by other names"])[0])
+        reasons.append(
+            ""
+            if result is not None
+            else (last or ["it writes into memory that is read by other names"])[0]
+        )
         return result
 
     with (
@@ -138,7 +149,11 @@ def traced(model: Model) -> dict[str, Any] | str:
 def _differences(one: Any, other: Any) -> list[str]:
     if isinstance(one, str) or isinstance(other, str):
         return [f"{str(one)[:300]}\n    {str(other)[:300]}"]
-    return [f"{key}: {str(one[key])[:200]} | {str(other[key])[:200]}" for key in one if one[key] != other[key]]
+    return [
+        f"{key}: {str(one[key])[:200]} | {str(other[key])[:200]}"
+        for key in one
+        if one[key] != other[key]
+    ]
 
 
 def main(kind: str, *names: str) -> None:
@@ -163,7 +178,10 @@ def main(kind: str, *names: str) -> None:
         torch.set_default_dtype(torch.float32)
         torch.set_grad_enabled(True)
         torch.compiler.reset()
-    print(f"recorded {why.pop('', 0)}, exported {why.total()}; {seconds[0]:.1f} s, by export alone {seconds[1]:.1f} s")
+    print(
+        f"recorded {why.pop('', 0)}, exported {why.total()}; {seconds[0]:.1f} s, by export alone"
+        f" {seconds[1]:.1f} s"
+    )
     for reason, count in why.most_common():
         print(f"{count:5} {reason}")
 

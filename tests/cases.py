@@ -17,7 +17,9 @@ from torch.nn import functional as F
 CASES: dict[str, Callable[[], Case]] = {}
 
 
-def case(name: str, *shapes: tuple[int, ...]) -> Callable[[Callable[[], nn.Module]], Callable[[], nn.Module]]:
+def case(
+    name: str, *shapes: tuple[int, ...]
+) -> Callable[[Callable[[], nn.Module]], Callable[[], nn.Module]]:
     """Register a model builder under `name`, with random example inputs of the given shapes."""
 
     def register(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
@@ -62,7 +64,9 @@ def _register_mlps() -> None:
     case("mlp_prelu_channels", (2, 3))(lambda: mlp(3, 4, 4, 2, act=lambda: nn.PReLU(4)))
     case("mlp_gelu", (2, 3))(lambda: mlp(3, 4, 2, act=nn.GELU))
     case("mlp_tanh_then_relu", (2, 3))(
-        lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+        lambda: nn.Sequential(
+            nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)
+        )
     )
     case("mlp_softmax", (2, 3))(lambda: nn.Sequential(*mlp(3, 4, 2), nn.Softmax(-1)))
 
@@ -150,23 +154,25 @@ class DenseConv(nn.Module):
 def _register_convs() -> None:
     case("conv_gap", (1, 2, 5, 5))(
         lambda: nn.Sequential(
-            nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 2, 3, stride=2, padding=1), nn.ReLU(),
-            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 2),
+            nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 2, 3, stride=2, padding=1),
+            nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 2),
         )
     )  # fmt: skip
     case("conv_flatten", (1, 1, 4, 4))(
         lambda: nn.Sequential(
-            nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 2, 2), nn.LeakyReLU(),
-            nn.Flatten(), nn.Linear(2, 2),
+            nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 2, 2),
+            nn.LeakyReLU(), nn.Flatten(), nn.Linear(2, 2),
         )
     )  # fmt: skip
     case("conv_flatten_spatial", (2, 1, 4, 4))(
-        lambda: nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(8, 3))
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(8, 3)
+        )
     )
     case("conv_groups", (1, 4, 4, 4))(
         lambda: nn.Sequential(
-            nn.Conv2d(4, 4, 3, groups=2, padding=1), nn.ReLU(), nn.Conv2d(4, 6, 1, groups=2), nn.ReLU(),
-            nn.AdaptiveMaxPool2d(2), nn.Flatten(), nn.Linear(24, 2),
+            nn.Conv2d(4, 4, 3, groups=2, padding=1), nn.ReLU(), nn.Conv2d(4, 6, 1, groups=2),
+            nn.ReLU(), nn.AdaptiveMaxPool2d(2), nn.Flatten(), nn.Linear(24, 2),
         )
     )  # fmt: skip
     case("conv_depthwise", (1, 3, 4, 4))(
@@ -177,12 +183,14 @@ def _register_convs() -> None:
         )
     )  # fmt: skip
     case("conv_fully", (2, 2, 4, 4))(
-        lambda: nn.Sequential(nn.Conv2d(2, 3, (3, 1), padding=(1, 0)), nn.ReLU(), nn.Conv2d(3, 2, (1, 2), stride=2))
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 3, (3, 1), padding=(1, 0)), nn.ReLU(), nn.Conv2d(3, 2, (1, 2), stride=2)
+        )
     )
     case("conv_dead_taps", (2, 2, 4, 1))(
         lambda: nn.Sequential(
-            nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 2, 3, padding=1), nn.ReLU(), nn.Flatten(),
-            nn.Linear(8, 2),
+            nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 2, 3, padding=1), nn.ReLU(),
+            nn.Flatten(), nn.Linear(8, 2),
         )
     )  # fmt: skip
     case("conv1d", (2, 2, 7))(
@@ -193,8 +201,8 @@ def _register_convs() -> None:
     )  # fmt: skip
     case("conv1d_dilated_groups", (2, 4, 8))(
         lambda: nn.Sequential(
-            nn.Conv1d(4, 4, 3, dilation=2, padding=2, groups=4), nn.PReLU(4), nn.Conv1d(4, 2, 1), nn.ReLU(),
-            nn.AdaptiveAvgPool1d(3), nn.Flatten(), nn.Linear(6, 2),
+            nn.Conv1d(4, 4, 3, dilation=2, padding=2, groups=4), nn.PReLU(4), nn.Conv1d(4, 2, 1),
+            nn.ReLU(), nn.AdaptiveAvgPool1d(3), nn.Flatten(), nn.Linear(6, 2),
         )
     )  # fmt: skip
 
@@ -226,7 +234,10 @@ class ChannelShuffle(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = nn.Conv2d(4, 6, 1, groups=2), nn.Conv2d(6, 4, 3, groups=2, padding=1)
+        self.first, self.second = (
+            nn.Conv2d(4, 6, 1, groups=2),
+            nn.Conv2d(6, 4, 3, groups=2, padding=1),
+        )
         self.head = nn.Linear(4, 2)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -303,14 +314,18 @@ class GatedProduct(nn.Module):
 
 def _register_rnns() -> None:
     case("rnn_op", (2, 3, 2))(lambda: OpRNN(2, 3, 2, batch_first=True))
-    case("rnn_op_nobias", (2, 3, 2))(lambda: OpRNN(2, 3, 2, batch_first=True, bias=False, out_bias=False))
+    case("rnn_op_nobias", (2, 3, 2))(
+        lambda: OpRNN(2, 3, 2, batch_first=True, bias=False, out_bias=False)
+    )
     case("rnn_op_time_first_all", (3, 2, 2))(lambda: OpRNN(2, 3, 2, last=False))
     case("rnn_op_2_layers", (2, 3, 2))(lambda: OpRNN(2, 2, 2, batch_first=True, num_layers=2))
     case("rnn_op_3_layers_all", (1, 3, 2))(
         lambda: OpRNN(2, 2, 2, last=False, batch_first=True, num_layers=3, bias=False)
     )
     case("rnn_op_2_layers_time_first", (3, 2, 1))(lambda: OpRNN(1, 3, 2, num_layers=2))
-    case("rnn_op_bidirectional", (2, 3, 2))(lambda: OpRNN(2, 2, 2, last=False, batch_first=True, bidirectional=True))
+    case("rnn_op_bidirectional", (2, 3, 2))(
+        lambda: OpRNN(2, 2, 2, last=False, batch_first=True, bidirectional=True)
+    )
     case("rnn_op_bidirectional_2_layers", (3, 2, 1))(
         lambda: OpRNN(1, 2, 1, last=False, bidirectional=True, num_layers=2)
     )
@@ -319,15 +334,21 @@ def _register_rnns() -> None:
     case("rnn_loop_all", (2, 3, 2))(lambda: LoopRNN(2, [3], 2, last=False))
     case("rnn_loop_none_state", (2, 3, 2))(lambda: LoopRNN(2, [3], 2, zeros=False))
     case("rnn_loop_2_layers", (2, 3, 2))(lambda: LoopRNN(2, [2, 2], 2))
-    case("rnn_loop_3_layers_all", (1, 3, 2))(lambda: LoopRNN(2, [2, 2, 2], 2, last=False, bias=False))
+    case("rnn_loop_3_layers_all", (1, 3, 2))(
+        lambda: LoopRNN(2, [2, 2, 2], 2, last=False, bias=False)
+    )
     case("rnn_loop_unequal", (2, 3, 1))(lambda: LoopRNN(1, [1, 2], 1, bias=False, out_bias=False))
-    case("rnn_loop_unequal_none_state", (2, 3, 2))(lambda: LoopRNN(2, [3, 1, 2], 2, zeros=False, last=False))
+    case("rnn_loop_unequal_none_state", (2, 3, 2))(
+        lambda: LoopRNN(2, [3, 1, 2], 2, zeros=False, last=False)
+    )
     case("rnn_first_input", (2, 3, 2))(lambda: LoopRNN(2, [2], 2, zeros=False, first_only=True))
     case("rnn_first_input_nobias", (2, 3, 2))(
         lambda: LoopRNN(2, [2], 2, zeros=False, first_only=True, bias=False, out_bias=False)
     )
     case("rnn_first_input_nobias_all", (2, 3, 2))(
-        lambda: LoopRNN(2, [2], 2, zeros=False, first_only=True, bias=False, out_bias=False, last=False)
+        lambda: LoopRNN(
+            2, [2], 2, zeros=False, first_only=True, bias=False, out_bias=False, last=False
+        )
     )
     case("rnn_loop_2_steps", (2, 2, 2))(lambda: LoopRNN(2, [3], 2))
 
@@ -341,7 +362,9 @@ case("rnn_op_state_is_output", (2, 3, 2))(lambda: RNNWithState("output"))
 case("rnn_op_tanh", (2, 3, 2))(lambda: nn.RNN(2, 3, nonlinearity="tanh"))
 case("rnn_op_one_step", (2, 1, 2))(lambda: OpRNN(2, 3, 2, batch_first=True))
 case("rnn_loop_one_step", (2, 1, 2))(lambda: LoopRNN(2, [3], 2))
-case("rnn_op_bidirectional_last", (2, 3, 2))(lambda: OpRNN(2, 2, 2, batch_first=True, bidirectional=True))
+case("rnn_op_bidirectional_last", (2, 3, 2))(
+    lambda: OpRNN(2, 2, 2, batch_first=True, bidirectional=True)
+)
 
 OP_AND_LOOP = [
     ("rnn_op", "rnn_loop"),
@@ -354,7 +377,9 @@ OP_AND_LOOP = [
 
 
 class Tied(nn.Module):
-    """One matrix at two call sites: the same way (`"twice"`), or transposed (`"transposed"`, `"decoder"`)."""
+    """One matrix at two call sites: the same way (`"twice"`), or transposed
+    (`"transposed"`, `"decoder"`).
+    """
 
     def __init__(self, kind: Literal["twice", "transposed", "decoder"]) -> None:
         super().__init__()
@@ -373,12 +398,18 @@ class Tied(nn.Module):
 
 
 class DepthShared(nn.Module):
-    """A shared matrix applied in depth; `inject` feeds the embedded input again at every application."""
+    """A shared matrix applied in depth; `inject` feeds the embedded input
+    again at every application.
+    """
 
     def __init__(self, inject: bool, steps: int = 3) -> None:
         super().__init__()
         self.inject, self.steps = inject, steps
-        self.embed, self.shared, self.head = nn.Linear(2, 3), nn.Linear(3, 3, bias=False), nn.Linear(3, 2)
+        self.embed, self.shared, self.head = (
+            nn.Linear(2, 3),
+            nn.Linear(3, 3, bias=False),
+            nn.Linear(3, 2),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         start = self.embed(x)
@@ -443,11 +474,16 @@ class Siamese(nn.Module):
 
 @case("parameters_everywhere", (2, 3, 2))
 class ParametersEverywhere(nn.Module):
-    """Parameters added, concatenated, multiplied, sliced and used by `@`, as in a vision transformer."""
+    """Parameters added, concatenated, multiplied, sliced and used by `@`, as
+    in a vision transformer.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.position, self.token = nn.Parameter(torch.randn(1, 4, 3)), nn.Parameter(torch.randn(1, 1, 3))
+        self.position, self.token = (
+            nn.Parameter(torch.randn(1, 4, 3)),
+            nn.Parameter(torch.randn(1, 1, 3)),
+        )
         self.matrix, self.gamma = nn.Parameter(torch.randn(2, 3)), nn.Parameter(torch.randn(3))
         self.up, self.down = nn.Linear(3, 4), nn.Linear(4, 3)
         self.fused = nn.Parameter(torch.randn(5, 3))
@@ -466,7 +502,9 @@ class BatchNormNet(nn.Module):
         super().__init__()
         self.first, self.second = (nn.Conv2d(n, 3, 3, padding=1, bias=False) for n in (2, 3))
         # torch refuses eps = 0 in training; this is nothing beside any variance
-        self.norm, self.norm2 = (nn.BatchNorm2d(3, eps=1e-30, track_running_stats=False) for _ in range(2))
+        self.norm, self.norm2 = (
+            nn.BatchNorm2d(3, eps=1e-30, track_running_stats=False) for _ in range(2)
+        )
         self.head, self.residual = nn.Linear(3, 2), residual
 
     def forward(self, x: Tensor) -> Tensor:
@@ -486,4 +524,4 @@ RELATED = ("rnn_first_input_nobias", "tied_depth", "tied_transposed", "tied_name
 
 A matrix met twice without other input in between may be multiplied by a constant that the next layers undo; the
 scales of the factors of a product add up.
-"""
+"""  # noqa: E501

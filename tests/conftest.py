@@ -12,7 +12,8 @@ from hypothesis import settings
 # what 'make mutants' runs, with a library that only it needs
 collect_ignore = ["mutants.py"]
 
-# Runs write a checkpoint every few steps, and wait for the disk each time; in memory this takes no time.
+# Runs write a checkpoint every few steps, and wait for the disk each time; in
+# memory this takes no time.
 MEMORY = Path("/dev/shm")
 if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 << 30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
@@ -25,7 +26,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "pathspace"))
 
 
 class SameDraws:
-    """Each test and each example starts from the same random state, whatever ran before it in the process."""
+    """Each test and each example starts from the same random state, whatever ran
+    before it in the process.
+    """
 
     @pytest.fixture(autouse=True)
     def _seeded(self) -> Iterator[None]:
@@ -36,7 +39,9 @@ class SameDraws:
 
 @pytest.fixture
 def rules_that_failed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Errors of rules during a test: torch's decomposition then takes the rule's place, and often hides the error."""
+    """Errors of rules during a test: torch's decomposition then takes the rule's place,
+    and often hides the error.
+    """
     from pathspace.inference import interpreter
 
     found: list[str] = []

@@ -1,4 +1,6 @@
-"""Fused sweeps against those of whole tensors: on a GPU, or in Triton's interpreter (``test_optim_fused.py``)."""
+"""Fused sweeps against those of whole tensors: on a GPU, or in Triton's interpreter
+(``test_optim_fused.py``).
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SWEPT: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "norms and running statistics": lambda: (
         nn.Sequential(
-            nn.Conv2d(2, 4, 3, groups=2), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 3, 2), nn.ReLU(), nn.Flatten(),
-            nn.Linear(27, 2),
+            nn.Conv2d(2, 4, 3, groups=2), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 3, 2),
+            nn.ReLU(), nn.Flatten(), nn.Linear(27, 2),
         ),
         torch.randn(6, 2, 6, 6),
     ),
@@ -40,7 +42,9 @@ def test_a_fused_sweep_is_the_sweep_in_three_launches(name: str, norms: str) -> 
             optimizer.zero_grad()
             twin(x).square().mean().backward()
             optimizer.step()
-        state = [inner.state[p][key] for p in twin.parameters() for key in ("exp_avg", "exp_avg_sq")]
+        state = [
+            inner.state[p][key] for p in twin.parameters() for key in ("exp_avg", "exp_avg_sq")
+        ]
         ends.append([*twin.parameters(), *twin.buffers(), optimizer.phi, *state])
         if fused:
             assert sum(kernels.launches for kernels in optimizer._kernels) == 3 * 4
@@ -59,13 +63,20 @@ def test_a_fused_sweep_in_other_types_is_the_sweep_but_for_two_roundings(
     model, x = model.to(DEVICE, kind), x.to(DEVICE, kind)
     twins = (model, copy.deepcopy(model))
     fused, plain = (
-        GaugeFixed(torch.optim.AdamW(m.parameters(), lr=0.01), ps.trace(m, x), norms=norms, fused=one)
+        GaugeFixed(
+            torch.optim.AdamW(m.parameters(), lr=0.01), ps.trace(m, x), norms=norms, fused=one
+        )
         for m, one in zip(twins, (True, False), strict=True)
     )
     # out of balance, by powers of two, which are exact in every type
     for one, other in zip(*(m.parameters() for m in twins), strict=True):
         with torch.no_grad():
-            one.mul_(2.0 ** torch.arange(len(one), device=DEVICE).remainder(3).view(-1, *[1] * (one.dim() - 1)))
+            one.mul_(
+                2.0
+                ** torch.arange(len(one), device=DEVICE)
+                .remainder(3)
+                .view(-1, *[1] * (one.dim() - 1))
+            )
             other.copy_(one)
     moved = 0.0
     for _ in range(len(fused.sets) + 1):

@@ -23,8 +23,19 @@ def mlp() -> tuple[nn.Module, Tensor, Tensor]:
 
 
 def cnn() -> tuple[nn.Module, Tensor, Tensor]:
-    layers = nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 6, 3), nn.ReLU(), nn.Flatten()
-    return nn.Sequential(*layers, nn.Linear(24, 3)).double(), torch.randn(40, 1, 8, 8).double(), torch.arange(40) % 3
+    layers = (
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(4, 6, 3),
+        nn.ReLU(),
+        nn.Flatten(),
+    )
+    return (
+        nn.Sequential(*layers, nn.Linear(24, 3)).double(),
+        torch.randn(40, 1, 8, 8).double(),
+        torch.arange(40) % 3,
+    )
 
 
 def resnet() -> tuple[nn.Module, Tensor, Tensor]:
@@ -82,14 +93,20 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], Any]] = {
 }
 
 
-def scrambled(model: nn.Module, graph: ps.ReductionGraph, largest: float = 100.0, seed: int = 0) -> nn.Module:
+def scrambled(
+    model: nn.Module, graph: ps.ReductionGraph, largest: float = 100.0, seed: int = 0
+) -> nn.Module:
     """A copy, rescaled by factors between ``1 / largest`` and ``largest``."""
     twin = copy.deepcopy(model)
-    random = torch.rand(graph.num_units, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    random = torch.rand(
+        graph.num_units, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
     return ps.rescale(twin, graph, (2 * random - 1) * np.log(largest))
 
 
-def train(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor, steps: int, clip: float | None = None) -> np.ndarray:
+def train(
+    model: nn.Module, optimizer: Any, x: Tensor, y: Tensor, steps: int, clip: float | None = None
+) -> np.ndarray:
     losses = []
     for step in range(steps):
         some = slice(8 * step % 40, 8 * step % 40 + 8)

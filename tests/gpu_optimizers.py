@@ -1,4 +1,6 @@
-"""G-SGD and its relatives on a GPU: the steps of a processor, in a captured graph too. Run by ``make gpu``."""
+"""G-SGD and its relatives on a GPU: the steps of a processor, in a captured graph
+too. Run by ``make gpu``.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ class Run:
         self.optimizer = MEMBERS[member](self.model, case.skeleton(case.model))
         for group in self.optimizer.param_groups:
             # a copy from the processor cannot be captured
-            group["lr"] = group["lr"].to(place) if isinstance(group["lr"], torch.Tensor) else group["lr"]
+            group["lr"] = (
+                group["lr"].to(place) if isinstance(group["lr"], torch.Tensor) else group["lr"]
+            )
         self.args, self.target = tuple(a.to(place) for a in case.args), case.target.to(place)
 
     def step(self) -> None:
@@ -32,7 +36,9 @@ class Run:
         self.optimizer.step()
 
 
-@pytest.mark.parametrize("name", ["rnn_op_2_layers", "residual_cnn", "transformer_block", "gated_product"])
+@pytest.mark.parametrize(
+    "name", ["rnn_op_2_layers", "residual_cnn", "transformer_block", "gated_product"]
+)
 @pytest.mark.parametrize("member", MEMBERS)
 def test_steps_are_those_of_a_processor(member: str, name: str) -> None:
     case = Problem(name, unit=True)
@@ -65,7 +71,9 @@ def test_a_captured_graph_takes_the_same_steps(member: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_step_needs_little_memory(name: str) -> None:
-    """What stays beside weights and gradients, and the peak of a step, as the allocator counts them."""
+    """What stays beside weights and gradients, and the peak of a step, as
+    the allocator counts them.
+    """
     torch.manual_seed(0)
     model, x = MODELS[name]()
     skeleton = ps.trace(model, x).skeleton()

@@ -1,10 +1,12 @@
-"""Does a test fail where the code is wrong? ``make mutants`` changes one place at a time and runs its tests.
+"""Does a test fail where the code is wrong? ``make mutants`` changes one place at
+a time and runs its tests.
 
-The changes are cosmic-ray's: another operator, comparison, number or truth value, a loop that never runs, a decorator
-less. A fixed sample of places is drawn per group of modules. Each changed module is imported in a process of its own;
-no file is written but the record ``docs/data/mutants.jsonl``, one line per mutant, so that a stopped run goes on. A
-record counts as long as the code of the function around its place stays as it is; comments, the docstring and line
-breaks may change. ``tests/mutants.toml`` says why no test can see some of them.
+The changes are cosmic-ray's: another operator, comparison, number or truth value, a loop that never
+runs, a decorator less. A fixed sample of places is drawn per group of modules. Each changed module
+is imported in a process of its own; no file is written but the record ``docs/data/mutants.jsonl``,
+one line per mutant, so that a stopped run goes on. A record counts as long as the code of the
+function around its place stays as it is; comments, the docstring and line breaks may change.
+``tests/mutants.toml`` says why no test can see some of them.
 """
 
 from __future__ import annotations
@@ -43,30 +45,36 @@ FIRST = 6  # tests that are tried before all others
 # group -> how many mutants, modules, tests (the quickest first)
 GROUPS: dict[str, tuple[int, Sequence[str], Sequence[str]]] = {
     "rules": (80, ["pathspace/inference/rules/*.py"],
-              ["rules", "rules_written_twice", "every_rule", "constants", "gathered", "facts", "path_norm_operations",
-               "odd_models", "zoo", "channels", "matching"]),
+              ["rules", "rules_written_twice", "every_rule", "constants", "gathered", "facts",
+               "path_norm_operations", "odd_models", "zoo", "channels", "matching"]),
     "units and relations": (
         70, [f"pathspace/inference/{name}.py" for name in
-             ("units", "flows", "powers", "running_statistics", "relations", "elimination", "union_find", "build",
+             ("units", "flows", "powers", "running_statistics", "relations", "elimination",
+              "union_find", "build",
               "assemble", "layout", "values", "folding", "eps_detection", "gathered")],
         ["values", "relations", "multiplicities", "rules", "rules_written_twice", "gathered", "eps",
          "levels", "constants", "dimension", "odd_models", "zoo", "upper_bound"]),
     "trees and basis": (
         50, [f"pathspace/{name}.py" for name in
-             ("two_trees", "trees", "spanning_tree", "skeleton", "basis", "log_prefix", "local_paths")],
-        ["two_trees", "dead_and_frozen", "dimension", "basis", "symbolic", "gsgd_oracle", "path_norm_operations"]),
+             ("two_trees", "trees", "spanning_tree", "skeleton", "basis", "log_prefix",
+              "local_paths")],
+        ["two_trees", "dead_and_frozen", "dimension", "basis", "symbolic", "gsgd_oracle",
+         "path_norm_operations"]),
     "checker": (30, ["pathspace/checker/*.py"], ["checker_parts", "checker"]),
     "optimizers": (
         50, [f"training/optim/{name}.py" for name in
-             ("gsgd", "gadam", "pathwise", "space", "sweeps", "vectors", "bounds", "path_sgd", "gauge_fixed",
+             ("gsgd", "gadam", "pathwise", "space", "sweeps", "vectors", "bounds", "path_sgd",
+              "gauge_fixed",
               "canonical_gauge", "initial", "multipliers", "layout")],
-        ["steps_by_hand", "gsgd_oracle", "optim_path_values", "optim_options", "gauge_fixed", "gauge_fixed_state",
-         "optim_conventions", "optim_robust", "suggest"]),
+        ["steps_by_hand", "gsgd_oracle", "optim_path_values", "optim_options", "gauge_fixed",
+         "gauge_fixed_state", "optim_conventions", "optim_robust", "suggest"]),
     "diagnostics": (
         30, [f"diagnostics/{name}.py" for name in
-             ("chain", "efficiency", "signal", "theory", "meanfield", "dataflow", "degeneracy", "symmetries",
+             ("chain", "efficiency", "signal", "theory", "meanfield", "dataflow", "degeneracy",
+              "symmetries",
               "residual", "cost", "losses", "gradients", "attention")],
-        ["diagnostics_attention", "theory", "signal", "symmetries", "diagnostics_efficiency", "diagnostics_chain",
+        ["diagnostics_attention", "theory", "signal", "symmetries", "diagnostics_efficiency",
+         "diagnostics_chain",
          "diagnostics_lemmas", "criticality", "given", "signatures", "cost", "degeneracy"]),
 }  # fmt: skip
 
@@ -81,7 +89,8 @@ class Mutant:
         line: the changed line.
         operator: cosmic-ray's name of the change.
         occurrence: its number in the module.
-        key: digest of the code of the function around it, of the change, and of its number in that function.
+        key: digest of the code of the function around it, of the change, and of its
+            number in that function.
     """
 
     group: str
@@ -94,7 +103,9 @@ class Mutant:
     def source(self) -> str:
         """The changed module."""
         changed = mutate_code(
-            (ROOT / self.path).read_text(encoding="utf-8"), get_operator(self.operator)(), self.occurrence
+            (ROOT / self.path).read_text(encoding="utf-8"),
+            get_operator(self.operator)(),
+            self.occurrence,
         )
         assert changed is not None
         return changed
@@ -103,7 +114,10 @@ class Mutant:
         """The line before and after."""
         before = (ROOT / self.path).read_text(encoding="utf-8").splitlines()
         after = self.source().splitlines()
-        place = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), self.line - 1)
+        place = next(
+            (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b),
+            self.line - 1,
+        )
         return f"{before[place].strip()} -> {after[place].strip() if place < len(after) else ''}"
 
 
@@ -114,15 +128,24 @@ def annotations(tree: ast.AST) -> Iterator[ast.AST]:
             yield node.annotation
         elif isinstance(node, ast.FunctionDef) and node.returns:
             yield node.returns
-        elif isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+        elif (
+            isinstance(node, ast.If)
+            and isinstance(node.test, ast.Name)
+            and node.test.id == "TYPE_CHECKING"
+        ):
             yield node
 
 
 def functions(tree: ast.Module) -> list[tuple[int, int, str]]:
-    """First line, last line and code of each function that stands in a module or a class; what is outside has none."""
+    """First line, last line and code of each function that stands in a module or a class;
+    what is outside has none.
+    """
     owners = [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]
     found = [
-        node for owner in owners for node in owner.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        node
+        for owner in owners
+        for node in owner.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
     starts = [min([node.lineno, *(mark.lineno for mark in node.decorator_list)]) for node in found]
     ends = [node.end_lineno or node.lineno for node in found]
@@ -136,7 +159,10 @@ def places(group: str, path: Path) -> list[list[Mutant]]:
     """For each place of a module that runs: the changes there."""
     text = path.read_text(encoding="utf-8")
     tree, name = ast.parse(text), str(path.relative_to(ROOT))
-    skipped = [((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)) for node in annotations(tree)]
+    skipped = [
+        ((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset))
+        for node in annotations(tree)
+    ]
     around = functions(tree)
     counts: Counter[tuple[int, str]] = Counter()
     found: dict[tuple[int, int], list[Mutant]] = defaultdict(list)
@@ -157,17 +183,28 @@ def places(group: str, path: Path) -> list[list[Mutant]]:
 
 
 def sample(seed: int) -> list[Mutant]:
-    """The same mutants each time, as long as the functions around them stay: those whose digests come first."""
+    """The same mutants each time, as long as the functions around them stay: those
+    whose digests come first.
+    """
 
     def rank(mutant: Mutant) -> str:
         return hashlib.sha256(f"{seed} {mutant.key}".encode()).hexdigest()
 
     chosen: list[Mutant] = []
     for group, (count, patterns, _) in GROUPS.items():
-        paths = sorted({path for pattern in patterns for path in ROOT.glob(pattern) if path.name != "__init__.py"})
+        paths = sorted(
+            {
+                path
+                for pattern in patterns
+                for path in ROOT.glob(pattern)
+                if path.name != "__init__.py"
+            }
+        )
         each = [min(mutants, key=rank) for path in paths for mutants in places(group, path)]
         # (the least of several digests is small, so that places are ranked anew)
-        chosen += sorted(each, key=lambda mutant: hashlib.sha256(rank(mutant).encode()).hexdigest())[:count]
+        chosen += sorted(
+            each, key=lambda mutant: hashlib.sha256(rank(mutant).encode()).hexdigest()
+        )[:count]
     # (a run that stops early has seen all groups)
     return sorted(chosen, key=rank)
 
@@ -201,12 +238,20 @@ def module_name(path: str) -> str:
 
 
 def noticed(mutant: Mutant, records: dict[str, dict]) -> list[str]:
-    """The tests that noticed other changes of the module, the most successful first: they are tried before all."""
-    found = Counter(entry["test"] for entry in records.values() if entry["path"] == mutant.path and entry["test"])
+    """The tests that noticed other changes of the module, the most successful first:
+    they are tried before all.
+    """
+    found = Counter(
+        entry["test"]
+        for entry in records.values()
+        if entry["path"] == mutant.path and entry["test"]
+    )
     return [test for test, _ in found.most_common(FIRST)]
 
 
-def run(mutant: Mutant | None, tests: Sequence[str], first: Sequence[str] = ()) -> tuple[str, str, float]:
+def run(
+    mutant: Mutant | None, tests: Sequence[str], first: Sequence[str] = ()
+) -> tuple[str, str, float]:
     """Run tests in a process of their own.
 
     Args:
@@ -228,7 +273,11 @@ def run(mutant: Mutant | None, tests: Sequence[str], first: Sequence[str] = ()) 
             try:
                 if mutant is not None:
                     sys.meta_path.insert(0, Changed(module_name(mutant.path), mutant.source()))
-                files = [f"tests/test_{name}.py" for name in tests if (ROOT / f"tests/test_{name}.py").exists()]
+                files = [
+                    f"tests/test_{name}.py"
+                    for name in tests
+                    if (ROOT / f"tests/test_{name}.py").exists()
+                ]
                 flags = ["-x", "-q", "-rfE", "--no-header", "--tb=no"]
                 code = int(pytest.main([*first, *flags])) if first else 0
                 # (4: a test that there is no more)
@@ -248,7 +297,11 @@ def run(mutant: Mutant | None, tests: Sequence[str], first: Sequence[str] = ()) 
         text = output.read()
     first = re.search(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)
     survived = os.waitstatus_to_exitcode(status) == 0
-    return "survived" if survived else "killed", first[1] if first else "", time.monotonic() - started
+    return (
+        "survived" if survived else "killed",
+        first[1] if first else "",
+        time.monotonic() - started,
+    )
 
 
 def recorded() -> dict[str, dict]:
@@ -263,7 +316,13 @@ def summary(mutants: Sequence[Mutant]) -> tuple[Table, float]:
     counts: Counter[tuple[str, str]] = Counter()
     for mutant in mutants:
         key = mutant.key
-        state = "equivalent" if key in reasons else records[key]["outcome"] if key in records else "not run"
+        state = (
+            "equivalent"
+            if key in reasons
+            else records[key]["outcome"]
+            if key in records
+            else "not run"
+        )
         counts[mutant.group, "killed" if state == "endless" else state] += 1
     columns = ("killed", "survived", "equivalent", "not run")
     table = Table("group", *columns)
@@ -285,8 +344,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--group", choices=list(GROUPS), help="only these modules")
     parser.add_argument("--at-most", type=int, help="stop after so many new mutants")
-    parser.add_argument("--trust", action="store_true", help="do not run the tests without a change first")
-    parser.add_argument("--survivors", action="store_true", help="run nothing, list what no test saw")
+    parser.add_argument(
+        "--trust", action="store_true", help="do not run the tests without a change first"
+    )
+    parser.add_argument(
+        "--survivors", action="store_true", help="run nothing, list what no test saw"
+    )
     options = parser.parse_args()
     os.chdir(ROOT)
     console = Console()
@@ -295,21 +358,31 @@ def main() -> None:
     wanted = [mutant for mutant in mutants if options.group in (None, mutant.group)]
     if options.survivors:
         for mutant in wanted:
-            if records.get(mutant.key, {}).get("outcome") == "survived" and mutant.key not in equivalent():
-                console.print(f"{mutant.key} {mutant.path}:{mutant.line} {mutant.shown()}", markup=False)
+            if (
+                records.get(mutant.key, {}).get("outcome") == "survived"
+                and mutant.key not in equivalent()
+            ):
+                console.print(
+                    f"{mutant.key} {mutant.path}:{mutant.line} {mutant.shown()}", markup=False
+                )
         return
     new = [mutant for mutant in wanted if mutant.key not in records][: options.at_most]
     for group in [] if options.trust else dict.fromkeys(mutant.group for mutant in new):
         outcome, test, _ = run(None, GROUPS[group][2])
         if outcome != "survived":
-            sys.exit(f"{test or group} fails without any change, expected tests that pass; mend it first.")
+            sys.exit(
+                f"{test or group} fails without any change, expected tests that pass; mend it"
+                " first."
+            )
     for number, mutant in enumerate(new, 1):
         outcome, test, seconds = run(mutant, GROUPS[mutant.group][2], noticed(mutant, records))
         entry = {**mutant.__dict__, "outcome": outcome, "test": test, "seconds": round(seconds, 1)}
         records[mutant.key] = entry
         with RECORD.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
-        console.print(f"{number}/{len(new)} {outcome} {mutant.path}:{mutant.line} {test}", markup=False)
+        console.print(
+            f"{number}/{len(new)} {outcome} {mutant.path}:{mutant.line} {test}", markup=False
+        )
     table, share = summary(mutants)
     console.print(table)
     if share < 0.9:

@@ -1,7 +1,7 @@
 """Models, wrappers and inputs that people really have, and that a tracer stumbles over.
 
-Each entry builds a model and its inputs; `words` is what the sentence has to say where there is no answer, and `""`
-where there is one.
+Each entry builds a model and its inputs; `words` is what the sentence has to say where there is no
+answer, and `""` where there is one.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class Odd:
 ODD: dict[str, Odd] = {}
 
 
-def odd(words: str = "", around: Callable[[], Any] = contextlib.nullcontext, units: int | None = None) -> Any:
+def odd(
+    words: str = "", around: Callable[[], Any] = contextlib.nullcontext, units: int | None = None
+) -> Any:
     """Register a builder of `(model, *args)` or `(model, *args, Named(...))` by its name."""
 
     def register(build: Callable[[], tuple[Any, ...]]) -> Callable[[], tuple[Any, ...]]:
@@ -203,7 +205,9 @@ def fake_quantised() -> Any:
 
 @odd("before it was quantised")
 def converted_to_int8() -> Any:
-    model = nn.Sequential(torch.ao.quantization.QuantStub(), nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).eval()
+    model = nn.Sequential(
+        torch.ao.quantization.QuantStub(), nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)
+    ).eval()
     model.qconfig = torch.ao.quantization.get_default_qconfig("fbgemm")
     prepared = torch.ao.quantization.prepare(model)
     prepared(x())
@@ -213,7 +217,9 @@ def converted_to_int8() -> Any:
 @odd("float8")
 def float8_weights() -> Any:
     model = Net()
-    model.first.weight = nn.Parameter(model.first.weight.detach().to(torch.float8_e4m3fn), requires_grad=False)
+    model.first.weight = nn.Parameter(
+        model.first.weight.detach().to(torch.float8_e4m3fn), requires_grad=False
+    )
     return net(model)
 
 
@@ -222,7 +228,9 @@ def float8_weights_dequantised() -> Any:
     class Dequantised(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.randn(4, 3).to(torch.float8_e4m3fn), requires_grad=False)
+            self.weight = nn.Parameter(
+                torch.randn(4, 3).to(torch.float8_e4m3fn), requires_grad=False
+            )
             self.scale = nn.Parameter(torch.rand(4, 1))
             self.second = nn.Linear(4, 2)
 
@@ -445,12 +453,16 @@ def returns_a_generator() -> Any:
 
 @odd(units=4)
 def returns_a_set_of_keys_and_a_tensor() -> Any:
-    return returning(lambda y: ({"a"}, y, range(3), torch.float32, y.device, y.shape, slice(2), ...))
+    return returning(
+        lambda y: ({"a"}, y, range(3), torch.float32, y.device, y.shape, slice(2), ...)
+    )
 
 
 @odd(units=4)
 def returns_a_distribution() -> Any:
-    return returning(lambda y: torch.distributions.Normal(y, torch.ones_like(y), validate_args=False))
+    return returning(
+        lambda y: torch.distributions.Normal(y, torch.ones_like(y), validate_args=False)
+    )
 
 
 @odd(units=4)

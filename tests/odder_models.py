@@ -127,7 +127,9 @@ def memory_of_an_activation_that_is_set() -> Any:
 def weight_without_its_gradient() -> Any:
     class Model(Net):
         def forward(self, x: Tensor) -> Any:
-            return torch.nn.functional.linear(self.hidden(x).data, self.second.weight.data, self.second.bias)
+            return torch.nn.functional.linear(
+                self.hidden(x).data, self.second.weight.data, self.second.bias
+            )
 
     return net(Model())
 
@@ -544,7 +546,9 @@ def backward_hooks() -> Any:
 @odd(units=4)
 def hooks_with_keywords() -> Any:
     model = Net()
-    model.register_forward_hook(lambda module, args, kwargs, output: LOG.append(kwargs), with_kwargs=True)
+    model.register_forward_hook(
+        lambda module, args, kwargs, output: LOG.append(kwargs), with_kwargs=True
+    )
     model.register_forward_hook(lambda module, args, output: LOG.append(1), always_call=True)
     model.register_forward_pre_hook(lambda module, args, kwargs: (args, kwargs), with_kwargs=True)
     return net(model)
@@ -552,7 +556,9 @@ def hooks_with_keywords() -> Any:
 
 @contextlib.contextmanager
 def hook_on_all_modules() -> Any:
-    handle = nn.modules.module.register_module_forward_hook(lambda module, args, output: LOG.append(output))
+    handle = nn.modules.module.register_module_forward_hook(
+        lambda module, args, output: LOG.append(output)
+    )
     try:
         yield
     finally:
@@ -604,11 +610,19 @@ def lists_and_dictionaries_of_parameters() -> Any:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.many = nn.ParameterList([nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.randn(4, 2))])
-            self.named = nn.ParameterDict({"shift": nn.Parameter(torch.randn(4)), "size": nn.Parameter(torch.ones(()))})
+            self.many = nn.ParameterList(
+                [nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.randn(4, 2))]
+            )
+            self.named = nn.ParameterDict(
+                {"shift": nn.Parameter(torch.randn(4)), "size": nn.Parameter(torch.ones(()))}
+            )
 
         def forward(self, x: Tensor) -> Any:
-            return torch.relu(x @ self.many[0] + self.named["shift"]) @ self.many[1] * self.named["size"]
+            return (
+                torch.relu(x @ self.many[0] + self.named["shift"])
+                @ self.many[1]
+                * self.named["size"]
+            )
 
     return net(Model())
 
@@ -688,7 +702,9 @@ def sparse_input() -> Any:
 @odd(units=4)
 def channels_last() -> Any:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 1))
-    return model.to(memory_format=torch.channels_last), x(2, 3, 5, 5).to(memory_format=torch.channels_last)
+    return model.to(memory_format=torch.channels_last), x(2, 3, 5, 5).to(
+        memory_format=torch.channels_last
+    )
 
 
 @odd(units=4)
@@ -698,7 +714,9 @@ def expanded_input() -> Any:
 
 @odd(units=4)
 def no_dimensions() -> Any:
-    return nn.Sequential(nn.Unflatten(0, (1, 1)), nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 1)), torch.tensor([2.0])
+    return nn.Sequential(
+        nn.Unflatten(0, (1, 1)), nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 1)
+    ), torch.tensor([2.0])
 
 
 @odd(units=4)

@@ -1,7 +1,9 @@
-"""Networks of one operation: rows of units, the operation, a weight for each element of what it returns.
+"""Networks of one operation: rows of units, the operation, a weight for each
+element of what it returns.
 
-The graphs are built by hand, since capture would take many operations apart: ``y = v op(h, ...)`` with ``h = W x`` laid
-out as the operation wants it, and one parameter ``v`` for each element that the operation returns.
+The graphs are built by hand, since capture would take many operations apart: ``y = v op(h,
+...)`` with ``h = W x`` laid out as the operation wants it, and one parameter ``v`` for each
+element that the operation returns.
 """
 
 from __future__ import annotations
@@ -73,16 +75,22 @@ class Net:
         return build(self.captured, scales), [pin.reason for pin in scales.pins]
 
     def run(self, factors: dict[str, Tensor], size: float = 1.0) -> Tensor:
-        """The output with rescaled parameters at ``size * x``; the same random numbers whenever it is run."""
+        """The output with rescaled parameters at ``size * x``; the same random
+        numbers whenever it is run.
+        """
         torch.default_generator.manual_seed(0)
-        values = [p.detach() * factors.get(n, torch.ones(())) for n, p in self.captured.parameters.items()]
+        values = [
+            p.detach() * factors.get(n, torch.ones(())) for n, p in self.captured.parameters.items()
+        ]
         with torch.no_grad():
             known = [tensor.clone() for tensor in self.captured.constants.values()]
             return fx.Interpreter(self.captured.graph).run(*values, size * self.x, *known)[0]
 
 
 def registered(name: str) -> str:
-    """The name under which a rule is registered; operations of other libraries than torch's own are spelled out."""
+    """The name under which a rule is registered; operations of other libraries than
+    torch's own are spelled out.
+    """
     return name if "." in name else f"aten.{name}"
 
 
@@ -134,13 +142,17 @@ class Writer:
     def note(self, node: fx.Node, real: Any) -> fx.Node:
         """Keep what a node returns."""
         self.real[node] = real
-        shown = pytree.tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, real)
+        shown = pytree.tree_map(
+            lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, real
+        )
         node.meta["val"] = pytree.tree_map(
             lambda leaf: self.mode.from_tensor(leaf) if isinstance(leaf, Tensor) else leaf, shown
         )
         return node
 
-    def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> fx.Node:
+    def call(
+        self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+    ) -> fx.Node:
         """Add an operation."""
         node = self.graph.call_function(target, args, kwargs or {})
         inside = fx.node.map_arg((args, kwargs or {}), self.real.__getitem__)
@@ -171,18 +183,21 @@ class Writer:
         return weight * (wanted.reshape(-1) / (weight @ self.x))[:, None]
 
 
-def network(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], most: int | None = None) -> Net:
+def network(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], most: int | None = None
+) -> Net:
     """A network around one operation.
 
     Args:
         name: the operation, without namespace.
-        args: arguments, in which :class:`Act` and :class:`Par` stand for activations and parameters; tensors are
-            constants.
+        args: arguments, in which :class:`Act` and :class:`Par` stand for activations and
+            parameters; tensors are constants.
         kwargs: keyword arguments.
         most: how many of several results are read; all unless told otherwise.
 
     Raises:
-        TypeError: the operation does not take the arguments, or returns nothing that could be an activation.
+        TypeError: the operation does not take the arguments, or returns nothing
+            that could be an activation.
     """
     writer, keys = Writer(), {}
     for leaf in filter(is_operand, pytree.tree_leaves((args, kwargs))):
@@ -219,10 +234,14 @@ def network(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], most: int 
     held, constants = writer.held, writer.constants
     parameters = {key: torch.nn.Parameter(tensor) for key, tensor in held.items()}
     sources = (
-        {key: ("parameter", key) for key in held} | {"x": ("input", "x")} | {c: ("constant", c) for c in constants}
+        {key: ("parameter", key) for key in held}
+        | {"x": ("input", "x")}
+        | {c: ("constant", c) for c in constants}
     )
     module = fx.GraphModule({}, writer.graph)
-    return Net(Captured(module, sources, parameters, {key: key for key in held}, constants, {}), writer.x)
+    return Net(
+        Captured(module, sources, parameters, {key: key for key in held}, constants, {}), writer.x
+    )
 
 
 def _parts(writer: Writer, result: fx.Node, most: int | None) -> list[fx.Node]:
@@ -266,20 +285,28 @@ def copied(semantics: Any, *args: Any, **kwargs: Any) -> Any:
 
 def all_pinned(semantics: Any, *args: Any, **kwargs: Any) -> Any:
     """The rule that is always sound: nothing keeps a scale."""
-    semantics.pin([leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)], "everything")
+    semantics.pin(
+        [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)],
+        "everything",
+    )
     return pytree.tree_map(
-        lambda leaf: torch.tensor(0).expand(leaf.shape) if isinstance(leaf, Tensor) else leaf, semantics.place.result
+        lambda leaf: torch.tensor(0).expand(leaf.shape) if isinstance(leaf, Tensor) else leaf,
+        semantics.place.result,
     )
 
 
 def violation(net: Net, graph: ReductionGraph) -> float:
-    """How much the output changes under random rescalings, relative to its size, for two sizes of the input."""
+    """How much the output changes under random rescalings, relative to its size,
+    for two sizes of the input.
+    """
     worst = 0.0
     for size, seed in ((1.0, 1), (0.05, 2)):
         if size not in net.own:
             net.own[size] = net.run({}, size)
         before = net.own[size]
-        phi = torch.randn(graph.num_units, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        phi = torch.randn(
+            graph.num_units, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+        )
         try:
             after = net.run(graph.gauge(phi), size)
         except Exception:
@@ -288,7 +315,11 @@ def violation(net: Net, graph: ReductionGraph) -> float:
         if before.shape != after.shape:
             return 1.0
         same = (before == after) | (before.isnan() & after.isnan())
-        largest = before[before.isfinite()].abs().max().clamp(min=1e-300) if bool(before.isfinite().any()) else 1.0
+        largest = (
+            before[before.isfinite()].abs().max().clamp(min=1e-300)
+            if bool(before.isfinite().any())
+            else 1.0
+        )
         gap = torch.where(same, 0.0, (after - before).abs() / largest).max()
         worst = max(worst, float(gap.nan_to_num(nan=1.0)))
     return worst
@@ -303,5 +334,5 @@ def outcome(net: Net, tolerance: float = 1e-8) -> tuple[Outcome, list[str]]:
     return (graph.num_units, violation(net, graph) < tolerance), reasons
 
 
-__all__ = ["Act", "Net", "Par", "all_pinned", "copied", "is_operand", "network", "outcome", "overload_of", "packet_of",
-           "registered", "violation"]  # fmt: skip
+__all__ = ["Act", "Net", "Par", "all_pinned", "copied", "is_operand", "network", "outcome",
+           "overload_of", "packet_of", "registered", "violation"]  # fmt: skip

@@ -1,7 +1,9 @@
-"""Are pages wider than a window? Every page of a folder at three widths, in light and in dark, in a real browser.
+"""Are pages wider than a window? Every page of a folder at three widths, in light and
+in dark, in a real browser.
 
-``python tests/overflow.py site`` lists pages that scroll sideways and pages where something sticks out of the window,
-with the elements that do. What scrolls in a box of its own (tables, code) is as it should be.
+``python tests/overflow.py site`` lists pages that scroll sideways and pages where something
+sticks out of the window, with the elements that do. What scrolls in a box of its own (tables,
+code) is as it should be.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ const next = (number) => {
   frame.src = pages[number];
 };
 next(0);
-</script>"""
+</script>"""  # noqa: E501
 
 
 def overflow(pages: list[Path], dark: bool) -> list[tuple[str, int, int, list[str]]]:
@@ -63,14 +65,31 @@ def overflow(pages: list[Path], dark: bool) -> list[tuple[str, int, int, list[st
         raise RuntimeError("found no browser: install chromium, or set PATHSPACE_BROWSER")
     with tempfile.TemporaryDirectory() as folder:
         probe = Path(folder, "probe.html")
-        probe.write_text(PROBE % (json.dumps([page.as_uri() for page in pages]), json.dumps(WIDTHS)), encoding="utf-8")
+        probe.write_text(
+            PROBE % (json.dumps([page.as_uri() for page in pages]), json.dumps(WIDTHS)),
+            encoding="utf-8",
+        )
         scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
-        files = ["--allow-file-access-from-files", "--disable-web-security", "--window-size=1500,1000"]
-        text = dump(chrome, probe.as_uri(), Path(folder), *files, scheme, f"--virtual-time-budget={len(pages) * 2000}")
+        files = [
+            "--allow-file-access-from-files",
+            "--disable-web-security",
+            "--window-size=1500,1000",
+        ]
+        text = dump(
+            chrome,
+            probe.as_uri(),
+            Path(folder),
+            *files,
+            scheme,
+            f"--virtual-time-budget={len(pages) * 2000}",
+        )
     said = re.search(r'id="found">(\{.*?\})</pre>', text, re.DOTALL)
     if said is None:
         raise RuntimeError("the browser did not come to the end of the pages")
-    return [(page, wide, took, names) for page, wide, took, names in json.loads(unescape(said[1]))["found"]]
+    return [
+        (page, wide, took, names)
+        for page, wide, took, names in json.loads(unescape(said[1]))["found"]
+    ]
 
 
 def main(folder: str) -> int:
@@ -80,8 +99,15 @@ def main(folder: str) -> int:
         for start in range(0, len(pages), 20):
             for page, width, took, names in overflow(pages[start : start + 20], dark):
                 wrong += 1
-                print(f"{page} at {width} ({'dark' if dark else 'light'}): {took} wide; {', '.join(names)}", flush=True)
-    print(f"{len(pages)} pages at {', '.join(map(str, WIDTHS))} pixels, light and dark: {wrong} do not fit")
+                print(
+                    f"{page} at {width} ({'dark' if dark else 'light'}): {took} wide;"
+                    f" {', '.join(names)}",
+                    flush=True,
+                )
+    print(
+        f"{len(pages)} pages at {', '.join(map(str, WIDTHS))} pixels, light and dark: {wrong} do"
+        " not fit"
+    )
     return wrong
 
 

@@ -27,8 +27,12 @@ def several_processes(work: Work, folder: Path, count: int) -> None:
     # all of them come from one process that has imported everything once
     distributed = ("fsdp", "tensor.parallel", "checkpoint.state_dict")
     modules = [f"torch.distributed.{name}" for name in distributed]
-    multiprocessing.set_forkserver_preload([*modules, "torch._functorch.aot_autograd", "pathspace.training"])
-    mp.start_processes(_join, args=(work, folder, count), nprocs=count, join=True, start_method="forkserver")
+    multiprocessing.set_forkserver_preload(
+        [*modules, "torch._functorch.aot_autograd", "pathspace.training"]
+    )
+    mp.start_processes(
+        _join, args=(work, folder, count), nprocs=count, join=True, start_method="forkserver"
+    )
 
 
 def two_processes(work: Work, folder: Path) -> None:
@@ -39,7 +43,9 @@ def two_processes(work: Work, folder: Path) -> None:
 def _join(rank: int, work: Work, folder: Path, count: int) -> None:
     torch.set_num_threads(1)
     store = f"file://{folder}/store{count}"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=count, timeout=timedelta(seconds=120))
+    dist.init_process_group(
+        "gloo", init_method=store, rank=rank, world_size=count, timeout=timedelta(seconds=120)
+    )
     try:
         work(rank, folder)
     finally:

@@ -1,6 +1,8 @@
-"""The language of pages, docstrings, messages and help texts: proselint, and the words of ``tests/words.toml``.
+"""The language of pages, docstrings, messages and help texts: proselint, and the
+words of ``tests/words.toml``.
 
-``python tests/prose.py`` prints each sentence that has to change, with its place; ``make lint`` runs it.
+``python tests/prose.py`` prints each sentence that has to change, with its
+place; ``make lint`` runs it.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ ROOT = Path(__file__).parent.parent
 WORDS = tomllib.loads((Path(__file__).parent / "words.toml").read_text(encoding="utf-8"))
 PHRASES = [(re.compile(pattern, re.IGNORECASE), say) for pattern, say in WORDS["phrases"].items()]
 # what is not prose: code, formulas, comments, addresses
-CODE = re.compile(r"```.*?```|\$\$.*?\$\$|<!--.*?-->|`[^`\n]*`|\$[^$\n]+\$|\]\([^)]*\)|https?://\S+", re.DOTALL)
+CODE = re.compile(
+    r"```.*?```|\$\$.*?\$\$|<!--.*?-->|`[^`\n]*`|\$[^$\n]+\$|\]\([^)]*\)|https?://\S+", re.DOTALL
+)
 # examples, and formulas that stand apart
 EXAMPLE = re.compile(r"^ *(>>>|\.\.\.).*$(\n(?! *$).*)*|^ *\w+ (=|<-) .*$", re.MULTILINE)
 SENTENCE = re.compile(r"(?<=[.:;?!])\s+|\n\s*\n|\n(?=[ ]*[*|#-])|\|")
@@ -29,21 +33,34 @@ def blank(pattern: re.Pattern[str], text: str) -> str:
 
 def pages() -> Iterator[tuple[str, int, str]]:
     """File, first line and prose of each page and each notebook's text."""
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+    for page in [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *sorted((ROOT / "docs").rglob("*.md")),
+    ]:
         yield str(page.relative_to(ROOT)), 1, blank(CODE, page.read_text(encoding="utf-8"))
     for source in sorted((ROOT / "docs" / "gallery").glob("*.py")):
         lines = source.read_text(encoding="utf-8").splitlines()
-        said = (line.removeprefix("#") if line.startswith("# ") and "%%" not in line else "" for line in lines)
+        said = (
+            line.removeprefix("#") if line.startswith("# ") and "%%" not in line else ""
+            for line in lines
+        )
         yield str(source.relative_to(ROOT)), 1, blank(CODE, "\n".join(said))
 
 
 def sources() -> Iterator[tuple[str, int, str]]:
-    """File, first line and text of each docstring and each sentence in the code: messages and help texts."""
+    """File, first line and text of each docstring and each sentence in the code:
+    messages and help texts.
+    """
     for package in ("pathspace", "diagnostics", "training"):
         for file in sorted((ROOT / package).rglob("*.py")):
             name = str(file.relative_to(ROOT))
             for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.count(" ") > 2:
+                if (
+                    isinstance(node, ast.Constant)
+                    and isinstance(node.value, str)
+                    and node.value.count(" ") > 2
+                ):
                     yield name, node.lineno, blank(CODE, blank(EXAMPLE, node.value))
 
 
@@ -54,7 +71,10 @@ def long_sentences(text: str) -> Iterator[tuple[int, str]]:
         words = re.findall(r"[A-Za-z]{2,}", text[start:end])
         is_list = text.count(",", start, end) * 8 > len(words)
         if len(words) > WORDS["longest_sentence"] and not is_list:
-            yield end - 1, f"a sentence of {len(words)} words ('{' '.join(words[:6])} ...'): make it two"
+            yield (
+                end - 1,
+                f"a sentence of {len(words)} words ('{' '.join(words[:6])} ...'): make it two",
+            )
         start = end
 
 
@@ -71,7 +91,9 @@ def findings(text: str) -> Iterator[tuple[int, str]]:
             yield found.start(), f"'{' '.join(found[0].split())}': {say}"
     if not CheckRegistry().checks:
         CheckRegistry().register_many(__register__)
-    checks = WORDS["proselint"] | {name: on for name, on in DEFAULT["checks"].items() if name not in WORDS["proselint"]}
+    checks = WORDS["proselint"] | {
+        name: on for name, on in DEFAULT["checks"].items() if name not in WORDS["proselint"]
+    }
     for error in LintFile("prose", content=text).lint({"max_errors": 1000, "checks": checks}):
         yield error.check_result.span[0] - 1, error.check_result.message
 

@@ -1,7 +1,9 @@
-"""Arguments for every registered operation: which activations, parameters and constants its small network reads.
+"""Arguments for every registered operation: which activations, parameters and
+constants its small network reads.
 
-``TELLING`` holds operations whose scales are not those of their first operand in the same order, ``COPYING`` those for
-which copying is right, ``CREATED`` those that make no activation. Variants take the case of the operation they vary.
+``TELLING`` holds operations whose scales are not those of their first operand in the same order,
+``COPYING`` those for which copying is right, ``CREATED`` those that make no activation. Variants
+take the case of the operation they vary.
 """
 
 from __future__ import annotations
@@ -89,7 +91,8 @@ def cell(gates: int, *states: Any) -> tuple[Any, ...]:
 
 TABLE: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     # sums and comparisons
-    ("add sub maximum minimum fmax fmin hypot rsub subtract gt lt ge le greater less atan2 arctan2", (H, G), {}),
+    ("add sub maximum minimum fmax fmin hypot rsub subtract gt lt ge le greater less atan2 arctan2",
+     (H, G), {}),
     ("eq isclose", (H, H), {}),
     ("ne not_equal", (H, G), {}),
     ("lerp", (H, G, 0.3), {}),
@@ -139,9 +142,10 @@ TABLE: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("istft", (Act((2, 3, 4, 2), through=((aten.view_as_complex.default,),)), 4, 1), {}),
     ("fft_fftshift fft_ifftshift", (ODD,), {}),
     # elementwise functions that are not homogeneous
-    ("gelu silu tanh sigmoid elu selu celu mish softplus relu6 hardswish hardsigmoid exp exp2 expm1", (H,), {}),
-    ("sin cos tan atan sinh cosh asinh sinc erf erfc special_expit special_erf special_i0 i0 deg2rad", (H,), {}),
-    ("log_sigmoid log_sigmoid_forward hardshrink softshrink special_ndtr special_log_ndtr", (H,), {}),
+    ("gelu silu tanh sigmoid elu selu celu mish softplus relu6 hardswish hardsigmoid exp exp2 expm1", (H,), {}),  # noqa: E501
+    ("sin cos tan atan sinh cosh asinh sinc erf erfc special_expit special_erf special_i0 i0 deg2rad", (H,), {}),  # noqa: E501
+    ("log_sigmoid log_sigmoid_forward hardshrink softshrink special_ndtr special_log_ndtr", (H,),
+     {}),
     ("round floor ceil trunc fix frac", (H,), {}),
     ("log log2 log10 log1p lgamma digamma special_entr logit", (POSITIVE,), {}),
     ("asin acos atanh erfinv", (INSIDE,), {}),
@@ -183,7 +187,8 @@ TABLE: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("multinomial", (POSITIVE, 2), {}),
     ("bernoulli", (POSITIVE,), {}),
     # matrix functions
-    ("linalg_inv inverse linalg_svd linalg_qr linalg_eig linalg_det linalg_slogdet linalg_pinv", (SPREAD,), {}),
+    ("linalg_inv inverse linalg_svd linalg_qr linalg_eig linalg_det linalg_slogdet linalg_pinv",
+     (SPREAD,), {}),
     ("linalg_matrix_exp matrix_exp linalg_lu linalg_lu_factor", (SPREAD,), {}),
     ("linalg_cholesky cholesky linalg_eigh det logdet", (DEFINITE,), {}),
     ("linalg_solve linalg_lstsq", (SPREAD, R), {}),
@@ -212,15 +217,19 @@ TABLE: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("conv2d", (IMAGE, par(2, 2, 2, 2), par(2)), {}),
     ("conv3d", (C3, par(2, 1, 2, 2, 2), par(2)), {}),
     ("convolution", (V, par(2, 2, 2), par(2), [1], [0], [1], False, [0], 1), {}),
-    ("_convolution", (V, par(2, 2, 2), par(2), [1], [0], [1], True, [0], 1, False, False, True, True), {}),
+    ("_convolution", (V, par(2, 2, 2), par(2), [1], [0], [1], True, [0], 1, False, False, True,
+                      True), {}),
     ("conv_transpose1d", (V, par(2, 2, 3), par(2), [2]), {}),
     ("conv_transpose2d", (act(1, 2, 2, 2), par(2, 2, 2, 2), par(2)), {}),
     ("conv_transpose3d", (act(1, 1, 2, 2, 2), par(1, 2, 2, 2, 2), par(2)), {}),
     ("scaled_dot_product_attention _scaled_dot_product_attention_math", (Q4, K4, V4), {}),
     ("_scaled_dot_product_flash_attention_for_cpu", (Q4, K4, V4), {}),
-    ("_native_multi_head_attention", (T3, T3, T3, 4, 2, par(12, 4), par(12), par(4, 4), par(4)), {}),
-    ("_transformer_encoder_layer_fwd", (T3, 4, 2, par(12, 4), par(12), par(4, 4), par(4), False, True, 0.0, par(4),
-                                        par(4), par(4), par(4), par(6, 4), par(6), par(4, 6), par(4)), {}),
+    ("_native_multi_head_attention", (T3, T3, T3, 4, 2, par(12, 4), par(12), par(4, 4), par(4)),
+     {}),
+    ("_transformer_encoder_layer_fwd", (T3, 4, 2, par(12, 4), par(12), par(4, 4), par(4), False,
+                                        True, 0.0, par(4),
+                                        par(4), par(4), par(4), par(6, 4), par(6), par(4, 6),
+                                        par(4)), {}),
     # recurrent layers
     ("rnn_relu rnn_tanh", recurrent(1, act(1, 1, 2)), {}),
     ("gru", recurrent(3, act(1, 1, 2)), {}),
@@ -231,10 +240,13 @@ TABLE: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     # normalisation
     ("batch_norm", (act(3, 2), par(2), par(2), None, None, True, 0.1, 0.0, False), {}),
     ("native_batch_norm", (act(3, 2), par(2), par(2), None, None, True, 0.1, 0.0), {}),
-    ("_native_batch_norm_legit", (act(3, 2), par(2), par(2), real(0.0, 0.0), real(1.0, 1.0), True, 0.1, 0.0), {}),
-    ("_native_batch_norm_legit_functional", (act(3, 2), par(2), par(2), real(0.5, 0.5), real(1.0, 1.0), True, 0.1, 0.0),
+    ("_native_batch_norm_legit", (act(3, 2), par(2), par(2), real(0.0, 0.0), real(1.0, 1.0), True,
+                                  0.1, 0.0), {}),
+    ("_native_batch_norm_legit_functional",
+     (act(3, 2), par(2), par(2), real(0.5, 0.5), real(1.0, 1.0), True, 0.1, 0.0),
      {}),
-    ("_native_batch_norm_legit_no_training", (act(3, 2), par(2), par(2), real(0.5, 0.5), real(1.0, 1.0), 0.1, 0.0), {}),
+    ("_native_batch_norm_legit_no_training",
+     (act(3, 2), par(2), par(2), real(0.5, 0.5), real(1.0, 1.0), 0.1, 0.0), {}),
     ("group_norm", (V, 1, par(2), par(2), 0.0, False), {}),
     ("native_group_norm", (V, par(2), par(2), 1, 2, 4, 1, 0.0), {}),
     ("instance_norm", (V, par(2), par(2), None, None, True, 0.1, 0.0, False), {}),
@@ -245,9 +257,9 @@ TABLE: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     # pooling
     ("max_pool1d avg_pool1d adaptive_avg_pool1d adaptive_max_pool1d", (V, [2]), {}),
     ("max_pool1d_with_indices", (V, [2]), {}),
-    ("max_pool2d avg_pool2d adaptive_avg_pool2d _adaptive_avg_pool2d adaptive_max_pool2d max_pool2d_with_indices",
+    ("max_pool2d avg_pool2d adaptive_avg_pool2d _adaptive_avg_pool2d adaptive_max_pool2d max_pool2d_with_indices",  # noqa: E501
      (IMAGE, [2, 2]), {}),
-    ("max_pool3d avg_pool3d adaptive_avg_pool3d _adaptive_avg_pool3d adaptive_max_pool3d max_pool3d_with_indices",
+    ("max_pool3d avg_pool3d adaptive_avg_pool3d _adaptive_avg_pool3d adaptive_max_pool3d max_pool3d_with_indices",  # noqa: E501
      (C3, [2, 2, 2]), {}),
     # images
     ("upsample_nearest1d _upsample_nearest_exact1d", (V, [6]), {}),
@@ -330,10 +342,11 @@ TABLE: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
 ]  # fmt: skip
 
 KEPT: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
-    ("relu abs neg clone detach alias contiguous positive negative absolute lift_fresh lift_fresh_copy", (H,), {}),
+    ("relu abs neg clone detach alias contiguous positive negative absolute lift_fresh lift_fresh_copy", (H,), {}),  # noqa: E501
     ("leaky_relu", (H, 0.1), {}),
     ("rrelu", (H,), {}),
-    ("rrelu_with_noise rrelu_with_noise_functional", (H, torch.ones(2, 3, dtype=torch.float64), 0.1, 0.3, False), {}),
+    ("rrelu_with_noise rrelu_with_noise_functional",
+     (H, torch.ones(2, 3, dtype=torch.float64), 0.1, 0.3, False), {}),
     ("dropout feature_dropout", (H, 0.5, False), {}),
     ("native_dropout", (H, 0.5, True), {}),
     ("real imag conj _conj resolve_conj resolve_neg", (Z,), {}),
@@ -384,8 +397,8 @@ MADE: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
 # torch takes whole numbers alone, which have no scale
 WHOLE = ("__and__", "__or__", "__xor__", "bitwise_and", "bitwise_or", "bitwise_xor")
 
-# operations with the rule of another one, of which nothing can be run here: they run on other devices, or return
-# tensors that are not laid out in rows and columns
+# operations with the rule of another one, of which nothing can be run here: they run on other
+# devices, or return tensors that are not laid out in rows and columns
 DEVICES = {
     "cudnn_batch_norm": "batch_norm",
     "cudnn_grid_sampler": "grid_sampler",
@@ -407,7 +420,8 @@ SPARSE: dict[str, tuple[str, tuple[torch.Tensor, ...]]] = {
 MARKS = {"transformers.grouped_mm_fallback": "_grouped_mm"}
 
 
-# other forms of operations, which have to be sound, and for some of which it is known how many units there are
+# other forms of operations, which have to be sound, and for some of which it is known
+# how many units there are
 FORMS: list[tuple[str, tuple[Any, ...], dict[str, Any], int | None]] = [
     ("diag", (par(3),), {}, None),
     ("diag_embed", (par(3),), {}, None),
@@ -462,7 +476,8 @@ FORMS: list[tuple[str, tuple[Any, ...], dict[str, Any], int | None]] = [
     ("constant_pad_nd", (H, [-1, 1], 1.0), {}, 4),
     ("upsample_nearest1d", (V, [3]), {}, None),
     ("scatter", (H, 1, whole([2], [0]), 1.5), {}, None),
-    ("scatter", (H, 1, Act((2, 1), through=((aten.gt.Scalar, 0), (aten.to.dtype, torch.int64))), G), {}, None),
+    ("scatter", (H, 1, Act((2, 1), through=((aten.gt.Scalar, 0), (aten.to.dtype, torch.int64))), G),
+     {}, None),
     ("scatter_reduce", (H, 1, whole([2, 2], [0, 0]), G, "prod"), {}, None),
     ("scatter_reduce", (H, 1, whole([2, 1], [0, 0]), G, "amax"), {"include_self": False}, None),
     ("index_put", (H, [whole(1)], act(3), True), {}, None),
@@ -478,7 +493,8 @@ FORMS: list[tuple[str, tuple[Any, ...], dict[str, Any], int | None]] = [
     ("masked_scatter", (H, asked(2, 3), G), {}, None),
     ("pairwise_distance", (H, G, 2.0, 0.0), {}, 2),
     ("pairwise_distance", (H, G, 2.0, 0.5), {}, 0),
-    ("gather", (H, 1, Act((2, 2), through=((aten.gt.Scalar, 0), (aten.to.dtype, torch.int64)))), {}, 6),
+    ("gather", (H, 1, Act((2, 2), through=((aten.gt.Scalar, 0), (aten.to.dtype, torch.int64)))), {},
+     6),
     ("masked_fill", (H, MASK, act()), {}, None),
     ("masked_fill", (H, asked(2, 3), 0.0), {}, None),
     ("where", (asked(2, 3), H, G), {}, None),
@@ -498,7 +514,8 @@ FORMS: list[tuple[str, tuple[Any, ...], dict[str, Any], int | None]] = [
     ("elu", (H, 0.0), {}, 6),
     ("softshrink", (H, 0.0), {}, 6),
     ("hardshrink", (H, 0.0), {}, 6),
-    ("istft", (Act((2, 3, 4, 2), through=((aten.view_as_complex.default,),)), 4, 1, 4, act(4, low=0.5)), {}, 2),
+    ("istft", (Act((2, 3, 4, 2), through=((aten.view_as_complex.default,),)), 4, 1, 4,
+               act(4, low=0.5)), {}, 2),
     ("lerp", (H, G, E), {}, None),
     ("nan_to_num", (Act((2, 3), through=((aten.reciprocal.default,),)),), {}, None),
     ("addmm", (act(3), S, R), {"beta": 0}, None),
@@ -561,7 +578,9 @@ def exists(name: str) -> bool:
 
 
 def variants(cases: dict[str, Case]) -> dict[str, Case]:
-    """The cases of all registered operations that a table speaks of, in place and copied ones too."""
+    """The cases of all registered operations that a table speaks of, in
+    place and copied ones too.
+    """
     found = {}
     for name in filter(exists, NAMES):
         # (an operation with a case of its own comes before what it is a variant of)
@@ -574,7 +593,13 @@ def variants(cases: dict[str, Case]) -> dict[str, Case]:
 
 # every name that has a rule of this library, without the namespace of torch
 NAMES = sorted(
-    name.removeprefix("aten.") for name, rule in RULES.items() if rule.__module__.partition(".")[0] == "pathspace"
+    name.removeprefix("aten.")
+    for name, rule in RULES.items()
+    if rule.__module__.partition(".")[0] == "pathspace"
 )
 ELSEWHERE = {name for table in (TABLE, KEPT, MADE) for name in spelled(table)}
-TELLING, COPYING, CREATED = variants(spelled(TABLE)), variants(spelled(KEPT)), variants(spelled(MADE))
+TELLING, COPYING, CREATED = (
+    variants(spelled(TABLE)),
+    variants(spelled(KEPT)),
+    variants(spelled(MADE)),
+)

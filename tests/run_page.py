@@ -1,4 +1,5 @@
-"""Run what a Markdown page shows, in order, in an empty folder, and compare what it prints with the page.
+"""Run what a Markdown page shows, in order, in an empty folder, and compare
+what it prints with the page.
 
 It needs nothing but what the page needs: ``make dist`` runs it with the wheel in a new environment.
 """
@@ -23,7 +24,9 @@ COMMAND = re.compile(r"^\$ pathspace (.*)$", re.MULTILINE)
 
 
 def outputs(page: Path) -> Iterator[tuple[str, str]]:
-    """Run the blocks of a page in order; yield what each prints, and what the page says (``""``: nothing)."""
+    """Run the blocks of a page in order; yield what each prints, and what the
+    page says (``""``: nothing).
+    """
     import torch
 
     space: dict[str, object] = {"__name__": "page"}
@@ -36,7 +39,9 @@ def outputs(page: Path) -> Iterator[tuple[str, str]]:
 
 
 def run(page: Path) -> tuple[int, int]:
-    """Run a page in a folder with ``training`` and ``diagnostics`` of its own; count its blocks and its commands."""
+    """Run a page in a folder with ``training`` and ``diagnostics`` of its own; count its
+    blocks and its commands.
+    """
     text, count = page.read_text(encoding="utf-8"), 0
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
@@ -59,4 +64,6 @@ def run(page: Path) -> tuple[int, int]:
 
 if __name__ == "__main__":
     blocks, commands = run(Path(sys.argv[1]).resolve())
-    print(f"{blocks} blocks of {sys.argv[1]} ran and print what it says, and {commands} commands ran")
+    print(
+        f"{blocks} blocks of {sys.argv[1]} ran and print what it says, and {commands} commands ran"
+    )

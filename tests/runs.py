@@ -20,7 +20,11 @@ class PreNorm(nn.Module):
 
     def __init__(self, width: int, norm: type[nn.Module] = nn.LayerNorm) -> None:
         super().__init__()
-        self.norm, self.enter, self.leave = norm(width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.norm, self.enter, self.leave = (
+            norm(width),
+            nn.Linear(width, 2 * width),
+            nn.Linear(2 * width, width),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.leave(F.gelu(self.enter(self.norm(x))))
@@ -42,8 +46,14 @@ class ResBlock(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)
-        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)
+        self.conv1, self.bn1 = (
+            nn.Conv2d(width, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+        )
+        self.conv2, self.bn2 = (
+            nn.Conv2d(width, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(x + self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))))
@@ -67,7 +77,10 @@ class Depthwise(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.depth, self.norm = nn.Conv2d(width, width, 5, padding=2, groups=width), nn.GroupNorm(1, width)
+        self.depth, self.norm = (
+            nn.Conv2d(width, width, 5, padding=2, groups=width),
+            nn.GroupNorm(1, width),
+        )
         self.enter, self.leave = nn.Conv2d(width, 4 * width, 1), nn.Conv2d(4 * width, width, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -115,9 +128,14 @@ class Language(nn.Module):
 
     def __init__(self, width: int = 32, layers: int = 2) -> None:
         super().__init__()
-        self.table, self.place = nn.Embedding(17, width), nn.Parameter(0.02 * torch.randn(12, width))
+        self.table, self.place = (
+            nn.Embedding(17, width),
+            nn.Parameter(0.02 * torch.randn(12, width)),
+        )
         nn.init.normal_(self.table.weight, std=0.02)
-        layer = nn.TransformerEncoderLayer(width, 4, 2 * width, 0.1, batch_first=True, norm_first=True)
+        layer = nn.TransformerEncoderLayer(
+            width, 4, 2 * width, 0.1, batch_first=True, norm_first=True
+        )
         self.body = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 17, bias=False)
 
@@ -125,7 +143,9 @@ class Language(nn.Module):
         return self.head(self.norm(self.body(self.table(ids) + self.place)))
 
 
-def mlp(sizes: tuple[int, ...] = (20, 48, 48, 48, 3), act: type[nn.Module] = nn.ReLU) -> nn.Sequential:
+def mlp(
+    sizes: tuple[int, ...] = (20, 48, 48, 48, 3), act: type[nn.Module] = nn.ReLU
+) -> nn.Sequential:
     """A perceptron."""
     layers: list[nn.Module] = []
     for a, b in pairwise(sizes):
@@ -154,7 +174,9 @@ def sequences(count: int = 256) -> tuple[Tensor, Tensor]:
 
 def tokens(count: int = 256) -> tuple[Tensor, Tensor]:
     """Counting upwards from a random number, with random steps."""
-    ids = (torch.randint(0, 17, (count, 1)) + torch.randint(1, 4, (count, 1)) * torch.arange(13)) % 17
+    ids = (
+        torch.randint(0, 17, (count, 1)) + torch.randint(1, 4, (count, 1)) * torch.arange(13)
+    ) % 17
     return ids[:, :-1], ids[:, 1:]
 
 
@@ -205,7 +227,11 @@ class Run:
         optimizer = self.optimizer(self.chosen(model), **self.options)
         with watching(model, every=10, batches=len(x) // self.batch, **options) as watch:
             for _ in range(self.steps):
-                index = torch.arange(self.batch) if self.repeat else torch.randint(0, len(x), (self.batch,))
+                index = (
+                    torch.arange(self.batch)
+                    if self.repeat
+                    else torch.randint(0, len(x), (self.batch,))
+                )
                 batch = x[index] * self.inputs if x.is_floating_point() else x[index]
                 if self.zero:
                     optimizer.zero_grad()
@@ -228,13 +254,19 @@ def cnn() -> nn.Sequential:
 def resnet() -> nn.Sequential:
     """Residual blocks with batch norms."""
     stem = (nn.Conv2d(3, 12, 3, padding=1, bias=False), nn.BatchNorm2d(12), nn.ReLU())
-    return nn.Sequential(*stem, ResBlock(12), ResBlock(12), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 3))
+    return nn.Sequential(
+        *stem, ResBlock(12), ResBlock(12), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 3)
+    )
 
 
 def residual(width: int = 32, norm: type[nn.Module] = nn.LayerNorm) -> nn.Sequential:
     """Pre-norm residual blocks."""
     return nn.Sequential(
-        nn.Linear(20, width), PreNorm(width, norm), PreNorm(width, norm), norm(width), nn.Linear(width, 3)
+        nn.Linear(20, width),
+        PreNorm(width, norm),
+        PreNorm(width, norm),
+        norm(width),
+        nn.Linear(width, 3),
     )
 
 
@@ -250,13 +282,21 @@ def gated() -> nn.Sequential:
 
 def depthwise() -> nn.Sequential:
     """Convolutions by channel in residual blocks."""
-    body = (nn.Conv2d(3, 16, 2, stride=2), Depthwise(16), Depthwise(16), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    body = (
+        nn.Conv2d(3, 16, 2, stride=2),
+        Depthwise(16),
+        Depthwise(16),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    )
     return nn.Sequential(*body, nn.LayerNorm(16), nn.Linear(16, 3))
 
 
 def mixer() -> nn.Sequential:
     """A mixer of sequences."""
-    return nn.Sequential(nn.Linear(4, 16), Mixer(), Mixer(), nn.LayerNorm(16), nn.Flatten(), nn.Linear(240, 3))
+    return nn.Sequential(
+        nn.Linear(4, 16), Mixer(), Mixer(), nn.LayerNorm(16), nn.Flatten(), nn.Linear(240, 3)
+    )
 
 
 def grouped() -> nn.Sequential:
@@ -295,7 +335,9 @@ HEALTHY = {
     "cnn": Run(cnn, images, **SGD, options={"lr": 0.05, "momentum": 0.9, "weight_decay": 5e-4}),
     "resnet": Run(resnet, images, torch.optim.AdamW, {"lr": 3e-3}),
     "residual": Run(residual),
-    "rms-residual": Run(lambda: residual(24, nn.RMSNorm), regression, torch.optim.AdamW, {"lr": 2e-3}),
+    "rms-residual": Run(
+        lambda: residual(24, nn.RMSNorm), regression, torch.optim.AdamW, {"lr": 2e-3}
+    ),
     "plain-residual": Run(plain_residual, **SGD, options={"lr": 0.05}),
     "lstm": Run(Recurrent, sequences, options={"lr": 3e-3}),
     "gru": Run(lambda: Recurrent(nn.GRU), sequences),
@@ -304,7 +346,9 @@ HEALTHY = {
     "depthwise": Run(depthwise, images, torch.optim.RMSprop, {"lr": 1e-3}),
     "mixer": Run(mixer, sequences, torch.optim.AdamW, {"lr": 3e-3, "weight_decay": 0.05}),
     "grouped": Run(grouped, images, **SGD, options={"lr": 0.05, "momentum": 0.9, "nesterov": True}),
-    "autoencoder": Run(lambda: mlp((20, 64, 8, 64, 20)), identity, torch.optim.Adagrad, {"lr": 1e-2}),
+    "autoencoder": Run(
+        lambda: mlp((20, 64, 8, 64, 20)), identity, torch.optim.Adagrad, {"lr": 1e-2}
+    ),
     "leaky": Run(lambda: mlp(act=nn.LeakyReLU), optimizer=torch.optim.ASGD, options={"lr": 0.1}),
     "elu": Run(lambda: mlp(act=nn.ELU), optimizer=torch.optim.Adamax, options={"lr": 5e-3}),
     "wide-head": Run(lambda: mlp((20, 256, 3)), **SGD, options={"lr": 0.3}),
@@ -320,7 +364,9 @@ HEALTHY = {
         lambda: (vectors()[0], vectors()[0].norm(dim=1, keepdim=True)),
         loss=lambda z, y: (z - y).square().mean(),
     ),
-    "judge": Run(lambda: mlp((20, 48, 1)), loss=lambda z, _: (z - 1).square().mean(), options={"lr": 1e-4}),
+    "judge": Run(
+        lambda: mlp((20, 48, 1)), loss=lambda z, _: (z - 1).square().mean(), options={"lr": 1e-4}
+    ),
     "dropout": Run(lambda: nn.Sequential(nn.Dropout(0.5), *mlp())),
     "full-batch": Run(mlp, lambda: vectors(64), repeat=True),
 }
@@ -351,36 +397,70 @@ def fill(name: str, value: float) -> Callable[[nn.Module], Any]:
 BROKEN: dict[str, tuple[str, str, Run]] = {
     "dead": ("dead", "2", Run(mlp, spoil=fill("2.bias", -30.0))),
     "dead-bn": ("dead", "1", Run(cnn, images, spoil=fill("1.bias", -30.0))),
-    "exploding": ("exploding", "2", Run(mlp, spoil=scale("2.weight", 100), **SGD, options={"lr": 1e-3})),
-    "exploding-residual": ("exploding", "1.leave", Run(residual, spoil=scale("1.leave.weight", 60))),
+    "exploding": (
+        "exploding",
+        "2",
+        Run(mlp, spoil=scale("2.weight", 100), **SGD, options={"lr": 1e-3}),
+    ),
+    "exploding-residual": (
+        "exploding",
+        "1.leave",
+        Run(residual, spoil=scale("1.leave.weight", 60)),
+    ),
     "vanishing": ("vanishing", "4", Run(mlp, spoil=scale("4.weight", 1e-3))),
-    "unbalanced": ("unbalanced", "0.weight", Run(mlp, spoil=unbalance("0.weight", "2.weight", 300.0, "0.bias"))),
+    "unbalanced": (
+        "unbalanced",
+        "0.weight",
+        Run(mlp, spoil=unbalance("0.weight", "2.weight", 300.0, "0.bias")),
+    ),
     "unbalanced-block": (
         "unbalanced",
         "1.enter.weight",
-        Run(plain_residual, spoil=unbalance("1.enter.weight", "1.leave.weight", 1 / 100, "1.enter.bias"), **SGD),
+        Run(
+            plain_residual,
+            spoil=unbalance("1.enter.weight", "1.leave.weight", 1 / 100, "1.enter.bias"),
+            **SGD,
+        ),
     ),
     "pulled": (
         "pulled back",
         "1.leave",
-        Run(lambda: nn.Sequential(Plain(20), Plain(20)), identity, spoil=scale("1.leave.weight", 6)),
+        Run(
+            lambda: nn.Sequential(Plain(20), Plain(20)), identity, spoil=scale("1.leave.weight", 6)
+        ),
     ),
-    "eps": ("eps", "1.norm", Run(residual, spoil=lambda m: [p.mul_(1e-3) for p in m[0].parameters()])),
+    "eps": (
+        "eps",
+        "1.norm",
+        Run(residual, spoil=lambda m: [p.mul_(1e-3) for p in m[0].parameters()]),
+    ),
     "overflow": ("overflow", "norm", Run(Loud)),
     "rate-adam": ("rate", "", Run(mlp, options={"lr": 0.5})),
     "rate-sgd": ("rate", "", Run(mlp, **SGD, options={"lr": 30.0})),
     "rate-transformer": ("rate", "", Run(Language, tokens, options={"lr": 0.2})),
     "rate-regression": ("rate", "", Run(mlp, regression, **SGD, options={"lr": 30.0})),
     "slow": ("slow", "", Run(mlp, options={"lr": 1e-10})),
-    "decay": ("decay", "", Run(mlp, optimizer=torch.optim.AdamW, options={"lr": 1e-3, "weight_decay": 30.0})),
+    "decay": (
+        "decay",
+        "",
+        Run(mlp, optimizer=torch.optim.AdamW, options={"lr": 1e-3, "weight_decay": 30.0}),
+    ),
     "inputs": ("input scale", "", Run(mlp, inputs=255.0)),
     "nan-inputs": ("inputs not finite", "", Run(mlp, inputs=float("nan"), steps=6)),
     "copies": ("copies", "2.weight", Run(mlp, spoil=fill("2.weight", 0.05))),
     "stale": ("stale gradients", "", Run(mlp, zero=False)),
     "eval": ("evaluation mode", "", Run(cnn, images, spoil=lambda m: m.eval() is None)),
     "untrained": ("untrained", "0.weight", Run(mlp, chosen=lambda m: m[2:].parameters())),
-    "gated-exploding": ("exploding", "1.leave", Run(gated, spoil=scale("1.leave.weight", 80), options={"lr": 1e-3})),
-    "gated-unbalanced": ("unbalanced", "1.enter", Run(gated, spoil=unbalance("1.enter.weight", "1.leave.weight", 200))),
+    "gated-exploding": (
+        "exploding",
+        "1.leave",
+        Run(gated, spoil=scale("1.leave.weight", 80), options={"lr": 1e-3}),
+    ),
+    "gated-unbalanced": (
+        "unbalanced",
+        "1.enter",
+        Run(gated, spoil=unbalance("1.enter.weight", "1.leave.weight", 200)),
+    ),
     "depthwise-rate": ("rate", "", Run(depthwise, images, torch.optim.RMSprop, {"lr": 0.3})),
     "depthwise-vanishing": (
         "vanishing",
@@ -388,14 +468,32 @@ BROKEN: dict[str, tuple[str, str, Run]] = {
         Run(depthwise, images, torch.optim.RMSprop, {"lr": 1e-5}, scale("1.leave.weight", 1e-3)),
     ),
     "mixer-rate": ("rate", "", Run(mixer, sequences, torch.optim.AdamW, {"lr": 0.5})),
-    "grouped-inputs": ("input scale", "", Run(grouped, images, **SGD, options={"lr": 0.05}, inputs=200.0)),
-    "grouped-decay": ("decay", "", Run(grouped, images, **SGD, options={"lr": 0.05, "weight_decay": 0.5})),
+    "grouped-inputs": (
+        "input scale",
+        "",
+        Run(grouped, images, **SGD, options={"lr": 0.05}, inputs=200.0),
+    ),
+    "grouped-decay": (
+        "decay",
+        "",
+        Run(grouped, images, **SGD, options={"lr": 0.05, "weight_decay": 0.5}),
+    ),
     "autoencoder-dead": (
         "dead",
         "0",
-        Run(lambda: mlp((20, 64, 8, 64, 20)), identity, torch.optim.Adagrad, {"lr": 1e-3}, fill("0.bias", -20.0)),
+        Run(
+            lambda: mlp((20, 64, 8, 64, 20)),
+            identity,
+            torch.optim.Adagrad,
+            {"lr": 1e-3},
+            fill("0.bias", -20.0),
+        ),
     ),
-    "leaky-rate": ("rate", "", Run(lambda: mlp(act=nn.LeakyReLU), optimizer=torch.optim.ASGD, options={"lr": 50.0})),
+    "leaky-rate": (
+        "rate",
+        "",
+        Run(lambda: mlp(act=nn.LeakyReLU), optimizer=torch.optim.ASGD, options={"lr": 50.0}),
+    ),
     "rounded": (
         "rounded",
         "0.weight",
@@ -406,7 +504,11 @@ BROKEN: dict[str, tuple[str, str, Run]] = {
         ),
     ),
     "softmax-twice": ("squashed twice", "", Run(lambda: squashed(nn.Softmax(-1)))),
-    "softmax-in-loss": ("squashed twice", "", Run(mlp, loss=lambda z, y: F.cross_entropy(z.softmax(-1), y))),
+    "softmax-in-loss": (
+        "squashed twice",
+        "",
+        Run(mlp, loss=lambda z, y: F.cross_entropy(z.softmax(-1), y)),
+    ),
     "sigmoid-twice": ("squashed twice", "", Run(lambda: squashed(nn.Sigmoid()), loss=binary)),
     "smoothed-away": ("uniform targets", "", Run(mlp, loss=smoothed(1.0))),
     "repeated": ("repeated batch", "", Run(mlp, repeat=True)),

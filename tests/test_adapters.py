@@ -1,4 +1,6 @@
-"""Adapters beside frozen layers: the gauge that is theirs alone, and rivals from the formulas of their papers."""
+"""Adapters beside frozen layers: the gauge that is theirs alone, and rivals from the
+formulas of their papers.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,17 @@ WIDTH, RANK = 6, 2
 
 
 class Lora(nn.Module):
-    """``W x + B A x``; ``merged`` multiplies the matrices first, as merged weights and their training do."""
+    """``W x + B A x``; ``merged`` multiplies the matrices first, as merged
+    weights and their training do.
+    """
 
     def __init__(self, merged: bool = False) -> None:
         super().__init__()
         self.base, self.merged = nn.Linear(WIDTH, WIDTH), merged
-        self.a, self.b = nn.Parameter(0.3 * torch.randn(RANK, WIDTH)), nn.Parameter(torch.zeros(WIDTH, RANK))
+        self.a, self.b = (
+            nn.Parameter(0.3 * torch.randn(RANK, WIDTH)),
+            nn.Parameter(torch.zeros(WIDTH, RANK)),
+        )
         self.trained = ["a", "b"]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -41,7 +48,10 @@ class Dora(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.base = nn.Linear(WIDTH, WIDTH)
-        self.a, self.b = nn.Parameter(0.3 * torch.randn(RANK, WIDTH)), nn.Parameter(torch.zeros(WIDTH, RANK))
+        self.a, self.b = (
+            nn.Parameter(0.3 * torch.randn(RANK, WIDTH)),
+            nn.Parameter(torch.zeros(WIDTH, RANK)),
+        )
         self.size = nn.Parameter(self.base.weight.detach().norm(dim=1, keepdim=True))
         self.trained = ["a", "b", "size"]
 
@@ -57,7 +67,10 @@ class Vera(nn.Module):
         super().__init__()
         self.base = nn.Linear(WIDTH, WIDTH)
         self.a, self.b = nn.Parameter(torch.randn(4, WIDTH)), nn.Parameter(torch.randn(WIDTH, 4))
-        self.inner, self.outer = nn.Parameter(torch.full((4,), 0.1)), nn.Parameter(torch.zeros(WIDTH))
+        self.inner, self.outer = (
+            nn.Parameter(torch.full((4,), 0.1)),
+            nn.Parameter(torch.zeros(WIDTH)),
+        )
         self.trained = ["inner", "outer"]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -135,7 +148,8 @@ def test_the_gauge_of_the_adapter_alone(name: str) -> None:
 def test_steps_on_path_values_of_the_adapter_alone() -> None:
     """From weights that are not 0, since path values of 0 have no logarithm to step in.
 
-    (Of VeRA every path value of the trained vectors would have a frozen matrix follow it; there they all stay.)
+    (Of VeRA every path value of the trained vectors would have a frozen matrix follow
+    it; there they all stay.)
     """
     model, x, y = made("lora")
     _, _, (grows, shrinks) = ADAPTERS["lora"]
@@ -194,9 +208,15 @@ def test_lora_rite_by_its_formulas() -> None:
         else:
             turning = basis.T @ memory["basis"]
             moved = turning @ memory["V"] @ turning.T
-            lost = (torch.linalg.eigvalsh(memory["V"]) - torch.linalg.eigvalsh(moved)).max().clamp(min=0)
+            lost = (
+                (torch.linalg.eigvalsh(memory["V"]) - torch.linalg.eigvalsh(moved))
+                .max()
+                .clamp(min=0)
+            )
             second = 0.9 * (moved + lost * torch.eye(2).double()) + 0.1 * g.T @ g
-            first = 0.8 * memory["M"] @ turning.T + 0.2 * g @ torch.linalg.inv(_root(second / (1 - 0.9**2)))
+            first = 0.8 * memory["M"] @ turning.T + 0.2 * g @ torch.linalg.inv(
+                _root(second / (1 - 0.9**2))
+            )
         memory["M"] = first
         wanted = up.detach() - 0.05 * first / (1 - 0.8**turn) @ size.inverse().T
         optimizer.step()

@@ -1,4 +1,6 @@
-"""Parameters that a model adds a constant to, as in norms that multiply by `1 + weight`: their sum scales."""
+"""Parameters that a model adds a constant to, as in norms that multiply by `1 +
+weight`: their sum scales.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,8 @@ def region(net: Net, x: Tensor) -> Tensor:
         return x * (gain + 1.0)
 
 
-# how the parameter is used -> units, and the constant that is added to it (None where it stays as it is)
+# how the parameter is used -> units, and the constant that is added to it (None
+# where it stays as it is)
 USES: dict[str, tuple[Callable[[Net, Tensor], Tensor], int, float | None]] = {
     "after a norm": (gemma, 7, 1.0),
     "one plus weight": (by(lambda w: 1.0 + w), 12, 1.0),
@@ -61,7 +64,11 @@ USES: dict[str, tuple[Callable[[Net, Tensor], Tensor], int, float | None]] = {
     "as a bias": (lambda net, x: x + (1 + net.gain), 6, 1.0),
     "masked": (by(lambda w: (1 + w) * torch.tensor([1.0, 0, 1, 1, 0, 1])), 8, 1.0),
     "different constants": (lambda net, x: F.relu(x * (1 + net.gain)) * (2 + net.gain), 6, None),
-    "a constant here and none there": (lambda net, x: F.relu(x * net.gain) * (1 + net.gain), 6, None),
+    "a constant here and none there": (
+        lambda net, x: F.relu(x * net.gain) * (1 + net.gain),
+        6,
+        None,
+    ),
     "a multiple of the weight": (by(lambda w: 2 * w + 1), 6, None),
     "a constant to the sum": (by(lambda w: (w + 1) + 1), 6, 1.0),
     "a constant to a part": (by(lambda w: torch.cat([w[:3] + 1, w[3:]])), 9, None),
@@ -81,7 +88,9 @@ def made(name: str) -> tuple[Net, Tensor, ps.ReductionGraph]:
 
 
 def normal(graph: ps.ReductionGraph, seed: int = 0) -> Tensor:
-    return torch.randn(graph.num_units, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(
+        graph.num_units, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
 @pytest.mark.parametrize("name", USES)
@@ -134,7 +143,9 @@ def test_all_that_reads_weights_reads_the_sum(name: str, rule: str) -> None:
     one, two = ps.path_statistics(basis.skeleton), ps.path_statistics(twin.skeleton)
     assert one.log_norm == pytest.approx(two.log_norm)
     rebuilt = basis.rebuild(basis.values(), basis.skeleton.signs())
-    torch.testing.assert_close(rebuilt["gain"] + 1, twin.rebuild(twin.values(), twin.skeleton.signs())["gain"])
+    torch.testing.assert_close(
+        rebuilt["gain"] + 1, twin.rebuild(twin.values(), twin.skeleton.signs())["gain"]
+    )
     for change in (
         lambda m, g: ps.balance(m, g),
         lambda m, g: ps.canonicalise(m, g.skeleton(rule=rule)),
@@ -151,9 +162,15 @@ def test_the_second_name_of_a_parameter_moves_along() -> None:
     net.other = net.gain
     graph = ps.trace(net, x)
     block = graph.blocks[graph.index["other"]]
-    assert block.shift == 1.0 and set(graph.shifts) == {"gain"} and "other" in (block.name, *block.aliases)
+    assert (
+        block.shift == 1.0
+        and set(graph.shifts) == {"gain"}
+        and "other" in (block.name, *block.aliases)
+    )
     before = net(x).detach()
-    torch.testing.assert_close(ps.rescale(net, graph, normal(graph))(x), before, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        ps.rescale(net, graph, normal(graph))(x), before, rtol=1e-10, atol=1e-10
+    )
 
 
 def test_the_proof_names_the_constant_and_the_checker_adds_it() -> None:
@@ -174,7 +191,9 @@ def test_optimizers_on_path_values_ask_for_a_graph_without_such_sums() -> None:
         GSGD(net.named_parameters(), lr=0.1, skeleton=graph.skeleton())
     pinned = ps.trace(net, x, affine=False)
     assert (pinned.num_units, pinned.shifts) == (6, {})
-    optimizer = GSGD(net.named_parameters(), lr=0.01, skeleton=pinned.skeleton("magnitude"), max_multiplier=1.0)
+    optimizer = GSGD(
+        net.named_parameters(), lr=0.01, skeleton=pinned.skeleton("magnitude"), max_multiplier=1.0
+    )
     gain, losses = net.gain.detach().clone(), []
     for _ in range(10):
         optimizer.zero_grad()

@@ -90,8 +90,12 @@ WRONG: dict[str, Case] = {
     "gradients, names": lambda m, g, x, path: diagnostics.gradients(m, F.mse_loss, [], names=3),  # type: ignore[arg-type]
     "predict_growth, names": lambda m, g, x, path: diagnostics.predict_growth(m, 3, x, x),  # type: ignore[arg-type]
     "degeneracy, graph": lambda m, g, x, path: diagnostics.degeneracy(m, x, graph="x"),  # type: ignore[arg-type]
-    "spectrum, steps": lambda m, g, x, path: diagnostics.spectrum(diagnostics.jacobian(m, x), steps=True),
-    "top_singular, count": lambda m, g, x, path: diagnostics.top_singular(diagnostics.jacobian(m, x), count=True),
+    "spectrum, steps": lambda m, g, x, path: diagnostics.spectrum(
+        diagnostics.jacobian(m, x), steps=True
+    ),
+    "top_singular, count": lambda m, g, x, path: diagnostics.top_singular(
+        diagnostics.jacobian(m, x), count=True
+    ),
     "verify, seed": lambda m, g, x, path: ps.verify(m, x, seed=True),
     "match, seed": lambda m, g, x, path: ps.channels(m, x).match(m, seed="x"),  # type: ignore[arg-type]
     "rescale, optimizer": lambda m, g, x, path: ps.rescale(m, g, torch.ones(3), "x"),  # type: ignore[arg-type]

@@ -1,4 +1,6 @@
-"""The minimum of the orbit, against a generic convex solver, and what is left alone, against linear programmes."""
+"""The minimum of the orbit, against a generic convex solver, and what is left alone,
+against linear programmes.
+"""
 
 from __future__ import annotations
 
@@ -27,24 +29,32 @@ from pathspace.balanced import canonical_scales
 from pathspace.pairs import Pairs
 
 
-def change_and_sizes(model: nn.Module, graph: ps.ReductionGraph, p: float = 2) -> tuple[np.ndarray, np.ndarray]:
+def change_and_sizes(
+    model: nn.Module, graph: ps.ReductionGraph, p: float = 2
+) -> tuple[np.ndarray, np.ndarray]:
     """Edge by edge: how the log-scales move its logarithm, and ``|w|^p``."""
     own = dict(model.named_parameters(remove_duplicate=False))
     expand = np.asarray(graph.expand.todense())[:, 1:]
     rows, sizes = [], []
     for block in graph.blocks:
-        head, tail = (ids.expand(block.shape).reshape(-1).numpy() for ids in (block.head, block.tail))
+        head, tail = (
+            ids.expand(block.shape).reshape(-1).numpy() for ids in (block.head, block.tail)
+        )
         kept = np.ones(block.numel, bool)
         if block.unused is not None:
             kept = ~block.unused.expand(block.shape).reshape(-1).numpy()
-        move = np.sign(head)[:, None] * expand[abs(head)] - np.sign(tail)[:, None] * expand[abs(tail)]
+        move = (
+            np.sign(head)[:, None] * expand[abs(head)] - np.sign(tail)[:, None] * expand[abs(tail)]
+        )
         rows.append(move[kept])
         sizes.append((own[block.name].detach().double().abs() ** p).reshape(-1).numpy()[kept])
     return np.concatenate(rows).astype(float), np.concatenate(sizes)
 
 
 def convex_optimum(change: np.ndarray, sizes: np.ndarray, p: float, free: np.ndarray) -> float:
-    """The least sum over ``phi``, other units kept, by a trust-region method that knows nothing of networks."""
+    """The least sum over ``phi``, other units kept, by a trust-region method that
+    knows nothing of networks.
+    """
     rows = change[:, free]
 
     def terms(phi: np.ndarray) -> np.ndarray:
@@ -64,7 +74,9 @@ def convex_optimum(change: np.ndarray, sizes: np.ndarray, p: float, free: np.nda
 class ConvNorm(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1, bias=False) for a, b in ((2, 5), (5, 6), (6, 4)))
+        self.convs = nn.ModuleList(
+            nn.Conv2d(a, b, 3, padding=1, bias=False) for a, b in ((2, 5), (5, 6), (6, 4))
+        )
         self.norms = nn.ModuleList(nn.BatchNorm2d(n) for n in (5, 6, 4))
         self.head = nn.Linear(4, 3)
 
@@ -77,7 +89,11 @@ class ConvNorm(nn.Module):
 class Gates(nn.Module):
     def __init__(self, kind: Callable[..., nn.Module]) -> None:
         super().__init__()
-        self.embed, self.cell, self.head = nn.Linear(3, 4), kind(4, 5, batch_first=True), nn.Linear(5, 2)
+        self.embed, self.cell, self.head = (
+            nn.Linear(3, 4),
+            kind(4, 5, batch_first=True),
+            nn.Linear(5, 2),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.cell(F.relu(self.embed(x)))[0])
@@ -87,7 +103,9 @@ class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Linear(3, 8)
-        self.layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True, norm_first=True)
+        self.layer = nn.TransformerEncoderLayer(
+            8, 2, 12, dropout=0.0, batch_first=True, norm_first=True
+        )
         self.head = nn.Linear(8, 2)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -107,7 +125,9 @@ class Product(nn.Module):
 
 
 class LoopThenNorm(nn.Module):
-    """A recurrent layer that only a normalisation reads: its hidden units shrink together for nothing."""
+    """A recurrent layer that only a normalisation reads: its hidden units
+    shrink together for nothing.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +161,14 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "loop and norm": (LoopThenNorm, (2, 4, 2)),
     "mlp": (lambda: mlp(3, 6, 6, 2), (2, 3)),
 }
-SMALL = ("residual_cnn", "tied_transposed", "tied_depth", "rnn_first_input_nobias", "tied_names", "conv_dead_taps")
+SMALL = (
+    "residual_cnn",
+    "tied_transposed",
+    "tied_depth",
+    "rnn_first_input_nobias",
+    "tied_names",
+    "conv_dead_taps",
+)
 
 
 def network(name: str) -> tuple[nn.Module, ps.ReductionGraph]:
@@ -167,7 +194,9 @@ def test_the_minimum_is_that_of_a_generic_convex_solver(name: str, p: int) -> No
     least = convex_optimum(change, sizes, p, free)
     assert found.before == pytest.approx(sizes.sum(), rel=1e-12)
     assert found.after <= least * (1 + 1e-9)
-    assert found.after == pytest.approx((sizes * np.exp(p * (change @ found.phi.numpy()))).sum(), rel=1e-9)
+    assert found.after == pytest.approx(
+        (sizes * np.exp(p * (change @ found.phi.numpy()))).sum(), rel=1e-9
+    )
     assert not found.phi.numpy()[found.kept - 1].any()
     ps.balance(model, graph, p=p)
     assert change_and_sizes(model, graph, p)[1].sum() == pytest.approx(found.after, rel=1e-9)
@@ -175,12 +204,18 @@ def test_the_minimum_is_that_of_a_generic_convex_solver(name: str, p: int) -> No
 
 @pytest.mark.parametrize("name", ["trained conv and norm", "conv and norm in training"])
 def test_what_comes_before_a_norm_is_balanced_against_it(name: str) -> None:
-    """Only the channels that a norm reads are left alone; the channels it writes have both sides equal."""
+    """Only the channels that a norm reads are left alone; the channels it
+    writes have both sides equal.
+    """
     model, graph = network(name)
     found = ps.balancing(model, graph)
-    assert [(len(units), "normalisation" in why) for why, units in found.left_alone.items()] == [(15, True)]
+    assert [(len(units), "normalisation" in why) for why, units in found.left_alone.items()] == [
+        (15, True)
+    ]
     kernel = model.convs[0].weight.clone()
-    smaller = ps.balancing(copy.deepcopy(model), ps.trace(model, torch.randn(2, 2, 6, 6).double(), norm_eps="respect"))
+    smaller = ps.balancing(
+        copy.deepcopy(model), ps.trace(model, torch.randn(2, 2, 6, 6).double(), norm_eps="respect")
+    )
     assert found.after <= smaller.after * (1 + 1e-12)
     ps.balance(model, graph)
     assert torch.equal(model.convs[0].weight, kernel)
@@ -211,8 +246,14 @@ def test_all_copies_have_one_canonical_gauge(name: str) -> None:
     """Units that normalisations follow included."""
     model, graph = network(name)
     twin = copy.deepcopy(model)
-    other = dataclasses.replace(graph, parameters=dict(twin.named_parameters(remove_duplicate=False)))
-    ps.rescale(twin, graph, 3 * torch.randn(graph.num_units, generator=torch.Generator().manual_seed(2)).double())
+    other = dataclasses.replace(
+        graph, parameters=dict(twin.named_parameters(remove_duplicate=False))
+    )
+    ps.rescale(
+        twin,
+        graph,
+        3 * torch.randn(graph.num_units, generator=torch.Generator().manual_seed(2)).double(),
+    )
     for net, of in ((model, graph), (twin, other)):
         ps.rescale(net, of, torch.from_numpy(canonical_scales(of)))
     for one, two in zip(model.parameters(), twin.parameters(), strict=True):
@@ -224,7 +265,11 @@ def test_far_away_networks_are_found_back() -> None:
     model, graph = network("mlp")
     least = ps.balancing(model, graph).after
     generator = torch.Generator().manual_seed(0)
-    for phi in (torch.full((12,), 100.0), torch.linspace(-120, 120, 12), 60 * torch.randn(12, generator=generator)):
+    for phi in (
+        torch.full((12,), 100.0),
+        torch.linspace(-120, 120, 12),
+        60 * torch.randn(12, generator=generator),
+    ):
         twin = ps.rescale(copy.deepcopy(model), graph, phi.double())
         assert ps.balancing(twin, graph).after == pytest.approx(least, rel=1e-9)
 
@@ -253,7 +298,13 @@ def signed_graphs(draw: st.DrawFn) -> ps.ReductionGraph:
         row[draw(st.integers(0, units - 1))] += draw(st.sampled_from([1, 1, -1]))
     end = st.integers(0, units + derived)
     signed = st.tuples(end, st.sampled_from([1, 1, 1, -1])).map(lambda pair: pair[0] * pair[1])
-    edges = draw(st.lists(st.tuples(signed, signed, st.sampled_from([1.0, 2.0, 0.25, 0.0])), min_size=1, max_size=14))
+    edges = draw(
+        st.lists(
+            st.tuples(signed, signed, st.sampled_from([1.0, 2.0, 0.25, 0.0])),
+            min_size=1,
+            max_size=14,
+        )
+    )
     model = mlp(1, 1)
     graph = ps.trace(model, torch.randn(1, 1))
     tail, head = (torch.tensor([edge[i] for edge in edges]) for i in (0, 1))
@@ -274,7 +325,9 @@ def has_minimum(rows: np.ndarray) -> bool:
     """No direction shrinks a term without making another grow."""
     if not rows.size:
         return True
-    slack = linprog(rows.sum(0), A_ub=rows, b_ub=np.zeros(len(rows)), bounds=(-1, 1), method="highs")
+    slack = linprog(
+        rows.sum(0), A_ub=rows, b_ub=np.zeros(len(rows)), bounds=(-1, 1), method="highs"
+    )
     return bool(slack.fun > -1e-7)
 
 
@@ -309,20 +362,34 @@ class Triangle(nn.Module):
     ("change", "reasons"),
     [
         (lambda m: None, {"no weight leaves": 1}),
-        (lambda m: m.second.weight[:, 1].zero_(), {"no weight leaves": 1, "that leave it are zero": 1}),
-        (lambda m: (m.first.weight[0].zero_(), m.first.bias[0].zero_()), {"no weight leaves": 1, "enter it are": 1}),
         (
-            lambda m: (m.first.weight[0].zero_(), m.first.bias[0].zero_(), m.second.weight[:, 0].zero_()),
+            lambda m: m.second.weight[:, 1].zero_(),
+            {"no weight leaves": 1, "that leave it are zero": 1},
+        ),
+        (
+            lambda m: (m.first.weight[0].zero_(), m.first.bias[0].zero_()),
+            {"no weight leaves": 1, "enter it are": 1},
+        ),
+        (
+            lambda m: (
+                m.first.weight[0].zero_(),
+                m.first.bias[0].zero_(),
+                m.second.weight[:, 0].zero_(),
+            ),
             {"no weight leaves": 1, "at it are zero": 1},
         ),
     ],
 )
-def test_every_unit_left_alone_has_its_reason(change: Callable[[Triangle], None], reasons: dict[str, int]) -> None:
+def test_every_unit_left_alone_has_its_reason(
+    change: Callable[[Triangle], None], reasons: dict[str, int]
+) -> None:
     model, x = Triangle(), torch.randn(2, 2)
     with torch.no_grad():
         change(model)
     found = ps.balancing(model, ps.trace(model, x))
-    assert {key: len(units) for key in reasons for why, units in found.left_alone.items() if key in why} == reasons
+    assert {
+        key: len(units) for key in reasons for why, units in found.left_alone.items() if key in why
+    } == reasons
     assert len(found.kept) == sum(reasons.values())
     assert "left alone" in str(found)
 
@@ -341,7 +408,9 @@ def test_a_loop_keeps_one_unit_only() -> None:
     assert [units.tolist() for units in found.left_alone.values()] == [[3]]
     block = dataclasses.replace(block, head=torch.tensor([1, 2, 2, 1]))
     found = ps.balancing(Holder(weight), dataclasses.replace(loop, blocks=(block,), num_units=2))
-    assert [(len(units), "closed walk" in why) for why, units in found.left_alone.items()] == [(1, True)]
+    assert [(len(units), "closed walk" in why) for why, units in found.left_alone.items()] == [
+        (1, True)
+    ]
 
 
 @pytest.mark.parametrize("name", [*NETS, *SMALL])
@@ -353,10 +422,16 @@ def test_ends_and_neighbours_are_those_of_single_weights(name: str) -> None:
     pairs = Pairs(graph, 2, dict(model.named_parameters(remove_duplicate=False)))
     # units that weights enter or leave, asked of the structure alone, and counted weight by weight
     counted = pairs.counts()
-    assert [side.tolist() for side in neighbours(pairs)] == [(side > 0).tolist() for side in counted]
+    assert [side.tolist() for side in neighbours(pairs)] == [
+        (side > 0).tolist() for side in counted
+    ]
     listed: set[tuple[int, int]] = set()
     for block in graph.blocks:
-        kept = torch.ones(block.shape, dtype=torch.bool) if block.unused is None else ~block.unused.expand(block.shape)
+        kept = (
+            torch.ones(block.shape, dtype=torch.bool)
+            if block.unused is None
+            else ~block.unused.expand(block.shape)
+        )
         tails, heads = (ids.expand(block.shape)[kept].tolist() for ids in (block.tail, block.head))
         listed |= {(t, h) for t, h in zip(tails, heads, strict=True) if t != h}
     ends = pairs.ends(len(listed))
@@ -365,7 +440,9 @@ def test_ends_and_neighbours_are_those_of_single_weights(name: str) -> None:
 
 
 @pytest.mark.parametrize("zeros", [0.0, 0.3])
-def test_the_pairs_of_a_matrix_are_not_listed(zeros: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pairs_of_a_matrix_are_not_listed(
+    zeros: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     layers = [nn.Linear(3, 60), *(nn.Linear(60, 60) for _ in range(4)), nn.Linear(60, 2)]
     net = nn.Sequential(*(part for layer in layers for part in (layer, nn.ReLU())))
     for layer in layers[1:-1]:
@@ -383,7 +460,9 @@ def test_the_pairs_of_a_matrix_are_not_listed(zeros: float, monkeypatch: pytest.
 
 
 def test_a_group_that_ends_nowhere_is_found_through_matrices_with_zeros() -> None:
-    """Of the last hidden layer every second unit leads nowhere, and with it what enters those alone."""
+    """Of the last hidden layer every second unit leads nowhere, and with it
+    what enters those alone.
+    """
     net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
     with torch.no_grad():
         net[2].weight[::2, ::2] = 0

@@ -1,4 +1,6 @@
-"""Basis paths against enumerated paths: number, exact rank, integer coefficients, values, rebuilding."""
+"""Basis paths against enumerated paths: number, exact rank, integer
+coefficients, values, rebuilding.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ def check_basis(graph: ps.ReductionGraph, basis: BasisPaths, paths: np.ndarray) 
     assert counts.shape == (len(basis), graph.num_weights)
     assert len(basis) == graph.dimension == exact_rank(counts)
     assert not (counts @ incidence(graph)).any()
-    # coefficients are linear in the path (one test below); hundreds of paths show more than tens of thousands
+    # coefficients are linear in the path (one test below); hundreds of paths show
+    # more than tens of thousands
     some = paths[:: max(1, len(paths) // 300)]
     coefficients = basis.coefficients(some)
     assert np.issubdtype(coefficients.dtype, np.integer)
@@ -61,7 +64,9 @@ def test_basis_is_exact(name: str, rule: str) -> None:
 
 def check_random(model: nn.Module, args: tuple[torch.Tensor, ...], rule: str) -> None:
     graph = ps.trace(model, *args, sizes="given")
-    check_basis(graph, graph.skeleton(rule, seed=2).basis(), aligned(graph, enumerate_paths(model, *args)))
+    check_basis(
+        graph, graph.skeleton(rule, seed=2).basis(), aligned(graph, enumerate_paths(model, *args))
+    )
 
 
 @given(dag_specs(), rules)
@@ -97,18 +102,24 @@ def test_counting_matrix_is_that_of_the_oracle(name: str, rule: str) -> None:
     """The same two trees, turned into rows by exact inversion of the trees' incidence matrices."""
     graph = traced(name)
     skeleton = graph.skeleton(rule, seed=1)
-    assert np.array_equal(skeleton.basis().counting_matrix().toarray(), path_problem(graph, skeleton).rows)
+    assert np.array_equal(
+        skeleton.basis().counting_matrix().toarray(), path_problem(graph, skeleton).rows
+    )
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", [name for name in CASES if name not in RELATED])
 def test_trees_can_be_walked(name: str, rule: str) -> None:
-    """Following `in_*` and `out_*` edge by edge, in the directions stated, meets the root from every unit."""
+    """Following `in_*` and `out_*` edge by edge, in the directions stated, meets
+    the root from every unit.
+    """
     graph = traced(name)
     skeleton = graph.skeleton(rule, seed=1)
     problem = path_problem(graph, skeleton)
     units = np.arange(1, graph.num_units + 1)
-    edges = [(int(t @ units), int(h @ units)) for t, h in zip(problem.tails, problem.heads, strict=True)]
+    edges = [
+        (int(t @ units), int(h @ units)) for t, h in zip(problem.tails, problem.heads, strict=True)
+    ]
     walks = []
     for numbers, forward, towards in (
         (problem.tree_in, skeleton.in_forward, False),
@@ -116,7 +127,8 @@ def test_trees_can_be_walked(name: str, rule: str) -> None:
     ):
         tree = {v: (numbers[v - 1], bool(forward[v])) for v in range(1, graph.num_units + 1)}
         walks.append({v: signed_walk(v, edges, tree, towards) for v in tree})
-    # units share a chain exactly when their p_v agree, and are in the root's chain exactly when it vanishes
+    # units share a chain exactly when their p_v agree, and are in the root's chain
+    # exactly when it vanishes
     seen: dict[int, dict[int, int]] = {0: {}}
     for v in range(1, graph.num_units + 1):
         p = dict(walks[0][v])
@@ -137,7 +149,9 @@ def test_masks_mark_the_trees(name: str) -> None:
         (skeleton.outgoing, problem.tree_out),
         (skeleton.masks, [*problem.tree_in, *problem.tree_out]),
     ):
-        marked = {i for i, (key, flat) in enumerate(edge_slots(graph)) if masks[key].reshape(-1)[flat]}
+        marked = {
+            i for i, (key, flat) in enumerate(edge_slots(graph)) if masks[key].reshape(-1)[flat]
+        }
         assert marked == set(numbers)
         assert sum(int(mask.sum()) for mask in masks.values()) == len(marked)
 
@@ -154,7 +168,8 @@ def test_masks_of_the_modulo_rule_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["mlp_2x4x1x3x2", "residual_cnn", "rnn_op_2_layers", "batchnorm_residual", "tied_transposed"]
+    "name",
+    ["mlp_2x4x1x3x2", "residual_cnn", "rnn_op_2_layers", "batchnorm_residual", "tied_transposed"],
 )
 def test_values_are_products_of_weights(name: str) -> None:
     basis, graph = basis_of(name, "random"), traced(name)
@@ -187,7 +202,9 @@ def test_monomials_evaluate_to_the_values(name: str) -> None:
     for monomial, value in zip(monomials, values.tolist(), strict=True):
         assert {symbol.name for symbol in monomial.free_symbols} <= set(weights)
         assert all(symbol.is_real and symbol.is_nonzero for symbol in monomial.free_symbols)
-        numbers = {symbol: sympy.Float(weights[symbol.name], 20) for symbol in monomial.free_symbols}
+        numbers = {
+            symbol: sympy.Float(weights[symbol.name], 20) for symbol in monomial.free_symbols
+        }
         assert float(monomial.subs(numbers)) == pytest.approx(value, rel=1e-10)
 
 
@@ -240,7 +257,9 @@ def test_coefficients_refuse_what_is_no_circulation() -> None:
 
 def test_a_tree_of_largest_weights_holds_no_zero_if_it_can_be_helped() -> None:
     torch.manual_seed(0)
-    layer = nn.MultiheadAttention(8, 2, batch_first=True)  # its biases start at 0, and lie nearest to the root
+    layer = nn.MultiheadAttention(
+        8, 2, batch_first=True
+    )  # its biases start at 0, and lie nearest to the root
     x = torch.randn(2, 5, 8)
     graph = ps.trace(layer, x, x, x)
     assert graph.num_units
@@ -262,7 +281,9 @@ def test_a_tree_of_largest_weights_takes_the_largest_tap_of_a_kernel(dims: int) 
         for unit in range(3):
             first[(unit, unit % 2, unit, 1)[: dims + 2]] = 5.0 + unit
             last[(unit % 2, unit, 2 - unit, unit)[: dims + 2]] = 7.0 + unit
-    graph = ps.trace(model, torch.randn(1, 2, 7, 7)[..., 0] if dims == 1 else torch.randn(1, 2, 7, 7))
+    graph = ps.trace(
+        model, torch.randn(1, 2, 7, 7)[..., 0] if dims == 1 else torch.randn(1, 2, 7, 7)
+    )
     skeleton = graph.skeleton(rule="magnitude")
     assert sorted(skeleton.tree_in.gather(graph)[1:].tolist()) == [5.0, 6.0, 7.0]
     assert sorted(skeleton.tree_out.gather(graph)[1:].tolist()) == [7.0, 8.0, 9.0]

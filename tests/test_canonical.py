@@ -1,4 +1,6 @@
-"""Rescaling, canonical forms and balancing: the same function, other weights, and optimizers that come along."""
+"""Rescaling, canonical forms and balancing: the same function, other weights, and
+optimizers that come along.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def sides(model: nn.Module, graph: ps.ReductionGraph, p: float) -> tuple[np.ndar
     """Sums of |w|^p over the edges into and out of every unit, edge by edge."""
     tails, heads = graph.ends()
     own = dict(model.named_parameters(remove_duplicate=False))
-    values = np.concatenate([own[block.name].detach().abs().pow(p).reshape(-1).numpy() for block in graph.blocks])
+    values = np.concatenate(
+        [own[block.name].detach().abs().pow(p).reshape(-1).numpy() for block in graph.blocks]
+    )
     count = graph.num_units + 1
     loops = tails == heads
     incoming, outgoing = np.zeros(count), np.zeros(count)
@@ -50,12 +54,16 @@ def sides(model: nn.Module, graph: ps.ReductionGraph, p: float) -> tuple[np.ndar
 
 @pytest.mark.parametrize("name", HELD_OUT)
 @pytest.mark.parametrize("tree", ["in", "out"])
-def test_canonical_models_compute_the_same_with_skeleton_weights_of_size_one(name: str, tree: str) -> None:
+def test_canonical_models_compute_the_same_with_skeleton_weights_of_size_one(
+    name: str, tree: str
+) -> None:
     model, args = doubled(name)
     before = outputs(model, args)
     skeleton = ps.trace(model, *args).skeleton("random", 1)
     ps.canonicalise(model, skeleton, tree)
-    torch.testing.assert_close(outputs(model, args), before, rtol=1e-10, atol=1e-10 * float(before.abs().max()))
+    torch.testing.assert_close(
+        outputs(model, args), before, rtol=1e-10, atol=1e-10 * float(before.abs().max())
+    )
     chosen = (skeleton.tree_in if tree == "in" else skeleton.tree_out).gather(skeleton.graph)
     torch.testing.assert_close(chosen.abs(), torch.ones_like(chosen), rtol=1e-12, atol=0)
 
@@ -78,7 +86,9 @@ def test_balanced_models_compute_the_same_with_equal_sides(name: str, p: int) ->
     before = outputs(model, args)
     graph = ps.trace(model, *args)
     ps.balance(model, graph, p=p)
-    torch.testing.assert_close(outputs(model, args), before, rtol=1e-10, atol=1e-10 * float(before.abs().max()))
+    torch.testing.assert_close(
+        outputs(model, args), before, rtol=1e-10, atol=1e-10 * float(before.abs().max())
+    )
     if graph.forms.shape[0] or any(block.unused is not None for block in graph.blocks):
         return
     incoming, outgoing = sides(model, graph, p)
@@ -94,7 +104,9 @@ def test_units_without_a_minimum_are_left_alone() -> None:
     first = model[0].weight.clone()
     ps.balance(model, graph)
     assert torch.equal(model[0].weight, first)
-    torch.testing.assert_close(model[1].weight ** 2 + model[1].bias ** 2, (model[3].weight ** 2).sum(0))
+    torch.testing.assert_close(
+        model[1].weight ** 2 + model[1].bias ** 2, (model[3].weight ** 2).sum(0)
+    )
 
 
 def test_a_dead_unit_is_left_alone() -> None:
@@ -140,7 +152,10 @@ def test_wrong_requests_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # --- optimizers
 
-x, y = torch.randn(16, 3, generator=torch.Generator().manual_seed(0)).double(), torch.ones(16, 2).double()
+x, y = (
+    torch.randn(16, 3, generator=torch.Generator().manual_seed(0)).double(),
+    torch.ones(16, 2).double(),
+)
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
@@ -164,7 +179,9 @@ def two(make: Any) -> list[tuple[nn.Module, ps.ReductionGraph, torch.optim.Optim
 
 
 def phi_for(graph: ps.ReductionGraph) -> Tensor:
-    return torch.randn(graph.num_units, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    return torch.randn(
+        graph.num_units, generator=torch.Generator().manual_seed(3), dtype=torch.float64
+    )
 
 
 MAKERS = {
@@ -178,7 +195,9 @@ MAKERS = {
 
 @pytest.mark.parametrize("kind", MAKERS)
 def test_buffers_are_what_they_would_be_had_the_network_always_been_rescaled(kind: str) -> None:
-    """With a learning rate of zero the weights stay, so the buffers of both networks can be gathered and compared."""
+    """With a learning rate of zero the weights stay, so the buffers of both networks can
+    be gathered and compared.
+    """
     (_, graph, _), (other, twin, late) = two(lambda m, g: _still(MAKERS[kind](m, g)))
     ps.rescale(other, twin, phi_for(twin), optimizer=late, keep_trajectory=False)
     torch.manual_seed(0)
@@ -190,7 +209,9 @@ def test_buffers_are_what_they_would_be_had_the_network_always_been_rescaled(kin
     for one, two_ in zip(early.parameters(), other.parameters(), strict=True):
         for key, buffer in fresh.state[one].items():
             tolerance = 1e-5 if kind == "rmsprop" and key == "momentum_buffer" else 1e-9
-            torch.testing.assert_close(late.state[two_][key], buffer, rtol=tolerance, atol=1e-300 + tolerance * 1e-3)
+            torch.testing.assert_close(
+                late.state[two_][key], buffer, rtol=tolerance, atol=1e-300 + tolerance * 1e-3
+            )
             seen += 1
     assert seen >= 6
 
@@ -222,7 +243,9 @@ def test_gsgd_with_momentum_goes_on_as_if_nothing_had_happened() -> None:
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_sgd_with_momentum_keeps_its_trajectory(nesterov: bool) -> None:
     def make(model: nn.Module, graph: ps.ReductionGraph) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=nesterov, weight_decay=0.01)
+        return torch.optim.SGD(
+            model.parameters(), lr=0.05, momentum=0.9, nesterov=nesterov, weight_decay=0.01
+        )
 
     (model, _, optimizer), (other, graph, late) = two(make)
     start = model(x).detach()
@@ -260,7 +283,9 @@ def test_an_optimizer_that_cannot_be_transported_is_refused_before_anything_chan
 
 
 def test_copies_are_rescaled_and_balanced_alike() -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).double()
+    model = torch.nn.Sequential(
+        torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)
+    ).double()
     x = torch.randn(5, 3).double()
     copied = copy.deepcopy(model)
     graph, before = ps.trace(model, x), model(x)

@@ -14,7 +14,12 @@ from pathspace.capture import capture
 
 def layered() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(), nn.Flatten(), nn.Linear(4 * 16, 2)
+        nn.Conv2d(3, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Dropout(),
+        nn.Flatten(),
+        nn.Linear(4 * 16, 2),
     )
 
 
@@ -27,7 +32,11 @@ def test_the_model_is_left_untouched(training: bool) -> None:
     before = copy.deepcopy(model.state_dict())
     identities = {name: id(p) for name, p in model.named_parameters()}
     state = torch.get_rng_state()
-    capture(model, (torch.randn(2, 3, 6, 6),)) if training else ps.trace(model, torch.zeros(2, 3, 6, 6))
+    (
+        capture(model, (torch.randn(2, 3, 6, 6),))
+        if training
+        else ps.trace(model, torch.zeros(2, 3, 6, 6))
+    )
     if not training:
         assert torch.equal(torch.get_rng_state(), state)
     assert model.training == training
@@ -91,7 +100,9 @@ def test_keyword_inputs_and_nested_outputs() -> None:
         (nn.DataParallel(nn.Linear(3, 3)), (torch.randn(2, 3),), "model.module"),
     ],
 )
-def test_failures_are_one_sentence(model: nn.Module, inputs: tuple[Tensor, ...], words: str) -> None:
+def test_failures_are_one_sentence(
+    model: nn.Module, inputs: tuple[Tensor, ...], words: str
+) -> None:
     with pytest.raises(ps.PathspaceError) as caught:
         ps.trace(model, *inputs)
     assert words in str(caught.value)
@@ -99,7 +110,9 @@ def test_failures_are_one_sentence(model: nn.Module, inputs: tuple[Tensor, ...],
 
 
 def test_batch_norms_that_average_all_batches_are_traced() -> None:
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=None), nn.ReLU(), nn.Linear(4, 2))
+    model = nn.Sequential(
+        nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=None), nn.ReLU(), nn.Linear(4, 2)
+    )
     certificate = ps.verify(model, torch.randn(5, 3))
     assert certificate.holds and certificate.units == 8
     assert model[1].momentum is None and model[1].num_batches_tracked == 0

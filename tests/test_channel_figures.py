@@ -1,4 +1,6 @@
-"""The committed figures on channels: the page is what the data say, and the data say what the page promises."""
+"""The committed figures on channels: the page is what the data say, and the data
+say what the page promises.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from benchmarks.figures import DOCS, load, written
 
 @pytest.mark.parametrize("part", [matching, pruning, smoothing])
 def test_the_page_is_what_the_data_say(part):
-    assert (DOCS / part.PAGE).read_text() == written(part.PAGE, part.NAME, part.tables(load(part.NAME)))
+    assert (DOCS / part.PAGE).read_text() == written(
+        part.PAGE, part.NAME, part.tables(load(part.NAME))
+    )
 
 
 def test_half_of_the_channels_of_most_families():
@@ -26,7 +30,9 @@ def test_mappings_of_the_registry():
     assert sum(row["found"] for row in rows) >= 225 / 232 * sum(row["listed"] for row in rows)
     assert all(mapping["reason"] for row in rows for mapping in row["missed"])
     assert len(held["unlisted"]) >= 10
-    assert all(row["pairs"] and row["change"] <= 1e-5 for row in [*rows, *held["unlisted"].values()])
+    assert all(
+        row["pairs"] and row["change"] <= 1e-5 for row in [*rows, *held["unlisted"].values()]
+    )
     assert all(row["same"] and row["quantised"] for row in held["accepted"].values())
 
 
@@ -34,6 +40,10 @@ def test_matched_networks_are_nearer_than_unmatched_ones():
     rows = load("matching")["rows"]
     for name in matching.NETS:
         for pair in range(matching.PAIRS):
-            barriers = {row["way"]: row["barrier"] for row in rows if (row["net"], row["pair"]) == (name, pair)}
+            barriers = {
+                row["way"]: row["barrier"]
+                for row in rows
+                if (row["net"], row["pair"]) == (name, pair)
+            }
             assert barriers["weights"] < 0.2 * barriers["as trained"]
     assert all(row["moved"] <= 1e-5 for row in rows if row["way"] != "rebasin")

@@ -1,4 +1,6 @@
-"""Channels: what is left out of a smaller model, against hooks that silence the same channels in the full one."""
+"""Channels: what is left out of a smaller model, against hooks that silence the same
+channels in the full one.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ import pathspace as ps
 
 
 def conv(a: int, b: int, kernel: int = 3, groups: int = 1) -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(a, b, kernel, padding=kernel // 2, groups=groups, bias=False), nn.BatchNorm2d(b))
+    return nn.Sequential(
+        nn.Conv2d(a, b, kernel, padding=kernel // 2, groups=groups, bias=False), nn.BatchNorm2d(b)
+    )
 
 
 class Residual(nn.Module):
@@ -58,7 +62,11 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, _ = x.shape
-        q, k, v = self.qkv(x).reshape(batch, length, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            self.qkv(x)
+            .reshape(batch, length, 3, self.num_heads, self.head_dim)
+            .permute(2, 0, 3, 1, 4)
+        )
         x = F.scaled_dot_product_attention(q, k, v)
         return self.proj(x.transpose(1, 2).reshape(batch, length, self.inner))
 
@@ -68,7 +76,11 @@ class Block(nn.Module):
 
     def __init__(self, attention: nn.Module) -> None:
         super().__init__()
-        self.embed, self.place, self.attention = nn.Linear(3, 16), nn.Parameter(torch.randn(5, 16)), attention
+        self.embed, self.place, self.attention = (
+            nn.Linear(3, 16),
+            nn.Parameter(torch.randn(5, 16)),
+            attention,
+        )
         self.one, self.two = nn.LayerNorm(16), nn.LayerNorm(16)
         self.up, self.down, self.head = nn.Linear(16, 24), nn.Linear(12, 16), nn.Linear(16, 2)
 
@@ -83,7 +95,11 @@ class Stubborn(Attention):
     """Its code takes the size of what comes out from what came in."""
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).reshape(*x.shape[:2], 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            self.qkv(x)
+            .reshape(*x.shape[:2], 3, self.num_heads, self.head_dim)
+            .permute(2, 0, 3, 1, 4)
+        )
         return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(x.shape))
 
 
@@ -96,9 +112,16 @@ class Grouped(Attention):
 
     def forward(self, x: Tensor) -> Tensor:
         sizes = [heads * self.head_dim for heads in (self.num_heads, self.pairs, self.pairs)]
-        q, k, v = (t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for t in self.qkv(x).split(sizes, -1))
+        q, k, v = (
+            t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for t in self.qkv(x).split(sizes, -1)
+        )
         k, v = (t.repeat_interleave(self.num_heads // self.pairs, 1) for t in (k, v))
-        return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(*x.shape[:2], self.inner))
+        return self.proj(
+            F.scaled_dot_product_attention(q, k, v)
+            .transpose(1, 2)
+            .reshape(*x.shape[:2], self.inner)
+        )
 
 
 class Enlarged(nn.Module):
@@ -106,7 +129,11 @@ class Enlarged(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.up, self.wide = conv(3, 8), nn.ConvTranspose2d(8, 6, 2, stride=2), nn.ConvTranspose2d(14, 4, 3)
+        self.a, self.up, self.wide = (
+            conv(3, 8),
+            nn.ConvTranspose2d(8, 6, 2, stride=2),
+            nn.ConvTranspose2d(14, 4, 3),
+        )
         self.head = nn.Conv2d(4, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -120,7 +147,11 @@ class Recurrent(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.into, self.again, self.out = nn.Linear(3, 6), nn.Linear(6, 6, bias=False), nn.Linear(6, 2)
+        self.into, self.again, self.out = (
+            nn.Linear(3, 6),
+            nn.Linear(6, 6, bias=False),
+            nn.Linear(6, 2),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         h = x.new_zeros(len(x), self.again.in_features)
@@ -136,7 +167,10 @@ class Tables(nn.Module):
         super().__init__()
         self.q, self.k, self.v = (nn.Parameter(torch.randn(4, 6, 5) / 3) for _ in range(3))
         self.o, self.last = nn.Parameter(torch.randn(4, 5, 6) / 3), nn.Linear(6, 2)
-        self.up, self.down = nn.Parameter(torch.randn(3, 6, 16) / 3), nn.Parameter(torch.randn(3, 8, 6) / 3)
+        self.up, self.down = (
+            nn.Parameter(torch.randn(3, 6, 16) / 3),
+            nn.Parameter(torch.randn(3, 8, 6) / 3),
+        )
         self.into, self.router = nn.Linear(3, 6), nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -159,7 +193,11 @@ class Shuffled(nn.Module):
         left, right = self.a(x).chunk(2, 1)
         x = torch.cat([left, torch.relu(self.b(right))], 1)
         batch, size, height, width = x.shape
-        x = x.view(batch, 2, size // 2, height, width).transpose(1, 2).reshape(batch, size, height, width)
+        x = (
+            x.view(batch, 2, size // 2, height, width)
+            .transpose(1, 2)
+            .reshape(batch, size, height, width)
+        )
         return self.head(torch.relu(x))
 
 
@@ -174,7 +212,9 @@ MODELS = {
     "stubborn": (lambda: Block(Stubborn(16, 4)), TOKENS),
     "shuffled": (Shuffled, IMAGE),
     "plain": (
-        lambda: nn.Sequential(nn.Linear(3, 7), nn.Tanh(), nn.Linear(7, 5), nn.PReLU(5), nn.Linear(5, 2)),
+        lambda: nn.Sequential(
+            nn.Linear(3, 7), nn.Tanh(), nn.Linear(7, 5), nn.PReLU(5), nn.Linear(5, 2)
+        ),
         TOKENS[0],
     ),
 }
@@ -190,17 +230,24 @@ def build(name: str, seed: int = 0) -> tuple[nn.Module, Tensor]:
     return model, x.double()
 
 
-def silenced(model: nn.Module, groups: ps.ChannelGroups, kept: dict[str, Tensor], x: Tensor) -> Tensor:
+def silenced(
+    model: nn.Module, groups: ps.ChannelGroups, kept: dict[str, Tensor], x: Tensor
+) -> Tensor:
     """The oracle: channels are zero where a layer reads them, by hooks on the model as it is."""
     hooks = []
     for name, numbers in kept.items():
         group = groups[name]
         gone = [c for c in range(len(group)) if c not in numbers.tolist()]
         for tensor, dim in group.readers:
-            layer, where = model.get_submodule(tensor.rpartition(".")[0]), group.slices[tensor, dim][gone].reshape(-1)
+            layer, where = (
+                model.get_submodule(tensor.rpartition(".")[0]),
+                group.slices[tensor, dim][gone].reshape(-1),
+            )
             last = isinstance(layer, nn.Linear)
 
-            def hook(module: nn.Module, args: tuple[Tensor], where: Tensor = where, last: bool = last) -> tuple[Tensor]:
+            def hook(
+                module: nn.Module, args: tuple[Tensor], where: Tensor = where, last: bool = last
+            ) -> tuple[Tensor]:
                 return (args[0].index_fill(-1 if last else 1, where, 0),)
 
             hooks.append(layer.register_forward_pre_hook(hook))
@@ -217,9 +264,14 @@ def test_a_smaller_model_computes_what_hooks_leave(name):
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
     groups = ps.channels(model, x)
     assert groups.removable
-    for keep in (0.5, {group.name: torch.arange(len(group)) % 2 == 1 for group in groups.removable}):
+    for keep in (
+        0.5,
+        {group.name: torch.arange(len(group)) % 2 == 1 for group in groups.removable},
+    ):
         small, kept = groups.remove(keep), groups.kept(keep)
-        assert sum(p.numel() for p in small.parameters()) < 0.9 * sum(p.numel() for p in model.parameters())
+        assert sum(p.numel() for p in small.parameters()) < 0.9 * sum(
+            p.numel() for p in model.parameters()
+        )
         expected = silenced(model, groups, kept, x)
         torch.testing.assert_close(small(x), expected, rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(groups.masked(keep)(x), expected, rtol=1e-10, atol=1e-10)
@@ -231,15 +283,22 @@ def test_channels_of_known_layers():
     def sizes(name):
         return {group.name: (len(group), len(group.slices)) for group in ps.channels(*build(name))}
 
-    assert sizes("residual") == {"stem.0.weight": (8, 12), "wide.0.weight": (16, 14), "down.weight": (4, 3)}
+    assert sizes("residual") == {
+        "stem.0.weight": (8, 12),
+        "wide.0.weight": (16, 14),
+        "down.weight": (4, 3),
+    }
     assert sizes("block") == {
         "embed.weight": (16, 14),
         "attention.qkv.weight": (4, 3),
         "up.weight": (12, 3),
     }
     heads = ps.channels(*build("block"))["attention.qkv.weight"]
-    assert heads.slices["attention.qkv.bias", 0][1].tolist() == [i + 4 for p in (0, 16, 32) for i in range(p, p + 4)]
-    # a channel of a grouped convolution is a whole group: four channels, each read in four places of a flattened map
+    assert heads.slices["attention.qkv.bias", 0][1].tolist() == [
+        i + 4 for p in (0, 16, 32) for i in range(p, p + 4)
+    ]
+    # a channel of a grouped convolution is a whole group: four channels, each read in four
+    # places of a flattened map
     dense = ps.channels(*build("dense"))
     assert [len(group) for group in dense] == [2, 2]
     assert dense["a.0.weight"].slices["head.weight", 1].shape == (2, 16)
@@ -268,7 +327,13 @@ def test_what_stays_is_refused_with_a_reason():
     )
     with pytest.raises(ps.UnsupportedError, match="cannot be removed"):
         groups.remove({"attention.qkv.weight": 0.5})
-    for keep in ({"nothing": 0.5}, {"up.weight": 0.0}, {"up.weight": []}, {"up.weight": [12]}, {"up.weight": [True]}):
+    for keep in (
+        {"nothing": 0.5},
+        {"up.weight": 0.0},
+        {"up.weight": []},
+        {"up.weight": [12]},
+        {"up.weight": [True]},
+    ):
         with pytest.raises(ps.InputError):
             groups.remove(keep)
 
@@ -279,7 +344,9 @@ def test_tables_of_heads_and_of_experts():
     groups = ps.channels(model, x)
     assert {group.name: len(group) for group in groups} == {"q": 4, "up": 8, "into.weight": 6}
     small = groups.remove({"q": [0, 3], "up": [1, 2, 5]})
-    assert small.q.shape == (2, 6, 5) and small.up.shape == (3, 6, 6) and small.down.shape == (3, 3, 6)
+    assert (
+        small.q.shape == (2, 6, 5) and small.up.shape == (3, 6, 6) and small.down.shape == (3, 3, 6)
+    )
     by_hand = copy.deepcopy(model)
     with torch.no_grad():
         by_hand.o[[1, 2]] = 0
@@ -290,7 +357,10 @@ def test_tables_of_heads_and_of_experts():
 
 def test_states_of_a_recurrent_layer_of_torch():
     torch.manual_seed(0)
-    rnn, out = nn.RNN(3, 6, nonlinearity="relu", batch_first=True).double(), nn.Linear(6, 2).double()
+    rnn, out = (
+        nn.RNN(3, 6, nonlinearity="relu", batch_first=True).double(),
+        nn.Linear(6, 2).double(),
+    )
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -311,7 +381,9 @@ def test_states_of_a_recurrent_layer_of_torch():
 
 def test_a_model_of_which_nothing_can_be_left_out():
     model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
-    with pytest.raises(ps.UnsupportedError, match=r"No channel of Sequential can be removed \(.*layer_norm"):
+    with pytest.raises(
+        ps.UnsupportedError, match=r"No channel of Sequential can be removed \(.*layer_norm"
+    ):
         ps.channels(model, torch.randn(2, 3)).remove(0.5)
     with pytest.raises(ps.UnsupportedError, match="nothing in it is a channel"):
         ps.channels(nn.Sequential(nn.Linear(3, 2)), torch.randn(2, 3)).remove(0.5)
@@ -322,7 +394,10 @@ def test_importance():
     groups = ps.channels(model, x)
     name = groups[1].name
     by_hand = (
-        model[2].weight.square().sum(1) + model[2].bias ** 2 + model[3].weight ** 2 + model[4].weight.square().sum(0)
+        model[2].weight.square().sum(1)
+        + model[2].bias ** 2
+        + model[3].weight ** 2
+        + model[4].weight.square().sum(0)
     )
     torch.testing.assert_close(groups.importance()[name], by_hand.sqrt().detach())
     with pytest.raises(ps.InputError, match="backward"):
@@ -347,7 +422,9 @@ BETWEEN = {
 @pytest.mark.parametrize("name", BETWEEN)
 def test_a_rescaled_model_keeps_the_same_channels_by_paths(name):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 6), *BETWEEN[name](), nn.Linear(6, 2)).double()
+    model = nn.Sequential(
+        nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 6), *BETWEEN[name](), nn.Linear(6, 2)
+    ).double()
     x = torch.randn(5, 4).double()
     model(x)
     graph, before = ps.trace(model.eval(), x), ps.channels(model, x).importance("paths")
@@ -359,7 +436,9 @@ def test_a_rescaled_model_keeps_the_same_channels_by_paths(name):
 
 def test_what_a_normalisation_hides_tells_no_channels_apart():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 6), *BETWEEN["no parameters"](), nn.Linear(6, 2)).double().eval()
+    model = (
+        nn.Sequential(nn.Linear(4, 6), *BETWEEN["no parameters"](), nn.Linear(6, 2)).double().eval()
+    )
     (scores,) = ps.channels(model, torch.randn(5, 4).double()).importance("paths").values()
     # what enters has the same size in all of them, what leaves has no free scale
     entering = scores.square() - model[3].weight.detach().square().sum(0)
@@ -367,7 +446,11 @@ def test_what_a_normalisation_hides_tells_no_channels_apart():
 
 
 @settings(deadline=None, max_examples=10)
-@given(widths=st.lists(st.integers(2, 6), min_size=1, max_size=3), seed=st.integers(0, 99), share=st.floats(0.2, 0.9))
+@given(
+    widths=st.lists(st.integers(2, 6), min_size=1, max_size=3),
+    seed=st.integers(0, 99),
+    share=st.floats(0.2, 0.9),
+)
 def test_any_chain(widths, seed, share):
     torch.manual_seed(seed)
     sizes, layers = [3, *widths, 2], []
@@ -395,7 +478,9 @@ def test_another_order_of_channels_is_the_same_function_and_is_found_again(name)
     orders = redone(groups)
     moved = groups.permute(orders)
     torch.testing.assert_close(moved(x), model(x), rtol=1e-10, atol=1e-10)
-    assert any(not torch.equal(p, q) for p, q in zip(model.parameters(), moved.parameters(), strict=True))
+    assert any(
+        not torch.equal(p, q) for p, q in zip(model.parameters(), moved.parameters(), strict=True)
+    )
     found = groups.match(moved)
     assert found.before > 0 and found.after == 0
     for order, back in ((orders[group.name], found.orders[group.name]) for group in groups):
@@ -410,12 +495,18 @@ def test_activations_find_the_order_too():
 
 
 def test_matching_of_other_weights_by_brute_force():
-    model, other = (nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double() for _ in range(2))
+    model, other = (
+        nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double() for _ in range(2)
+    )
     groups = ps.channels(model, torch.randn(2, 3).double())
     every = [groups.match(other).after]
     for order in itertools.permutations(range(4)):
         a, b = other[0], other[2]
-        parts = [model[0].weight - a.weight[list(order)], model[0].bias - a.bias[list(order)], model[2].bias - b.bias]
+        parts = [
+            model[0].weight - a.weight[list(order)],
+            model[0].bias - a.bias[list(order)],
+            model[2].bias - b.bias,
+        ]
         parts.append(model[2].weight - b.weight[:, list(order)])
         every.append(float(sum(part.detach().square().sum() for part in parts)) ** 0.5)
     assert every[0] == pytest.approx(min(every), rel=1e-9)
@@ -433,7 +524,10 @@ def test_between_two_models():
         groups.permute({"0.weight": [0, 0, 1, 2, 3, 4, 5]})
     with pytest.raises(ps.InputError, match="expected 'weights'"):
         groups.match(two, by="luck")
-    assert groups.match(two, by="activations", inputs={"input": x}).after == groups.match(two, by="activations").after
+    assert (
+        groups.match(two, by="activations", inputs={"input": x}).after
+        == groups.match(two, by="activations").after
+    )
 
 
 @pytest.mark.parametrize(
@@ -441,11 +535,27 @@ def test_between_two_models():
     [
         (lambda g, two: g.match("two"), ps.InputTypeError, "match found a str as its model"),
         (lambda g, two: g.match(two, seed="x"), ps.InputTypeError, "match found seed='x'"),
-        (lambda g, two: g.match(two, by="activations", inputs="x"), ps.CaptureError, r"inputs \('x'\)"),
-        (lambda g, two: g.match(two, by="activations", inputs=torch.ones(2, 99)), ps.CaptureError, "2x99"),
-        (lambda g, two: g.interpolate("two"), ps.InputTypeError, "interpolate found a str as its model"),
+        (
+            lambda g, two: g.match(two, by="activations", inputs="x"),
+            ps.CaptureError,
+            r"inputs \('x'\)",
+        ),
+        (
+            lambda g, two: g.match(two, by="activations", inputs=torch.ones(2, 99)),
+            ps.CaptureError,
+            "2x99",
+        ),
+        (
+            lambda g, two: g.interpolate("two"),
+            ps.InputTypeError,
+            "interpolate found a str as its model",
+        ),
         (lambda g, two: g.interpolate(two, float("nan")), ps.InputError, "interpolate found t=nan"),
-        (lambda g, two: g.permute([1, 0]), ps.InputTypeError, "permute found a list, expected a dict"),
+        (
+            lambda g, two: g.permute([1, 0]),
+            ps.InputTypeError,
+            "permute found a list, expected a dict",
+        ),
     ],
 )
 def test_what_is_no_model_or_no_input_is_one_sentence(wrong, kind, words):
@@ -464,7 +574,10 @@ class Chunks(nn.Module):
         self.heads = nn.ModuleList(nn.Linear(6 // parts, 3) for _ in range(parts))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return sum(head(part.relu()) for head, part in zip(self.heads, self.wide(x).chunk(self.parts, -1), strict=True))
+        return sum(
+            head(part.relu())
+            for head, part in zip(self.heads, self.wide(x).chunk(self.parts, -1), strict=True)
+        )
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3])
@@ -476,17 +589,29 @@ def test_equal_parts_of_a_layer_lose_the_same_channels(parts):
     torch.testing.assert_close(groups.remove(0.5)(x), groups.masked(0.5)(x), rtol=1e-13, atol=1e-13)
 
 
-@pytest.mark.parametrize("share", [np.float32(0.5), torch.tensor(0.5), {"0.weight": torch.tensor(0.5)}])
+@pytest.mark.parametrize(
+    "share", [np.float32(0.5), torch.tensor(0.5), {"0.weight": torch.tensor(0.5)}]
+)
 def test_shares_may_be_numbers_of_any_type(share):
     model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
     assert len(ps.channels(model, torch.randn(4, 4)).remove(share)[0].weight) == 4
 
 
 @pytest.mark.parametrize(
-    "keep", ["half", None, [0, 1], {"0.weight": [0.5, 0.2]}, {"0.weight": torch.ones(8)}, {"0.weight": None}]
+    "keep",
+    [
+        "half",
+        None,
+        [0, 1],
+        {"0.weight": [0.5, 0.2]},
+        {"0.weight": torch.ones(8)},
+        {"0.weight": None},
+    ],
 )
 def test_what_is_no_share_and_no_mask_is_one_sentence(keep):
-    groups = ps.channels(nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2)), torch.randn(4, 4))
+    groups = ps.channels(
+        nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2)), torch.randn(4, 4)
+    )
     with pytest.raises(ps.InputTypeError, match="expected a share"):
         groups.remove(keep)
     with pytest.raises(ps.InputError, match="no channel group 5"):
@@ -497,7 +622,10 @@ def test_what_is_no_share_and_no_mask_is_one_sentence(keep):
 def test_units_that_nothing_enters_are_told_apart(wide):
     """In the balanced gauge their weights have equal sums of squares."""
     layers = [nn.Linear(5, wide), nn.Linear(wide, wide), nn.Linear(wide, wide), nn.Linear(wide, 4)]
-    model, x = nn.Sequential(*itertools.chain(*[(layer, nn.ReLU()) for layer in layers]))[:-1], torch.randn(16, 5)
+    model, x = (
+        nn.Sequential(*itertools.chain(*[(layer, nn.ReLU()) for layer in layers]))[:-1],
+        torch.randn(16, 5),
+    )
     with torch.no_grad():
         for layer in layers[:3]:
             layer.weight[::2] = 0

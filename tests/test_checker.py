@@ -1,4 +1,6 @@
-"""The independent checker: accepts what holds, rejects every corruption, and knows nothing of the library."""
+"""The independent checker: accepts what holds, rejects every corruption, and
+knows nothing of the library.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,14 @@ from pathspace import checker
 from pathspace.checker import check
 from pathspace.proof import STATEMENT, digest, proof
 
-SEVERAL = ("mlp_2x3x5x2", "residual_mlp", "conv_groups", "rnn_op_2_layers", "gated_product", "tied_transposed")
+SEVERAL = (
+    "mlp_2x3x5x2",
+    "residual_mlp",
+    "conv_groups",
+    "rnn_op_2_layers",
+    "gated_product",
+    "tied_transposed",
+)
 
 
 class Argmax(nn.Module):
@@ -31,20 +40,32 @@ class Argmax(nn.Module):
 
 
 def document_of(model: nn.Module, args: tuple[Tensor, ...], rule: str = "modulo") -> dict[str, Any]:
-    return json.loads(json.dumps(proof(ps.trace(model, *args).skeleton(rule, 1), type(model).__name__)))
+    return json.loads(
+        json.dumps(proof(ps.trace(model, *args).skeleton(rule, 1), type(model).__name__))
+    )
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Paths to every entry of a nested document."""
     found = [path] if path else []
-    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    entries = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, entry in entries:
         found += places(entry, (*path, key))
     return found
 
 
-def corrupt(document: dict[str, Any], generator: random.Random) -> tuple[dict[str, Any], tuple[Any, ...]]:
-    """One random change: another number or text, an entry lost, doubled, or swapped with its neighbour."""
+def corrupt(
+    document: dict[str, Any], generator: random.Random
+) -> tuple[dict[str, Any], tuple[Any, ...]]:
+    """One random change: another number or text, an entry lost, doubled, or
+    swapped with its neighbour.
+    """
     while True:
         broken = copy.deepcopy(document)
         place = generator.choice(places(broken))
@@ -78,10 +99,17 @@ def test_the_checker_shares_no_code_with_the_library() -> None:
     names: set[str] = set()
     for file in Path(checker.__file__).parent.glob("*.py"):
         tree = ast.parse(file.read_text())
-        names |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        names |= {
+            alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Import)
+            for alias in node.names
+        }
         names |= {node.module or "." for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert len(names) > 5
-    ours = {name for name in names if name.startswith(("pathspace", "training", "diagnostics", "."))}
+    ours = {
+        name for name in names if name.startswith(("pathspace", "training", "diagnostics", "."))
+    }
     assert all(name.startswith("pathspace.checker.") for name in ours)
 
 
@@ -91,12 +119,17 @@ def test_proofs_are_accepted_and_fit_the_model(name: str) -> None:
     graph = ps.trace(model, *args)
     for rule in ("modulo", "random"):
         document = proof(graph.skeleton(rule), name)
-        judgement = check(document, dict(model.named_parameters(remove_duplicate=False)), model, args)
+        judgement = check(
+            document, dict(model.named_parameters(remove_duplicate=False)), model, args
+        )
         assert judgement.accepted, judgement.reason
         assert (judgement.weights, judgement.units) == (graph.num_weights, graph.num_units)
         assert judgement.dimension == graph.dimension
         # one dead network shows nothing
-        assert (judgement.compared, judgement.reason) in (("outputs", ""), ("tensors", "all outputs are 0"))
+        assert (judgement.compared, judgement.reason) in (
+            ("outputs", ""),
+            ("tensors", "all outputs are 0"),
+        )
 
 
 def test_a_thousand_random_corruptions_are_rejected() -> None:
@@ -109,10 +142,14 @@ def test_a_thousand_random_corruptions_are_rejected() -> None:
 
 
 def rank_by_brute_force(document: dict[str, Any]) -> int:
-    """Dimension of the closed walks of the graph a document states: kernel of its incidence, by exact elimination."""
+    """Dimension of the closed walks of the graph a document states: kernel of its
+    incidence, by exact elimination.
+    """
     units, rows = document["units"], []
     for tensor in document["tensors"]:
-        tail, head = (np.array(tensor[s]["values"]).reshape(tensor[s]["shape"]) for s in ("tail", "head"))
+        tail, head = (
+            np.array(tensor[s]["values"]).reshape(tensor[s]["shape"]) for s in ("tail", "head")
+        )
         dead = tensor["unused"]
         unused = np.zeros(1) if dead is None else np.array(dead["values"]).reshape(dead["shape"])
         sides = [np.broadcast_to(a, tensor["shape"]).reshape(-1) for a in (tail, head, unused)]
@@ -120,7 +157,11 @@ def rank_by_brute_force(document: dict[str, Any]) -> int:
             row = np.zeros(units, np.int64)
             for end, sign in ((h, 1), (t, -1)):
                 sign *= np.sign(end)
-                factors = document["products"][abs(end) - units - 1] if abs(end) > units else [[abs(end), 1]]
+                factors = (
+                    document["products"][abs(end) - units - 1]
+                    if abs(end) > units
+                    else [[abs(end), 1]]
+                )
                 for unit, times in factors:
                     if unit:
                         row[unit - 1] += sign * times
@@ -130,7 +171,9 @@ def rank_by_brute_force(document: dict[str, Any]) -> int:
 
 
 def test_a_forger_who_mends_the_digest_proves_nothing_false() -> None:
-    """With the digest recomputed, what is still accepted is true of the graph that the document now states."""
+    """With the digest recomputed, what is still accepted is true of the graph that
+    the document now states.
+    """
     generator = random.Random(1)
     documents = [document_of(*CASES[name]()) for name in SEVERAL]
     accepted = 0
@@ -152,7 +195,14 @@ def test_a_forged_edge_is_noticed_on_the_model() -> None:
     model, x = mlp(3, 4, 4, 2), torch.randn(64, 3)
     document = document_of(model, (x,))
     assert check(document, model=model, args=(x,)).accepted
-    for number, side in ((0, "head"), (1, "head"), (2, "tail"), (2, "head"), (3, "head"), (4, "tail")):
+    for number, side in (
+        (0, "head"),
+        (1, "head"),
+        (2, "tail"),
+        (2, "head"),
+        (3, "head"),
+        (4, "tail"),
+    ):
         values = document["tensors"][number][side]["values"]
         for i, unit in enumerate(values):
             broken = copy.deepcopy(document)
@@ -183,8 +233,22 @@ NO_TREES = {side: {"order": [], "tensor": [], "index": []} for side in ("in", "o
 
 def rootless(shape: list[int], edges: int) -> dict[str, Any]:
     """What a forger says of a network without units."""
-    tensor = {"name": "0.weight", "shape": shape, "tail": ROOT, "head": ROOT, "unused": None, "edges": edges}
-    figures = {"weights": edges, "units": 0, "dimension": edges, "basis_paths": edges, "shared_edges": 0, "chains": 0}
+    tensor = {
+        "name": "0.weight",
+        "shape": shape,
+        "tail": ROOT,
+        "head": ROOT,
+        "unused": None,
+        "edges": edges,
+    }
+    figures = {
+        "weights": edges,
+        "units": 0,
+        "dimension": edges,
+        "basis_paths": edges,
+        "shared_edges": 0,
+        "chains": 0,
+    }
     return {"tensors": [tensor], "trees": NO_TREES, **figures}
 
 
@@ -230,13 +294,19 @@ def test_every_parameter_is_accounted_for_and_unused_scalars_do_nothing() -> Non
     for changes, reason in (
         ({"unused": []}, "says nothing of the parameter spare.weight"),
         (rootless([5, 3], 15), "0.weight"),
-        (rootless([5, 3], 15) | {"tensors": [], "weights": 0, "dimension": 0, "basis_paths": 0}, "nothing of"),
+        (
+            rootless([5, 3], 15) | {"tensors": [], "weights": 0, "dimension": 0, "basis_paths": 0},
+            "nothing of",
+        ),
     ):
         assert reason in check(signed(document, **changes), model=model, args=(tokens,)).reason
     listed = [name for name, _ in model.named_parameters()]
     nothing = rootless([1, 1], 0) | {"tensors": [], "pinned": [], "unused": listed}
     assert check(signed(document, **nothing)).accepted
-    assert "said to be unused" in check(signed(document, **nothing), model=model, args=(tokens,)).reason
+    assert (
+        "said to be unused"
+        in check(signed(document, **nothing), model=model, args=(tokens,)).reason
+    )
 
 
 def test_nothing_is_compared_vacuously_and_nothing_is_raised(tmp_path: Path) -> None:
@@ -248,7 +318,10 @@ def test_nothing_is_compared_vacuously_and_nothing_is_raised(tmp_path: Path) -> 
     assert "nested too deeply" in check(tmp_path / "deep.json").reason
     picks = nn.Sequential(model, nn.Flatten(), Argmax())
     judgement = check(document_of(picks, (x,)), model=picks, args=(x,))
-    assert (judgement.compared, judgement.reason) == ("tensors", "there are no floating point outputs")
+    assert (judgement.compared, judgement.reason) == (
+        "tensors",
+        "there are no floating point outputs",
+    )
     with torch.no_grad():
         for parameter in model[-1].parameters():
             parameter.zero_()
@@ -283,7 +356,9 @@ def test_a_model_that_keeps_its_activations_and_a_lock_is_compared() -> None:
 
 def test_normalisation_statistics_follow_their_channels() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2))
+    model = nn.Sequential(
+        nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2)
+    )
     x = torch.randn(8, 2, 4, 4)
     model(x)
     document = document_of(model.eval(), (x,))
@@ -308,7 +383,9 @@ def test_a_proof_travels_as_a_file(tmp_path: Path) -> None:
     assert "malformed" in check(file).reason
 
 
-def fuzz(model: nn.Module, x: Tensor, count: int, seed: int) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+def fuzz(
+    model: nn.Module, x: Tensor, count: int, seed: int
+) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Changes of a proof, digest recomputed, that the model does not refute."""
     document = document_of(model, (x,))
     assert check(document, model=model, args=(x,)).accepted
@@ -323,11 +400,13 @@ def fuzz(model: nn.Module, x: Tensor, count: int, seed: int) -> list[tuple[tuple
 
 
 def test_zeros_of_a_fresh_network_hide_no_forged_proof() -> None:
-    """Biases of batch norm and running means start at 0, and stay 0 whatever a proof multiplies them by."""
+    """Biases of batch norm and running means start at 0, and stay 0 whatever a
+    proof multiplies them by.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Conv2d(3, 2, 2), nn.BatchNorm2d(2), nn.ReLU(),
-        nn.Flatten(), nn.Linear(8, 2),
+        nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Conv2d(3, 2, 2), nn.BatchNorm2d(2),
+        nn.ReLU(), nn.Flatten(), nn.Linear(8, 2),
     ).eval()  # fmt: skip
     x = torch.randn(16, 2, 5, 5)
     document = document_of(model, (x,))
@@ -369,7 +448,9 @@ def test_a_model_is_understood_where_tensors_belong() -> None:
 def test_running_variances_move_with_their_eps() -> None:
     """Channels that hardly vary: their eps is larger than their variance."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3, eps=1e-3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2))
+    model = nn.Sequential(
+        nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3, eps=1e-3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2)
+    )
     model[1].running_var.copy_(torch.tensor([1e-8, 0.0, 2e-3]))
     x = torch.randn(8, 2, 4, 4)
     document = document_of(model.eval(), (x,))
@@ -385,7 +466,13 @@ def test_running_variances_move_with_their_eps() -> None:
 
 
 @pytest.mark.parametrize(
-    "norm", [lambda: nn.GroupNorm(3, 6), lambda: nn.GroupNorm(6, 6), lambda: nn.LayerNorm(6), lambda: nn.RMSNorm(6)]
+    "norm",
+    [
+        lambda: nn.GroupNorm(3, 6),
+        lambda: nn.GroupNorm(6, 6),
+        lambda: nn.LayerNorm(6),
+        lambda: nn.RMSNorm(6),
+    ],
 )
 def test_normalisations_of_few_numbers_are_accepted(norm: Any) -> None:
     torch.manual_seed(0)
@@ -426,7 +513,11 @@ def test_runs_say_what_lists_say(name: str, monkeypatch: pytest.MonkeyPatch) -> 
 def test_large_graphs_have_short_proofs_and_need_no_numbers() -> None:
     with torch.device("meta"):
         model = nn.Sequential(
-            nn.Linear(100, 50_000), nn.ReLU(), nn.Linear(50_000, 7_001), nn.ReLU(), nn.Linear(7_001, 3)
+            nn.Linear(100, 50_000),
+            nn.ReLU(),
+            nn.Linear(50_000, 7_001),
+            nn.ReLU(),
+            nn.Linear(7_001, 3),
         )
         x = torch.zeros(1, 100)
     document = proof(ps.trace(model, x).skeleton())
@@ -437,5 +528,8 @@ def test_large_graphs_have_short_proofs_and_need_no_numbers() -> None:
     document["trees"]["out"]["order"]["runs"][0][0] += 1
     assert not check({**document, "digest": digest(document)}).accepted
     assert not check(
-        signed(document, trees={"in": {"order": {"runs": [[1, 1, 1 << 60]]}, "tensor": [], "index": []}})
+        signed(
+            document,
+            trees={"in": {"order": {"runs": [[1, 1, 1 << 60]]}, "tensor": [], "index": []}},
+        )
     ).accepted

@@ -24,13 +24,17 @@ from pathspace.proof import digest, proof
 
 
 def random_document(generator: random.Random, products: int) -> dict[str, Any]:
-    """One vector of weights whose edges join random units, and two trees that are often right and often wrong.
+    """One vector of weights whose edges join random units, and two trees that are
+    often right and often wrong.
 
     What is stated of the trees is right whenever they are trees.
     """
     units = generator.randint(1, 6)
     powers_of = [
-        {unit: generator.choice((-2, -1, 1, 2)) for unit in generator.sample(range(1, units + 1), min(units, 2))}
+        {
+            unit: generator.choice((-2, -1, 1, 2))
+            for unit in generator.sample(range(1, units + 1), min(units, 2))
+        }
         for _ in range(products)
     ]
     tails, heads, trees = [], [], {}
@@ -72,7 +76,9 @@ def random_document(generator: random.Random, products: int) -> dict[str, Any]:
     forest = nx.Graph()
     forest.add_nodes_from(range(units + 1))
     forest.add_edges_from(
-        (tails[edge], heads[edge]) for edge in shared if max(abs(tails[edge]), abs(heads[edge])) <= units
+        (tails[edge], heads[edge])
+        for edge in shared
+        if max(abs(tails[edge]), abs(heads[edge])) <= units
     )
     chains = 0 if products else nx.number_connected_components(forest) - 1
     return {
@@ -97,24 +103,32 @@ def row_of(document: dict[str, Any], edge: int) -> np.ndarray:
     row = np.zeros(units + 1, np.int64)
     for side, sign in (("head", 1), ("tail", -1)):
         end = tensor[side]["values"][edge]
-        factors = dict(document["products"][abs(end) - units - 1]) if abs(end) > units else {abs(end): 1}
+        factors = (
+            dict(document["products"][abs(end) - units - 1]) if abs(end) > units else {abs(end): 1}
+        )
         for unit, times in factors.items():
             row[unit] += sign * (-1 if end < 0 else 1) * times
     return row[1:]
 
 
 def sound(document: dict[str, Any]) -> bool:
-    """Triangular rows with +-1 on the diagonal for both trees, and one entering edge for each chain."""
+    """Triangular rows with +-1 on the diagonal for both trees, and one
+    entering edge for each chain.
+    """
     units, trees = document["units"], document["trees"]
     for tree in trees.values():
-        rows = np.array([row_of(document, edge) for edge in tree["index"]])[:, np.array(tree["order"]) - 1]
+        rows = np.array([row_of(document, edge) for edge in tree["index"]])[
+            :, np.array(tree["order"]) - 1
+        ]
         if np.triu(rows, 1).any() or not (np.abs(np.diag(rows)) == 1).all():
             return False
     if document["products"]:
         return document["basis_paths"] == document["dimension"]
     (tensor,) = document["tensors"]
     pairs = list(zip(tensor["tail"]["values"], tensor["head"]["values"], strict=True))
-    edge_of = {side: dict(zip(tree["order"], tree["index"], strict=True)) for side, tree in trees.items()}
+    edge_of = {
+        side: dict(zip(tree["order"], tree["index"], strict=True)) for side, tree in trees.items()
+    }
     shared = set(edge_of["in"].values()) & set(edge_of["out"].values())
     forest = nx.MultiGraph()
     forest.add_nodes_from(range(units + 1))
@@ -139,7 +153,9 @@ def accepted(document: dict[str, Any]) -> bool:
 @pytest.mark.parametrize("products", [0, 1, 2])
 def test_two_trees_are_accepted_where_their_rows_are_triangular(products: int) -> None:
     generator = random.Random(products)
-    found = [(accepted(d), sound(d)) for d in (random_document(generator, products) for _ in range(1500))]
+    found = [
+        (accepted(d), sound(d)) for d in (random_document(generator, products) for _ in range(1500))
+    ]
     assert all(ours == theirs for ours, theirs in found)
     share = sum(ours for ours, _ in found) / len(found)
     # both answers are frequent enough to mean something
@@ -157,8 +173,12 @@ def test_an_edge_to_a_unit_that_comes_later_is_rejected_by_its_name() -> None:
     assert any(text.startswith("an edge of tree in joins") for text in said)
 
 
-@given(st.integers(0, 1000), st.booleans(), st.sampled_from(["running_var", "running_mean", "weight"]))
-def test_numbers_drawn_again_are_other_numbers_of_the_same_size(seed: int, gentle: bool, name: str) -> None:
+@given(
+    st.integers(0, 1000), st.booleans(), st.sampled_from(["running_var", "running_mean", "weight"])
+)
+def test_numbers_drawn_again_are_other_numbers_of_the_same_size(
+    seed: int, gentle: bool, name: str
+) -> None:
     value = torch.randn(200, generator=torch.Generator().manual_seed(seed)).double() * 7
     value[:20] = 0
     if name == "running_var":
@@ -175,12 +195,17 @@ def test_numbers_drawn_again_are_other_numbers_of_the_same_size(seed: int, gentl
 
 def test_means_move_by_their_own_amount() -> None:
     value = torch.full((500,), 100.0, dtype=torch.float64)
-    moved = (redrawn("running_mean", value, 1, False) - value).std(), (redrawn("weight", value, 1, False) - value).std()
+    moved = (
+        (redrawn("running_mean", value, 1, False) - value).std(),
+        (redrawn("weight", value, 1, False) - value).std(),
+    )
     assert 0.2 < float(moved[0]) < 0.4 and 40 < float(moved[1]) < 60
 
 
 @given(st.integers(0, 1000), st.integers(1, 9), st.integers(1, 40))
-def test_scales_are_powers_of_two_that_no_product_overflows(seed: int, largest: int, times: int) -> None:
+def test_scales_are_powers_of_two_that_no_product_overflows(
+    seed: int, largest: int, times: int
+) -> None:
     products = [{1: times, 2: -times}, {3: 1, 4: 1}]
     phi = powers(products, 6, np.random.default_rng(seed), largest)
     assert phi.shape == (9,) and phi[0] == 0
@@ -200,7 +225,9 @@ def test_scales_differ_between_units_and_reach_their_limits() -> None:
     assert set(phi[1:].astype(int)) == set(range(-8, 9)) and not (phi % 1).any()
     tight = powers([dict.fromkeys(range(1, 3), 32)], 2, np.random.default_rng(1), 8)
     assert np.abs(tight[1:3]).max() <= 1
-    several = np.array([powers([{1: 100}], 1, np.random.default_rng(seed), 8)[1] for seed in range(200)])
+    several = np.array(
+        [powers([{1: 100}], 1, np.random.default_rng(seed), 8)[1] for seed in range(200)]
+    )
     assert 0.5 < np.abs(several).max() <= 0.64 and len(set(several)) > 150
 
 
@@ -229,7 +256,9 @@ def test_inputs_that_a_model_refuses_are_left_out() -> None:
 
 def test_running_means_that_start_at_zero_are_drawn_again() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2)).eval()
+    model = nn.Sequential(
+        nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2)
+    ).eval()
     x = torch.randn(8, 2, 4, 4)
     document = json.loads(json.dumps(proof(ps.trace(model, x).skeleton(), "net")))
     assert check(document, model=model, args=(x,)).accepted
@@ -282,4 +311,7 @@ def test_whole_numbers_in_a_model_have_no_scale() -> None:
     assert check(document, model=model, args=(torch.randn(4, 2),)).accepted
     document["statistics"][0]["mean"] = "1.counts"
     document["digest"] = digest(document)
-    assert "1.counts holds whole numbers" in check(document, model=model, args=(torch.randn(4, 2),)).reason
+    assert (
+        "1.counts holds whole numbers"
+        in check(document, model=model, args=(torch.randn(4, 2),)).reason
+    )

@@ -16,23 +16,37 @@ from torch import nn
 from typer.testing import CliRunner
 
 import pathspace as ps
-from pathspace.claims import claim, count_selected, hierarchical, printed_skeleton, smallest_counterexample
+from pathspace.claims import (
+    claim,
+    count_selected,
+    hierarchical,
+    printed_skeleton,
+    smallest_counterexample,
+)
 from pathspace.cli import app
 from pathspace.layered_mlp import LayeredMLP, by_size
 
 
 def selected(skeleton: ps.Skeleton) -> np.ndarray:
-    """The printed rule by enumeration: all unrolled paths, kept if at most one passage is off the skeleton."""
+    """The printed rule by enumeration: all unrolled paths, kept if at most one
+    passage is off the skeleton.
+    """
     graph = skeleton.graph
-    mask = np.concatenate([skeleton.masks[block.name].reshape(-1).numpy() for block in graph.blocks])
+    mask = np.concatenate(
+        [skeleton.masks[block.name].reshape(-1).numpy() for block in graph.blocks]
+    )
     rows = np.array([path.counting_vector for path in graph.paths()]).reshape(-1, graph.num_weights)
     return rows[rows @ ~mask <= 1]
 
 
-@pytest.mark.parametrize("widths", [(3, 4, 2), (2, 3, 5, 2), (3, 3, 3, 3), (2, 1, 2, 1), (1, 2, 1, 2), (2, 4, 1, 3, 2)])
+@pytest.mark.parametrize(
+    "widths", [(3, 4, 2), (2, 3, 5, 2), (3, 3, 3, 3), (2, 1, 2, 1), (1, 2, 1, 2), (2, 4, 1, 3, 2)]
+)
 @pytest.mark.parametrize("rule", ["modulo", "random"])
 @pytest.mark.parametrize("bias", [False, True])
-def test_the_count_is_exact_on_multilayer_networks(widths: tuple[int, ...], rule: str, bias: bool) -> None:
+def test_the_count_is_exact_on_multilayer_networks(
+    widths: tuple[int, ...], rule: str, bias: bool
+) -> None:
     graph = ps.trace(mlp(*widths, bias=bias), torch.randn(1, widths[0]))
     for seed in range(1 if rule == "modulo" else 5):
         skeleton = graph.skeleton(rule, seed)
@@ -69,7 +83,9 @@ def test_the_count_is_exact_on_convolutions() -> None:
 
 
 def test_the_printed_rule_is_refuted_on_the_smallest_stack() -> None:
-    found = claim("printed-skeleton", ps.trace(mlp(2, 1, 2, 1, bias=False), torch.randn(1, 2)).skeleton())
+    found = claim(
+        "printed-skeleton", ps.trace(mlp(2, 1, 2, 1, bias=False), torch.randn(1, 2)).skeleton()
+    )
     assert (found.verdict, found.paths, found.rank, found.dimension) == (False, 4, 3, 3)
     assert found.counterexample is not None
     assert found.counterexample["weights"] == 6
@@ -79,7 +95,9 @@ def test_the_printed_rule_is_refuted_on_the_smallest_stack() -> None:
 
 
 def test_it_is_upheld_for_every_selection_with_one_hidden_layer() -> None:
-    for recurrent, widths in itertools.product((False, True), itertools.product((1, 2, 3), (1, 2, 3), (1, 2, 3))):
+    for recurrent, widths in itertools.product(
+        (False, True), itertools.product((1, 2, 3), (1, 2, 3), (1, 2, 3))
+    ):
         net = LayeredMLP(widths, recurrent)
         for skeleton in itertools.islice(net.selections(), 300):
             walks = net.selected(skeleton)
@@ -88,7 +106,9 @@ def test_it_is_upheld_for_every_selection_with_one_hidden_layer() -> None:
 
 
 def test_equal_widths_with_modulo_masks_are_upheld_and_unequal_refuted() -> None:
-    for recurrent, hidden in itertools.product((False, True), itertools.product((1, 2, 3), repeat=3)):
+    for recurrent, hidden in itertools.product(
+        (False, True), itertools.product((1, 2, 3), repeat=3)
+    ):
         net = LayeredMLP((2, *hidden, 2), recurrent)
         walks = net.selected(net.modulo())
         assert len(walks) == net.count(net.modulo())
@@ -132,7 +152,8 @@ def test_wide_networks_are_counted_without_enumeration() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("batchnorm_conv", "backwards"), ("gated_product", "products"), ("residual_mlp", "circle")]
+    ("name", "words"),
+    [("batchnorm_conv", "backwards"), ("gated_product", "products"), ("residual_mlp", "circle")],
 )
 def test_networks_that_the_rule_says_nothing_about(name: str, words: str) -> None:
     model, args = CASES[name]()
@@ -151,7 +172,11 @@ def test_hierarchical_sets_on_equal_and_unequal_widths() -> None:
     assert "1 x 3 edges" in narrow.evidence
     unequal = hierarchical(on(2, 2, 3, 2))
     assert unequal.verdict is False
-    assert unequal.paths is not None and unequal.dimension is not None and unequal.paths > unequal.dimension
+    assert (
+        unequal.paths is not None
+        and unequal.dimension is not None
+        and unequal.paths > unequal.dimension
+    )
     assert hierarchical(ps.trace(nn.Linear(3, 2), torch.randn(1, 3)).skeleton()).verdict is None
     model, args = CASES["conv_gap"]()
     assert hierarchical(ps.trace(model, *args).skeleton()).verdict is None
@@ -165,11 +190,15 @@ def test_unknown_claims_are_refused() -> None:
 
 def test_the_command_line_tries_claims_and_judges_proofs(tmp_path: Path) -> None:
     (tmp_path / "stack.py").write_text(
-        "import torch\nfrom torch import nn\n\n\ndef net():\n    layers = [nn.Linear(2, 1, bias=False), nn.ReLU(), "
-        "nn.Linear(1, 2, bias=False), nn.ReLU(), nn.Linear(2, 1)]\n"
-        "    return nn.Sequential(*layers), torch.ones(4, 2)\n"
+        "import torch\nfrom torch import nn\n\n\ndef net():\n    layers = [nn.Linear(2, 1,"
+        " bias=False), nn.ReLU(), nn.Linear(1, 2, bias=False), nn.ReLU(), nn.Linear(2, 1)]\n   "
+        " return nn.Sequential(*layers), torch.ones(4, 2)\n"
     )
-    target, proof, picture = f"{tmp_path / 'stack.py'}:net", tmp_path / "proof.json", tmp_path / "graph.svg"
+    target, proof, picture = (
+        f"{tmp_path / 'stack.py'}:net",
+        tmp_path / "proof.json",
+        tmp_path / "graph.svg",
+    )
     runner = CliRunner()
 
     def run(*words: object) -> tuple[int, str]:

@@ -1,4 +1,6 @@
-"""The command line: results, exit codes, JSON on standard output, and one sentence for whatever is wrong."""
+"""The command line: results, exit codes, JSON on standard output, and one
+sentence for whatever is wrong.
+"""
 
 from __future__ import annotations
 
@@ -140,7 +142,9 @@ def console(*words: str, folder: Path, **more: object) -> subprocess.CompletedPr
     command = [str(Path(sys.executable).with_name("pathspace")), *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "160"}
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
-    return subprocess.run(command, cwd=folder, env=environment, text=True, timeout=120, check=False, **options)
+    return subprocess.run(
+        command, cwd=folder, env=environment, text=True, timeout=120, check=False, **options
+    )
 
 
 # What the commands do
@@ -243,7 +247,9 @@ def test_something_failing_is_exit_code_1(folder: Path, monkeypatch: pytest.Monk
 
     model = torch.nn.Linear(2, 2)
     good = ps.verify(model, torch.ones(1, 2))
-    bad = dataclasses.replace(good, theorem3={**good.theorem3, "holds": False, "evidence": "made up"})
+    bad = dataclasses.replace(
+        good, theorem3={**good.theorem3, "holds": False, "evidence": "made up"}
+    )
     monkeypatch.setattr(ps, "verify", lambda *_args, **_options: bad)
     result = run("verify", "nets.py:Net", "--input", "2x3", "--json", "out.json")
     assert result.exit_code == 1
@@ -264,7 +270,9 @@ def test_scales_are_explained(folder: Path) -> None:
 
 @pytest.mark.parametrize("rule", ["modulo", "magnitude", "random"])
 def test_masks_are_written(folder: Path, rule: str) -> None:
-    result = run("masks", "nets.py:Net", "--input", "2x3", "-o", "masks.safetensors", "--rule", rule)
+    result = run(
+        "masks", "nets.py:Net", "--input", "2x3", "-o", "masks.safetensors", "--rule", rule
+    )
     assert result.exit_code == 0, result.output
     assert "Wrote masks.safetensors" in result.stdout
     assert "first.weight" in result.stdout
@@ -287,7 +295,15 @@ def test_version() -> None:
     [
         (
             ["--help"],
-            ["verify", "masks", "TARGET", "path/to/file.py:name", "Exit codes", "--debug", "--version"],
+            [
+                "verify",
+                "masks",
+                "TARGET",
+                "path/to/file.py:name",
+                "Exit codes",
+                "--debug",
+                "--version",
+            ],
         ),
         (
             ["verify", "--help"],
@@ -319,7 +335,10 @@ def test_no_command_shows_help() -> None:
         (["vrify"], "No such command 'vrify' (did you mean 'verify'?); see 'pathspace --help'"),
         (["verify"], "Missing argument 'TARGET'; see 'pathspace verify --help'"),
         (["masks", "nets.py:Net"], "Missing option"),
-        (["verify", "nets.py:Net", "--rule", "best"], "'best' is not one of 'modulo', 'magnitude', 'random'"),
+        (
+            ["verify", "nets.py:Net", "--rule", "best"],
+            "'best' is not one of 'modulo', 'magnitude', 'random'",
+        ),
         (["verify", "nets.py:Net", "--seed", "-1"], "'--seed'"),
         (["verify", "nets.py:Net", "--seed", "one"], "'--seed'"),
         (["verify", "nets.py:Net", "--colour"], "No such option: --colour"),
@@ -409,7 +428,9 @@ def test_a_defect_of_our_own_is_called_one(folder: Path, monkeypatch: pytest.Mon
     assert "--debug" in said
 
 
-def test_exhausted_memory_is_not_called_a_defect(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exhausted_memory_is_not_called_a_defect(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_arguments: object, **_options: object) -> None:
         raise MemoryError
 
@@ -430,7 +451,8 @@ def test_progress_is_shown_on_a_terminal_only(folder: Path) -> None:
     reader, terminal = pty.openpty()
     seen: list[bytes] = []
 
-    def read() -> None:  # all the time: a terminal holds a few thousand bytes, and what turns is drawn again and again
+    # all the time: a terminal holds a few thousand bytes, and what turns is drawn again and again
+    def read() -> None:
         with contextlib.suppress(OSError):
             while part := os.read(reader, 4096):
                 seen.append(part)
@@ -502,7 +524,9 @@ def call_main(monkeypatch: pytest.MonkeyPatch, words: Sequence[str]) -> int:
 
 
 @pytest.mark.usefixtures("extended")
-def test_extensions_add_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_extensions_add_commands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert call_main(monkeypatch, ["greet", "Ada"]) == 0
     shown = capsys.readouterr()
     assert shown.out == "Hello, Ada\n"
@@ -513,7 +537,9 @@ def test_extensions_add_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 
 @pytest.mark.usefixtures("extended")
-def test_own_commands_need_no_extension(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_own_commands_need_no_extension(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert call_main(monkeypatch, ["verify", "nothing"]) == 2
     one_sentence(capsys.readouterr().err)
     assert call_main(monkeypatch, ["--version"]) == 0
@@ -540,7 +566,9 @@ def test_the_installed_command_refuses(folder: Path) -> None:
 
 def test_a_full_standard_output_is_one_sentence(folder: Path) -> None:
     with open("/dev/full", "w") as full:
-        done = console("verify", "nets:Net", "--input", "2x3", "--json", "-", folder=folder, stdout=full)
+        done = console(
+            "verify", "nets:Net", "--input", "2x3", "--json", "-", folder=folder, stdout=full
+        )
     assert done.returncode == 2
     assert "Cannot write to standard output: No space left on device" in one_sentence(done.stderr)
 
@@ -548,7 +576,9 @@ def test_a_full_standard_output_is_one_sentence(folder: Path) -> None:
 def test_a_reader_that_leaves_early_is_no_error(folder: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    done = console("verify", "nets:Net", "--input", "2x3", "--json", "-", folder=folder, stdout=writer)
+    done = console(
+        "verify", "nets:Net", "--input", "2x3", "--json", "-", folder=folder, stdout=writer
+    )
     os.close(writer)
     assert done.returncode != 0
     assert done.stderr == ""
@@ -587,7 +617,9 @@ BLOCK = re.compile(r"```console\n\$ (?P<command>[^\n]+)\n(?P<output>.*?)```", re
 
 
 def test_the_guide_shows_what_the_commands_print(folder: Path) -> None:
-    """Every console block is executed; ``PATHSPACE_WRITE_GUIDE=1`` writes the output into the guide."""
+    """Every console block is executed; ``PATHSPACE_WRITE_GUIDE=1`` writes
+    the output into the guide.
+    """
     guide = GUIDE.read_text()
     net, checkpoints = (block.split("```")[0] for block in guide.split("```python\n")[1:3])
     (folder / "net.py").write_text(net)
@@ -602,7 +634,8 @@ def test_the_guide_shows_what_the_commands_print(folder: Path) -> None:
         return f"```console\n$ {block['command']}\n{lines.strip(chr(10))}\n```"
 
     def comparable(text: str) -> list[str]:
-        # rounding errors differ between machines (on some there is none), and with them the width of a line
+        # rounding errors differ between machines (on some there is none), and with
+        # them the width of a line
         return re.sub(r"\d\.\d+e-\d+", "0", text).split()
 
     fresh = BLOCK.sub(executed, guide)
@@ -621,13 +654,20 @@ def test_files_get_the_permissions_that_the_user_wants(folder: Path) -> None:
         assert run("masks", "nets.py:with_example", "-o", "private.safetensors").exit_code == 0
     finally:
         os.umask(before)
-    modes = [(folder / name).stat().st_mode & 0o777 for name in ("masks.safetensors", "private.safetensors")]
+    modes = [
+        (folder / name).stat().st_mode & 0o777
+        for name in ("masks.safetensors", "private.safetensors")
+    ]
     assert modes == [0o644, 0o600]
 
 
 @pytest.mark.parametrize(
     ("words", "start"),
-    [(("masks",), b'{"__metadata__"'), (("draw",), b"<?xml"), (("report", "--seed", "1"), b"<!DOCTYPE html>")],
+    [
+        (("masks",), b'{"__metadata__"'),
+        (("draw",), b"<?xml"),
+        (("report", "--seed", "1"), b"<!DOCTYPE html>"),
+    ],
 )
 def test_a_dash_is_standard_output(
     folder: Path,
@@ -649,7 +689,9 @@ def test_a_name_that_promises_another_format_is_refused(folder: Path) -> None:
     more.register(app)
     result = CliRunner().invoke(app, ["report", "nets.py:with_example", "-o", "page.pdf"])
     assert "expected a name ending in .html" in str(result.exception)
-    assert "expected a name ending in .svg" in refused(run("draw", "nets.py:with_example", "-o", "graph.html"))
+    assert "expected a name ending in .svg" in refused(
+        run("draw", "nets.py:with_example", "-o", "graph.html")
+    )
 
 
 @pytest.mark.parametrize("command", ["masks", "draw", "explain"])
@@ -657,10 +699,16 @@ def test_weights_that_are_no_numbers_are_marked(folder: Path, command: str) -> N
     result = run(
         command,
         "nets.py:with_nan",
-        *(() if command == "explain" else ("-o", f"out.{'svg' * (command == 'draw') or 'safetensors'}")),
+        *(
+            ()
+            if command == "explain"
+            else ("-o", f"out.{'svg' * (command == 'draw') or 'safetensors'}")
+        ),
     )
     assert result.exit_code == 0
-    assert result.stderr.startswith("Warning: Net has 1 values in parameter 'first.weight' that are NaN or infinite")
+    assert result.stderr.startswith(
+        "Warning: Net has 1 values in parameter 'first.weight' that are NaN or infinite"
+    )
 
 
 def test_what_is_no_proof_is_bad_input(folder: Path) -> None:

@@ -17,13 +17,20 @@ class Twice(nn.Module):
 
     def __init__(self, clip: nn.Module) -> None:
         super().__init__()
-        self.enter, self.depth, self.leave, self.clip = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 6, 3), nn.Linear(6, 2), clip
+        self.enter, self.depth, self.leave, self.clip = (
+            nn.Conv2d(3, 8, 1),
+            nn.Conv2d(8, 6, 3),
+            nn.Linear(6, 2),
+            clip,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.leave(self.clip(self.depth(self.clip(self.enter(x)))).mean((2, 3)))
 
 
-@pytest.mark.parametrize("clip", [nn.ReLU6(), nn.ReLU6(inplace=True), nn.Hardtanh(-0.5, 0.2), nn.Hardtanh(-1, 0.0)])
+@pytest.mark.parametrize(
+    "clip", [nn.ReLU6(), nn.ReLU6(inplace=True), nn.Hardtanh(-0.5, 0.2), nn.Hardtanh(-1, 0.0)]
+)
 def test_lifted_clips_are_the_same_function_with_free_scales(clip: nn.Module) -> None:
     torch.manual_seed(0)
     model, x = Twice(clip).double(), torch.randn(3, 3, 8, 8).double()

@@ -1,4 +1,6 @@
-"""``pathspace reproduce --cluster``: trials on the workers of a Dask cluster, of which one is killed."""
+"""``pathspace reproduce --cluster``: trials on the workers of a Dask
+cluster, of which one is killed.
+"""
 
 from __future__ import annotations
 
@@ -64,10 +66,14 @@ def cluster() -> Iterator[LocalCluster]:
 
 
 @contextmanager
-def worker(cluster: LocalCluster, folder: Path, first: str = "") -> Iterator[subprocess.Popen[bytes]]:
+def worker(
+    cluster: LocalCluster, folder: Path, first: str = ""
+) -> Iterator[subprocess.Popen[bytes]]:
     """A worker in a process and a folder of its own."""
     folder.mkdir()
-    process = subprocess.Popen([sys.executable, "-c", first + WORKER, cluster.scheduler_address], cwd=folder)
+    process = subprocess.Popen(
+        [sys.executable, "-c", first + WORKER, cluster.scheduler_address], cwd=folder
+    )
     try:
         yield process
     finally:
@@ -93,7 +99,10 @@ def close(cluster: LocalCluster) -> None:
     """Close a scheduler once a task waits there for workers."""
     tasks = cluster.scheduler.tasks
     # (an earlier one may still be there with its error)
-    wait_for("a task", lambda: {task.state for task in list(tasks.values())} & {"no-worker", "queued", "waiting"})
+    wait_for(
+        "a task",
+        lambda: {task.state for task in list(tasks.values())} & {"no-worker", "queued", "waiting"},
+    )
     cluster.close()
 
 
@@ -123,14 +132,29 @@ def test_another_worker_runs_the_trials_of_one_that_is_killed(
         wait_for("both workers", lambda: len(cluster.scheduler.workers) == 2)
         with ThreadPoolExecutor() as pool:
             killed = pool.submit(kill, victim, tmp_path / "stuck")
-            result = call("small", "--scale", "fetched", "--cluster", cluster.scheduler_address, "--out", "records")
+            result = call(
+                "small",
+                "--scale",
+                "fetched",
+                "--cluster",
+                cluster.scheduler_address,
+                "--out",
+                "records",
+            )
             killed.result()
-    assert "This experiment has no record." in result.output and victim.returncode == -signal.SIGKILL
-    assert all(same(ours, run_trial(trial)) for ours, trial in zip(found, trials, strict=True)) and len(found) == 4
+    assert (
+        "This experiment has no record." in result.output and victim.returncode == -signal.SIGKILL
+    )
+    assert (
+        all(same(ours, run_trial(trial)) for ours, trial in zip(found, trials, strict=True))
+        and len(found) == 4
+    )
     # what ended is in the caller's folder and in the journal, with the provenance of the worker
     journal = Path("records/small-trials.jsonl")
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
-    assert {line["key"] for line in lines} == {trial.key for trial in trials} and lines[0]["provenance"]["processor"]
+    assert {line["key"] for line in lines} == {trial.key for trial in trials} and lines[0][
+        "provenance"
+    ]["processor"]
     assert [TrialCache("empty", journal).find(trial) for trial in trials] == found
     assert [TrialCache(TRIALS).find(trial) for trial in trials] == found
     assert not list((tmp_path / "stuck" / TRIALS).glob("*.json"))
@@ -138,13 +162,21 @@ def test_another_worker_runs_the_trials_of_one_that_is_killed(
 
 def test_clusters_that_fail_end_in_a_sentence(cluster: LocalCluster, tmp_path: Path) -> None:
     cluster.scheduler.allowed_failures = 0
-    with worker(cluster, tmp_path / "stuck", STUCK) as victim, connected(cluster.scheduler_address, 300) as client:
+    with (
+        worker(cluster, tmp_path / "stuck", STUCK) as victim,
+        connected(cluster.scheduler_address, 300) as client,
+    ):
         with ThreadPoolExecutor() as pool:
             killed = pool.submit(kill, victim, tmp_path / "stuck")
-            with pytest.raises(InputError, match="Several workers died during the same trial, the last one at tcp://"):
+            with pytest.raises(
+                InputError,
+                match="Several workers died during the same trial, the last one at tcp://",
+            ):
                 list(run_on(client, [SMALL], TrialCache(None)))
             killed.result()
-        with pytest.raises(InputError, match=r"has no worker; start some with dask worker tcp://.* --nthreads 1"):
+        with pytest.raises(
+            InputError, match=r"has no worker; start some with dask worker tcp://.* --nthreads 1"
+        ):
             connected(cluster.scheduler_address, 0.1).__enter__()
         with ThreadPoolExecutor() as pool:
             closed = pool.submit(close, cluster)
@@ -153,30 +185,48 @@ def test_clusters_that_fail_end_in_a_sentence(cluster: LocalCluster, tmp_path: P
             closed.result()
 
 
-def test_what_a_worker_finds_at_home_is_what_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_worker_finds_at_home_is_what_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     first, second = run_here(SMALL, SMALL.key), run_here(SMALL, SMALL.key)
     assert first == second and same(Outcome.from_dict(first["outcome"]), run_trial(SMALL))
-    with pytest.raises(InputError, match="A worker has other code or other data for 'digits-rows' than the machine"):
+    with pytest.raises(
+        InputError, match="A worker has other code or other data for 'digits-rows' than the machine"
+    ):
         run_here(SMALL, "other")
 
 
 def test_wrong_clusters_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("pathspace.training.experiments.reproduce.cluster.connected.__wrapped__.__defaults__", (0.2,))
+    monkeypatch.setattr(
+        "pathspace.training.experiments.reproduce.cluster.connected.__wrapped__.__defaults__",
+        (0.2,),
+    )
     (tmp_path / "scheduler.json").write_text("{}")
     for words, message in (
-        (("race", "--cluster", "tcp://127.0.0.1:1"), "No Dask scheduler answers at 'tcp://127.0.0.1:1'; start one"),
+        (
+            ("race", "--cluster", "tcp://127.0.0.1:1"),
+            "No Dask scheduler answers at 'tcp://127.0.0.1:1'; start one",
+        ),
         (("race", "--cluster", "strange://here"), "No Dask scheduler answers at 'strange://here'"),
         (("race", "--cluster", "scheduler.json"), "No Dask scheduler answers at 'scheduler.json'"),
         (
             ("toy", "--cluster", "tcp://127.0.0.1:1"),
             "'toy' has no trials for --cluster; leave it out, or take one of: race,",
         ),
-        (("race", "--cluster", "tcp://127.0.0.1:1", "--jobs", 2), "--jobs 2 asks for processes here, --cluster for"),
+        (
+            ("race", "--cluster", "tcp://127.0.0.1:1", "--jobs", 2),
+            "--jobs 2 asks for processes here, --cluster for",
+        ),
     ):
         result = call(*words)
         assert result.exit_code == 2 and message in " ".join(result.stderr.split()), result.output
-    monkeypatch.setattr("pathspace.training.experiments.reproduce.cluster.find_spec", lambda _: None)
-    with pytest.raises(InputError, match=r"Dask distributed is not installed; run pip install 'pathspace\[cluster\]'"):
+    monkeypatch.setattr(
+        "pathspace.training.experiments.reproduce.cluster.find_spec", lambda _: None
+    )
+    with pytest.raises(
+        InputError,
+        match=r"Dask distributed is not installed; run pip install 'pathspace\[cluster\]'",
+    ):
         connected("tcp://127.0.0.1:1").__enter__()

@@ -32,7 +32,9 @@ class Between(nn.Module):
 
 @torch.no_grad()
 def largest_change(model: nn.Module, graph: ps.ReductionGraph, x: Tensor) -> float:
-    """How far the outputs move, relative to their size, under mild and wild rescalings at many input sizes."""
+    """How far the outputs move, relative to their size, under mild and wild
+    rescalings at many input sizes.
+    """
     worst = 0.0
     for size in (0.01, 1.0, 100.0):
         for spread in (1.0, 8.0):
@@ -74,7 +76,8 @@ CONSTANTS: dict[str, tuple[Callable[[Tensor], Tensor], int, int]] = {
     "clamp above the last number": (lambda h: h.clamp(min=LAST), 6, 0),
     "clamp at infinity": (lambda h: h.clamp(0, INF), 6, 6),
     "clamp at a tensor": (lambda h: torch.clamp(h, h.new_zeros(()), h.new_full((), 3.0)), 6, 0),
-    "clamp at an infinite tensor": (lambda h: torch.clamp(h, h.new_zeros(()), h.new_full((), INF)), 6, 6),
+    "clamp at an infinite tensor": (lambda h: torch.clamp(h, h.new_zeros(()), h.new_full((), INF)),
+                                    6, 6),
     "maximum with a constant": (lambda h: torch.maximum(h, h.new_full(h.shape, 0.1)), 6, 0),
     "maximum with minus infinity": (lambda h: torch.maximum(h, h.new_full(h.shape, -INF)), 6, 6),
     "tiny addition": (lambda h: h + 1e-30, 6, 0),
@@ -83,7 +86,7 @@ CONSTANTS: dict[str, tuple[Callable[[Tensor], Tensor], int, int]] = {
     "quotient of a constant tensor": (lambda h: torch.tensor(2.5).to(h) / h, 6, 6),
     "quotient of a constant tensor, added": (lambda h: torch.tensor(2.5).to(h) / h + h, 6, 0),
     "quotient of a constant, added": (lambda h: 1 / h + h, 6, 0),
-    "quotient of a constant, summed": (lambda h: (1 / h).sum(-1, keepdim=True) + h.sum(-1, keepdim=True), 1, 0),
+    "quotient of a constant, summed": (lambda h: (1 / h).sum(-1, keepdim=True) + h.sum(-1, keepdim=True), 1, 0),  # noqa: E501
     "larger than a half": (lambda h: h * (h > 0.5), 6, 0),
     "larger than a half, as a tensor": (lambda h: h * (h > h.new_full((), 0.5)), 6, 0),
     "larger than far below": (lambda h: h * (h > -1e5), 6, 0),
@@ -95,7 +98,8 @@ CONSTANTS: dict[str, tuple[Callable[[Tensor], Tensor], int, int]] = {
     "alpha dropout that does not drop": (lambda h: F.alpha_dropout(h, 0.5, False), 6, 6),
     "dropout": (lambda h: F.dropout(h, 0.5, True), 6, 6),
     "constant padding under a maximum": (
-        lambda h: F.max_pool1d(F.pad(F.relu(h), (1, 1), value=1.0).unsqueeze(1), 2).squeeze(1), 4, 2),
+        lambda h: F.max_pool1d(F.pad(F.relu(h), (1, 1), value=1.0).unsqueeze(1), 2).squeeze(1), 4,
+        2),
     "far padding under a maximum": (
         lambda h: F.max_pool1d(F.pad(h, (1, 1), value=-1e9).unsqueeze(1), 2).squeeze(1), 4, 2),
     "constant padding under a mean": (
@@ -104,16 +108,18 @@ CONSTANTS: dict[str, tuple[Callable[[Tensor], Tensor], int, int]] = {
         lambda h: F.max_pool1d(F.pad(h, (1, 1), value=-INF).unsqueeze(1), 2).squeeze(1), 4, 4),
     "zero padding under a maximum": (
         lambda h: F.max_pool1d(F.pad(h, (1, 1)).unsqueeze(1), 2).squeeze(1), 4, 4),
-    "mask of -1e9 under a maximum": (lambda h: h.masked_fill(EVERY_SECOND, -1e9).amax(-1, keepdim=True), 1, 0),
+    "mask of -1e9 under a maximum": (lambda h: h.masked_fill(EVERY_SECOND, -1e9).amax(-1, keepdim=True), 1, 0),  # noqa: E501
     "mask of the last number under a maximum": (
         lambda h: h.masked_fill(EVERY_SECOND, -LAST).amax(-1, keepdim=True), 1, 0),
-    "infinite mask under a maximum": (lambda h: h.masked_fill(EVERY_SECOND, -INF).amax(-1, keepdim=True), 1, 1),
-    "mask of -1e4 under a softmax": (lambda h: h.masked_fill(EVERY_SECOND, -1e4).softmax(-1) * h, 6, 3),
+    "infinite mask under a maximum": (lambda h: h.masked_fill(EVERY_SECOND, -INF).amax(-1, keepdim=True), 1, 1),  # noqa: E501
+    "mask of -1e4 under a softmax": (lambda h: h.masked_fill(EVERY_SECOND, -1e4).softmax(-1) * h, 6,
+                                     3),
     "choice of a constant": (lambda h: torch.where(h > 0, h, -1e9), 6, 0),
     "choice of a place": (lambda h: torch.where(EVERY_SECOND, h, 1.0), 6, 3),
     "choice of infinity": (lambda h: 1 / torch.where(h > 0, h, INF), 6, 6),
     "a column of ones": (lambda h: with_constant(h, 1.0), 7, 6),
-    "a column of ones, measured": (lambda h: with_constant(h, 1.0).norm(dim=-1, keepdim=True), 1, 0),
+    "a column of ones, measured": (lambda h: with_constant(h, 1.0).norm(dim=-1, keepdim=True), 1,
+                                   0),
     "a column of ones, summed up": (lambda h: with_constant(h, 1.0).cumsum(-1), 7, 0),
     "the best of three and a constant": (lambda h: with_constant(h, 0.3).topk(3, -1).values, 3, 0),
     "written over": (lambda h: first_set_to(h, 1.0), 6, 5),
@@ -121,11 +127,12 @@ CONSTANTS: dict[str, tuple[Callable[[Tensor], Tensor], int, int]] = {
     "filled slices": (lambda h: h.index_fill(1, torch.tensor([0, 2]), 1.0), 6, 4),
     "no infinities to replace": (lambda h: F.relu(h).nan_to_num(), 6, 6),
     "infinities replaced": (lambda h: (1 / F.relu(h)).nan_to_num() * 1e-307, 6, 0),
-    "a mask replaced": (lambda h: h.masked_fill(EVERY_SECOND, INF).nan_to_num().amin(-1, keepdim=True), 1, 0),
+    "a mask replaced": (lambda h: h.masked_fill(EVERY_SECOND, INF).nan_to_num().amin(-1, keepdim=True), 1, 0),  # noqa: E501
     "logaddexp": (lambda h: torch.logaddexp(h, torch.zeros_like(h)), 6, 0),
     "huber": (lambda h: F.huber_loss(h, torch.zeros_like(h), reduction="none"), 6, 0),
-    "angles to axes": (lambda h: F.cosine_similarity(h.unsqueeze(1), torch.eye(6).to(h), dim=-1), 6, 1),
-    "angles with a large eps": (lambda h: F.cosine_similarity(h.unsqueeze(1), torch.eye(6).to(h), -1, 1.0), 6, 0),
+    "angles to axes": (lambda h: F.cosine_similarity(h.unsqueeze(1), torch.eye(6).to(h), dim=-1), 6,
+                       1),
+    "angles with a large eps": (lambda h: F.cosine_similarity(h.unsqueeze(1), torch.eye(6).to(h), -1, 1.0), 6, 0),  # noqa: E501
 }  # fmt: skip
 
 
@@ -141,7 +148,9 @@ def test_a_constant_costs_the_units_it_meets(name: str) -> None:
 
 
 def test_two_wide_clips_are_two_clips() -> None:
-    model = nn.Sequential(nn.Linear(4, 6), nn.Hardtanh(0, 4e4), nn.Linear(6, 6), nn.Hardtanh(0, 4e4), nn.Linear(6, 2))
+    model = nn.Sequential(
+        nn.Linear(4, 6), nn.Hardtanh(0, 4e4), nn.Linear(6, 6), nn.Hardtanh(0, 4e4), nn.Linear(6, 2)
+    )
     assert ps.trace(model, torch.randn(3, 4)).num_units == 0
 
 
@@ -157,7 +166,9 @@ class Attention(nn.Module):
         scores = self.query(x) @ self.key(x).transpose(-1, -2)
         hidden = torch.ones(x.shape[-2], x.shape[-2], dtype=torch.bool).triu(1)
         if self.added:
-            scores = scores + torch.zeros(hidden.shape, dtype=x.dtype).masked_fill(hidden, self.fill)
+            scores = scores + torch.zeros(hidden.shape, dtype=x.dtype).masked_fill(
+                hidden, self.fill
+            )
         else:
             scores = scores.masked_fill(hidden, self.fill)
         return self.out(scores.softmax(-1) @ self.value(x))

@@ -45,7 +45,9 @@ def test_figures_at_200() -> None:
 
 
 def test_convolutions_by_hand() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.ReLU(), nn.Conv2d(4, 2, 3, bias=False))
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.ReLU(), nn.Conv2d(4, 2, 3, bias=False)
+    )
     found = cost(model, torch.randn(2, 3, 8, 8))
     first, second = 2 * 4 * 64 * 27, 2 * 2 * 36 * 36
     assert found.forward == first + second
@@ -92,13 +94,16 @@ def test_functional_models_and_time() -> None:
 
 
 def test_proposals_side_by_side() -> None:
-    # two hidden layers and more: at equal parameters widening caches fewer floats, the other way round than with one
+    # two hidden layers and more: at equal parameters widening caches fewer floats, the
+    # other way round than with one
     n = 40
     base = chain(6, n, n, 6)
     deeper = deepen(base, 3, n, nn.Tanh())
     wide = equal_width(n, n * n, 2 * n * 1.3)
     table = compare_costs(
-        {"base": base, "deeper": deeper, "wider": chain(6, wide, wide, 6)}, torch.randn(1, 6), repeats=1
+        {"base": base, "deeper": deeper, "wider": chain(6, wide, wide, 6)},
+        torch.randn(1, 6),
+        repeats=1,
     )
     assert [row.model for row in table] == ["base", "deeper", "wider"]
     assert abs(table["wider"].parameters / table["deeper"].parameters - 1) < 0.1

@@ -10,7 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from pathspace.diagnostics.criticality import critical_point, exponent, growth_exponent, redraw, sweep
+from pathspace.diagnostics.criticality import (
+    critical_point,
+    exponent,
+    growth_exponent,
+    redraw,
+    sweep,
+)
 from pathspace.diagnostics.meanfield import critical_scale, growth
 from pathspace.diagnostics.phase import draw_phase, draw_sweep
 from pathspace.errors import InputError
@@ -18,7 +24,9 @@ from pathspace.pictures import save
 
 
 def mlp(width: int, depth: int, act: type[nn.Module], bias: bool = False) -> nn.Sequential:
-    return nn.Sequential(*[layer for _ in range(depth) for layer in (nn.Linear(width, width, bias=bias), act())])
+    return nn.Sequential(
+        *[layer for _ in range(depth) for layer in (nn.Linear(width, width, bias=bias), act())]
+    )
 
 
 class Block(nn.Module):
@@ -36,7 +44,10 @@ class Loop(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.into, self.hidden = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
+        self.into, self.hidden = (
+            nn.Linear(width, width, bias=False),
+            nn.Linear(width, width, bias=False),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = torch.zeros_like(x[0])
@@ -63,13 +74,17 @@ def test_relu_mlp_at_width_256() -> None:
     assert "order below" in found.verdict
     # without biases the exponent is its value at 1 plus the log of the scale, for every draw
     low, high = found.points[0], found.points[len(found.points) - 1]
-    assert high.growth.value - low.growth.value == pytest.approx(math.log(high.scale / low.scale), abs=1e-9)
+    assert high.growth.value - low.growth.value == pytest.approx(
+        math.log(high.scale / low.scale), abs=1e-9
+    )
 
 
 def test_tanh_mlp_at_width_256() -> None:
     torch.manual_seed(0)
     x = 1e-3 * torch.randn(4, 256)
-    found = critical_point(mlp(256, 60, nn.Tanh), x, low=0.8, high=1.3, draws=3, directions=1, tolerance=4e-3)
+    found = critical_point(
+        mlp(256, 60, nn.Tanh), x, low=0.8, high=1.3, draws=3, directions=1, tolerance=4e-3
+    )
     assert found.scale == pytest.approx(1, rel=0.02)
 
 
@@ -84,7 +99,12 @@ def test_tanh_exponents_on_both_sides() -> None:
 def test_biases_move_the_edge() -> None:
     torch.manual_seed(0)
     points = sweep(
-        mlp(200, 40, nn.Tanh, bias=True), [1.1, 1.7], torch.randn(4, 200), biases=[0.3], draws=3, directions=1
+        mlp(200, 40, nn.Tanh, bias=True),
+        [1.1, 1.7],
+        torch.randn(4, 200),
+        biases=[0.3],
+        draws=3,
+        directions=1,
     )
     assert points[0].growth.value < 0 < points[1].growth.value
     assert 1.1 < critical_scale(torch.tanh, 0.3) < 1.7
@@ -108,10 +128,14 @@ def test_the_exponent_of_an_rnn_below_the_edge_is_its_spectral_radius() -> None:
     assert found.phase == "order" and found.steps == 300
 
 
-@pytest.mark.parametrize(("kind", "edge", "slack"), [("tanh", 1.0, 0.06), ("relu", math.sqrt(2), 0.12)])
+@pytest.mark.parametrize(
+    ("kind", "edge", "slack"), [("tanh", 1.0, 0.06), ("relu", math.sqrt(2), 0.12)]
+)
 def test_critical_scales_of_rnns(kind: str, edge: float, slack: float) -> None:
     rnn = nn.RNN(128, 128, bias=False, nonlinearity=kind)  # type: ignore[arg-type]
-    found = critical_point(rnn, impulse(128, 120, size=1e-6), low=0.7, high=2.2, draws=4, directions=1, tolerance=0.02)
+    found = critical_point(
+        rnn, impulse(128, 120, size=1e-6), low=0.7, high=2.2, draws=4, directions=1, tolerance=0.02
+    )
     assert found.scale == pytest.approx(edge, abs=slack)
 
 
@@ -151,7 +175,9 @@ def test_integer_inputs_start_at_the_embedding() -> None:
     torch.manual_seed(0)
     table, net = nn.Embedding(9, 16), mlp(16, 8, nn.Tanh)
     tokens = torch.randint(0, 9, (5, 3))
-    whole = growth_exponent(nn.Sequential(table, *net), tokens, start="0", types=nn.Linear, directions=1, seed=2)
+    whole = growth_exponent(
+        nn.Sequential(table, *net), tokens, start="0", types=nn.Linear, directions=1, seed=2
+    )
     part = growth_exponent(net, table(tokens).detach(), types=nn.Linear, directions=1, seed=2)
     assert whole.profile == pytest.approx(part.profile, rel=1e-12)
     with pytest.raises(InputError, match="no layer 'x'"):
@@ -168,7 +194,10 @@ def test_dead_perturbations_and_refusals() -> None:
     with pytest.raises(InputError, match="no linear"):
         growth_exponent(nn.ReLU(), torch.randn(2, 3))
     with pytest.raises(InputError, match="floating-point input"):
-        growth_exponent(nn.Sequential(nn.Embedding(4, 3), nn.Linear(3, 3), nn.Linear(3, 3)), torch.tensor([1, 2]))
+        growth_exponent(
+            nn.Sequential(nn.Embedding(4, 3), nn.Linear(3, 3), nn.Linear(3, 3)),
+            torch.tensor([1, 2]),
+        )
     with pytest.raises(InputError, match="low < high"):
         critical_point(mlp(3, 3, nn.ReLU), torch.randn(1, 3), low=2, high=1)
     with pytest.raises(InputError, match="redraw"):
@@ -179,9 +208,17 @@ def test_pictures(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, x = mlp(24, 12, nn.Tanh, bias=True), torch.randn(2, 24)
     table = sweep(model, [0.7, 1.2, 1.8], x, biases=[0.0, 0.4], draws=2, directions=1)
-    assert save(draw_phase(table, lambda b: critical_scale(torch.tanh, b)), tmp_path / "p.png").stat().st_size > 5000
+    assert (
+        save(draw_phase(table, lambda b: critical_scale(torch.tanh, b)), tmp_path / "p.png")
+        .stat()
+        .st_size
+        > 5000
+    )
     line = sweep(model, [0.7, 1.2], x, draws=2, directions=1)
-    assert save(draw_sweep(line, lambda s: growth(torch.tanh, s)), tmp_path / "s.svg").stat().st_size > 5000
+    assert (
+        save(draw_sweep(line, lambda s: growth(torch.tanh, s)), tmp_path / "s.svg").stat().st_size
+        > 5000
+    )
     with pytest.raises(InputError, match="full grid"):
         draw_phase(line)
     assert np.isfinite([row.growth.value for row in table]).all()

@@ -1,4 +1,6 @@
-"""Trained networks as they are: dead rows, frozen parts, rescaled copies; steps and canonical forms go on."""
+"""Trained networks as they are: dead rows, frozen parts, rescaled copies; steps
+and canonical forms go on.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from pathspace.training import GSGD, GAdam, PathSGD, init_skeleton
 
 
 class Net(nn.Module):
-    """Convolutions and norms, as they are trained: some kernels all zero, some channels switched off."""
+    """Convolutions and norms, as they are trained: some kernels all zero,
+    some channels switched off.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +61,10 @@ def test_dead_units_are_named_and_left_out_of_canonical_forms(rule: str) -> None
     graph, before = ps.trace(model, x), model(x)
     skeleton = graph.skeleton(rule)
     heads = dict(zip([b.name for b in graph.blocks], graph.blocks, strict=True))
-    expected = {int(heads["first.weight"].head.reshape(-1)[1]), int(heads["second.weight"].head.reshape(-1)[2])}
+    expected = {
+        int(heads["first.weight"].head.reshape(-1)[1]),
+        int(heads["second.weight"].head.reshape(-1)[2]),
+    }
     assert set(skeleton.dead.tolist()) == expected
     for tree in ("in", "out"):
         twin = copy.deepcopy(model)
@@ -73,13 +80,17 @@ def test_dead_units_are_named_and_left_out_of_canonical_forms(rule: str) -> None
 
 MAKERS: dict[str, Callable[[nn.Module, ps.Skeleton], torch.optim.Optimizer]] = {
     "gsgd": lambda m, s: GSGD(m.named_parameters(), lr=1e-3, skeleton=s, max_multiplier=1.0),
-    "momentum": lambda m, s: GSGD(m.named_parameters(), lr=1e-3, skeleton=s, momentum=0.9, max_multiplier=1.0),
+    "momentum": lambda m, s: GSGD(
+        m.named_parameters(), lr=1e-3, skeleton=s, momentum=0.9, max_multiplier=1.0
+    ),
     "uncapped": lambda m, s: GSGD(m.named_parameters(), lr=1e-7, skeleton=s),
     "gadam": lambda m, s: GAdam(m.named_parameters(), lr=1e-6, skeleton=s),
 }
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, steps: int = 10) -> list[float]:
+def train(
+    model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, steps: int = 10
+) -> list[float]:
     losses, target = [], torch.arange(len(x)) % 3
     for _ in range(steps):
         optimizer.zero_grad()
@@ -97,13 +108,21 @@ def test_steps_go_on_and_dead_rows_stay(kind: str, rule: str) -> None:
     model, x = with_dead_rows()
     twin = copy.deepcopy(model)
     graph, other = ps.trace(model, x), ps.trace(twin, x)
-    ps.rescale(twin, other, 0.5 * torch.randn(other.num_units, generator=torch.Generator().manual_seed(1)).double())
+    ps.rescale(
+        twin,
+        other,
+        0.5 * torch.randn(other.num_units, generator=torch.Generator().manual_seed(1)).double(),
+    )
     skeleton = graph.skeleton(rule)
     optimizer = MAKERS[kind](model, skeleton)
     losses = train(model, optimizer, x)
     assert np.isfinite(losses).all() and losses[-1] < losses[0]
     assert optimizer.dead.tolist() == skeleton.dead.tolist()
-    assert not model.first.weight[1].any() and not model.head.weight[:, 2].any() and not model.second.weight[2].any()
+    assert (
+        not model.first.weight[1].any()
+        and not model.head.weight[:, 2].any()
+        and not model.second.weight[2].any()
+    )
     # units whose entering or leaving weights alone are zero still learn
     assert model.head.weight[:, 4].any()
     if rule == "magnitude":
@@ -121,7 +140,11 @@ def test_a_dead_unit_says_so_once_and_init_leaves_it() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         clean = mlp(2, 3, 2)
-        GSGD(clean.named_parameters(), lr=0.01, skeleton=ps.trace(clean, torch.randn(1, 2)).skeleton())
+        GSGD(
+            clean.named_parameters(),
+            lr=0.01,
+            skeleton=ps.trace(clean, torch.randn(1, 2)).skeleton(),
+        )
 
 
 @pytest.mark.filterwarnings("ignore:.*only weights of 0:UserWarning")
@@ -150,7 +173,9 @@ def test_path_sgd_trains_a_network_with_dead_rows() -> None:
     x = torch.randn(8, 3).double()
     optimizer = PathSGD(model.named_parameters(), lr=1e-2, model=model, example=(x[:1],))
     losses = train(model, optimizer, x, 5)
-    assert losses[-1] < losses[0] and not model[0].weight[1].any() and not model[2].weight[:, 1].any()
+    assert (
+        losses[-1] < losses[0] and not model[0].weight[1].any() and not model[2].weight[:, 1].any()
+    )
 
 
 # --- frozen weights
@@ -224,8 +249,12 @@ def test_copies_get_the_same_trees_from_the_largest_weights(name: str, zeros: bo
                     parameter.reshape(-1)[::3] = 0
     trees = []
     for model in (one, two):
-        skeleton = problem(name).skeleton(model).graph.skeleton("magnitude" if not zeros else "modulo")
-        trees.append([(t.block.tolist(), t.index.tolist()) for t in (skeleton.tree_in, skeleton.tree_out)])
+        skeleton = (
+            problem(name).skeleton(model).graph.skeleton("magnitude" if not zeros else "modulo")
+        )
+        trees.append(
+            [(t.block.tolist(), t.index.tolist()) for t in (skeleton.tree_in, skeleton.tree_out)]
+        )
     assert trees[0] == trees[1]
 
 
@@ -241,7 +270,9 @@ def test_copies_with_equal_weights_break_ties_alike() -> None:
     for seed in range(5):
         twin = copy.deepcopy(model)
         other = ps.trace(twin, x)
-        ps.rescale(twin, other, torch.randn(15 - 3, generator=torch.Generator().manual_seed(seed)).double())
+        ps.rescale(
+            twin, other, torch.randn(15 - 3, generator=torch.Generator().manual_seed(seed)).double()
+        )
         second = other.skeleton("magnitude")
         assert (first.tree_in.index == second.tree_in.index).all()
         assert (first.tree_out.index == second.tree_out.index).all()
@@ -249,7 +280,8 @@ def test_copies_with_equal_weights_break_ties_alike() -> None:
 
 @pytest.mark.parametrize("rule", ["modulo", "magnitude", "random"])
 def test_a_dead_unit_gets_an_edge_that_lies_on_paths(rule: str) -> None:
-    # on one pixel only the middle of a 3 x 3 kernel meets data; here that is 0, and so is all around it
+    # on one pixel only the middle of a 3 x 3 kernel meets data; here that is
+    # 0, and so is all around it
     model = nn.Sequential(
         nn.Conv2d(3, 5, 1),
         nn.ReLU(),

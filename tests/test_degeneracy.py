@@ -18,7 +18,9 @@ def dead_units(model: nn.Sequential, x: torch.Tensor) -> int:
 def test_one_hidden_layer(seed: int) -> None:
     torch.manual_seed(seed)
     d, h, o = (int(torch.randint(low, 6, ())) for low in (2, 3, 1))
-    model = nn.Sequential(nn.Linear(d, h, bias=seed % 2 == 0), nn.ReLU(), nn.Linear(h, o, bias=seed % 3 > 0)).double()
+    model = nn.Sequential(
+        nn.Linear(d, h, bias=seed % 2 == 0), nn.ReLU(), nn.Linear(h, o, bias=seed % 3 > 0)
+    ).double()
     for parameter in model.parameters():
         nn.init.normal_(parameter)
     if seed % 4 == 0:
@@ -41,9 +43,14 @@ def test_deeper_nets_add_up(seed: int) -> None:
     for parameter in model.parameters():
         nn.init.normal_(parameter)
     found = degeneracy(model, 2 * torch.randn(400, 3))
-    assert found.deficit == found.dead + found.gauge + found.symmetric + found.undetermined + found.unexplained
+    assert (
+        found.deficit
+        == found.dead + found.gauge + found.symmetric + found.undetermined + found.unexplained
+    )
     assert found.deficit >= 7 - 1 and found.parameters - found.rank == found.deficit and found.clear
-    assert sum(row.unexplained or 0 for row in found.tensors) == pytest.approx(found.unexplained, abs=1e-6)
+    assert sum(row.unexplained or 0 for row in found.tensors) == pytest.approx(
+        found.unexplained, abs=1e-6
+    )
 
 
 def test_tanh_has_none_and_one_of_two_added_matrices_is_redundant() -> None:
@@ -54,14 +61,20 @@ def test_tanh_has_none_and_one_of_two_added_matrices_is_redundant() -> None:
     class Doubled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.v, self.w, self.u = nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(4, 3)), nn.Linear(4, 2)
+            self.v, self.w, self.u = (
+                nn.Parameter(torch.randn(4, 3)),
+                nn.Parameter(torch.randn(4, 3)),
+                nn.Linear(4, 2),
+            )
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.u(torch.tanh(x @ (self.v + self.w).T))
 
     found = degeneracy(Doubled(), torch.randn(300, 3))
     assert (found.deficit, found.unexplained, found.gauge, found.dead) == (12, 0, 0, 0)
-    assert [(each.cause, each.place, each.directions) for each in found.symmetries] == [("redundant", "v and w", 12)]
+    assert [(each.cause, each.place, each.directions) for each in found.symmetries] == [
+        ("redundant", "v and w", 12)
+    ]
     # without more outputs than scalars no cause is sought, but the tensors are named
     few = degeneracy(Doubled(), torch.randn(3, 3))
     assert few.symmetric == 0 and sum(row.unexplained or 0 for row in few.tensors) == pytest.approx(
@@ -95,8 +108,15 @@ def test_too_little_data_is_said_to_be_too_little() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
     found = degeneracy(model, torch.randn(5, 4))
-    assert found.outputs == 10 and found.undetermined >= 44 - 6 - 10 - found.dead and "more data" in found.notes[0]
-    assert found.deficit == found.dead + found.gauge + found.symmetric + found.undetermined + found.unexplained
+    assert (
+        found.outputs == 10
+        and found.undetermined >= 44 - 6 - 10 - found.dead
+        and "more data" in found.notes[0]
+    )
+    assert (
+        found.deficit
+        == found.dead + found.gauge + found.symmetric + found.undetermined + found.unexplained
+    )
 
 
 def test_batch_norm_in_eval_mode_needs_its_statistics() -> None:
@@ -119,12 +139,19 @@ def test_large_models_by_sketches() -> None:
     found = degeneracy(model, torch.randn(150, 40), max_rows=120)
     assert found.method == "randomised" and found.rank == 120
     assert found.dead == 3 * (40 + 1 + 2) and found.gauge == 77 and found.unexplained == 0
-    assert found.deficit == found.dead + found.gauge + found.symmetric + found.undetermined + found.unexplained
+    assert (
+        found.deficit
+        == found.dead + found.gauge + found.symmetric + found.undetermined + found.unexplained
+    )
 
 
 @pytest.mark.parametrize("max_rows", [2000, 12])
-@pytest.mark.parametrize("norm", [nn.BatchNorm1d(6, 0.1), nn.LayerNorm(6, 0.1), nn.BatchNorm1d(6, 1e-30), None])
-def test_sketches_count_only_rescalings_that_the_jacobian_confirms(norm: nn.Module | None, max_rows: int) -> None:
+@pytest.mark.parametrize(
+    "norm", [nn.BatchNorm1d(6, 0.1), nn.LayerNorm(6, 0.1), nn.BatchNorm1d(6, 1e-30), None]
+)
+def test_sketches_count_only_rescalings_that_the_jacobian_confirms(
+    norm: nn.Module | None, max_rows: int
+) -> None:
     torch.manual_seed(0)
     between = [] if norm is None else [norm]
     model = nn.Sequential(nn.Linear(4, 6), *between, nn.ReLU(), nn.Linear(6, 3))
@@ -133,16 +160,27 @@ def test_sketches_count_only_rescalings_that_the_jacobian_confirms(norm: nn.Modu
     exact, sketched = degeneracy(model, x), degeneracy(model, x, max_exact=0, max_rows=max_rows)
     assert (exact.method, sketched.method) == ("exact", "randomised")
     assert sketched.gauge == exact.gauge and sketched.dead == exact.dead
-    assert [note[:20] for note in sketched.notes if "rescaling" in note] == [note[:20] for note in exact.notes]
+    assert [note[:20] for note in sketched.notes if "rescaling" in note] == [
+        note[:20] for note in exact.notes
+    ]
     if max_rows == 2000:
-        assert (sketched.rank, sketched.unexplained) == (exact.rank, exact.symmetric + exact.unexplained)
+        assert (sketched.rank, sketched.unexplained) == (
+            exact.rank,
+            exact.symmetric + exact.unexplained,
+        )
 
 
 def test_many_rescalings_are_tested_in_combinations() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(2, 90), nn.ReLU(), nn.BatchNorm1d(90).eval(), nn.Linear(90, 1)).eval()
+    model = nn.Sequential(
+        nn.Linear(2, 90), nn.ReLU(), nn.BatchNorm1d(90).eval(), nn.Linear(90, 1)
+    ).eval()
     few = degeneracy(model, torch.randn(40, 2), max_exact=0, max_rows=5)
-    assert few.gauge > 0 and "more may do so" in few.notes[1] and few.notes[0].startswith("Not counted: 5 ")
+    assert (
+        few.gauge > 0
+        and "more may do so" in few.notes[1]
+        and few.notes[0].startswith("Not counted: 5 ")
+    )
 
 
 def test_models_that_cannot_be_captured_still_count() -> None:
@@ -162,4 +200,8 @@ def test_models_that_cannot_be_captured_still_count() -> None:
 
 def test_nothing_is_dropped_where_the_rank_is_full() -> None:
     found = degeneracy(nn.Linear(2, 1).double(), torch.randn(5, 2).double())
-    assert (found.rank, found.deficit, found.largest_dropped) == (3, 0, 0.0) and found.smallest_kept > 0
+    assert (found.rank, found.deficit, found.largest_dropped) == (
+        3,
+        0,
+        0.0,
+    ) and found.smallest_kept > 0

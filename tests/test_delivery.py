@@ -1,4 +1,6 @@
-"""What commands write: ``-`` everywhere, formats by suffix, weights that are not numbers, folders and random bytes."""
+"""What commands write: ``-`` everywhere, formats by suffix, weights that are not numbers,
+folders and random bytes.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def broken():
     with torch.no_grad():
         net[0].weight[0, 0, 0, 0] = float("nan")
     return net, x
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture
@@ -57,7 +59,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def call(line: str) -> Result:
-    if not any(command.callback.__name__ == "report" for command in cli.app.registered_commands if command.callback):
+    if not any(
+        command.callback.__name__ == "report"
+        for command in cli.app.registered_commands
+        if command.callback
+    ):
         cli.load_extensions()
     return CliRunner().invoke(cli.app, line.split())
 
@@ -66,7 +72,11 @@ def refused(line: str, *words: str) -> None:
     before = {path: path.stat().st_mtime_ns for path in Path().iterdir()}
     result = call(line)
     assert result.exit_code == 2 and result.stdout == "", result.output
-    assert result.stderr.startswith("Error: ") and result.stderr.count("\n") == 1 and "Internal" not in result.stderr
+    assert (
+        result.stderr.startswith("Error: ")
+        and result.stderr.count("\n") == 1
+        and "Internal" not in result.stderr
+    )
     assert all(word in result.stderr for word in words), result.stderr
     assert {path: path.stat().st_mtime_ns for path in Path().iterdir()} == before
 
@@ -87,7 +97,9 @@ def test_a_line_stands_for_standard_output(line: str, folder: Path) -> None:
     assert result.exit_code == other.exit_code == 0, result.output
     assert not Path("-").exists() and "Wrote -" in result.stderr
     tensors, same = load(result.stdout_bytes), load_file("file.safetensors")
-    assert tensors.keys() == same.keys() and all(torch.equal(tensors[name], same[name]) for name in same)
+    assert tensors.keys() == same.keys() and all(
+        torch.equal(tensors[name], same[name]) for name in same
+    )
 
 
 def test_a_pruned_module_goes_to_standard_output(folder: Path) -> None:
@@ -149,10 +161,14 @@ def test_weights_that_are_no_numbers_are_refused(line: str, folder: Path) -> Non
     refused(line, "0.weight", "NaN or infinite", "before it diverged")
 
 
-@pytest.mark.parametrize("line", ["explain kit.py:broken", "smooth kit.py:broken", "diagnose kit.py:broken"])
+@pytest.mark.parametrize(
+    "line", ["explain kit.py:broken", "smooth kit.py:broken", "diagnose kit.py:broken"]
+)
 def test_what_needs_no_numbers_marks_them(line: str, folder: Path) -> None:
     result = call(line)
-    assert result.exit_code == 0 and "0.weight" in result.stderr and "NaN or infinite" in result.stderr
+    assert (
+        result.exit_code == 0 and "0.weight" in result.stderr and "NaN or infinite" in result.stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -184,4 +200,8 @@ def test_log_scales_that_are_no_numbers_change_nothing() -> None:
 
 
 def test_a_module_that_cannot_be_saved_is_one_sentence(folder: Path) -> None:
-    refused("prune kit.py:local -o small.pt", "prune found Local, which torch.save cannot write", "call ps.channels(")
+    refused(
+        "prune kit.py:local -o small.pt",
+        "prune found Local, which torch.save cannot write",
+        "call ps.channels(",
+    )

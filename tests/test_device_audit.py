@@ -1,4 +1,6 @@
-"""Hot paths never ask the device for a number: each read by the host makes it wait, and breaks a captured graph."""
+"""Hot paths never ask the device for a number: each read by the host makes it wait,
+and breaks a captured graph.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,17 @@ import pathspace as ps
 from pathspace.diagnostics import MarkovChain, jacobian, signal, spectrum, top_singular, trace_k
 from pathspace.training import GSGD, GAdam, GaugeFixed, init_skeleton, penalize
 
-METHODS = ("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__", "__array__")
+METHODS = (
+    "item",
+    "tolist",
+    "numpy",
+    "cpu",
+    "__bool__",
+    "__float__",
+    "__int__",
+    "__index__",
+    "__array__",
+)
 OPERATIONS = ("_local_scalar_dense", "equal", "nonzero", "is_nonzero", "_unique2", "masked_select")
 
 
@@ -28,7 +40,9 @@ class Reads(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        to_host = name == "to" and any(isinstance(a, str) and a == "cpu" for a in (*args[1:], *(kwargs or {}).values()))
+        to_host = name == "to" and any(
+            isinstance(a, str) and a == "cpu" for a in (*args[1:], *(kwargs or {}).values())
+        )
         if name in METHODS or to_host:
             self.found.append(name)
         return func(*args, **(kwargs or {}))
@@ -51,7 +65,9 @@ class _Inside(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         places = args[1] if name.startswith("index") and isinstance(args[1], list | tuple) else ()
-        if name in OPERATIONS or any(place is not None and place.dtype == torch.bool for place in places):
+        if name in OPERATIONS or any(
+            place is not None and place.dtype == torch.bool for place in places
+        ):
             self.found.append(name)
         return func(*args, **(kwargs or {}))
 
@@ -94,9 +110,15 @@ def test_the_audit_sees_every_way_to_read() -> None:
 
 
 MAKERS = {
-    "gsgd": lambda m, g: GSGD(m.named_parameters(), lr=1e-3, momentum=0.9, max_multiplier=1.0, skeleton=g.skeleton()),
-    "gadam": lambda m, g: GAdam(m.named_parameters(), lr=1e-3, weight_decay=0.1, skeleton=g.skeleton()),
-    "gauge-fixed": lambda m, g: GaugeFixed(torch.optim.SGD(m.parameters(), lr=1e-3, momentum=0.9), g),
+    "gsgd": lambda m, g: GSGD(
+        m.named_parameters(), lr=1e-3, momentum=0.9, max_multiplier=1.0, skeleton=g.skeleton()
+    ),
+    "gadam": lambda m, g: GAdam(
+        m.named_parameters(), lr=1e-3, weight_decay=0.1, skeleton=g.skeleton()
+    ),
+    "gauge-fixed": lambda m, g: GaugeFixed(
+        torch.optim.SGD(m.parameters(), lr=1e-3, momentum=0.9), g
+    ),
 }
 
 
@@ -121,7 +143,9 @@ def test_the_penal_connection_reads_nothing() -> None:
     assert reads.found == []
 
 
-def test_a_watched_chain_is_read_once_a_step_and_an_observed_one_as_often_whatever_its_depth() -> None:
+def test_a_watched_chain_is_read_once_a_step_and_an_observed_one_as_often_whatever_its_depth() -> (
+    None
+):
     counts = []
     for blocks in (2, 6):
         model = residual(blocks)
@@ -158,7 +182,8 @@ MEASURES = {
 def test_spectra_read_as_often_whatever_the_products(name: str) -> None:
     torch.manual_seed(0)
     operator = jacobian(
-        nn.Sequential(nn.Linear(70, 80), nn.Tanh(), nn.Linear(80, 75)).double(), torch.randn(1, 70).double()
+        nn.Sequential(nn.Linear(70, 80), nn.Tanh(), nn.Linear(80, 75)).double(),
+        torch.randn(1, 70).double(),
     )
     counts = []
     for size in (1, 3):

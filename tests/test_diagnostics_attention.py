@@ -22,13 +22,18 @@ def test_stationary_gap_and_mixing_against_power_iteration() -> None:
     chain = analyse(p)
     assert np.abs(np.linalg.matrix_power(p, 200)[0] - chain.stationary).max() < 1e-12
     start = np.eye(7)[0]
-    early, late = (np.abs(start @ np.linalg.matrix_power(p, n) - chain.stationary).sum() for n in (20, 24))
+    early, late = (
+        np.abs(start @ np.linalg.matrix_power(p, n) - chain.stationary).sum() for n in (20, 24)
+    )
     assert (late / early) ** 0.25 == pytest.approx(1 - chain.gap, rel=0.2)
     steps = chain.mixing_time()
     assert steps is not None
     power = np.linalg.matrix_power(p, steps)
     assert 0.5 * np.abs(power - chain.stationary).sum(1).max() <= 0.25
-    assert steps == 1 or 0.5 * np.abs(np.linalg.matrix_power(p, steps - 1) - chain.stationary).sum(1).max() > 0.25
+    assert (
+        steps == 1
+        or 0.5 * np.abs(np.linalg.matrix_power(p, steps - 1) - chain.stationary).sum(1).max() > 0.25
+    )
     assert chain.caveat == "" and len(chain.closed_classes) == 1
 
 
@@ -52,7 +57,9 @@ def test_causal_and_block_masks() -> None:
     assert np.abs(chain.stationary @ block - chain.stationary).max() < 1e-12
     # two documents packed into one causal sequence: either has an absorbing first token
     packed = analyse(np.kron(np.eye(2), np.tril(np.ones((2, 2))) / [[1], [2]]))
-    assert packed.closed_classes == ((0,), (2,)) and packed.caveat.startswith("block mask: 2 closed classes")
+    assert packed.closed_classes == ((0,), (2,)) and packed.caveat.startswith(
+        "block mask: 2 closed classes"
+    )
     assert analyse(np.eye(3)).caveat.startswith("block mask: 3") and analyse(np.eye(1)).caveat == ""
     periodic = analyse(np.array([[0.0, 1.0], [1.0, 0.0]]))
     assert periodic.gap == pytest.approx(0) and periodic.mixing_time() is None
@@ -72,7 +79,11 @@ def test_matrices_of_real_layers(name: str) -> None:
     for p in matrices:
         assert p.ndim == 4 and p.shape[-1] == p.shape[-2]
         assert float((p.sum(-1) - 1).abs().max()) < 1e-5 and float(p.min()) >= 0
-    same = torch.equal(before, after) if isinstance(before, torch.Tensor) else torch.equal(before[0], after[0])
+    same = (
+        torch.equal(before, after)
+        if isinstance(before, torch.Tensor)
+        else torch.equal(before[0], after[0])
+    )
     assert same
     causal = name in ("hf_gpt2", "hf_gpt2_eager", "torch_encoder_relu")
     assert analyse(matrices[0][0, 0]).caveat.startswith("causal") == causal
@@ -83,7 +94,11 @@ def test_both_implementations_agree() -> None:
     sdpa, _, kwargs = load()["hf_gpt2"].make("eval")
     eager, *_ = load()["hf_gpt2_eager"].make("eval")
     eager.load_state_dict(sdpa.state_dict())
-    for a, b in zip(attention_matrices(sdpa, kwargs=kwargs), attention_matrices(eager, kwargs=kwargs), strict=True):
+    for a, b in zip(
+        attention_matrices(sdpa, kwargs=kwargs),
+        attention_matrices(eager, kwargs=kwargs),
+        strict=True,
+    ):
         assert torch.allclose(a, b, atol=1e-6)
 
 
@@ -109,7 +124,9 @@ def test_rollout() -> None:
     eye = torch.eye(7, dtype=torch.float64)
     assert torch.allclose(rollout([a, b]), (eye + b) / 2 @ ((eye + a) / 2))
     bare = rollout([a, b] * 2, residual=False)
-    assert torch.allclose(bare, b @ a @ b @ a) and torch.allclose(bare.sum(1), torch.ones(7, dtype=torch.float64))
+    assert torch.allclose(bare, b @ a @ b @ a) and torch.allclose(
+        bare.sum(1), torch.ones(7, dtype=torch.float64)
+    )
     assert analyse(bare).dobrushin < analyse(rollout([a, b] * 2)).dobrushin
 
 
@@ -118,7 +135,9 @@ def test_bad_input() -> None:
         analyse(np.ones((2, 3)))
     with pytest.raises(InputError, match="not distributions"):
         analyse(np.ones((2, 2)))
-    with pytest.raises(InputError, match="1 of 2 rows of the matrix are not finite, the first is 1"):
+    with pytest.raises(
+        InputError, match="1 of 2 rows of the matrix are not finite, the first is 1"
+    ):
         analyse(np.array([[0.5, 0.5], [np.nan, np.nan]]))
     with pytest.raises(InputError, match="no matrix"):
         rollout([])

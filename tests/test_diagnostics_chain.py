@@ -15,7 +15,8 @@ from pathspace.diagnostics import MarkovChain
 from pathspace.diagnostics.residual import Finder
 from pathspace.errors import InputError, InputTypeError, UnsupportedError
 
-# name: (identity, shortcut, parallel); the full-size models are captured only, which needs no forward
+# name: (identity, shortcut, parallel); the full-size models are captured
+# only, which needs no forward
 COUNTS = {
     "resnet50": (12, 4, 0),
     "vit_b_16": (24, 0, 0),
@@ -68,7 +69,10 @@ def test_swin_t_and_gpt2_have_24_nodes() -> None:
     kwargs = {"input_ids": torch.randint(0, 50, (2, 7)), "use_cache": False}
     chain = MarkovChain.trace(gpt2, kwargs=kwargs)
     assert len(chain) == 24
-    assert [node.name for node in chain.nodes[:2]] == ["transformer.h.0.attn", "transformer.h.0.mlp"]
+    assert [node.name for node in chain.nodes[:2]] == [
+        "transformer.h.0.attn",
+        "transformer.h.0.mlp",
+    ]
 
 
 def test_train_mode_finds_the_same_nodes() -> None:
@@ -92,9 +96,15 @@ def test_sentences() -> None:
             return torch.cat([x, self.f(x)], 1)
 
     x = torch.ones(2, 3)
-    assert MarkovChain.trace(Joins(), x).sentence().endswith("by concatenation (1 time), and adds none.")
+    assert (
+        MarkovChain.trace(Joins(), x)
+        .sentence()
+        .endswith("by concatenation (1 time), and adds none.")
+    )
     both = traced(lambda m, x: torch.cat([m.f(x).sigmoid() * x + m.g(x).tanh(), x], 1))
-    assert both.sentence().endswith("(1 time), and no addition joins a stream and a branch computed from it.")
+    assert both.sentence().endswith(
+        "(1 time), and no addition joins a stream and a branch computed from it."
+    )
     assert "of 1 node (" in traced(lambda m, x: x + m.f(x)).sentence()
     vgg = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
     chain = MarkovChain.trace(vgg, x)
@@ -104,12 +114,18 @@ def test_sentences() -> None:
 
 
 class Written(nn.Module):
-    """A forward written as a function of the module and its input, with four layers of width 4 to use."""
+    """A forward written as a function of the module and its input, with four
+    layers of width 4 to use.
+    """
 
     def __init__(self, forward: Callable[[Written, Tensor], Tensor]) -> None:
         super().__init__()
         self.f, self.g, self.h, self.k = (nn.Linear(4, 4) for _ in range(4))
-        self.small, self.valid, self.down = nn.Linear(2, 2), nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3, 2, 1)
+        self.small, self.valid, self.down = (
+            nn.Linear(2, 2),
+            nn.Conv2d(3, 3, 3),
+            nn.Conv2d(3, 3, 3, 2, 1),
+        )
         self.same = nn.Conv2d(3, 3, 3, 1, 1)
         self.written = forward
 
@@ -174,7 +190,8 @@ IMAGE, SERIES = torch.randn(1, 3, 8, 8), torch.randn(2, 3, 4)
         (lambda m, x: x[:, :2] + m.small(x[:, 2:]), None, []),
         (lambda m, x: (lambda a, b: a + m.small(b))(*m.f(x).chunk(2, 1)), None, []),
         (lifting, None, []),
-        (lambda m, x: nn.functional.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 0, 0)) + m.down(m.same(x).relu()), IMAGE,
+        (lambda m, x: nn.functional.pad(x[:, :, ::2, ::2],
+                                        (0, 0, 0, 0, 0, 0)) + m.down(m.same(x).relu()), IMAGE,
          ["shortcut"]),
         # an input that is read again at every step is not a stream
         (elman, None, []),
@@ -184,9 +201,11 @@ IMAGE, SERIES = torch.randn(1, 3, 8, 8), torch.randn(2, 3, 4)
         (narrowed, None, ["shortcut", "identity"]),
         # resolution lost and found again, by whatever operation
         (lambda m, x: x + m.down(x).repeat_interleave(2, 2).repeat_interleave(2, 3), IMAGE, []),
-        (lambda m, x: x + m.down(x)[:, :, :, None, :, None].expand(1, 3, 4, 2, 4, 2).reshape(x.shape), IMAGE, []),
-        (lambda m, x: x + nn.functional.fold(m.down(x).repeat(1, 4, 1, 1).flatten(2), 8, 2, stride=2), IMAGE, []),
-        (lambda m, x: x + x * m.same(nn.functional.adaptive_avg_pool2d(x, 1)).sigmoid(), IMAGE, ["identity"]),
+        (lambda m, x: x + m.down(x)[:, :, :, None, :,
+                                    None].expand(1, 3, 4, 2, 4, 2).reshape(x.shape), IMAGE, []),
+        (lambda m, x: x + nn.functional.fold(m.down(x).repeat(1, 4, 1, 1).flatten(2), 8, 2, stride=2), IMAGE, []),  # noqa: E501
+        (lambda m, x: x + x * m.same(nn.functional.adaptive_avg_pool2d(x, 1)).sigmoid(), IMAGE,
+         ["identity"]),
         # 0 + x, the start of Python's sum
         (lambda m, x: sum([x, m.f(m.g(x).relu())]), None, ["identity"]),
         (lambda m, x: x * x + m.f(m.g(x).relu()), None, []),
@@ -230,14 +249,16 @@ def test_reasons() -> None:
     chain = MarkovChain.trace(Odd(), torch.randn(3, 4))
     assert [(node.name, node.kind) for node in chain.nodes] == [("g", "identity")]
     reasons = " | ".join(item.reason for item in chain.dismissed)
-    for part in ("does not depend on the input", "side by side", "different parts of a split", "unchanged or by",
-                 "no learnable map", "broadcast"):  # fmt: skip
+    for part in ("does not depend on the input", "side by side", "different parts of a split",
+                 "unchanged or by", "no learnable map", "broadcast"):  # fmt: skip
         assert part in reasons
 
 
 @pytest.mark.parametrize("pad", [nn.ZeroPad2d, nn.ReflectionPad2d])
 @pytest.mark.parametrize("size", [3, 4, 16])
-def test_a_margin_around_a_small_image_is_no_resolution(pad: Callable[[int], nn.Module], size: int) -> None:
+def test_a_margin_around_a_small_image_is_no_resolution(
+    pad: Callable[[int], nn.Module], size: int
+) -> None:
     class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -329,7 +350,10 @@ def test_checkpointing_is_left_as_it_was() -> None:
             return x + checkpoint.checkpoint(self.branch, x, use_reentrant=False)
 
     def state() -> tuple[object, object]:
-        return checkpoint._checkpoint_without_reentrant_generator, checkpoint.CheckpointFunction.__dict__.get("apply")
+        return (
+            checkpoint._checkpoint_without_reentrant_generator,
+            checkpoint.CheckpointFunction.__dict__.get("apply"),
+        )
 
     before, model, x = state(), Net(), torch.randn(2, 3)
     chain = MarkovChain.trace(model, x)
@@ -344,7 +368,9 @@ def test_checkpointing_is_left_as_it_was() -> None:
 def test_models_without_values_are_refused_in_words() -> None:
     with torch.device("meta"):
         model = nn.TransformerEncoderLayer(8, 2, batch_first=True)
-    with pytest.raises(InputError, match=r"the Markov chain found 'self_attn.* and others without values"):
+    with pytest.raises(
+        InputError, match=r"the Markov chain found 'self_attn.* and others without values"
+    ):
         MarkovChain.trace(model, torch.ones(2, 3, 8))
 
 

@@ -64,7 +64,9 @@ def run(*words: str) -> tuple[int, str]:
 
 def test_table_pictures_and_json(model: Path, tmp_path: Path) -> None:
     figures = tmp_path / "not" / "yet"
-    code, text = run(f"{model}:chain", "--plots", str(figures), "--json", str(tmp_path / "chain.json"))
+    code, text = run(
+        f"{model}:chain", "--plots", str(figures), "--json", str(tmp_path / "chain.json")
+    )
     assert code == 0, text
     assert "Markov chain of 3 nodes" in text and "0.branch" in text and "efficiency" in text
     found = json.loads((tmp_path / "chain.json").read_text())
@@ -72,7 +74,9 @@ def test_table_pictures_and_json(model: Path, tmp_path: Path) -> None:
     assert [node["name"] for node in found["nodes"]] == ["0.branch", "1.branch", "2.branch"]
     assert -1 <= found["nodes"][0]["cosine_mean"] <= 1
     signal = found["signal"]
-    assert [row["layer"] for row in signal][-1] == "3" and all(row["variance"] > 0 for row in signal)
+    assert [row["layer"] for row in signal][-1] == "3" and all(
+        row["variance"] > 0 for row in signal
+    )
     assert "Signal by depth" in text and all(row["layer"] in text for row in signal)
     for name in ("signal.png", "cosines.png", "walk.png"):
         assert (figures / name).read_bytes().startswith(b"\x89PNG")
@@ -93,7 +97,9 @@ def test_branches_that_start_at_zero_have_no_cosine(model: Path) -> None:
     assert "after one small step of gradient descent, 2 nodes without a direction now point" in text
     code, text = run(f"{model}:silent", "--json", "-")
     found = json.loads(text)
-    assert code == 0 and found["first_steps"] == 1 and len(found["first_cosines"]) == found["length"]
+    assert (
+        code == 0 and found["first_steps"] == 1 and len(found["first_cosines"]) == found["length"]
+    )
     code, text = run(f"{model}:silent")
     assert code == 0 and "nothing can be said of their directions" in text and "nan" not in text
     assert "after one small step" in text
@@ -101,7 +107,9 @@ def test_branches_that_start_at_zero_have_no_cosine(model: Path) -> None:
 
 def test_first_steps_are_the_gradient_written_out() -> None:
     torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True, dropout=0.0).double()
+    layer = nn.TransformerEncoderLayer(
+        8, 2, 16, batch_first=True, norm_first=True, dropout=0.0
+    ).double()
     nn.init.zeros_(layer.linear2.weight), nn.init.zeros_(layer.linear2.bias)
     x, y = torch.randn(2, 4, 5, 8).double()
     chain = MarkovChain.trace(layer, x)
@@ -120,7 +128,11 @@ def test_first_steps_are_the_gradient_written_out() -> None:
     nn.init.zeros_(model[1].weight)
     chain = MarkovChain.trace(model, x)
     found = first_steps(chain, chain.observe(F.mse_loss, x, y), F.mse_loss, [(x, y)])
-    assert found is not None and found.steps == 2 and all(value == value for value in found.cosines.values())
+    assert (
+        found is not None
+        and found.steps == 2
+        and all(value == value for value in found.cosines.values())
+    )
 
 
 def test_bad_input(model: Path, tmp_path: Path) -> None:

@@ -36,15 +36,21 @@ def test_the_blocks_run(name: str) -> None:
 
 
 def test_the_figures_of_the_claims_are_those_of_the_run() -> None:
-    """The page is written from the committed figures; write it again: ``python -m benchmarks.markov --page FILE``."""
+    """The page is written from the committed figures; write it again: ``python -m
+    benchmarks.markov --page FILE``.
+    """
     found = json.loads(DATA.read_text())
     text = PAGE.read_text()
     assert text[text.index(START) + len(START) : text.index(END)] == f"\n{render(found)}\n"
     assert found["seeds"] >= 5 and len(found["rows"]) == found["seeds"] * len(NETWORKS) * len(TAUS)
 
 
-def test_a_run_has_every_figure_that_the_page_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A short one, on one network and on digits; the same seed gives the same figures, which are measured once."""
+def test_a_run_has_every_figure_that_the_page_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A short one, on one network and on digits; the same seed gives the same figures,
+    which are measured once.
+    """
     train, _, test = image_splits()
     small = [part[:200].squeeze(1).double() if part.is_floating_point() else part[:200]
              for part in (train.inputs, train.targets, test.inputs, test.targets)]  # fmt: skip
@@ -61,7 +67,9 @@ def test_a_run_has_every_figure_that_the_page_needs(tmp_path: Path, monkeypatch:
     with pytest.raises(pytest.fail.Exception, match="measured again"):
         markov_run.measure(2, 4, ["MLP"], tmp_path / "rows.jsonl")
     short = markov_run.summary(rows, 2, 3)
-    for a, b in zip(*(tree_leaves(one["vectors"]) for one in (short, json.loads(DATA.read_text()))), strict=True):
+    for a, b in zip(
+        *(tree_leaves(one["vectors"]) for one in (short, json.loads(DATA.read_text()))), strict=True
+    ):
         # what is rounding is another machine's too, up to its size
         assert a == pytest.approx(b, rel=1e-6, abs=1e-12)
     kept = json.loads(DATA.read_text())["rows"][0]

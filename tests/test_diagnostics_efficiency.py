@@ -18,9 +18,13 @@ from pathspace.errors import InputError
 
 
 class Residuals(nn.Module):
-    """A stem, residual blocks and a head; `run` also returns every stream and direction, for the oracle."""
+    """A stem, residual blocks and a head; `run` also returns every stream and
+    direction, for the oracle.
+    """
 
-    def __init__(self, stem: nn.Module, blocks: list[nn.Module], head: nn.Module, in_place: bool = False) -> None:
+    def __init__(
+        self, stem: nn.Module, blocks: list[nn.Module], head: nn.Module, in_place: bool = False
+    ) -> None:
         super().__init__()
         self.stem, self.blocks, self.head = stem, nn.ModuleList(blocks), head
         self.in_place, self.save = in_place, False
@@ -61,8 +65,13 @@ class Attention(nn.Module):
 def build(kind: str) -> tuple[Residuals, Tensor]:
     torch.manual_seed(0)
     if kind.startswith("mlp"):
-        blocks: list[nn.Module] = [nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 6)) for _ in range(4)]
-        model, x = Residuals(nn.Linear(3, 6), blocks, nn.Linear(6, 2), kind == "mlp_in_place"), torch.randn(6, 3)
+        blocks: list[nn.Module] = [
+            nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 6)) for _ in range(4)
+        ]
+        model, x = (
+            Residuals(nn.Linear(3, 6), blocks, nn.Linear(6, 2), kind == "mlp_in_place"),
+            torch.randn(6, 3),
+        )
     elif kind == "cnn":
         blocks = [nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)) for _ in range(3)]
         head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
@@ -70,7 +79,10 @@ def build(kind: str) -> tuple[Residuals, Tensor]:
     else:
         mlp = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
         head = nn.Sequential(nn.LayerNorm(8), nn.Flatten(), nn.Linear(40, 2))
-        model, x = Residuals(nn.Linear(3, 8), [Attention(), mlp, Attention()], head), torch.randn(6, 5, 3)
+        model, x = (
+            Residuals(nn.Linear(3, 8), [Attention(), mlp, Attention()], head),
+            torch.randn(6, 5, 3),
+        )
     return model.double(), x.double()
 
 
@@ -117,11 +129,20 @@ def test_against_autograd_sample_by_sample(kind: str) -> None:
         for i in range(6):
             y, _, directions, states = model.run(x[i : i + 1])
             gradients = torch.autograd.grad(sum_loss(y, t[i : i + 1]), states)
-            pairs = [(z.detach(), z.detach() - eta * g / g.norm()) for z, g in zip(directions, gradients, strict=True)]
-            eps.append(sum(float((z * d).sum() / (z.norm() * d.norm())) for z, d in pairs) / len(pairs))
+            pairs = [
+                (z.detach(), z.detach() - eta * g / g.norm())
+                for z, g in zip(directions, gradients, strict=True)
+            ]
+            eps.append(
+                sum(float((z * d).sum() / (z.norm() * d.norm())) for z, d in pairs) / len(pairs)
+            )
             delta.append(min(float((z * d).sum() / d.square().sum()) for z, d in pairs))
-        assert torch.allclose(record.eps(eta), torch.tensor(eps, dtype=torch.float64), rtol=1e-10, atol=1e-12)
-        assert torch.allclose(record.delta(eta), torch.tensor(delta, dtype=torch.float64), rtol=1e-9, atol=1e-11)
+        assert torch.allclose(
+            record.eps(eta), torch.tensor(eps, dtype=torch.float64), rtol=1e-10, atol=1e-12
+        )
+        assert torch.allclose(
+            record.delta(eta), torch.tensor(delta, dtype=torch.float64), rtol=1e-9, atol=1e-11
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -134,14 +155,19 @@ def test_invariance(kind: str) -> None:
         observe(chain, mean_loss, x, t),
         observe(chain, lambda y, t: 1e-30 * mean_loss(y, t), x, t),
         observe(chain, lambda y, t: 65536 * mean_loss(y, t), x, t),
-        ChainRecord.merge([observe(chain, sum_loss, x[i : i + 2], t[i : i + 2]) for i in (0, 2, 4)]),
+        ChainRecord.merge(
+            [observe(chain, sum_loss, x[i : i + 2], t[i : i + 2]) for i in (0, 2, 4)]
+        ),
         observe(chain, sum_loss, x.flip(0), t.flip(0)),
     ]
     for i, other in enumerate(others):
         cosines = other.cosines.flip(1) if i == 4 else other.cosines
         assert torch.allclose(cosines, whole.cosines, rtol=0, atol=1e-12)
     single = observe(
-        MarkovChain.trace(model.float(), x.float()), lambda y, t: 1e-20 * sum_loss(y, t), x.float(), t.float()
+        MarkovChain.trace(model.float(), x.float()),
+        lambda y, t: 1e-20 * sum_loss(y, t),
+        x.float(),
+        t.float(),
     )
     assert torch.allclose(single.cosines, whole.cosines, rtol=0, atol=1e-4)
 
@@ -165,7 +191,9 @@ def test_observing_changes_nothing() -> None:
         record.names = ()  # type: ignore[misc]
 
 
-def train(model: Residuals, x: Tensor, steps: int, wrap: Callable[[Tensor], Tensor] = lambda v: v) -> None:
+def train(
+    model: Residuals, x: Tensor, steps: int, wrap: Callable[[Tensor], Tensor] = lambda v: v
+) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(steps):
         optimizer.zero_grad()
@@ -185,7 +213,9 @@ def test_watching_a_training_loop(save: bool) -> None:
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     twin, _ = build("transformer")
     train(twin, x, 3)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True)
+    )
     fresh, _ = build("transformer")
     first = observe(MarkovChain.trace(fresh, x), lambda y, t: y.square().mean(), x[:3], None)
     assert torch.allclose(watch.records[0].cosines, first.cosines, rtol=0, atol=1e-12)
@@ -222,7 +252,12 @@ def test_autocast() -> None:
     exact = observe(MarkovChain.trace(model, x), lambda y, t: y.square().sum(), x, None)
     model = model.float()
     with torch.autocast("cpu", torch.bfloat16):
-        record = observe(MarkovChain.trace(model, x.float()), lambda y, t: y.float().square().sum(), x.float(), None)
+        record = observe(
+            MarkovChain.trace(model, x.float()),
+            lambda y, t: y.float().square().sum(),
+            x.float(),
+            None,
+        )
     assert torch.allclose(record.cosines, exact.cosines, rtol=0, atol=0.05)
 
 
@@ -287,7 +322,9 @@ class Scaled(nn.Module):
 @pytest.mark.parametrize("alpha", [0.5, -2.0])
 def test_a_direction_is_what_is_added_with_its_factor(alpha: float) -> None:
     model, x, y = Scaled(alpha).double(), torch.randn(3, 4).double(), torch.randn(3, 4).double()
-    found = observe(MarkovChain.trace(model, x), lambda out, target: (out - target).square().sum(1), x, y)
+    found = observe(
+        MarkovChain.trace(model, x), lambda out, target: (out - target).square().sum(1), x, y
+    )
     z = alpha * model.block(x).detach()
     g = 2 * (x + z - y)
     assert torch.allclose(found.direction_norms, z.norm(dim=1)[None])

@@ -33,7 +33,9 @@ class Net(nn.Module):
     def __init__(self, depth: int = 3, width: int = 8) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
+            nn.Sequential(
+                nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)
+            )
             for _ in range(depth)
         )
         self.head = nn.Linear(width, 2)
@@ -90,12 +92,16 @@ def test_lemma2_and_its_converse(chain: tuple[MarkovChain, Tensor, Tensor]) -> N
     record = observe(c, losses, x, t)
     for eta in (1e-3, 1.0, 30.0):
         assert lemma2(record, eta)[0].holds is not False
-    assert lemma2(record, 1e-3)[0].premise == record.samples, "a small eta makes every chain delta-convex"
+    assert lemma2(record, 1e-3)[0].premise == record.samples, (
+        "a small eta makes every chain delta-convex"
+    )
     assert lemma2(record, 1e8)[1].holds is False
     assert lemma2(record, 1e8)[0].premise == round(record.convex_share * record.samples)
 
 
-def test_small_eta_tells_nothing_large_eta_is_the_cosine(chain: tuple[MarkovChain, Tensor, Tensor]) -> None:
+def test_small_eta_tells_nothing_large_eta_is_the_cosine(
+    chain: tuple[MarkovChain, Tensor, Tensor],
+) -> None:
     c, x, t = chain
     record = observe(c, losses, x, t)
     defect = [float((1 - record.eps(eta)).mean()) for eta in (1e-4, 1e-3)]
@@ -157,7 +163,9 @@ def test_a_step_against_the_penalty_lowers_every_cosine() -> None:
 
     assert bool((efficiency(moved) < efficiency(z)).all())
     shrunk = z - 0.01 * z
-    assert float((efficiency(shrunk) - efficiency(z)).abs().max()) < 1e-12, "tau z changes no cosine"
+    assert float((efficiency(shrunk) - efficiency(z)).abs().max()) < 1e-12, (
+        "tau z changes no cosine"
+    )
 
 
 def test_lemma4_both_ways(chain: tuple[MarkovChain, Tensor, Tensor]) -> None:
@@ -197,14 +205,20 @@ def test_walks_hold_every_node() -> None:
     class Step(nn.Module):
         def __init__(self, width: int, out: int) -> None:
             super().__init__()
-            self.branch, self.skip = nn.Sequential(nn.Linear(width, out), nn.ReLU(), nn.Linear(out, out)), None
+            self.branch, self.skip = (
+                nn.Sequential(nn.Linear(width, out), nn.ReLU(), nn.Linear(out, out)),
+                None,
+            )
             if width != out:
                 self.skip = nn.Linear(width, out)
 
         def forward(self, x: Tensor) -> Tensor:
             return (x if self.skip is None else self.skip(x)) + self.branch(x)
 
-    model, x = nn.Sequential(Step(4, 4), Step(4, 4), Step(4, 6), Step(6, 6), Step(6, 5)).double(), torch.randn(3, 4)
+    model, x = (
+        nn.Sequential(Step(4, 4), Step(4, 4), Step(4, 6), Step(6, 6), Step(6, 5)).double(),
+        torch.randn(3, 4),
+    )
     x = x.double()
     found = walks(MarkovChain.trace(model, x), x)
     assert [len(each.names) for each in found] == [2, 2, 1]
@@ -212,13 +226,19 @@ def test_walks_hold_every_node() -> None:
     for each, first in zip(found, (0, 2, 4), strict=True):
         with torch.no_grad():
             state = model[:first](x[:1])
-            step = (model[first](state) - (state if first == 0 else model[first].skip(state))).norm()
+            step = (
+                model[first](state) - (state if first == 0 else model[first].skip(state))
+            ).norm()
         assert float((each.points[1] - each.points[0]).norm()) <= float(step) * (1 + 1e-9)
     assert len(found[-1].points) == 2 and found[-1].folds == 0
     figure = walk_picture(found)
     assert sum(axes.axison for axes in figure.axes) == 3 and "5 nodes" in figure.get_suptitle()
     width = figure.get_figwidth() * figure.dpi
-    sizes = [text.get_fontsize() for axes in figure.axes for text in (axes.title, *axes.texts, *axes.get_xticklabels())]
+    sizes = [
+        text.get_fontsize()
+        for axes in figure.axes
+        for text in (axes.title, *axes.texts, *axes.get_xticklabels())
+    ]
     assert min(sizes) * figure.dpi / 72 * 390 / width >= 9
     # a walk that comes back to where it began
     points = found[0].points.clone()
@@ -245,13 +265,17 @@ def later_pulls(model: Net, x: Tensor, tau: float) -> Tensor:
         z = block(x).detach()
         x = (x + z).detach().requires_grad_()
         later = tau / 2 * squares(blocks[i + 1 :], x)
-        result.append((z * torch.autograd.grad(later, x)[0]).sum() if i + 1 < len(blocks) else later)
+        result.append(
+            (z * torch.autograd.grad(later, x)[0]).sum() if i + 1 < len(blocks) else later
+        )
     return torch.stack(result)
 
 
 @pytest.mark.parametrize(("tau", "decay"), [(0.02, 0.0), (0.0, 0.01)])
 def test_a_positive_efficiency_at_a_stationary_point_is_shrinkage(tau: float, decay: float) -> None:
-    """There, sum <z, -g> is tau ||Z||^2 and what later penalties pull, or what weight decay pulls: no efficiency."""
+    """There, sum <z, -g> is tau ||Z||^2 and what later penalties pull, or what weight
+    decay pulls: no efficiency.
+    """
     from pathspace.training import penalize
 
     torch.manual_seed(0)
@@ -267,7 +291,9 @@ def test_a_positive_efficiency_at_a_stationary_point_is_shrinkage(tau: float, de
     def value(vector: np.ndarray) -> tuple[float, np.ndarray]:
         nn.utils.vector_to_parameters(torch.from_numpy(vector.copy()), parameters)
         model.zero_grad()
-        loss = losses(model(x), t).sum() + 0.01 * sum(p.square().sum() for p in model.head.parameters())
+        loss = losses(model(x), t).sum() + 0.01 * sum(
+            p.square().sum() for p in model.head.parameters()
+        )
         loss = loss + decay / 2 * sum(p.square().sum() for p in branch)
         loss.backward()
         gradient = nn.utils.parameters_to_vector([p.grad for p in parameters if p.grad is not None])
@@ -277,7 +303,9 @@ def test_a_positive_efficiency_at_a_stationary_point_is_shrinkage(tau: float, de
         return float(loss.detach() + penalty), gradient.numpy()
 
     start = nn.utils.parameters_to_vector(parameters).detach().numpy()
-    found = scipy.optimize.minimize(value, start, jac=True, method="BFGS", options={"gtol": 1e-8, "maxiter": 2000})
+    found = scipy.optimize.minimize(
+        value, start, jac=True, method="BFGS", options={"gtol": 1e-8, "maxiter": 2000}
+    )
     assert float(np.abs(value(found.x)[1]).max()) < 1e-6
     # the loss alone is observed, without the penalty
     record = observe(chain, losses, x, t)
@@ -286,6 +314,9 @@ def test_a_positive_efficiency_at_a_stationary_point_is_shrinkage(tau: float, de
         want = tau * record.direction_norms.square().sum(1) + later_pulls(model, x, tau)
     else:
         want = torch.stack(
-            [decay * sum(p.detach().square().sum() for p in block.parameters()) for block in model.blocks]
+            [
+                decay * sum(p.detach().square().sum() for p in block.parameters())
+                for block in model.blocks
+            ]
         )
     assert torch.allclose(pull, want, atol=1e-6) and bool((want > 1e-3).all())

@@ -1,7 +1,9 @@
-"""Every public diagnostic on models that no other test of the diagnostics uses, unmodified and in single precision.
+"""Every public diagnostic on models that no other test of the diagnostics uses,
+unmodified and in single precision.
 
-A diagnostic gives finite numbers that agree with a slow oracle, or says in one sentence why it does not apply; the
-model's tensors, modes, hooks and gradients, the inputs and the random state are afterwards as they were.
+A diagnostic gives finite numbers that agree with a slow oracle, or says in one sentence why it
+does not apply; the model's tensors, modes, hooks and gradients, the inputs and the random state
+are afterwards as they were.
 """
 
 from __future__ import annotations
@@ -90,9 +92,12 @@ def test_in_train_mode(name: str) -> None:
 def test_every_public_function_is_among_the_checks() -> None:
     """Functions of a model; records and classes are what these return."""
     text = Path(inspect.getfile(diagnose)).read_text()
-    functions = [name for name in diagnostics.__all__ if inspect.isfunction(getattr(diagnostics, name))]
+    functions = [
+        name for name in diagnostics.__all__ if inspect.isfunction(getattr(diagnostics, name))
+    ]
     missing = [name for name in functions if f"dx.{name}(" not in text]
-    # a function of a number, one of two reports, what watches a training loop, and what puts the others together
+    # a function of a number, one of two reports, what watches a training loop, and what
+    # puts the others together
     elsewhere = [
         "depth_or_width",
         "diagnose",
@@ -123,10 +128,14 @@ def test_the_oracle_notices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CHECKS, "cost", lambda subject: str(subject.model(*subject.args)))
     with pytest.raises(AssertionError, match="changed values"):
         diagnose(subject, "cost")
-    monkeypatch.setitem(CHECKS, "cost", lambda subject: str(subject.model.register_forward_hook(print)))
+    monkeypatch.setitem(
+        CHECKS, "cost", lambda subject: str(subject.model.register_forward_hook(print))
+    )
     with pytest.raises(AssertionError, match="changed hooks"):
         diagnose(subject, "cost")
     honest = diagnostics.gradients
-    monkeypatch.setattr(diagnostics, "gradients", lambda model, loss, batches: honest(model, loss, batches[:1]))
+    monkeypatch.setattr(
+        diagnostics, "gradients", lambda model, loss, batches: honest(model, loss, batches[:1])
+    )
     with pytest.raises(AssertionError):
         diagnose(Subject(nn.Linear(3, 3), (torch.randn(4, 3),), {}), "gradients")

@@ -1,4 +1,6 @@
-"""The dimension of path space against the exact rank of all paths, and against the Jacobian's rank."""
+"""The dimension of path space against the exact rank of all paths, and
+against the Jacobian's rank.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,8 @@ def test_paths_of_a_scalar_rnn_by_hand() -> None:
 
 
 def test_paths_of_a_convolution_by_hand() -> None:
-    # one channel, three taps, padding 1, then a sum: every tap meets the image; bias and taps are the paths
+    # one channel, three taps, padding 1, then a sum: every tap meets the image;
+    # bias and taps are the paths
     paths = enumerate_paths(nn.Conv1d(1, 1, 3, padding=1), torch.zeros(1, 1, 2))
     assert paths.matrix.tolist() == [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
     # without the second pixel the outer taps only ever meet padding
@@ -158,7 +161,9 @@ def test_every_path_is_a_circulation_of_the_reduction_graph(name: str) -> None:
 @pytest.mark.parametrize("name", ENUMERABLE)
 def test_the_library_enumerates_the_same_paths(name: str) -> None:
     graph = traced(name)
-    theirs = np.array([path.counting_vector for path in graph.paths()]).reshape(-1, graph.num_weights)
+    theirs = np.array([path.counting_vector for path in graph.paths()]).reshape(
+        -1, graph.num_weights
+    )
     ours = {tuple(row) for row in aligned(graph, enumerated(name)).tolist()}
     found = {tuple(row) for row in theirs.tolist()}
     assert found == ours
@@ -201,7 +206,7 @@ EXACT_JACOBIAN = (
 )
 """Networks without other symmetries than rescaling (a linear residual stream, twin biases of `nn.RNN` and
 softmax outputs, biases that cancel have more) whose units all have kinks among the inputs: there the
-Jacobian's rank is the dimension."""
+Jacobian's rank is the dimension."""  # noqa: E501
 
 
 @pytest.mark.parametrize("name", EXACT_JACOBIAN)
@@ -214,7 +219,9 @@ def test_dimension_is_the_rank_of_the_jacobian(name: str) -> None:
 def test_dimension_bounds_the_rank_of_the_jacobian(name: str) -> None:
     (model, args), graph = CASES[name](), traced(name)
     pinned = {key for pin in graph.pinned for key in pin.parameters}
-    constants = sum(parameter.numel() for key, parameter in model.named_parameters() if key in pinned)
+    constants = sum(
+        parameter.numel() for key, parameter in model.named_parameters() if key in pinned
+    )
     assert jacobian_rank(model, *args) <= graph.dimension + constants
 
 
@@ -266,7 +273,9 @@ def rescaled(name: str, seed: int = 0) -> tuple[Case, nn.Module, ps.ReductionGra
     model, args = CASES[name]()
     model, args = model.double(), tuple(arg.double() for arg in args)
     graph = ps.trace(model, *args)
-    phi = torch.randn(graph.num_units, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    phi = torch.randn(
+        graph.num_units, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
     twin = copy.deepcopy(model)
     parameters = dict(twin.named_parameters())
     with torch.no_grad():
@@ -301,7 +310,9 @@ def test_permuted_units_have_the_same_graph_up_to_names() -> None:
     torch.testing.assert_close(values.sort().values, moved.sort().values)
 
 
-@pytest.mark.parametrize("name", ["mlp_2x3x5x2", "residual_mlp", "conv_groups", "rnn_op_2_layers", "batchnorm_conv"])
+@pytest.mark.parametrize(
+    "name", ["mlp_2x3x5x2", "residual_mlp", "conv_groups", "rnn_op_2_layers", "batchnorm_conv"]
+)
 def test_basis_path_values_are_invariant(name: str) -> None:
     (_, args), twin, graph = rescaled(name)
     again = ps.trace(twin, *args)
@@ -325,7 +336,9 @@ def test_basis_path_values_are_invariant(name: str) -> None:
     ],
 )
 def test_fractional_powers_have_trees(power: Callable[[Tensor], Tensor], units: int) -> None:
-    """Where weights meet powers of a scale only, their common multiple is the unit; without one it is pinned."""
+    """Where weights meet powers of a scale only, their common multiple is the unit;
+    without one it is pinned.
+    """
 
     class Power(nn.Module):
         def __init__(self) -> None:
@@ -338,7 +351,9 @@ def test_fractional_powers_have_trees(power: Callable[[Tensor], Tensor], units: 
     model, x = Power(), torch.randn(5, 3)
     graph = ps.trace(model, x)
     assert graph.num_units == units
-    assert [pin.elements for pin in graph.pinned if "powers" in pin.reason] == ([4] if units == 0 else [])
+    assert [pin.elements for pin in graph.pinned if "powers" in pin.reason] == (
+        [4] if units == 0 else []
+    )
     for rule in ("modulo", "magnitude", "random"):
         assert len(graph.skeleton(rule).basis()) == graph.dimension
     assert ps.verify(model, x).holds

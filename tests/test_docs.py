@@ -1,4 +1,5 @@
-"""The README and the docs: every Python block runs, every link leads somewhere, every public name and rule is there.
+"""The README and the docs: every Python block runs, every link leads somewhere, every
+public name and rule is there.
 
 ``python tests/test_docs.py`` writes again what is generated: the tables of operations.
 """
@@ -55,7 +56,9 @@ def test_the_blocks_of_all_other_pages_run_elsewhere() -> None:
 
 def anchors(page: Path) -> set[str]:
     """Anchors of the headings of a page, spelled as mkdocs and GitHub spell them."""
-    headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), re.MULTILINE)
+    headings = re.findall(
+        r"^#+ (.+)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), re.MULTILINE
+    )
     plain = (re.sub(r"[^\w\- ]", "", heading.lower()).strip() for heading in headings)
     return {re.sub(r"[ \-]+", "-", text) for text in plain}
 
@@ -123,7 +126,9 @@ def test_every_public_name_is_documented(package: Any) -> None:
             taken = [p for p in inspect.signature(found).parameters if p != "self"]
             assert not taken or "Args:" in text or "Example:" in text, name
             for parameter in taken if "Args:" in text else []:
-                assert re.search(rf"^ *\*{{0,2}}(\w+, )*{parameter}\b", text, re.MULTILINE), f"{name}: {parameter}"
+                assert re.search(rf"^ *\*{{0,2}}(\w+, )*{parameter}\b", text, re.MULTILINE), (
+                    f"{name}: {parameter}"
+                )
         elif not issubclass(found, Exception):
             assert "Attributes:" in text or "Args:" in text or "Example:" in text, name
 
@@ -142,7 +147,7 @@ def operations() -> str:
             own[rule.__module__].add(name.removeprefix("aten.").rstrip("_"))
     rows = ["| rules | what they say | operations |\n| --- | --- | --- |\n"]
     for module in sorted(own):
-        says = (importlib.import_module(module).__doc__ or "").splitlines()[0]
+        says = " ".join((importlib.import_module(module).__doc__ or "").split("\n\n")[0].split())
         names = ", ".join(f"`{name}`" for name in sorted(own[module]))
         rows.append(f"| {module.rpartition('.')[2]} | {says} | {names} |\n")
     return "".join(rows)
@@ -159,7 +164,11 @@ def test_the_table_of_operations_is_that_of_the_registry() -> None:
 
 def linear_in(facts: Facts) -> str:
     """How an operation is linear, in words."""
-    coefficients = {"one": ", coefficients 0 and 1", "positive": ", positive coefficients", "real": ""}
+    coefficients = {
+        "one": ", coefficients 0 and 1",
+        "positive": ", positive coefficients",
+        "real": "",
+    }
     return f"{facts.linear}{coefficients[facts.coefficients]}" if facts.linear else ""
 
 
@@ -172,14 +181,20 @@ def of_path_norm(facts: Facts) -> str:
     if facts.elementwise and facts.linear == "jointly":
         return "measured coefficients"
     if facts.moves or (facts.linear == "jointly" and facts.coefficients == "positive"):
-        return "as it is" if facts.moves or not facts.separable else "as it is (p = 1), one dimension after the other"
+        return (
+            "as it is"
+            if facts.moves or not facts.separable
+            else "as it is (p = 1), one dimension after the other"
+        )
     if facts.separable:
         return "one dimension after the other"
     if facts.linear:
         return "unit vectors"
     if facts.elementwise and facts.degree == (1,):
         return "all paths of the operands"
-    return "by slope for `bound=True`; reads the rule" if facts.slope is not None else "reads the rule"
+    return (
+        "by slope for `bound=True`; reads the rule" if facts.slope is not None else "reads the rule"
+    )
 
 
 def of_eps(facts: Facts) -> str:
@@ -203,19 +218,29 @@ def of_path_sgd(facts: Facts) -> str:
     if facts.kind in path_sgd.CROOKED:
         return "refused"
     several = facts.linear == "each" or facts.kind == "quotient"
-    return "refused of two activations" if several else "refused of activations" if facts.kind == "power" else ""
+    return (
+        "refused of two activations"
+        if several
+        else "refused of activations"
+        if facts.kind == "power"
+        else ""
+    )
 
 
 def of_cost(facts: Facts) -> str:
     """What an operation counts as."""
     if facts.kind in ("activation", "function"):
         return "an activation"
-    return "a multiplication" if facts.kind in ("product", "quotient") or facts.kind.endswith("convolution") else ""
+    return (
+        "a multiplication"
+        if facts.kind in ("product", "quotient") or facts.kind.endswith("convolution")
+        else ""
+    )
 
 
 READERS: dict[str, Callable[[Facts], str]] = {
-    "path norm": of_path_norm, "eps detection": of_eps, "dataflow": of_dataflow, "Path-SGD": of_path_sgd,
-    "cost": of_cost,
+    "path norm": of_path_norm, "eps detection": of_eps, "dataflow": of_dataflow,
+    "Path-SGD": of_path_sgd, "cost": of_cost,
 }  # fmt: skip
 
 
@@ -223,10 +248,16 @@ def operations_page() -> str:
     """Operations of which the same is stated in one row, by kind."""
     own: dict[Facts, set[str]] = defaultdict(set)
     for name, facts in FACTS.items():
-        if RULES.get(name) is not None and RULES[name].__module__.startswith("pathspace.inference.rules."):
+        if RULES.get(name) is not None and RULES[name].__module__.startswith(
+            "pathspace.inference.rules."
+        ):
             own[facts].add(name.removeprefix("aten.").rstrip("_").removesuffix("_copy"))
     lines = [INTRODUCTION, "## Kinds\n"]
-    lines += ["| kind | what it does |\n| --- | --- |", *(f"| {k} | {says} |" for k, says in KINDS.items() if k), ""]
+    lines += [
+        "| kind | what it does |\n| --- | --- |",
+        *(f"| {k} | {says} |" for k, says in KINDS.items() if k),
+        "",
+    ]
     lines += ["## Operations\n"]
     columns = ["kind", "operations", "degree", "linear", "elementwise", "largest slope", *READERS]
     lines += ["| " + " | ".join(columns) + " |", "| " + " | ".join(["---"] * len(columns)) + " |"]
@@ -252,7 +283,7 @@ test compares every statement with torch. Scales, unrolled paths and the proofs 
 A cell that is empty states nothing: the operation is linear in no operand, homogeneous in some forms only, or of no
 interest to the reader. Linear operations are so up to a constant (a margin, a number that is added); one degree stands
 for all activations together, several for one operand each.
-"""
+"""  # noqa: E501
 
 
 def test_the_page_of_operations_is_that_of_the_registry() -> None:
@@ -262,7 +293,12 @@ def test_the_page_of_operations_is_that_of_the_registry() -> None:
 
 def test_the_files_that_the_readme_runs_are_written_by_it() -> None:
     text = (ROOT / "README.md").read_text()
-    used = {word.split(":")[0] for line in COMMAND.findall(text) for word in line.split() if ".py:" in word}
+    used = {
+        word.split(":")[0]
+        for line in COMMAND.findall(text)
+        for word in line.split()
+        if ".py:" in word
+    }
     assert used == {name for name, _ in FILE.findall(text)} != set()
 
 
@@ -270,6 +306,10 @@ if __name__ == "__main__":
     page = ROOT / "docs" / "limitations.md"
     content = page.read_text()
     page.write_text(
-        content[: content.index(START) + len(START)] + "\n" + operations() + "\n" + content[content.index(END) :]
+        content[: content.index(START) + len(START)]
+        + "\n"
+        + operations()
+        + "\n"
+        + content[content.index(END) :]
     )
     (ROOT / "docs" / "operations.md").write_text(operations_page())

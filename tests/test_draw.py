@@ -45,7 +45,9 @@ def test_every_weight_is_an_arrow_and_the_skeleton_is_red() -> None:
     path = skeleton.basis()[4]
     graph = scalar_graph(skeleton, path)
     assert len(graph.edges) == 41
-    assert sum(data["red"] for *_, data in graph.edges(data=True)) == sum(int(m.sum()) for m in skeleton.masks.values())
+    assert sum(data["red"] for *_, data in graph.edges(data=True)) == sum(
+        int(m.sum()) for m in skeleton.masks.values()
+    )
     assert sum(data["blue"] for *_, data in graph.edges(data=True)) == len(path.numbers)
     places = place_nodes(graph)
     assert len({tuple(place) for place in places.values()}) == len(places)
@@ -62,7 +64,9 @@ def test_blocks_are_groups_of_units_and_tensors() -> None:
 
 
 def test_dashes_lead_past_a_normalisation() -> None:
-    model = nn.Sequential(nn.Conv2d(2, 3, 3, bias=False), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2))
+    model = nn.Sequential(
+        nn.Conv2d(2, 3, 3, bias=False), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2)
+    )
     graph = _blocks(ps.trace(model, torch.randn(2, 2, 4, 4)).skeleton())
     assert sum(bool(data.get("normalised")) for *_, data in graph.edges(data=True)) == 1
     assert len({x for x, _ in place_nodes(graph).values()}) == 4

@@ -1,4 +1,6 @@
-"""Normalisations written out by hand, outputs without numbers, modules held twice: what verification makes of them."""
+"""Normalisations written out by hand, outputs without numbers, modules held twice: what
+verification makes of them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ NORMS: dict[str, Callable[[Tensor], Tensor]] = {
         )
         .sqrt()
     ),
-    "variance to a power": lambda x: (x - x.mean(-1, keepdim=True)) * (x.var(-1, keepdim=True) + 1e-5) ** -0.5,
+    "variance to a power": lambda x: (
+        (x - x.mean(-1, keepdim=True)) * (x.var(-1, keepdim=True) + 1e-5) ** -0.5
+    ),
     "no eps": lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True)),
 }
 
@@ -48,7 +52,12 @@ def test_an_eps_in_the_code_is_left_out_like_that_of_a_layer(name: str) -> None:
     torch.manual_seed(0)
     norm = NORMS[name]
     model = nn.Sequential(
-        nn.Linear(4, 6), ByHand(6, norm), nn.Linear(6, 5), nn.ReLU(), ByHand(5, norm), nn.Linear(5, 2)
+        nn.Linear(4, 6),
+        ByHand(6, norm),
+        nn.Linear(6, 5),
+        nn.ReLU(),
+        ByHand(5, norm),
+        nn.Linear(5, 2),
     )
     certificate = ps.verify(model, torch.randn(7, 4))
     assert certificate.units > 6
@@ -83,7 +92,10 @@ def test_only_the_constant_that_was_taken_for_an_eps_is_left_out() -> None:
 
 def test_outputs_that_are_no_numbers_are_counted_and_have_to_stay() -> None:
     torch.manual_seed(0)
-    model, x = nn.Sequential(ByHand(4, NORMS["no eps"]), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), torch.randn(7, 4)
+    model, x = (
+        nn.Sequential(ByHand(4, NORMS["no eps"]), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)),
+        torch.randn(7, 4),
+    )
     x[2] = 0
     found = ps.verify(model, x).invariance
     assert found["holds"]
@@ -107,10 +119,14 @@ def test_a_module_held_twice_is_left_alone() -> None:
     kinds = [type(parameter) for parameter in model[0]._parameters.values()]
     doubled = {name: 2 * tensor for name, tensor in model.named_parameters()}
     wanted = held_twice()
-    wanted.load_state_dict({name: 2 * t if t.is_floating_point() else t for name, t in before.items()})
+    wanted.load_state_dict(
+        {name: 2 * t if t.is_floating_point() else t for name, t in before.items()}
+    )
     wanted[1].running_mean.zero_()
     wanted[1].running_var.fill_(1)
-    torch.testing.assert_close(evaluate(model.eval(), doubled, (x,)), wanted.eval()(x), rtol=1e-14, atol=1e-14)
+    torch.testing.assert_close(
+        evaluate(model.eval(), doubled, (x,)), wanted.eval()(x), rtol=1e-14, atol=1e-14
+    )
     certificate = ps.verify(model, x)
     assert certificate.holds
     assert [type(parameter) for parameter in model[0]._parameters.values()] == kinds
@@ -122,7 +138,9 @@ def test_path_sgd_leaves_a_module_held_twice_alone() -> None:
     """It evaluates the model at squared weights."""
     torch.manual_seed(0)
     layer = nn.Linear(4, 4, bias=False)
-    model = nn.Sequential(nn.Sequential(layer, nn.ReLU()), layer, nn.ReLU(), nn.Linear(4, 2, bias=False)).double()
+    model = nn.Sequential(
+        nn.Sequential(layer, nn.ReLU()), layer, nn.ReLU(), nn.Linear(4, 2, bias=False)
+    ).double()
     x = torch.randn(8, 4).double()
     before = [parameter.detach().clone() for parameter in model.parameters()]
     optimizer = PathSGD(model.named_parameters(), lr=0.0, model=model, example=(x,))
@@ -134,19 +152,39 @@ def test_path_sgd_leaves_a_module_held_twice_alone() -> None:
 
 
 OF_FEW = {
-    "groups of 2": (lambda: nn.Sequential(nn.Linear(3, 8), nn.GroupNorm(4, 8), nn.ReLU(), nn.Linear(8, 2)), (5, 3)),
-    "groups of 1": (lambda: nn.Sequential(nn.Linear(3, 8), nn.GroupNorm(8, 8), nn.ReLU(), nn.Linear(8, 2)), (5, 3)),
-    "layer of 2": (lambda: nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2), nn.ReLU(), nn.Linear(2, 2)), (5, 3)),
-    "root mean square of 1": (lambda: nn.Sequential(nn.Linear(3, 1), nn.RMSNorm(1), nn.Linear(1, 2)), (5, 3)),
-    "batch of 2": (lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)), (2, 3)),
-    "instance of 2": (lambda: nn.Sequential(nn.Conv1d(3, 4, 1), nn.InstanceNorm1d(4), nn.Conv1d(4, 2, 1)), (5, 3, 2)),
+    "groups of 2": (
+        lambda: nn.Sequential(nn.Linear(3, 8), nn.GroupNorm(4, 8), nn.ReLU(), nn.Linear(8, 2)),
+        (5, 3),
+    ),
+    "groups of 1": (
+        lambda: nn.Sequential(nn.Linear(3, 8), nn.GroupNorm(8, 8), nn.ReLU(), nn.Linear(8, 2)),
+        (5, 3),
+    ),
+    "layer of 2": (
+        lambda: nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2), nn.ReLU(), nn.Linear(2, 2)),
+        (5, 3),
+    ),
+    "root mean square of 1": (
+        lambda: nn.Sequential(nn.Linear(3, 1), nn.RMSNorm(1), nn.Linear(1, 2)),
+        (5, 3),
+    ),
+    "batch of 2": (
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)),
+        (2, 3),
+    ),
+    "instance of 2": (
+        lambda: nn.Sequential(nn.Conv1d(3, 4, 1), nn.InstanceNorm1d(4), nn.Conv1d(4, 2, 1)),
+        (5, 3, 2),
+    ),
 }
 
 
 @pytest.mark.parametrize("norm_eps", ["ignore", "respect"])
 @pytest.mark.parametrize("name", OF_FEW)
 def test_a_gradient_that_vanishes_refutes_nothing(name: str, norm_eps: str) -> None:
-    """Two numbers become 1 and -1, one becomes 0: all that is left of the gradient before the norm is rounding."""
+    """Two numbers become 1 and -1, one becomes 0: all that is left of the gradient
+    before the norm is rounding.
+    """
     build, shape = OF_FEW[name]
     for seed in range(3):
         torch.manual_seed(seed)
@@ -163,7 +201,10 @@ def test_a_wrong_unit_stands_out_of_rounding() -> None:
     others = list(rounded_otherwise(model, (x,), {}, 0))
     held = dict(model.named_parameters())
     with without_eps(model):
-        bare, others_bare = gradients(model, (x,), {}, 0), list(rounded_otherwise(model, (x,), {}, 0))
+        bare, others_bare = (
+            gradients(model, (x,), {}, 0),
+            list(rounded_otherwise(model, (x,), {}, 0)),
+        )
     assert balance(graph, held, bare) > 1e-3
     assert balance(graph, held, bare, others_bare) == 0
     # the input of the norm has a scale that eps fixes, and a gradient of about 1e-5

@@ -1,4 +1,6 @@
-"""Models that are rescaled before they are rounded or squeezed: the same function, never worse than as trained."""
+"""Models that are rescaled before they are rounded or squeezed: the same function,
+never worse than as trained.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from pathspace.rounding_search import Rounded
 
 
 def network(seed: int, scramble: float) -> tuple[nn.Module, ps.ReductionGraph]:
-    """A small convolutional network with norms and clips, folded and lifted, and scrambled by its gauge."""
+    """A small convolutional network with norms and clips, folded and lifted,
+    and scrambled by its gauge.
+    """
     torch.manual_seed(seed)
     layers = nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU6(), nn.Conv2d(8, 8, 3, groups=8), nn.ReLU(),
@@ -40,7 +44,9 @@ def decibels(model: nn.Module, other: nn.Module, bits: int, per: str, x: Tensor)
         return float(10 * (wanted.square().sum() / (net(x) - wanted).square().sum()).log10())
 
 
-@pytest.mark.parametrize(("bits", "per"), [(4, "tensor"), (4, "channel"), (6, "tensor"), (8, "tensor")])
+@pytest.mark.parametrize(
+    ("bits", "per"), [(4, "tensor"), (4, "channel"), (6, "tensor"), (8, "tensor")]
+)
 def test_never_worse_than_as_trained_on_other_data(bits: int, per: str) -> None:
     for seed, scramble in ((0, 1.0), (1, 0.0))[: 2 if bits == 8 else 1]:
         model, graph = network(seed, scramble)
@@ -70,11 +76,16 @@ def test_without_data_inputs_are_made_up() -> None:
 
 def test_the_search_draws_other_rounding_errors_and_keeps_the_better_ones() -> None:
     model, graph = network(2, 0.0)
-    x, held = (torch.randn(count, 3, 10, 10, generator=torch.Generator().manual_seed(count)) for count in (30, 96))
+    x, held = (
+        torch.randn(count, 3, 10, 10, generator=torch.Generator().manual_seed(count))
+        for count in (30, 96)
+    )
     rounded = Rounded(model, graph, 5, "tensor")
     phi = 0.1 * torch.randn(graph.num_units, dtype=torch.float64)
     net = ps.rescale(copy.deepcopy(model), graph, phi)
-    wanted = net.state_dict() | quantised_weights(dict(net.named_parameters()), weight_axes(net), 5, "tensor")
+    wanted = net.state_dict() | quantised_weights(
+        dict(net.named_parameters()), weight_axes(net), 5, "tensor"
+    )
     for name, tensor in rounded.at(phi).items():
         torch.testing.assert_close(tensor, wanted[name])
     part = torch.zeros_like(phi)
@@ -85,12 +96,17 @@ def test_the_search_draws_other_rounding_errors_and_keeps_the_better_ones() -> N
     assert whole.after >= stay.after
     again = ps.equalise(model, graph, 5, "tensor", x, trials=60, gauges=stay.gauges)
     assert torch.equal(again.phi, whole.phi) and again.gauges == stay.gauges
-    assert decibels(model, whole.model, 5, "tensor", held) >= decibels(model, model, 5, "tensor", held)
+    assert decibels(model, whole.model, 5, "tensor", held) >= decibels(
+        model, model, 5, "tensor", held
+    )
 
 
 def test_running_statistics_of_a_model_in_training_stay() -> None:
     torch.manual_seed(0)
-    model, x = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).train(), torch.randn(18, 4)
+    model, x = (
+        nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).train(),
+        torch.randn(18, 4),
+    )
     graph = ps.trace(model, x)
     keys = {key: tensor.clone() for key, tensor in model.state_dict().items()}
     ps.equalise(model, graph, 4, "tensor", x, trials=3)
@@ -101,7 +117,9 @@ def test_running_statistics_of_a_model_in_training_stay() -> None:
 def test_running_variances_keep_their_digits_and_fit_the_type() -> None:
     torch.manual_seed(0)
     model, x = (
-        nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.BatchNorm1d(6, eps=1e-3), nn.Linear(6, 3)).eval(),
+        nn.Sequential(
+            nn.Linear(4, 6), nn.ReLU(), nn.BatchNorm1d(6, eps=1e-3), nn.Linear(6, 3)
+        ).eval(),
         torch.randn(64, 4),
     )
     with torch.no_grad():
@@ -109,11 +127,17 @@ def test_running_variances_keep_their_digits_and_fit_the_type() -> None:
     graph = ps.trace(model, x)
     gauge = ps.choose_gauge(model, graph, lambda phi: phi.sum())
     moved = ps.rescale(copy.deepcopy(model), graph, gauge)
-    torch.testing.assert_close(moved(x), model(x), rtol=1e-5, atol=1e-5 * float(model(x).abs().max()))
+    torch.testing.assert_close(
+        moved(x), model(x), rtol=1e-5, atol=1e-5 * float(model(x).abs().max())
+    )
     assert float(gauge[:6].min()) > -math.log(2.0**16)
     fitted = ps.fit_dtype(model, x)
     rows = {row.name: row for row in fitted.table}
-    assert fitted.fits and not fitted.fitted_before and 4 * rows["2.running_var"].largest_after <= 65504
+    assert (
+        fitted.fits
+        and not fitted.fitted_before
+        and 4 * rows["2.running_var"].largest_after <= 65504
+    )
     # (copies of running statistics are no activations)
     assert all(row.largest_before < 1e5 for row in fitted.table if row.kind == "fixed scales")
 
@@ -131,7 +155,9 @@ def test_what_is_rounded_to() -> None:
     assert torch.equal(quantised(torch.zeros(2, 2), 8, 0), torch.zeros(2, 2))
 
 
-@pytest.mark.parametrize(("bits", "per", "match"), [(1, "tensor", "bits is 1"), (8, "row", "per is 'row'")])
+@pytest.mark.parametrize(
+    ("bits", "per", "match"), [(1, "tensor", "bits is 1"), (8, "row", "per is 'row'")]
+)
 def test_formats_that_make_no_sense(bits: int, per: str, match: str) -> None:
     model, graph = network(0, 0.0)
     with pytest.raises(ps.InputError, match=match):
@@ -157,7 +183,9 @@ def test_a_pitch_tracker_in_eight_bits_hears_the_same(name: str) -> None:
 def test_models_out_of_range_are_brought_into_it() -> None:
     torch.manual_seed(0)
     dtype = torch.float16
-    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
+    model = nn.Sequential(
+        nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3)
+    )
     x = torch.randn(32, 6)
     graph = ps.trace(model, x)
     far = ps.rescale(model, graph, torch.linspace(-14, 14, graph.num_units))
@@ -177,7 +205,12 @@ def test_models_out_of_range_are_brought_into_it() -> None:
 def test_models_within_range_stay_as_they_are() -> None:
     model, x = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), torch.randn(9, 6)
     fitted = ps.fit_dtype(model, [x, x])
-    assert fitted.fits and fitted.fitted_before and not bool(fitted.phi.any()) and fitted.error == fitted.error_before
+    assert (
+        fitted.fits
+        and fitted.fitted_before
+        and not bool(fitted.phi.any())
+        and fitted.error == fitted.error_before
+    )
     for old, new in zip(model.parameters(), fitted.model.parameters(), strict=True):
         assert torch.equal(old, new)
 
@@ -198,6 +231,11 @@ def test_the_page_shows_the_figures_and_they_are_as_good_as_it_says() -> None:
         assert (own["bits"], own["per"]) == (other["bits"], other["per"])
         assert own["chosen gauge"] >= own["as trained"] and own["change"] < 1e-5
         if (own["bits"], own["per"]) == (8, "tensor"):
-            assert own["chosen gauge"] > 3 + max(other["AIMET as it is"], other["AIMET ReLU"], own["layer by layer"])
+            assert own["chosen gauge"] > 3 + max(
+                other["AIMET as it is"], other["AIMET ReLU"], own["layer by layer"]
+            )
     for row in (*held["crepe"], *held["antiberty"]):
-        assert row["chosen gauge: right"] >= row["float"] - 0.01 and row["chosen gauge"] >= row["as trained"]
+        assert (
+            row["chosen gauge: right"] >= row["float"] - 0.01
+            and row["chosen gauge"] >= row["as trained"]
+        )

@@ -1,4 +1,6 @@
-"""What the page of errata says of smaller formulas, against autograd through weights as functions of path values."""
+"""What the page of errata says of smaller formulas, against autograd through weights as
+functions of path values.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def loss(enter: Tensor, stay: Tensor, leave: Tensor, x: Tensor, y: Tensor) -> Te
 
 @dataclass
 class Step:
-    """One hidden layer, its gradients on weights and on path values, and the weights after the step on path values."""
+    """One hidden layer, its gradients on weights and on path values, and the weights after
+    the step on path values.
+    """
 
     weights: list[Tensor]
     grads: list[Tensor]
@@ -89,7 +93,9 @@ def draw(seed: int, unit: bool) -> Step:
         ]
 
     by_path = list(torch.autograd.grad(loss(*back(*values), x, y), values))
-    after = back(*(value.detach() - RATE * grad for value, grad in zip(values, by_path, strict=True)))
+    after = back(
+        *(value.detach() - RATE * grad for value, grad in zip(values, by_path, strict=True))
+    )
     return Step(weights, grads, (into, out), by_path, after)
 
 
@@ -97,7 +103,9 @@ SEEDS = range(40)
 
 
 def test_the_corrected_step_is_exact() -> None:
-    """Eq. (10), (13) to (15), (17), (18), (20) to (23), one hidden layer, with (11), (12) and (16) corrected."""
+    """Eq. (10), (13) to (15), (17), (18), (20) to (23), one hidden layer, with (11),
+    (12) and (16) corrected.
+    """
     for seed in SEEDS:
         step = draw(seed, False)
         (into, out), d, s = step.masks, step.d, step.s
@@ -108,14 +116,18 @@ def test_the_corrected_step_is_exact() -> None:
         moved = step.weights[0] - RATE * step.by_path[1] / s[:, None]
         enter = torch.where(into > 0, step.weights[0] * step.ratio[:, None], moved)
         stay = (step.weights[1] - RATE * step.by_path[2] / rests[1]) / step.ratio
-        leave = torch.where(out > 0, step.weights[2], (step.weights[2] - RATE * step.by_path[3] / d) / step.ratio)
+        leave = torch.where(
+            out > 0, step.weights[2], (step.weights[2] - RATE * step.by_path[3] / d) / step.ratio
+        )
         for place, moved in enumerate((enter, stay, leave)):
             assert step.error(place, moved) < 1e-6
 
 
 @pytest.mark.parametrize("unit", [True, False])
 def test_eq_11_divides_by_the_wrong_product(unit: bool) -> None:
-    """``D_ns`` is needed where ``v_ps0`` is printed; they agree in size only where ``|s| = 1``, and not in sign."""
+    """``D_ns`` is needed where ``v_ps0`` is printed; they agree in size only where
+    ``|s| = 1``, and not in sign.
+    """
     errors, right = [], []
     for seed in SEEDS:
         step = draw(seed, unit)
@@ -134,13 +146,17 @@ def test_eq_12_lacks_the_division_by_the_leaving_skeleton_weight() -> None:
             step = draw(seed, unit)
             free = step.masks[0] == 0
             errors.append(step.error(0, step.weights[0] - RATE * step.grads[0], free))
-            right.append(step.error(0, step.weights[0] - RATE * step.grads[0] / step.s[:, None] ** 2, free))
+            right.append(
+                step.error(0, step.weights[0] - RATE * step.grads[0] / step.s[:, None] ** 2, free)
+            )
         assert max(right) < 1e-6
         assert max(errors) < 1e-6 if unit else float(np.median(errors)) > 0.5
 
 
 def test_the_unnumbered_formula_lacks_a_division_and_sums_too_much() -> None:
-    """``dL/dv_ps0``: eq. (16) divides by ``dv/dw_s0``, and only paths through ``w_s0`` belong into the sum."""
+    """``dL/dv_ps0``: eq. (16) divides by ``dv/dw_s0``, and only paths through
+    ``w_s0`` belong into the sum.
+    """
     for seed in SEEDS:
         step = draw(seed, False)
         into, out = step.masks
@@ -152,13 +168,19 @@ def test_the_unnumbered_formula_lacks_a_division_and_sums_too_much() -> None:
         unnumbered = of_skeleton - through / step.d
         assert not torch.allclose(unnumbered, step.by_path[0], rtol=1e-3)
         everything = (enter * (1 - into)).sum() + stay.sum() + (leave * (1 - out)).sum()
-        assert not torch.allclose((of_skeleton - everything / step.d) / step.s, step.by_path[0], rtol=1e-3)
+        assert not torch.allclose(
+            (of_skeleton - everything / step.d) / step.s, step.by_path[0], rtol=1e-3
+        )
 
 
 def test_outputs_are_sums_over_active_paths() -> None:
-    """Eq. (3), by enumeration; and the matrix of activations, which fits between ``W^o`` and the sum only."""
+    """Eq. (3), by enumeration; and the matrix of activations, which fits between
+    ``W^o`` and the sum only.
+    """
     make = torch.Generator().manual_seed(0)
-    enter, stay, leave = (torch.randn(shape, generator=make).double() for shape in ((3, 2), (3, 3), (2, 3)))
+    enter, stay, leave = (
+        torch.randn(shape, generator=make).double() for shape in ((3, 2), (3, 3), (2, 3))
+    )
     x, state, active = torch.randn(4, 2, generator=make).double(), torch.zeros(3).double(), []
     for t in range(4):
         before = enter @ x[t] + stay @ state
@@ -184,18 +206,24 @@ def test_the_example_of_figure_5() -> None:
 
 @pytest.mark.parametrize("base", [0, 1])
 def test_algorithm_1_counts_units_from_one_and_columns_from_zero(base: int) -> None:
-    """``for j = 1 to n: M[j][j % m] = 1`` leaves a unit out where arrays begin at 0, and asks for column 0 at 1."""
+    """``for j = 1 to n: M[j][j % m] = 1`` leaves a unit out where arrays begin at 0,
+    and asks for column 0 at 1.
+    """
     units, inputs = 6, 3
     rows, columns = range(base, base + units), range(base, base + inputs)
     asked = [(j, j % inputs) for j in range(1, units + 1)]
     inside = [(j, k) for j, k in asked if j in rows and k in columns]
     assert len(inside) < units and {j for j, _ in inside} != set(rows)
     # with both counts from zero each unit has its entry
-    assert {j for j, k in ((j, j % inputs) for j in range(units)) if k < inputs} == set(range(units))
+    assert {j for j, k in ((j, j % inputs) for j in range(units)) if k < inputs} == set(
+        range(units)
+    )
 
 
 def test_p_3_ends_at_the_second_step() -> None:
-    """Below eq. (4), ``p_3`` passes ``w_33`` once: an output of the first step has no such path, the second has."""
+    """Below eq. (4), ``p_3`` passes ``w_33`` once: an output of the first step has no
+    such path, the second has.
+    """
 
     class First(LoopRNN):
         def forward(self, x: Tensor) -> Tensor:
@@ -203,22 +231,30 @@ def test_p_3_ends_at_the_second_step() -> None:
 
     recurrent = []
     for kind in (First, LoopRNN):
-        graph = ps.trace(kind(2, [1], 2, last=False, bias=False, out_bias=False), torch.randn(1, 2, 2))
+        graph = ps.trace(
+            kind(2, [1], 2, last=False, bias=False, out_bias=False), torch.randn(1, 2, 2)
+        )
         names = [block.name for block in graph.blocks for _ in range(int(np.prod(block.shape)))]
         places = [i for i, name in enumerate(names) if name.startswith("w_h")]
         recurrent.append(any(path.counting_vector[places].any() for path in graph.paths()))
     assert recurrent == [False, True]
     # eq. (4) itself is right: w_23 w_33 w_36 in terms of the four others
-    w = {key: Fraction(value) for key, value in zip(("13", "23", "33", "35", "36"), (2, 3, 5, 7, 11), strict=True)}
+    w = {
+        key: Fraction(value)
+        for key, value in zip(("13", "23", "33", "35", "36"), (2, 3, 5, 7, 11), strict=True)
+    }
     p2, p3, p4, p5 = (
-        np.prod([w[k] for k in keys]) for keys in (("23", "35"), ("13", "33", "35"), ("13", "36"), ("13", "35"))
+        np.prod([w[k] for k in keys])
+        for keys in (("23", "35"), ("13", "33", "35"), ("13", "36"), ("13", "35"))
     )
     assert w["23"] * w["33"] * w["36"] == p2 * p3 * p4 / p5**2
 
 
 @pytest.mark.parametrize("widths", [(3, 4, 4, 2), (2, 3, 5, 4, 3)])
 def test_theorem_2_needs_all_signs_of_the_leaving_tree_in_stacks(widths: tuple[int, ...]) -> None:
-    """Turn the sign of a unit below the last hidden layer: path values and all of ``W^o`` stay, activations do not."""
+    """Turn the sign of a unit below the last hidden layer: path values and all of ``W^o``
+    stay, activations do not.
+    """
     model, x = mlp(*widths, bias=False).double(), torch.randn(64, widths[0]).double()
     skeleton = ps.trace(model, x).skeleton()
     values, signs, outputs = skeleton.basis().values(), skeleton.signs(), model(x)
@@ -230,7 +266,8 @@ def test_theorem_2_needs_all_signs_of_the_leaving_tree_in_stacks(widths: tuple[i
     torch.testing.assert_close(turned.basis().values(), values)
     assert torch.equal(model[-1].weight, last)
     assert not torch.allclose(model(x), outputs)
-    # what tells them apart is the sign of one more weight of the leaving tree, and with it the function comes back
+    # what tells them apart is the sign of one more weight of the leaving tree, and with
+    # it the function comes back
     assert int((turned.signs() != signs).sum()) == 1
     for name, weight in turned.basis().rebuild(values, signs).items():
         model.get_parameter(name).data.copy_(weight)
@@ -238,7 +275,9 @@ def test_theorem_2_needs_all_signs_of_the_leaving_tree_in_stacks(widths: tuple[i
 
 
 def test_one_hidden_layer_needs_the_signs_of_w_o_only() -> None:
-    """As Theorem 2 says: with them each unit's activation follows, whatever signs the weights have."""
+    """As Theorem 2 says: with them each unit's activation follows,
+    whatever signs the weights have.
+    """
     model, x = mlp(3, 6, 2, bias=False).double(), torch.randn(64, 3).double()
     skeleton = ps.trace(model, x).skeleton()
     assert {name for name, mask in skeleton.outgoing.items() if mask.any()} == {"2.weight"}
@@ -251,7 +290,9 @@ def test_one_hidden_layer_needs_the_signs_of_w_o_only() -> None:
 @pytest.mark.parametrize("layers", [1, 2, 4])
 def test_recurrent_layers_alone_have_no_free_scale_in_the_last_one(layers: int) -> None:
     torch.manual_seed(0)
-    rnn = torch.nn.RNN(4, HIDDEN, layers, nonlinearity="relu", bias=False, batch_first=True).double()
+    rnn = torch.nn.RNN(
+        4, HIDDEN, layers, nonlinearity="relu", bias=False, batch_first=True
+    ).double()
 
     class Alone(torch.nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,6 @@
-"""What the list of statements says of the chain paper's hook and penalty, tried with the printed line itself."""
+"""What the list of statements says of the chain paper's hook and penalty, tried
+with the printed line itself.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ TAU = 0.1
 
 
 class Chain(nn.Module):
-    """Residual blocks with the printed line; ``keep`` is footnote 1: the hook holds ``z`` itself."""
+    """Residual blocks with the printed line; ``keep`` is footnote 1: the
+    hook holds ``z`` itself.
+    """
 
     def __init__(self, keep: bool = False) -> None:
         super().__init__()
@@ -55,12 +59,17 @@ def test_the_printed_hook_needs_a_guard() -> None:
 
 
 def test_the_penalty_is_no_property_of_the_function() -> None:
-    """Behind a norm the whole stream can be made smaller: the same outputs, a hundredth of the penalty."""
+    """Behind a norm the whole stream can be made smaller: the same outputs, a
+    hundredth of the penalty.
+    """
 
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.stem, self.blocks = nn.Linear(3, 8), nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+            self.stem, self.blocks = (
+                nn.Linear(3, 8),
+                nn.ModuleList(nn.Linear(8, 8) for _ in range(3)),
+            )
             self.read, self.norm = nn.Linear(8, 2), nn.LayerNorm(8, eps=0.0)
 
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,6 @@
-"""What the page of errata and the list of statements say of the notes on the evolution of neural networks."""
+"""What the page of errata and the list of statements say of the notes on the
+evolution of neural networks.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def test_xor_needs_a_hidden_layer() -> None:
 
 
 def test_gradients_are_orthogonal_where_the_test_loss_turns() -> None:
-    """Along ``dw/dt = -grad L_D`` the test loss changes by ``-grad L_T grad L_D``, zero where it turns."""
+    """Along ``dw/dt = -grad L_D`` the test loss changes by ``-grad L_T grad
+    L_D``, zero where it turns.
+    """
     curvature = torch.diag(torch.tensor([1.0, 0.05])).double()
     best, other = torch.tensor([1.0, 3.0]).double(), torch.tensor([1.2, 1.0]).double()
     flow = lambda t: best + torch.linalg.matrix_exp(-t * curvature) @ -best  # noqa: E731
@@ -54,7 +58,9 @@ def test_random_symmetric_matrices_are_rarely_definite() -> None:
 def test_slips_of_algebra_in_the_notes() -> None:
     # 2.3.1: M / (M + H), printed as 1 + H / M
     for m, h in ((10, 100), (3, 7)):
-        assert m / (m + h) == pytest.approx(1 / (1 + h / m)) and m / (m + h) != pytest.approx(1 + h / m)
+        assert m / (m + h) == pytest.approx(1 / (1 + h / m)) and m / (m + h) != pytest.approx(
+            1 + h / m
+        )
     # 2.3.2: the order of U_0 is the root of that of its variance
     weight = nn.init.xavier_normal_(torch.empty(40, 4000))
     assert float(weight.std()) == pytest.approx(math.sqrt(2 / 4040), rel=0.02)
@@ -64,7 +70,9 @@ def test_slips_of_algebra_in_the_notes() -> None:
 
 
 def test_adamw_adds_nothing_to_the_loss() -> None:
-    """Adam on the loss with a penalty and AdamW part ways: the decay is no gradient of either norm."""
+    """Adam on the loss with a penalty and AdamW part ways: the decay is no
+    gradient of either norm.
+    """
     start, pull, rate, decay = torch.tensor([3.0, -0.5]), torch.tensor([1.0, 2.0]), 0.01, 0.1
     first, second = (nn.Parameter(start.clone()) for _ in range(2))
     adamw = torch.optim.AdamW([first], lr=rate, weight_decay=decay)
@@ -75,14 +83,19 @@ def test_adamw_adds_nothing_to_the_loss() -> None:
             ((w * pull).sum() + penalty * w.square().sum()).backward()
             optimizer.step()
     assert not torch.allclose(first, second, atol=1e-3)
-    # what L2 regularisation adds is the squared norm: its gradient is the weight, that of the norm has size one
+    # what L2 regularisation adds is the squared norm: its gradient is the weight, that
+    # of the norm has size one
     for power, size in ((2, 2 * float(start.norm())), (1, 1.0)):
         (slope,) = torch.autograd.grad(second.norm() ** power, second)
         assert float(slope.norm()) == pytest.approx(size, rel=0.2) and (power == 2 or size == 1.0)
 
 
 def test_the_loss_of_masked_words_is_cross_entropy() -> None:
-    vectors, table, words = torch.randn(6, 5).double(), torch.randn(11, 5).double(), torch.tensor([0, 3, 3, 10, 7, 1])
+    vectors, table, words = (
+        torch.randn(6, 5).double(),
+        torch.randn(11, 5).double(),
+        torch.tensor([0, 3, 3, 10, 7, 1]),
+    )
     scores = torch.exp(vectors @ table.T)
     printed = -(scores[range(6), words] / scores.sum(1)).log().mean()
     torch.testing.assert_close(printed, F.cross_entropy(vectors @ table.T, words))

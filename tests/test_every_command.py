@@ -1,4 +1,6 @@
-"""Every command with what is no model, no file, or no number: exit code 2, one sentence, and no file is touched."""
+"""Every command with what is no model, no file, or no number: exit code 2, one
+sentence, and no file is touched.
+"""
 
 from __future__ import annotations
 
@@ -53,13 +55,21 @@ LINES = {
 
 def load() -> None:
     """Load the commands of the other packages, once."""
-    if not any(command.callback.__name__ == "report" for command in cli.app.registered_commands if command.callback):
+    if not any(
+        command.callback.__name__ == "report"
+        for command in cli.app.registered_commands
+        if command.callback
+    ):
         cli.load_extensions()
 
 
 def commands(group: TyperGroup, above: str = "") -> Iterator[str]:
     for name, command in group.commands.items():
-        yield from commands(command, f"{above}{name} ") if isinstance(command, TyperGroup) else [above + name]
+        yield from (
+            commands(command, f"{above}{name} ")
+            if isinstance(command, TyperGroup)
+            else [above + name]
+        )
 
 
 def test_the_table_has_every_command() -> None:
@@ -89,7 +99,9 @@ def wrong() -> Iterator[str]:
         plain = [word.strip("{}<>") for word in words]
         for place, word in enumerate(words):
             if word.startswith("{"):
-                other = "noise.py:Net" if ".py:" in word else f"noise.{plain[place].rsplit('.')[-1]}"
+                other = (
+                    "noise.py:Net" if ".py:" in word else f"noise.{plain[place].rsplit('.')[-1]}"
+                )
                 yield " ".join([command, *plain[:place], other, *plain[place + 1 :]])
             elif word.startswith("<"):
                 other = "file/below" if "." in word else "file"
@@ -99,9 +111,21 @@ def wrong() -> Iterator[str]:
 @pytest.mark.parametrize("line", list(wrong()))
 def test_what_is_wrong_is_refused_in_one_sentence(line: str, folder: Path) -> None:
     load()
-    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if "__pycache__" not in path.parts}
+    before = {
+        path: path.stat().st_mtime_ns
+        for path in folder.rglob("*")
+        if "__pycache__" not in path.parts
+    }
     result = CliRunner().invoke(cli.app, line.split())
     assert result.exit_code == 2 and result.stdout == "", result.output
-    assert result.stderr.startswith("Error: ") and result.stderr.count("\n") == 1 and "Internal" not in result.stderr
-    after = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if "__pycache__" not in path.parts}
+    assert (
+        result.stderr.startswith("Error: ")
+        and result.stderr.count("\n") == 1
+        and "Internal" not in result.stderr
+    )
+    after = {
+        path: path.stat().st_mtime_ns
+        for path in folder.rglob("*")
+        if "__pycache__" not in path.parts
+    }
     assert after == before

@@ -1,7 +1,9 @@
-"""Each rule against the rule to be wrong with: copying the ids of the first operand is noticed, by units or by outputs.
+"""Each rule against the rule to be wrong with: copying the ids of the first operand is
+noticed, by units or by outputs.
 
-Every case runs a network of one operation: what its rule claims leaves the outputs unchanged at two sizes of the input,
-and with "copy the ids" in place of the rule the number of units differs, or the outputs do.
+Every case runs a network of one operation: what its rule claims leaves the outputs unchanged at
+two sizes of the input, and with "copy the ids" in place of the rule the number of units
+differs, or the outputs do.
 """
 
 from __future__ import annotations
@@ -11,7 +13,18 @@ from typing import Any
 
 import pytest
 import torch
-from operations import Act, Net, all_pinned, copied, is_operand, network, outcome, overload_of, packet_of, registered
+from operations import (
+    Act,
+    Net,
+    all_pinned,
+    copied,
+    is_operand,
+    network,
+    outcome,
+    overload_of,
+    packet_of,
+    registered,
+)
 from rule_cases import (
     COPYING,
     CREATED,
@@ -38,13 +51,24 @@ from pathspace.inference.values import NEUTRAL, ROOT
 TOLERANCE = {"_grouped_mm": 1e-4}
 # what a normalisation saves for its backward pass comes after its result
 SAVED = (
-    "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional", "native_layer_norm",
-    "_native_batch_norm_legit_no_training", "native_group_norm", "_fused_rms_norm", "_weight_norm_interface",
+    "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional",
+    "native_layer_norm",
+    "_native_batch_norm_legit_no_training", "native_group_norm", "_fused_rms_norm",
+    "_weight_norm_interface",
 )  # fmt: skip
 
 # forms that rules leave to torch's decomposition
 LEFT = {
-    *("column_stack", "dstack", "hstack", "vstack", "chain_matmul", "trapezoid", "trapezoid0", "trapezoid1"),
+    *(
+        "column_stack",
+        "dstack",
+        "hstack",
+        "vstack",
+        "chain_matmul",
+        "trapezoid",
+        "trapezoid0",
+        "trapezoid1",
+    ),
     *("as_strided", "scatter_reduce0", "take_along_dim"),
 }
 
@@ -52,7 +76,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture(autouse=True)
-def rules_do_not_fail(request: pytest.FixtureRequest, rules_that_failed: list[str]) -> Iterator[None]:
+def rules_do_not_fail(
+    request: pytest.FixtureRequest, rules_that_failed: list[str]
+) -> Iterator[None]:
     """Wrong rules, which some tests put in the place of right ones, may fail."""
     yield
     case = getattr(request.node, "callspec", None)
@@ -89,24 +115,32 @@ def compare(name: str, net: Net, wrong_rule: Any, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("name", TELLING)
-def test_what_a_rule_claims_is_so_and_copying_is_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_rule_claims_is_so_and_copying_is_not(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compare(name, network(name, *TELLING[name]), copied, monkeypatch)
 
 
 @pytest.mark.parametrize("name", COPYING)
-def test_where_copying_is_right_pinning_loses_units(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_copying_is_right_pinning_loses_units(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compare(name, network(name, *COPYING[name]), all_pinned, monkeypatch)
 
 
 @pytest.mark.parametrize("name", [name for name in SAVED if name in TELLING])
-def test_normalisations_keep_units_where_only_their_result_is_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_normalisations_keep_units_where_only_their_result_is_read(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     net = network(name, *TELLING[name], most=1)
     assert outcome(net)[0][0] > 0
     compare(name, net, copied, monkeypatch)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form[0])
-def test_other_forms_are_sound(form: tuple[str, tuple[Any, ...], dict[str, Any], int | None]) -> None:
+def test_other_forms_are_sound(
+    form: tuple[str, tuple[Any, ...], dict[str, Any], int | None],
+) -> None:
     name, args, kwargs, units = form
     (found, sound), _ = outcome(network(name, args, kwargs))
     assert sound
@@ -114,12 +148,18 @@ def test_other_forms_are_sound(form: tuple[str, tuple[Any, ...], dict[str, Any],
 
 
 def directly(name: str, case: Case, rule: Any) -> tuple[Any, Any, Scales]:
-    """What a rule makes of operands with free scales, the operation's own result, and the interpretation."""
+    """What a rule makes of operands with free scales, the operation's own
+    result, and the interpretation.
+    """
     semantics = Scales({}, {})
     ids: dict[int, Tensor] = {}
 
     def free(leaf: Any) -> Any:
-        return ids.setdefault(id(leaf), semantics.equations.fresh(leaf.shape)) if is_operand(leaf) else leaf
+        return (
+            ids.setdefault(id(leaf), semantics.equations.fresh(leaf.shape))
+            if is_operand(leaf)
+            else leaf
+        )
 
     def ones(leaf: Any) -> Any:
         return torch.ones(leaf.shape, dtype=torch.float64) if isinstance(leaf, Act) else leaf

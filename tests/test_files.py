@@ -42,7 +42,9 @@ def test_the_body_writes_a_sibling_that_becomes_the_file(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_a_failing_body_leaves_the_old_file_and_nothing_else(tmp_path: Path, error: type[BaseException]) -> None:
+def test_a_failing_body_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
     path = tmp_path / "out.json"
     path.write_text("old")
     with pytest.raises(error), replacing(path) as temporary:
@@ -99,7 +101,8 @@ def test_what_cannot_be_written_is_one_sentence(
 
 
 @pytest.mark.parametrize(
-    ("number", "said"), [(errno.ENOSPC, "no space is left on the disk"), (errno.EIO, "input/output error")]
+    ("number", "said"),
+    [(errno.ENOSPC, "no space is left on the disk"), (errno.EIO, "input/output error")],
 )
 def test_a_full_disk_is_one_sentence_and_keeps_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, said: str
@@ -127,12 +130,16 @@ def test_a_write_error_of_safetensors_is_one_sentence(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_a_write_protected_file_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_protected_file_is_respected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "out.json"
     path.write_text("old")
     path.chmod(0o444)
     # The superuser may write anything, so ask the permission bits instead of the system.
-    monkeypatch.setattr(os, "access", lambda file, _mode: bool(os.stat(file).st_mode & stat.S_IWUSR))
+    monkeypatch.setattr(
+        os, "access", lambda file, _mode: bool(os.stat(file).st_mode & stat.S_IWUSR)
+    )
     with pytest.raises(InputError) as error:
         write(path)
     assert "write-protected" in sentence(error)

@@ -1,4 +1,6 @@
-"""Batch norms folded into what precedes them: the same function, and only where that is possible."""
+"""Batch norms folded into what precedes them: the same function, and
+only where that is possible.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def trained_norms(model: nn.Module) -> nn.Module:
 
 
 class Branches(nn.Module):
-    """One norm that can be folded; one whose input goes elsewhere, too; one that stands before; one used twice."""
+    """One norm that can be folded; one whose input goes elsewhere, too; one that
+    stands before; one used twice.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,9 +47,18 @@ class Branches(nn.Module):
 
 LAYERS = {
     "linear": (lambda: nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)), (3, 5)),
-    "no affine": (lambda: nn.Sequential(nn.Conv1d(2, 4, 3), nn.BatchNorm1d(4, affine=False)), (3, 2, 7)),
-    "grouped": (lambda: nn.Sequential(nn.Conv2d(4, 6, 3, groups=2, bias=False), nn.BatchNorm2d(6)), (2, 4, 5, 5)),
-    "transposed": (lambda: nn.Sequential(nn.ConvTranspose2d(4, 6, 3, groups=2), nn.BatchNorm2d(6)), (2, 4, 5, 5)),
+    "no affine": (
+        lambda: nn.Sequential(nn.Conv1d(2, 4, 3), nn.BatchNorm1d(4, affine=False)),
+        (3, 2, 7),
+    ),
+    "grouped": (
+        lambda: nn.Sequential(nn.Conv2d(4, 6, 3, groups=2, bias=False), nn.BatchNorm2d(6)),
+        (2, 4, 5, 5),
+    ),
+    "transposed": (
+        lambda: nn.Sequential(nn.ConvTranspose2d(4, 6, 3, groups=2), nn.BatchNorm2d(6)),
+        (2, 4, 5, 5),
+    ),
     "depth": (lambda: nn.Sequential(nn.Conv3d(2, 3, 2), nn.BatchNorm3d(3)), (2, 2, 4, 4, 4)),
 }
 
@@ -67,7 +80,11 @@ def test_only_norms_that_can_be_folded_are() -> None:
     torch.manual_seed(0)
     model, x = trained_norms(Branches()).double(), torch.randn(2, 3, 6, 6).double()
     folded = ps.fold_norms(model, x)
-    kept = [name for name in ("na", "nb", "before", "nd") if not isinstance(getattr(folded, name), nn.Identity)]
+    kept = [
+        name
+        for name in ("na", "nb", "before", "nd")
+        if not isinstance(getattr(folded, name), nn.Identity)
+    ]
     assert kept == ["nb", "before", "nd"]
     torch.testing.assert_close(folded(x), model(x))
 
@@ -86,4 +103,6 @@ def test_a_trained_network_without_norms(name: str) -> None:
     model, (x,), _ = load(name)
     folded = ps.fold_norms(model)
     assert not any(isinstance(module, nn.BatchNorm2d) for module in folded.modules())
-    torch.testing.assert_close(folded(x), model(x), rtol=1e-5, atol=1e-5 * float(model(x).abs().max()))
+    torch.testing.assert_close(
+        folded(x), model(x), rtol=1e-5, atol=1e-5 * float(model(x).abs().max())
+    )

@@ -1,4 +1,5 @@
-"""Fused kernels against the steps of whole tensors (in Triton's interpreter: ``test_optim_fused.py``).
+"""Fused kernels against the steps of whole tensors (in Triton's interpreter:
+``test_optim_fused.py``).
 
 Triton's kernels on a GPU, or interpreted; Numba's on a processor.
 """
@@ -26,7 +27,11 @@ from pathspace.training.optim.fused import Fused
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TRITON = DEVICE == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
-SHORT = ((torch.bfloat16, "momentum"), (torch.float16, "gadam")) if TRITON else ((torch.float32, "gadam"),)
+SHORT = (
+    ((torch.bfloat16, "momentum"), (torch.float16, "gadam"))
+    if TRITON
+    else ((torch.float32, "gadam"),)
+)
 
 
 def double(rate: float) -> Tensor:
@@ -35,8 +40,12 @@ def double(rate: float) -> Tensor:
 
 MEMBERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "gsgd": lambda m, **more: GSGD(m, lr=0.01, **more),
-    "momentum": lambda m, **more: GSGD(m, lr=double(0.002), momentum=0.9, nesterov=True, max_multiplier=0.7, **more),
-    "decay": lambda m, **more: GSGD(m, lr=0.001, weight_decay=0.1, momentum=0.5, dampening=0.3, maximize=True, **more),
+    "momentum": lambda m, **more: GSGD(
+        m, lr=double(0.002), momentum=0.9, nesterov=True, max_multiplier=0.7, **more
+    ),
+    "decay": lambda m, **more: GSGD(
+        m, lr=0.001, weight_decay=0.1, momentum=0.5, dampening=0.3, maximize=True, **more
+    ),
     "gadam": lambda m, **more: GAdam(m, lr=double(0.01), weight_decay=0.1, **more),
     "bounded adam": lambda m, **more: GAdam(m, lr=0.01, max_multiplier=0.7, eps=1e-2, **more),
 }
@@ -56,14 +65,21 @@ def pair(
 ) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer, nn.Module]:
     """The fused optimizer of a model, and one of a copy that works on whole tensors."""
     twin = copy.deepcopy(model.to(DEVICE))
-    make, args = MEMBERS[member], [ps.trace(m, *case.args).skeleton(case.rule, seed=6) for m in (model, twin)]
+    make, args = (
+        MEMBERS[member],
+        [ps.trace(m, *case.args).skeleton(case.rule, seed=6) for m in (model, twin)],
+    )
     fused = make(model.named_parameters(), skeleton=args[0], fused=True)
     return fused, make(twin.named_parameters(), skeleton=args[1]), twin
 
 
 def flat(one: Any, other: Any) -> list[tuple[Any, Any]]:
     """Pairs of tensors in two entries of a state."""
-    return [(one[key], value) for key, value in other.items()] if isinstance(other, dict) else [(one, other)]
+    return (
+        [(one[key], value) for key, value in other.items()]
+        if isinstance(other, dict)
+        else [(one, other)]
+    )
 
 
 @pytest.mark.parametrize(("member", "name"), CASES)
@@ -93,7 +109,9 @@ def test_fused_steps_are_those_of_whole_tensors_in_four_launches(member: str, na
     [(torch.float32, "gsgd"), (torch.float32, "momentum"), *SHORT],
 )
 def test_other_types_are_rounded_once(kind: torch.dtype, member: str) -> None:
-    """A step from rounded weights, gradients and moments of 0, within one rounding of the step in double precision."""
+    """A step from rounded weights, gradients and moments of 0, within one rounding of the
+    step in double precision.
+    """
     case = Problem("residual_cnn", unit=True)
     for parameter in case.model.parameters():
         parameter.data = parameter.data.to(kind).double()
@@ -113,7 +131,9 @@ def test_other_types_are_rounded_once(kind: torch.dtype, member: str) -> None:
     for one, other, before in zip(case.model.parameters(), low.parameters(), start, strict=True):
         assert other.dtype == kind
         # one rounding more where constants by head are kept in the type of the weights
-        torch.testing.assert_close(other.double(), one.detach(), rtol=2 * torch.finfo(kind).eps, atol=1e-7)
+        torch.testing.assert_close(
+            other.double(), one.detach(), rtol=2 * torch.finfo(kind).eps, atol=1e-7
+        )
         moved = max(moved, float((one.detach() - before).abs().max()))
     assert moved > 1e-3
 
@@ -136,7 +156,9 @@ class Operations(TorchDispatchMode):
 def test_nothing_else_is_started_and_nothing_waits(
     kind: type[torch.optim.Optimizer], layers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Launches do not depend on the number of tensors; from the third step on nothing is copied either."""
+    """Launches do not depend on the number of tensors; from the third step on
+    nothing is copied either.
+    """
     torch.manual_seed(0)
     parts = [part for _ in range(layers) for part in (nn.Linear(3, 3), nn.ReLU())]
     model = nn.Sequential(*parts, nn.Linear(3, 2)).double()
@@ -146,7 +168,9 @@ def test_nothing_else_is_started_and_nothing_waits(
     optimizer = kind(model.named_parameters(), lr=1e-3, skeleton=skeleton, fused=True)
     started: list[int] = []
     # the interpreter's own work is not that of a device
-    monkeypatch.setattr(Fused, "_launch", lambda self, kernel, programs, *args, **sizes: started.append(programs))
+    monkeypatch.setattr(
+        Fused, "_launch", lambda self, kernel, programs, *args, **sizes: started.append(programs)
+    )
     model(x).square().sum().backward()
     for turn in range(3):
         started.clear()
@@ -179,7 +203,10 @@ def test_a_compiled_step_is_that_of_whole_tensors() -> None:
     case.model.float()
     case.args = tuple(x.float() for x in case.args)
     fused, plain, twin = pair(case, "gsgd", case.model)
-    for model, step in ((case.model, torch.compile(fused.step, backend="aot_eager")), (twin, plain.step)):
+    for model, step in (
+        (case.model, torch.compile(fused.step, backend="aot_eager")),
+        (twin, plain.step),
+    ):
         for _ in range(2):
             for parameter in model.parameters():
                 parameter.grad = parameter.detach() / 8
@@ -197,7 +224,11 @@ def test_frozen_and_outside_parameters_and_groups_are_as_with_whole_tensors() ->
         named[1][1].requires_grad_(False)
         groups = [
             {"params": named[:2], "lr": 0.03, "momentum": 0.9},
-            {"params": [*named[2:], ("extra", extra), ("alone", alone)], "weight_decay": 0.1, "maximize": True},
+            {
+                "params": [*named[2:], ("extra", extra), ("alone", alone)],
+                "weight_decay": 0.1,
+                "maximize": True,
+            },
         ]
         optimizer = GSGD(groups, lr=0.01, skeleton=case.skeleton(model), fused=fused)
         for _ in range(3):
@@ -206,7 +237,9 @@ def test_frozen_and_outside_parameters_and_groups_are_as_with_whole_tensors() ->
             optimizer.step()
         assert torch.equal(named[1][1], dict(case.model.named_parameters())[named[1][0]])
         assert torch.equal(alone, torch.tensor([[2.0, -1.0]]).double())
-        ends.append([*(p.detach() for p in model.parameters()), extra.detach(), optimizer.clip_counts])
+        ends.append(
+            [*(p.detach() for p in model.parameters()), extra.detach(), optimizer.clip_counts]
+        )
     for one, other in zip(*ends, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=0)
 
@@ -241,5 +274,7 @@ def test_threads_share_a_step(member: str, name: str, monkeypatch: pytest.Monkey
 def test_without_numba_kernels_are_refused_on_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Problem("mlp_2x3x5x2", unit=True)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UnsupportedError, match=r"fused=True without Numba; install pathspace\[cpu\]"):
+    with pytest.raises(
+        UnsupportedError, match=r"fused=True without Numba; install pathspace\[cpu\]"
+    ):
         GSGD(case.model.named_parameters(), skeleton=case.skeleton(case.model), fused=True)

@@ -1,4 +1,6 @@
-"""Rows that data picks: a scale per row where nothing feels it, checked against a numerical bound and other tokens."""
+"""Rows that data picks: a scale per row where nothing feels it, checked against a
+numerical bound and other tokens.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def randomised(model: nn.Module) -> nn.Module:
 
 
 def worst_change(model: nn.Module, graph: ps.ReductionGraph, samples: list[Sample]) -> float:
-    """Largest relative change of the outputs under random rescalings, on other inputs than the traced ones."""
+    """Largest relative change of the outputs under random rescalings, on other
+    inputs than the traced ones.
+    """
     worst = 0.0
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
@@ -61,7 +65,11 @@ class Language(nn.Module):
         self.head = nn.Linear(WIDTH, WORDS, bias=False)
         if tied:
             self.head.weight = self.table.weight
-        self.map = nn.Linear(WIDTH, WIDTH, bias=between == "biased") if between in ("map", "biased") else None
+        self.map = (
+            nn.Linear(WIDTH, WIDTH, bias=between == "biased")
+            if between in ("map", "biased")
+            else None
+        )
         self.position = nn.Parameter(torch.zeros(6, WIDTH)) if between == "position" else None
         self.between = between
 
@@ -89,7 +97,11 @@ class Lookup(nn.Module):
 
     def __init__(self, how: str) -> None:
         super().__init__()
-        self.table, self.head, self.how = nn.Parameter(torch.zeros(WORDS, WIDTH)), nn.Linear(WIDTH, 3), how
+        self.table, self.head, self.how = (
+            nn.Parameter(torch.zeros(WORDS, WIDTH)),
+            nn.Linear(WIDTH, 3),
+            how,
+        )
 
     def forward(self, t: Tensor) -> Tensor:
         if self.how == "index":
@@ -109,7 +121,10 @@ class Similarity(nn.Module):
         self.words, self.contexts = nn.Embedding(WORDS, WIDTH), nn.Embedding(WORDS, WIDTH)
 
     def forward(self, t: Tensor) -> Tensor:
-        return F.normalize(self.words(t), dim=-1, eps=0) @ F.normalize(self.contexts.weight, dim=-1, eps=0).T
+        return (
+            F.normalize(self.words(t), dim=-1, eps=0)
+            @ F.normalize(self.contexts.weight, dim=-1, eps=0).T
+        )
 
 
 class TwoTables(nn.Module):
@@ -131,7 +146,11 @@ class Twice(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table, self.norm, self.head = nn.Embedding(WORDS, WIDTH), nn.RMSNorm(WIDTH, eps=0), nn.Linear(WIDTH, 3)
+        self.table, self.norm, self.head = (
+            nn.Embedding(WORDS, WIDTH),
+            nn.RMSNorm(WIDTH, eps=0),
+            nn.Linear(WIDTH, 3),
+        )
 
     def forward(self, t: Tensor, u: Tensor) -> Tensor:
         return self.head(self.norm(self.table(t))) + self.head(self.norm(self.table(u)))
@@ -143,7 +162,11 @@ class Bags(nn.Module):
     def __init__(self, weighted: bool) -> None:
         super().__init__()
         self.bags = nn.EmbeddingBag(WORDS, WIDTH, mode="sum" if weighted else "mean")
-        self.norm, self.head, self.weighted = nn.RMSNorm(WIDTH, eps=0), nn.Linear(WIDTH, 3), weighted
+        self.norm, self.head, self.weighted = (
+            nn.RMSNorm(WIDTH, eps=0),
+            nn.Linear(WIDTH, 3),
+            weighted,
+        )
 
     def forward(self, t: Tensor) -> Tensor:
         weights = (t + 1).to(self.head.weight.dtype) if self.weighted else None
@@ -159,7 +182,9 @@ class Experts(nn.Module):
         self.up = nn.Parameter(torch.zeros(EXPERTS, HIDDEN, WIDTH))
         self.bias = nn.Parameter(torch.zeros(EXPERTS, HIDDEN)) if "bias" in how else None
         self.gate = nn.Parameter(torch.zeros(EXPERTS, HIDDEN, WIDTH)) if "gate" in how else None
-        self.down = nn.Parameter(torch.zeros(EXPERTS, WIDTH, HIDDEN)) if "shared" not in how else None
+        self.down = (
+            nn.Parameter(torch.zeros(EXPERTS, WIDTH, HIDDEN)) if "shared" not in how else None
+        )
         self.shared = nn.Linear(HIDDEN, WIDTH, bias=False) if "shared" in how else None
         self.how = how
 
@@ -183,7 +208,11 @@ class Experts(nn.Module):
             h = h.flip(0)
         if self.how == "other expert":
             chosen = EXPERTS - 1 - chosen
-        y = self.shared(h) if self.shared is not None else torch.bmm(self.down[chosen], h[:, :, None])[:, :, 0]
+        y = (
+            self.shared(h)
+            if self.shared is not None
+            else torch.bmm(self.down[chosen], h[:, :, None])[:, :, 0]
+        )
         if self.how == "capacity":
             hot = F.one_hot(chosen, EXPERTS)
             kept = (hot.cumsum(0) * hot).sum(-1) <= 2
@@ -233,7 +262,16 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Sample], int]] = {
 
 
 # where the numerical bound leaves nothing open
-CLOSED = ("rms", "linear between", "cosines", "two indices", "experts", "gated experts", "tied", "positions")
+CLOSED = (
+    "rms",
+    "linear between",
+    "cosines",
+    "two indices",
+    "experts",
+    "gated experts",
+    "tied",
+    "positions",
+)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -245,7 +283,9 @@ def test_units_of_rows_are_those_counted_and_no_more_exist(name: str) -> None:
     graph = ps.trace(model, *samples[0])
     assert graph.num_units == units
     assert worst_change(model, graph, [*samples, *(sample() for _ in range(12))]) < 1e-11
-    stacks = [key for key, parameter in model.named_parameters() if parameter.dim() == 3 or key == "bias"]
+    stacks = [
+        key for key, parameter in model.named_parameters() if parameter.dim() == 3 or key == "bias"
+    ]
     bound = at_most(model, samples, stacks)
     assert bound == units if name in CLOSED else bound >= units
 
@@ -278,14 +318,18 @@ def test_one_position_does_not_show_what_is_done_to_several() -> None:
 
 
 def test_units_of_rows_hold_at_eps_0_only() -> None:
-    model = nn.Sequential(nn.Embedding(WORDS, WIDTH), nn.RMSNorm(WIDTH, eps=1e-5), nn.Linear(WIDTH, 3))
+    model = nn.Sequential(
+        nn.Embedding(WORDS, WIDTH), nn.RMSNorm(WIDTH, eps=1e-5), nn.Linear(WIDTH, 3)
+    )
     graph = ps.trace(model, *tokens())
     assert graph.num_units == WORDS + WIDTH
     assert ps.trace(model, *tokens(), norm_eps="respect").num_units == WIDTH
     assert len(graph.approximate) == WORDS
 
 
-def test_large_tables_of_matrices_are_followed_without_their_scalars(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_tables_of_matrices_are_followed_without_their_scalars(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("pathspace.inference.units.MOST_GATHERED", 16 * (HIDDEN + WIDTH))
     torch.manual_seed(0)
     model = randomised(Experts("one"))
@@ -298,7 +342,9 @@ def test_large_tables_of_matrices_are_followed_without_their_scalars(monkeypatch
 
 def test_theorems_hold_with_units_of_rows() -> None:
     for model, sample in ((Language(), tokens(8)), (Experts("bias"), vectors())):
-        certificate = ps.verify(randomised(model).float(), *(s.float() if s.is_floating_point() else s for s in sample))
+        certificate = ps.verify(
+            randomised(model).float(), *(s.float() if s.is_floating_point() else s for s in sample)
+        )
         assert certificate.holds
 
 
@@ -326,21 +372,25 @@ class Spread(nn.Module):
             case "scatter_mean":
                 z = z.scatter_reduce(1, wide, h, "mean")
             case "index_put":
-                z = z.index_put((torch.arange(len(h))[:, None], self.places[None]), h, accumulate=True)
+                z = z.index_put(
+                    (torch.arange(len(h))[:, None], self.places[None]), h, accumulate=True
+                )
             case "index_add to itself":
                 z = h[:, :3].index_add(1, self.places[:1], h[:, 3:])
             case "data":
                 z = z.scatter_add(1, (x > 0).long()[:, :4] + 1, h)
             case "index_copy":
-                z = h.new_ones(h.shape[0], 4).index_copy(1, torch.tensor([3, 1, 0, 2]), h)[:, [0, 1, 3]]
+                z = h.new_ones(h.shape[0], 4).index_copy(1, torch.tensor([3, 1, 0, 2]), h)[
+                    :, [0, 1, 3]
+                ]
             case "index_fill":
                 z = h.index_fill(1, torch.tensor([1]), 1.0)[:, :3]
         return self.head(z)
 
 
 SPREAD = {
-    "index_add": 3, "scatter_add": 3, "scatter_max": 3, "scatter_mean": 3, "index_put": 3, "index_add to itself": 3,
-    "data": 1, "index_copy": 3, "index_fill": 2,
+    "index_add": 3, "scatter_add": 3, "scatter_max": 3, "scatter_mean": 3, "index_put": 3,
+    "index_add to itself": 3, "data": 1, "index_copy": 3, "index_fill": 2,
 }  # fmt: skip
 
 

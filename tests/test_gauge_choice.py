@@ -1,4 +1,6 @@
-"""Gauges chosen for an objective: minima that obvious formulas confirm, the same from every rescaled copy."""
+"""Gauges chosen for an objective: minima that obvious formulas confirm, the same
+from every rescaled copy.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ class Branches(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem, self.deep = nn.Conv1d(2, 6, 3), nn.Conv1d(6, 6, 3, groups=3, padding=1)
-        self.one, self.two, self.last = nn.Linear(6, 5), nn.Linear(6, 5, bias=False), nn.Linear(5, 2)
+        self.one, self.two, self.last = (
+            nn.Linear(6, 5),
+            nn.Linear(6, 5, bias=False),
+            nn.Linear(5, 2),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.relu(self.stem(x))
@@ -43,7 +49,10 @@ def traced(name: str) -> tuple[nn.Module, ps.ReductionGraph, Tensor]:
     """The same, once for all tests."""
     torch.manual_seed(3)
     if name == "mlp":
-        model, x = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2)), (32, 4)
+        model, x = (
+            nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2)),
+            (32, 4),
+        )
     else:
         model, x = Branches(), (16, 2, 9)
     model, batch = model.double().eval(), torch.randn(x).double()
@@ -63,7 +72,9 @@ OBJECTIVES = {
     "smooth": ps.Smooth(0.4),
     "conditioning": ps.Conditioning(),
 }
-PAIRS = [("mlp", key) for key in OBJECTIVES] + [("branches", key) for key in ("noise", "activations", "smooth")]
+PAIRS = [("mlp", key) for key in OBJECTIVES] + [
+    ("branches", key) for key in ("noise", "activations", "smooth")
+]
 
 
 @pytest.mark.parametrize(("name", "key"), PAIRS)
@@ -74,24 +85,33 @@ def test_minima_are_minima_and_the_same_from_every_copy(name: str, key: str) -> 
     batch = None if key == "conditioning" else x
     gauge = ps.choose_gauge(model, graph, objective, batch)
     found = gauge.certificate
-    assert found.bound <= found.after <= found.before and found.gap < 5e-3 * max(1.0, abs(found.after))
+    assert found.bound <= found.after <= found.before and found.gap < 5e-3 * max(
+        1.0, abs(found.after)
+    )
     moved = ps.rescale(copy.deepcopy(model), graph, gauge)
     torch.testing.assert_close(moved(x), model(x))
     again = ps.choose_gauge(moved, graph, objective, batch).certificate
-    # sizes that are measured change with the gauge as sizes do: SmoothQuant starts from where it stands
+    # sizes that are measured change with the gauge as sizes do: SmoothQuant
+    # starts from where it stands
     assert again.before == pytest.approx(found.after, abs=1e-6)
     assert again.after == pytest.approx(found.after, abs=2 * (found.gap + again.gap) + 1e-6)
     for seed in range(5):
         step = 0.3 * torch.randn(graph.num_units, generator=torch.Generator().manual_seed(seed))
         other = ps.rescale(copy.deepcopy(moved), graph, step)
-        assert ps.choose_gauge(other, graph, objective, batch, tolerance=math.inf).certificate.before >= found.bound
+        assert (
+            ps.choose_gauge(other, graph, objective, batch, tolerance=math.inf).certificate.before
+            >= found.bound
+        )
 
 
 def test_balance_is_balance() -> None:
     model, graph, _ = subject("branches")
     gauge = ps.choose_gauge(model, graph, ps.Balance())
     assert torch.equal(gauge.phi, ps.balancing(model, graph).phi)
-    one, two = ps.rescale(copy.deepcopy(model), graph, gauge), ps.balance(copy.deepcopy(model), graph)
+    one, two = (
+        ps.rescale(copy.deepcopy(model), graph, gauge),
+        ps.balance(copy.deepcopy(model), graph),
+    )
     for a, b in zip(one.parameters(), two.parameters(), strict=True):
         assert torch.equal(a, b)
 
@@ -113,7 +133,10 @@ def test_powers_of_two_change_nothing_at_all(key: str) -> None:
     before = model(x)
     gauge = ps.choose_gauge(model, graph, OBJECTIVES[key], x, powers_of_two=True)
     exponents = gauge.phi / math.log(2)
-    assert float((exponents - exponents.round()).abs().max()) < 1e-12 and gauge.certificate.powers_of_two
+    assert (
+        float((exponents - exponents.round()).abs().max()) < 1e-12
+        and gauge.certificate.powers_of_two
+    )
     assert torch.equal(ps.rescale(model, graph, gauge)(x), before)
 
 
@@ -137,8 +160,8 @@ def test_noise_is_what_its_formula_says(name: str, per: str) -> None:
     felt = Calibrated(model, x).sensitivity(4)
     certificate = ps.choose_gauge(model, graph, ps.Noise(5, per), x).certificate
     assert certificate.before == pytest.approx(math.log(slow_noise(model, felt, 5, per)), abs=1e-6)
-    measured = ps.choose_gauge(ps.rescale(model, graph, ps.choose_gauge(model, graph, ps.Noise(5, per), x)), graph,
-                               ps.Noise(5, per), x).certificate.before  # fmt: skip
+    chosen = ps.rescale(model, graph, ps.choose_gauge(model, graph, ps.Noise(5, per), x))
+    measured = ps.choose_gauge(chosen, graph, ps.Noise(5, per), x).certificate.before
     assert measured == pytest.approx(certificate.after, abs=1e-6)
 
 
@@ -156,7 +179,9 @@ def test_sensitivity_is_the_square_of_the_jacobian() -> None:
 
 def test_path_sensitivity_counts_the_paths() -> None:
     torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2)).double()
+    model = nn.Sequential(
+        nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2)
+    ).double()
     with torch.no_grad():
         model[2].bias[1] = 0
     graph = ps.trace(model, torch.randn(1, 2).double())
@@ -177,7 +202,9 @@ def test_conditioning_makes_kernel_entries_alike() -> None:
     model, graph, _ = subject("mlp")
 
     def divergence(net: nn.Module) -> float:
-        entries = torch.cat([g.reshape(-1) for g in path_sensitivity(graph, dict(net.named_parameters())).values()])
+        entries = torch.cat(
+            [g.reshape(-1) for g in path_sensitivity(graph, dict(net.named_parameters())).values()]
+        )
         return float(entries.sum().log() - entries.log().mean())
 
     gauge = ps.choose_gauge(model, graph, ps.Conditioning())
@@ -206,7 +233,11 @@ def test_sizes_of_activations_belong_to_their_units(name: str) -> None:
     layer = model[0] if name == "mlp" else model.stem
     values = layer(x).detach()
     values = values.transpose(0, 1).reshape(values.shape[1], -1).abs().amax(1)
-    head = next(block for block in graph.blocks if block.name.endswith("weight")).head.reshape(-1).tolist()
+    head = (
+        next(block for block in graph.blocks if block.name.endswith("weight"))
+        .head.reshape(-1)
+        .tolist()
+    )
     for unit, value in zip(head, values.tolist(), strict=True):
         place = int(np.flatnonzero(sizes.ids == unit)[0])
         if name == "mlp":
@@ -233,7 +264,9 @@ def test_functions_of_ones_own() -> None:
     gauge = ps.choose_gauge(model, graph, distance)
     torch.testing.assert_close(gauge.phi, goal, rtol=0, atol=1e-5)
     assert gauge.certificate.objective == "distance" and gauge.certificate.gap < 1e-3
-    wavy = ps.choose_gauge(model, graph, lambda phi: (5 * phi).sin().sum() + 0.1 * phi.square().sum())
+    wavy = ps.choose_gauge(
+        model, graph, lambda phi: (5 * phi).sin().sum() + 0.1 * phi.square().sum()
+    )
     assert wavy.certificate.bound == -math.inf
     limited = ps.choose_gauge(model, graph, lambda phi: phi[0], limit=4.0)
     assert float(limited.phi[0].exp()) == pytest.approx(0.25) and limited.certificate.at_limit == 1
@@ -241,7 +274,10 @@ def test_functions_of_ones_own() -> None:
 
 def test_units_that_are_free_without_eps_alone_stay() -> None:
     torch.manual_seed(0)
-    model, x = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3)).double(), torch.randn(9, 4).double()
+    model, x = (
+        nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3)).double(),
+        torch.randn(9, 4).double(),
+    )
     graph = ps.trace(model, x)
     assert graph.num_exact_units < graph.num_units
     gauge = ps.choose_gauge(model, graph, ps.Noise(4), x)

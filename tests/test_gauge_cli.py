@@ -23,19 +23,33 @@ def net():
         model[1].weight.mul_(torch.logspace(-4, 5, 6)), model[4].weight.reshape(4, 6, 16).div_(
             torch.logspace(-4, 5, 6)[:, None])
     return model
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture
 def target(tmp_path: Path) -> str:
     (tmp_path / "net.py").write_text(NET)
-    np.save(tmp_path / "x.npy", torch.randn(12, 3, 6, 6, generator=torch.Generator().manual_seed(1)).numpy())
+    np.save(
+        tmp_path / "x.npy",
+        torch.randn(12, 3, 6, 6, generator=torch.Generator().manual_seed(1)).numpy(),
+    )
     return f"{tmp_path / 'net.py'}:net"
 
 
 def test_equalise_writes_the_rescaled_weights(target: str, tmp_path: Path) -> None:
     output, report = tmp_path / "out.safetensors", tmp_path / "out.json"
-    arguments = ["equalise", target, "--input", "2x3x6x6", "--bits", "6", "-o", str(output), "--json", str(report)]
+    arguments = [
+        "equalise",
+        target,
+        "--input",
+        "2x3x6x6",
+        "--bits",
+        "6",
+        "-o",
+        str(output),
+        "--json",
+        str(report),
+    ]
     found = CliRunner().invoke(app, [*arguments, "--calibration", str(tmp_path / "x.npy")])
     assert found.exit_code == 0, found.output
     result = json.loads(report.read_text())
@@ -48,7 +62,11 @@ def test_fit_prints_a_table_and_its_verdict(target: str, tmp_path: Path) -> None
     arguments = ["fit", target, "--input", "8x3x6x6", "--json", "-"]
     found = CliRunner().invoke(app, arguments)
     result = json.loads(found.output)
-    assert found.exit_code == (0 if result["fits"] else 1) and not result["fitted_before"] and result["fits"]
+    assert (
+        found.exit_code == (0 if result["fits"] else 1)
+        and not result["fitted_before"]
+        and result["fits"]
+    )
     assert {row["kind"] for row in result["table"]} == {"activations", "weights", "fixed scales"}
 
 

@@ -1,4 +1,6 @@
-"""Optimizers in the canonical gauge: against sums edge by edge, explicit rescalings, and copies that were rescaled."""
+"""Optimizers in the canonical gauge: against sums edge by edge, explicit rescalings, and
+copies that were rescaled.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,16 @@ from pathspace.training.optim.canonical_gauge import Side
 from pathspace.training.optim.sweeps import _width
 
 
-def both_sides(graph: ps.ReductionGraph, tensors: dict[str, Tensor]) -> tuple[np.ndarray, np.ndarray]:
+def both_sides(
+    graph: ps.ReductionGraph, tensors: dict[str, Tensor]
+) -> tuple[np.ndarray, np.ndarray]:
     """Squares that enter and that leave every unit, edge by edge."""
     entering, leaving = np.zeros(graph.num_units + 1), np.zeros(graph.num_units + 1)
     for block in graph.blocks:
         values = (tensors[block.name].detach() + block.shift).reshape(-1).tolist()
-        heads, tails = (ids.expand(block.shape).reshape(-1).tolist() for ids in (block.head, block.tail))
+        heads, tails = (
+            ids.expand(block.shape).reshape(-1).tolist() for ids in (block.head, block.tail)
+        )
         for value, head, tail in zip(values, heads, tails, strict=True):
             (entering if head > 0 else leaving)[abs(head)] += value * value
             (leaving if tail > 0 else entering)[abs(tail)] += value * value
@@ -79,12 +85,17 @@ def test_start_is_balanced_and_of_fixed_norm_edge_by_edge(name: str) -> None:
 
 
 class Branches(nn.Module):
-    """A residual branch around each of two norms: units that weights only enter, the branch's own apart."""
+    """A residual branch around each of two norms: units that weights only
+    enter, the branch's own apart.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.enter, self.first, self.last = nn.Linear(5, 4), nn.LayerNorm(4), nn.LayerNorm(4)
-        self.branch, self.leave = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 4)), nn.Linear(4, 3)
+        self.branch, self.leave = (
+            nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 4)),
+            nn.Linear(4, 3),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(self.enter(x))
@@ -107,11 +118,20 @@ def test_groups_that_weights_only_enter() -> None:
 @pytest.mark.parametrize("norms", ["unit", "tensor", "initial"])
 def test_norms_are_kept_while_training(norms: str) -> None:
     model, x, y = made(resnet)
-    rows = {name: p.detach().square().sum((1, 2, 3)) for name, p in model.named_parameters() if p.dim() == 4}
-    optimizer = GaugeFixed(torch.optim.AdamW(model.parameters(), lr=1e-2), ps.trace(model, x[:2]), norms=norms)
+    rows = {
+        name: p.detach().square().sum((1, 2, 3))
+        for name, p in model.named_parameters()
+        if p.dim() == 4
+    }
+    optimizer = GaugeFixed(
+        torch.optim.AdamW(model.parameters(), lr=1e-2), ps.trace(model, x[:2]), norms=norms
+    )
 
     def off(name: str, p: Tensor) -> Tensor:
-        found, wanted = p.detach().square().sum((1, 2, 3)), torch.full((len(p),), 1 / 3, dtype=torch.float64)
+        found, wanted = (
+            p.detach().square().sum((1, 2, 3)),
+            torch.full((len(p),), 1 / 3, dtype=torch.float64),
+        )
         if norms == "initial":
             wanted = rows[name]
         return found.sum() / wanted.sum() - 1 if norms == "tensor" else found / wanted - 1
@@ -125,7 +145,9 @@ def test_norms_are_kept_while_training(norms: str) -> None:
 
 @pytest.mark.parametrize(("name", "kind"), [("mlp", "adamw"), ("gpt", "sgd"), ("resnet", "adamw")])
 def test_a_step_is_the_optimizers_step_and_a_rescaling(name: str, kind: str) -> None:
-    """The sweep changes log-scales by the formula, and moves weights, statistics and moments as ``ps.rescale`` does."""
+    """The sweep changes log-scales by the formula, and moves weights, statistics and
+    moments as ``ps.rescale`` does.
+    """
     model, x, y = made(BUILDS[name])
     graph = ps.trace(model, x[:2])
     optimizer = GaugeFixed(OPTIMIZERS[kind](model), graph)
@@ -141,7 +163,9 @@ def test_a_step_is_the_optimizers_step_and_a_rescaling(name: str, kind: str) -> 
         change = optimizer.phi.numpy() - before
         moved = np.abs(change) > 0
         some = balanced[moved[balanced]]
-        np.testing.assert_allclose(change[some], 0.25 * np.log(leaving[some] / entering[some]), rtol=1e-6, atol=1e-14)
+        np.testing.assert_allclose(
+            change[some], 0.25 * np.log(leaving[some] / entering[some]), rtol=1e-6, atol=1e-14
+        )
         touched |= moved
         ps.rescale(twin, graph, torch.from_numpy(change), slow, keep_trajectory=False)
         for one, other in zip(model.state_dict().values(), twin.state_dict().values(), strict=True):
@@ -149,7 +173,9 @@ def test_a_step_is_the_optimizers_step_and_a_rescaling(name: str, kind: str) -> 
         states = (optimizer.state_dict()["state"], slow.state_dict()["state"])
         for key in states[0]:
             for part in states[0][key]:
-                torch.testing.assert_close(states[0][key][part], states[1][key][part], rtol=1e-8, atol=1e-12)
+                torch.testing.assert_close(
+                    states[0][key][part], states[1][key][part], rtol=1e-8, atol=1e-12
+                )
     assert touched.all()
 
 
@@ -161,7 +187,10 @@ def test_sets_of_units_are_independent() -> None:
     for units in optimizer.sets:
         inside = np.isin(np.arange(graph.num_units + 1), units.units.numpy() + 1)
         for block in graph.blocks:
-            assert not (torch.from_numpy(inside)[block.head.abs()] & torch.from_numpy(inside)[block.tail.abs()]).any()
+            assert not (
+                torch.from_numpy(inside)[block.head.abs()]
+                & torch.from_numpy(inside)[block.tail.abs()]
+            ).any()
 
 
 def test_a_disturbance_is_undone_by_sweeps() -> None:
@@ -187,7 +216,11 @@ def test_plain_networks_of_all_widths(widths: list[int], seed: int, bias: bool) 
     def build() -> tuple[nn.Module, Tensor, Tensor]:
         sizes = [3, *widths, 2]
         layers = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b, bias), nn.ReLU())]
-        return nn.Sequential(*layers[:-1]).double(), torch.randn(40, 3).double(), torch.arange(40) % 2
+        return (
+            nn.Sequential(*layers[:-1]).double(),
+            torch.randn(40, 3).double(),
+            torch.arange(40) % 2,
+        )
 
     model, x, y = made(build, seed)
     ends, graph = [], ps.trace(model, x[:2])
@@ -203,8 +236,12 @@ def test_the_users_gauge_is_kept_between_steps() -> None:
     losses, copies = [], [copy.deepcopy(model) for _ in range(2)]
     for one, where in zip(copies, ("canonical", "user"), strict=True):
         before = copy.deepcopy(one)
-        optimizer = GaugeFixed(torch.optim.AdamW(one.parameters(), lr=1e-3), graph, return_to=where, model=one)
-        same = all(torch.equal(a, b) for a, b in zip(one.parameters(), before.parameters(), strict=True))
+        optimizer = GaugeFixed(
+            torch.optim.AdamW(one.parameters(), lr=1e-3), graph, return_to=where, model=one
+        )
+        same = all(
+            torch.equal(a, b) for a, b in zip(one.parameters(), before.parameters(), strict=True)
+        )
         assert same is (where == "user")
         losses.append(train(one, optimizer, x, y, 30))
         if where == "user":
@@ -219,7 +256,9 @@ def test_gradients_come_back_with_the_users_gauge() -> None:
     model, x, y = made(mlp)
     graph = ps.trace(model, x[:2])
     model = scrambled(model, graph, 10)
-    optimizer = GaugeFixed(torch.optim.SGD(model.parameters(), lr=1e-3), graph, return_to="user", model=model)
+    optimizer = GaugeFixed(
+        torch.optim.SGD(model.parameters(), lr=1e-3), graph, return_to="user", model=model
+    )
     F.cross_entropy(model(x).flatten(0, -2), y.flatten()).backward()
     before = {name: p.grad.clone() for name, p in model.named_parameters()}
     optimizer.step()
@@ -229,13 +268,17 @@ def test_gradients_come_back_with_the_users_gauge() -> None:
 
 @pytest.mark.parametrize("shape", [(4, 3), (4, 3, 2, 2), (4, 3, 5)])
 @pytest.mark.parametrize("kept", [(0,), (1,), (0, 1)])
-def test_sums_of_squares_have_one_for_each_entry(shape: tuple[int, ...], kept: tuple[int, ...]) -> None:
+def test_sums_of_squares_have_one_for_each_entry(
+    shape: tuple[int, ...], kept: tuple[int, ...]
+) -> None:
     value = torch.randn(shape, dtype=torch.float64)
     ids = torch.zeros([n if d in kept else 1 for d, n in enumerate(shape)], dtype=torch.long)
     for held in (value, value.transpose(0, 1).contiguous().transpose(0, 1)):
         found = Side("w", ids, 1, None, 0.0).squares(held)
         summed = tuple(d for d in range(len(shape)) if d not in kept)
-        torch.testing.assert_close(found, value.square().sum(summed, keepdim=True) if summed else value.square())
+        torch.testing.assert_close(
+            found, value.square().sum(summed, keepdim=True) if summed else value.square()
+        )
 
 
 class Adapted(nn.Module):
@@ -243,7 +286,9 @@ class Adapted(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.base = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
+        self.base = nn.Sequential(
+            nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3)
+        )
         self.base.requires_grad_(False)
         self.a, self.b = nn.Parameter(0.3 * torch.randn(2, 6)), nn.Parameter(torch.zeros(6, 2))
 
@@ -269,7 +314,10 @@ def test_adapters_have_a_gauge_of_their_own(listed: bool) -> None:
         frozen = {name: p.clone() for name, p in one.named_parameters() if name.startswith("base")}
         parts = one.parameters() if listed else [one.a, one.b]
         optimizer = GaugeFixed(torch.optim.AdamW(parts, lr=1e-2), ps.trace(one, x[:2]))
-        assert len(optimizer.fixed_units["norm"]) == 2 and len(optimizer.fixed_units["nothing"]) == graph.num_units - 2
+        assert (
+            len(optimizer.fixed_units["norm"]) == 2
+            and len(optimizer.fixed_units["nothing"]) == graph.num_units - 2
+        )
         losses.append(train(one, optimizer, x, y, 40))
         assert all(torch.equal(p, dict(one.named_parameters())[name]) for name, p in frozen.items())
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-9)
@@ -278,10 +326,14 @@ def test_adapters_have_a_gauge_of_their_own(listed: bool) -> None:
 
 @pytest.mark.parametrize("norms", ["unit", "tensor"])
 def test_weights_before_zeros_start_four_times_as_large(norms: str) -> None:
-    """A fresh adapter, and a network with a last layer of zeros; a last layer that is not zero is balanced."""
+    """A fresh adapter, and a network with a last layer of zeros; a last layer that
+    is not zero is balanced.
+    """
     torch.manual_seed(1)
     adapted, x = Adapted().double(), torch.randn(7, 5).double()
-    plain = nn.Sequential(nn.Linear(5, 4, bias=False), nn.ReLU(), nn.Linear(4, 2, bias=False)).double()
+    plain = nn.Sequential(
+        nn.Linear(5, 4, bias=False), nn.ReLU(), nn.Linear(4, 2, bias=False)
+    ).double()
     zero = copy.deepcopy(plain)
     nn.init.zeros_(zero[2].weight)
     for model in (adapted, plain, zero):
@@ -310,7 +362,14 @@ class Gain(nn.Module):
 
 def test_gains_with_a_constant_and_running_statistics() -> None:
     torch.manual_seed(0)
-    layers = nn.Linear(5, 6, bias=False), Gain(6), nn.Linear(6, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3)
+    layers = (
+        nn.Linear(5, 6, bias=False),
+        Gain(6),
+        nn.Linear(6, 4),
+        nn.BatchNorm1d(4),
+        nn.ReLU(),
+        nn.Linear(4, 3),
+    )
     model, x, y = nn.Sequential(*layers).double(), torch.randn(40, 5).double(), torch.arange(40) % 3
     losses, functions = [], []
     graph = ps.trace(model, x[:2])
@@ -332,7 +391,9 @@ def test_torchs_conventions() -> None:
     for _ in range(10):
         train(model, optimizer, x, y, 1)
         schedule.step()
-    assert optimizer.optimizers[0].param_groups[0]["lr"] == pytest.approx(2.5e-3) and len(seen) == 10
+    assert (
+        optimizer.optimizers[0].param_groups[0]["lr"] == pytest.approx(2.5e-3) and len(seen) == 10
+    )
 
     def closure() -> Tensor:
         optimizer.zero_grad()
@@ -400,7 +461,9 @@ def test_a_compiled_step_is_the_same_step_and_compiled_once() -> None:
 
     for compiled in (False, True):
         one = copy.deepcopy(model)
-        optimizer = GaugeFixed(torch.optim.SGD(one.parameters(), lr=1e-2, momentum=0.9), graph, model=one)
+        optimizer = GaugeFixed(
+            torch.optim.SGD(one.parameters(), lr=1e-2, momentum=0.9), graph, model=one
+        )
         if compiled:
             optimizer.step = torch.compile(optimizer.step, backend=backend)  # type: ignore[method-assign]
         losses.append(train(one, optimizer, x, y, 4))

@@ -106,7 +106,10 @@ def test_weights_are_loaded_at_any_time(kind: str, order: str) -> None:
     if order == "last":
         other.load_state_dict(weights)
     assert np.array_equal(train(model, optimizer, x, y, 9), train(other, fresh, x, y, 9))
-    assert all(torch.equal(a, b) for a, b in zip(*(m.state_dict().values() for m in (model, other)), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(*(m.state_dict().values() for m in (model, other)), strict=True)
+    )
     # what was kept for this is given up
     assert not fresh.__dict__["_given"]
 
@@ -116,12 +119,16 @@ def test_a_model_in_another_type_keeps_its_running_statistics() -> None:
     ends = []
     for late in (False, True):
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16, momentum=0.02), nn.ReLU(), nn.Linear(16, 3))
+        model = nn.Sequential(
+            nn.Linear(6, 16), nn.BatchNorm1d(16, momentum=0.02), nn.ReLU(), nn.Linear(16, 3)
+        )
         x, y = torch.randn(40, 6), torch.arange(40) % 3
         if not late:
             model.double()
         # (traced as it is; all weights are exact in float32)
-        optimizer = GaugeFixed(torch.optim.AdamW(model.parameters(), 0.05), ps.trace(model, x.to(model[0].weight)))
+        optimizer = GaugeFixed(
+            torch.optim.AdamW(model.parameters(), 0.05), ps.trace(model, x.to(model[0].weight))
+        )
         train(model.double(), optimizer, x.double(), y, 15)
         ends.append(model.eval()(x.double()).detach())
     torch.testing.assert_close(*ends, rtol=1e-4, atol=1e-5)
@@ -138,7 +145,9 @@ def test_what_was_wrapped_is_wrapped_again(where: str, by: str) -> None:
         train(one, optimizer, x, y, 6)
         for p in one[0].parameters():
             p.requires_grad_(False)
-        with pytest.raises(ps.PathspaceError, match=r"go on with GaugeFixed\(gauge_fixed.unwrap\(\), graph\)"):
+        with pytest.raises(
+            ps.PathspaceError, match=r"go on with GaugeFixed\(gauge_fixed.unwrap\(\), graph\)"
+        ):
             train(one, optimizer, x, y, 1)
         for p in one[0].parameters():
             p.requires_grad_(True)
@@ -148,7 +157,10 @@ def test_what_was_wrapped_is_wrapped_again(where: str, by: str) -> None:
         ends.append(train(one, again, x, y, 6))
         before = [state["exp_avg"].clone() for state in again.state.values()]
         optimizer.unwrap()
-        assert all(torch.equal(a, state["exp_avg"]) for a, state in zip(before, again.state.values(), strict=True))
+        assert all(
+            torch.equal(a, state["exp_avg"])
+            for a, state in zip(before, again.state.values(), strict=True)
+        )
     np.testing.assert_allclose(ends[0], ends[1], rtol=1e-9)
 
 

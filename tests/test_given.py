@@ -85,14 +85,20 @@ def run(command: str, *words: str) -> tuple[int, str]:
 )
 def test_merged_micro_batches_are_the_whole_batch(loss) -> None:
     torch.manual_seed(0)
-    model, x, target = nn.Sequential(Block(), Block(), Block()), torch.randn(12, 6), torch.randn(12, 6)
+    model, x, target = (
+        nn.Sequential(Block(), Block(), Block()),
+        torch.randn(12, 6),
+        torch.randn(12, 6),
+    )
     chain = MarkovChain.trace(model, x)
     whole = chain.observe(loss, x, target)
     parts = [(x[:2], target[:2]), (x[2:7], target[2:7]), (x[7:], target[7:])]
     merged = ChainRecord.merge(chain.observe(loss, *part) for part in parts)
     assert merged.reduction == whole.reduction and merged.samples == 12
     for name in ("gauge", "products", "gradient_norms", "cosines", "stream_norms"):
-        assert torch.allclose(getattr(merged, name), getattr(whole, name), rtol=1e-4, atol=1e-7), name
+        assert torch.allclose(getattr(merged, name), getattr(whole, name), rtol=1e-4, atol=1e-7), (
+            name
+        )
 
 
 def test_records_of_different_losses_need_to_be_told() -> None:
@@ -101,13 +107,18 @@ def test_records_of_different_losses_need_to_be_told() -> None:
     records = [chain.observe(nn.MSELoss(reduction=kind), x, x * 0) for kind in ("mean", "sum")]
     with pytest.raises(InputError, match="reductions"):
         ChainRecord.merge(records)
-    assert ChainRecord.merge(records, "sum").gauge == pytest.approx(records[0].gauge + records[1].gauge)
+    assert ChainRecord.merge(records, "sum").gauge == pytest.approx(
+        records[0].gauge + records[1].gauge
+    )
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "pt", "wrapped", "compiled"])
 def test_checkpoints_load_whole_or_not_at_all(tmp_path: Path, kind: str) -> None:
     torch.manual_seed(0)
-    source, model = nn.Sequential(Block(), nn.BatchNorm1d(6)), nn.Sequential(Block(), nn.BatchNorm1d(6))
+    source, model = (
+        nn.Sequential(Block(), nn.BatchNorm1d(6)),
+        nn.Sequential(Block(), nn.BatchNorm1d(6)),
+    )
     state = source.state_dict()
     path = tmp_path / ("w.safetensors" if kind == "safetensors" else "w.pt")
     if kind == "safetensors":
@@ -118,8 +129,12 @@ def test_checkpoints_load_whole_or_not_at_all(tmp_path: Path, kind: str) -> None
     if kind == "compiled":
         state = {k.removeprefix("_orig_mod.module."): v for k, v in state.items()}
     subject = given(model, (torch.randn(4, 6),), checkpoint=path)
-    assert all(torch.equal(value, state[name]) for name, value in subject.model.state_dict().items())
-    assert not torch.equal(model[0].branch.weight, source[0].branch.weight), "the user's model is left as it is"
+    assert all(
+        torch.equal(value, state[name]) for name, value in subject.model.state_dict().items()
+    )
+    assert not torch.equal(model[0].branch.weight, source[0].branch.weight), (
+        "the user's model is left as it is"
+    )
     before = {name: value.clone() for name, value in model.state_dict().items()}
     for bad, part in (
         ({k: v for k, v in state.items() if k != "0.norm.bias"}, "lacks 0.norm.bias"),
@@ -142,10 +157,15 @@ def test_tied_weights_may_stand_under_one_name(tmp_path: Path) -> None:
     source, model = Tied(), Tied()
     save_file({"table.weight": source.table.weight.detach()}, tmp_path / "t.safetensors")
     load_weights(model, tmp_path / "t.safetensors")
-    assert torch.equal(model.head.weight, source.head.weight) and model.head.weight is model.table.weight
+    assert (
+        torch.equal(model.head.weight, source.head.weight)
+        and model.head.weight is model.table.weight
+    )
 
 
-def test_checkpoints_fill_models_without_values(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+def test_checkpoints_fill_models_without_values(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
     source = nn.Sequential(Tied(), nn.BatchNorm1d(3))
     torch.save(source.state_dict(), tmp_path / "t.pt")
     for build in (without_weights, lambda: torch.device("meta")):
@@ -169,9 +189,16 @@ def test_batches_in_all_their_forms() -> None:
     ):
         found = read_batches(model, data, 4)
         assert [len(t) for _, t in found] == sizes
-        assert all(torch.is_tensor(i) and i.dtype == torch.float64 and i.shape[1] == 6 for i, _ in found)
+        assert all(
+            torch.is_tensor(i) and i.dtype == torch.float64 and i.shape[1] == 6 for i, _ in found
+        )
     assert read_batches(model, x, 4)[0][1] is None
-    for data, part in (([], "no batch"), (3, "expected batches"), ([3], "expected a tensor"), ([()], "empty")):
+    for data, part in (
+        ([], "no batch"),
+        (3, "expected batches"),
+        ([3], "expected a tensor"),
+        ([()], "empty"),
+    ):
         with pytest.raises(InputError, match=part):
             read_batches(model, data, 4)
     with pytest.raises(InputError, match="batches=0"):
@@ -183,7 +210,9 @@ def test_losses_by_name() -> None:
     by_tokens = F.cross_entropy(scores.flatten(0, 1), classes.flatten())
     for name in ("cross_entropy", "CrossEntropyLoss"):
         assert choose_loss(name)(scores, classes) == pytest.approx(float(by_tokens))
-        assert choose_loss(name)({"logits": scores, "more": None}, classes) == pytest.approx(float(by_tokens))
+        assert choose_loss(name)({"logits": scores, "more": None}, classes) == pytest.approx(
+            float(by_tokens)
+        )
     assert choose_loss(None)(scores, classes) == pytest.approx(float(by_tokens))
     assert choose_loss(None)({"loss": scores.mean(), "logits": scores}, None) == scores.mean()
     assert choose_loss("torch.nn:L1Loss")(scores, scores + 2) == pytest.approx(2)
@@ -191,7 +220,11 @@ def test_losses_by_name() -> None:
     losses = "mse_loss", F.mse_loss, nn.MSELoss(reduction="sum"), "torch.nn:L1Loss", own
     named = [choose_loss(loss).reduction for loss in losses]
     assert named == ["mean", "mean", "sum", "mean", None]
-    for name, part in (("cross", "no loss named"), ("torch.nn:nothing", "There is no"), ("math:pi", "is a float")):
+    for name, part in (
+        ("cross", "no loss named"),
+        ("torch.nn:nothing", "There is no"),
+        ("math:pi", "is a float"),
+    ):
         with pytest.raises(InputError, match=part):
             choose_loss(name)
     with pytest.raises(InputError, match="needs targets"):
@@ -202,7 +235,9 @@ def test_the_loss_of_a_language_model_is_its_own() -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=19, n_positions=8, n_embd=8, n_layer=2, n_head=2)).eval()
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=19, n_positions=8, n_embd=8, n_layer=2, n_head=2)
+    ).eval()
     ids = torch.randint(0, 19, (4, 6))
     found = diagnose(model, data={"input_ids": ids, "labels": ids}, names="transformer.h.0.*")
     assert found.subject.loss.says == "the loss that the model returns"
@@ -211,7 +246,9 @@ def test_the_loss_of_a_language_model_is_its_own() -> None:
     parameters = list(model.parameters())
     own = torch.autograd.grad(model(input_ids=ids, labels=ids).loss, parameters)
     last = [name for name, _ in model.named_parameters()].index("transformer.h.1.mlp.c_proj.weight")
-    exact = sum(float((parameters[i].detach().double() * own[i].double()).sum()) for i in (last, last + 1))
+    exact = sum(
+        float((parameters[i].detach().double() * own[i].double()).sum()) for i in (last, last + 1)
+    )
     for each in (found.record, named):
         assert float(each.gauge[-1]) == pytest.approx(exact, rel=1e-3)
 
@@ -228,17 +265,31 @@ def test_commands_take_checkpoint_data_and_loss(tmp_path: Path) -> None:
     save_file(model.state_dict(), weights)
     torch.manual_seed(3)
     data = [(torch.randn(8, 6), torch.randint(0, 3, (8,))) for _ in range(5)]
-    words = (f"{path}:Net", "--checkpoint", str(weights), "--data", f"{path}:loader", "--batches", "3")
+    words = (
+        f"{path}:Net",
+        "--checkpoint",
+        str(weights),
+        "--data",
+        f"{path}:loader",
+        "--batches",
+        "3",
+    )
     for loss, function in (("cross_entropy", F.cross_entropy), (f"{path}:focal", _focal)):
         code, text = run("diagnose", *words, "--loss", loss, "--json", "-")
         assert code == 0, text
         found = json.loads(text)
         chain = MarkovChain.trace(model, data[0][0])
         record = ChainRecord.merge(chain.observe(function, *batch) for batch in data[:3])
-        assert found["samples"] == 24 and found["efficiency"] == pytest.approx(record.mean_efficiency, abs=1e-6)
-        assert [node["gauge"] for node in found["nodes"]] == pytest.approx(record.gauge.tolist(), abs=1e-6)
+        assert found["samples"] == 24 and found["efficiency"] == pytest.approx(
+            record.mean_efficiency, abs=1e-6
+        )
+        assert [node["gauge"] for node in found["nodes"]] == pytest.approx(
+            record.gauge.tolist(), abs=1e-6
+        )
     code, text = run("report", *words, "--loss", "cross_entropy", "-o", str(tmp_path / "r.html"))
-    assert code == 0 and "Gradients are those of cross_entropy." in (tmp_path / "r.html").read_text()
+    assert (
+        code == 0 and "Gradients are those of cross_entropy." in (tmp_path / "r.html").read_text()
+    )
     for wrong, part in (
         (("--loss", "nothing"), "no loss named"),
         (("--checkpoint", "none.pt"), "found no file"),

@@ -42,7 +42,9 @@ def test_linear_growth_is_predicted_to_1e_10() -> None:
         new = torch.tanh(wider[0].new_into(x)).detach().numpy()
         error = (y - model(x)).detach().numpy()
         a, b = new.T @ new / 80, new.T @ error / 80
-        assert found.predicted == pytest.approx(float((b.T @ np.linalg.pinv(a) @ b)[0, 0]) / 2, abs=1e-10)
+        assert found.predicted == pytest.approx(
+            float((b.T @ np.linalg.pinv(a) @ b)[0, 0]) / 2, abs=1e-10
+        )
         centred = a - new.mean(0)[:, None] * new.mean(0)
         assert abs(float((b.T @ np.linalg.pinv(centred) @ b)[0, 0]) / 2 - found.predicted) > 1e-6
 
@@ -84,8 +86,12 @@ def test_linearisation_beyond_its_range_is_flagged() -> None:
 
     x = torch.zeros(4, 1).double()
     found = predict_growth(Wave(), "phi", x, torch.full((4, 1), 4.5).double())
-    assert found.loss == pytest.approx(10.125) and found.loss - found.linear_step == pytest.approx(14.97, abs=0.05)
-    assert "far from linear" in found.remark and found.measured == pytest.approx(10.125 - 3.5**2 / 2, abs=1e-8)
+    assert found.loss == pytest.approx(10.125) and found.loss - found.linear_step == pytest.approx(
+        14.97, abs=0.05
+    )
+    assert "far from linear" in found.remark and found.measured == pytest.approx(
+        10.125 - 3.5**2 / 2, abs=1e-8
+    )
 
 
 def test_ranking() -> None:
@@ -121,12 +127,18 @@ def test_the_model_is_left_alone_and_refusals() -> None:
         widen(model, 0, 2, start="one")
 
 
-@pytest.mark.parametrize("hooked", [nn.utils.spectral_norm, lambda layer: prune.l1_unstructured(layer, "weight", 0.3)])
-def test_models_that_hold_tensors_of_a_pass_are_grown(hooked: Callable[[nn.Module], nn.Module]) -> None:
+@pytest.mark.parametrize(
+    "hooked", [nn.utils.spectral_norm, lambda layer: prune.l1_unstructured(layer, "weight", 0.3)]
+)
+def test_models_that_hold_tensors_of_a_pass_are_grown(
+    hooked: Callable[[nn.Module], nn.Module],
+) -> None:
     """``copy.deepcopy`` cannot copy such models."""
     torch.manual_seed(0)
     model, x = (
-        nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2)).eval(),
+        nn.Sequential(
+            nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2)
+        ).eval(),
         torch.randn(5, 4),
     )
     for layer in (model[0], model[4]):
@@ -134,5 +146,8 @@ def test_models_that_hold_tensors_of_a_pass_are_grown(hooked: Callable[[nn.Modul
     want = model(x)
     for wide in (widen(model, 0, 3)[0], widen(model, 2, 3, start="zero")[0]):
         torch.testing.assert_close(wide.eval()(x), want)
-    for deep in (deepen(model, 1, 8, nn.Tanh(), residual=True), deepen(model, 3, 8, model[3], residual=True)):
+    for deep in (
+        deepen(model, 1, 8, nn.Tanh(), residual=True),
+        deepen(model, 3, 8, model[3], residual=True),
+    ):
         torch.testing.assert_close(deep.eval()(x), want)

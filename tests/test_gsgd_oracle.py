@@ -1,4 +1,6 @@
-"""G-SGD against gradient descent on path values, differentiated through the weights they determine."""
+"""G-SGD against gradient descent on path values, differentiated through
+the weights they determine.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ NETWORKS = [
 
 
 def squared_error(args: tuple[Tensor, ...], target: Tensor) -> functools.partial[Tensor]:
-    def loss(model: nn.Module, parameters: dict[str, Tensor], args: tuple[Tensor, ...], target: Tensor) -> Tensor:
+    def loss(
+        model: nn.Module, parameters: dict[str, Tensor], args: tuple[Tensor, ...], target: Tensor
+    ) -> Tensor:
         return (torch.func.functional_call(model, parameters, args) - target).square().mean()
 
     return functools.partial(loss, args=args, target=target)
@@ -61,20 +65,30 @@ def in_double(case: Case) -> tuple[nn.Module, tuple[Tensor, ...], Tensor]:
     model, args = case
     generator = torch.Generator().manual_seed(3)
     model = model.double()
-    # mostly positive weights and positive biases keep units alive, so that gradients are there to compare; the
-    # oracle takes logarithms, so nothing may be zero (see the test of zero weights for those)
+    # mostly positive weights and positive biases keep units alive, so that gradients are
+    # there to compare; the oracle takes logarithms, so nothing may be zero (see the test
+    # of zero weights for those)
     with torch.no_grad():
         for parameter in model.parameters():
-            drawn = 0.1 + 0.5 * torch.rand(parameter.shape, generator=generator, dtype=parameter.dtype)
+            drawn = 0.1 + 0.5 * torch.rand(
+                parameter.shape, generator=generator, dtype=parameter.dtype
+            )
             parameter.copy_(torch.where(parameter == 0, drawn, parameter))
-            positive = torch.rand(parameter.shape, generator=generator) < (1.0 if parameter.ndim == 1 else 0.75)
+            positive = torch.rand(parameter.shape, generator=generator) < (
+                1.0 if parameter.ndim == 1 else 0.75
+            )
             parameter.copy_(torch.where(positive, parameter.abs(), -parameter.abs()))
     args = tuple(torch.randn(arg.shape, generator=generator, dtype=torch.float64) for arg in args)
     target = torch.randn(model(*args).shape, generator=generator, dtype=torch.float64)
     return model, args, target
 
 
-def rate(problem: PathProblem, step_loss: functools.partial[Tensor], model: nn.Module, change: float = 0.3) -> float:
+def rate(
+    problem: PathProblem,
+    step_loss: functools.partial[Tensor],
+    model: nn.Module,
+    change: float = 0.3,
+) -> float:
     """A learning rate at which the skeleton path values move by at most the fraction `change`."""
     probe = gsgd_step(model, step_loss, problem, 0.0)
     ratio = (probe.gradient / probe.values).abs().numpy()
@@ -86,8 +100,8 @@ def rate(problem: PathProblem, step_loss: functools.partial[Tensor], model: nn.M
 
 
 def test_one_step_by_hand() -> None:
-    # f = w2 w1 x with T_in = {w1}, T_out = {w2}: v = w1 w2 = 6, dL/dv = 2 (v x - y) x = 2, w1' = (6 - 0.1 *
-    # 2) / 3
+    # f = w2 w1 x with T_in = {w1}, T_out = {w2}: v = w1 w2 = 6, dL/dv = 2 (v x - y) x =
+    # 2, w1' = (6 - 0.1 * 2) / 3
     model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)).double()
     with torch.no_grad():
         model.get_parameter("0.weight").fill_(2.0)
@@ -166,7 +180,9 @@ def rescaled_copies(model: nn.Module, args: tuple[Tensor, ...], count: int) -> l
     return copies
 
 
-def check_one_step(model: nn.Module, args: tuple[Tensor, ...], target: Tensor, skeleton: ps.Skeleton) -> None:
+def check_one_step(
+    model: nn.Module, args: tuple[Tensor, ...], target: Tensor, skeleton: ps.Skeleton
+) -> None:
     loss, problem = squared_error(args, target), path_problem(skeleton.graph, skeleton)
     lr = rate(problem, loss, model)
     expected = gsgd_step(model, loss, problem, lr)
@@ -182,7 +198,9 @@ def check_one_step(model: nn.Module, args: tuple[Tensor, ...], target: Tensor, s
         torch.testing.assert_close(parameter.detach(), wanted, rtol=1e-10, atol=1e-10 * scale)
         # the step itself, which may be small beside the weight
         moved, should = parameter.detach() - before[key], wanted - before[key]
-        torch.testing.assert_close(moved, should, rtol=0, atol=1e-7 * float(should.abs().max()) + 1e-12 * scale)
+        torch.testing.assert_close(
+            moved, should, rtol=0, atol=1e-7 * float(should.abs().max()) + 1e-12 * scale
+        )
 
 
 @pytest.mark.parametrize("initialised", [False, True], ids=["default_init", "init_skeleton"])
@@ -197,10 +215,20 @@ def test_one_step_is_that_of_the_oracle(name: str, rule: str, initialised: bool)
 
 
 @pytest.mark.parametrize(
-    "name", ["mlp_2x3x5x2", "residual_mlp", "conv_gap", "rnn_op_2_layers", "batchnorm_residual", "transformer_block"]
+    "name",
+    [
+        "mlp_2x3x5x2",
+        "residual_mlp",
+        "conv_gap",
+        "rnn_op_2_layers",
+        "batchnorm_residual",
+        "transformer_block",
+    ],
 )
 def test_five_steps_are_five_of_the_oracle(name: str) -> None:
-    """One optimizer goes on from its own state, while the oracle starts from the weights alone every time."""
+    """One optimizer goes on from its own state, while the oracle starts from the
+    weights alone every time.
+    """
     model, args, target = in_double(TRAINED[name]())
     skeleton = ps.trace(model, *args).skeleton()
     init_skeleton(model, skeleton)
@@ -213,7 +241,9 @@ def test_five_steps_are_five_of_the_oracle(name: str) -> None:
         loss(model, dict(model.named_parameters())).backward()
         optimizer.step()
     for key, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.detach(), twin.get_parameter(key).detach(), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            parameter.detach(), twin.get_parameter(key).detach(), rtol=1e-9, atol=1e-12
+        )
 
 
 @given(dag_specs() | tied_dag_specs(), rules)
@@ -255,7 +285,15 @@ def test_weights_of_zero_outside_the_skeleton_are_ordinary(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["mlp_2x3x5x2", "residual_mlp", "conv_gap", "rnn_op", "rnn_op_2_layers", "batchnorm_conv", "tied_transposed"],
+    [
+        "mlp_2x3x5x2",
+        "residual_mlp",
+        "conv_gap",
+        "rnn_op",
+        "rnn_op_2_layers",
+        "batchnorm_conv",
+        "tied_transposed",
+    ],
 )
 def test_thirty_steps_do_not_see_the_scales(name: str) -> None:
     model, args, target = in_double(TRAINED[name]())
@@ -266,7 +304,9 @@ def test_thirty_steps_do_not_see_the_scales(name: str) -> None:
         twin, losses = copy.deepcopy(twin), []
         optimizer: torch.optim.Optimizer = torch.optim.SGD(twin.parameters(), lr=0.01)
         if path_space:
-            optimizer = GSGD(twin.named_parameters(), lr=0.01, skeleton=ps.trace(twin, *args).skeleton())
+            optimizer = GSGD(
+                twin.named_parameters(), lr=0.01, skeleton=ps.trace(twin, *args).skeleton()
+            )
         for _ in range(30):
             optimizer.zero_grad()
             value = loss(twin, dict(twin.named_parameters()))
@@ -281,4 +321,7 @@ def test_thirty_steps_do_not_see_the_scales(name: str) -> None:
     for run in runs[1:]:
         assert run == pytest.approx(runs[0], rel=1e-9)
     plain = [train(twin, False) for twin in copies]
-    assert all(max(abs(a - b) for a, b in zip(run, plain[0], strict=True)) > 1e-3 * plain[0][0] for run in plain[1:])
+    assert all(
+        max(abs(a - b) for a, b in zip(run, plain[0], strict=True)) > 1e-3 * plain[0][0]
+        for run in plain[1:]
+    )

@@ -1,4 +1,6 @@
-"""What is written into memory that has several names is seen under all of them; memory of two parameters is refused."""
+"""What is written into memory that has several names is seen under all of them; memory of
+two parameters is refused.
+"""
 
 from __future__ import annotations
 
@@ -86,8 +88,10 @@ def only_name(h: Tensor) -> Tensor:
 
 # how many scales stay free
 UNITS = {
-    divided_slice: 4, divided_behind_a_transpose: 4, root_of_a_slice: 4, added_into_zeros: 2, saturated_slice: 2,
-    multiplied_without_gradient: 4, assigned_without_gradient: 4, multiplied_in_a_region: 4, only_name: 4,
+    divided_slice: 4, divided_behind_a_transpose: 4, root_of_a_slice: 4, added_into_zeros: 2,
+    saturated_slice: 2,
+    multiplied_without_gradient: 4, assigned_without_gradient: 4, multiplied_in_a_region: 4,
+    only_name: 4,
 }  # fmt: skip
 
 
@@ -111,10 +115,13 @@ def test_what_is_written_is_seen_under_every_name(function: Callable[[Tensor], T
 def test_numbers_in_place_of_nan_are_constants() -> None:
     torch.manual_seed(0)
     x = torch.cat([torch.randn(4, 3), -torch.ones(2, 3)]).double()
-    # (a quotient may be infinite, in whose place the largest number would stand: a constant as well)
+    # (a quotient may be infinite, in whose place the largest number would
+    # stand: a constant as well)
     for nan, units in ((1.0, 0), (0.0, 4)):
         model = Written(
-            lambda h, nan=nan: torch.nan_to_num(h.relu() * (h.relu() / h.relu()), nan=nan, posinf=0.0, neginf=0.0)
+            lambda h, nan=nan: torch.nan_to_num(
+                h.relu() * (h.relu() / h.relu()), nan=nan, posinf=0.0, neginf=0.0
+            )
         ).double()
         assert ps.trace(model, x).num_units == units
         assert changed_by_rescaling(model, x) < 1e-12
@@ -130,7 +137,12 @@ def test_a_mean_that_is_not_filled_yet_is_no_mask() -> None:
 def test_transposed_convolutions_with_one_tap_per_output(kernel: int, stride: int) -> None:
     torch.manual_seed(0)
     decoder = nn.Sequential(
-        *(nn.Linear(3, 8), nn.ReLU(), nn.Unflatten(1, (2, 2, 2)), nn.ConvTranspose2d(2, 3, kernel, stride)),
+        *(
+            nn.Linear(3, 8),
+            nn.ReLU(),
+            nn.Unflatten(1, (2, 2, 2)),
+            nn.ConvTranspose2d(2, 3, kernel, stride),
+        ),
         *(nn.ReLU(), nn.Conv2d(3, 1, 1)),
     ).double()
     x = torch.randn(4, 3).double()
@@ -143,7 +155,9 @@ def test_transposed_convolutions_with_one_tap_per_output(kernel: int, stride: in
 def test_parameters_in_the_same_memory_are_refused() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     model[2].weight.data = model[0].weight.data
-    with pytest.raises(ps.InputError, match=r"'0.weight' and '2.weight' in the same memory; make them one"):
+    with pytest.raises(
+        ps.InputError, match=r"'0.weight' and '2.weight' in the same memory; make them one"
+    ):
         ps.trace(model, torch.randn(2, 4))
     model[2].weight = model[0].weight
     assert ps.trace(model, torch.randn(2, 4)).num_weights == 16 + 8
@@ -164,14 +178,18 @@ def test_outputs_may_be_dataclasses() -> None:
 
 def test_masks_that_torch_would_compare_are_taken_as_they_are() -> None:
     mask = nn.Transformer.generate_square_subsequent_mask(3)
-    layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 4), 1, enable_nested_tensor=False)
+    layers = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(4, 2, 4), 1, enable_nested_tensor=False
+    )
     assert ps.trace(layers, torch.randn(3, 2, 4), kwargs={"mask": mask}).num_units == 13
 
 
 @pytest.mark.parametrize("factor", [1, 0.5])
 def test_weights_that_are_multiplied_in_place_keep_their_scales(factor: float) -> None:
     class Halved(nn.Module):
-        """Divides its weights by a power of two, as language models do before they compute in half precision."""
+        """Divides its weights by a power of two, as language models do before they
+        compute in half precision.
+        """
 
         def __init__(self) -> None:
             super().__init__()
@@ -188,7 +206,9 @@ def test_weights_that_are_multiplied_in_place_keep_their_scales(factor: float) -
     assert certificate.holds and certificate.units == certificate.units_at_most == 4
     model = Halved().double()
     twin = ps.rescale(copy.deepcopy(model), ps.trace(model, x), torch.randn(4).double())
-    assert torch.allclose(model(x), twin(x), rtol=1e-12) and torch.allclose(model(x), twin(x), rtol=1e-12)
+    assert torch.allclose(model(x), twin(x), rtol=1e-12) and torch.allclose(
+        model(x), twin(x), rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -209,5 +229,7 @@ def test_a_kernel_along_one_axis_leaves_scales_along_the_other(groups: int) -> N
     model, x = Heads().double(), torch.randn(4, 5, 3).double()
     certificate = ps.verify(model, x, upper_bound=True)
     # heads that are mixed share the scale of each feature, up to one factor for each head
-    assert certificate.holds and certificate.units == certificate.units_at_most == (6 if groups == 2 else 4)
+    assert certificate.holds and certificate.units == certificate.units_at_most == (
+        6 if groups == 2 else 4
+    )
     assert changed_by_rescaling(model, x) < 1e-12

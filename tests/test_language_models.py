@@ -1,4 +1,6 @@
-"""Language models as their classes build them: caches are switched off for the trace, and nothing is left behind."""
+"""Language models as their classes build them: caches are switched off for the trace,
+and nothing is left behind.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +24,26 @@ from pathspace.training import penalize
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("no_rule_fails")]
 WORDS = 41
 SIZES = {
-    "vocab_size": WORDS, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40,
+    "vocab_size": WORDS, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "intermediate_size": 40,
 }  # fmt: skip
 # family: (class, configuration, sizes); everything else is as the class has it
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", "LlamaConfig", SIZES),
-    "gpt2": ("GPT2LMHeadModel", "GPT2Config", {"vocab_size": WORDS, "n_embd": 24, "n_layer": 2, "n_head": 4}),
+    "gpt2": ("GPT2LMHeadModel", "GPT2Config",
+             {"vocab_size": WORDS, "n_embd": 24, "n_layer": 2, "n_head": 4}),
     "mistral": ("MistralForCausalLM", "MistralConfig", {**SIZES, "num_key_value_heads": 2}),
     "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", {**SIZES, "num_key_value_heads": 2}),
-    "gemma": ("GemmaForCausalLM", "GemmaConfig", {**SIZES, "num_key_value_heads": 2, "head_dim": 6}),
+    "gemma": ("GemmaForCausalLM", "GemmaConfig",
+              {**SIZES, "num_key_value_heads": 2, "head_dim": 6}),
     "opt": ("OPTForCausalLM", "OPTConfig", {**SIZES, "ffn_dim": 40, "word_embed_proj_dim": 24}),
-    "bloom": ("BloomForCausalLM", "BloomConfig", {"vocab_size": WORDS, "hidden_size": 24, "n_layer": 2, "n_head": 4}),
+    "bloom": ("BloomForCausalLM", "BloomConfig",
+              {"vocab_size": WORDS, "hidden_size": 24, "n_layer": 2, "n_head": 4}),
     "gpt_neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", SIZES),
     "falcon": ("FalconForCausalLM", "FalconConfig", SIZES),
     "olmo": ("OlmoForCausalLM", "OlmoConfig", SIZES),
-    "mamba": ("MambaForCausalLM", "MambaConfig", {"vocab_size": WORDS, "hidden_size": 24, "num_hidden_layers": 1}),
+    "mamba": ("MambaForCausalLM", "MambaConfig",
+              {"vocab_size": WORDS, "hidden_size": 24, "num_hidden_layers": 1}),
 }  # fmt: skip
 
 
@@ -56,7 +63,11 @@ class Language(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.config = SimpleNamespace(use_cache=True, text_config=SimpleNamespace(use_cache=True))
-        self.words, self.keys, self.values = nn.Embedding(WORDS, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.words, self.keys, self.values = (
+            nn.Embedding(WORDS, 8),
+            nn.Linear(8, 8),
+            nn.Linear(8, 8),
+        )
         self.out, self.head = nn.Linear(8, 8), nn.Linear(8, WORDS)
 
     def forward(
@@ -165,12 +176,16 @@ def test_a_mask_that_is_made_under_tracing_only_is_named() -> None:
     """Nystromformer makes a mask of the wrong shape where it cannot see that nothing is masked."""
     transformers = pytest.importorskip("transformers")
     config = transformers.NystromformerConfig(
-        vocab_size=WORDS, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=12,
-        num_landmarks=2, segment_means_seq_len=8, max_position_embeddings=16,
+        vocab_size=WORDS, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=12, num_landmarks=2, segment_means_seq_len=8, max_position_embeddings=16,
     )  # fmt: skip
     torch.manual_seed(0)
     model, words = transformers.NystromformerModel(config).eval(), torch.randint(0, WORDS, (2, 8))
-    with pytest.raises(ps.CaptureError, match=r"an attention mask with all its dimensions, batch x 1 x 1 x length"):
+    with pytest.raises(
+        ps.CaptureError, match=r"an attention mask with all its dimensions, batch x 1 x 1 x length"
+    ):
         ps.trace(model, words)
-    certificate = ps.verify(model, kwargs={"input_ids": words, "attention_mask": torch.ones(2, 1, 1, 8)})
+    certificate = ps.verify(
+        model, kwargs={"input_ids": words, "attention_mask": torch.ones(2, 1, 1, 8)}
+    )
     assert certificate.holds and certificate.units_exact > 8, certificate

@@ -1,4 +1,6 @@
-"""The leaderboard of optimizers: runs that repeat themselves, starts that are one function, a journal that goes on."""
+"""The leaderboard of optimizers: runs that repeat themselves, starts that are one
+function, a journal that goes on.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,13 @@ from pathspace.training.experiments.reproduce import (
     leaderboard_run,
     leaderboard_tasks,
 )
-from pathspace.training.experiments.reproduce.leaderboard_contest import Journal, asked, cases, contest, priority
+from pathspace.training.experiments.reproduce.leaderboard_contest import (
+    Journal,
+    asked,
+    cases,
+    contest,
+    priority,
+)
 from pathspace.training.experiments.reproduce.leaderboard_run import (
     ARMS,
     ONLY,
@@ -50,7 +58,9 @@ def test_scrambled_starts_are_the_same_function(task: str) -> None:
     run = Run(task, "default", "AdamW", 0.01, seed=0)
     model, _ = prepared(run)
     twin, _ = prepared(replace(run, start="scrambled 10"))
-    assert not all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    assert not all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True)
+    )
     split = TASKS[task][1]("embedded")[1]
     # (a norm's eps is seen where its inputs became small)
     assert score(model, split)[0] == pytest.approx(score(twin, split)[0], rel=0.1)
@@ -59,13 +69,17 @@ def test_scrambled_starts_are_the_same_function(task: str) -> None:
 @pytest.mark.parametrize("arm", ARMS)
 def test_every_contender_takes_steps(arm: str) -> None:
     task = ONLY.get(arm, ("MLP",))[0]
-    assert not carry_out(Run(task, "default", arm, rates(arm)[3], seed=0, steps=5)).reason.startswith(arm)
+    assert not carry_out(
+        Run(task, "default", arm, rates(arm)[3], seed=0, steps=5)
+    ).reason.startswith(arm)
     assert len(rates(arm)) == 8 and min(rates(arm)) == ARMS[arm][0]
 
 
 def test_what_fails_is_counted() -> None:
     assert carry_out(replace(QUICK, arm="SGD", lr=1e4, steps=20)).failed
-    refused = carry_out(Run("batch-norm ResNet", "default", "conditioned start, AdamW", 0.1, seed=0))
+    refused = carry_out(
+        Run("batch-norm ResNet", "default", "conditioned start, AdamW", 0.1, seed=0)
+    )
     assert refused.failed and refused.reason not in ("", "diverged") and math.isnan(refused.test)
 
 
@@ -88,7 +102,8 @@ def pretending(monkeypatch: pytest.MonkeyPatch, result: Callable[[Run], Result])
 
 def test_rates_are_chosen_by_the_tuning_seeds_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def result(run: Run) -> Result:
-        # the first tuning seed likes 0.003 best and 0.01 next, the second likes 0.01; others are best elsewhere
+        # the first tuning seed likes 0.003 best and 0.01 next, the second likes 0.01;
+        # others are best elsewhere
         wish = {1000: (0.003, 0.01, 0.001), 1001: (0.01, 0.003, 0.001)}.get(run.seed, (3.0,))
         valid = wish.index(run.lr) + 0.1 * (run.seed == 1000) if run.lr in wish else 9.0
         return Result(valid * (1 + (run.seed == 1001)), run.lr, 0.5, run.lr > 0.5, "", 0.0)
@@ -96,14 +111,20 @@ def test_rates_are_chosen_by_the_tuning_seeds_alone(monkeypatch: pytest.MonkeyPa
     done = pretending(monkeypatch, result)
     chosen = [("default", "MLP", arm) for arm in ("SGD", "AdamW")]
     found = contest(Journal(None), chosen, quick())
-    assert [(e.arm, e.lr, len(e.results)) for e in found] == [("SGD", 0.01, 10), ("AdamW", 0.01, 10)]
+    assert [(e.arm, e.lr, len(e.results)) for e in found] == [
+        ("SGD", 0.01, 10),
+        ("AdamW", 0.01, 10),
+    ]
     tried = Counter((run.arm, run.seed) for run in done if run.seed >= 1000)
-    assert tried == {(arm, seed): n for arm in ("SGD", "AdamW") for seed, n in ((1000, 8), (1001, 3))}
+    assert tried == {
+        (arm, seed): n for arm in ("SGD", "AdamW") for seed, n in ((1000, 8), (1001, 3))
+    }
     assert {run.seed for run in done if run.seed < 1000} == set(range(5, 15))
 
 
 @pytest.mark.parametrize(
-    ("spread", "gap", "expected"), [(0.01, 0.0, 10), (0.06, 0.0, 31), (0.06, 0.5, 10), (9.0, 0.0, 60)]
+    ("spread", "gap", "expected"),
+    [(0.01, 0.0, 10), (0.06, 0.0, 31), (0.06, 0.5, 10), (9.0, 0.0, 60)],
 )
 def test_the_pilot_says_how_many_seeds_are_needed(
     monkeypatch: pytest.MonkeyPatch, spread: float, gap: float, expected: int
@@ -117,7 +138,11 @@ def test_the_pilot_says_how_many_seeds_are_needed(
     done = pretending(monkeypatch, result)
     chosen = [("scrambled 100", "MLP", arm) for arm in ("AdamW", "gauge-fixed AdamW", "G-Adam")]
     found = {e.arm: len(e.results) for e in contest(Journal(None), chosen, quick(by_power=True))}
-    assert found["AdamW"] == found["gauge-fixed AdamW"] == pytest.approx(expected, abs=8 * (10 < expected < 60))
+    assert (
+        found["AdamW"]
+        == found["gauge-fixed AdamW"]
+        == pytest.approx(expected, abs=8 * (10 < expected < 60))
+    )
     # no claim is about G-Adam
     assert found["G-Adam"] == 5 and not any(run.arm == "G-Adam" and run.seed < 5 for run in done)
 
@@ -127,16 +152,29 @@ def test_cases_leave_nothing_out_and_the_question_has_priority() -> None:
     whole = sum(len(ONLY.get(arm, TASKS)) * (len(STARTS) if arm != SIMPLE else 1) for arm in ARMS)
     assert len(found) == len(set(found)) == whole
     first = [case for case in found if priority(case) == 0]
-    assert len(first) == 4 * len(TASKS) and {arm for *_, arm in first} == {"AdamW", "gauge-fixed AdamW"}
+    assert len(first) == 4 * len(TASKS) and {arm for *_, arm in first} == {
+        "AdamW",
+        "gauge-fixed AdamW",
+    }
     assert asked() == {case for case in found if priority(case) <= 1}
-    assert {scale: set(tasks) for scale, tasks in STEPS.items()} == {scale: set(TASKS) for scale in BATCH}
+    assert {scale: set(tasks) for scale, tasks in STEPS.items()} == {
+        scale: set(TASKS) for scale in BATCH
+    }
 
 
-def test_the_record_counts_failures_and_compares_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_record_counts_failures_and_compares_pairs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def pretend(run: Run) -> Result:
         if run.arm == "SGD":
             return Result(math.nan, math.nan, math.nan, True, "diverged", 1.0)
-        test = 0.9 if run.arm == SIMPLE else 1.0 if run.arm == "AdamW" and run.start != "default" else 0.5
+        test = (
+            0.9
+            if run.arm == SIMPLE
+            else 1.0
+            if run.arm == "AdamW" and run.start != "default"
+            else 0.5
+        )
         test += run.seed / 1e3
         return Result(test + run.lr, test, 0.1, False, "", 1.0)
 
@@ -155,7 +193,9 @@ def test_the_record_counts_failures_and_compares_pairs(tmp_path: Path, monkeypat
     assert verdicts[f"MLP, default start: {ours}"] != "better"
     # SGD never learns here, so that a start that hurts it cannot be seen
     slowed = "SGD ends lower from the default start than from the scrambled 100 one"
-    assert {c["nothing"] for c in found.claims if slowed in c["statement"]} == {f"neither beats the {SIMPLE}"}
+    assert {c["nothing"] for c in found.claims if slowed in c["statement"]} == {
+        f"neither beats the {SIMPLE}"
+    }
     # the first families are as large as there are tasks
     assert [claim["count"] for claim in found.claims] == len(found.claims) * [10]
     assert [ours in claim["statement"] for claim in found.claims[:12]] == 6 * [True] + 6 * [False]
@@ -193,39 +233,55 @@ def test_processes_find_what_one_finds(tmp_path: Path) -> None:
     with Journal(tmp_path / "journal.jsonl", jobs=2) as both:
         both.carry_out(runs[:2])
         both.carry_out(runs)
-    tests = [[journal.known[run].test for run in runs] for journal in (alone, both, Journal(both.path))]
+    tests = [
+        [journal.known[run].test for run in runs] for journal in (alone, both, Journal(both.path))
+    ]
     assert tests[0] == tests[1] == tests[2]
 
 
-def test_fetched_data_takes_the_same_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetched_data_takes_the_same_networks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each task, with a few random images and a text in place of what would be fetched."""
     sizes = (70, 20, 20)
     parts = [Split(torch.randn(n, 1, 28, 28), torch.arange(n) % 10) for n in sizes]
     monkeypatch.setattr(leaderboard_tasks, "given", lambda *_: tmp_path)
     monkeypatch.setattr(leaderboard_tasks, "mnist_splits", lambda _: parts)
-    monkeypatch.setattr(leaderboard_tasks, "bible_tokens", lambda _: ([torch.arange(400) % 64] * 3, 64))
+    monkeypatch.setattr(
+        leaderboard_tasks, "bible_tokens", lambda _: ([torch.arange(400) % 64] * 3, 64)
+    )
     for cached in (leaderboard_tasks.images, leaderboard_tasks.text, leaderboard_run.graph_of):
         cached.cache_clear()
     try:
         assert tuple(leaderboard_tasks.images("fetched")[1].inputs.shape) == (20, 1, 14, 14)
         for task in TASKS:
             for arm in ("gauge-fixed AdamW", SIMPLE):
-                assert not math.isnan(carry_out(Run(task, "default", arm, 1e-3, 0, 2, "fetched")).test), (task, arm)
+                assert not math.isnan(
+                    carry_out(Run(task, "default", arm, 1e-3, 0, 2, "fetched")).test
+                ), (task, arm)
     finally:
         for cached in (leaderboard_tasks.images, leaderboard_tasks.text, leaderboard_run.graph_of):
             cached.cache_clear()
 
 
-def test_a_text_of_other_characters_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_of_other_characters_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A journal is read without the data, so that the loss of a guess has to be known before."""
     monkeypatch.setattr(leaderboard_tasks, "given", lambda *_: tmp_path)
-    monkeypatch.setattr(leaderboard_tasks, "bible_tokens", lambda _: ([torch.arange(400) % 30] * 3, 30))
-    with pytest.raises(InputError, match="found 30 different characters in the King James Bible, expected 64"):
+    monkeypatch.setattr(
+        leaderboard_tasks, "bible_tokens", lambda _: ([torch.arange(400) % 30] * 3, 30)
+    )
+    with pytest.raises(
+        InputError, match="found 30 different characters in the King James Bible, expected 64"
+    ):
         leaderboard_tasks.text.__wrapped__("fetched")
     assert leaderboard_tasks.chance("character GPT", "fetched") == pytest.approx(math.log(64))
 
 
-def test_a_journal_says_what_computed_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_journal_says_what_computed_its_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "optimizers.jsonl"
     places = [{"commit": "a", "processor": "P"}, {"commit": "a", "processor": "Q"}]
     for seed, place in enumerate([places[0], places[0], places[1]]):

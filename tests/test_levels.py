@@ -1,4 +1,6 @@
-"""Two levels of exactness: what is free as the model stands, eps included, and what is free at eps = 0 only."""
+"""Two levels of exactness: what is free as the model stands, eps included, and
+what is free at eps = 0 only.
+"""
 
 from __future__ import annotations
 
@@ -50,14 +52,18 @@ def digits() -> tuple[nn.Sequential, Tensor]:
     return model.eval(), x[:32]
 
 
-def change(model: nn.Module, x: Tensor, graph: ps.ReductionGraph, phi: Tensor, **options: Any) -> float:
+def change(
+    model: nn.Module, x: Tensor, graph: ps.ReductionGraph, phi: Tensor, **options: Any
+) -> float:
     before = model(x).detach()
     after = ps.rescale(copy.deepcopy(model), graph, phi, **options)(x).detach()
     return float((after - before).abs().max() / before.abs().max())
 
 
 def normal(graph: ps.ReductionGraph, seed: int = 0) -> Tensor:
-    return torch.randn(graph.num_units, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(
+        graph.num_units, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
 @pytest.mark.parametrize("deviation", [0.0, 0.3, 1.0])
@@ -114,7 +120,9 @@ def test_rescaling_there_and_back_is_the_identity_and_compositions_add_up(
         torch.testing.assert_close(at_once.state_dict()[name].shape, tensor.shape)
 
 
-def test_path_values_and_trees_of_a_rescaled_copy_are_the_same(digits: tuple[nn.Sequential, Tensor]) -> None:
+def test_path_values_and_trees_of_a_rescaled_copy_are_the_same(
+    digits: tuple[nn.Sequential, Tensor],
+) -> None:
     model, x = digits
     model = copy.deepcopy(model).double()
     graph = ps.trace(model, x.double())
@@ -128,7 +136,9 @@ def test_path_values_and_trees_of_a_rescaled_copy_are_the_same(digits: tuple[nn.
     torch.testing.assert_close(again(x.double()), model(x.double()), rtol=1e-9, atol=1e-9)
 
 
-def test_batch_norm_in_training_is_exact_at_eps_zero_only(digits: tuple[nn.Sequential, Tensor]) -> None:
+def test_batch_norm_in_training_is_exact_at_eps_zero_only(
+    digits: tuple[nn.Sequential, Tensor],
+) -> None:
     model, x = digits
     training = copy.deepcopy(model).train()
     graph = ps.trace(training, x)
@@ -136,7 +146,8 @@ def test_batch_norm_in_training_is_exact_at_eps_zero_only(digits: tuple[nn.Seque
     phi = normal(graph)
     assert change(training, x, graph, phi) > 1e-3
     assert change(training, x, graph, phi, exact=True) < 1e-5
-    # in evaluation mode the same rescaling is exact, and steps of training move the statistics of both alike
+    # in evaluation mode the same rescaling is exact, and steps of training move the
+    # statistics of both alike
     assert change(copy.deepcopy(training).eval(), x, graph, phi) < 1e-5
     moved = ps.rescale(copy.deepcopy(training), graph, phi)
     with torch.no_grad():
@@ -144,7 +155,9 @@ def test_batch_norm_in_training_is_exact_at_eps_zero_only(digits: tuple[nn.Seque
             training(x), moved(x)
     assert float((moved[1].running_var + EPS).min()) > 0
     scale = phi[graph.statistics[0].units - 1].exp()
-    torch.testing.assert_close(moved[1].running_mean.double(), scale * training[1].running_mean.double())
+    torch.testing.assert_close(
+        moved[1].running_mean.double(), scale * training[1].running_mean.double()
+    )
 
 
 class Two(nn.Module):
@@ -161,7 +174,11 @@ class Two(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         mean, var = self.norm.running_mean, self.norm.running_var
         for layer, eps in zip((self.a, self.b), self.eps, strict=True):
-            x = F.relu(F.batch_norm(layer(x), mean, var, self.norm.weight, self.norm.bias, self.learns, 0.1, eps))
+            x = F.relu(
+                F.batch_norm(
+                    layer(x), mean, var, self.norm.weight, self.norm.bias, self.learns, 0.1, eps
+                )
+            )
         return self.c(x)
 
 
@@ -221,17 +238,26 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
 def test_a_certificate_states_both_levels(name: str) -> None:
     torch.manual_seed(0)
     make, units, exact = LAYERS[name]
-    model, x = nn.Sequential(nn.Linear(3, 6), make(), nn.ReLU(), nn.Linear(6, 2)).eval(), 0.1 * torch.randn(16, 3)
+    model, x = (
+        nn.Sequential(nn.Linear(3, 6), make(), nn.ReLU(), nn.Linear(6, 2)).eval(),
+        0.1 * torch.randn(16, 3),
+    )
     certificate = ps.verify(model, x)
     graph = ps.trace(model, x)
     assert certificate.holds
-    assert (certificate.units, certificate.units_exact) == (graph.num_units, graph.num_exact_units) == (units, exact)
+    assert (
+        (certificate.units, certificate.units_exact)
+        == (graph.num_units, graph.num_exact_units)
+        == (units, exact)
+    )
     assert certificate.dimension_exact == graph.exact_dimension == graph.num_weights - exact
     document = json.loads(certificate.to_json())
     assert document["units_exact"] == exact and document["level"] == certificate.level
     levels = document["levels"]
     assert levels["exact"]["dimension"] == graph.num_weights - exact and levels["holds"]
-    changes = {key: [entry["change"] for entry in levels[key]["changes"]] for key in ("exact", "all")}
+    changes = {
+        key: [entry["change"] for entry in levels[key]["changes"]] for key in ("exact", "all")
+    }
     assert [entry["deviation"] for entry in levels["exact"]["changes"]] == [1.0, 3.0]
     assert max(changes["exact"]) < 1e-8
     assert (min(changes["all"]) > 1e-8) == (exact < units)
@@ -249,7 +275,11 @@ class Product(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b, self.c = nn.Linear(3, 1, bias=False), nn.Linear(3, 1, bias=False), nn.Linear(4, 2)
+        self.a, self.b, self.c = (
+            nn.Linear(3, 1, bias=False),
+            nn.Linear(3, 1, bias=False),
+            nn.Linear(4, 2),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = (self.a(x) * self.b(x)).expand(-1, 4) * torch.linspace(0.5, 2, 4)
@@ -271,12 +301,17 @@ def test_of_multiplied_scales_the_exact_level_is_a_subspace() -> None:
 def test_the_report_says_at_which_level_a_certificate_holds() -> None:
     torch.manual_seed(0)
     x = torch.randn(8, 3)
-    for norm, level, exact in ((nn.LayerNorm(4), "at eps = 0", 4), (nn.BatchNorm1d(4), "exactly", 8)):
+    for norm, level, exact in (
+        (nn.LayerNorm(4), "at eps = 0", 4),
+        (nn.BatchNorm1d(4), "exactly", 8),
+    ):
         found = report(nn.Sequential(nn.Linear(3, 4), norm, nn.ReLU(), nn.Linear(4, 2)).eval(), x)
         assert f'<span class="verdict holds">holds {level}</span>' in found.html
         assert '<span class="verdict holds">holds</span>' not in found.html
         assert found.facts["model"]["units_exact"] == exact
-        assert f"{exact} units are exact with every epsilon included" in found.sentences["certificate"]
+        assert (
+            f"{exact} units are exact with every epsilon included" in found.sentences["certificate"]
+        )
         assert "phi ~ N(0, 1)" in found.sentences["certificate"]
 
 
@@ -287,7 +322,9 @@ def test_trained_networks_are_rescaled_within_1e_4_in_float32(name: str) -> None
 
     def outputs(net: nn.Module) -> Tensor:
         with torch.no_grad():
-            return torch.cat([leaf.reshape(-1) for leaf in torch.utils._pytree.tree_leaves(net(*args, **kwargs))])
+            return torch.cat(
+                [leaf.reshape(-1) for leaf in torch.utils._pytree.tree_leaves(net(*args, **kwargs))]
+            )
 
     before = outputs(model)
     for seed in range(2):

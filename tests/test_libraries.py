@@ -21,7 +21,13 @@ from pathspace.cli import app
 from pathspace.diagnostics import report
 from pathspace.target import load_target
 
-SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 30, "intermediate_size": 24}
+SMALL = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "vocab_size": 30,
+    "intermediate_size": 24,
+}
 T5 = {"d_model": 16, "d_ff": 20, "d_kv": 4, "num_layers": 1, "num_heads": 2, "vocab_size": 30}
 CONFIGURATIONS = {
     "bert": (SMALL | {"max_position_embeddings": 12}, "BertModel"),
@@ -40,8 +46,8 @@ INPUTS: list[tuple[str, dict[str, Any], str, dict[str, tuple[int, ...]]]] = [
         {"input_ids": (2, 8), "pixel_values": (2, 3, 8, 8)},
     ),
     (
-        "llava", {"text_config": TEXT | {"model_type": "llama"}, "vision_config": PICTURES}, "LlavaModel",
-        {"input_ids": (2, 8)},
+        "llava", {"text_config": TEXT | {"model_type": "llama"}, "vision_config": PICTURES},
+        "LlavaModel", {"input_ids": (2, 8)},
     ),
     (
         "videomae", PICTURES | {"num_frames": 2, "tubelet_size": 2}, "VideoMAEModel",
@@ -51,7 +57,8 @@ INPUTS: list[tuple[str, dict[str, Any], str, dict[str, tuple[int, ...]]]] = [
         "vision-encoder-decoder",
         {
             "encoder": PICTURES | {"model_type": "vit"},
-            "decoder": TEXT | {"model_type": "bert", "is_decoder": True, "add_cross_attention": True},
+            "decoder": TEXT | {"model_type": "bert", "is_decoder": True,
+                               "add_cross_attention": True},
         },
         "VisionEncoderDecoderModel", {"pixel_values": (2, 3, 8, 8), "decoder_input_ids": (2, 8)},
     ),
@@ -62,23 +69,31 @@ INPUTS: list[tuple[str, dict[str, Any], str, dict[str, tuple[int, ...]]]] = [
     (
         "speech_to_text",
         {
-            "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "vocab_size": 30,
-            "decoder_attention_heads": 2, "input_feat_per_channel": 8, "conv_channels": 8,
+            "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
+            "vocab_size": 30, "decoder_attention_heads": 2, "input_feat_per_channel": 8,
+            "conv_channels": 8,
         },
         "Speech2TextModel", {"input_features": (2, 16, 8), "decoder_input_ids": (2, 8)},
     ),
     (
         # (an infinite number as transformers writes it)
         "mamba2",
-        SMALL | {"head_dim": 8, "num_heads": 4, "n_groups": 1, "time_step_limit": [0.0, {"__float__": "Infinity"}]},
+        SMALL | {"head_dim": 8, "num_heads": 4, "n_groups": 1,
+                 "time_step_limit": [0.0, {"__float__": "Infinity"}]},
         "Mamba2Model", {"input_ids": (2, 8)},
     ),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "entries", "name", "shapes"), INPUTS, ids=[entry[0] for entry in INPUTS])
+@pytest.mark.parametrize(
+    ("kind", "entries", "name", "shapes"), INPUTS, ids=[entry[0] for entry in INPUTS]
+)
 def test_models_run_on_the_inputs_that_are_made(
-    kind: str, entries: dict[str, Any], name: str, shapes: dict[str, tuple[int, ...]], tmp_path: Path
+    kind: str,
+    entries: dict[str, Any],
+    name: str,
+    shapes: dict[str, tuple[int, ...]],
+    tmp_path: Path,
 ) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": kind, "architectures": [name]} | entries))
@@ -91,7 +106,9 @@ def test_models_run_on_the_inputs_that_are_made(
 
 def test_inputs_of_other_kinds_are_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({"model_type": "time_series_transformer", "prediction_length": 2, "d_model": 8}))
+    path.write_text(
+        json.dumps({"model_type": "time_series_transformer", "prediction_length": 2, "d_model": 8})
+    )
     with pytest.raises(ps.InputError, match=r"no example inputs.*past_values.*give --input"):
         load_target(f"transformers:{path}")
 
@@ -104,13 +121,18 @@ def written(folder: Path, kind: str, **more: object) -> Path:
 
 @pytest.mark.parametrize("architectures", [None, "ViTModel", ["ViTModel"]])
 def test_data_types_of_a_configuration_do_not_matter(architectures: object, tmp_path: Path) -> None:
-    path = written(tmp_path, "vit", architectures=architectures, torch_dtype="bfloat16", dtype="float16")
+    path = written(
+        tmp_path, "vit", architectures=architectures, torch_dtype="bfloat16", dtype="float16"
+    )
     target = load_target(f"transformers:{path}")
     assert type(target.model).__name__ == "ViTModel"
     assert {parameter.dtype for parameter in target.model.parameters()} == {torch.float32}
     target.model(**target.kwargs)
     # (the parts of a model may have types of their own)
-    parts = {"text_config": TEXT | {"model_type": "llama", "dtype": "float16"}, "vision_config": PICTURES}
+    parts = {
+        "text_config": TEXT | {"model_type": "llama", "dtype": "float16"},
+        "vision_config": PICTURES,
+    }
     path.write_text(json.dumps({"model_type": "llava", "architectures": ["LlavaModel"]} | parts))
     target = load_target(f"transformers:{path}")
     assert {parameter.dtype for parameter in target.model.parameters()} == {torch.float32}
@@ -128,11 +150,15 @@ def test_configurations_name_architecture_and_inputs(
     bare = load_target(f"transformers:{path.parent}")
     assert all(parameter.is_meta for parameter in bare.model.parameters())
     if kind == "bert":
-        graphs = [ps.trace(each.model, kwargs=each.kwargs, sizes="given") for each in (target, bare)]
+        graphs = [
+            ps.trace(each.model, kwargs=each.kwargs, sizes="given") for each in (target, bare)
+        ]
         assert len({(graph.num_units, graph.num_weights) for graph in graphs}) == 1
 
 
-def test_commands_take_a_model_without_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_take_a_model_without_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(libraries, "LARGE", 0)
     held = SimpleNamespace(list_models=lambda: ["net"], create_model=lambda name, pretrained: Net())
     monkeypatch.setitem(sys.modules, "timm", held)
@@ -143,15 +169,24 @@ def test_commands_take_a_model_without_numbers(tmp_path: Path, monkeypatch: pyte
         result = CliRunner().invoke(app, [command, target, "-o", str(tmp_path / name)])
         assert result.exit_code == 0, result.output
     page = report(model.model, *model.args)
-    assert "without values" in page.facts["signal"]["absent"] and page.facts["certificate"]["theorem3"]["holds"]
+    assert (
+        "without values" in page.facts["signal"]["absent"]
+        and page.facts["certificate"]["theorem3"]["holds"]
+    )
     assert "nothing was measured" in page.sentences["certificate"]
     for part, who in (("gradients", "gradients"), ("alarms", "a pass on the batches")):
         assert f"{who} found '0.weight' and others without values" in page.facts[part]["absent"]
     masks = load_file(tmp_path / "masks.safetensors")
     expected = graph.skeleton()
-    assert masks.keys() == {f"{part}/{block.name}" for part in ("incoming", "outgoing") for block in graph.blocks}
-    assert all(torch.equal(masks[f"incoming/{name}"], mask) for name, mask in expected.incoming.items())
-    assert all(torch.equal(masks[f"outgoing/{name}"], mask) for name, mask in expected.outgoing.items())
+    assert masks.keys() == {
+        f"{part}/{block.name}" for part in ("incoming", "outgoing") for block in graph.blocks
+    }
+    assert all(
+        torch.equal(masks[f"incoming/{name}"], mask) for name, mask in expected.incoming.items()
+    )
+    assert all(
+        torch.equal(masks[f"outgoing/{name}"], mask) for name, mask in expected.outgoing.items()
+    )
     result = CliRunner().invoke(app, ["verify", target, "--json", "-"])
     found = json.loads(result.output)
     assert result.exit_code == 0 and found["units"] == graph.num_units
@@ -166,12 +201,27 @@ def test_commands_take_a_model_without_numbers(tmp_path: Path, monkeypatch: pyte
         ("{", "not a configuration of a transformers model: .*line 1 column 2.*expected JSON"),
         ("{}", "has no model_type, expected"),
         ("[]", "holds a list, expected entries by name"),
-        ('{"model_type": "llamma"}', r"no model_type 'llamma' \(did you mean llama.*check its spelling"),
+        (
+            '{"model_type": "llamma"}',
+            r"no model_type 'llamma' \(did you mean llama.*check its spelling",
+        ),
         ('{"model_type": "own", "auto_map": {}}', "not run: name a function"),
-        (json.dumps(SMALL | {"model_type": "llama", "num_attention_heads": 3}), "not a multiple.*correct its entries"),
-        (BERT % '["BertModle"]', r"architecture 'BertModle', which is not a model.*\(did you mean BertModel"),
-        (BERT % '["AutoConfig", "PreTrainedModel"]', "architecture 'AutoConfig', which is not a model"),
-        (BERT % '["LlamaModel"]', "cannot build the model of .*: 'BertConfig' object has no attribute"),
+        (
+            json.dumps(SMALL | {"model_type": "llama", "num_attention_heads": 3}),
+            "not a multiple.*correct its entries",
+        ),
+        (
+            BERT % '["BertModle"]',
+            r"architecture 'BertModle', which is not a model.*\(did you mean BertModel",
+        ),
+        (
+            BERT % '["AutoConfig", "PreTrainedModel"]',
+            "architecture 'AutoConfig', which is not a model",
+        ),
+        (
+            BERT % '["LlamaModel"]',
+            "cannot build the model of .*: 'BertConfig' object has no attribute",
+        ),
     ],
 )
 def test_bad_configurations_are_one_sentence(text: str | None, words: str, tmp_path: Path) -> None:
@@ -187,7 +237,9 @@ def test_packages_that_are_missing_or_know_no_such_model(monkeypatch: pytest.Mon
     for library in ("timm", "torchvision"):
         name = "torchvision.models" if library == "torchvision" else library
         monkeypatch.setitem(sys.modules, name, None)
-        with pytest.raises(ps.InputError, match=f"needs the package {library}.*pip install {library}"):
+        with pytest.raises(
+            ps.InputError, match=f"needs the package {library}.*pip install {library}"
+        ):
             load_target(f"{library}:resnet50")
         held = SimpleNamespace(
             list_models=lambda: ["resnet50"],
@@ -196,7 +248,9 @@ def test_packages_that_are_missing_or_know_no_such_model(monkeypatch: pytest.Mon
         )
         monkeypatch.setitem(sys.modules, name, held)
         if library == "torchvision":
-            monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(models=held, __path__=[]))
+            monkeypatch.setitem(
+                sys.modules, "torchvision", SimpleNamespace(models=held, __path__=[])
+            )
         target = load_target(f"{library}:resnet50")
         assert ps.trace(target.model, *target.args).num_units == 4
         with pytest.raises(ps.InputError, match=r"no model 'resnet5' \(did you mean .*resnet50"):
@@ -206,7 +260,9 @@ def test_packages_that_are_missing_or_know_no_such_model(monkeypatch: pytest.Mon
 def test_targets_that_nearly_name_a_library_or_a_configuration(tmp_path: Path) -> None:
     path = written(tmp_path, "bert")
     for spec in (str(path), str(tmp_path)):
-        with pytest.raises(ps.InputError, match=f"give transformers:{spec} for the model of a configuration"):
+        with pytest.raises(
+            ps.InputError, match=f"give transformers:{spec} for the model of a configuration"
+        ):
             load_target(spec)
     with pytest.raises(ps.InputError, match=r"no module 'tim' .*timm"):
         load_target("tim:resnet50")
@@ -247,8 +303,16 @@ def test_models_of_other_inputs_and_other_ways_to_be_built(monkeypatch: pytest.M
         warnings.warn("The initialisation will change.", FutureWarning, stacklevel=2)
         return Net()
 
-    makers = {"raft": TwoPictures, "r3d": Video, "ssd": RunsWhileBuilt, "net": warned, "no": lambda: RunsWhileBuilt(1)}
-    held = SimpleNamespace(list_models=lambda: list(makers), get_model=lambda name, weights: makers[name]())
+    makers = {
+        "raft": TwoPictures,
+        "r3d": Video,
+        "ssd": RunsWhileBuilt,
+        "net": warned,
+        "no": lambda: RunsWhileBuilt(1),
+    }
+    held = SimpleNamespace(
+        list_models=lambda: list(makers), get_model=lambda name, weights: makers[name]()
+    )
     monkeypatch.setattr(Video, "__module__", "torchvision.models.video.resnet")
     monkeypatch.setitem(sys.modules, "torchvision.models", held)
     monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(models=held, __path__=[]))
@@ -258,14 +322,19 @@ def test_models_of_other_inputs_and_other_ways_to_be_built(monkeypatch: pytest.M
     assert [tuple(each.shape) for each in targets["raft"].args] == [(2, 3, side, side)] * 2
     assert [tuple(each.shape) for each in targets["r3d"].args] == [(2, 3, 16, side, side)]
     assert ps.trace(targets["ssd"].model, *targets["ssd"].args).num_units == 4
-    with pytest.raises(ps.InputError, match=r"torchvision cannot build the model of 'no': .*; build it"):
+    with pytest.raises(
+        ps.InputError, match=r"torchvision cannot build the model of 'no': .*; build it"
+    ):
         load_target("torchvision:no")
 
 
-def test_models_of_timm_may_be_named_with_the_data_of_their_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_of_timm_may_be_named_with_the_data_of_their_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     names: list[str] = []
     held = SimpleNamespace(
-        list_models=lambda: ["net", "net_gn"], create_model=lambda name, pretrained: names.append(name) or Net()
+        list_models=lambda: ["net", "net_gn"],
+        create_model=lambda name, pretrained: names.append(name) or Net(),
     )
     monkeypatch.setitem(sys.modules, "timm", held)
     load_target("timm:net.a1_in1k")
@@ -278,6 +347,12 @@ class Net(nn.Sequential):
     """In place of a model of a library."""
 
     def __init__(self) -> None:
-        layers = [nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)]
+        layers = [
+            nn.Conv2d(3, 4, 3),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(4, 2),
+        ]
         super().__init__(*layers)
         self.default_cfg = {"input_size": (3, 8, 8)}

@@ -1,4 +1,6 @@
-"""What needs no torch does not import it: a help text and a refusal answer in a fraction of torch's own import."""
+"""What needs no torch does not import it: a help text and a refusal answer in a
+fraction of torch's own import.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,14 @@ HEAVY = {"torch", "numpy", "scipy", "sympy", "matplotlib", "sklearn"}
 
 
 def imported(code: str) -> tuple[set[str], str]:
-    """Run code in an interpreter of its own; return the heavy packages that it has imported, and what it said."""
+    """Run code in an interpreter of its own; return the heavy packages that it has
+    imported, and what it said.
+    """
     tail = "\nfinally:\n    import sys; print('IMPORTED', *sys.modules)"
     body = "try:\n    " + code.replace("\n", "\n    ") + tail
-    done = subprocess.run([sys.executable, "-c", body], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", body], capture_output=True, text=True, check=False, timeout=120
+    )
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("IMPORTED"))
     return HEAVY & set(line.split()), done.stderr
 
@@ -41,7 +47,10 @@ def test_packages_import_nothing_heavy(package: str) -> None:
     ],
 )
 def test_help_and_refusals_import_nothing_heavy(words: str, sentence: str) -> None:
-    code = f"import sys; sys.argv = ['pathspace', *{words.split()}]\nfrom pathspace.cli import main\nmain()"
+    code = (
+        f"import sys; sys.argv = ['pathspace', *{words.split()}]\nfrom pathspace.cli import"
+        " main\nmain()"
+    )
     heavy, said = imported(code)
     assert not heavy and sentence in said and said.count("\n") == bool(sentence)
 
@@ -66,11 +75,20 @@ sys.argv = ["pathspace", "train", "digits-rows"]
 from pathspace.start import main
 main()
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "Error: Interrupted before the end.\n")
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (
+        130,
+        "",
+        "Error: Interrupted before the end.\n",
+    )
 
 
 @pytest.mark.parametrize("module", ["pathspace.inference.registry", "pathspace.diagnostics.signal"])
 def test_the_table_of_operations_is_complete_whoever_reads_it_first(module: str) -> None:
-    code = f"import {module}\nfrom pathspace.inference.registry import FACTS\nassert len(FACTS) > 700, len(FACTS)"
+    code = (
+        f"import {module}\nfrom pathspace.inference.registry import FACTS\nassert len(FACTS) > 700,"
+        " len(FACTS)"
+    )
     assert imported(code)[1] == ""

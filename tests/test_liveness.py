@@ -1,4 +1,6 @@
-"""Elements that reach no output: nothing depends on them, and what they depend on restricts nothing."""
+"""Elements that reach no output: nothing depends on them, and what they
+depend on restricts nothing.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +100,10 @@ READS: dict[str, tuple[Callable[[Tensor, _Places], Tensor], set[int]]] = {
     "summed": (lambda h, m: m.leave(h).sum(1), {0, 1, 2, 3, 4, 5}),
     "by itself": (_by_itself, {0, 1, 2, 3, 4, 5}),
     "looked up": (lambda h, m: F.embedding(m.order, h[0], padding_idx=1), {1, 4}),
-    "weighed": (lambda h, m: (h @ m.leave.bias)[:, 1:3] + F.linear(h, m.leave.bias)[:, 2:4], {1, 2, 3}),
+    "weighed": (
+        lambda h, m: (h @ m.leave.bias)[:, 1:3] + F.linear(h, m.leave.bias)[:, 2:4],
+        {1, 2, 3},
+    ),
     "sloped": (lambda h, m: F.prelu(m.norm(h).transpose(1, 2), m.leave.bias)[:, :, 5:], {5}),
     "same shape": (lambda h, m: torch.ones_like(h)[:, 0] * h[:, 2], {2}),
     "shrunk": (lambda h, m: F.interpolate(h.transpose(1, 2), scale_factor=0.5), {0, 2, 4}),
@@ -111,7 +116,10 @@ READS: dict[str, tuple[Callable[[Tensor, _Places], Tensor], set[int]]] = {
     "times numbers": (lambda h, m: m.leave(h * FIRST_TWO.float()), {0, 1}),
     "times zero": (lambda h, m: h.tanh() * 0 + h[:, :1], {0}),
     "times zeros of its shape": (lambda h, m: h.tanh() * torch.zeros_like(h) + h[:, :1], {0}),
-    "times zeros and added": (lambda h, m: torch.addcmul(h[:, :1], FIRST_TWO.float(), h.tanh()), {0, 1}),
+    "times zeros and added": (
+        lambda h, m: torch.addcmul(h[:, :1], FIRST_TWO.float(), h.tanh()),
+        {0, 1},
+    ),
     "divided": (lambda h, m: FIRST_TWO.float() / (1 + h.exp()), {0, 1}),
     "by a matrix": (lambda h, m: KEPT @ h.tanh(), {1, 2}),
     "into a matrix": (lambda h, m: torch.einsum("ij,bjk->bik", KEPT, h.tanh())[:, 1], {2}),
@@ -125,7 +133,11 @@ READS: dict[str, tuple[Callable[[Tensor, _Places], Tensor], set[int]]] = {
 def _used(graph: ps.ReductionGraph) -> set[int]:
     """The places with a weight on a path."""
     (block,) = (block for block in graph.blocks if block.name == "places")
-    unused = torch.zeros(block.shape, dtype=torch.bool) if block.unused is None else block.unused.expand(block.shape)
+    unused = (
+        torch.zeros(block.shape, dtype=torch.bool)
+        if block.unused is None
+        else block.unused.expand(block.shape)
+    )
     return set((~unused).any(1).nonzero().flatten().tolist())
 
 
@@ -141,7 +153,10 @@ def test_places_that_are_not_read_are_on_no_path(name: str) -> None:
 
 def test_a_dropped_part_of_a_function_restricts_nothing() -> None:
     """The features themselves are read elsewhere."""
-    model, x = _Places(lambda h, m: m.leave(h) + h.tanh()[:, :1] + FIRST_TWO * h.tanh()), torch.randn(2, 6, 3)
+    model, x = (
+        _Places(lambda h, m: m.leave(h) + h.tanh()[:, :1] + FIRST_TWO * h.tanh()),
+        torch.randn(2, 6, 3),
+    )
     certificate = ps.verify(model, x, upper_bound=True)
     assert certificate.holds and certificate.units == certificate.units_at_most
 
@@ -155,7 +170,9 @@ def _outputs(module: fx.GraphModule, values: list[Any], changed: dict[str, Any])
             live = changed.get(n.name, True)
             if live is True or not isinstance(result, Tensor) or not result.is_floating_point():
                 return result
-            return torch.where(torch.as_tensor(live).expand(result.shape), result, torch.randn(result.shape))
+            return torch.where(
+                torch.as_tensor(live).expand(result.shape), result, torch.randn(result.shape)
+            )
 
     return [leaf.clone() for leaf in torch.utils._pytree.tree_leaves(Changed(module).run(*values))]
 
@@ -169,10 +186,14 @@ def _dead_elements_do_not_matter(model: nn.Module, x: Tensor) -> bool:
     for node in nodes:
         _, source = captured.sources.get(node.name, ("input", ""))
         values[node.name] = held.get(source, captured.constants.get(node.name, x))
-    indices = {name: with_value(value) for name, value in values.items() if not value.is_floating_point()}
+    indices = {
+        name: with_value(value) for name, value in values.items() if not value.is_floating_point()
+    }
     dead = live_elements(captured.graph, indices)
     with torch.no_grad():
-        plain, other = (_outputs(captured.graph, [*values.values()], changed) for changed in ({}, dead))
+        plain, other = (
+            _outputs(captured.graph, [*values.values()], changed) for changed in ({}, dead)
+        )
     assert all(torch.equal(one, two) for one, two in zip(plain, other, strict=True))
     return bool(dead)
 
@@ -198,22 +219,31 @@ def _stacked(h: Tensor, m: _Places) -> Tensor:
 
 # steps from a tensor (B, T, 4) to another, for any T >= 2
 STEPS: list[Callable[[Tensor, _Places], Tensor]] = [
-    lambda h, m: h[:, 1:], lambda h, m: h[:, ::2], lambda h, m: h[:, :-1], lambda h, m: h[:, -1:] + h[:, :2],
+    lambda h, m: h[:, 1:], lambda h, m: h[:, ::2], lambda h, m: h[:, :-1],
+    lambda h, m: h[:, -1:] + h[:, :2],
     lambda h, m: h.flip(1), lambda h, m: h.roll(1, 1), lambda h, m: torch.cat([h[:, 1:], h], 1),
-    lambda h, m: h.softmax(-1), lambda h, m: h.softmax(1), lambda h, m: m.norm(h), lambda h, m: m.leave(h),
-    lambda h, m: h @ h.transpose(1, 2) @ h, lambda h, m: h.cumsum(1), lambda h, m: h.mean(1, keepdim=True) + h[:, :3],
-    lambda h, m: F.pad(h, (0, 0, 1, -1)), lambda h, m: h.masked_fill(torch.arange(h.shape[1])[:, None] > 1, 0.0),
-    lambda h, m: h.index_select(1, torch.tensor([1, 0, 1])), lambda h, m: h.chunk(2, 1)[0], _stacked,
+    lambda h, m: h.softmax(-1), lambda h, m: h.softmax(1), lambda h, m: m.norm(h),
+    lambda h, m: m.leave(h),
+    lambda h, m: h @ h.transpose(1, 2) @ h, lambda h, m: h.cumsum(1),
+    lambda h, m: h.mean(1, keepdim=True) + h[:, :3],
+    lambda h, m: F.pad(h, (0, 0, 1, -1)),
+    lambda h, m: h.masked_fill(torch.arange(h.shape[1])[:, None] > 1, 0.0),
+    lambda h, m: h.index_select(1, torch.tensor([1, 0, 1])), lambda h, m: h.chunk(2, 1)[0],
+    _stacked,
     lambda h, m: F.conv1d(h.transpose(1, 2), m.leave.weight[:, :, None], None, 2).transpose(1, 2),
-    lambda h, m: F.scaled_dot_product_attention(h[:, None], h.flip(1)[:, None], m.leave(h)[:, None])[:, 0],
-    lambda h, m: h.unfold(1, 2, 1).sum(-1), lambda h, m: h.repeat(1, 2, 1)[:, 1:5], lambda h, m: h.sort(1)[0],
+    lambda h, m: F.scaled_dot_product_attention(h[:, None], h.flip(1)[:, None], m.leave(h)[:, None])[:, 0],  # noqa: E501
+    lambda h, m: h.unfold(1, 2, 1).sum(-1), lambda h, m: h.repeat(1, 2, 1)[:, 1:5],
+    lambda h, m: h.sort(1)[0],
     lambda h, m: h.gather(1, h.argsort(1)), lambda h, m: torch.where(h > 0, h, m.leave(h)),
-    lambda h, m: h.clone().index_fill_(1, torch.tensor([0]), 2.0), lambda h, m: h * h.amax(1, keepdim=True),
-    lambda h, m: torch.einsum("btd,bsd->bts", h, h) @ m.leave(h), lambda h, m: h.diff(dim=1, prepend=h[:, :1]),
+    lambda h, m: h.clone().index_fill_(1, torch.tensor([0]), 2.0),
+    lambda h, m: h * h.amax(1, keepdim=True),
+    lambda h, m: torch.einsum("btd,bsd->bts", h, h) @ m.leave(h),
+    lambda h, m: h.diff(dim=1, prepend=h[:, :1]),
     lambda h, m: F.max_pool1d(h.transpose(1, 2), 2, 1).transpose(1, 2),
     lambda h, m: h.permute(1, 0, 2).permute(1, 0, 2),
     lambda h, m: F.layer_norm(h, h.shape[1:]), lambda h, m: F.glu(torch.cat([h, h.flip(1)], 2)),
-    lambda h, m: torch.baddbmm(h, h @ h.transpose(1, 2), h), lambda h, m: torch.fft.rfft(h, dim=1).real,
+    lambda h, m: torch.baddbmm(h, h @ h.transpose(1, 2), h),
+    lambda h, m: torch.fft.rfft(h, dim=1).real,
 ]  # fmt: skip
 
 
@@ -250,7 +280,9 @@ def _causal(h: Tensor, m: _Places) -> Tensor:
     return (scores @ torch.ones_like(h))[:, 0]
 
 
-def test_large_products_leave_out_rows_that_reach_no_output(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_products_leave_out_rows_that_reach_no_output(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model, x = _Places(_causal).double(), torch.randn(2, 6, 3, dtype=torch.float64)
     before, wanted = model(x), ps.trace(model, x)
     monkeypatch.setattr(contraction, "LARGEST", 100)
@@ -297,7 +329,9 @@ def test_every_row_of_a_table_is_on_paths_if_few_words_are_read(shape: tuple[int
 
 
 class _Channels(nn.Module):
-    """One batch norm used twice; each use leaves out one of three channels, by a slice or by a zero."""
+    """One batch norm used twice; each use leaves out one of three channels,
+    by a slice or by a zero.
+    """
 
     def __init__(self, masked: bool) -> None:
         super().__init__()
@@ -322,7 +356,12 @@ def test_statistics_follow_channels_that_one_use_leaves_out(masked: bool) -> Non
 
 def test_channels_that_are_dropped_behind_a_batch_norm_are_on_no_path() -> None:
     model = nn.Sequential(
-        nn.Conv1d(2, 4, 1), nn.BatchNorm1d(4), nn.ReLU(), nn.ChannelShuffle(2), _First(), nn.Conv1d(3, 2, 1)
+        nn.Conv1d(2, 4, 1),
+        nn.BatchNorm1d(4),
+        nn.ReLU(),
+        nn.ChannelShuffle(2),
+        _First(),
+        nn.Conv1d(3, 2, 1),
     )
     certificate = ps.verify(model.eval(), torch.randn(2, 2, 5))
     assert certificate.holds and certificate.theorem3["holds"]
@@ -387,12 +426,16 @@ class _Taps(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = torch.relu(self.enter(x.flatten(2))).reshape(x.shape[0], 4, *x.shape[2:])
         first, *others = self.kernel(h).tensor_split(2, 1)
-        return torch.cat([first[..., : self.places], *(other[..., -self.places :] for other in others)], 1)
+        return torch.cat(
+            [first[..., : self.places], *(other[..., -self.places :] for other in others)], 1
+        )
 
 
 @pytest.mark.filterwarnings("ignore:Using padding=.same. with even kernel lengths:UserWarning")
 @given(data=st.data())
-def test_taps_that_meet_only_padding_where_a_result_is_read_are_on_no_path(data: st.DataObject) -> None:
+def test_taps_that_meet_only_padding_where_a_result_is_read_are_on_no_path(
+    data: st.DataObject,
+) -> None:
     dims, transposed = data.draw(st.integers(1, 2)), data.draw(st.booleans())
     sizes, kernel, stride, hole, groups = (
         [data.draw(st.integers(1, 4)) for _ in range(dims)],
@@ -400,7 +443,9 @@ def test_taps_that_meet_only_padding_where_a_result_is_read_are_on_no_path(data:
     )
     kinds = (nn.ConvTranspose1d, nn.ConvTranspose2d) if transposed else (nn.Conv1d, nn.Conv2d)
     options: dict[str, Any] = {"stride": stride, "dilation": hole, "groups": groups, "bias": False}
-    options["padding"] = data.draw(st.integers(0, 1) if transposed or stride > 1 else st.sampled_from([0, 1, "same"]))
+    options["padding"] = data.draw(
+        st.integers(0, 1) if transposed or stride > 1 else st.sampled_from([0, 1, "same"])
+    )
     model = _Taps(kinds[dims - 1](4, 4, kernel, **options), data.draw(st.integers(1, 3)))
     x = torch.rand(2, 1, *sizes, dtype=torch.float64) + 0.5
     for weight in model.parameters():
@@ -414,7 +459,9 @@ def test_taps_that_meet_only_padding_where_a_result_is_read_are_on_no_path(data:
     grad = model.kernel.weight.grad
     assert isinstance(grad, Tensor)
     found = unused.get("kernel.weight", torch.tensor(True))
-    assert torch.equal((torch.tensor(False) if found is None else found).expand(grad.shape), grad == 0), options
+    assert torch.equal(
+        (torch.tensor(False) if found is None else found).expand(grad.shape), grad == 0
+    ), options
 
 
 class _Places1d(nn.Module):
@@ -429,11 +476,15 @@ class _Places1d(nn.Module):
 
 
 APART: dict[str, tuple[nn.Module, int, Callable[[Tensor], Tensor]]] = {
-    "each place by its own tap": (nn.ConvTranspose1d(2, 2, 2, bias=False), 2, lambda h: h[..., ::2]),
-    "the second place by its own tap": (nn.ConvTranspose1d(2, 2, 2, bias=False), 2, lambda h: h[..., 1:]),
-    "places that are only margin": (nn.Conv1d(2, 2, 1, padding=1, bias=False), 3, lambda h: h.cumsum(-1)),
+    "each place by its own tap": (nn.ConvTranspose1d(2, 2, 2, bias=False), 2,
+                                  lambda h: h[..., ::2]),
+    "the second place by its own tap": (nn.ConvTranspose1d(2, 2, 2, bias=False), 2,
+                                        lambda h: h[..., 1:]),
+    "places that are only margin": (nn.Conv1d(2, 2, 1, padding=1, bias=False), 3,
+                                    lambda h: h.cumsum(-1)),
     "places beyond the last window": (
-        nn.ConvTranspose1d(2, 2, 3, stride=2, output_padding=1, bias=False), 5, lambda h: h.flip(-1)[..., :2]
+        nn.ConvTranspose1d(2, 2, 3, stride=2, output_padding=1, bias=False), 5,
+        lambda h: h.flip(-1)[..., :2]
     ),
 }  # fmt: skip
 
@@ -453,7 +504,10 @@ def test_a_kernel_that_is_computed_has_no_path_through_taps_that_meet_only_paddi
     class Computed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.enter, self.one, self.other = nn.Conv1d(1, 2, 1), *(nn.Parameter(torch.randn(3, 2, 3)) for _ in "ab")
+            self.enter, self.one, self.other = (
+                nn.Conv1d(1, 2, 1),
+                *(nn.Parameter(torch.randn(3, 2, 3)) for _ in "ab"),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             return F.conv1d(torch.relu(self.enter(x)), self.one * self.other, padding=1)[..., 0]

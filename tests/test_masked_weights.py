@@ -1,4 +1,6 @@
-"""Constant masks on parameters: what a mask removes lies on no path, and neither does what follows from it alone."""
+"""Constant masks on parameters: what a mask removes lies on no path, and neither does
+what follows from it alone.
+"""
 
 from __future__ import annotations
 
@@ -35,21 +37,49 @@ THREE, TRIANGLE = torch.tensor([True, False, True, True]), torch.ones(4, 4, dtyp
 USES: dict[str, tuple[Callable[[Masked, Tensor], Tensor], int, int]] = {
     "a diagonal first": (lambda m, x: m.out(x * m.some()), 3 + 6 + 2, 3),
     "a diagonal last": (lambda m, x: x * m.some(), 3, 0),
-    "a diagonal between": (lambda m, x: m.out(relu(relu(x @ m.matrix) * m.some())), 12 + 3 + 6 + 2, 6),
+    "a diagonal between": (
+        lambda m, x: m.out(relu(relu(x @ m.matrix) * m.some())),
+        12 + 3 + 6 + 2,
+        6,
+    ),
     "a row of a triangle": (lambda m, x: m.out(relu(x * m.lower()[0])), 1 + 2 + 2, 1),
     "a triangle": (lambda m, x: m.out(relu(x @ m.lower())), 10 + 8 + 2, 4),
     "used whole behind the mask": (lambda m, x: relu(x * m.some()) * m.w, 3, 0),
     "a matrix behind the mask": (lambda m, x: relu(x * m.some()) @ m.matrix, 3 + 12, 3),
-    "a matrix twice behind the mask": (lambda m, x: relu(relu(x * m.some()) @ m.matrix) @ m.matrix, 3 + 16, 1),
+    "a matrix twice behind the mask": (
+        lambda m, x: relu(relu(x * m.some()) @ m.matrix) @ m.matrix,
+        3 + 16,
+        1,
+    ),
     # masks of conditions
     "a diagonal of conditions": (lambda m, x: m.out(x * (THREE * m.w)), 3 + 6 + 2, 3),
-    "a triangle of conditions": (lambda m, x: m.out(relu(x @ (m.matrix * TRIANGLE))), 10 + 8 + 2, 4),
-    "a triangle that is chosen": (lambda m, x: m.out(relu(x @ torch.where(TRIANGLE, m.matrix, 0.0))), 10 + 8 + 2, 4),
+    "a triangle of conditions": (
+        lambda m, x: m.out(relu(x @ (m.matrix * TRIANGLE))),
+        10 + 8 + 2,
+        4,
+    ),
+    "a triangle that is chosen": (
+        lambda m, x: m.out(relu(x @ torch.where(TRIANGLE, m.matrix, 0.0))),
+        10 + 8 + 2,
+        4,
+    ),
     "features under a condition": (lambda m, x: m.out(relu(x @ m.matrix) * THREE), 12 + 6 + 2, 3),
     "features beside a condition": (lambda m, x: m.out(relu(x @ m.matrix) + ~THREE), 16 + 8 + 2, 3),
-    "a function under a condition": (lambda m, x: m.out((x @ m.matrix).tanh() * THREE), 12 + 6 + 2, 0),
-    "a matrix times zero": (lambda m, x: m.out(x * m.some()) + (x @ (m.matrix * 0))[:, :2], 3 + 6 + 2, 3),
-    "features times zero": (lambda m, x: m.out(x * m.some()) + ((x @ m.matrix).tanh() * 0)[:, :2], 3 + 6 + 2, 3),
+    "a function under a condition": (
+        lambda m, x: m.out((x @ m.matrix).tanh() * THREE),
+        12 + 6 + 2,
+        0,
+    ),
+    "a matrix times zero": (
+        lambda m, x: m.out(x * m.some()) + (x @ (m.matrix * 0))[:, :2],
+        3 + 6 + 2,
+        3,
+    ),
+    "features times zero": (
+        lambda m, x: m.out(x * m.some()) + ((x @ m.matrix).tanh() * 0)[:, :2],
+        3 + 6 + 2,
+        3,
+    ),
 }
 
 

@@ -13,7 +13,9 @@ import pathspace as ps
 
 
 def skeleton() -> ps.Skeleton:
-    model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(5, 2))
+    model = nn.Sequential(
+        nn.Conv2d(3, 5, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(5, 2)
+    )
     return ps.trace(model, torch.randn(1, 3, 6, 6)).skeleton("random", seed=3)
 
 

@@ -13,12 +13,18 @@ import pathspace as ps
 
 
 class Beside(nn.Module):
-    """Channels beside what has none: an input, the states of gated layers in two directions, codes of numbers."""
+    """Channels beside what has none: an input, the states of gated layers in two
+    directions, codes of numbers.
+    """
 
     def __init__(self, beside):
         super().__init__()
         self.beside = beside
-        self.wide, self.rnn, self.codes = nn.Linear(5, 8), nn.LSTM(5, 3, bidirectional=True), nn.Linear(5, 6)
+        self.wide, self.rnn, self.codes = (
+            nn.Linear(5, 8),
+            nn.LSTM(5, 3, bidirectional=True),
+            nn.Linear(5, 6),
+        )
         self.head = nn.Linear({"input": 13, "states": 6, "codes": 6}[beside], 3)
 
     def forward(self, x):
@@ -30,7 +36,8 @@ class Beside(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("beside", "weight", "count"), [("input", "head", 1), ("states", "head", 0), ("codes", "codes", 1)]
+    ("beside", "weight", "count"),
+    [("input", "head", 1), ("states", "head", 0), ("codes", "codes", 1)],
 )
 def test_what_reads_no_channels_keeps_its_order(beside, weight, count):
     one, x = Beside(beside).double(), torch.randn(7, 5).double()
@@ -38,7 +45,9 @@ def test_what_reads_no_channels_keeps_its_order(beside, weight, count):
     assert len(groups.groups) == count
     other = copy.deepcopy(one)
     with torch.no_grad():
-        other.get_parameter(f"{weight}.weight")[:, -5:] = one.get_parameter(f"{weight}.weight")[:, -5:].roll(1, 1)
+        other.get_parameter(f"{weight}.weight")[:, -5:] = one.get_parameter(f"{weight}.weight")[
+            :, -5:
+        ].roll(1, 1)
     assert not ps.compare(one, other, ps.trace(one, x)).same
     assert groups.match(copy.deepcopy(one)).after == 0
     moved = groups.permute({group.name: torch.randperm(len(group)) for group in groups})
@@ -105,7 +114,9 @@ class Mixed(nn.Module):
         ("turn", 1j * torch.ones(2, 3)),
     ],
 )
-def test_models_that_differ_in_integers_masks_or_complex_numbers_are_not_the_same(name, value, recwarn):
+def test_models_that_differ_in_integers_masks_or_complex_numbers_are_not_the_same(
+    name, value, recwarn
+):
     one, x = Mixed().eval(), torch.randn(6, 3)
     other, graph = copy.deepcopy(one), ps.trace(one, x)
     # (how many batches a norm has seen is no part of the function)
@@ -129,7 +140,11 @@ class Shuffled(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.second, self.third = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1), nn.Conv2d(4, 2, 1)
+        self.first, self.second, self.third = (
+            nn.Conv2d(3, 8, 1),
+            nn.Conv2d(8, 4, 1),
+            nn.Conv2d(4, 2, 1),
+        )
 
     def forward(self, x):
         return self.third(torch.relu(self.second(F.channel_shuffle(torch.relu(self.first(x)), 2))))
@@ -142,11 +157,15 @@ def test_rectifiers_that_are_off_on_the_example_hide_nothing():
     with pytest.raises(ps.UnsupportedError, match="differs from what it should be"):
         groups.remove({"first.weight": [0, 1, 2, 3]})
     kept = {"first.weight": [0, 3, 4, 7]}
-    torch.testing.assert_close(groups.remove(kept)(100 * x), groups.masked(kept)(100 * x), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        groups.remove(kept)(100 * x), groups.masked(kept)(100 * x), rtol=1e-4, atol=1e-4
+    )
 
 
 class Reads(nn.Module):
-    """A layer behind a convolution, behind a maximum over all samples, and before its input is overwritten."""
+    """A layer behind a convolution, behind a maximum over all samples, and before
+    its input is overwritten.
+    """
 
     def __init__(self, kind):
         super().__init__()
@@ -162,7 +181,9 @@ class Reads(nn.Module):
         return result
 
 
-@pytest.mark.parametrize(("kind", "shape"), [("image", (2, 16, 16)), ("image", (5, 2, 16, 16)), ("plain", (40, 3))])
+@pytest.mark.parametrize(
+    ("kind", "shape"), [("image", (2, 16, 16)), ("image", (5, 2, 16, 16)), ("plain", (40, 3))]
+)
 def test_layers_are_observed_as_they_are_called(kind, shape):
     model, x = Reads(kind).double(), torch.randn(shape).double()
     groups = ps.channels(model, x)
@@ -172,5 +193,7 @@ def test_layers_are_observed_as_they_are_called(kind, shape):
 
 def test_one_sample_correlates_with_nothing():
     model, x = Reads("maximum"), torch.randn(9, 3)
-    with pytest.raises(ps.InputError, match=r"one sample of what 'second.weight' reads.*; pass more inputs"):
+    with pytest.raises(
+        ps.InputError, match=r"one sample of what 'second.weight' reads.*; pass more inputs"
+    ):
         ps.channels(model, x).match(copy.deepcopy(model), by="activations")

@@ -1,4 +1,6 @@
-"""How often a path passes a weight is counted without overflow: deep reuse, squares of squares, their products."""
+"""How often a path passes a weight is counted without overflow: deep reuse, squares
+of squares, their products.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ class Reused(nn.Module):
     def __init__(self, depth: int) -> None:
         super().__init__()
         self.depth = depth
-        self.stem, self.shared, self.head = (nn.Linear(*s, bias=False) for s in ((2, 2), (2, 2), (2, 1)))
+        self.stem, self.shared, self.head = (
+            nn.Linear(*s, bias=False) for s in ((2, 2), (2, 2), (2, 1))
+        )
         with torch.no_grad():
             for parameter in self.parameters():
                 parameter.abs_()
@@ -114,7 +118,13 @@ def test_a_product_of_whole_numbers_is_exact_or_refused() -> None:
     for size in (2**10, 2**30, 2**31):
         left, right = (generator.integers(-size, size, shape) for shape in ((3, 4), (4, 2)))
         exact = left.astype(object) @ right.astype(object)
-        if max(abs(int(entry)) for entry in (abs(left).astype(object) @ abs(right).astype(object)).ravel()) < 2**63:
+        if (
+            max(
+                abs(int(entry))
+                for entry in (abs(left).astype(object) @ abs(right).astype(object)).ravel()
+            )
+            < 2**63
+        ):
             assert (whole_product(left, right) == exact).all()
         else:
             with pytest.raises(ps.UnsupportedError):
@@ -159,7 +169,11 @@ def test_distinct_columns_are_those_of_a_set(rows: int, size: int, apart: int) -
     wanted = {column for column in listed if NEUTRAL not in column}
     assert sorted(map(tuple, distinct.T.tolist())) == sorted(wanted)
     for column, place in zip(listed, which.tolist(), strict=True):
-        assert place == len(wanted) if NEUTRAL in column else tuple(distinct[:, place].tolist()) == column
+        assert (
+            place == len(wanted)
+            if NEUTRAL in column
+            else tuple(distinct[:, place].tolist()) == column
+        )
 
 
 class Attending(nn.Module):
@@ -172,7 +186,10 @@ class Attending(nn.Module):
         self.w = nn.ModuleList(nn.Linear(4, 4, bias=False) for _ in range(heads))
 
     def forward(self, x: Tensor) -> Tensor:
-        parts = [self.function(w(v), v) for w, v in zip(self.w, self.q(x).chunk(self.heads, -1), strict=True)]
+        parts = [
+            self.function(w(v), v)
+            for w, v in zip(self.w, self.q(x).chunk(self.heads, -1), strict=True)
+        ]
         return self.o(torch.cat(parts, -1))
 
 
@@ -195,6 +212,10 @@ def test_units_that_no_weight_has_alone_are_exchanged_for_others(name: str, head
     assert certificate.units == certificate.units_at_most == each * heads
     graph = ps.trace(model, x)
     before = model(x)
-    ps.rescale(model, graph, torch.randn(graph.num_units, generator=torch.Generator().manual_seed(1)).double())
+    ps.rescale(
+        model,
+        graph,
+        torch.randn(graph.num_units, generator=torch.Generator().manual_seed(1)).double(),
+    )
     torch.testing.assert_close(model(x), before, rtol=1e-8, atol=1e-8)
     assert len(graph.skeleton().basis()) == graph.num_weights - graph.num_units

@@ -56,13 +56,17 @@ def test_every_step_can_be_typed(command: str, well: bool) -> None:
     if "task" in names:
         given["task"] = "digits-rows"
     line = next_step(
-        " ".join(command.split()[: len(command.split()) - len(name)]), given | {"name": "".join(name)}, well
+        " ".join(command.split()[: len(command.split()) - len(name)]),
+        given | {"name": "".join(name)},
+        well,
     )
     assert line is not None
     program, *words = shlex.split(line)
     assert program == "pathspace"
     following, words = find(known, words)
-    context = following.make_context(following.name, words)  # refuses unknown options and missing arguments
+    context = following.make_context(
+        following.name, words
+    )  # refuses unknown options and missing arguments
     assert "inputs" not in names or list(context.params["inputs"]) == given["inputs"]
     assert names - {"inputs"} <= {parameter.name for parameter in typed.params}
 
@@ -72,15 +76,22 @@ def test_nothing_follows_what_went_to_standard_output_or_lacks_a_part() -> None:
         assert next_step("verify", {"target": "net.py:Net", option: "-"}) is None
     assert next_step("balance", {"target": "folder", "source": "new", "destination": None}) is None
     assert next_step("data", {}) is None and next_step("data fetch", {"name": "nothing"}) is None
-    assert next_step("verify", {"target": "a b.py:Net", "proof": "p.json"}) == "pathspace check p.json 'a b.py:Net'"
+    assert (
+        next_step("verify", {"target": "a b.py:Net", "proof": "p.json"})
+        == "pathspace check p.json 'a b.py:Net'"
+    )
 
 
-def test_a_terminal_shows_the_step_and_a_pipe_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_shows_the_step_and_a_pipe_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("net.py").write_text(NET)
     words = ["explain", "net.py:Net", "--input", "2x3"]
     on_terminal = CliRunner().invoke(cli.app, words, env=TERMINAL)
-    assert on_terminal.output.endswith("Next: pathspace report net.py:Net --input 2x3 -o report.html\n")
+    assert on_terminal.output.endswith(
+        "Next: pathspace report net.py:Net --input 2x3 -o report.html\n"
+    )
     assert on_terminal.output.count("Next: ") == 1 and on_terminal.exit_code == 0
     assert "Next: " not in CliRunner().invoke(cli.app, words).output
     for more in (["--json", "-"], ["--help"], ["--input", "2x4"]):

@@ -43,7 +43,9 @@ def test_the_stability_limit_is_where_the_probe_diverges(decay: float, h: float)
     low, high = 0.5 * limit, 2 * limit
     while high / low > 1.001:
         middle = math.sqrt(low * high)
-        low, high = (low, middle) if quadratic_probe(decay, middle, h, 4000).diverged else (middle, high)
+        low, high = (
+            (low, middle) if quadratic_probe(decay, middle, h, 4000).diverged else (middle, high)
+        )
     assert low == pytest.approx(limit, rel=0.005)
     assert contraction(decay, limit, h) == pytest.approx(1, abs=1e-9)
 
@@ -52,7 +54,11 @@ def test_a_large_decay_costs_monotony_not_stability() -> None:
     assert quadratic_probe(0.99, 1.0).ascents > 50 and not quadratic_probe(0.99, 1.0).diverged
     for decay in (0.3, 0.9):
         limit = monotone_limit(decay, 1.0)
-        assert quadratic_probe(decay, 0.98 * limit).ascents == 0 < quadratic_probe(decay, 4 * limit).ascents
+        assert (
+            quadratic_probe(decay, 0.98 * limit).ascents
+            == 0
+            < quadratic_probe(decay, 4 * limit).ascents
+        )
 
 
 def test_sampling_without_replacement() -> None:
@@ -71,7 +77,9 @@ def test_curvature_against_the_hessian() -> None:
         named = dict(model.named_parameters())
         sizes = [p.numel() for p in named.values()]
 
-        def loss(flat: torch.Tensor, model=model, named=named, sizes=sizes, x=x, y=y) -> torch.Tensor:
+        def loss(
+            flat: torch.Tensor, model=model, named=named, sizes=sizes, x=x, y=y
+        ) -> torch.Tensor:
             parts = {n: v.view_as(named[n]) for n, v in zip(named, flat.split(sizes), strict=True)}
             return F.mse_loss(torch.func.functional_call(model, parts, (x,)), y)
 
@@ -86,19 +94,28 @@ def test_suggested_decay() -> None:
 
     def batches(noise: float, count: int = 1500) -> list[tuple[torch.Tensor, torch.Tensor]]:
         # the gradient of (w x) * t is x t = 1 + noise
-        return [(torch.ones(1, 1).double(), 1 + noise * torch.randn(1, 1).double()) for _ in range(count)]
+        return [
+            (torch.ones(1, 1).double(), 1 + noise * torch.randn(1, 1).double())
+            for _ in range(count)
+        ]
 
-    found = suggest_decay(model, lambda y, t: (y * t).sum(), batches(3.0), ratio=1.0, probe_curvature=False)
+    found = suggest_decay(
+        model, lambda y, t: (y * t).sum(), batches(3.0), ratio=1.0, probe_curvature=False
+    )
     # noise 9, signal 1: (1 - g)/(1 + g) = 1/9
     assert found.decay == pytest.approx(0.8, abs=0.05)
-    assert found.averaged_noise == pytest.approx(found.signal, rel=1e-9) and "decay of" in found.advice
+    assert (
+        found.averaged_noise == pytest.approx(found.signal, rel=1e-9) and "decay of" in found.advice
+    )
     calm = suggest_decay(model, lambda y, t: (y * t).sum(), batches(0.1), probe_curvature=False)
     assert calm.decay == 0 and "No averaging" in calm.advice
     wild = suggest_decay(model, lambda y, t: (y * t).sum(), batches(1e4), probe_curvature=False)
     assert wild.decay == 0.999 and "drowns" in wild.advice
     data = [(torch.randn(8, 1).double(), torch.randn(8, 1).double()) for _ in range(3)]
     advice = suggest_decay(model, F.mse_loss, data)
-    assert advice.stable_lr == pytest.approx(stability_limit(advice.decay, float(2 * data[0][0].square().mean())))
+    assert advice.stable_lr == pytest.approx(
+        stability_limit(advice.decay, float(2 * data[0][0].square().mean()))
+    )
 
 
 def test_refusals() -> None:
@@ -113,9 +130,14 @@ def test_refusals() -> None:
 
 
 def test_curvature_through_attention_and_without_second_derivatives() -> None:
-    """The fused attention kernels have no second derivative, and the embedding bag has none at all."""
+    """The fused attention kernels have no second derivative, and the
+    embedding bag has none at all.
+    """
     torch.manual_seed(0)
-    layer, x = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True), torch.randn(2, 3, 4)
+    layer, x = (
+        nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True),
+        torch.randn(2, 3, 4),
+    )
     loss = lambda y, _: y.square().mean()  # noqa: E731
     assert math.isfinite(curvature(layer, loss, x, None))
     bag = nn.EmbeddingBag(5, 2, mode="sum")

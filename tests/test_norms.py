@@ -1,4 +1,6 @@
-"""Path norms against enumeration, against a forward pass written by hand, and beyond the range of floats."""
+"""Path norms against enumeration, against a forward pass written by hand, and
+beyond the range of floats.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,14 @@ def by_enumeration(model: nn.Module, args: tuple[Tensor, ...], p: float) -> floa
 
 @pytest.mark.parametrize("p", [1, 2, 0.5])
 @pytest.mark.parametrize("widths", [(3, 4, 2), (2, 3, 5, 2), (2, 4, 1, 3, 2)])
-def test_norms_of_multilayer_networks_are_sums_over_enumerated_paths(widths: tuple[int, ...], p: float) -> None:
+def test_norms_of_multilayer_networks_are_sums_over_enumerated_paths(
+    widths: tuple[int, ...], p: float
+) -> None:
     torch.manual_seed(0)
     model, x = mlp(*widths), torch.randn(1, widths[0])
-    assert path_norm(ps.trace(model, x), p) == pytest.approx(by_enumeration(model, (x,), p), rel=1e-12)
+    assert path_norm(ps.trace(model, x), p) == pytest.approx(
+        by_enumeration(model, (x,), p), rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("p", [1, 2])
@@ -54,11 +60,15 @@ def test_norms_of_one_recurrent_layer_are_sums_over_enumerated_paths() -> None:
     torch.manual_seed(0)
     model, x = OpRNN(2, 1, 2, batch_first=True, bias=False), torch.randn(1, 5, 2)
     for p in (1, 2):
-        assert path_norm(ps.trace(model, x), p) == pytest.approx(by_enumeration(model, (x,), p), rel=1e-12)
+        assert path_norm(ps.trace(model, x), p) == pytest.approx(
+            by_enumeration(model, (x,), p), rel=1e-12
+        )
 
 
 class Reference(nn.Module):
-    """The all-positive network of a convolutional one, written by hand: sums for maxima, affine batch norms."""
+    """The all-positive network of a convolutional one, written by hand: sums for
+    maxima, affine batch norms.
+    """
 
     def __init__(self, model: nn.Sequential) -> None:
         super().__init__()
@@ -71,7 +81,10 @@ class Reference(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
             if isinstance(layer, nn.MaxPool2d):
-                x = nn.functional.avg_pool2d(x, layer.kernel_size, layer.stride, layer.padding) * layer.kernel_size**2
+                x = (
+                    nn.functional.avg_pool2d(x, layer.kernel_size, layer.stride, layer.padding)
+                    * layer.kernel_size**2
+                )
             elif isinstance(layer, nn.BatchNorm2d):
                 gain = layer.weight / (layer.running_var + layer.eps).sqrt()
                 shift = (layer.bias - gain * layer.running_mean).abs()
@@ -84,9 +97,10 @@ class Reference(nn.Module):
 def test_norms_of_convolutional_networks_are_forward_passes() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(3, 2, 1), nn.Conv2d(4, 5, 2),
-        nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(5, 6, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-        nn.Linear(6, 2),
+        nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(3, 2, 1),
+        nn.Conv2d(4, 5, 2),
+        nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(5, 6, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(), nn.Linear(6, 2),
     )  # fmt: skip
     model(torch.randn(16, 3, 12, 12))
     nn.init.normal_(model[1].weight)
@@ -103,9 +117,15 @@ def test_norms_of_convolutional_networks_are_forward_passes() -> None:
 
 @pytest.mark.parametrize("window", [(2, 2, 0), (3, 2, 0), (3, 2, 1), (2, 3, 1)])
 @pytest.mark.parametrize("length", [5, 6, 7])
-def test_norms_through_pooling_windows_that_overhang(window: tuple[int, int, int], length: int) -> None:
-    """A maximum over identity maps: as many paths as there are pairs of an output and an element in its window."""
-    model = nn.Sequential(nn.Conv1d(1, 1, 1, bias=False), nn.ReLU(), nn.MaxPool1d(*window, ceil_mode=True))
+def test_norms_through_pooling_windows_that_overhang(
+    window: tuple[int, int, int], length: int
+) -> None:
+    """A maximum over identity maps: as many paths as there are pairs of an output and
+    an element in its window.
+    """
+    model = nn.Sequential(
+        nn.Conv1d(1, 1, 1, bias=False), nn.ReLU(), nn.MaxPool1d(*window, ceil_mode=True)
+    )
     nn.init.ones_(model[0].weight)
     x = torch.randn(1, 1, length)
     size, stride, padding = window
@@ -137,8 +157,13 @@ def test_norms_do_not_depend_on_how_activations_lie_in_memory() -> None:
 def test_norms_of_networks_that_read_whole_numbers(p: float) -> None:
     """The rows that are read are the first weights of paths."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 4, bias=False), nn.ReLU(), nn.Linear(4, 2, bias=False))
-    row, first, last = (w.detach().double().abs() ** p for w in (model[0].weight[0], model[1].weight, model[3].weight))
+    model = nn.Sequential(
+        nn.Embedding(5, 3), nn.Linear(3, 4, bias=False), nn.ReLU(), nn.Linear(4, 2, bias=False)
+    )
+    row, first, last = (
+        w.detach().double().abs() ** p
+        for w in (model[0].weight[0], model[1].weight, model[3].weight)
+    )
     found = path_norm(ps.trace(model, torch.zeros(1, dtype=torch.long)), p)
     assert found == pytest.approx(float((last @ (first @ row)).sum()) ** (1 / p), rel=1e-12)
     softened = nn.Sequential(*model, nn.Softmax(-1))
@@ -164,7 +189,9 @@ def test_coefficients_of_fixed_linear_maps_are_weights_on_paths(name: str, p: fl
         nn.Sequential(nn.Conv1d(1, 2, 1, bias=False), nn.ReLU(), layer).double(),
         torch.randn(1, 1, length).double(),
     )
-    matrix = torch.autograd.functional.jacobian(lambda row: layer(row[None, None])[0, 0], torch.zeros(length).double())
+    matrix = torch.autograd.functional.jacobian(
+        lambda row: layer(row[None, None])[0, 0], torch.zeros(length).double()
+    )
     weights = float((model[0].weight.detach().abs() ** p).sum())
     expected = (weights * float((matrix.abs() ** p).sum())) ** (1 / p)
     assert path_norm(ps.trace(model, x), p) == pytest.approx(expected, rel=1e-12)
@@ -174,7 +201,9 @@ def test_coefficients_of_fixed_linear_maps_are_weights_on_paths(name: str, p: fl
 @pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
 def test_images_are_resampled_one_dimension_after_the_other(mode: str, p: float) -> None:
     layer, x = nn.Upsample((7, 5), mode=mode), torch.randn(1, 2, 4, 3).double()
-    matrix = torch.autograd.functional.jacobian(lambda image: layer(image[None, None])[0, 0], x[0, 0])
+    matrix = torch.autograd.functional.jacobian(
+        lambda image: layer(image[None, None])[0, 0], x[0, 0]
+    )
     expected = (2 * float((matrix.abs() ** p).sum())) ** (1 / p)
     assert path_norm(ps.trace(nn.Sequential(layer), x), p) == pytest.approx(expected, rel=1e-12)
 
@@ -187,12 +216,15 @@ def test_windows_of_maxima_in_two_dimensions(window: tuple[int, ...]) -> None:
     pairs = []
     for length, count in zip((6, 5), layer(x).shape[2:], strict=True):
         starts = [i * stride - padding for i in range(count)]
-        pairs.append(sum(0 <= start + j * dilation < length for start in starts for j in range(size)))
+        pairs.append(
+            sum(0 <= start + j * dilation < length for start in starts for j in range(size))
+        )
     assert path_norm(nn.Sequential(layer), x) == pytest.approx(pairs[0] * pairs[1], rel=1e-12)
 
 
 ENDINGS = {
-    "sigmoid": nn.Sigmoid(), "relu6": nn.ReLU6(), "softmax": nn.Softmax(-1), "gelu": nn.GELU(), "quotient": None
+    "sigmoid": nn.Sigmoid(), "relu6": nn.ReLU6(), "softmax": nn.Softmax(-1), "gelu": nn.GELU(),
+    "quotient": None
 }  # fmt: skip
 
 
@@ -215,7 +247,10 @@ def test_the_norm_of_a_part(name: str, p: float) -> None:
     """The body alone; all paths that end somewhere are those of the body and those of the head."""
     torch.manual_seed(0)
     model, x = Ended(ENDINGS[name]).double(), torch.randn(1, 3).double()
-    body, head = path_norm(model.body, x, p=p), path_norm(model.head, torch.randn(1, 4).double(), p=p)
+    body, head = (
+        path_norm(model.body, x, p=p),
+        path_norm(model.head, torch.randn(1, 4).double(), p=p),
+    )
     with pytest.raises(ps.UnsupportedError, match="until=") as caught:
         path_norm(model, x, p=p)
     assert len(str(caught.value).splitlines()) == 1
@@ -254,7 +289,9 @@ def test_all_paths_that_end_do_not_feel_the_scales_of_units() -> None:
         graph.path_norm(2)
 
 
-@pytest.mark.parametrize("end", [nn.Sigmoid(), nn.ReLU6(), nn.Tanh(), nn.GELU(), nn.Softplus(), nn.Hardswish()])
+@pytest.mark.parametrize(
+    "end", [nn.Sigmoid(), nn.ReLU6(), nn.Tanh(), nn.GELU(), nn.Softplus(), nn.Hardswish()]
+)
 def test_bounds_hold(end: nn.Module) -> None:
     torch.manual_seed(0)
     model = Ended(end).double()
@@ -281,7 +318,9 @@ def test_regions_and_checkpoints_are_walked_through() -> None:
         def forward(self, x: Tensor) -> Tensor:
             with torch.autocast("cpu", enabled=False):
                 hidden = torch.relu(self.first(x))
-            return self.second(torch.utils.checkpoint.checkpoint(torch.relu, hidden, use_reentrant=False))
+            return self.second(
+                torch.utils.checkpoint.checkpoint(torch.relu, hidden, use_reentrant=False)
+            )
 
     model, x = Region().double(), torch.randn(1, 3).double()
     assert path_norm(model, x) == pytest.approx(
@@ -345,7 +384,9 @@ def test_a_network_of_zeros() -> None:
         path_statistics(graph.skeleton())
 
 
-@pytest.mark.parametrize("name", ["mlp_2x3x5x2", "residual_cnn", "rnn_op", "gated_product", "tied_transposed"])
+@pytest.mark.parametrize(
+    "name", ["mlp_2x3x5x2", "residual_cnn", "rnn_op", "gated_product", "tied_transposed"]
+)
 def test_statistics_are_those_of_the_values(name: str) -> None:
     model, args = CASES[name]()
     skeleton = ps.trace(model, *args).skeleton("magnitude")
@@ -384,4 +425,6 @@ def test_statistics_of_a_network_with_a_weight_of_no_dimension() -> None:
     skeleton = ps.trace(Gain(), torch.randn(1, 2)).skeleton(rule="magnitude")
     exact = skeleton.basis().values().abs().log()
     statistics = ps.path_statistics(skeleton)
-    assert statistics.count == len(exact) and math.isclose(statistics.largest, float(exact.max()), rel_tol=1e-6)
+    assert statistics.count == len(exact) and math.isclose(
+        statistics.largest, float(exact.max()), rel_tol=1e-6
+    )

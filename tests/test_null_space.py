@@ -1,4 +1,6 @@
-"""Null vectors beside known ones, and derivatives by log-scales without gradients of weights, against slow oracles."""
+"""Null vectors beside known ones, and derivatives by log-scales without gradients of
+weights, against slow oracles.
+"""
 
 from __future__ import annotations
 
@@ -60,14 +62,18 @@ class Recurrent(nn.Module):
         h = self.cell(self.table(tokens))[0]
         h = h + self.attend(h, h, h)[0]
         return (
-            F.embedding(tokens, self.table.weight, padding_idx=0).sum() + h @ self.own.T + torch.cat([self.own] * 2)[0]
+            F.embedding(tokens, self.table.weight, padding_idx=0).sum()
+            + h @ self.own.T
+            + torch.cat([self.own] * 2)[0]
         )
 
 
-def convolutions(one: type[nn.Module], other: type[nn.Module], norm: nn.Module, groups: int) -> nn.Module:
+def convolutions(
+    one: type[nn.Module], other: type[nn.Module], norm: nn.Module, groups: int
+) -> nn.Module:
     return nn.Sequential(
-        one(4, 6, 3, groups=groups, padding=1), norm, nn.ReLU(), other(6, 4, 3, groups=groups), nn.Tanh(), nn.Flatten(),
-        nn.LazyLinear(3),
+        one(4, 6, 3, groups=groups, padding=1), norm, nn.ReLU(), other(6, 4, 3, groups=groups),
+        nn.Tanh(), nn.Flatten(), nn.LazyLinear(3),
     )  # fmt: skip
 
 
@@ -77,32 +83,51 @@ def convolutions(one: type[nn.Module], other: type[nn.Module], norm: nn.Module, 
         (Recurrent(), torch.randint(0, 5, (2, 4))),
         (convolutions(nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d(6), 1), torch.randn(3, 4, 5)),
         (convolutions(nn.Conv1d, nn.ConvTranspose1d, nn.GroupNorm(2, 6), 2), torch.randn(2, 4, 5)),
-        (convolutions(nn.Conv2d, nn.ConvTranspose2d, nn.BatchNorm2d(6), 2), torch.randn(3, 4, 4, 5)),
-        (nn.Sequential(nn.Linear(3, 4, bias=False), nn.LayerNorm(4), nn.Linear(4, 1)), torch.randn(5, 3)),
+        (
+            convolutions(nn.Conv2d, nn.ConvTranspose2d, nn.BatchNorm2d(6), 2),
+            torch.randn(3, 4, 4, 5),
+        ),
+        (
+            nn.Sequential(nn.Linear(3, 4, bias=False), nn.LayerNorm(4), nn.Linear(4, 1)),
+            torch.randn(5, 3),
+        ),
     ],
 )
-def test_factors_on_activations_give_the_sums_of_weights_times_gradients(model: nn.Module, x: Tensor) -> None:
+def test_factors_on_activations_give_the_sums_of_weights_times_gradients(
+    model: nn.Module, x: Tensor
+) -> None:
     x = x.double() if x.is_floating_point() else x
     model = model.double()
     model(x)
     scales = family(ps.trace(model, x), model, statistics=False)
-    weights = {name: parameter.detach().requires_grad_() for name, parameter in model.named_parameters()}
+    weights = {
+        name: parameter.detach().requires_grad_() for name, parameter in model.named_parameters()
+    }
 
     def derivatives(leaves: list[Tensor], output: Tensor) -> list[Tensor]:
-        probe = torch.randn(output.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        probe = torch.randn(
+            output.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+        )
         found = torch.autograd.grad(output, leaves, probe, allow_unused=True)
-        return [torch.zeros_like(leaf) if d is None else d for leaf, d in zip(leaves, found, strict=True)]
+        return [
+            torch.zeros_like(leaf) if d is None else d
+            for leaf, d in zip(leaves, found, strict=True)
+        ]
 
     slow = derivatives(list(weights.values()), torch.func.functional_call(model, weights, (x,)))
     grads = dict(zip(weights, slow, strict=True))
     wanted = scales.sums([entry.products(weights, grads) for entry in scales.entries])
     with ScaledRun(scales, weights) as run:
         output = torch.func.functional_call(model, weights, (x,))
-    torch.testing.assert_close(torch.cat(derivatives(run.leaves, output)), wanted, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(
+        torch.cat(derivatives(run.leaves, output)), wanted, rtol=1e-9, atol=1e-11
+    )
 
 
 @pytest.mark.parametrize("name", ["batchnorm_conv", "residual_cnn", "gated_product"])
-def test_the_bound_of_large_models_is_that_of_small_ones(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_the_bound_of_large_models_is_that_of_small_ones(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     model, args = CASES[name]()
     plain = ps.verify(model, *args, upper_bound=True)
     monkeypatch.setattr(upper_bound, "MOST_VALUES", 0)
@@ -112,7 +137,9 @@ def test_the_bound_of_large_models_is_that_of_small_ones(monkeypatch: pytest.Mon
     assert large.upper_bound["smallest_kept"] > 0.5 * plain.upper_bound["smallest_kept"]
 
 
-def test_more_small_singular_values_than_are_looked_at_are_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_small_singular_values_than_are_looked_at_are_no_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(upper_bound, "MOST_VALUES", 0)
     monkeypatch.setattr(upper_bound, "MOST_ZERO", 24)
 
@@ -152,8 +179,15 @@ def test_units_that_are_exact_as_the_model_stands_are_bounded_too() -> None:
     certificate = ps.verify(Normed(1e-3), torch.randn(7, 3), upper_bound=True)
     assert certificate.units_at_most == certificate.units
     bound = certificate.upper_bound
-    assert certificate.units_exact == bound["exact_found"] == bound["exact_at_most"] < certificate.units
-    assert f"{certificate.units_exact} found, at most {certificate.units_exact}" in bound["evidence"]
+    assert (
+        certificate.units_exact
+        == bound["exact_found"]
+        == bound["exact_at_most"]
+        < certificate.units
+    )
+    assert (
+        f"{certificate.units_exact} found, at most {certificate.units_exact}" in bound["evidence"]
+    )
 
 
 def test_without_eps_both_levels_are_one() -> None:

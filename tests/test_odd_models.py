@@ -67,7 +67,9 @@ def world(model: Any, inputs: Any) -> dict[str, Any]:
     for path, module in model.named_modules():
         for kind in type(module).__mro__:
             if kind.__module__ == "odd_models":
-                state[f"class {kind.__name__}"] = {key: id(value) for key, value in vars(kind).items()}
+                state[f"class {kind.__name__}"] = {
+                    key: id(value) for key, value in vars(kind).items()
+                }
                 held = {k: len(v) for k, v in vars(kind).items() if isinstance(v, list)}
                 state[f"lists of {kind.__name__}"] = held
         if isinstance(module, torch.jit.ScriptModule):
@@ -87,7 +89,11 @@ def world(model: Any, inputs: Any) -> dict[str, Any]:
 
 def numbers(model: Any, inputs: Any) -> list[Tensor]:
     tensors = [torch.get_rng_state()]
-    held = [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) and type(model).__hash__ else []
+    held = (
+        [*model.parameters(), *model.buffers()]
+        if isinstance(model, nn.Module) and type(model).__hash__
+        else []
+    )
     for tensor in [*held, *leaves(inputs)]:
         lazy = isinstance(tensor, nn.parameter.UninitializedTensorMixin)
         if not (lazy or tensor.is_meta or "Fake" in type(tensor).__name__):
@@ -97,9 +103,15 @@ def numbers(model: Any, inputs: Any) -> list[Tensor]:
 
 def flat(outputs: Any) -> Tensor:
     found = [
-        leaf.detach().as_subclass(Tensor).double().reshape(-1) for leaf in leaves(outputs) if isinstance(leaf, Tensor)
+        leaf.detach().as_subclass(Tensor).double().reshape(-1)
+        for leaf in leaves(outputs)
+        if isinstance(leaf, Tensor)
     ]
-    found += [torch.tensor([leaf], dtype=torch.float64) for leaf in tree_leaves(outputs) if isinstance(leaf, float)]
+    found += [
+        torch.tensor([leaf], dtype=torch.float64)
+        for leaf in tree_leaves(outputs)
+        if isinstance(leaf, float)
+    ]
     return torch.cat(found) if found else torch.zeros(0)
 
 
@@ -127,11 +139,18 @@ def test_odd_models_get_an_answer_or_a_sentence_and_stay_as_they_are(entry: Odd)
             if values is not None:
                 after = numbers(model, (args, kwargs))
                 assert all(
-                    torch.equal(one.nan_to_num(), other.nan_to_num()) if one.element_size() > 1 else True
+                    (
+                        torch.equal(one.nan_to_num(), other.nan_to_num())
+                        if one.element_size() > 1
+                        else True
+                    )
                     for one, other in zip(values, after, strict=True)
                 )
     kept = [*odd_models.LOG, *odd_models.TABLE.values()]
-    assert not any("Fake" in type(leaf).__name__ or "Functional" in type(leaf).__name__ for leaf in leaves(kept))
+    assert not any(
+        "Fake" in type(leaf).__name__ or "Functional" in type(leaf).__name__
+        for leaf in leaves(kept)
+    )
 
 
 @pytest.mark.parametrize("entry", [param for param in ENTRIES if not param.values[0].words])
@@ -141,7 +160,9 @@ def test_what_is_said_of_odd_models_is_true(entry: Odd) -> None:
     other, again, named = make(entry)
     with entry.around():
         graph = ps.trace(other, *again, kwargs=named)
-        size = {torch.float64: 1e-9}.get(next((p.dtype for p in one.parameters()), torch.float32), 1e-4)
+        size = {torch.float64: 1e-9}.get(
+            next((p.dtype for p in one.parameters()), torch.float32), 1e-4
+        )
         phi = math.log(2) * torch.randint(-3, 4, (graph.num_units,), device="cpu").double()
         if not any(parameter.is_inference() for parameter in other.parameters()):
             ps.rescale(other, graph, phi)
@@ -150,13 +171,17 @@ def test_what_is_said_of_odd_models_is_true(entry: Odd) -> None:
             positional, keywords = ps.inputs.arranged(model, inputs, keywords)
             torch.manual_seed(1)
             with torch.no_grad():
-                outputs.append(flat(model(*mapped(torch.clone, positional), **mapped(torch.clone, keywords))))
+                outputs.append(
+                    flat(model(*mapped(torch.clone, positional), **mapped(torch.clone, keywords)))
+                )
     before, after = outputs
     assert (before - after).abs().sum() <= size * (1 + before.abs().sum())
 
 
 def test_other_threads_never_see_a_trace() -> None:
-    """A model that is used in another thread while it is traced computes numbers, and its settings stay."""
+    """A model that is used in another thread while it is traced computes
+    numbers, and its settings stay.
+    """
     model = Net()
     model.config = type("Config", (), {})()  # type: ignore[assignment]
     model.config.use_cache = True  # type: ignore[union-attr]
@@ -227,7 +252,9 @@ class Rebuilt(nn.Module):
 
 
 def test_a_wrapper_is_rebuilt_around_a_complete_module() -> None:
-    model = nn.Sequential(nn.Linear(3, 3), Rebuilt(nn.Sequential(nn.Linear(3, 5), nn.ReLU()).eval())).train(False)
+    model = nn.Sequential(
+        nn.Linear(3, 3), Rebuilt(nn.Sequential(nn.Linear(3, 5), nn.ReLU()).eval())
+    ).train(False)
     twin = safe_deepcopy(model)
     assert twin[1].width == 5 and not twin[1].training
     assert twin[1].inner[0].weight is not model[1].inner[0].weight

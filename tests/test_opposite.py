@@ -1,4 +1,6 @@
-"""Units that hang on others with the opposite scale: walks, products along the trees, bounded and clipped steps."""
+"""Units that hang on others with the opposite scale: walks, products along the trees,
+bounded and clipped steps.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ def test_walks_with_opposite_parents_are_invariant(rule: str) -> None:
     model = problem(NAME).model
     graph = ps.trace(model, *problem(NAME).args)
     skeleton = graph.skeleton(rule, seed=3)
-    assert not graph.forms.shape[0] and (skeleton.tree_in.other < 0).any() and (skeleton.tree_out.own < 0).any()
+    assert (
+        not graph.forms.shape[0]
+        and (skeleton.tree_in.other < 0).any()
+        and (skeleton.tree_out.own < 0).any()
+    )
     change, _ = change_and_sizes(model, graph)
     basis = skeleton.basis()
     matrix = basis.counting_matrix().toarray()
@@ -41,13 +47,18 @@ def test_products_along_the_trees_move_with_their_units(rule: str) -> None:
     graph = ps.trace(model, *problem(NAME).args)
     skeleton = graph.skeleton(rule, seed=3)
     before = [f(skeleton)[: graph.num_units + 1] for f in (log_prefixes, log_suffixes)]
-    values = [f().abs().log().numpy()[: graph.num_units + 1] for f in (skeleton.prefixes, skeleton.suffixes)]
+    values = [
+        f().abs().log().numpy()[: graph.num_units + 1]
+        for f in (skeleton.prefixes, skeleton.suffixes)
+    ]
     for logs, products in zip(before, values, strict=True):
         np.testing.assert_allclose(logs, products, atol=1e-12)
     phi = torch.randn(graph.num_units, generator=torch.Generator().manual_seed(1)).double()
     ps.rescale(model, graph, phi)
     for log, old, sign in ((log_prefixes, before[0], 1), (log_suffixes, before[1], -1)):
-        np.testing.assert_allclose(log(skeleton)[1 : graph.num_units + 1] - old[1:], sign * phi.numpy(), atol=1e-12)
+        np.testing.assert_allclose(
+            log(skeleton)[1 : graph.num_units + 1] - old[1:], sign * phi.numpy(), atol=1e-12
+        )
 
 
 @pytest.mark.parametrize("cap", [0.3, 1.0, 30.0])
@@ -58,7 +69,11 @@ def test_bounded_steps_of_copies_are_the_same(cap: float, rule: str) -> None:
         skeleton = ps.trace(model, *case.args).skeleton(rule, seed=3)
         runs.append(
             case.train(
-                model, lambda m, s=skeleton: GSGD(m.named_parameters(), lr=0.05, skeleton=s, max_multiplier=cap), 8
+                model,
+                lambda m, s=skeleton: GSGD(
+                    m.named_parameters(), lr=0.05, skeleton=s, max_multiplier=cap
+                ),
+                8,
             )
         )
     np.testing.assert_allclose(runs[1], runs[0], rtol=1e-9)
@@ -66,9 +81,13 @@ def test_bounded_steps_of_copies_are_the_same(cap: float, rule: str) -> None:
 
 
 @pytest.mark.parametrize("cap", [None, 0.3, 30.0])
-@pytest.mark.parametrize("name", [NAME, "rnn_op_2_layers", "residual_cnn", "tied_depth", "transformer_block"])
+@pytest.mark.parametrize(
+    "name", [NAME, "rnn_op_2_layers", "residual_cnn", "tied_depth", "transformer_block"]
+)
 def test_the_norm_that_is_clipped_is_that_of_the_step(name: str, cap: float | None) -> None:
-    """Against the gradient itself: a step of length ``lr`` lowers the loss by ``lr`` times the square of the norm."""
+    """Against the gradient itself: a step of length ``lr`` lowers the loss by ``lr``
+    times the square of the norm.
+    """
     case, norms = problem(name), []
     for model in case.twins(2, spread=0.5):
         start = {key: p.detach().clone() for key, p in model.named_parameters()}
@@ -85,14 +104,17 @@ def test_the_norm_that_is_clipped_is_that_of_the_step(name: str, cap: float | No
         optimizer.param_groups[0]["lr"] = lr
         optimizer.step()
         lowered = sum(
-            float(((start[key] - model.get_parameter(key).detach()) * grad).sum()) for key, grad in grads.items()
+            float(((start[key] - model.get_parameter(key).detach()) * grad).sum())
+            for key, grad in grads.items()
         )
         assert lowered / lr == pytest.approx(norms[-1] ** 2, rel=1e-3)
     assert norms[0] == pytest.approx(norms[1], rel=1e-7)
 
 
 def test_clipping_a_bounded_step_leaves_it_its_length() -> None:
-    """Without the bound the norm is that of steps that nobody takes, and clipping by it stops the training."""
+    """Without the bound the norm is that of steps that nobody takes, and clipping
+    by it stops the training.
+    """
     case = problem("rnn_op")
     model = copy.deepcopy(case.model)
     with torch.no_grad():
@@ -116,5 +138,9 @@ def test_adam_on_opposite_chains_takes_the_same_way_from_copies() -> None:
     case, runs = problem(NAME), []
     for model in case.twins(2):
         skeleton = ps.trace(model, *case.args).skeleton("magnitude")
-        runs.append(case.train(model, lambda m, s=skeleton: GAdam(m.named_parameters(), lr=1e-3, skeleton=s), 5))
+        runs.append(
+            case.train(
+                model, lambda m, s=skeleton: GAdam(m.named_parameters(), lr=1e-3, skeleton=s), 5
+            )
+        )
     np.testing.assert_allclose(runs[1], runs[0], rtol=1e-8)

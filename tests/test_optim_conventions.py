@@ -1,4 +1,6 @@
-"""Torch's conventions for optimizers; the list follows torch's own tests of optimizers (names in the docstrings)."""
+"""Torch's conventions for optimizers; the list follows torch's own tests of optimizers
+(names in the docstrings).
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def gadam(case: Problem, model: nn.Module, **more: object) -> torch.optim.Optimi
 
 def path_sgd(case: Problem, model: nn.Module, **more: object) -> torch.optim.Optimizer:
     example = tuple(a[:1] for a in case.args)
-    return PathSGD(model.named_parameters(), **{"lr": 0.01, "model": model, "example": example, **more})
+    return PathSGD(
+        model.named_parameters(), **{"lr": 0.01, "model": model, "example": example, **more}
+    )
 
 
 def average(case: Problem, model: nn.Module, **more: object) -> torch.optim.Optimizer:
@@ -52,7 +56,13 @@ def signs(case: Problem, model: nn.Module, **more: object) -> torch.optim.Optimi
 
 
 PATHWISE = {"gsgd": gsgd, "momentum": momentum, "gadam": gadam}
-MEMBERS: dict[str, Make] = {**PATHWISE, "path_sgd": path_sgd, "average": average, "rescaled": rescaled, "signs": signs}
+MEMBERS: dict[str, Make] = {
+    **PATHWISE,
+    "path_sgd": path_sgd,
+    "average": average,
+    "rescaled": rescaled,
+    "signs": signs,
+}
 every = pytest.mark.parametrize("make", MEMBERS.values(), ids=MEMBERS)
 pathwise = pytest.mark.parametrize("make", PATHWISE.values(), ids=PATHWISE)
 
@@ -90,8 +100,12 @@ def test_tensor_lr_is_the_same_as_a_number(make: Make) -> None:
 
 @every
 @pytest.mark.parametrize("gradients", ["zero", "none"])
-def test_no_gradient_or_no_learning_rate_leaves_the_weights_alone(make: Make, gradients: str) -> None:
-    """test_param_groups_lr, test_step_is_noop_for_zero_grads, test_step_is_noop_when_params_have_no_grad."""
+def test_no_gradient_or_no_learning_rate_leaves_the_weights_alone(
+    make: Make, gradients: str
+) -> None:
+    """test_param_groups_lr, test_step_is_noop_for_zero_grads,
+    test_step_is_noop_when_params_have_no_grad.
+    """
     case, model = fresh()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     optimizer = make(case, model, lr=0.0)
@@ -141,7 +155,9 @@ def test_hooks_run_once_around_every_step(make: Make) -> None:
 
 @every
 def test_killing_and_resuming_goes_on_bitwise(make: Make) -> None:
-    """test_can_load_older_state_dict's purpose, test_state_dict_deterministic, test_load_nontensor_step."""
+    """test_can_load_older_state_dict's purpose, test_state_dict_deterministic,
+    test_load_nontensor_step.
+    """
     case, model = fresh()
     optimizer = make(case, model)
     for _ in range(3):
@@ -155,17 +171,23 @@ def test_killing_and_resuming_goes_on_bitwise(make: Make) -> None:
         saved = torch.load(file, weights_only=True)
         again, twin = fresh()
         resumed = make(again, twin)
-        for part, holder in sorted({"model": twin, "optimizer": resumed}.items(), key=lambda pair: pair[0] != first):
+        for part, holder in sorted(
+            {"model": twin, "optimizer": resumed}.items(), key=lambda pair: pair[0] != first
+        ):
             holder.load_state_dict(saved[part])
         for _ in range(3):
             again.step(twin, resumed)
-        assert all(torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters(), strict=True))
+        assert all(
+            torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters(), strict=True)
+        )
 
 
 @pathwise
 @pytest.mark.parametrize("first", ["model", "optimizer"])
 def test_a_state_brings_the_trees_that_its_rule_has_chosen(make: Make, first: str) -> None:
-    """The rule 'magnitude' chooses other trees for trained weights, which trainers load before they choose."""
+    """The rule 'magnitude' chooses other trees for trained weights, which trainers
+    load before they choose.
+    """
     case, model = fresh()
     with torch.no_grad():
         for p in model.parameters():
@@ -186,7 +208,11 @@ def test_a_state_brings_the_trees_that_its_rule_has_chosen(make: Make, first: st
     assert resumed.fingerprint() != optimizer.fingerprint()
     kept = resumed.fingerprint(), resumed.space, copy.deepcopy(resumed.state_dict())
     damaged = copy.deepcopy(state)
-    next(entry["path_space"] for entry in damaged["state"].values() if "factor" in entry["path_space"]).pop("factor")
+    next(
+        entry["path_space"]
+        for entry in damaged["state"].values()
+        if "factor" in entry["path_space"]
+    ).pop("factor")
     with pytest.raises(InputError, match="damaged"):
         resumed.load_state_dict(damaged)
     assert (resumed.fingerprint(), resumed.space) == kept[:2]
@@ -196,7 +222,9 @@ def test_a_state_brings_the_trees_that_its_rule_has_chosen(make: Make, first: st
     for _ in range(3):
         case.step(model, optimizer)
         again.step(twin, resumed)
-    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters(), strict=True))
+    assert all(
+        torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters(), strict=True)
+    )
 
 
 @pathwise
@@ -220,7 +248,11 @@ def test_copies_go_on_alone(make: Make, way: str, cap: float | None) -> None:
     case, model = fresh()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(torch.linspace(0.5, 1.5, parameter.numel(), dtype=parameter.dtype).view_as(parameter))
+            parameter.mul_(
+                torch.linspace(0.5, 1.5, parameter.numel(), dtype=parameter.dtype).view_as(
+                    parameter
+                )
+            )
     optimizer = make(case, model, max_multiplier=cap)
     for _ in range(5):
         case.step(model, optimizer)
@@ -229,7 +261,9 @@ def test_copies_go_on_alone(make: Make, way: str, cap: float | None) -> None:
     for _ in range(3):
         case.step(model, optimizer)
         case.step(twin, copied)
-    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters(), strict=True))
+    assert all(
+        torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters(), strict=True)
+    )
     assert copied.fingerprint() == optimizer.fingerprint()
 
 
@@ -275,7 +309,9 @@ def test_every_scheduler_drives_it(name: str) -> None:
         for scheduler in (ours, theirs):
             scheduler.step(*([1.0] if name == "ReduceLROnPlateau" else []))  # type: ignore[attr-defined]
     assert len(set(rates)) > 1
-    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters(), strict=True))
+    assert all(
+        torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters(), strict=True)
+    )
 
 
 def test_momentum_and_betas_can_be_cycled() -> None:
@@ -296,7 +332,10 @@ Optimizers = Callable[[Any, Any], list[torch.optim.Optimizer]]
     [
         (lambda a, b: [torch.optim.Muon(a, lr=0.01), torch.optim.AdamW(b, lr=0.01)], None),
         (lambda a, b: [torch.optim.AdamW(b, lr=0.01), torch.optim.Muon(a, lr=0.01)], None),
-        (lambda a, b: [torch.optim.Muon(a, lr=0.01), torch.optim.SGD(b, lr=0.01, momentum=0.9)], "momentum"),
+        (
+            lambda a, b: [torch.optim.Muon(a, lr=0.01), torch.optim.SGD(b, lr=0.01, momentum=0.9)],
+            "momentum",
+        ),
         (lambda a, b: [torch.optim.NAdam(a, lr=0.01), torch.optim.AdamW(b, lr=0.01)], "betas"),
         (lambda a, b: [torch.optim.AdamW([*a, *b], lr=0.01)], "betas"),
     ],
@@ -307,7 +346,9 @@ def test_schedulers_of_several_optimizers_cycle_only_what_all_have(
 ) -> None:
     """A scheduler of torch looks into ``defaults`` once, and then into every group."""
     model, x = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)), torch.randn(8, 4)
-    weights = [[p for p in model.parameters() if (p.ndim > 1) is matrix] for matrix in (True, False)]
+    weights = [
+        [p for p in model.parameters() if (p.ndim > 1) is matrix] for matrix in (True, False)
+    ]
     optimizer = GaugeFixed(make(*weights), ps.trace(model, x))
     settings = [set(group) for group in optimizer.param_groups]
 
@@ -327,7 +368,8 @@ def test_schedulers_of_several_optimizers_cycle_only_what_all_have(
         scheduler.step()
         after = [(group["lr"], group[key] if key else None) for group in optimizer.param_groups]
         assert all(
-            old[0] != new[0] and (key is None or old[1] != new[1]) for old, new in zip(before, after, strict=True)
+            old[0] != new[0] and (key is None or old[1] != new[1])
+            for old, new in zip(before, after, strict=True)
         )
     for held, group in zip(settings, optimizer.param_groups, strict=True):
         assert {"betas", "momentum"} & set(group) == {"betas", "momentum"} & held
@@ -369,7 +411,9 @@ def test_half_precision_follows_full_precision(make: Make) -> None:
         optimizer.step()
         losses.append(value.item())
     assert losses[-1] < losses[0]
-    assert all(p.dtype == torch.float32 and bool(torch.isfinite(p).all()) for p in model.parameters())
+    assert all(
+        p.dtype == torch.float32 and bool(torch.isfinite(p).all()) for p in model.parameters()
+    )
 
 
 @pathwise
@@ -381,7 +425,9 @@ def test_groups_have_settings_of_their_own(make: Make) -> None:
     alike = [{"params": named[:2]}, {"params": named[2:]}]
     skeleton = case.skeleton(model)
     optimizer = make(case, model)
-    grouped = type(optimizer)(alike, **{**optimizer.defaults, "skeleton": skeleton, **amsless(optimizer)})
+    grouped = type(optimizer)(
+        alike, **{**optimizer.defaults, "skeleton": skeleton, **amsless(optimizer)}
+    )
     whole = make(case, twin)
     for _ in range(3):
         case.step(model, grouped)
@@ -403,10 +449,15 @@ def amsless(optimizer: torch.optim.Optimizer) -> dict[str, object]:
 @pathwise
 def test_parameters_outside_path_space_train_by_the_plain_rule(make: Make) -> None:
     case, model = fresh()
-    extra, twin = nn.Parameter(torch.tensor([2.0, -1.0]).double()), nn.Parameter(torch.tensor([2.0, -1.0]).double())
+    extra, twin = (
+        nn.Parameter(torch.tensor([2.0, -1.0]).double()),
+        nn.Parameter(torch.tensor([2.0, -1.0]).double()),
+    )
     optimizer = make(case, model)
     optimizer.add_param_group({"params": [("extra", extra)], "lr": 0.1})
-    plain: torch.optim.Optimizer = torch.optim.SGD([twin], lr=0.1, momentum=0.9 if make is momentum else 0.0)
+    plain: torch.optim.Optimizer = torch.optim.SGD(
+        [twin], lr=0.1, momentum=0.9 if make is momentum else 0.0
+    )
     if make is gadam:
         plain = torch.optim.Adam([twin], lr=0.1)
     for _ in range(4):
@@ -458,7 +509,9 @@ def test_sparse_and_complex_gradients_are_refused(make: Make, kind: str) -> None
         ({"skeleton": None}, "found a NoneType as its skeleton"),
     ],
 )
-def test_wrong_settings_are_refused_in_one_sentence(settings: dict[str, object], message: str) -> None:
+def test_wrong_settings_are_refused_in_one_sentence(
+    settings: dict[str, object], message: str
+) -> None:
     """test_errors."""
     case, model = fresh()
     with pytest.raises(PathspaceError, match=message) as refused:
@@ -466,7 +519,9 @@ def test_wrong_settings_are_refused_in_one_sentence(settings: dict[str, object],
     assert str(refused.value).count(". ") == 0
 
 
-@pytest.mark.parametrize("settings", [{"lr": -1.0}, {"betas": (0.9, 1.0)}, {"eps": -1.0}, {"amsgrad": True}])
+@pytest.mark.parametrize(
+    "settings", [{"lr": -1.0}, {"betas": (0.9, 1.0)}, {"eps": -1.0}, {"amsgrad": True}]
+)
 def test_wrong_settings_of_adam_are_refused(settings: dict[str, object]) -> None:
     """test_errors."""
     case, model = fresh()
@@ -512,13 +567,20 @@ def test_large_tensors_go_by_groups_of_rows(monkeypatch: pytest.MonkeyPatch) -> 
     from pathspace.training.optim import space
 
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(70, 300), nn.ReLU(), nn.Linear(300, 200), nn.ReLU(), nn.Linear(200, 3)).double()
+    model = nn.Sequential(
+        nn.Linear(70, 300), nn.ReLU(), nn.Linear(300, 200), nn.ReLU(), nn.Linear(200, 3)
+    ).double()
     x = torch.randn(8, 70, dtype=torch.float64)
     ends = []
     for size in (1000, 1 << 30):
         twin = copy.deepcopy(model)
         monkeypatch.setattr(space, "group_size", lambda weights, device, size=size: size)
-        optimizer = GSGD(twin.named_parameters(), lr=0.1, skeleton=ps.trace(twin, x).skeleton(), max_multiplier=1.0)
+        optimizer = GSGD(
+            twin.named_parameters(),
+            lr=0.1,
+            skeleton=ps.trace(twin, x).skeleton(),
+            max_multiplier=1.0,
+        )
         assert any(slot.rows for slot in optimizer.space.slots) == (size == 1000)
         for _ in range(2):
             optimizer.zero_grad()
@@ -551,7 +613,9 @@ def test_sign_descent_without_memory_is_adam_without_memory() -> None:
     for p in (*model.parameters(), *twin.parameters()):
         p.data += 0.5
     case.train(model, lambda m: SignProp(m.parameters(), lr=0.001), 3)
-    case.train(twin, lambda m: torch.optim.Adam(m.parameters(), lr=0.001, betas=(0.0, 0.0), eps=1e-300), 3)
+    case.train(
+        twin, lambda m: torch.optim.Adam(m.parameters(), lr=0.001, betas=(0.0, 0.0), eps=1e-300), 3
+    )
     for p, q in zip(model.parameters(), twin.parameters(), strict=True):
         moved = p.grad != 0
         torch.testing.assert_close(p[moved], q[moved], rtol=1e-12, atol=1e-15)

@@ -21,10 +21,19 @@ from pathspace.training.experiments.models import RecurrentCNN
 MEMBERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "gsgd": lambda m, s: GSGD(m.named_parameters(), lr=0.01, skeleton=s, capturable=True),
     "momentum": lambda m, s: GSGD(
-        m.named_parameters(), lr=torch.tensor(0.002), momentum=0.9, nesterov=True, skeleton=s, max_multiplier=1.0
+        m.named_parameters(),
+        lr=torch.tensor(0.002),
+        momentum=0.9,
+        nesterov=True,
+        skeleton=s,
+        max_multiplier=1.0,
     ),
-    "decay": lambda m, s: GSGD(m.named_parameters(), lr=0.01, weight_decay=0.1, maximize=True, skeleton=s),
-    "gadam": lambda m, s: GAdam(m.named_parameters(), lr=torch.tensor(0.01), skeleton=s, capturable=True),
+    "decay": lambda m, s: GSGD(
+        m.named_parameters(), lr=0.01, weight_decay=0.1, maximize=True, skeleton=s
+    ),
+    "gadam": lambda m, s: GAdam(
+        m.named_parameters(), lr=torch.tensor(0.01), skeleton=s, capturable=True
+    ),
     "bounded": lambda m, s: GAdam(m.named_parameters(), lr=0.01, skeleton=s, max_multiplier=0.5),
     "relative": lambda m, s: GAdam(m.named_parameters(), lr=0.01, skeleton=s, relative=True),
 }
@@ -32,14 +41,18 @@ WAITS = ("_local_scalar_dense", "equal", "nonzero", "is_nonzero", "_unique2", "m
 
 
 class NoWaiting(TorchDispatchMode):
-    """Fails where a number would have to come back from the device, as in the capture of a graph."""
+    """Fails where a number would have to come back from the device, as
+    in the capture of a graph.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         assert func.overloadpacket.__name__ not in WAITS, f"{func} waits for the device"
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", ["rnn_op_2_layers", "residual_cnn", "transformer_block", "gated_product"])
+@pytest.mark.parametrize(
+    "name", ["rnn_op_2_layers", "residual_cnn", "transformer_block", "gated_product"]
+)
 @pytest.mark.parametrize("member", MEMBERS)
 def test_a_step_never_waits_for_the_device(member: str, name: str) -> None:
     case = Problem(name, unit=True)
@@ -55,13 +68,17 @@ def test_a_step_never_waits_for_the_device(member: str, name: str) -> None:
 
 @pytest.mark.parametrize("member", MEMBERS)
 def test_a_compiled_step_is_one_graph_and_the_same_step(member: str) -> None:
-    """The compiler's front end and its handling of memory; what generates code is torch's own affair."""
+    """The compiler's front end and its handling of memory; what generates
+    code is torch's own affair.
+    """
     torch._dynamo.reset()
     case = Problem("mlp_2x3x5x2", unit=True)
     twin = copy.deepcopy(case.model)
     plain = MEMBERS[member](twin, case.skeleton(twin))
     step = torch.compile(
-        MEMBERS[member](case.model, case.skeleton(case.model)).step, backend="aot_eager", fullgraph=True
+        MEMBERS[member](case.model, case.skeleton(case.model)).step,
+        backend="aot_eager",
+        fullgraph=True,
     )
     for _ in range(3):
         for model, move in ((case.model, step), (twin, plain.step)):
@@ -73,7 +90,9 @@ def test_a_compiled_step_is_one_graph_and_the_same_step(member: str) -> None:
 
 @pytest.mark.parametrize("member", ["gsgd", "gadam"])
 def test_a_second_compiled_step_may_have_other_sizes(member: str) -> None:
-    """The compiler lets sizes vary when it meets the same code again, and then cannot start from parts of vectors."""
+    """The compiler lets sizes vary when it meets the same code again, and then cannot
+    start from parts of vectors.
+    """
     torch._dynamo.reset()
     torch.manual_seed(0)
     mlp = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -94,7 +113,9 @@ def test_a_compiler_leaves_steps_of_many_tensors_as_they_are(kind: str) -> None:
     """On a processor it would make a kernel of nearly every tensor."""
     torch._dynamo.reset()
     torch.manual_seed(0)
-    model = nn.Sequential(*(layer for _ in range(10) for layer in (nn.Linear(6, 6), nn.ReLU())), nn.Linear(6, 2))
+    model = nn.Sequential(
+        *(layer for _ in range(10) for layer in (nn.Linear(6, 6), nn.ReLU())), nn.Linear(6, 2)
+    )
     x, twin, frames, hooks = torch.randn(4, 6), copy.deepcopy(model), [], []
     for one in (model, twin):
         graph = ps.trace(one, x)
@@ -106,7 +127,9 @@ def test_a_compiler_leaves_steps_of_many_tensors_as_they_are(kind: str) -> None:
             optimizer = GaugeFixed(torch.optim.AdamW(one.parameters(), lr=0.01), graph)
         optimizer.register_step_post_hook(lambda *_: hooks.append(1))
         move = (
-            optimizer.step if one is twin else torch.compile(optimizer.step, backend=lambda f, _: frames.append(f) or f)
+            optimizer.step
+            if one is twin
+            else torch.compile(optimizer.step, backend=lambda f, _: frames.append(f) or f)
         )
         for _ in range(3):
             one.zero_grad()
@@ -134,16 +157,23 @@ class Largest(TorchDispatchMode):
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "layers of 2,048 units": lambda: (
-        nn.Sequential(*(part for _ in range(3) for part in (nn.Linear(2048, 2048, bias=False), nn.ReLU()))),
+        nn.Sequential(
+            *(part for _ in range(3) for part in (nn.Linear(2048, 2048, bias=False), nn.ReLU()))
+        ),
         torch.randn(2, 2048),
     ),
-    "recurrent convolutions of 96 channels": lambda: (RecurrentCNN(3, 96, 10), torch.randn(2, 3, 8, 8)),
+    "recurrent convolutions of 96 channels": lambda: (
+        RecurrentCNN(3, 96, 10),
+        torch.randn(2, 3, 8, 8),
+    ),
 }
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_memory_is_small_beside_the_weights(name: str) -> None:
-    """Some vectors of one entry per unit; working memory, gone after the step, for one group of rows at a time."""
+    """Some vectors of one entry per unit; working memory, gone after the step, for one
+    group of rows at a time.
+    """
     torch.manual_seed(0)
     model, x = MODELS[name]()
     skeleton = ps.trace(model, x).skeleton()

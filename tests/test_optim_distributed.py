@@ -1,4 +1,6 @@
-"""Two processes take the steps of one with the whole batch: by DistributedDataParallel, and with shards."""
+"""Two processes take the steps of one with the whole batch: by
+DistributedDataParallel, and with shards.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +23,31 @@ from pathspace.training import GSGD, GAdam, init_skeleton
 Maker = Callable[[nn.Module, ps.Skeleton], torch.optim.Optimizer]
 MAKERS: dict[str, Maker] = {
     "gsgd": lambda m, s: GSGD(m.named_parameters(), lr=0.05, skeleton=s),
-    "momentum": lambda m, s: GSGD(m.named_parameters(), lr=0.02, momentum=0.9, weight_decay=0.1, skeleton=s),
-    "cap": lambda m, s: GSGD(m.named_parameters(), lr=torch.tensor(0.05), max_multiplier=1.0, skeleton=s),
+    "momentum": lambda m, s: GSGD(
+        m.named_parameters(), lr=0.02, momentum=0.9, weight_decay=0.1, skeleton=s
+    ),
+    "cap": lambda m, s: GSGD(
+        m.named_parameters(), lr=torch.tensor(0.05), max_multiplier=1.0, skeleton=s
+    ),
     "gadam": lambda m, s: GAdam(m.named_parameters(), lr=0.01, skeleton=s),
 }
 
 
 class Convolutions(nn.Module):
-    """Tails that depend on the row (depthwise), channels fewer than processes, batch norm, a pinned read-out."""
+    """Tails that depend on the row (depthwise), channels fewer than processes, batch
+    norm, a pinned read-out.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.depthwise = nn.Conv2d(1, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1, groups=3)
-        self.norm, self.single = nn.BatchNorm2d(3, eps=1e-30, track_running_stats=False), nn.Conv2d(3, 1, 1)
+        self.first, self.depthwise = (
+            nn.Conv2d(1, 3, 3, padding=1),
+            nn.Conv2d(3, 3, 3, padding=1, groups=3),
+        )
+        self.norm, self.single = (
+            nn.BatchNorm2d(3, eps=1e-30, track_running_stats=False),
+            nn.Conv2d(3, 1, 1),
+        )
         self.head, self.last = nn.Linear(4, 3), nn.Linear(3, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -43,9 +57,13 @@ class Convolutions(nn.Module):
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     # 7, 5 and 1 rows: uneven shards, and one that is empty
-    "mlp": lambda: nn.Sequential(nn.Linear(4, 7), nn.ReLU(), nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 1)),
+    "mlp": lambda: nn.Sequential(
+        nn.Linear(4, 7), nn.ReLU(), nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 1)
+    ),
     "convolutions": Convolutions,
-    "rnn": lambda: nn.Sequential(nn.Unflatten(1, (2, 2)), OpRNN(2, 3, 1, batch_first=True, num_layers=2)),
+    "rnn": lambda: nn.Sequential(
+        nn.Unflatten(1, (2, 2)), OpRNN(2, 3, 1, batch_first=True, num_layers=2)
+    ),
 }
 PAIRS = [(name, member) for name in MODELS for member in MAKERS]
 
@@ -71,7 +89,9 @@ def sharded(model: nn.Module) -> nn.Module:
     return fully_shard(model, mesh=mesh)
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, steps: int = 5) -> None:
+def train(
+    model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, steps: int = 5
+) -> None:
     for _ in range(steps):
         optimizer.zero_grad()
         nn.functional.mse_loss(model(x), y).backward()
@@ -165,7 +185,9 @@ def test_two_processes_take_the_steps_of_one(member: str, results: list[dict[str
 
 
 @pytest.mark.parametrize(("name", "member"), PAIRS)
-def test_shards_take_the_steps_of_the_whole(name: str, member: str, results: list[dict[str, object]]) -> None:
+def test_shards_take_the_steps_of_the_whole(
+    name: str, member: str, results: list[dict[str, object]]
+) -> None:
     model, x, y, skeleton = setting(name)
     before = whole(model)
     start = nn.functional.mse_loss(model(x), y).item()
@@ -176,7 +198,9 @@ def test_shards_take_the_steps_of_the_whole(name: str, member: str, results: lis
     compare(results, f"fsdp {name} {member}", whole(model))
 
 
-def test_shards_notice_changed_weights_and_clip_by_the_whole_norm(results: list[dict[str, object]]) -> None:
+def test_shards_notice_changed_weights_and_clip_by_the_whole_norm(
+    results: list[dict[str, object]],
+) -> None:
     model, x, y, skeleton = setting("mlp")
     optimizer = MAKERS["gsgd"](model, skeleton)
     with torch.no_grad():

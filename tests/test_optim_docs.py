@@ -22,7 +22,8 @@ def test_the_comparison_of_starts_is_that_of_its_file() -> None:
     kept = json.loads((DOCS / "data" / "starts.json").read_text())
     assert table(kept["rows"]) in (DOCS / "g-sgd.md").read_text()
     assert [row["start"] for row in kept["rows"]] == [start.label for start in STARTS]
-    # the same number of rates for everybody, the same seeds, and the rate that the validation split chose
+    # the same number of rates for everybody, the same seeds, and the rate that
+    # the validation split chose
     for row in kept["rows"]:
         sums = {rate: sum(errors) for rate, errors in row["valid_error"].items()}
         assert len(row["test_accuracy"]) == kept["seeds"]
@@ -36,9 +37,15 @@ def test_the_standing_of_the_leaderboard_is_that_of_its_record() -> None:
     table = Table(tuple(kept["columns"]), tuple(tuple(row) for row in kept["rows"]))
     assert markdown_table(table) in (DOCS / "gauge-fixed.md").read_text()
     # and the record is that of its journal: no run is missing, none is carried out
-    setting = Setting(lambda trials: [], record.scale, seeds=tuple(range(10)), by_power=True, minutes=0)
+    setting = Setting(
+        lambda trials: [], record.scale, seeds=tuple(range(10)), by_power=True, minutes=0
+    )
     again = leaderboard.run(replace(setting, folder=DOCS / "reproduction"))
-    assert again.claims == record.claims and again.ours == record.ours and again.differs == record.differs
+    assert (
+        again.claims == record.claims
+        and again.ours == record.ours
+        and again.differs == record.differs
+    )
 
 
 def test_the_advice_on_the_page_is_that_of_its_file_and_never_fails() -> None:
@@ -68,6 +75,14 @@ def test_the_page_about_gpus_is_that_of_its_file() -> None:
     assert (DOCS / "gpu.md").read_text() == gpu_page(kept)
     assert "**Not measured.**" in gpu_page(None)
     times = {"backward_ms": 9.0, "sgd_ms": 1.0, "gsgd_ms": 1.5, "gsgd_fused_ms": 1.1}
-    made = {"device": "H", "torch": "2", "cuda": "12", "tests": {"passed": 3}, "training": [{"model": "m", **times}]}
+    made = {
+        "device": "H",
+        "torch": "2",
+        "cuda": "12",
+        "tests": {"passed": 3},
+        "training": [{"model": "m", **times}],
+    }
     assert "| m | 10.000 | 10.500 | 10.100 | 1.050 | 1.010 | holds |" in gpu_page(made)
-    assert "does not hold" in gpu_page({**made, "training": [{"model": "m", **times, "gsgd_fused_ms": 1.3}]})
+    assert "does not hold" in gpu_page(
+        {**made, "training": [{"model": "m", **times, "gsgd_fused_ms": 1.3}]}
+    )

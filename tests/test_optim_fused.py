@@ -1,4 +1,6 @@
-"""Triton's kernels without a device: their tests in its interpreter, and the compiler's word on them."""
+"""Triton's kernels without a device: their tests in its interpreter, and
+the compiler's word on them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ pytest.importorskip("triton")
 
 
 def run(*command: str, **environment: str) -> str:
-    """What a process of its own writes: Triton decides when it is imported whether it interprets."""
+    """What a process of its own writes: Triton decides when it is
+    imported whether it interprets.
+    """
     ran = subprocess.run(
         [sys.executable, *command],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
@@ -28,7 +32,13 @@ def run(*command: str, **environment: str) -> str:
 
 def test_kernels_take_the_steps_of_whole_tensors() -> None:
     assert " passed" in run(
-        "-m", "pytest", "tests/test_fused_kernels.py", "tests/fused_sweeps.py", "-rN", "-vv", TRITON_INTERPRET="1"
+        "-m",
+        "pytest",
+        "tests/test_fused_kernels.py",
+        "tests/fused_sweeps.py",
+        "-rN",
+        "-vv",
+        TRITON_INTERPRET="1",
     )
 
 
@@ -50,10 +60,33 @@ for name, types in SIGNATURES.items():
 """
 # what the host hands over, by name
 LONG = ("pointers", "chains", "rates", "starts", "units", "voters")
-INT = ("programs", "numbers", "places", "target", "of_tails", "of_edges", "counts", "balanced", "groups")
+INT = (
+    "programs",
+    "numbers",
+    "places",
+    "target",
+    "of_tails",
+    "of_edges",
+    "counts",
+    "balanced",
+    "groups",
+)
 COUNT = ("count", "tails", "edges", "tensors", "blocks", "pairs", "votes", "cleared")
 DOUBLE = (
-    *("total", "signs", "tree", "settings", "factor", "limits", "step", "keep", "static", "heads", "shares", "ages"),
+    *(
+        "total",
+        "signs",
+        "tree",
+        "settings",
+        "factor",
+        "limits",
+        "step",
+        "keep",
+        "static",
+        "heads",
+        "shares",
+        "ages",
+    ),
     *("sums", "found", "powers", "kinds", "changes", "phi", "rate", "weights"),
 )
 TYPES = {
@@ -63,7 +96,10 @@ TYPES = {
     **dict.fromkeys(DOUBLE, "*fp64"),
 }
 NAMES = ("reduce", "pass_on", "update", "finish", "squares", "change_units", "scale")
-OWN = {"reduce": {"groups": "i32"}, "change_units": {"target": "*fp64", "places": "*i64", "groups": "*i64"}}
+OWN = {
+    "reduce": {"groups": "i32"},
+    "change_units": {"target": "*fp64", "places": "*i64", "groups": "*i64"},
+}
 SIGNATURES = {name: TYPES | OWN.get(name, {}) for name in NAMES}
 
 

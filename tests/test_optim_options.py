@@ -24,9 +24,13 @@ SGD = torch.optim.SGD
 
 
 class Relative(Optimizer):
-    """Any optimizer on factors that stand at 1 before every step: ``v <- v u``, with ``dL/du = v dL/dv``."""
+    """Any optimizer on factors that stand at 1 before every step: ``v <- v u``,
+    with ``dL/du = v dL/dv``.
+    """
 
-    def __init__(self, params: list[nn.Parameter], make: Callable[[list[nn.Parameter]], Optimizer]) -> None:
+    def __init__(
+        self, params: list[nn.Parameter], make: Callable[[list[nn.Parameter]], Optimizer]
+    ) -> None:
         super().__init__(params, {})
         self.values = params
         self.factors = [nn.Parameter(torch.ones_like(v)) for v in params]
@@ -58,13 +62,19 @@ RELATIVE: dict[str, tuple[type[Any], dict[str, Any], Callable[..., Optimizer]]] 
 
 
 @pytest.mark.parametrize("member", RELATIVE)
-@pytest.mark.parametrize("name", ["rnn_op", "conv_depthwise", "transformer_block", "tied_transposed"])
+@pytest.mark.parametrize(
+    "name", ["rnn_op", "conv_depthwise", "transformer_block", "tied_transposed"]
+)
 def test_relative_steps_multiply_path_values(name: str, member: str) -> None:
     case = Problem(name)
     kind, settings, reference = RELATIVE[member]
-    expected = train_on_path_values(case.model, case.loss, case.oracle(), lambda v: Relative(v, reference), 4)
+    expected = train_on_path_values(
+        case.model, case.loss, case.oracle(), lambda v: Relative(v, reference), 4
+    )
     case.train(
-        case.model, lambda m: kind(m.named_parameters(), skeleton=case.skeleton(m), relative=True, **settings), 4
+        case.model,
+        lambda m: kind(m.named_parameters(), skeleton=case.skeleton(m), relative=True, **settings),
+        4,
     )
     assert largest_difference(case.model, expected) < 1e-10
 
@@ -72,12 +82,18 @@ def test_relative_steps_multiply_path_values(name: str, member: str) -> None:
 @pytest.mark.parametrize("rule", ["modulo", "random"])
 @pytest.mark.parametrize("cap", [0.3, 3.0])
 @pytest.mark.parametrize("name", ["opposite_parents", "rnn_op", "transformer_block"])
-def test_bounded_adam_is_adam_on_path_values_over_their_bound(name: str, cap: float, rule: str) -> None:
-    """One step: ``b = min(1, sqrt(cap) |pre_u|) min(1, sqrt(cap) |s_v|)``, balanced; ``min(1, cap |p|)`` of a chain."""
+def test_bounded_adam_is_adam_on_path_values_over_their_bound(
+    name: str, cap: float, rule: str
+) -> None:
+    """One step: ``b = min(1, sqrt(cap) |pre_u|) min(1, sqrt(cap) |s_v|)``, balanced;
+    ``min(1, cap |p|)`` of a chain.
+    """
     case = problem(name, rule)
     oracle, skeleton = case.oracle(), case.skeleton(case.model)
     graph = skeleton.graph
-    phi = GaugeFixed(torch.optim.SGD(copy.deepcopy(case.model).named_parameters(), lr=1.0), graph).phi
+    phi = GaugeFixed(
+        torch.optim.SGD(copy.deepcopy(case.model).named_parameters(), lr=1.0), graph
+    ).phi
     balancing = torch.cat([torch.zeros(1), phi, torch.from_numpy(graph.forms @ phi.numpy())]).exp()
     entering, leaving = skeleton.prefixes().abs() * balancing, skeleton.suffixes().abs() / balancing
 
@@ -86,13 +102,19 @@ def test_bounded_adam_is_adam_on_path_values_over_their_bound(name: str, cap: fl
 
     blocks = {block.name: block for block in skeleton.graph.blocks}
     # in the order of the oracle: chains by their first units, then edges in neither tree
-    firsts = {int(chain): unit for unit, chain in reversed(list(enumerate(skeleton.chain))) if chain}
+    firsts = {
+        int(chain): unit for unit, chain in reversed(list(enumerate(skeleton.chain))) if chain
+    }
     bounds = [min(1.0, cap * at(entering * leaving, unit)) for unit in sorted(firsts.values())]
     for key, flat in oracle.slots:
         block = blocks[key]
         if not bool(skeleton.masks[key].reshape(-1)[flat]):
-            ends = [int(ids.expand(block.shape).reshape(-1)[flat]) for ids in (block.tail, block.head)]
-            scales = [at(table, unit) for table, unit in zip((entering, leaving), ends, strict=True)]
+            ends = [
+                int(ids.expand(block.shape).reshape(-1)[flat]) for ids in (block.tail, block.head)
+            ]
+            scales = [
+                at(table, unit) for table, unit in zip((entering, leaving), ends, strict=True)
+            ]
             bounds.append(math.prod(min(1.0, cap**0.5 * scale) for scale in scales))
     factor = torch.tensor(bounds, dtype=torch.float64)
 
@@ -106,9 +128,13 @@ def test_bounded_adam_is_adam_on_path_values_over_their_bound(name: str, cap: fl
             values.copy_(before + factor * (values - before))
 
     settings: dict[str, Any] = {"lr": 1e-4, "eps": 1e-2}
-    expected = train_on_path_values(case.model, case.loss, oracle, lambda v: Bounded(v, **settings), 1)
+    expected = train_on_path_values(
+        case.model, case.loss, oracle, lambda v: Bounded(v, **settings), 1
+    )
     model = copy.deepcopy(case.model)
-    optimizer = GAdam(model.named_parameters(), skeleton=case.skeleton(model), max_multiplier=cap, **settings)
+    optimizer = GAdam(
+        model.named_parameters(), skeleton=case.skeleton(model), max_multiplier=cap, **settings
+    )
     case.step(model, optimizer)
     assert largest_difference(model, expected) < 1e-10
     assert optimizer.max_multiplier == cap
@@ -120,7 +146,9 @@ MEMBERS: dict[str, Callable[..., Any]] = {
         m.named_parameters(), lr=0.003, max_multiplier=0.5, weight_decay=0.1, skeleton=s
     ),
     "relative adam": lambda m, s: GAdam(m.named_parameters(), lr=0.003, relative=True, skeleton=s),
-    "relative momentum": lambda m, s: GSGD(m.named_parameters(), lr=0.003, momentum=0.9, relative=True, skeleton=s),
+    "relative momentum": lambda m, s: GSGD(
+        m.named_parameters(), lr=0.003, momentum=0.9, relative=True, skeleton=s
+    ),
 }
 
 
@@ -155,7 +183,12 @@ def test_states_are_rescaled_with_the_weights(member: str) -> None:
         optimizer = MEMBERS[member](model, graph.skeleton("magnitude"))
         for step in range(12):
             if moves and step == 6:
-                ps.rescale(model, graph, torch.linspace(-2, 2, graph.num_units).double(), optimizer=optimizer)
+                ps.rescale(
+                    model,
+                    graph,
+                    torch.linspace(-2, 2, graph.num_units).double(),
+                    optimizer=optimizer,
+                )
             last = case.step(model, optimizer)
         runs.append(last)
     assert runs[1] == pytest.approx(runs[0], rel=1e-9)
@@ -164,7 +197,9 @@ def test_states_are_rescaled_with_the_weights(member: str) -> None:
 @pytest.mark.parametrize("cap", [0.2, 5.0])
 @pytest.mark.parametrize("kind", [GSGD, GAdam])
 def test_clipping_goes_by_the_bounded_gradients(kind: type[Any], cap: float) -> None:
-    """The norm is that by which a plain first step gets shorter: of SGD's ``lr sum M g^2``, by finite differences."""
+    """The norm is that by which a plain first step gets shorter: of SGD's ``lr sum M
+    g^2``, by finite differences.
+    """
     case = problem("rnn_op")
     if kind is GAdam:
         # for beta = 0 and a large eps, Adam's step is one of gradient descent at the rate lr / eps
@@ -173,13 +208,17 @@ def test_clipping_goes_by_the_bounded_gradients(kind: type[Any], cap: float) -> 
     else:
         settings, rate = {"lr": 1e-10}, 1e-10
     model = copy.deepcopy(case.model)
-    optimizer = kind(model.named_parameters(), skeleton=case.skeleton(model), max_multiplier=cap, **settings)
+    optimizer = kind(
+        model.named_parameters(), skeleton=case.skeleton(model), max_multiplier=cap, **settings
+    )
     value = case.loss(model)
     value.backward()
     norm = float(optimizer.clip_path_grad_norm_(1e9))
     start = {key: p.detach().clone() for key, p in model.named_parameters()}
     optimizer.step()
-    fall = -sum(float((p.grad * (p.detach() - start[key])).sum()) for key, p in model.named_parameters())
+    fall = -sum(
+        float((p.grad * (p.detach() - start[key])).sum()) for key, p in model.named_parameters()
+    )
     assert fall / rate == pytest.approx(norm**2, rel=1e-3)
 
 
@@ -269,12 +308,16 @@ def test_weights_that_are_not_given_stay_though_they_ask_for_gradients() -> None
     gradient = model[0].weight.grad.clone()
     optimizer.clip_path_grad_norm_(1e-3)
     optimizer.step()
-    assert torch.equal(model[0].weight, start[0].weight) and torch.equal(gradient, model[0].weight.grad)
+    assert torch.equal(model[0].weight, start[0].weight) and torch.equal(
+        gradient, model[0].weight.grad
+    )
     assert not torch.equal(model[2].weight, start[2].weight)
     # of a copy nobody knows where the rest is
     with pytest.raises(ps.PathspaceError, match="found no parameter for 2 blocks"):
         twin = copy.deepcopy(model)
-        GSGD([(f"2.{name}", p) for name, p in twin[2].named_parameters()], lr=0.01, skeleton=skeleton)
+        GSGD(
+            [(f"2.{name}", p) for name, p in twin[2].named_parameters()], lr=0.01, skeleton=skeleton
+        )
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])
@@ -320,9 +363,15 @@ def _with_a_tiny_weight(seed: int) -> tuple[nn.Module, Tensor, Tensor, ps.Skelet
     """A network with a weight of 1e-4 that is on both trees of the default rule."""
     torch.manual_seed(seed)
     layers = nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)
-    model, x, y = nn.Sequential(*layers).double(), torch.randn(64, 6).double(), torch.randint(0, 3, (64,))
+    model, x, y = (
+        nn.Sequential(*layers).double(),
+        torch.randn(64, 6).double(),
+        torch.randint(0, 3, (64,)),
+    )
     skeleton = ps.trace(model, x).skeleton()
-    trees = [set(zip(tree.block.tolist(), tree.index.tolist(), strict=True)) for tree in _trees(skeleton)]
+    trees = [
+        set(zip(tree.block.tolist(), tree.index.tolist(), strict=True)) for tree in _trees(skeleton)
+    ]
     block, index = min(pair for pair in trees[0] & trees[1] if pair[0] >= 0)
     with torch.no_grad():
         model.get_parameter(skeleton.graph.blocks[block].name).view(-1)[index] = 1e-4
@@ -359,7 +408,9 @@ def test_a_rescaling_in_mid_run_does_not_move_the_bound(kind: type[Any]) -> None
         for step in range(12):
             if rescaled and step in (3, 8):
                 graph = skeleton.graph
-                ps.rescale(model, graph, torch.linspace(-2, 2, graph.num_units).double() * (step - 5))
+                ps.rescale(
+                    model, graph, torch.linspace(-2, 2, graph.num_units).double() * (step - 5)
+                )
             optimizer.zero_grad()
             loss = F.cross_entropy(model(x), y)
             loss.backward()

@@ -1,4 +1,6 @@
-"""Optimizers on path values against torch's own optimizers on the vector of path values, and their invariance."""
+"""Optimizers on path values against torch's own optimizers on the vector of path
+values, and their invariance.
+"""
 
 from __future__ import annotations
 
@@ -32,30 +34,50 @@ def test_gadam_is_adam_on_path_values(name: str, rule: str) -> None:
     case = Problem(name, rule)
     # a tiny step, so that no path value comes near 0 (the oracle takes logarithms)
     settings = {"lr": 1e-3, "betas": (0.8, 0.95), "eps": 1e-6}
-    expected = train_on_path_values(case.model, case.loss, case.oracle(), lambda v: torch.optim.Adam(v, **settings), 6)
-    case.train(case.model, lambda m: GAdam(m.named_parameters(), skeleton=case.skeleton(m), **settings), 6)
+    expected = train_on_path_values(
+        case.model, case.loss, case.oracle(), lambda v: torch.optim.Adam(v, **settings), 6
+    )
+    case.train(
+        case.model, lambda m: GAdam(m.named_parameters(), skeleton=case.skeleton(m), **settings), 6
+    )
     assert largest_difference(case.model, expected) < 1e-10
 
 
 @pytest.mark.parametrize("rule", ["modulo", "random"])
-@pytest.mark.parametrize("more", [{}, {"dampening": 0.5}, {"nesterov": True}], ids=["plain", "dampening", "nesterov"])
+@pytest.mark.parametrize(
+    "more", [{}, {"dampening": 0.5}, {"nesterov": True}], ids=["plain", "dampening", "nesterov"]
+)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_momentum_is_that_of_path_values(name: str, more: dict[str, object], rule: str) -> None:
     case = Problem(name, rule)
     settings = {"lr": 1e-5, "momentum": 0.9, **more}
-    expected = train_on_path_values(case.model, case.loss, case.oracle(), lambda v: torch.optim.SGD(v, **settings), 5)
-    case.train(case.model, lambda m: GSGD(m.named_parameters(), skeleton=case.skeleton(m), **settings), 5)
+    expected = train_on_path_values(
+        case.model, case.loss, case.oracle(), lambda v: torch.optim.SGD(v, **settings), 5
+    )
+    case.train(
+        case.model, lambda m: GSGD(m.named_parameters(), skeleton=case.skeleton(m), **settings), 5
+    )
     assert largest_difference(case.model, expected) < 1e-10
 
 
-@pytest.mark.parametrize("name", ["mlp_2x3x5x2", "rnn_op", "residual_mlp", "batchnorm_conv", "transformer_block"])
+@pytest.mark.parametrize(
+    "name", ["mlp_2x3x5x2", "rnn_op", "residual_mlp", "batchnorm_conv", "transformer_block"]
+)
 def test_weight_decay_acts_on_path_values(name: str) -> None:
-    # (a gradient that is 0 but for rounding, say 1e-15, divided by the usual eps of 1e-8 would depend on the processor)
-    for make, like, more in ((GSGD, torch.optim.SGD, {}), (GAdam, torch.optim.AdamW, {"eps": 1e-6})):
+    # (a gradient that is 0 but for rounding, say 1e-15, divided by the usual eps of 1e-8 would
+    # depend on the processor)
+    for make, like, more in (
+        (GSGD, torch.optim.SGD, {}),
+        (GAdam, torch.optim.AdamW, {"eps": 1e-6}),
+    ):
         case = Problem(name)
         settings = {"lr": 1e-3, "weight_decay": 0.3, **more}
         expected = train_on_path_values(
-            case.model, case.loss, case.oracle(), lambda v, like=like, settings=settings: like(v, **settings), 3
+            case.model,
+            case.loss,
+            case.oracle(),
+            lambda v, like=like, settings=settings: like(v, **settings),
+            3,
         )
         case.train(
             case.model,
@@ -70,24 +92,40 @@ def test_weight_decay_acts_on_path_values(name: str) -> None:
 MEMBERS = {
     "gsgd": lambda m, s: GSGD(m.named_parameters(), lr=0.01, skeleton=s),
     "momentum": lambda m, s: GSGD(m.named_parameters(), lr=0.001, momentum=0.9, skeleton=s),
-    "nesterov": lambda m, s: GSGD(m.named_parameters(), lr=0.001, momentum=0.9, nesterov=True, skeleton=s),
-    "dampening": lambda m, s: GSGD(m.named_parameters(), lr=0.002, momentum=0.9, dampening=0.5, skeleton=s),
+    "nesterov": lambda m, s: GSGD(
+        m.named_parameters(), lr=0.001, momentum=0.9, nesterov=True, skeleton=s
+    ),
+    "dampening": lambda m, s: GSGD(
+        m.named_parameters(), lr=0.002, momentum=0.9, dampening=0.5, skeleton=s
+    ),
     "decay": lambda m, s: GSGD(m.named_parameters(), lr=0.01, weight_decay=0.1, skeleton=s),
     "cap": lambda m, s: GSGD(m.named_parameters(), lr=0.01, max_multiplier=0.5, skeleton=s),
     "cap_decay_momentum": lambda m, s: GSGD(
-        m.named_parameters(), lr=0.01, momentum=0.5, weight_decay=0.1, max_multiplier=2.0, skeleton=s
+        m.named_parameters(),
+        lr=0.01,
+        momentum=0.5,
+        weight_decay=0.1,
+        max_multiplier=2.0,
+        skeleton=s,
     ),
-    "tensor_lr": lambda m, s: GSGD(m.named_parameters(), lr=torch.tensor(0.01), max_multiplier=2.0, skeleton=s),
+    "tensor_lr": lambda m, s: GSGD(
+        m.named_parameters(), lr=torch.tensor(0.01), max_multiplier=2.0, skeleton=s
+    ),
     "gadam": lambda m, s: GAdam(m.named_parameters(), lr=0.003, skeleton=s),
-    "gadam_decay": lambda m, s: GAdam(m.named_parameters(), lr=0.003, eps=1e-2, weight_decay=0.1, skeleton=s),
+    "gadam_decay": lambda m, s: GAdam(
+        m.named_parameters(), lr=0.003, eps=1e-2, weight_decay=0.1, skeleton=s
+    ),
 }
 
 
-# where a rate of descent makes the loss jump about, rounding grows from step to step whatever the optimizer
+# where a rate of descent makes the loss jump about, rounding grows from step to
+# step whatever the optimizer
 GENTLE = {"transformer_block": 0.1}
 
 
-@pytest.mark.parametrize("name", ["residual_mlp", "rnn_op_2_layers", "conv_gap", "batchnorm_cnn", "transformer_block"])
+@pytest.mark.parametrize(
+    "name", ["residual_mlp", "rnn_op_2_layers", "conv_gap", "batchnorm_cnn", "transformer_block"]
+)
 @pytest.mark.parametrize("member", MEMBERS)
 def test_a_hundred_steps_do_not_see_the_scales(member: str, name: str) -> None:
     case = Problem(name, unit=True)
@@ -162,7 +200,9 @@ def test_a_path_value_that_changes_sign_is_carried_out_and_counted() -> None:
 
 
 def test_a_path_value_that_would_become_zero_is_stopped_and_counted() -> None:
-    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU(), nn.Linear(1, 1, bias=False)).double()
+    model = nn.Sequential(
+        nn.Linear(1, 1, bias=False), nn.ReLU(), nn.Linear(1, 1, bias=False)
+    ).double()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(1.0)
@@ -182,7 +222,9 @@ def test_a_bound_on_the_multiplier_makes_default_initialisation_usable() -> None
     import pathspace as ps
 
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
+    model = nn.Sequential(
+        nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1)
+    )
     x = torch.randn(64, 8)
     y = x.square().mean(1, keepdim=True)
     start = [p.detach().clone() for p in model.parameters()]
@@ -191,7 +233,12 @@ def test_a_bound_on_the_multiplier_makes_default_initialisation_usable() -> None
         with torch.no_grad():
             for p, value in zip(model.parameters(), start, strict=True):
                 p.copy_(value)
-        optimizer = GSGD(model.named_parameters(), lr=0.05, skeleton=ps.trace(model, x).skeleton(), max_multiplier=cap)
+        optimizer = GSGD(
+            model.named_parameters(),
+            lr=0.05,
+            skeleton=ps.trace(model, x).skeleton(),
+            max_multiplier=cap,
+        )
         for _ in range(60):
             optimizer.zero_grad()
             loss = nn.functional.mse_loss(model(x), y)
@@ -206,7 +253,9 @@ def test_a_bound_on_the_multiplier_makes_default_initialisation_usable() -> None
 # --- Path-SGD
 
 
-@pytest.mark.parametrize("name", ["mlp_2x3x5x2", "residual_mlp", "rnn_first_input_nobias", "rnn_op", "rnn_op_2_layers"])
+@pytest.mark.parametrize(
+    "name", ["mlp_2x3x5x2", "residual_mlp", "rnn_first_input_nobias", "rnn_op", "rnn_op_2_layers"]
+)
 def test_kappa_is_that_of_all_paths(name: str) -> None:
     import pathspace as ps
 
@@ -230,7 +279,9 @@ def test_kappa_is_that_of_all_paths(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["conv_fully", "conv_gap", "residual_cnn"])
 def test_kappa_of_convolutions_is_half_the_second_derivative(name: str) -> None:
-    """A tap is met at every position, by paths of their own: all of them are in the path norm of the whole output."""
+    """A tap is met at every position, by paths of their own: all of them are in the path
+    norm of the whole output.
+    """
     case = Problem(name)
     model, example = case.model, tuple(a[:1] for a in case.args)
     ones = tuple(torch.ones_like(a) for a in example)
@@ -253,7 +304,13 @@ def test_path_sgd_does_not_see_the_scales(name: str, second: bool) -> None:
     case = Problem(name)
     example = tuple(a[:1] for a in case.args)
     runs = [
-        case.train(m, lambda m: PathSGD(m.named_parameters(), lr=0.01, model=m, example=example, second=second), 20)
+        case.train(
+            m,
+            lambda m: PathSGD(
+                m.named_parameters(), lr=0.01, model=m, example=example, second=second
+            ),
+            20,
+        )
         for m in case.twins(2)
     ]
     assert runs[0][-1] < runs[0][0]
@@ -274,13 +331,17 @@ def test_the_shared_weight_term_dominates_near_the_identity() -> None:
             return self.rnn(x)[0][:, -1]
 
     model = Last()
-    norm = PathSGD(model.named_parameters(), model=model, example=(torch.ones(1, 30, 2).double(),)).path_norm
+    norm = PathSGD(
+        model.named_parameters(), model=model, example=(torch.ones(1, 30, 2).double(),)
+    ).path_norm
     both, first = (norm.kappa(second)["rnn.weight_hh_l0"].diagonal() for second in (True, False))
     assert float(((both - first) / both).min()) > 0.9
 
 
 def test_path_sgd_refuses_what_is_no_sum_over_paths() -> None:
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(2, 1))
+    model = nn.Sequential(
+        nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(2, 1)
+    )
     with pytest.raises(UnsupportedError, match="max_pool2d in the model"):
         PathSGD(model.named_parameters(), model=model, example=(torch.ones(1, 1, 4, 4),))
     linear = nn.Linear(1, 1)

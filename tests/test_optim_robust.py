@@ -1,5 +1,6 @@
-"""What happens to optimizers on path values in the course of a life: frozen layers, checkpoints, late groups, small
-path values, memory that is laid out again."""
+"""What happens to optimizers on path values in the course of a life: frozen layers, checkpoints,
+late groups, small path values, memory that is laid out again.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +63,9 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor = X) -> f
 
 @members
 @pytest.mark.parametrize("weights_first", [True, False])
-def test_a_state_belongs_to_its_weights_wherever_the_model_started(member: str, weights_first: bool) -> None:
+def test_a_state_belongs_to_its_weights_wherever_the_model_started(
+    member: str, weights_first: bool
+) -> None:
     model = mlp(0)
     optimizer = MEMBERS[member](model, ps.trace(model, X).skeleton())
     step(model, optimizer)
@@ -97,7 +100,9 @@ def test_damaged_states_are_refused_and_nothing_is_loaded() -> None:
         {key: value for key, value in good.items() if key != "state"},
         changed(path_space={**inside, "value": [1.0]}),
         changed(path_space={key: value for key, value in inside.items() if key != "fingerprint"}),
-        changed(path_space={key: value for key, value in inside.items() if key != "momentum_value"}),
+        changed(
+            path_space={key: value for key, value in inside.items() if key != "momentum_value"}
+        ),
         changed(path_space={**inside, "tree": inside["tree"][1:]}),
     )
     for bad in damaged:
@@ -113,7 +118,9 @@ def test_hooks_of_the_state_see_path_space() -> None:
     model = mlp()
     optimizer = gsgd(model, ps.trace(model, X).skeleton())
     seen: list[bool] = []
-    optimizer.register_state_dict_post_hook(lambda _, state: seen.append("path_space" in state["state"][0]))
+    optimizer.register_state_dict_post_hook(
+        lambda _, state: seen.append("path_space" in state["state"][0])
+    )
     state = optimizer.state_dict()
     hidden = {**state, "state": {}}
     optimizer.register_load_state_dict_pre_hook(lambda _, found: {**found, "state": state["state"]})
@@ -127,7 +134,9 @@ def test_hooks_of_the_state_see_path_space() -> None:
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("which", ["first", "last", "every other"])
 def test_frozen_weights_stay_and_the_rest_descends(name: str, which: str) -> None:
-    """Path values move along their gradient, except those that a frozen weight would have to follow."""
+    """Path values move along their gradient, except those that a frozen
+    weight would have to follow.
+    """
     case = Problem(name)
     model, problem = case.model, case.oracle()
     optimizer = gsgd(model, case.skeleton(model), lr=1e-4, weight_decay=0.0)
@@ -143,14 +152,20 @@ def test_frozen_weights_stay_and_the_rest_descends(name: str, which: str) -> Non
     (gradient,) = torch.autograd.grad(case.loss(model, everything), values)
     follow = np.array([problem.slots[edge][0] in frozen for edge in problem.free], bool)
     held = torch.from_numpy((problem.inverse[follow] != 0).any(0))
-    wanted = problem.tensors(problem.weights((values - 1e-4 * gradient * ~held).detach(), fixed), start)
+    wanted = problem.tensors(
+        problem.weights((values - 1e-4 * gradient * ~held).detach(), fixed), start
+    )
     if len(frozen) == len(names):
         return
     case.loss(model).backward()
     optimizer.step()
     for key in frozen:
         assert torch.equal(model.get_parameter(key), start[key]), key
-    inside = {key: value for key, value in wanted.items() if key in {b.name for b in optimizer.skeleton.graph.blocks}}
+    inside = {
+        key: value
+        for key, value in wanted.items()
+        if key in {b.name for b in optimizer.skeleton.graph.blocks}
+    }
     moved = {key: model.get_parameter(key).detach() for key in inside}
     for key in inside:
         torch.testing.assert_close(moved[key], inside[key], rtol=1e-9, atol=1e-12)
@@ -164,7 +179,9 @@ def test_a_frozen_body_stays_whatever_is_remembered(member: str) -> None:
     both = nn.Sequential(body, head)
     named = [*body.named_parameters(), *((f"head.{key}", p) for key, p in head.named_parameters())]
     kind = GAdam if member == "gadam" else GSGD
-    more: dict[str, Any] = {"momentum": {"momentum": 0.9}, "cap": {"max_multiplier": 1.0}}.get(member, {})
+    more: dict[str, Any] = {"momentum": {"momentum": 0.9}, "cap": {"max_multiplier": 1.0}}.get(
+        member, {}
+    )
     optimizer = kind(named, lr=1e-2, weight_decay=0.1, skeleton=skeleton, **more)
     for _ in range(3):
         step(both, optimizer)
@@ -185,7 +202,10 @@ def test_parameters_outside_without_a_gradient_do_not_decay(kind: type[GSGD]) ->
     model = mlp()
     alone = nn.Parameter(torch.ones(3).double())
     optimizer = kind(
-        [*model.named_parameters(), ("alone", alone)], lr=0.01, weight_decay=0.5, skeleton=ps.trace(model, X).skeleton()
+        [*model.named_parameters(), ("alone", alone)],
+        lr=0.01,
+        weight_decay=0.5,
+        skeleton=ps.trace(model, X).skeleton(),
     )
     step(model, optimizer)
     assert torch.equal(alone, torch.ones(3).double())
@@ -199,7 +219,9 @@ def test_modules_with_equal_names_are_told_apart() -> None:
     alone = copy.deepcopy(body)
     skeleton = ps.trace(body, X).skeleton()
     optimizer = GSGD(
-        [{"params": body.named_parameters()}, {"params": head.named_parameters()}], lr=1e-3, skeleton=skeleton
+        [{"params": body.named_parameters()}, {"params": head.named_parameters()}],
+        lr=1e-3,
+        skeleton=skeleton,
     )
     reference = gsgd(alone, skeleton)
     ((body(X) - 1).square().mean() + head(X).square().mean()).backward()
@@ -217,8 +239,12 @@ def test_modules_with_equal_names_are_told_apart() -> None:
 
 @pytest.mark.parametrize("kind", [GSGD, GAdam])
 def test_chains_have_the_settings_of_their_own_group(kind: type[GSGD]) -> None:
-    """A path value goes down where its group minimises, whatever another group does with its own."""
-    model = nn.Sequential(nn.Linear(2, 1, bias=False), nn.ReLU(), nn.Linear(1, 2, bias=False)).double()
+    """A path value goes down where its group minimises, whatever another
+    group does with its own.
+    """
+    model = nn.Sequential(
+        nn.Linear(2, 1, bias=False), nn.ReLU(), nn.Linear(1, 2, bias=False)
+    ).double()
     with torch.no_grad():
         model[0].weight.copy_(torch.tensor([[1.0, 2.0]]))
         model[2].weight.copy_(torch.tensor([[1.0], [3.0]]))
@@ -226,7 +252,10 @@ def test_chains_have_the_settings_of_their_own_group(kind: type[GSGD]) -> None:
     skeleton, ends = ps.trace(model, x).skeleton(), []
     for other in ({}, {"maximize": True}):
         twin = copy.deepcopy(model)
-        groups = [{"params": [("0.weight", twin[0].weight)]}, {"params": [("2.weight", twin[2].weight)], **other}]
+        groups = [
+            {"params": [("0.weight", twin[0].weight)]},
+            {"params": [("2.weight", twin[2].weight)], **other},
+        ]
         optimizer = kind(groups, lr=0.01, skeleton=skeleton)
         twin(x).square().sum().backward()
         optimizer.step()
@@ -244,7 +273,10 @@ def test_every_tensor_counts_its_own_steps() -> None:
     reference = torch.optim.Adam([twin], lr=0.1, betas=(0.5, 0.9))
     for i in range(3):
         optimizer.zero_grad()
-        late.grad, twin.grad = torch.full((2,), 1.0 + i).double(), torch.full((2,), 1.0 + i).double()
+        late.grad, twin.grad = (
+            torch.full((2,), 1.0 + i).double(),
+            torch.full((2,), 1.0 + i).double(),
+        )
         optimizer.step()
         reference.step()
     torch.testing.assert_close(late, twin, rtol=1e-12, atol=0)
@@ -256,7 +288,9 @@ def test_a_refused_group_leaves_no_trace(member: str) -> None:
     first = MEMBERS[member](model, ps.trace(model, X).skeleton())
     optimizer = copy.deepcopy(first)
     with pytest.raises(UnsupportedError, match="complex"):
-        optimizer.add_param_group({"params": [("c", nn.Parameter(torch.ones(2, dtype=torch.cfloat)))]})
+        optimizer.add_param_group(
+            {"params": [("c", nn.Parameter(torch.ones(2, dtype=torch.cfloat)))]}
+        )
     with pytest.raises(InputError, match="lr=-1"):
         optimizer.add_param_group({"params": [("d", nn.Parameter(torch.ones(2)))], "lr": -1})
     optimizer.add_param_group({"params": [("e", nn.Parameter(torch.ones(2)))]})
@@ -264,8 +298,12 @@ def test_a_refused_group_leaves_no_trace(member: str) -> None:
 
 
 def test_momentum_may_pause() -> None:
-    """By hand, for one chain: p = a b with b constant, and P = c d; torch's SGD on path values gives the same."""
-    model = nn.Sequential(nn.Linear(2, 1, bias=False), nn.ReLU(), nn.Linear(1, 1, bias=False)).double()
+    """By hand, for one chain: p = a b with b constant, and P = c d; torch's SGD on
+    path values gives the same.
+    """
+    model = nn.Sequential(
+        nn.Linear(2, 1, bias=False), nn.ReLU(), nn.Linear(1, 1, bias=False)
+    ).double()
     with torch.no_grad():
         model[0].weight.copy_(torch.tensor([[1.0, 3.0]]))
         model[2].weight.fill_(2.0)
@@ -319,7 +357,9 @@ def test_path_values_beyond_the_numbers_are_refused_or_bounded() -> None:
 
 
 def test_a_path_value_that_is_stopped_again_and_again_stays_a_number() -> None:
-    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU(), nn.Linear(1, 1, bias=False)).double()
+    model = nn.Sequential(
+        nn.Linear(1, 1, bias=False), nn.ReLU(), nn.Linear(1, 1, bias=False)
+    ).double()
     with torch.no_grad():
         model[0].weight.fill_(1.0)
         model[2].weight.fill_(1.0)
@@ -343,7 +383,13 @@ def test_a_path_value_that_is_stopped_again_and_again_stays_a_number() -> None:
 @pytest.mark.parametrize("when", ["midway", "loaded"])
 def test_state_follows_weights_that_are_laid_out_anew(member: str, when: str) -> None:
     torch.manual_seed(0)
-    layers = [nn.Conv2d(4, 6, 3, groups=2), nn.ReLU(), nn.ConvTranspose2d(6, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3)]
+    layers = [
+        nn.Conv2d(4, 6, 3, groups=2),
+        nn.ReLU(),
+        nn.ConvTranspose2d(6, 4, 3),
+        nn.ReLU(),
+        nn.Conv2d(4, 2, 3),
+    ]
     model = nn.Sequential(*layers).double()
     x = torch.randn(2, 4, 6, 6).double()
     twin = copy.deepcopy(model)
@@ -413,10 +459,16 @@ class Gated(nn.Module):
 
 STRANGE: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "a difference": (Difference, "kappa negative for 'c"),
-    "slopes": (lambda: nn.Sequential(nn.Linear(3, 4), nn.PReLU(), nn.Linear(4, 2)), "kappa 0 for '1.weight'"),
+    "slopes": (
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.PReLU(), nn.Linear(4, 2)),
+        "kappa 0 for '1.weight'",
+    ),
     "softmax": (lambda: nn.Sequential(nn.Linear(3, 2), nn.Softmax(-1)), "softmax"),
     "tanh": (lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), "tanh"),
-    "norm": (lambda: nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2)), "layer_norm"),
+    "norm": (
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2)),
+        "layer_norm",
+    ),
     "a gate": (lambda: Gated(torch.mul), "aten.mul of values"),
     "a square": (lambda: Gated(lambda x, y: x + y.square()), "aten.square of values"),
     "a length": (lambda: Gated(lambda x, y: x + y.norm(dim=-1, keepdim=True)), "norm"),
@@ -483,7 +535,9 @@ def test_no_parameters_are_refused_in_words(kind: type[torch.optim.Optimizer]) -
     settings = {"skeleton": ps.trace(mlp(), X).skeleton()} if issubclass(kind, GSGD | GAdam) else {}
     read = iter(mlp().parameters())
     list(read)
-    with pytest.raises(InputError, match=f"{kind.__name__} found no parameters, expected at least one"):
+    with pytest.raises(
+        InputError, match=f"{kind.__name__} found no parameters, expected at least one"
+    ):
         make(read, **settings)
 
 

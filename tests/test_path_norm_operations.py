@@ -1,4 +1,6 @@
-"""Path norms of networks around every registered operation: none that paths pass is refused, and the sums are right."""
+"""Path norms of networks around every registered operation: none that paths pass is
+refused, and the sums are right.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,10 @@ def test_what_paths_pass_has_a_norm(case: tuple[str, tuple[Any, ...], dict[str, 
     found = "refused"
     with torch.no_grad():
         assert norm(net, 1, "fixed") >= 0
-        facts, by_batch = FACTS[registered(name)], "batch_norm" in name and any(a is True for a in args)
+        facts, by_batch = (
+            FACTS[registered(name)],
+            "batch_norm" in name and any(a is True for a in args),
+        )
         if not paths.ended and not by_batch:
             found = norm(net, 2)
         elif by_batch or facts.kind in ENDING:
@@ -65,14 +70,24 @@ def test_what_paths_pass_has_a_norm(case: tuple[str, tuple[Any, ...], dict[str, 
                 norm(net, 2)
     read = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Act | Par)]
     # (the oracle knows operands that are real, and read once)
-    plain = len(set(map(id, read))) == len(read) and not any(isinstance(leaf, Act) and leaf.through for leaf in read)
+    plain = len(set(map(id, read))) == len(read) and not any(
+        isinstance(leaf, Act) and leaf.through for leaf in read
+    )
     # (a sum of truth values is not linear)
-    if isinstance(found, float) and facts.linear and plain and "fft" not in name and "dtype" not in kwargs:
+    if (
+        isinstance(found, float)
+        and facts.linear
+        and plain
+        and "fft" not in name
+        and "dtype" not in kwargs
+    ):
         assert found == pytest.approx(by_unit_vectors(case, net), rel=1e-9, abs=1e-30)
 
 
 def by_unit_vectors(case: tuple[str, tuple[Any, ...], dict[str, Any]], net: Any) -> float:
-    """The same from coefficients: what the operation makes of unit vectors in the place of its operands."""
+    """The same from coefficients: what the operation makes of unit vectors in
+    the place of its operands.
+    """
     name, args, kwargs = case
     facts = FACTS[registered(name)]
     call, operands = prepared(name, args, kwargs)
@@ -87,7 +102,9 @@ def by_unit_vectors(case: tuple[str, tuple[Any, ...], dict[str, Any]], net: Any)
     total = 0.0
     zero = call([0 * each for each in operands])
     if facts.linear == "jointly":
-        total += sum(float((z.abs().reshape(-1) ** 2 * w).sum()) for z, w in zip(zero, weights, strict=False))
+        total += sum(
+            float((z.abs().reshape(-1) ** 2 * w).sum()) for z, w in zip(zero, weights, strict=False)
+        )
         for place, size in enumerate(sums):
             for at in itertools.product(*map(range, size.shape)):
                 unit = [torch.zeros_like(each) for each in operands]
@@ -97,19 +114,25 @@ def by_unit_vectors(case: tuple[str, tuple[Any, ...], dict[str, Any]], net: Any)
         return total
     bias = facts.bias if facts.bias is not None and facts.bias < len(operands) else None
     factors = [place for place in range(len(operands)) if place != bias]
-    for at in itertools.product(*(itertools.product(*map(range, sums[place].shape)) for place in factors)):
+    for at in itertools.product(
+        *(itertools.product(*map(range, sums[place].shape)) for place in factors)
+    ):
         unit = [torch.zeros_like(each) for each in operands]
         size = 1.0
         for place, index in zip(factors, at, strict=True):
             unit[place][index] = 1.0
             size *= float(sums[place][index])
         total += sum(
-            float((v.abs().reshape(-1) ** 2 * w).sum()) * size for v, w in zip(call(unit), weights, strict=False)
+            float((v.abs().reshape(-1) ** 2 * w).sum()) * size
+            for v, w in zip(call(unit), weights, strict=False)
         )
     if bias is not None:
         unit = [torch.zeros_like(each) for each in operands]
         unit[bias] = sums[bias].sqrt()
-        total += sum(float((v.abs().reshape(-1) ** 2 * w).sum()) for v, w in zip(call(unit), weights, strict=False))
+        total += sum(
+            float((v.abs().reshape(-1) ** 2 * w).sum())
+            for v, w in zip(call(unit), weights, strict=False)
+        )
     return total
 
 

@@ -31,12 +31,16 @@ TAU = 0.3
 
 
 class Toy(nn.Module):
-    """Three blocks whose forward is written in a given style; `zs` keeps the directions, for the explicit loss."""
+    """Three blocks whose forward is written in a given style; `zs` keeps the
+    directions, for the explicit loss.
+    """
 
     def __init__(self, style: str, width: int = 6) -> None:
         super().__init__()
         self.style = style
-        self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width)) for _ in range(3))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width)) for _ in range(3)
+        )
         self.scales = nn.ParameterList(nn.Parameter(torch.rand(width) + 0.5) for _ in range(3))
         self.down = nn.Linear(width, width)
         self.head = nn.Linear(width, 2)
@@ -99,7 +103,11 @@ class Toy(nn.Module):
         return y + self._keep(self.blocks[(i + 1) % 3](x).tanh())
 
 
-STYLES = [name.removeprefix("_") for name in vars(Toy) if name.startswith("_") and not name.startswith(("__", "_keep"))]
+STYLES = [
+    name.removeprefix("_")
+    for name in vars(Toy)
+    if name.startswith("_") and not name.startswith(("__", "_keep"))
+]
 
 
 def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
@@ -142,7 +150,9 @@ def test_gradient_is_that_of_the_explicit_loss(style: str, relu: bool) -> None:
     assert any(float((got[name] - plain[name]).abs().max()) > 1e-3 for name in plain)
 
 
-def explicit_on(model: nn.Module, chain: MarkovChain, loss: Callable[[], Tensor], tau: float) -> dict[str, Tensor]:
+def explicit_on(
+    model: nn.Module, chain: MarkovChain, loss: Callable[[], Tensor], tau: float
+) -> dict[str, Tensor]:
     """The penalty written out, with the operands seen at the additions."""
     known, squares = chain.by_site(), []
 
@@ -158,8 +168,8 @@ def explicit_on(model: nn.Module, chain: MarkovChain, loss: Callable[[], Tensor]
     return gradients(model, value + tau / 2 * torch.stack(squares).sum())
 
 
-REAL = ["resnet18", "vit_small", "swin_small", "convnext_small_replica", "nfnet_relu", "hf_gpt2", "hf_bert", "hf_t5",
-        "hf_albert", "hf_llama_relu"]  # fmt: skip
+REAL = ["resnet18", "vit_small", "swin_small", "convnext_small_replica", "nfnet_relu", "hf_gpt2",
+        "hf_bert", "hf_t5", "hf_albert", "hf_llama_relu"]  # fmt: skip
 
 
 def real(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
@@ -174,7 +184,11 @@ def real(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
                 parameter.data.fill_(0.7)
     if name == "resnet18":
         args = (args[0][..., :32, :32],)
-    return model.double(), tuple(map(wide, args)), {key: wide(value) for key, value in kwargs.items()}
+    return (
+        model.double(),
+        tuple(map(wide, args)),
+        {key: wide(value) for key, value in kwargs.items()},
+    )
 
 
 def scalar(output: Any) -> Tensor:
@@ -205,7 +219,9 @@ def test_real_models(name: str) -> None:
 
 def test_train_mode_with_other_batch_size() -> None:
     torch.manual_seed(0)
-    model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True, norm_first=True).double()
+    model = nn.TransformerEncoderLayer(
+        8, 2, 16, dropout=0.1, batch_first=True, norm_first=True
+    ).double()
     x = torch.randn(3, 4, 8, dtype=torch.float64)
     chain = MarkovChain.trace(model, x)
     big = torch.randn(7, 5, 8, dtype=torch.float64)
@@ -256,7 +272,9 @@ def test_checkpointing(reentrant: bool, what: str) -> None:
         def forward(self, x: Tensor) -> Tensor:
             x = self.step(x)
             if self.save in ("closure", "nested"):
-                return self.step(self.saved(lambda x: self.again(self.blocks[1](self.blocks[0](x))), x))
+                return self.step(
+                    self.saved(lambda x: self.again(self.blocks[1](self.blocks[0](x))), x)
+                )
             for block in self.blocks:
                 block.save = self.save  # type: ignore[assignment]
                 x = self.saved(block, x) if self.save == "module" else block(x)
@@ -271,16 +289,22 @@ def test_checkpointing(reentrant: bool, what: str) -> None:
         for model.save in ("", what):
             model.zero_grad()
             model(x).square().sum().backward()
-            results.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+            results.append(
+                {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+            )
     assert_equal(*results)
     records = [record.cosines for record in watch.records]
-    assert len(records) == 2 and torch.allclose(*records, rtol=1e-10) and records[0].isfinite().all()
+    assert (
+        len(records) == 2 and torch.allclose(*records, rtol=1e-10) and records[0].isfinite().all()
+    )
     assert torch._C._len_torch_function_stack() == 0 and not RUNNING
     assert len(results[0]) == len(list(model.parameters()))
 
 
 def test_scale_conventions() -> None:
-    """Per sample: whole batch = mean of halves = scaled loss unscaled; the raw hook depends on each of these."""
+    """Per sample: whole batch = mean of halves = scaled loss unscaled; the raw hook
+    depends on each of these.
+    """
     model, x = toy("plain")
 
     def run(per: str, parts: int, factor: float) -> dict[str, Tensor]:
@@ -293,7 +317,9 @@ def test_scale_conventions() -> None:
 
     whole = run("sample", 1, 1.0)
     loss = model(x[:4]).square().sum(1).mean()
-    assert_equal(whole, gradients(model, loss + TAU / 2 / 4 * sum(z.square().sum() for z in model.zs)))
+    assert_equal(
+        whole, gradients(model, loss + TAU / 2 / 4 * sum(z.square().sum() for z in model.zs))
+    )
     assert_equal(run("sample", 2, 1.0), whole)
     assert_equal(run("sample", 1, 1024.0), whole)
     assert_equal(run("sample", 4, 8.0), whole)
@@ -326,7 +352,9 @@ def test_per_node_and_schedule() -> None:
         model.penal_connection.remove() if step < 0 else None
         penalty = sum(z.detach().square().sum() for z in model.zs)
         assert float(penalty) > 0
-        assert model.penal_connection.coefficient(model.penal_connection.nodes[0]) == pytest.approx(0.1 * step)
+        assert model.penal_connection.coefficient(model.penal_connection.nodes[0]) == pytest.approx(
+            0.1 * step
+        )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -358,7 +386,10 @@ def test_second_derivatives_are_refused() -> None:
     model, x = toy("plain")
     x = x.requires_grad_()
     penalize(model, x.detach(), tau=TAU)
-    for backward in (lambda y: torch.autograd.grad(y, x, create_graph=True), lambda y: y.backward(create_graph=True)):
+    for backward in (
+        lambda y: torch.autograd.grad(y, x, create_graph=True),
+        lambda y: y.backward(create_graph=True),
+    ):
         with pytest.raises(UnsupportedError, match="create_graph=True"):
             backward(model(x).square().sum())
     y = penal(2 * x, TAU) + penal_add(x, 3 * x, TAU)
@@ -368,7 +399,9 @@ def test_second_derivatives_are_refused() -> None:
 
 @pytest.mark.parametrize("style", ["plain", "shortcut", "into_branch", "into_view", "alpha_left"])
 def test_transforms_of_torch_func(style: str) -> None:
-    """Gradients per sample and of sums over samples are explicit ones; derivatives of derivatives are refused."""
+    """Gradients per sample and of sums over samples are explicit ones; derivatives of
+    derivatives are refused.
+    """
     model, x = toy(style)
     chain = MarkovChain.trace(model, x)
     want = [explicit_on(model, chain, lambda y=y: model(y).square().sum(), TAU) for y in x.split(1)]
@@ -387,7 +420,10 @@ def test_transforms_of_torch_func(style: str) -> None:
         per_sample = vmap(grad(loss), in_dims=(None, 0))(params, x)
         assert_equal(each, {name: per_sample[name][i] for name in each})
     assert_equal(total, {k: grad(lambda p: sum(loss(p, y) for y in x))(params)[k] for k in total})
-    assert_equal(total, {k: grad(lambda p: vmap(loss, in_dims=(None, 0))(p, x).sum())(params)[k] for k in total})
+    assert_equal(
+        total,
+        {k: grad(lambda p: vmap(loss, in_dims=(None, 0))(p, x).sum())(params)[k] for k in total},
+    )
     with pytest.raises(UnsupportedError, match=r"one transform of torch\.func inside another"):
         grad(slope)(params)
     with pytest.raises(UnsupportedError, match="no forward-mode derivative"):
@@ -397,7 +433,9 @@ def test_transforms_of_torch_func(style: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_small_penalties_are_not_rounded_away(dtype: torch.dtype) -> None:
-    """A term below half a unit in the last place is kept in the mean, and nothing changes where it is 0."""
+    """A term below half a unit in the last place is kept in the mean, and
+    nothing changes where it is 0.
+    """
     torch.manual_seed(0)
     g = torch.randn(64, 256).to(dtype)
     z = torch.randn(64, 256).to(dtype).requires_grad_()
@@ -417,7 +455,11 @@ class Loop(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner, self.scale, self.breaks = nn.Linear(6, 6), nn.Parameter(torch.rand(6) + 0.5), False
+        self.inner, self.scale, self.breaks = (
+            nn.Linear(6, 6),
+            nn.Parameter(torch.rand(6) + 0.5),
+            False,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         for _ in range(4):
@@ -443,11 +485,15 @@ def compiled(name: str) -> tuple[nn.Module, Tensor]:
     return model, x
 
 
-@pytest.mark.parametrize("name", ["scaled", "alpha_left", "into_branch", "into_stream", "parallel", "loop", "encoder"])
+@pytest.mark.parametrize(
+    "name", ["scaled", "alpha_left", "into_branch", "into_stream", "parallel", "loop", "encoder"]
+)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_compile(name: str, backend: str) -> None:
-    """The compiled model, in one graph, has the gradient of the eager one, and follows a change of tau."""
+    """The compiled model, in one graph, has the gradient of the eager one, and
+    follows a change of tau.
+    """
     model, x = compiled(name)
     plain = gradients(model, model(x.clone()).square().sum())
     penalize(model, x, tau=TAU)
@@ -463,7 +509,9 @@ def test_compile(name: str, backend: str) -> None:
     assert torch._C._len_torch_function_stack() == 0
 
 
-@pytest.mark.parametrize("style", ["plain", "into_branch", "into_stream", "plain_relu_", "alpha_left"])
+@pytest.mark.parametrize(
+    "style", ["plain", "into_branch", "into_stream", "plain_relu_", "alpha_left"]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_a_graph_that_runs_in_python_is_penalised_once(style: str, dtype: torch.dtype) -> None:
@@ -478,7 +526,9 @@ def test_a_graph_that_runs_in_python_is_penalised_once(style: str, dtype: torch.
         want = gradients(model, model(x[:size].clone()).float().square().sum())
         got = gradients(model, fast(x[:size].clone()).float().square().sum())
         for key, value in want.items():
-            torch.testing.assert_close(got[key], value, rtol=0.02, atol=0.02 * float(value.abs().max()))
+            torch.testing.assert_close(
+                got[key], value, rtol=0.02, atol=0.02 * float(value.abs().max())
+            )
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -594,7 +644,9 @@ def test_autocast() -> None:
     got = gradients(layer, loss)
     for name, value in got.items():
         if float(want[name].abs().max()) > 1e-3:
-            assert F.cosine_similarity(value.double().flatten(), want[name].flatten(), dim=0) > 0.99, name
+            assert (
+                F.cosine_similarity(value.double().flatten(), want[name].flatten(), dim=0) > 0.99
+            ), name
 
 
 def test_copies_and_pickles_stand_alone() -> None:
@@ -617,9 +669,13 @@ def test_copies_and_pickles_stand_alone() -> None:
 
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("ran", [False, True])
-def test_a_penalised_model_in_a_file_keeps_its_penalty(tmp_path: Path, norm_first: bool, ran: bool) -> None:
+def test_a_penalised_model_in_a_file_keeps_its_penalty(
+    tmp_path: Path, norm_first: bool, ran: bool
+) -> None:
     torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, norm_first=norm_first)
+    layer = nn.TransformerEncoderLayer(
+        8, 2, 16, dropout=0.0, batch_first=True, norm_first=norm_first
+    )
     x, optimizer = torch.randn(2, 5, 8), torch.optim.SGD(layer.parameters(), lr=0.0)
     plain = gradients(layer, layer(x).square().sum())
     penalize(layer, x, tau=TAU, optimizer=optimizer)
@@ -673,7 +729,9 @@ class Steps(nn.Module):
             x = x + self.noise * torch.ones_like(x)
         for _ in range(self.count):
             x = x + torch.tanh(self.cell(x))
-        return (self.extra(x) if self.more else x).sum() + (0.0 if self.skip else self.skipped(x).sum())
+        return (self.extra(x) if self.more else x).sum() + (
+            0.0 if self.skip else self.skipped(x).sum()
+        )
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
@@ -687,7 +745,9 @@ def test_other_additions_than_were_traced_are_refused() -> None:
         model.count, model.skip = plain.count, plain.skip
         now = safe_deepcopy(plain)
         chain = MarkovChain.trace(now, x)
-        assert_equal(gradients(model, model(x)), explicit_on(now, chain, lambda now=now: now(x), TAU))
+        assert_equal(
+            gradients(model, model(x)), explicit_on(now, chain, lambda now=now: now(x), TAU)
+        )
     model.count, chain = 5, MarkovChain.trace(plain.train(), x)
     with torch.no_grad():
         model(x)
@@ -700,7 +760,9 @@ def test_other_additions_than_were_traced_are_refused() -> None:
     with pytest.raises(UnsupportedError, match=r"makes 4 additions .* in the mode"):
         model(x)
     model.eval().more = True
-    with pytest.raises(UnsupportedError, match="'extra' of Steps adds two activations and did not run"):
+    with pytest.raises(
+        UnsupportedError, match="'extra' of Steps adds two activations and did not run"
+    ):
         model(x)
     assert torch._C._len_torch_function_stack() == 0
     plain.count = 2
@@ -712,7 +774,9 @@ def test_other_additions_than_were_traced_are_refused() -> None:
 
 
 def test_blocks_in_regions_of_another_mode() -> None:
-    """What is written under autocast is penalised like the rest; without gradients there is nothing to penalise."""
+    """What is written under autocast is penalised like the rest; without gradients
+    there is nothing to penalise.
+    """
 
     class Regions(Toy):
         def forward(self, x: Tensor) -> Tensor:
@@ -787,7 +851,9 @@ def test_observing_a_penalised_model() -> None:
     (record,) = watch.records
     for node, (z, g) in enumerate(zip(states, wanted, strict=True)):
         z = z.detach()
-        g = g - TAU * z  # the total derivative with respect to x_l has no part of the node's own penalty
+        g = (
+            g - TAU * z
+        )  # the total derivative with respect to x_l has no part of the node's own penalty
         assert torch.allclose(record.products[node], (z * g).sum(1), rtol=1e-9, atol=1e-11)
     with chain.watch() as watch:
         model(x).square().sum().backward()
@@ -814,7 +880,10 @@ def kept(model: nn.Module, x: Tensor) -> int:
 
 
 def test_no_memory_in_pre_norm_blocks() -> None:
-    blocks = [nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, norm_first=True) for _ in range(3)]
+    blocks = [
+        nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, norm_first=True)
+        for _ in range(3)
+    ]
     model, x = nn.Sequential(*blocks, nn.LayerNorm(16)), torch.randn(4, 6, 16)
     plain = kept(model, x)
     assert kept(penalize(model, x, tau=TAU), x) == plain
@@ -833,9 +902,16 @@ def test_no_memory_where_a_norm_ends_the_branch() -> None:
                 return F.relu_(z)
             return torch.relu(x + z)
 
-    norms = [nn.BatchNorm2d(4), nn.GroupNorm(2, 4), nn.LayerNorm([5, 5]), nn.InstanceNorm2d(4, affine=True)]
+    norms = [
+        nn.BatchNorm2d(4),
+        nn.GroupNorm(2, 4),
+        nn.LayerNorm([5, 5]),
+        nn.InstanceNorm2d(4, affine=True),
+    ]
     for in_place in (False, True):
-        model = nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU(), *(Block(norm, in_place) for norm in norms)).double()
+        model = nn.Sequential(
+            nn.Conv2d(4, 4, 1), nn.ReLU(), *(Block(norm, in_place) for norm in norms)
+        ).double()
         x = torch.randn(3, 4, 5, 5, dtype=torch.float64)
         plain, chain = kept(model, x), MarkovChain.trace(model, x)
         explicit = explicit_on(model, chain, lambda m=model, x=x: m(x).square().sum(), TAU)  # type: ignore[misc]
@@ -873,9 +949,11 @@ class Rectified(nn.Module):
 
 @pytest.mark.parametrize("style", ["plain", "into", "overwriting", "overwriting into"])
 def test_half_of_the_memory_before_a_relu(style: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a ReLU sets to 0 is kept, and the gradients are bit by bit those of keeping all of the sum.
+    """What a ReLU sets to 0 is kept, and the gradients are bit by bit those
+    of keeping all of the sum.
 
-    Sums that overwrite the branch keep the branch itself otherwise, of which ``s - x`` is a rounded copy.
+    Sums that overwrite the branch keep the branch itself otherwise, of which ``s
+    - x`` is a rounded copy.
     """
     torch.manual_seed(0)
     model, x = Rectified(style), torch.randn(8, 4, 5, 5)
@@ -894,7 +972,11 @@ def test_half_of_the_memory_before_a_relu(style: str, monkeypatch: pytest.Monkey
     # twice through one graph
     loss.backward(retain_graph=True)
     loss.backward()
-    assert all(torch.equal(2 * got[name], p.grad) for name, p in twin.named_parameters() if p.grad is not None)
+    assert all(
+        torch.equal(2 * got[name], p.grad)
+        for name, p in twin.named_parameters()
+        if p.grad is not None
+    )
     whole = penalize(Rectified("plain"), x, tau=TAU)
     whole.load_state_dict(model.state_dict())
     monkeypatch.setattr(whole.penal_connection, "_plain", lambda: False)
@@ -910,7 +992,8 @@ def test_sums_that_no_relu_takes_after_all() -> None:
     twin = penalize(copy.deepcopy(model), x, tau=TAU)
     model.tap = twin.tap = "sum"
     assert_equal(
-        gradients(twin, twin(x).square().sum()), explicit_on(model, chain, lambda: model(x).square().sum(), TAU)
+        gradients(twin, twin(x).square().sum()),
+        explicit_on(model, chain, lambda: model(x).square().sum(), TAU),
     )
     twin.tap = "past"
     with pytest.raises(UnsupportedError, match="read by a ReLU alone"):
@@ -932,10 +1015,18 @@ def test_checkpointing_where_a_norm_ends_the_branch(reentrant: bool, part: str) 
 
         def body(self, x: Tensor) -> Tensor:
             z = self.norm(self.conv(x))
-            return checkpoint(self.tail, x, z, use_reentrant=reentrant) if self.part == "tail" else self.tail(x, z)
+            return (
+                checkpoint(self.tail, x, z, use_reentrant=reentrant)
+                if self.part == "tail"
+                else self.tail(x, z)
+            )
 
         def forward(self, x: Tensor) -> Tensor:
-            return checkpoint(self.body, x, use_reentrant=reentrant) if self.part == "body" else self.body(x)
+            return (
+                checkpoint(self.body, x, use_reentrant=reentrant)
+                if self.part == "body"
+                else self.body(x)
+            )
 
     class Net(nn.Module):
         part = ""
@@ -947,7 +1038,11 @@ def test_checkpointing_where_a_norm_ends_the_branch(reentrant: bool, part: str) 
         def forward(self, x: Tensor) -> Tensor:
             x = self.stem(x)
             for block in self.blocks:
-                x = checkpoint(block, x, use_reentrant=reentrant) if self.part == "module" else block(x)
+                x = (
+                    checkpoint(block, x, use_reentrant=reentrant)
+                    if self.part == "module"
+                    else block(x)
+                )
             return x
 
     model, x = Net().double(), torch.randn(2, 4, 5, 5, dtype=torch.float64)
@@ -957,7 +1052,9 @@ def test_checkpointing_where_a_norm_ends_the_branch(reentrant: bool, part: str) 
     for module in (model, *model.blocks):
         module.part = part  # type: ignore[assignment]
     model(x).square().sum().backward()
-    assert_equal({name: p.grad for name, p in model.named_parameters() if p.grad is not None}, explicit)
+    assert_equal(
+        {name: p.grad for name, p in model.named_parameters() if p.grad is not None}, explicit
+    )
     assert not RUNNING
 
 
@@ -968,7 +1065,11 @@ def test_figures_of_memory_are_what_the_page_says() -> None:
     assert table(rows) in PAGE.read_text(encoding="utf-8")
     # bytes of the model itself depend on the version of torch
     found = [measured(row["block"])["for_a_node"] for row in rows]
-    assert [value == 0 for value in found] == [row["for_a_node"] == 0 for row in rows] == [True] * 3 + [False] * 3
+    assert (
+        [value == 0 for value in found]
+        == [row["for_a_node"] == 0 for row in rows]
+        == [True] * 3 + [False] * 3
+    )
     assert found[4] == rows[4]["for_a_node"] == 1
     for value, row in zip(found, rows, strict=True):
         assert value == pytest.approx(row["for_a_node"], abs=0.01)
@@ -976,7 +1077,9 @@ def test_figures_of_memory_are_what_the_page_says() -> None:
 
 
 def test_figures_in_16_bits_are_what_the_page_says() -> None:
-    """No line is further from the float32 gradient than the explicit loss, by two standard errors."""
+    """No line is further from the float32 gradient than the explicit
+    loss, by two standard errors.
+    """
     from benchmarks.penal_bf16 import DATA, PAGE, table
 
     rows = json.loads(DATA.read_text(encoding="utf-8"))

@@ -1,4 +1,6 @@
-"""The penal connection under DistributedDataParallel: per sample, two processes find the gradient of one."""
+"""The penal connection under DistributedDataParallel: per sample, two processes
+find the gradient of one.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ class Chain(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(5), nn.Linear(5, 5), nn.Tanh()) for _ in range(2))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(5), nn.Linear(5, 5), nn.Tanh()) for _ in range(2)
+        )
         self.head = nn.Linear(5, 1)
         self.directions: list[Tensor] = []
 
@@ -46,7 +50,9 @@ def work(rank: int, folder: Path) -> None:
             wrapped = DistributedDataParallel(model)
             penalize(model, x, tau=TAU, per="sample")
         wrapped(x[4 * rank : 4 * rank + 4]).square().mean().backward()
-        torch.save({name: p.grad for name, p in model.named_parameters()}, f"{folder}/{order}{rank}.pt")
+        torch.save(
+            {name: p.grad for name, p in model.named_parameters()}, f"{folder}/{order}{rank}.pt"
+        )
 
 
 def test_two_processes_find_the_gradient_of_one(tmp_path: Path) -> None:

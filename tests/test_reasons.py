@@ -39,12 +39,14 @@ def with_ones(h: Tensor) -> Tensor:
 # operation, features it leaves, operation of the pin, elements, what its reason says
 MEETINGS: dict[str, tuple[Callable[[Tensor], Tensor], int, str, int, str]] = {
     "mask under a maximum": (
-        lambda h: F.relu(h).masked_fill(EVERY_SECOND, -1e9).amax(-1, keepdim=True), 1, "aten.amax", 3, "-1e+09"),
+        lambda h: F.relu(h).masked_fill(EVERY_SECOND, -1e9).amax(-1, keepdim=True), 1, "aten.amax",
+        3, "-1e+09"),
     "column of ones": (lambda h: with_ones(h).cumsum(-1), 7, "aten.cumsum", 6, "constant tensor"),
     "choice": (lambda h: torch.where(h > 0, h, 0.3), 6, "aten.where", 6, "0.3"),
     "padding": (lambda h: F.avg_pool1d(F.pad(h, (1, 1), value=3.0).unsqueeze(1), 8).squeeze(1), 1,
                 "aten.avg_pool1d", 6, "constant 3"),
-    "numbers": (lambda h: torch.maximum(h, torch.arange(1, 7)), 6, "aten.maximum", 6, "constant tensor"),
+    "numbers": (lambda h: torch.maximum(h, torch.arange(1, 7)), 6, "aten.maximum", 6,
+                "constant tensor"),
 }  # fmt: skip
 
 
@@ -88,13 +90,17 @@ def test_inputs_are_no_constants() -> None:
 
 def test_chains_go_through_products_and_shared_weights() -> None:
     product = ps.trace(
-        Between(lambda h: F.relu(h[:, :3]) * h[:, 3:] + h[:, :3].tanh() + h[:, :3] * 2, 3), torch.randn(3, 4)
+        Between(lambda h: F.relu(h[:, :3]) * h[:, 3:] + h[:, :3].tanh() + h[:, :3] * 2, 3),
+        torch.randn(3, 4),
     )
     assert product.num_units == 0
     chains = {reason.parameter: [step.op for step in reason.chain] for reason in product.reasons()}
     assert set(chains) >= {"first.weight", "second.weight"} and all(chains.values())
     shown = [str(reason) for reason in product.reasons() if reason.parameter == "first.weight"]
-    assert sum(reason.scales for reason in product.reasons() if reason.parameter == "first.weight") == 6
+    assert (
+        sum(reason.scales for reason in product.reasons() if reason.parameter == "first.weight")
+        == 6
+    )
     assert any("aten.tanh" in text for text in shown)
 
 
@@ -139,7 +145,9 @@ def test_every_fixed_scale_has_a_shortest_chain(name: str) -> None:
 
 
 def test_models_with_gathered_tables_are_explained() -> None:
-    """Scales of rows that data picks are tried on a copy of the equations, without the steps noted for reasons."""
+    """Scales of rows that data picks are tried on a copy of the equations, without the
+    steps noted for reasons.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(7, 5), nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 2))
     found = ps.explain(model, torch.tensor([[1, 2, 6]])).reasons

@@ -1,4 +1,6 @@
-"""The papers' recipes: every cell is there, says something of each field, and a run's differences are all listed."""
+"""The papers' recipes: every cell is there, says something of each field, and a run's
+differences are all listed.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,8 @@ from pathspace.training.recipe import Recipe, prepare
 
 SETTING = Setting(run=lambda trials: [], scale="full")
 RUNNABLE = [cell for cell in load_cells().values() if not runnable(cell)]
-# What a full run cannot take over from a recipe, by the fields that differ:
-# one thread in place of a GPU, five seeds, rates chosen on validation data, and details of toolkit and transformer.
+# What a full run cannot take over from a recipe, by the fields that differ: one thread in place of
+# a GPU, five seeds, rates chosen on validation data, and details of toolkit and transformer.
 ALWAYS = {"device", "seeds", "search"}
 LEFT = {
     "path-space-table-1": set(),
@@ -105,7 +107,9 @@ def of_full(cell: Cell, **more: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("table", LEFT)
 def test_the_full_scale_is_the_recipe(table: str) -> None:
-    """Whatever the paper says is done, but for the fields that are named above; what is unsaid is as filled in."""
+    """Whatever the paper says is done, but for the fields that are named above; what
+    is unsaid is as filled in.
+    """
     for cell in RUNNABLE:
         if cell.name.split("/")[0] != table:
             continue
@@ -116,7 +120,10 @@ def test_the_full_scale_is_the_recipe(table: str) -> None:
                 {**dict.fromkeys(FIELDS, 0), key: run[key]},
             )
             if said == UNSAID:
-                assert lines == (lines[0],) and lines[0].endswith("the paper does not say."), (cell.name, key)
+                assert lines == (lines[0],) and lines[0].endswith("the paper does not say."), (
+                    cell.name,
+                    key,
+                )
                 assert key in ALWAYS or run[key] == cell.value(key), (cell.name, key)
             elif key not in ALWAYS | LEFT[table]:
                 assert not lines, (cell.name, key, lines)
@@ -126,7 +133,10 @@ def test_the_full_scale_is_the_recipe(table: str) -> None:
 def test_each_field_that_differs_is_listed(key: str) -> None:
     for cell in RUNNABLE[:: len(RUNNABLE) // 12]:
         agreed = {field: "by us" if said == UNSAID else said for field, said in cell.recipe.items()}
-        before, after = differences(cell, agreed), differences(cell, {**agreed, key: "something else"})
+        before, after = (
+            differences(cell, agreed),
+            differences(cell, {**agreed, key: "something else"}),
+        )
         assert len(before) == sum(said == UNSAID for said in cell.recipe.values())
         (listed,) = set(after) - set(before)
         assert listed.startswith(f"{FIELDS[key]}: something else")
@@ -153,7 +163,12 @@ CHANGES: dict[str, tuple[Any, str]] = {
 
 def test_every_field_of_a_trial_is_looked_at() -> None:
     # the rate is chosen from the grid, seeds are counted, and looking on changes nothing
-    assert CHANGES.keys() == {field.name for field in fields(Trial)} - {"lr", "seed", "test", "efficiency"}
+    assert CHANGES.keys() == {field.name for field in fields(Trial)} - {
+        "lr",
+        "seed",
+        "test",
+        "efficiency",
+    }
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -167,7 +182,11 @@ def test_a_change_of_the_run_is_listed(name: str) -> None:
 def test_rates_seeds_and_warm_up_are_listed() -> None:
     cell = table_cells("path-space-table-1")["sMNIST-28", "SGD"]
     arm = full_arm("x", cell, SETTING)
-    assert not [line for line in differences(cell, describe(arm.base, arm.rates, 3, 2)) if line.startswith("Seeds")]
+    assert not [
+        line
+        for line in differences(cell, describe(arm.base, arm.rates, 3, 2))
+        if line.startswith("Seeds")
+    ]
     fewer = differences(cell, describe(arm.base, arm.rates[1:], 4, 2))
     assert [line.split(":")[0] for line in fewer if line.startswith(("Seeds", "Learning"))] == [
         "Learning rates",
@@ -180,7 +199,8 @@ def test_rates_seeds_and_warm_up_are_listed() -> None:
 def test_cells_that_cannot_be_trained_say_why() -> None:
     left = [cell for cell in load_cells().values() if runnable(cell)]
     assert {cell.name.split("/")[0] for cell in left} == {
-        "markov-chain-table-2", "markov-chain-table-3", "markov-chain-figure-2", "path-space-table-4",
+        "markov-chain-table-2", "markov-chain-table-3", "markov-chain-figure-2",
+        "path-space-table-4",
     }  # fmt: skip
     for cell in left:
         assert runnable(cell).endswith(".")
@@ -189,13 +209,24 @@ def test_cells_that_cannot_be_trained_say_why() -> None:
 
 
 def test_what_holds_for_all_contenders_is_listed_once() -> None:
-    cells, arms = table_cells("path-space-table-1"), full_arms("path-space-table-1", replace(SETTING, shrink=100))
+    cells, arms = (
+        table_cells("path-space-table-1"),
+        full_arms("path-space-table-1", replace(SETTING, shrink=100)),
+    )
     assert arms.keys() == cells.keys()
-    lines = listed([(cells[place], arm) for place, arm in arms.items()], replace(SETTING, device="cuda"))
-    assert lines.count("Epochs: 4 in place of 400.") == 1 and "Computer: cuda in place of one Nvidia GPU." in lines
+    lines = listed(
+        [(cells[place], arm) for place, arm in arms.items()], replace(SETTING, device="cuda")
+    )
+    assert (
+        lines.count("Epochs: 4 in place of 400.") == 1
+        and "Computer: cuda in place of one Nvidia GPU." in lines
+    )
     some = [line for line in lines if line.startswith("Start")]
     assert some == ["Start: unit skeleton; the paper does not say."]
-    mixed = listed([(cells["sMNIST-28", "SGD"], arms["sMNIST-28", column]) for column in ("SGD", "G-SGD")], SETTING)
+    mixed = listed(
+        [(cells["sMNIST-28", "SGD"], arms["sMNIST-28", column]) for column in ("SGD", "G-SGD")],
+        SETTING,
+    )
     assert "Optimizer: G-SGD in place of SGD. (sMNIST-28: G-SGD)" in mixed
     with pytest.raises(InputError, match="No cell of markov-chain-table-2"):
         full_arms("markov-chain-table-2", SETTING)
@@ -208,9 +239,18 @@ def test_texts_are_described_as_their_models_are(tmp_path: Path) -> None:
     assert "ptb" in CORPORA
     model = load_task("ptb", hidden=4, layers=2, length=5, data=str(tmp_path)).make_model(0)
     assert isinstance(model, StackedReluLM)
-    found = (model.leave.p, model.enter.p, model.rnn.dropout, model.dropout_words, model.weight_drop)
+    found = (
+        model.leave.p,
+        model.enter.p,
+        model.rnn.dropout,
+        model.dropout_words,
+        model.weight_drop,
+    )
     assert found == tuple(DROPPED.values())
-    assert model.embedding.embedding_dim == describe(Trial("ptb", "sgd", 1.0, 0, 1), (1.0,), 2, 1)["embedding"]
+    assert (
+        model.embedding.embedding_dim
+        == describe(Trial("ptb", "sgd", 1.0, 0, 1), (1.0,), 2, 1)["embedding"]
+    )
 
 
 def test_images_are_described_as_their_models_are() -> None:
@@ -221,7 +261,10 @@ def test_images_are_described_as_their_models_are() -> None:
         kernels = [m for m in model.modules() if isinstance(m, torch.nn.Conv2d)]
         assert kernels[0].out_channels == run["width"]
         # of a recurrent layer two kernels, of a residual network one more layer, the read-out
-        assert run["layers"] == {"recurrent": 1 + (len(kernels) - 1) // 2, "resnet": len(kernels) + 1}[network]
+        assert (
+            run["layers"]
+            == {"recurrent": 1 + (len(kernels) - 1) // 2, "resnet": len(kernels) + 1}[network]
+        )
         assert run["normalisation"] == "batch norm"
         assert any(isinstance(m, torch.nn.BatchNorm2d) for m in model.modules())
     assert DATA.keys() <= set(task_names())
@@ -252,15 +295,26 @@ def test_tables_2_and_4_disagree() -> None:
         if figures(fourth[names[row], column.replace("160", "196")]) != figures(cell)
     ]  # fmt: skip
     assert wrong == [("G-SGD", "CIFAR-100 RCNN-96")]
-    assert {column.split("-")[-1] for _, column in second} - {column.split("-")[-1] for _, column in fourth} == {"160"}
-    published = {column: figures(cell)[0] for (row, column), cell in fourth.items() if "Liang" in row}
-    better = [column for column, error in published.items() if figures(fourth[names["G-SGD"], column])[0] >= error]
+    assert {column.split("-")[-1] for _, column in second} - {
+        column.split("-")[-1] for _, column in fourth
+    } == {"160"}
+    published = {
+        column: figures(cell)[0] for (row, column), cell in fourth.items() if "Liang" in row
+    }
+    better = [
+        column
+        for column, error in published.items()
+        if figures(fourth[names["G-SGD"], column])[0] >= error
+    ]
     assert sorted(better) == ["CIFAR-10 RCNN-96", "MNIST RCNN-96"]
 
 
 def test_the_increases_of_table_6_follow_from_its_times() -> None:
     cells = table_cells("path-space-table-6")
-    printed = dict(entry.rsplit(" ", 2)[:2] for entry in next(iter(cells.values())).note.split(": ")[1].split(", "))
+    printed = dict(
+        entry.rsplit(" ", 2)[:2]
+        for entry in next(iter(cells.values())).note.split(": ")[1].split(", ")
+    )
     assert len(printed) == 9
     for column, increase in printed.items():
         ours, plain = (figures(cells[row, column])[0] for row in ("G-SGD", "SGD"))
@@ -269,21 +323,34 @@ def test_the_increases_of_table_6_follow_from_its_times() -> None:
 
 def test_the_improvements_of_the_chain_paper_follow_from_its_figures() -> None:
     first, third = table_cells("markov-chain-table-1"), table_cells("markov-chain-table-3")
-    improvements = {"WMT-16 DE/EN (Q)": (25.4, 33.6), "WMT-16 DE/EN (S)": (6.0, 4.0), "WMT-16 EN/DE (Q)": (25.5, 28.7),
-                    "WMT-16 EN/DE (S)": (4.9, 4.1)}  # fmt: skip
+    improvements = {"WMT-16 DE/EN (Q)": (25.4, 33.6), "WMT-16 DE/EN (S)": (6.0, 4.0),
+                    "WMT-16 EN/DE (Q)": (25.5, 28.7), "WMT-16 EN/DE (S)": (4.9, 4.1)}  # fmt: skip
     for row, (less, more) in improvements.items():
         plain, chain = (figures(first[row, column]) for column in ("transformer", "Markov chain"))
-        assert (plain[0] - chain[0], chain[1] - plain[1]) == (pytest.approx(less), pytest.approx(more))
+        assert (plain[0] - chain[0], chain[1] - plain[1]) == (
+            pytest.approx(less),
+            pytest.approx(more),
+        )
     gains = dict(
-        zip((18, 20, 32, 34, 44, 50, 56, 101, 152), (0.4, 0.2, 0.6, 0.4, 0.2, 0.6, 1.2, 0.4, 0.3), strict=True)
+        zip(
+            (18, 20, 32, 34, 44, 50, 56, 101, 152),
+            (0.4, 0.2, 0.6, 0.4, 0.2, 0.6, 1.2, 0.4, 0.3),
+            strict=True,
+        )
     )
     for row in {row for row, _ in third}:
         plain, chain = (figures(third[row, column])[0] for column in ("ResNet", "Markov chain"))
         assert chain - plain == pytest.approx(gains[int(row.split(", ")[1].split()[0])])
     best = {"ResNet50": 0.2, "ViT-S/16-224": 0.3, "DeiT-S/16-224": 0.2, "Swin-S/4-7-224": 0.2}
     for row, gain in best.items():
-        mine = {c: figures(cell)[0] for (r, c), cell in table_cells("markov-chain-table-2").items() if r == row}
-        assert max(v for c, v in mine.items() if c != "baseline") - mine["baseline"] == pytest.approx(gain)
+        mine = {
+            c: figures(cell)[0]
+            for (r, c), cell in table_cells("markov-chain-table-2").items()
+            if r == row
+        }
+        assert max(v for c, v in mine.items() if c != "baseline") - mine[
+            "baseline"
+        ] == pytest.approx(gain)
 
 
 def test_longer_training_worsens_the_perplexity_of_table_1() -> None:

@@ -1,4 +1,6 @@
-"""A recording of one run says the same about a model as torch's export, and steps back where it may not."""
+"""A recording of one run says the same about a model as torch's export, and
+steps back where it may not.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ import pathspace as ps
 from pathspace.capture import capture, place
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
-# the sample changes what it covers in small models: recurrence, attention, norms, convolutions, branches, sharing
+# the sample changes what it covers in small models: recurrence, attention, norms,
+# convolutions, branches, sharing
 SAMPLE = [model for kind in ("cases", "odd") for model in models(kind)[::9]]
 
 
@@ -101,14 +104,20 @@ RECORDED: dict[str, Callable[[Any, Tensor], Any]] = {
     "batch norm": lambda block, h: block.norm(h).relu(),
     "dropout": lambda _, h: torch.nn.functional.dropout(h, 0.5, training=True).relu(),
     "held constant": lambda block, h: h.relu() * block.table,
-    "constants made": lambda _, h: h.relu() * torch.tensor([1.0, 0, 1, 0, 1, 0]) + torch.arange(6) + torch.zeros(6),
+    "constants made": lambda _, h: (
+        h.relu() * torch.tensor([1.0, 0, 1, 0, 1, 0]) + torch.arange(6) + torch.zeros(6)
+    ),
     "like another": lambda _, h: h * torch.ones_like(h) + torch.zeros_like(h),
     "number of a constant": lambda _, h: h.relu() * torch.tensor(3.0).item(),
     "no gradients": lambda _, h: torch.no_grad()(torch.relu)(h),
     "as it was": lambda _, h: torch.autocast("cpu", enabled=False)(torch.relu)(h),
     "function of one's own": lambda _, h: Square.apply(h),
-    "recomputed": lambda block, h: torch.utils.checkpoint.checkpoint(block.norm, h, use_reentrant=False),
-    "complex": lambda _, h: torch.view_as_real(torch.view_as_complex(h.view(-1, 3, 2)) * 1j).flatten(1),
+    "recomputed": lambda block, h: torch.utils.checkpoint.checkpoint(
+        block.norm, h, use_reentrant=False
+    ),
+    "complex": (
+        lambda _, h: torch.view_as_real(torch.view_as_complex(h.view(-1, 3, 2)) * 1j).flatten(1)
+    ),
     "helper": lambda _, h: helper(h),
     "asks for gradients": lambda _, h: h.relu() if h.requires_grad else h.exp(),
 }
@@ -164,12 +173,17 @@ def test_operations_know_their_modules_and_lines() -> None:
     with exported():
         judge = capture(Twice(), *inputs)
     graphs = [one.graph.graph for one in (recorded, judge)]
-    calls = [[(str(n.target), *place(n)) for n in graph.nodes if n.op == "call_function"] for graph in graphs]
+    calls = [
+        [(str(n.target), *place(n)) for n in graph.nodes if n.op == "call_function"]
+        for graph in graphs
+    ]
     assert calls[0] == calls[1]
     assert {module for _, module, _ in calls[0]} == {"left.0", "left.1", "right.0", "right.1"}
     assert recorded.canonical == judge.canonical
     assert sorted(recorded.sources.values()) == sorted(judge.sources.values())
-    values = [recorded.parameters[name] for kind, name in recorded.sources.values() if kind == "parameter"]
+    values = [
+        recorded.parameters[name] for kind, name in recorded.sources.values() if kind == "parameter"
+    ]
     given = [*values, inputs[0][0], *inputs[1]["y"].values()]
     assert all(map(torch.equal, recorded.graph(*given), judge.graph(*given)))
 
@@ -189,7 +203,13 @@ def test_models_without_numbers() -> None:
 def test_settings_are_as_before() -> None:
     def found() -> Any:
         flags = torch.backends.mha.get_fastpath_enabled(), torch.compiler.is_exporting()
-        return *flags, nn.Module.__call__, nn.Module._call_impl, gc.isenabled(), gc.get_freeze_count()
+        return (
+            *flags,
+            nn.Module.__call__,
+            nn.Module._call_impl,
+            gc.isenabled(),
+            gc.get_freeze_count(),
+        )
 
     before = found()
     for step in (RECORDED["views"], asks, differentiates):
@@ -227,7 +247,10 @@ def test_names_that_are_no_identifiers_and_lists_that_are_filled_are_recorded() 
 
 @pytest.mark.parametrize(
     "asks",
-    [lambda h: h.device.type == "cpu" and h.is_cpu and not h.is_meta, lambda h: h.new_zeros(2).device.type == "cpu"],
+    [
+        lambda h: h.device.type == "cpu" and h.is_cpu and not h.is_meta,
+        lambda h: h.new_zeros(2).device.type == "cpu",
+    ],
 )
 def test_tensors_say_that_they_lie_where_the_model_does(asks: Callable[[Tensor], bool]) -> None:
     def step(block: Any, h: Tensor) -> Tensor:
@@ -252,7 +275,9 @@ VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("name", VIEWS)
 @pytest.mark.parametrize("around", [contextlib.nullcontext, exported])
-def test_writes_through_views_that_signatures_do_not_mention_are_seen(name: str, around: Callable[[], Any]) -> None:
+def test_writes_through_views_that_signatures_do_not_mention_are_seen(
+    name: str, around: Callable[[], Any]
+) -> None:
     def step(block: Any, h: Tensor) -> Tensor:
         for _ in range(2):
             # the second time, the shape of the result is known

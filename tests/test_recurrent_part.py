@@ -18,7 +18,9 @@ TOKENS = torch.arange(10).reshape(2, 5) % 7
 
 def language_model(layers: int = 2) -> StackedReluLM:
     torch.manual_seed(0)
-    return StackedReluLM(7, embedding=3, hidden=4, layers=layers, dropout_inputs=0.3, weight_drop=0.2).double()
+    return StackedReluLM(
+        7, embedding=3, hidden=4, layers=layers, dropout_inputs=0.3, weight_drop=0.2
+    ).double()
 
 
 def descend(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3) -> list[float]:
@@ -75,7 +77,9 @@ def test_gsgd_of_the_part_is_that_of_the_layers_as_a_model() -> None:
     expected = descend(two, recurrent_gsgd(one, 0.1, (TOKENS,)).__class__([inner, rest]))
     assert descend(one, recurrent_gsgd(one, 0.1, (TOKENS,))) == pytest.approx(expected, rel=1e-12)
     plain = language_model()
-    assert descend(plain, torch.optim.SGD(plain.parameters(), lr=0.1)) != pytest.approx(expected, rel=1e-4)
+    assert descend(plain, torch.optim.SGD(plain.parameters(), lr=0.1)) != pytest.approx(
+        expected, rel=1e-4
+    )
 
 
 @pytest.mark.parametrize("make", [recurrent_gsgd, recurrent_path_sgd])
@@ -125,4 +129,6 @@ def test_steps_before_the_batch_and_models_without_one_stack() -> None:
     with pytest.raises(InputError, match=r"Linear has 0 recurrent modules, expected one nn\.RNN"):
         recurrent_gsgd(nn.Linear(2, 2), 0.1, (torch.ones(1, 2),))
     with pytest.raises(InputError, match="Sequential has 2 recurrent modules"):
-        recurrent_path_sgd(nn.Sequential(ReluRNN(2, 3, 2), ReluRNN(2, 3, 2)), 0.1, (torch.ones(1, 4, 2),))
+        recurrent_path_sgd(
+            nn.Sequential(ReluRNN(2, 3, 2), ReluRNN(2, 3, 2)), 0.1, (torch.ones(1, 4, 2),)
+        )

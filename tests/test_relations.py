@@ -28,9 +28,9 @@ def solved(count: int, rows: list[Row]) -> Solution:
 
 def values(solution: Solution, count: int) -> np.ndarray:
     """What each id is in terms of base units: integer matrix, a row per id."""
-    basis = np.concatenate([np.zeros((1, solution.units)), np.eye(solution.units), solution.forms.toarray()]).astype(
-        np.int64
-    )
+    basis = np.concatenate(
+        [np.zeros((1, solution.units)), np.eye(solution.units), solution.forms.toarray()]
+    ).astype(np.int64)
     return basis[np.abs(solution.classes)] * np.sign(solution.classes)[:, None]
 
 
@@ -49,7 +49,9 @@ def residues(solution: Solution, count: int, rows: list[Row]) -> int:
 
 
 COUNT = 9
-TERMS = st.dictionaries(st.integers(1, COUNT), st.sampled_from([-2, -1, -1, 1, 1, 2]), min_size=1, max_size=4)
+TERMS = st.dictionaries(
+    st.integers(1, COUNT), st.sampled_from([-2, -1, -1, 1, 1, 2]), min_size=1, max_size=4
+)
 
 
 @given(st.lists(TERMS, max_size=12))
@@ -63,7 +65,9 @@ def test_a_solution_satisfies_every_relation(rows: list[Row]) -> None:
 
 @given(st.lists(st.lists(st.integers(1, COUNT), min_size=2, max_size=3), max_size=14), st.data())
 @settings(max_examples=300)
-def test_products_leave_as_many_scales_as_the_null_space(products: list[list[int]], data: st.DataObject) -> None:
+def test_products_leave_as_many_scales_as_the_null_space(
+    products: list[list[int]], data: st.DataObject
+) -> None:
     # each product makes an id of its own, and products are multiplied again
     rows: list[Row] = []
     for made, factors in enumerate(products, COUNT + 1):
@@ -74,7 +78,9 @@ def test_products_leave_as_many_scales_as_the_null_space(products: list[list[int
         rows.append(row)
     count = COUNT + len(products)
     # and some of them meet
-    for left, right in data.draw(st.lists(st.tuples(st.integers(1, count), st.integers(1, count)), max_size=4)):
+    for left, right in data.draw(
+        st.lists(st.tuples(st.integers(1, count), st.integers(1, count)), max_size=4)
+    ):
         if left != right:
             rows.append({left: 1, right: -1})
     solution = solved(count, rows)
@@ -204,4 +210,6 @@ def test_two_relations_with_the_same_other_terms_imply_an_equation(
     coefficients: list[list[int]], variables: list[list[int]], expected: set[tuple[int, int]]
 ) -> None:
     left, right = implied(np.array(coefficients), np.array(variables), 3)
-    assert {(min(pair), max(pair)) for pair in zip(left.tolist(), right.tolist(), strict=True)} == expected
+    assert {
+        (min(pair), max(pair)) for pair in zip(left.tolist(), right.tolist(), strict=True)
+    } == expected

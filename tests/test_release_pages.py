@@ -29,11 +29,19 @@ def compare() -> ModuleType:
 def test_every_record_of_a_comparison_is_on_the_page(compare: ModuleType) -> None:
     text = compare.on_page_markdown((DOCS / "compare.md").read_text(encoding="utf-8"))
     assert compare.MARK not in text
-    assert [page.name for page in DOCS.rglob("*.md") if compare.MARK in page.read_text("utf-8")] == ["compare.md"]
-    records = [json.loads(path.read_text(encoding="utf-8")) for path in (DOCS / "data").glob("*.json")]
-    entries = [entry for one in records if isinstance(one, dict) for entry in one.get("head_to_head", ())]
+    assert [
+        page.name for page in DOCS.rglob("*.md") if compare.MARK in page.read_text("utf-8")
+    ] == ["compare.md"]
+    records = [
+        json.loads(path.read_text(encoding="utf-8")) for path in (DOCS / "data").glob("*.json")
+    ]
+    entries = [
+        entry for one in records if isinstance(one, dict) for entry in one.get("head_to_head", ())
+    ]
     assert entries and all(f"| {entry['against']} | {entry['what']} |" in text for entry in entries)
-    claims = json.loads((DOCS / "reproduction/optimizers.json").read_text(encoding="utf-8"))["claims"]
+    claims = json.loads((DOCS / "reproduction/optimizers.json").read_text(encoding="utf-8"))[
+        "claims"
+    ]
     assert all(f"| {claim['statement']} |" in text and claim["verdict"] in text for claim in claims)
 
 
@@ -42,7 +50,9 @@ def test_a_page_without_records_is_short(compare: ModuleType, tmp_path: Path) ->
     assert not compare.measured(tmp_path).strip()
     entry = {"against": "Another 1.0", "what": "a count", "ours": "3", "theirs": "2"}
     (tmp_path / "data/one.json").write_text(json.dumps({"head_to_head": [entry]}))
-    assert "| Another 1.0 | a count | 3 | 2 | [one.json](data/one.json) |" in compare.measured(tmp_path)
+    assert "| Another 1.0 | a count | 3 | 2 | [one.json](data/one.json) |" in compare.measured(
+        tmp_path
+    )
 
 
 def test_links_of_the_readme_lead_into_the_repository_where_one_is_named(
@@ -61,14 +71,19 @@ def test_links_of_the_readme_lead_into_the_repository_where_one_is_named(
     hook.update(named)
     text = named["readme"]["text"]
     assert without["readme"]["text"] == (DOCS.parent / "README.md").read_text(encoding="utf-8")
-    assert f"]({home}/raw/HEAD/docs/images/report.png)" in text and f"]({home}/blob/HEAD/docs/gallery/index.md)" in text
+    assert (
+        f"]({home}/raw/HEAD/docs/images/report.png)" in text
+        and f"]({home}/blob/HEAD/docs/gallery/index.md)" in text
+    )
     targets = re.findall(r"\]\(([^)\s]+)\)", text)
     assert targets and all(target.startswith(("https://", "#")) for target in targets)
 
 
 def test_oldest_column_is_what_the_package_allows() -> None:
     oldest, newest = matrix.requirements("oldest"), matrix.requirements("newest")
-    assert all("==" in need for need in oldest if need not in matrix.TOOLS) and "torchvision" in newest
+    assert (
+        all("==" in need for need in oldest if need not in matrix.TOOLS) and "torchvision" in newest
+    )
     assert {need.split("==")[0] for need in oldest if "==" in need} - {"torchvision"} == {
         need.split(">=")[0] for need in newest if need not in ("torchvision", *matrix.TOOLS)
     }

@@ -1,4 +1,6 @@
-"""The report as a document: well-formed, self-contained, every number where it belongs, sentences true to numbers."""
+"""The report as a document: well-formed, self-contained, every number where it belongs,
+sentences true to numbers.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,12 @@ def residual() -> tuple[nn.Module, torch.Tensor]:
 
 def convolutional() -> tuple[nn.Module, torch.Tensor]:
     model = nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)
+        nn.Conv2d(3, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, 2),
     )
     return model.eval(), torch.randn(4, 3, 8, 8)
 
@@ -109,7 +116,11 @@ class Page(HTMLParser):
             self.text += data
 
     def data(self) -> dict[str, Any]:
-        (text,) = [text for attributes, text in self.scripts if attributes.get("type") == "application/json"]
+        (text,) = [
+            text
+            for attributes, text in self.scripts
+            if attributes.get("type") == "application/json"
+        ]
         found: dict[str, Any] = json.loads(text)
         return found
 
@@ -124,9 +135,13 @@ def test_the_page_is_well_formed_and_needs_no_network(found: Report) -> None:
             assert str(attributes["href"]).removeprefix("#") in ids
         assert not any(key.startswith("on") for key in attributes)
     # the one address is the name of the SVG namespace, which nobody fetches
-    assert set(re.findall(r"(?:https?:)?//[\w.]+\.[a-z]{2,}[\w./]*", found.html)) <= {"http://www.w3.org/2000/svg"}
+    assert set(re.findall(r"(?:https?:)?//[\w.]+\.[a-z]{2,}[\w./]*", found.html)) <= {
+        "http://www.w3.org/2000/svg"
+    }
     assert "url(" not in found.html and "@import" not in found.html
-    policy = next(a["content"] for _, a in page.elements if a.get("http-equiv") == "Content-Security-Policy")
+    policy = next(
+        a["content"] for _, a in page.elements if a.get("http-equiv") == "Content-Security-Policy"
+    )
     assert str(policy).startswith("default-src 'none'")
     for rule in ("prefers-color-scheme: dark", "@media print"):
         assert rule in found.html
@@ -136,13 +151,21 @@ def test_every_parameter_and_every_unit_is_accounted_for(found: Report) -> None:
     data = Page(found.html).data()
     parameters = data["account"]["parameters"]
     total = sum(int(np.prod(entry["shape"])) for entry in parameters)
-    assert sum(e["path_space"] + e["pinned"] + e["unused"] for e in parameters) == total == data["model"]["total"]
+    assert (
+        sum(e["path_space"] + e["pinned"] + e["unused"] for e in parameters)
+        == total
+        == data["model"]["total"]
+    )
     tensors = [tensor for layer in data["graph"]["layers"] for tensor in layer["tensors"]]
-    assert sorted(t["name"] for t in tensors) == sorted(e["name"] for e in parameters if e["path_space"])
+    assert sorted(t["name"] for t in tensors) == sorted(
+        e["name"] for e in parameters if e["path_space"]
+    )
     assert sum(t["edges"] for t in tensors) == data["certificate"]["weights"]
     assert sum(group["units"] for group in data["graph"]["groups"]) == data["certificate"]["units"]
     boxes = [a for _, a in Page(found.html).elements if "data-layer" in a]
-    assert [int(str(box["data-layer"])) for box in boxes] == list(range(len(data["graph"]["layers"])))
+    assert [int(str(box["data-layer"])) for box in boxes] == list(
+        range(len(data["graph"]["layers"]))
+    )
 
 
 def test_sentences_stand_on_the_page_and_follow_from_its_numbers(found: Report) -> None:
@@ -158,7 +181,10 @@ def test_sentences_stand_on_the_page_and_follow_from_its_numbers(found: Report) 
     assert sentences.power(values["values"]["median"]) in told["values"]
     assert sentences.power(values["multipliers"]["largest"]) in told["multipliers"]
     varied = [row["variance"] for row in rows if row["variance"]]
-    assert f"({sentences.number(varied[0], 2)} to {sentences.number(varied[-1], 2)})" in told["variance"]
+    assert (
+        f"({sentences.number(varied[0], 2)} to {sentences.number(varied[-1], 2)})"
+        in told["variance"]
+    )
     gains = [row["vjp_gain"] for row in rows if row["vjp_gain"]]
     assert all(sentences.number(end, 2) in told["gains"] for end in (min(gains), max(gains)))
     if "nodes" in data["chain"]:
@@ -170,7 +196,8 @@ def test_sentences_stand_on_the_page_and_follow_from_its_numbers(found: Report) 
         told["degeneracy"]
         .lower()
         .startswith(
-            ("at most " if cause["method"] == "randomised" else "") + f"{cause['deficit']:,} of {cause['parameters']:,}"
+            ("at most " if cause["method"] == "randomised" else "")
+            + f"{cause['deficit']:,} of {cause['parameters']:,}"
         )
     )
 
@@ -184,7 +211,10 @@ def test_figures_agree_with_the_library(found: Report) -> None:
     assert sum(values["values"]["counts"]) == values["values"]["count"]
     # a unit has one edge in either tree
     for side in ("incoming", "outgoing"):
-        assert sum(t[side] for layer in graph["layers"] for t in layer["tensors"]) == certificate["units"]
+        assert (
+            sum(t[side] for layer in graph["layers"] for t in layer["tensors"])
+            == certificate["units"]
+        )
 
 
 def test_notebooks_show_the_page_in_a_frame(found: Report) -> None:
@@ -202,10 +232,15 @@ def test_histograms_are_those_of_the_path_values() -> None:
     finite = exact[np.isfinite(exact)]
     assert found["values"]["count"] == len(finite)
     counts, _ = np.histogram(finite, found["values"]["edges"])
-    assert np.abs(counts - np.array(found["values"]["counts"])).max() <= 1  # a value may lie on an edge
+    assert (
+        np.abs(counts - np.array(found["values"]["counts"])).max() <= 1
+    )  # a value may lie on an edge
     assert found["values"]["mean"] == pytest.approx(finite.mean())
-    assert found["values"]["median"] == pytest.approx(np.quantile(finite, 0.5, method="inverted_cdf"), abs=0.02)
-    # a plain step with the multiplier is what a step on path values does: dw = -lr dL/dv / (pre suf)
+    assert found["values"]["median"] == pytest.approx(
+        np.quantile(finite, 0.5, method="inverted_cdf"), abs=0.02
+    )
+    # a plain step with the multiplier is what a step on path values does:
+    # dw = -lr dL/dv / (pre suf)
     statistics = ps.path_statistics(skeleton)
     assert found["values"]["largest"] == pytest.approx(statistics.largest / math.log(10))
 
@@ -236,7 +271,11 @@ def test_layers_of_recurrent_and_normalised_networks() -> None:
     ]
     assert [len(lane.units) for lane in lanes.values()] == [5, 4, 4]
     layers, _ = arrange(ps.trace(*convolutional()))
-    assert [(layer.name, layer.after is not None) for layer in layers] == [("0", False), ("1", True), ("5", False)]
+    assert [(layer.name, layer.after is not None) for layer in layers] == [
+        ("0", False),
+        ("1", True),
+        ("5", False),
+    ]
 
 
 def test_lanes_never_overlap() -> None:
@@ -259,15 +298,22 @@ def test_masks_on_the_page_are_the_skeletons() -> None:
     skeleton = ps.trace(*mlp()).skeleton()
     for layer in describe(skeleton)["layers"]:
         for tensor in layer["tensors"]:
-            cells = {(row, column): kind for row, column, kind in (tensor["mask"] or {"cells": []})["cells"]}
-            incoming, outgoing = (np.atleast_2d(s[tensor["name"]]) for s in (skeleton.incoming, skeleton.outgoing))
+            cells = {
+                (row, column): kind
+                for row, column, kind in (tensor["mask"] or {"cells": []})["cells"]
+            }
+            incoming, outgoing = (
+                np.atleast_2d(s[tensor["name"]]) for s in (skeleton.incoming, skeleton.outgoing)
+            )
             for place, inside in np.ndenumerate(incoming):
                 assert cells.get(place, 0) == int(inside) + 2 * int(outgoing[place])
 
 
 def test_names_cannot_break_the_page() -> None:
     evil = "</script><script>alert(1)</script>"
-    assert json.loads(str(_embedded({"name": evil}))) == {"name": evil} and "<" not in _embedded({"name": evil})
+    assert json.loads(str(_embedded({"name": evil}))) == {"name": evil} and "<" not in _embedded(
+        {"name": evil}
+    )
     model = nn.Sequential()
     model.add_module(evil, nn.Linear(2, 3))
     model.add_module("<b>&amp;", nn.ReLU())
@@ -278,7 +324,9 @@ def test_names_cannot_break_the_page() -> None:
 
 
 def test_outputs_may_hold_numbers_beside_tensors() -> None:
-    """As `sum(losses)` over no loss does: the whole number 0 stands first among the outputs of some language models."""
+    """As `sum(losses)` over no loss does: the whole number 0 stands first among the outputs
+    of some language models.
+    """
 
     class Answer(nn.Module):
         def __init__(self) -> None:
@@ -302,7 +350,9 @@ def test_a_loss_of_ones_own_is_used() -> None:
     rms = {row["parameter"]: row["rms"] for row in found.facts["gradients"]["rows"]}
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None
-        assert rms[name] == pytest.approx(float(parameter.grad.square().mean().sqrt()), rel=1e-4, abs=1e-12)
+        assert rms[name] == pytest.approx(
+            float(parameter.grad.square().mean().sqrt()), rel=1e-4, abs=1e-12
+        )
     assert found.sentences["loss"] == "Gradients are those of the loss that was given."
 
 
@@ -312,8 +362,14 @@ def test_what_does_not_apply_says_so_in_a_sentence(monkeypatch: pytest.MonkeyPat
 
     model, x = residual()
     found = report(model, x, loss_fn=broken)
-    assert found.sentences["chain"] == "The Markov chain was not measured: ZeroDivisionError (of my own)."
-    assert found.sentences["gradients"] == "The size of gradients was not measured: ZeroDivisionError (of my own)."
+    assert (
+        found.sentences["chain"]
+        == "The Markov chain was not measured: ZeroDivisionError (of my own)."
+    )
+    assert (
+        found.sentences["gradients"]
+        == "The size of gradients was not measured: ZeroDivisionError (of my own)."
+    )
     with torch.no_grad():
         model[0].weight[0, 0] = math.nan  # type: ignore[index]
     found = report(model, x)
@@ -321,13 +377,19 @@ def test_what_does_not_apply_says_so_in_a_sentence(monkeypatch: pytest.MonkeyPat
     Page(found.html).data()  # JSON knows no NaN
     large = nn.Sequential(nn.Linear(500, 500), nn.ReLU(), nn.Linear(500, 2))
     found = report(large, torch.randn(2, 500))
-    assert "models of up to 200,000 trainable scalars, and this one has 251,502" in found.sentences["degeneracy"]
+    assert (
+        "models of up to 200,000 trainable scalars, and this one has 251,502"
+        in found.sentences["degeneracy"]
+    )
     monkeypatch.setattr(measure, "MOST_PROOF", 1)
     assert "up to 1 units, and there are 500" in Page(report(large, torch.randn(2, 500)).html).text
     frozen = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)).requires_grad_(False)
     assert "trainable" in report(frozen, torch.randn(3, 2)).sentences["gradients"]
     nothing = report(nn.Flatten(), torch.randn(3, 2))
-    assert nothing.facts["model"]["total"] == 0 and "There is no weight" in nothing.sentences["multipliers"]
+    assert (
+        nothing.facts["model"]["total"] == 0
+        and "There is no weight" in nothing.sentences["multipliers"]
+    )
     assert nothing.sentences["values"] == "There is no basis path."
     assert nothing.sentences["graph"] == "No layer has weights on paths."
     assert nothing.sentences["model"].startswith("Flatten has 0 parameters in 0 tensors")
@@ -350,11 +412,16 @@ def test_weights_that_only_larger_inputs_use_are_named_beside_the_certificate() 
     assert model["path_space"] - certificate["weights"] == 4 * 3
     expected = "for inputs of exactly these sizes, without 12 weights that larger ones use."
     assert found.sentences["certificate"].endswith(expected)
-    assert "exactly these sizes" not in report(Positions(), torch.randn(2, 9, 3)).sentences["certificate"]
+    assert (
+        "exactly these sizes"
+        not in report(Positions(), torch.randn(2, 9, 3)).sentences["certificate"]
+    )
 
 
 def test_path_values_are_shown_beside_dead_units() -> None:
-    """All weights at a unit are 0: paths through it have the value 0, the others the one that they have without."""
+    """All weights at a unit are 0: paths through it have the value 0, the others the
+    one that they have without.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4, bias=False), nn.ReLU(), nn.Linear(4, 2))
     model[0].weight.data[2] = model[2].weight.data[:, 2] = 0.0  # type: ignore[union-attr, operator, index]
@@ -368,7 +435,10 @@ def test_path_values_are_shown_beside_dead_units() -> None:
     assert found.facts["values"]["dead"] == 1 and values["zeros"] > 0 and not values["not_finite"]
     assert values["zeros"] + values["count"] == found.facts["certificate"]["basis_paths"]
     assert kept.min() - 1e-4 <= values["smallest"] <= values["largest"] <= kept.max() + 1e-4
-    assert "are 0 (1 unit on no path of weights other than 0; trees chosen" in found.sentences["values"]
+    assert (
+        "are 0 (1 unit on no path of weights other than 0; trees chosen"
+        in found.sentences["values"]
+    )
 
 
 def test_what_is_not_finite_is_said_and_not_left_out() -> None:
@@ -379,18 +449,32 @@ def test_what_is_not_finite_is_said_and_not_left_out() -> None:
     told, rows = found.sentences, found.facts["signal"]["rows"]
     lost = sum(row["variance"] is None for row in rows)
     # one weight on the edge, and whatever its tree paths touch
-    logs = torch.cat([torch.as_tensor(a + b) for a, b in ps.norms.log_factors(ps.trace(model, x).skeleton())])
-    assert told["values"].startswith(f"{int(logs.isnan().sum())} of {len(logs)} path values are not finite; ")
-    assert told["variance"].startswith(f"Activations of {lost} of {len(rows)} layers (the first is 1.enter) are ")
-    assert told["gains"].startswith("Values or derivatives of ") and "no other has a gain" in told["gains"]
-    assert told["gradients"] == "Gradients of 16 of 16 tensors (the first is 0.weight) are not finite."
+    logs = torch.cat(
+        [torch.as_tensor(a + b) for a, b in ps.norms.log_factors(ps.trace(model, x).skeleton())]
+    )
+    assert told["values"].startswith(
+        f"{int(logs.isnan().sum())} of {len(logs)} path values are not finite; "
+    )
+    assert told["variance"].startswith(
+        f"Activations of {lost} of {len(rows)} layers (the first is 1.enter) are "
+    )
+    assert (
+        told["gains"].startswith("Values or derivatives of ")
+        and "no other has a gain" in told["gains"]
+    )
+    assert (
+        told["gradients"] == "Gradients of 16 of 16 tensors (the first is 0.weight) are not finite."
+    )
     assert told["chain"].startswith("Values or gradients at 2 of 2 nodes are not finite")
-    assert told["degeneracy"].startswith("Degeneracy was not measured: Derivatives of Sequential are not finite")
+    assert told["degeneracy"].startswith(
+        "Degeneracy was not measured: Derivatives of Sequential are not finite"
+    )
     one = {"layer": "0", "variance": 1.0, "vjp_gain": 1.0, "expected_gain": 1.0, "finite": True}
     part = {"rows": [one, {**one, "layer": "1", "variance": None, "finite": False}]}
-    assert sentences.gains(part) == (
-        "Values or derivatives of 1 of 2 layers (the first is 1) are not finite; elsewhere the gain of 0 is 1; 1 of 1 "
-        "is within a factor of two of what theory expects of the layer."
+    assert (
+        sentences.gains(part)
+        == "Values or derivatives of 1 of 2 layers (the first is 1) are not finite; elsewhere the"
+        " gain of 0 is 1; 1 of 1 is within a factor of two of what theory expects of the layer."
     )
 
 
@@ -407,14 +491,16 @@ def test_units_and_tensors_are_counted_once() -> None:
         layer.bias.data[:2] = -1e3
         told = report(model, torch.randn(size)).sentences
         assert told["variance"].endswith("; 2 units passed no gradient on this batch.")
-    # a bias in front of a batch norm has a gradient of 0 that floating-point numbers miss by a little
+    # a bias in front of a batch norm has a gradient of 0 that floating-point
+    # numbers miss by a little
     assert told["gradients"].startswith("Gradients of 5 tensors differ by a factor of ")
     assert "; 1 more tensor got less than a millionth of that" in told["gradients"]
     dead = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
     dead[0].bias.data[:] = -1e3
     told = report(dead, torch.randn(9, 4)).sentences
     assert re.fullmatch(
-        r"2\.bias has the only gradient to speak of \(\S+ in RMS\); 3 more tensors got a gradient of 0\.",
+        r"2\.bias has the only gradient to speak of \(\S+ in RMS\); 3 more tensors got a gradient"
+        r" of 0\.",
         told["gradients"],
     )
     assert "; 1 layer has constant outputs; 5 units passed" in told["variance"]
@@ -422,7 +508,10 @@ def test_units_and_tensors_are_counted_once() -> None:
     assert told["graph"].startswith("The only layer reads from the root and writes to it: ")
     assert "at Linear; " in told["variance"] and told["gains"].startswith("The gain of Linear is ")
     frozen = report(nn.Linear(4, 3).requires_grad_(False), torch.randn(9, 4)).sentences["gradients"]
-    assert frozen == "The size of gradients was not measured: Linear has no trainable parameter for a gradient."
+    assert (
+        frozen == "The size of gradients was not measured: Linear has no trainable parameter for a"
+        " gradient."
+    )
 
 
 def test_the_model_stays_as_it_is() -> None:
@@ -431,7 +520,9 @@ def test_the_model_stays_as_it_is() -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.get_rng_state()
     report(model, x)
-    assert model.training and all(bool((value == before[name]).all()) for name, value in model.state_dict().items())
+    assert model.training and all(
+        bool((value == before[name]).all()) for name, value in model.state_dict().items()
+    )
     assert all(parameter.grad is None for parameter in model.parameters())
     assert bool((torch.get_rng_state() == state).all())
 
@@ -440,7 +531,12 @@ def test_progress_rises_and_names_what_is_done() -> None:
     seen: list[tuple[str, float]] = []
     report(*mlp(), progress=lambda doing, share: seen.append((doing, share)))
     shares = [share for _, share in seen]
-    assert shares == sorted(shares) and shares[0] == 0 and shares[-1] < 1 and len({doing for doing, _ in seen}) == 10
+    assert (
+        shares == sorted(shares)
+        and shares[0] == 0
+        and shares[-1] < 1
+        and len({doing for doing, _ in seen}) == 10
+    )
 
 
 NET = """
@@ -494,7 +590,10 @@ def test_bad_input_and_interrupts_leave_no_half_page(tmp_path: Path) -> None:
     page.write_text("precious")
     for words, part in (
         ((f"{tmp_path}/net.py:missing", "-o", str(page)), "There is no 'missing'"),
-        ((f"{tmp_path}/net.py:small", "-o", str(tmp_path / "none" / "report.html")), "does not exist"),
+        (
+            (f"{tmp_path}/net.py:small", "-o", str(tmp_path / "none" / "report.html")),
+            "does not exist",
+        ),
         ((f"{tmp_path}/net.py:small", "--input", "4x5", "-o", str(page)), "Sequential"),
     ):
         code, text = run(*words)
@@ -534,5 +633,7 @@ def test_inputs_by_position_and_by_keyword() -> None:
 def test_axes_of_nearly_equal_numbers_have_different_labels() -> None:
     for width in (0.01, 0.1, 0.9):
         facts = {"edges": [0.0, width], "counts": [2955]}
-        labels = re.findall(r"<text[^>]*>([^<]*)<", str(charts.histogram(facts, "multipliers", "size")))
+        labels = re.findall(
+            r"<text[^>]*>([^<]*)<", str(charts.histogram(facts, "multipliers", "size"))
+        )
         assert len(labels) > 6 and len(set(labels)) == len(labels) and "0k" not in labels

@@ -1,7 +1,8 @@
-"""The page in a real browser: no error, and its controls do what they say. Collected only where a browser runs.
+"""The page in a real browser: no error, and its controls do what they say. Collected
+only where a browser runs.
 
-A probe written into the page uses its controls and leaves what it saw in the document, which the browser prints; so
-nothing is needed but the browser itself (``make browser`` insists on one).
+A probe written into the page uses its controls and leaves what it saw in the document, which the
+browser prints; so nothing is needed but the browser itself (``make browser`` insists on one).
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ from torch import nn
 from pathspace.diagnostics import report
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--virtual-time-budget=3000"]
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--virtual-time-budget=3000",
+]
 
 
 def dump(browser: str, address: str, folder: Path | None = None, *more: str) -> str:
@@ -89,7 +96,7 @@ PROBE = """
   out.id = "probe"; out.textContent = JSON.stringify(seen);
   document.body.append(out);
 })();
-"""
+"""  # noqa: E501
 WATCH = """<script>const errors = [];
 window.addEventListener("error", (event) => errors.push(String(event.message)));
 window.addEventListener("securitypolicyviolation", (event) => errors.push(event.blockedURI));
@@ -101,7 +108,9 @@ def used(found: str, page: Path, folder: Path, *more: str) -> dict[str, Any]:
     """What the probe saw on a page."""
     text = page.read_text()
     page.write_text(
-        text.replace("<style>", WATCH + "<style>", 1).replace("</body>", f"<script>{PROBE}</script></body>")
+        text.replace("<style>", WATCH + "<style>", 1).replace(
+            "</body>", f"<script>{PROBE}</script></body>"
+        )
     )
     shown = dump(found, page.as_uri(), folder, *more)
     match = re.search(r'<pre id="probe">(.*?)</pre>', shown, re.DOTALL)
@@ -117,10 +126,14 @@ if CHROME is not None:
     def test_controls_work_and_nothing_is_wrong(tmp_path: Path) -> None:
         assert CHROME is not None
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2))
+        model = nn.Sequential(
+            nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2)
+        )
         found = report(model, torch.randn(8, 4))
         found.save(tmp_path / "report.html")
-        seen = used(CHROME, tmp_path / "report.html", tmp_path / "profile", "--window-size=1200,900")
+        seen = used(
+            CHROME, tmp_path / "report.html", tmp_path / "profile", "--window-size=1200,900"
+        )
         assert seen["errors"] == [] and seen["wide"]
         start, zoomed, moved = seen["start"], seen["zoomed"], seen["moved"]
         assert zoomed[2] == round(start[2] / 1.3, 6) or abs(zoomed[2] * 1.3 - start[2]) < 1e-6
@@ -131,14 +144,24 @@ if CHROME is not None:
         layers = found.facts["graph"]["layers"]
         assert [entry["title"] for entry in seen["layers"]] == [layer["name"] for layer in layers]
         for entry, layer in zip(seen["layers"], layers, strict=True):
-            assert entry["chosen"] == 1 and all(tensor["name"] in entry["text"] for tensor in layer["tensors"])
-            assert entry["cells"] == sum(len(t["mask"]["cells"]) for t in layer["tensors"] if t["mask"])
-        assert len(seen["groups"]) == 2 and "6 units" in seen["groups"][0] and "Scales" in seen["groups"][0]
+            assert entry["chosen"] == 1 and all(
+                tensor["name"] in entry["text"] for tensor in layer["tensors"]
+            )
+            assert entry["cells"] == sum(
+                len(t["mask"]["cells"]) for t in layer["tensors"] if t["mask"]
+            )
+        assert (
+            len(seen["groups"]) == 2
+            and "6 units" in seen["groups"][0]
+            and "Scales" in seen["groups"][0]
+        )
         assert seen["found"] == "1" and seen["paper"][:2] == [0, 0]
 
     def test_colours_follow_the_reader(tmp_path: Path) -> None:
         assert CHROME is not None
-        found = report(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)), torch.randn(8, 2))
+        found = report(
+            nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)), torch.randn(8, 2)
+        )
         colours = set()
         for name, more in (("light", []), ("dark", ["--blink-settings=preferredColorScheme=0"])):
             found.save(tmp_path / f"{name}.html")

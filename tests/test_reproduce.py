@@ -53,9 +53,22 @@ from pathspace.training.experiments.reproduce.provenance import code_digest, tog
 from pathspace.training.experiments.reproduce.record import Record, Table, judged
 from pathspace.training.experiments.reproduce.timing import LEAST, PRECISION, alternate
 from pathspace.training.experiments.reproduce.toys import Toys, target, train_toys
-from pathspace.training.experiments.reproduce.trial import CHECKPOINT_SECONDS, PARTS, Outcome, Trial, run_trial
+from pathspace.training.experiments.reproduce.trial import (
+    CHECKPOINT_SECONDS,
+    PARTS,
+    Outcome,
+    Trial,
+    run_trial,
+)
 from pathspace.training.experiments.reproduce.trial_cache import TrialCache, run_all
-from pathspace.training.experiments.reproduce.tuning import Arm, Measured, best_rate, measure, measure_enough, versus
+from pathspace.training.experiments.reproduce.tuning import (
+    Arm,
+    Measured,
+    best_rate,
+    measure,
+    measure_enough,
+    versus,
+)
 from pathspace.training.penal import penalize
 from pathspace.training.recipe import OPTIMIZERS, Recipe, prepare
 from pathspace.training.task import _BUILDERS, Split, Task, load_task
@@ -79,7 +92,7 @@ def same(first: Outcome, second: Outcome) -> bool:
     return replace(first, seconds=0.0) == replace(second, seconds=0.0)
 
 
-# ---- trials and the journal -----------------------------------------------------------------------------------------
+# ---- trials and the journal ----------------------------------------------------------------------
 
 
 def test_a_trial_repeats_itself_and_looks_at_the_test_split_only_when_told() -> None:
@@ -88,7 +101,9 @@ def test_a_trial_repeats_itself_and_looks_at_the_test_split_only_when_told() -> 
     looked = run_trial(replace(SMALL, test=True))
     assert looked.test_metric is not None and not first.test_parts
     # 360 test images in 20 parts of 18
-    assert len(looked.test_parts) == PARTS == 20 and np.mean(looked.test_parts) == pytest.approx(looked.test_metric)
+    assert len(looked.test_parts) == PARTS == 20 and np.mean(looked.test_parts) == pytest.approx(
+        looked.test_metric
+    )
     assert Outcome.from_dict(json.loads(json.dumps(looked.to_dict()))) == looked
 
 
@@ -96,20 +111,24 @@ def test_every_field_of_a_trial_is_in_its_name() -> None:
     changed = [
         replace(SMALL, **{key: value})
         for key, value in {
-            "task": "digits-rows-permuted", "optimizer": "x", "lr": 9.0, "seed": 9, "epochs": 9, "batch_size": 9,
-            "init": "default", "rule": "random", "tau": 9.0, "options": (), "test": True, "efficiency": True,
-            "device": "cuda", "schedule": "linear", "clip": 1.0, "decay": 0.1,
+            "task": "digits-rows-permuted", "optimizer": "x", "lr": 9.0, "seed": 9, "epochs": 9,
+            "batch_size": 9,
+            "init": "default", "rule": "random", "tau": 9.0, "options": (), "test": True,
+            "efficiency": True, "device": "cuda", "schedule": "linear", "clip": 1.0, "decay": 0.1,
             "augment": "crop-flip", "precision": "bf16-mixed",
         }.items()
     ]  # fmt: skip
     assert len({trial.key for trial in (SMALL, *changed)}) == len(fields(Trial)) + 1 == 19
 
 
-def test_a_known_trial_is_not_run_again_and_a_damaged_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_known_trial_is_not_run_again_and_a_damaged_file_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache = TrialCache(tmp_path)
     (first,) = run_all([SMALL], cache)
     monkeypatch.setattr(
-        "pathspace.training.experiments.reproduce.trial_cache.run_trial", lambda *_: pytest.fail("run again")
+        "pathspace.training.experiments.reproduce.trial_cache.run_trial",
+        lambda *_: pytest.fail("run again"),
     )
     assert run_all([SMALL, SMALL], TrialCache(tmp_path)) == [first, first]
     monkeypatch.undo()
@@ -121,7 +140,9 @@ def test_a_known_trial_is_not_run_again_and_a_damaged_file_is(tmp_path: Path, mo
     assert same(first, again) and cache.find(SMALL) == again
 
 
-def test_an_interrupted_series_keeps_what_had_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_series_keeps_what_had_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trials = [replace(SMALL, seed=seed) for seed in range(3)]
 
     def interrupted(trial: Trial, folder: Path) -> Outcome:
@@ -129,7 +150,9 @@ def test_an_interrupted_series_keeps_what_had_ended(tmp_path: Path, monkeypatch:
             raise KeyboardInterrupt
         return Outcome((1.0,), (1.0,), (trial.seed,), 0.1, False)
 
-    monkeypatch.setattr("pathspace.training.experiments.reproduce.trial_cache.run_trial", interrupted)
+    monkeypatch.setattr(
+        "pathspace.training.experiments.reproduce.trial_cache.run_trial", interrupted
+    )
     with pytest.raises(KeyboardInterrupt):
         run_all(trials, TrialCache(tmp_path))
     assert [TrialCache(tmp_path).find(trial) is not None for trial in trials] == [True, True, False]
@@ -168,7 +191,10 @@ def test_two_processes_of_which_one_is_killed_find_what_one_finds(tmp_path: Path
     journal.write_text(text.replace(record["provenance"]["processor"], "another", 1))
     mixed = TrialCache(tmp_path / "more", journal)
     run_all(trials, mixed)
-    assert set(together(mixed.origins)["processor"].split(", ")) == {"another", record["provenance"]["processor"]}
+    assert set(together(mixed.origins)["processor"].split(", ")) == {
+        "another",
+        record["provenance"]["processor"],
+    }
 
 
 LONG = """
@@ -178,11 +204,13 @@ from pathspace.training.experiments.reproduce import trial
 trial.CHECKPOINT_SECONDS = 0.05
 trial.run_trial(trial.Trial("number-words", "adam", 0.01, 0, 3, batch_size=8, options=(("hidden", 8), ("limit", 64)),
     efficiency=True, schedule="linear", clip=1.0, test=True), Path(sys.argv[1]))
-"""
+"""  # noqa: E501
 
 
 def test_a_trial_that_is_killed_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
-    trial = Trial("number-words", "adam", 0.01, 0, 3, batch_size=8, options=(("hidden", 8), ("limit", 64)))
+    trial = Trial(
+        "number-words", "adam", 0.01, 0, 3, batch_size=8, options=(("hidden", 8), ("limit", 64))
+    )
     trial = replace(trial, efficiency=True, schedule="linear", clip=1.0, test=True)
     process = subprocess.Popen([sys.executable, "-c", LONG, tmp_path])
     while process.poll() is None and not (tmp_path / "checkpoint.pt").is_file():
@@ -190,7 +218,9 @@ def test_a_trial_that_is_killed_goes_on_from_its_last_checkpoint(tmp_path: Path)
     process.kill()
     process.wait()
     done = torch.load(tmp_path / "checkpoint.pt")
-    assert 0 < 8 * len(done["records"]) + done["partial"]["steps"] <= 24 and CHECKPOINT_SECONDS <= 60
+    assert (
+        0 < 8 * len(done["records"]) + done["partial"]["steps"] <= 24 and CHECKPOINT_SECONDS <= 60
+    )
     assert same(run_trial(trial, tmp_path), run_trial(trial))
 
 
@@ -201,12 +231,18 @@ def test_other_labels_and_other_code_make_another_trial_and_the_place_of_data_do
 
     def build(data: str) -> Task:
         task = load_task("digits-rows", hidden=3)
-        return replace(task, train=Split(task.train.inputs, (task.train.targets * labels[data]) % 10))
+        return replace(
+            task, train=Split(task.train.inputs, (task.train.targets * labels[data]) % 10)
+        )
 
     monkeypatch.setitem(_BUILDERS, "labelled", build)
-    first, second, third = (Trial("labelled", "sgd", 0.1, 0, 1, options=(("data", name),)).key for name in labels)
+    first, second, third = (
+        Trial("labelled", "sgd", 0.1, 0, 1, options=(("data", name),)).key for name in labels
+    )
     assert first == second != third
-    monkeypatch.setattr("pathspace.training.experiments.reproduce.trial.code_digest", lambda: "other")
+    monkeypatch.setattr(
+        "pathspace.training.experiments.reproduce.trial.code_digest", lambda: "other"
+    )
     assert Trial("labelled", "sgd", 0.1, 0, 1, options=(("data", "first"),)).key != first
 
 
@@ -217,25 +253,34 @@ def test_number_of_processes_must_be_positive() -> None:
 
 def test_efficiency_is_measured_before_training_and_after_every_epoch() -> None:
     options = (("hidden", 8), ("limit", 8))
-    trial = Trial("number-words", "adam", 0.01, 0, 2, batch_size=8, options=options, efficiency=True)
+    trial = Trial(
+        "number-words", "adam", 0.01, 0, 2, batch_size=8, options=options, efficiency=True
+    )
     plain, penal = run_trial(trial), run_trial(replace(trial, tau=1.0))
     assert len(plain.efficiencies) == len(penal.efficiencies) == 3
-    # Before training there is no difference: the penalty is kept out of the gradient that cosines are taken with.
+    # Before training there is no difference: the penalty is kept out of the gradient
+    # that cosines are taken with.
     assert plain.efficiencies[0] == pytest.approx(penal.efficiencies[0], abs=1e-12)
     assert plain.efficiencies[2] != penal.efficiencies[2]
     # Looking changes nothing.
     assert plain.valid_losses == run_trial(replace(trial, efficiency=False)).valid_losses
 
 
-def test_efficiency_on_the_test_split_is_that_of_all_its_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_efficiency_on_the_test_split_is_that_of_all_its_pairs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     options = (("hidden", 8), ("limit", 8), ("tests", 40))
     # (a rate that moves no weight: the model is the one that the recipe makes)
-    trial = Trial("number-words", "adam", 1e-30, 0, 1, batch_size=8, options=options, efficiency=True)
+    trial = Trial(
+        "number-words", "adam", 1e-30, 0, 1, batch_size=8, options=options, efficiency=True
+    )
     assert run_trial(trial).test_efficiency is None
     monkeypatch.setattr("pathspace.training.experiments.reproduce.trial.AT_A_TIME", 7)
     task = load_task("number-words", **dict(options))
     model, _ = prepare(task, Recipe("adam", 1e-30, None, "modulo", 0))
-    whole = MarkovChain.trace(model, *task.example_inputs()).observe(task.loss, task.test.inputs, task.test.targets)
+    whole = MarkovChain.trace(model, *task.example_inputs()).observe(
+        task.loss, task.test.inputs, task.test.targets
+    )
     assert len(task.test) == whole.samples == 40
     found = run_trial(replace(trial, test=True))
     assert found.test_efficiency == pytest.approx(whole.mean_efficiency, abs=1e-6)
@@ -243,44 +288,63 @@ def test_efficiency_on_the_test_split_is_that_of_all_its_pairs(monkeypatch: pyte
 
 
 DIGITS = Trial("digits-rows", "adam", 0.01, 0, 2, batch_size=32, options=(("hidden", 24),))
-WORDS = Trial("number-words", "adam", 0.02, 0, 2, batch_size=8, options=(("hidden", 8), ("limit", 64)))
+WORDS = Trial(
+    "number-words", "adam", 0.02, 0, 2, batch_size=8, options=(("hidden", 8), ("limit", 64))
+)
 
 
 @pytest.mark.parametrize(
-    "trial", [DIGITS, replace(DIGITS, optimizer="gsgd", lr=0.05), replace(WORDS, tau=0.01, efficiency=True)]
+    "trial",
+    [DIGITS, replace(DIGITS, optimizer="gsgd", lr=0.05), replace(WORDS, tau=0.01, efficiency=True)],
 )
 def test_runs_of_another_precision_learn_and_are_other_runs(trial: Trial, tmp_path: Path) -> None:
     cache = TrialCache(tmp_path)
-    trials = [replace(trial, precision=precision) for precision in ("32-true", "64-true", "bf16-mixed")]
+    trials = [
+        replace(trial, precision=precision) for precision in ("32-true", "64-true", "bf16-mixed")
+    ]
     single, double, mixed = run_all(trials, cache)
     for outcome in (single, double, mixed):
         assert outcome.train_losses[-1] < 0.9 * outcome.train_losses[0]
     # mixed precision is further away from double precision than single precision is
-    errors = [np.abs(np.subtract(other.train_losses, double.train_losses)).max() for other in (single, mixed)]
+    errors = [
+        np.abs(np.subtract(other.train_losses, double.train_losses)).max()
+        for other in (single, mixed)
+    ]
     assert errors[0] < 0.1 * errors[1] and 1e-5 < errors[1] < 0.1
     assert [cache.find(one) for one in trials] == [single, double, mixed]
     assert cache.find(replace(trial, precision="16-mixed")) is None
 
 
-@pytest.mark.parametrize("journal", sorted((DOCS / "reproduction").glob("*-trials.jsonl")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "journal", sorted((DOCS / "reproduction").glob("*-trials.jsonl")), ids=lambda path: path.stem
+)
 def test_runs_in_committed_journals_have_the_names_that_they_had(
     journal: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the code and the data of that time; a new field of a trial must not change the names of others."""
+    """With the code and the data of that time; a new field of a trial must not
+    change the names of others.
+    """
     for line in journal.read_text().splitlines():
         record = json.loads(line)
         for what in ("code", "data"):
             digest = record["provenance"][what]
-            monkeypatch.setattr(f"pathspace.training.experiments.reproduce.trial.{what}_digest", lambda *_, d=digest: d)
-        told = record["trial"] | {"options": tuple((key, value) for key, value in record["trial"]["options"])}
+            monkeypatch.setattr(
+                f"pathspace.training.experiments.reproduce.trial.{what}_digest",
+                lambda *_, d=digest: d,
+            )
+        told = record["trial"] | {
+            "options": tuple((key, value) for key, value in record["trial"]["options"])
+        }
         assert Trial(**told).key == record["key"]
 
 
-# ---- tuning ---------------------------------------------------------------------------------------------------------
+# ---- tuning --------------------------------------------------------------------------------------
 
 
 def outcome(value: float, trial: Trial) -> Outcome:
-    return Outcome((value,), (value,), (value,), 1.0, False, value, value if trial.test else None, (0.0, 0.1))
+    return Outcome(
+        (value,), (value,), (value,), 1.0, False, value, value if trial.test else None, (0.0, 0.1)
+    )
 
 
 def test_rates_are_chosen_by_validation_and_reported_on_other_seeds() -> None:
@@ -303,7 +367,7 @@ def test_a_rate_at_which_a_seed_diverged_is_the_last_choice() -> None:
     assert best_rate({0.2: 0.5, 0.1: 0.5}) == 0.1
 
 
-# ---- verdicts -------------------------------------------------------------------------------------------------------
+# ---- verdicts ------------------------------------------------------------------------------------
 
 
 def test_gain_is_the_paired_t_test_on_shares() -> None:
@@ -317,7 +381,9 @@ def test_gain_is_the_paired_t_test_on_shares() -> None:
 
 
 def test_a_seed_that_failed_counts_against_its_arm() -> None:
-    claim, oracle = (gain("x", [1.0, value, 1.2], [2.0, 2.0, 2.2], failed=3.0) for value in (math.nan, 3.0))
+    claim, oracle = (
+        gain("x", [1.0, value, 1.2], [2.0, 2.0, 2.2], failed=3.0) for value in (math.nan, 3.0)
+    )
     assert (claim.mean, claim.p, claim.count) == (oracle.mean, oracle.p, oracle.count)
 
 
@@ -365,11 +431,18 @@ def test_the_interval_for_other_items_follows_the_parts_of_the_variance() -> Non
     claim = over_items(positive("x", values.mean(1).tolist()), values)
     mean, seeds = sum(values.ravel()) / 24, [sum(row) / 6 for row in values]
     parts = [sum(column) / 4 for column in values.T]
-    rest = sum((values[s, k] - seeds[s] - parts[k] + mean) ** 2 for s in range(4) for k in range(6)) / 15
-    of_seeds, of_parts = (sum((v - mean) ** 2 for v in group) / (len(group) - 1) for group in (seeds, parts))
+    rest = (
+        sum((values[s, k] - seeds[s] - parts[k] + mean) ** 2 for s in range(4) for k in range(6))
+        / 15
+    )
+    of_seeds, of_parts = (
+        sum((v - mean) ** 2 for v in group) / (len(group) - 1) for group in (seeds, parts)
+    )
     error = math.sqrt(of_seeds / 4 + max(0, of_parts / 6 - rest / 24))
     half = stats.t.ppf(0.975, 3) * error
-    assert (claim.items_low, claim.items_high) == pytest.approx((claim.mean - half, claim.mean + half))
+    assert (claim.items_low, claim.items_high) == pytest.approx(
+        (claim.mean - half, claim.mean + half)
+    )
     # equal parts add nothing, and without parts there is no such interval
     plain = positive("x", [0.1, 0.2, 0.4])
     alike = over_items(plain, np.repeat([[0.1], [0.2], [0.4]], 5, axis=1))
@@ -379,13 +452,17 @@ def test_the_interval_for_other_items_follows_the_parts_of_the_variance() -> Non
 
 
 def test_the_interval_for_other_items_covers_other_items() -> None:
-    """Seeds and items of known spread: 95 % intervals have to contain the mean of all seeds and all items."""
+    """Seeds and items of known spread: 95 % intervals have to contain the mean of
+    all seeds and all items.
+    """
     rng, covered = np.random.default_rng(5), []
     for _ in range(300):
         seeds, parts = rng.normal(0, 0.02, (5, 1)), rng.normal(0, 0.1, (1, 20))
         values = 0.05 + seeds + parts + rng.normal(0, 0.05, (5, 20))
         claim = over_items(positive("x", values.mean(1).tolist()), values)
-        covered.append((claim.low <= 0.05 <= claim.high, claim.items_low <= 0.05 <= claim.items_high))
+        covered.append(
+            (claim.low <= 0.05 <= claim.high, claim.items_low <= 0.05 <= claim.items_high)
+        )
     alone, both = np.mean(covered, axis=0)
     assert alone < 0.85 and both > 0.93
 
@@ -396,12 +473,16 @@ def test_a_verdict_that_other_items_may_change_says_so() -> None:
     tests["rival"][0] += 0.01
     first, second = (
         Measured(Arm(name, SMALL, (0.1,)), 0.1, {0.1: 0.2}, tuple(
-            Outcome((), (), (), 0.0, False, test_metric=row.mean(), test_parts=tuple(row)) for row in values), 0.0)
+            Outcome((), (), (), 0.0, False, test_metric=row.mean(),
+                    test_parts=tuple(row)) for row in values), 0.0)
         for name, values in tests.items()
     )  # fmt: skip
     (claim,) = judge([versus("ours errs less", first, second)])
     (alone,) = judge([gain("ours errs less", first.tests, second.tests)])
-    assert claim.verdict == alone.verdict == "better" and (claim.p, claim.low) == (alone.p, alone.low)
+    assert claim.verdict == alone.verdict == "better" and (claim.p, claim.low) == (
+        alone.p,
+        alone.low,
+    )
     record = Record(
         "race",
         "title",
@@ -440,24 +521,37 @@ REPEATED = 200
 @pytest.mark.parametrize("claims", [1, 3])
 @pytest.mark.parametrize("true", [0.0, 0.05, -0.05])
 def test_shares_of_verdicts_are_those_that_the_power_promises(true: float, claims: int) -> None:
-    """Simulated: experiments of so many claims whose effects are known, with as many seeds as are asked for."""
+    """Simulated: experiments of so many claims whose effects are known, with as
+    many seeds as are asked for.
+    """
     rng, deviation, margin = np.random.default_rng(7), 0.06, 0.05
     n = seeds_needed(deviation, margin, claims)
     runs = [
-        judge([positive("x", values.tolist(), margin) for values in rng.normal(true, deviation, (claims, n))])
+        judge(
+            [
+                positive("x", values.tolist(), margin)
+                for values in rng.normal(true, deviation, (claims, n))
+            ]
+        )
         for _ in range(REPEATED)
     ]
     right = {0.0: "no difference that matters", 0.05: "better", -0.05: "worse"}[true]
     # three standard errors of a share
     bound = 3 * math.sqrt(POWER * (1 - POWER) / REPEATED)
     assert np.mean([run[0].verdict == right for run in runs]) > POWER - bound
-    wrong = {"better", "worse"} if true == 0 else {"no difference that matters", "worse" if true > 0 else "better"}
+    wrong = (
+        {"better", "worse"}
+        if true == 0
+        else {"no difference that matters", "worse" if true > 0 else "better"}
+    )
     any_wrong = np.mean([any(claim.verdict in wrong for claim in run) for run in runs])
     assert any_wrong < LEVEL + 3 * math.sqrt(LEVEL * (1 - LEVEL) / REPEATED)
 
 
 def test_seeds_follow_from_the_spread_of_the_first() -> None:
-    """An arm better by the paper's share, seeds of known spread: the pilot's number grows until it decides."""
+    """An arm better by the paper's share, seeds of known spread: the pilot's
+    number grows until it decides.
+    """
     asked: list[int] = []
 
     def run(trials: Sequence[Trial]) -> list[Outcome]:
@@ -470,10 +564,14 @@ def test_seeds_follow_from_the_spread_of_the_first() -> None:
 
     arms = [Arm(name, replace(SMALL, optimizer=name), (0.1,)) for name in ("sgd", "gsgd")]
     setting = Setting(run=run, by_power=True, bars=lambda task, options: {})
-    measured, (claim,) = measure_enough(arms, setting, lambda found: [versus("better", found[1], found[0], (0.9, 1.0))])
+    measured, (claim,) = measure_enough(
+        arms, setting, lambda found: [versus("better", found[1], found[0], (0.9, 1.0))]
+    )
     assert asked[1] == 5 and asked[-1] == len(measured[0].outcomes) == claim.count > 5
     fewer, _ = measure_enough(
-        arms, replace(setting, by_power=False), lambda found: [versus("better", found[1], found[0], (0.9, 1.0))]
+        arms,
+        replace(setting, by_power=False),
+        lambda found: [versus("better", found[1], found[0], (0.9, 1.0))],
     )
     assert len(fewer[0].outcomes) == 5
 
@@ -486,7 +584,9 @@ def test_arms_that_simple_means_beat_decide_nothing() -> None:
     first, second = measure(arms, run, (7,), (0, 1, 2))
     for bar, verdict in ((0.25, "undecided"), (0.5, "better")):
         (claim,) = judge([versus("x", second, first, None, {"table": bar})])
-        assert claim.verdict == verdict and (verdict == "better" or claim.nothing == "sgd does not beat table")
+        assert claim.verdict == verdict and (
+            verdict == "better" or claim.nothing == "sgd does not beat table"
+        )
 
 
 def test_simple_means_are_the_slow_obvious_ones() -> None:
@@ -494,7 +594,9 @@ def test_simple_means_are_the_slow_obvious_ones() -> None:
     options = (("limit", 40),)
     task = load_task("text-characters", **dict(options))
     counts: dict[tuple[int, int], int] = {}
-    for line, following in zip(task.train.inputs.tolist(), task.train.targets.tolist(), strict=True):
+    for line, following in zip(
+        task.train.inputs.tolist(), task.train.targets.tolist(), strict=True
+    ):
         for pair in zip(line, following, strict=True):
             counts[pair] = counts.get(pair, 0) + 1
     size = task.make_model(0)(task.test.inputs[:1]).shape[-1]
@@ -507,24 +609,32 @@ def test_simple_means_are_the_slow_obvious_ones() -> None:
         total / task.test.targets.numel(), 1e-4
     )
     digits = load_task("digits-rows")
-    model = LogisticRegression(max_iter=1000).fit(digits.train.inputs.flatten(1), digits.train.targets)
+    model = LogisticRegression(max_iter=1000).fit(
+        digits.train.inputs.flatten(1), digits.train.targets
+    )
     theirs = 1 - model.score(digits.test.inputs.flatten(1), digits.test.targets)
     assert abs(baselines("digits-rows", ())["logistic regression"] - theirs) < 0.03
     assert baselines("text-masked-words", ()) == {}
 
 
 def test_a_table_of_pairs_of_target_words_is_the_bar_of_a_translation() -> None:
-    """Oracle: the most frequent follower of each word, the first where there are several, counted one by one."""
+    """Oracle: the most frequent follower of each word, the first where there are
+    several, counted one by one.
+    """
     options = (("limit", 40),)
     task = load_task("number-words", **dict(options))
     length = task.train.targets.shape[1]
     followers: dict[int, Counter[int]] = {}
-    for line, following in zip(task.train.inputs[:, -length:].tolist(), task.train.targets.tolist(), strict=True):
+    for line, following in zip(
+        task.train.inputs[:, -length:].tolist(), task.train.targets.tolist(), strict=True
+    ):
         for first, second in zip(line, following, strict=True):
             if second >= 0:
                 followers.setdefault(first, Counter())[second] += 1
     wrong = total = 0
-    for line, following in zip(task.test.inputs[:, -length:].tolist(), task.test.targets.tolist(), strict=True):
+    for line, following in zip(
+        task.test.inputs[:, -length:].tolist(), task.test.targets.tolist(), strict=True
+    ):
         for first, second in zip(line, following, strict=True):
             if second >= 0:
                 counts = followers.get(first, Counter())
@@ -543,7 +653,7 @@ def test_test_pairs_come_on_top_of_the_others() -> None:
         load_task("number-words", tests=0)
 
 
-# ---- the toys side by side ------------------------------------------------------------------------------------------
+# ---- the toys side by side -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("skip", "tau"), [(1.0, 0.0), (1.0, 0.01), (0.0, 0.0)])
@@ -567,10 +677,12 @@ def test_toys_side_by_side_are_each_the_model_trained_alone(skip: float, tau: fl
 
 def test_toys_of_one_seed_start_alike() -> None:
     toys = Toys.make([0, 1, 0])
-    assert torch.equal(toys.enter[0], toys.enter[2]) and not torch.equal(toys.enter[0], toys.enter[1])
+    assert torch.equal(toys.enter[0], toys.enter[2]) and not torch.equal(
+        toys.enter[0], toys.enter[1]
+    )
 
 
-# ---- experiments, records, page -------------------------------------------------------------------------------------
+# ---- experiments, records, page ------------------------------------------------------------------
 
 TRIALS = ["smnist", "language", "rcnn", "translation", "image", "depth", "regularisers"]
 
@@ -579,15 +691,21 @@ def pretend(trials: Sequence[Trial]) -> list[Outcome]:
     """Errors without training: path space a little better, everything else a little random."""
     for trial in trials:
         # What a real run would find out much later.
-        assert {key for key, _ in trial.options} <= inspect.signature(_BUILDERS[trial.task]).parameters.keys()
+        assert {key for key, _ in trial.options} <= inspect.signature(
+            _BUILDERS[trial.task]
+        ).parameters.keys()
         assert trial.optimizer in OPTIMIZERS
     rng = np.random.default_rng(0)
-    return [outcome(0.1 + 0.01 * rng.random() - 0.02 * t.optimizer.startswith("g"), t) for t in trials]
+    return [
+        outcome(0.1 + 0.01 * rng.random() - 0.02 * t.optimizer.startswith("g"), t) for t in trials
+    ]
 
 
 @pytest.mark.parametrize("name", TRIALS)
 @pytest.mark.parametrize("scale", ["embedded", "full"])
-def test_records_of_trained_experiments_hold_together(name: str, scale: str, tmp_path: Path) -> None:
+def test_records_of_trained_experiments_hold_together(
+    name: str, scale: str, tmp_path: Path
+) -> None:
     data = tmp_path if scale == "full" else None
     setting = Setting(run=pretend, scale=scale, data=data, bars=lambda task, options: {})
     if scale == "full" and name in ("image", "regularisers"):
@@ -604,7 +722,9 @@ def test_records_of_trained_experiments_hold_together(name: str, scale: str, tmp
     for claim in record.claims:
         assert claim["verdict"] in get_args(Verdict)
     if name == "smnist":
-        assert {c["verdict"] for c in record.claims if "G-SGD errs less than SGD" in c["statement"]} == {"better"}
+        assert {
+            c["verdict"] for c in record.claims if "G-SGD errs less than SGD" in c["statement"]
+        } == {"better"}
 
 
 def test_every_regulariser_has_nine_points_and_the_best_strength_is_reported() -> None:
@@ -614,20 +734,32 @@ def test_every_regulariser_has_nine_points_and_the_best_strength_is_reported() -
         tuned.extend(t for t in trials if not t.test and t not in tuned)
         # the middle one of three strengths is the best
         kept = [dict(t.options) for t in trials]
-        best = [t.tau == 3e-7 or t.decay == 5e-4 or o.get("scale") == 0.3 for t, o in zip(trials, kept, strict=True)]
-        return [outcome(0.1 - 0.05 * good + 0.1 * t.lr, t) for t, good in zip(trials, best, strict=True)]
+        best = [
+            t.tau == 3e-7 or t.decay == 5e-4 or o.get("scale") == 0.3
+            for t, o in zip(trials, kept, strict=True)
+        ]
+        return [
+            outcome(0.1 - 0.05 * good + 0.1 * t.lr, t) for t, good in zip(trials, best, strict=True)
+        ]
 
     setting = Setting(run=run, tuning_seeds=(1000,), bars=lambda task, options: {})
     record = EXPERIMENTS["regularisers"].run(setting)
     assert len(tuned) == 6 * 9
     named = [row[0] for row in record.ours.rows]
-    assert named[0] == "nothing" and {"penal connection, 3e-07", "weight decay, 0.0005", "LayerScale, 0.3"} < {*named}
+    assert named[0] == "nothing" and {
+        "penal connection, 3e-07",
+        "weight decay, 0.0005",
+        "LayerScale, 0.3",
+    } < {*named}
 
 
 @pytest.mark.parametrize("name", ["toy", "ideal-direction", "time"])
-def test_records_of_measured_experiments_hold_together(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_of_measured_experiments_hold_together(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
-        "pathspace.training.experiments.reproduce.timing.CASES", EXPERIMENTS["time"].run.__globals__["CASES"][:1]
+        "pathspace.training.experiments.reproduce.timing.CASES",
+        EXPERIMENTS["time"].run.__globals__["CASES"][:1],
     )
     record = EXPERIMENTS[name].run(Setting(run=pretend, shrink=5000))
     assert record.claims and EXPERIMENTS[name].draw(record).axes and record.ours.rows
@@ -635,23 +767,32 @@ def test_records_of_measured_experiments_hold_together(name: str, monkeypatch: p
 
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.1])
 def test_times_are_taken_in_turn_until_the_ratio_is_known_to_one_percent(noise: float) -> None:
-    """By a clock of our own: the machine slows down in waves, both contenders alike, and each turn is noisy."""
+    """By a clock of our own: the machine slows down in waves, both contenders
+    alike, and each turn is noisy.
+    """
     rng, turns = np.random.default_rng(1), []
 
     def turn(name: str, seconds: float) -> float:
         turns.append(name)
-        return float(seconds * (2 + math.sin((len(turns) - 1) // 2 / 5)) * math.exp(noise * rng.normal()))
+        return float(
+            seconds * (2 + math.sin((len(turns) - 1) // 2 / 5)) * math.exp(noise * rng.normal())
+        )
 
     times = alternate({"SGD": lambda: turn("SGD", 1e-3), "G-SGD": lambda: turn("G-SGD", 1.07e-3)})
-    assert turns == ["SGD", "G-SGD"] * (len(turns) // 2) and len(times["SGD"]) == len(turns) // 2 - 1
+    assert (
+        turns == ["SGD", "G-SGD"] * (len(turns) // 2) and len(times["SGD"]) == len(turns) // 2 - 1
+    )
     ratios = [b / a for a, b in zip(*times.values(), strict=True)]
     found = t_interval(ratios)
     assert (
-        found.half_width <= PRECISION * found.mean and abs(found.mean / 1.07 / math.exp(noise**2) - 1) < 3 * PRECISION
+        found.half_width <= PRECISION * found.mean
+        and abs(found.mean / 1.07 / math.exp(noise**2) - 1) < 3 * PRECISION
     )
     before = t_interval(ratios[:-1])
     assert len(ratios) == LEAST if noise == 0 else before.half_width > PRECISION * before.mean
-    assert len(alternate({"a": lambda: turn("a", 1.0), "b": lambda: turn("b", 9.0)}, most=3)["b"]) == 3
+    assert (
+        len(alternate({"a": lambda: turn("a", 1.0), "b": lambda: turn("b", 9.0)}, most=3)["b"]) == 3
+    )
 
 
 def test_all_experiments_of_the_papers_are_there() -> None:
@@ -696,18 +837,25 @@ def test_a_shrunk_run_says_so_and_the_command_writes_everything(
     assert (tmp_path / "reproduction.md").read_text() == page and "## ideal-direction" in page
 
 
-def test_a_dry_run_counts_the_runs_and_runs_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_counts_the_runs_and_runs_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("pathspace.training.experiments.reproduce.estimate.seconds_of", lambda trial: 60.0)
     monkeypatch.setattr(
-        "pathspace.training.experiments.reproduce.trial_cache.run_trial", lambda *_: pytest.fail("was run")
+        "pathspace.training.experiments.reproduce.estimate.seconds_of", lambda trial: 60.0
+    )
+    monkeypatch.setattr(
+        "pathspace.training.experiments.reproduce.trial_cache.run_trial",
+        lambda *_: pytest.fail("was run"),
     )
     result = call("reproduce", "race", "--dry-run", "--jobs", 2)
     # three arms: five rates of two seeds, and five fresh seeds
     assert result.exit_code == 0 and "45 runs; 0 are known." in flat(result.output), result.output
     assert "about 22 minutes with --jobs 2" in flat(result.output) and not list(tmp_path.iterdir())
     known = planned(EXPERIMENTS["race"], Setting(run=pretend))[0]
-    TrialCache(tmp_path / "runs" / "trials").keep(known, Outcome((1.0,), (1.0,), (1.0,), 0.1, False))
+    TrialCache(tmp_path / "runs" / "trials").keep(
+        known, Outcome((1.0,), (1.0,), (1.0,), 0.1, False)
+    )
     assert "45 runs; 1 are known." in flat(call("reproduce", "race", "--dry-run").output)
     assert "'toy' takes about 2 minutes" in flat(call("reproduce", "toy", "--dry-run").output)
 
@@ -715,13 +863,28 @@ def test_a_dry_run_counts_the_runs_and_runs_none(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["reproduce", "toy", "--scale", "fetched"], "Experiment 'toy' has no setting for fetched data"),
-        (["reproduce", "table-9"], "There is no experiment 'table-9'; choose one of: optimizers, race, smnist"),
-        (["reproduce", "smnist", "--scale", "full"], "needs MNIST's four idx files; give their folder with --data DIR"),
-        (["reproduce", "depth", "--scale", "full", "--data", "nowhere"], "There is no folder 'nowhere'"),
+        (
+            ["reproduce", "toy", "--scale", "fetched"],
+            "Experiment 'toy' has no setting for fetched data",
+        ),
+        (
+            ["reproduce", "table-9"],
+            "There is no experiment 'table-9'; choose one of: optimizers, race, smnist",
+        ),
+        (
+            ["reproduce", "smnist", "--scale", "full"],
+            "needs MNIST's four idx files; give their folder with --data DIR",
+        ),
+        (
+            ["reproduce", "depth", "--scale", "full", "--data", "nowhere"],
+            "There is no folder 'nowhere'",
+        ),
         (["reproduce", "toy", "--out", "/dev/null/x"], "Cannot make the folder '/dev/null/x'"),
         (["reproduce", "page", "--out", "none"], "There is no record in 'none' to write a page of"),
-        (["reproduce", "page", "--out", "broken"], "The file 'broken/toy.json' is not a record of an experiment"),
+        (
+            ["reproduce", "page", "--out", "broken"],
+            "The file 'broken/toy.json' is not a record of an experiment",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence(
@@ -731,7 +894,11 @@ def test_bad_input_is_one_sentence(
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "toy.json").write_text(json.dumps({"format": 1, "name": "toy"}))
     result = call(*words)
-    assert result.exit_code == 2 and sentence in flat(result.stderr) and "Traceback" not in result.output
+    assert (
+        result.exit_code == 2
+        and sentence in flat(result.stderr)
+        and "Traceback" not in result.output
+    )
     assert {path.name for path in tmp_path.iterdir()} == {"broken"}
 
 
@@ -745,7 +912,10 @@ def test_runs_are_handed_to_the_device() -> None:
     assert [(trial.device, trial.precision) for trial in seen] == [("cuda", "16-mixed")]
     assert any("Runs computed in the precision 16-mixed." in line for line in setting.protocol)
     differs = EXPERIMENTS["race"].run(replace(setting, bars=lambda task, options: {})).differs
-    assert any(line.startswith("Computer: cuda, numbers in the precision 16-mixed in place of ") for line in differs)
+    assert any(
+        line.startswith("Computer: cuda, numbers in the precision 16-mixed in place of ")
+        for line in differs
+    )
 
 
 class Noted(TrialCache):

@@ -20,7 +20,9 @@ from pathspace.cli import app
 
 
 class Net(nn.Module):
-    """Convolutions with running statistics, a norm that adds 1 to its weight, a shared tensor, an unused one."""
+    """Convolutions with running statistics, a norm that adds 1 to its weight, a
+    shared tensor, an unused one.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +44,11 @@ def model(seed: int = 0) -> nn.Module:
     net = Net().eval()
     for name, tensor in (*net.named_parameters(), *net.named_buffers()):
         if tensor.is_floating_point():
-            nn.init.uniform_(tensor, 0.5, 2.0) if "var" in name else nn.init.normal_(tensor, std=0.4)
+            (
+                nn.init.uniform_(tensor, 0.5, 2.0)
+                if "var" in name
+                else nn.init.normal_(tensor, std=0.4)
+            )
     return net
 
 
@@ -59,16 +65,29 @@ def sharded(net: nn.Module, folder: Path, shards: int = 3, **prefix: str) -> Pat
     folder.mkdir()
     tensors = {prefix.get("prefix", "") + name: tensor for name, tensor in stored(net).items()}
     names = sorted(tensors)
-    files = {name: f"model-{number % shards + 1:05}-of-{shards:05}.safetensors" for number, name in enumerate(names)}
+    files = {
+        name: f"model-{number % shards + 1:05}-of-{shards:05}.safetensors"
+        for number, name in enumerate(names)
+    }
     for file in set(files.values()):
-        save_file({name: tensors[name] for name in names if files[name] == file}, folder / file, {"format": "pt"})
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
+        save_file(
+            {name: tensors[name] for name in names if files[name] == file},
+            folder / file,
+            {"format": "pt"},
+        )
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": files})
+    )
     (folder / "config.json").write_text("{}")
     return folder
 
 
 def loaded(folder: Path) -> dict[str, Tensor]:
-    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    return {
+        name: tensor
+        for file in folder.glob("*.safetensors")
+        for name, tensor in load_file(file).items()
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +115,9 @@ def test_files_are_rescaled_as_the_model_is(tmp_path: Path, prefix: str) -> None
 
 
 @pytest.mark.parametrize("in_memory", [0, 1 << 20])
-def test_files_are_balanced_as_the_model_is(tmp_path: Path, in_memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_balanced_as_the_model_is(
+    tmp_path: Path, in_memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(streaming, "IN_MEMORY", in_memory)
     net, x = model().double(), inputs().double()
     graph = ps.trace(net, x)
@@ -119,7 +140,9 @@ def test_files_are_balanced_as_the_model_is(tmp_path: Path, in_memory: int, monk
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_types_of_few_digits_lose_none(tmp_path: Path, dtype: torch.dtype) -> None:
-    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2)).to(dtype)
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2)).to(
+        dtype
+    )
     nn.init.normal_(net[0].weight, std=20.0)
     x = torch.randn(7, 4, dtype=dtype)
     graph, before = ps.trace(net, x), net(x)
@@ -178,13 +201,18 @@ def test_bad_files_are_one_sentence(tmp_path: Path) -> None:
     for values, source, destination, words in cases:
         with pytest.raises(ps.InputError, match=words):
             ps.rescale_files(graph, values, source, tmp_path / destination)
-    save_file({name: tensor for name, tensor in state.items() if name != "deep.weight"}, tmp_path / "less.safetensors")
+    save_file(
+        {name: tensor for name, tensor in state.items() if name != "deep.weight"},
+        tmp_path / "less.safetensors",
+    )
     with pytest.raises(ps.InputError, match=r"no tensor 'deep.weight'"):
         ps.rescale_files(graph, phi, tmp_path / "less.safetensors", tmp_path / "b.safetensors")
     save_file(state | {"deep.weight": torch.zeros(2, 2)}, tmp_path / "other.safetensors")
     with pytest.raises(ps.InputError, match=r"'deep.weight' of shape \(2, 2\)"):
         ps.rescale_files(graph, phi, tmp_path / "other.safetensors", tmp_path / "b.safetensors")
-    save_file(state | {"deep.weight": state["deep.weight"] * torch.nan}, tmp_path / "nan.safetensors")
+    save_file(
+        state | {"deep.weight": state["deep.weight"] * torch.nan}, tmp_path / "nan.safetensors"
+    )
     with pytest.raises(ps.InputError, match=r"'deep.weight' that are NaN"):
         ps.balance_files(graph, tmp_path / "nan.safetensors", tmp_path / "b.safetensors")
     (tmp_path / "folder").mkdir()
@@ -195,18 +223,26 @@ def test_bad_files_are_one_sentence(tmp_path: Path) -> None:
 
 def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = {"vocab_size": 20, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1}
-    net = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape, num_attention_heads=2)).eval()
+    net = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**shape, num_attention_heads=2)
+    ).eval()
     source, new, tokens = tmp_path / "source", tmp_path / "new", torch.arange(6).reshape(2, 3)
     net.save_pretrained(source, max_shard_size="2KB")
-    result = CliRunner().invoke(app, ["balance", str(source), str(new), "--json", str(tmp_path / "found.json")])
+    result = CliRunner().invoke(
+        app, ["balance", str(source), str(new), "--json", str(tmp_path / "found.json")]
+    )
     assert result.exit_code == 0, result.output
     assert json.loads((tmp_path / "found.json").read_text())["imbalance"] <= 1e-12
     assert len(list(new.glob("*.safetensors"))) == len(list(source.glob("*.safetensors"))) > 1
     after = transformers.LlamaForCausalLM.from_pretrained(new).eval()
-    assert not torch.equal(after.model.layers[0].mlp.up_proj.weight, net.model.layers[0].mlp.up_proj.weight)
+    assert not torch.equal(
+        after.model.layers[0].mlp.up_proj.weight, net.model.layers[0].mlp.up_proj.weight
+    )
     torch.testing.assert_close(after(tokens).logits, net(tokens).logits, rtol=1e-4, atol=1e-5)
 
-    code = "from torch import nn\nnet = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))\n"
+    code = (
+        "from torch import nn\nnet = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))\n"
+    )
     (tmp_path / "net.py").write_text(code)
     small, x = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)), torch.randn(4, 2)
     before = small(x)
@@ -224,5 +260,10 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert result.exit_code == 0, result.output
         found = load_file(tmp_path / "b.safetensors")
         torch.testing.assert_close(torch.func.functional_call(small, found, (x,)), before)
-    torch.testing.assert_close(found["0.bias"] / small[0].bias, torch.tensor([0.5, 1.0, -2.0]).exp())
-    assert CliRunner().invoke(app, ["rescale", *target, "--phi", str(tmp_path / "net.py")]).exit_code == 2
+    torch.testing.assert_close(
+        found["0.bias"] / small[0].bias, torch.tensor([0.5, 1.0, -2.0]).exp()
+    )
+    assert (
+        CliRunner().invoke(app, ["rescale", *target, "--phi", str(tmp_path / "net.py")]).exit_code
+        == 2
+    )

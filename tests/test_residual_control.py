@@ -17,7 +17,12 @@ class Block(nn.Module):
     def __init__(self, width: int, scale: float, norm: bool = False) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width) if norm else nn.Identity()
-        self.into, self.act, self.out, self.scale = nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width), scale
+        self.into, self.act, self.out, self.scale = (
+            nn.Linear(width, width),
+            nn.Tanh(),
+            nn.Linear(width, width),
+            scale,
+        )
 
     def forward(self, z: torch.Tensor) -> torch.Tensor:
         return z + self.scale * self.out(self.act(self.into(self.norm(z))))
@@ -25,7 +30,10 @@ class Block(nn.Module):
 
 def stack(scale: float, depth: int = 4, norm: bool = False) -> tuple[nn.Sequential, torch.Tensor]:
     torch.manual_seed(0)
-    return nn.Sequential(*[Block(6, scale, norm) for _ in range(depth)]).double(), torch.randn(1, 6).double()
+    return (
+        nn.Sequential(*[Block(6, scale, norm) for _ in range(depth)]).double(),
+        torch.randn(1, 6).double(),
+    )
 
 
 def test_against_explicit_matrices() -> None:
@@ -47,20 +55,33 @@ def test_against_explicit_matrices() -> None:
     for row, step in zip(found.blocks, steps, strict=True):
         assert row.step == pytest.approx(norm(step), rel=1e-9)
         assert row.branch == pytest.approx(norm(step - eye), rel=1e-9)
-        assert row.branch <= 0.5 * row.product * (1 + 1e-9) and row.norms != 1 and row.slack is not None
+        assert (
+            row.branch <= 0.5 * row.product * (1 + 1e-9)
+            and row.norms != 1
+            and row.slack is not None
+        )
     errors = [norm(step - eye) for step in steps]
-    assert found.remainder_bound == pytest.approx(math.prod(1 + e for e in errors) - 1 - sum(errors), rel=1e-9)
+    assert found.remainder_bound == pytest.approx(
+        math.prod(1 + e for e in errors) - 1 - sum(errors), rel=1e-9
+    )
     assert found.remainder <= found.remainder_bound and found.span <= found.bound
 
 
 def test_the_remainder_is_of_second_order() -> None:
-    sizes = [residual_control(*stack(scale), types=Block, inside=False).remainder for scale in (0.02, 0.01, 0.005)]
-    assert sizes[0] / sizes[1] == pytest.approx(4, abs=0.1) and sizes[1] / sizes[2] == pytest.approx(4, abs=0.1)
+    sizes = [
+        residual_control(*stack(scale), types=Block, inside=False).remainder
+        for scale in (0.02, 0.01, 0.005)
+    ]
+    assert sizes[0] / sizes[1] == pytest.approx(4, abs=0.1) and sizes[1] / sizes[
+        2
+    ] == pytest.approx(4, abs=0.1)
 
 
 def test_many_small_branches_are_not_small() -> None:
     # (1.05)^200 = 17293: the size of one branch says nothing without their number
-    few, many = (residual_control(*stack(0.1, depth), types=Block, inside=False) for depth in (2, 40))
+    few, many = (
+        residual_control(*stack(0.1, depth), types=Block, inside=False) for depth in (2, 40)
+    )
     assert "holds" in few.verdict and "does not hold" in many.verdict
     assert many.remainder_bound > 100 * few.remainder_bound
 
@@ -84,7 +105,9 @@ def test_refusals() -> None:
 
 
 def test_blocks_have_to_follow_each_other() -> None:
-    """The bound multiplies the blocks' norms, which says nothing of what lies between two that are apart."""
+    """The bound multiplies the blocks' norms, which says nothing of what lies
+    between two that are apart.
+    """
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 4))
     with pytest.raises(InputError, match=r"block '2' does not read what block '0' returns"):
         residual_control(model, torch.randn(2, 4), names=["0", "2"])

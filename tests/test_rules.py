@@ -144,7 +144,10 @@ class Padded(nn.Module):
         super().__init__()
         self.apart = apart
         margin = 0 if apart else 1
-        self.first, self.second = nn.Conv2d(2, 4, 3, padding=margin), nn.Conv2d(4, 3, 3, padding=margin, bias=False)
+        self.first, self.second = (
+            nn.Conv2d(2, 4, 3, padding=margin),
+            nn.Conv2d(4, 3, 3, padding=margin, bias=False),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in (self.first, self.second):
@@ -154,7 +157,9 @@ class Padded(nn.Module):
 
 @pytest.mark.parametrize("size", [1, 2, 5, 9])
 def test_padding_apart_is_padding_within(size: int) -> None:
-    apart, within = (ps.trace(Padded(apart), torch.randn(2, 2, size, size)) for apart in (True, False))
+    apart, within = (
+        ps.trace(Padded(apart), torch.randn(2, 2, size, size)) for apart in (True, False)
+    )
     assert (apart.num_units, apart.num_weights) == (within.num_units, within.num_weights)
     # on a single pixel, all but the middle of a kernel meets zeros only
     assert within.num_weights == (2 * 4 + 4 + 4 * 3 if size == 1 else 2 * 4 * 9 + 4 + 4 * 3 * 9)
@@ -164,7 +169,11 @@ def test_slopes_of_margins_are_on_no_path() -> None:
     class Sloped(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.enter, self.slopes, self.leave = nn.Linear(4, 6, bias=False), nn.PReLU(8), nn.Linear(8, 2, bias=False)
+            self.enter, self.slopes, self.leave = (
+                nn.Linear(4, 6, bias=False),
+                nn.PReLU(8),
+                nn.Linear(8, 2, bias=False),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             return self.leave(self.slopes(F.pad(self.enter(x), (1, 1))))
@@ -218,13 +227,21 @@ def squared_in_place(h: Tensor) -> Tensor:
 # how a network uses its statistics -> free units, entries in graph.statistics
 STATISTICS: dict[str, tuple[Callable[[Normed, Tensor], Tensor], int, int]] = {
     "one call": (lambda m, x: m.b(F.relu(m.norm(m.a(x)))), 8, 1),
-    "two calls share channels": (lambda m, x: m.b(F.relu(m.norm(m.c(F.relu(m.norm(m.a(x))))))), 8, 1),
+    "two calls share channels": (
+        lambda m, x: m.b(F.relu(m.norm(m.c(F.relu(m.norm(m.a(x))))))),
+        8,
+        1,
+    ),
     "two calls, functionalised": (lambda m, x: m.b(squared_in_place(m.norm(m.norm(m.a(x))))), 4, 1),
     "part of a buffer": (lambda m, x: frozen(m, x, m.means[1], m.vars[1]), 0, 0),
     "constants": (lambda m, x: frozen(m, x, x.new_ones(4), x.new_ones(4)), 0, 0),
     "a mean of zero": (lambda m, x: frozen(m, x, x.new_zeros(4), x.new_ones(4)), 4, 0),
     "computed": (lambda m, x: frozen(m, x, m.norm.running_mean, m.norm.running_var + 0.1), 0, 0),
-    "one buffer for both": (lambda m, x: frozen(m, x, m.norm.running_var, m.norm.running_var), 0, 1),
+    "one buffer for both": (
+        lambda m, x: frozen(m, x, m.norm.running_var, m.norm.running_var),
+        0,
+        1,
+    ),
     "read before": (lambda m, x: m.b(F.relu(m.norm(m.norm.running_var * m.a(x)))), 4, 1),
     "read after": (lambda m, x: m.b(F.relu(m.norm(m.a(x))) * m.norm.running_var), 4, 1),
     "an output": (lambda m, x: (m.b(F.relu(m.norm(m.a(x)))), m.norm.running_mean), 4, 1),  # type: ignore[dict-item]
@@ -250,14 +267,22 @@ def test_a_norm_of_two_names_has_its_statistics_once() -> None:
     model.twin = model.norm
     graph = ps.trace(model, torch.randn(5, 3))
     assert graph.num_units == 8
-    assert [(entry.mean, entry.var) for entry in graph.statistics] == [("norm.running_mean", "norm.running_var")]
+    assert [(entry.mean, entry.var) for entry in graph.statistics] == [
+        ("norm.running_mean", "norm.running_var")
+    ]
 
 
 # something that divides by h + eps, which is a normalisation at eps = 0 -> units it leaves
 NORMS: dict[str, tuple[Callable[[Tensor, float], Tensor], int]] = {
     "RMS norm": (lambda h, eps: h * torch.rsqrt(h.square().mean(-1, keepdim=True) + eps), 1),
-    "RMS norm by a power": (lambda h, eps: h * (h.square().mean(-1, keepdim=True) + eps).pow(-0.5), 1),
-    "layer norm": (lambda h, eps: (h - h.mean(-1, True)) / (h.var(-1, keepdim=True) + eps).sqrt(), 1),
+    "RMS norm by a power": (
+        lambda h, eps: h * (h.square().mean(-1, keepdim=True) + eps).pow(-0.5),
+        1,
+    ),
+    "layer norm": (
+        lambda h, eps: (h - h.mean(-1, True)) / (h.var(-1, keepdim=True) + eps).sqrt(),
+        1,
+    ),
     "standardised": (lambda h, eps: (h - h.mean(-1, True)) / (h.std(-1, keepdim=True) + eps), 1),
     "length one": (lambda h, eps: F.normalize(h, dim=-1, eps=eps), 1),
     "clamped in place": (lambda h, eps: h / h.norm(dim=-1, keepdim=True).clamp_(min=eps), 1),
@@ -270,9 +295,13 @@ NO_NORMS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "clamped": lambda h, eps: h.clamp(min=eps),
     "smooth size": lambda h, eps: torch.sqrt(h.square() + eps),
     "threshold": lambda h, eps: F.threshold(h, eps, 20.0),
-    "divides and is used": lambda h, eps: h / (h.abs() + eps) + (h.abs() + eps).log() * 0 + F.relu(h + eps),
+    "divides and is used": lambda h, eps: (
+        h / (h.abs() + eps) + (h.abs() + eps).log() * 0 + F.relu(h + eps)
+    ),
     "divides a number": lambda h, eps: 1 / (h.abs() + eps),
-    "seen under another name": lambda h, eps: h / h.abs().add_(eps).sqrt() + h.abs().view(-1, 6).add_(eps).view(-1, 6),
+    "seen under another name": lambda h, eps: (
+        h / h.abs().add_(eps).sqrt() + h.abs().view(-1, 6).add_(eps).view(-1, 6)
+    ),
     "distance": lambda h, eps: F.pairwise_distance(h, -h, eps=eps, keepdim=True) + 0 * h,
 }
 
@@ -292,7 +321,9 @@ def test_a_small_constant_in_a_norm_written_out_is_its_eps(name: str) -> None:
 @pytest.mark.parametrize("name", NO_NORMS)
 def test_a_small_constant_elsewhere_is_a_constant(name: str) -> None:
     torch.manual_seed(0)
-    certificate = ps.verify(Between(lambda h: NO_NORMS[name](h, 1e-5), 6).double(), torch.randn(5, 4).double())
+    certificate = ps.verify(
+        Between(lambda h: NO_NORMS[name](h, 1e-5), 6).double(), torch.randn(5, 4).double()
+    )
     assert certificate.units == 0 and certificate.holds, certificate
 
 
@@ -312,10 +343,20 @@ class Projected(nn.Module):
 
 @pytest.mark.parametrize(
     ("layers", "bidirectional", "last", "units"),
-    [(1, False, False, 2), (2, False, False, 4), (1, True, False, 4), (1, False, True, 2), (2, True, True, 2)],
+    [
+        (1, False, False, 2),
+        (2, False, False, 4),
+        (1, True, False, 4),
+        (1, False, True, 2),
+        (2, True, True, 2),
+    ],
 )
-def test_a_projected_state_is_free_per_feature(layers: int, bidirectional: bool, last: bool, units: int) -> None:
-    """(What reads the last states of all layers and directions has one scale per feature for them.)"""
+def test_a_projected_state_is_free_per_feature(
+    layers: int, bidirectional: bool, last: bool, units: int
+) -> None:
+    """(What reads the last states of all layers and directions has one
+    scale per feature for them.)
+    """
     torch.manual_seed(0)
     certificate = ps.verify(Projected(layers, bidirectional, last), torch.randn(3, 2, 2))
     assert certificate.units == units and certificate.holds, certificate
@@ -338,7 +379,11 @@ class Directed(nn.Module):
     ("dim", "gain", "units"),
     [
         (0, lambda g: g[:, :1], 2),  # one for each line: a unit of the direction, one of the gain
-        (0, lambda g: g, 1),  # of a gain that is as large as the direction, torch reads the first numbers
+        (
+            0,
+            lambda g: g,
+            1,
+        ),  # of a gain that is as large as the direction, torch reads the first numbers
         (1, lambda g: g[:1], 10),
         (1, lambda g: g, 5),
         (-1, lambda g: g, 6),  # one norm for all, and a gain that is broadcast
@@ -371,7 +416,9 @@ class Spectral(nn.Module):
 def test_complex_weights_are_pinned_and_the_way_out_is_named() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 8, 2)
-    (pin,) = (pin for pin in ps.trace(Spectral(real=False), x).pinned if pin.parameters == ("weight",))
+    (pin,) = (
+        pin for pin in ps.trace(Spectral(real=False), x).pinned if pin.parameters == ("weight",)
+    )
     assert "torch.view_as_real(weight)" in pin.reason
     certificate = ps.verify(Spectral(real=True), x)
     assert certificate.holds, certificate
@@ -379,7 +426,9 @@ def test_complex_weights_are_pinned_and_the_way_out_is_named() -> None:
 
 
 class Renormed(nn.Module):
-    """An operation that torch decomposes into steps, one of which has the same name as what it is applied to."""
+    """An operation that torch decomposes into steps, one of which has the same name
+    as what it is applied to.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -402,7 +451,12 @@ class Cell(nn.Module):
     def __init__(self, kind: str, steps: int = 0) -> None:
         super().__init__()
         self.layers = nn.ModuleList([nn.Linear(3, 4), nn.Linear(3, 5), nn.Linear(3, 5)])
-        self.cell, self.last, self.kind, self.steps = getattr(nn, kind)(4, 5), nn.Linear(5, 2), kind, steps
+        self.cell, self.last, self.kind, self.steps = (
+            getattr(nn, kind)(4, 5),
+            nn.Linear(5, 2),
+            kind,
+            steps,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x, *states = (F.relu(layer(x)) for layer in self.layers)
@@ -415,11 +469,15 @@ class Cell(nn.Module):
 @pytest.mark.usefixtures("no_rule_fails")
 @pytest.mark.parametrize(
     ("kind", "steps", "units", "fixed"),
-    [("LSTMCell", 0, 9, 5), ("GRUCell", 0, 4, 5), ("RNNCell", 0, 9, 0), ("LSTM", 1, 9, 5), ("LSTM", 2, 4, 10),
-     ("GRU", 1, 4, 5), ("RNN", 1, 9, 0), ("RNN", 2, 4, 5)],
+    [("LSTMCell", 0, 9, 5), ("GRUCell", 0, 4, 5), ("RNNCell", 0, 9, 0), ("LSTM", 1, 9, 5),
+     ("LSTM", 2, 4, 10), ("GRU", 1, 4, 5), ("RNN", 1, 9, 0), ("RNN", 2, 4, 5)],
 )  # fmt: skip
-def test_states_that_gates_are_multiplied_with_are_fixed(kind: str, steps: int, units: int, fixed: int) -> None:
-    """Inputs are free, and the hidden states of one step of an LSTM and of a plain cell; that of a GRU is not."""
+def test_states_that_gates_are_multiplied_with_are_fixed(
+    kind: str, steps: int, units: int, fixed: int
+) -> None:
+    """Inputs are free, and the hidden states of one step of an LSTM and of a plain
+    cell; that of a GRU is not.
+    """
     model, x = Cell(kind, steps).double(), torch.randn(2, 3).double()
     graph = ps.trace(model, x)
     assert (graph.num_units, sum(pin.elements for pin in graph.pinned)) == (units, fixed)
@@ -428,9 +486,18 @@ def test_states_that_gates_are_multiplied_with_are_fixed(kind: str, steps: int, 
         assert torch.allclose(model(x), before, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize(("kernel", "padding", "stride", "length"), [(1, 1, 1, 6), (3, 3, 2, 9), (1, 2, 1, 7)])
-def test_transposed_convolutions_that_leave_out_borders(kernel: int, padding: int, stride: int, length: int) -> None:
-    layers = nn.Conv1d(2, 4, 1), nn.ReLU(), nn.ConvTranspose1d(4, 3, kernel, stride, padding), nn.ReLU()
+@pytest.mark.parametrize(
+    ("kernel", "padding", "stride", "length"), [(1, 1, 1, 6), (3, 3, 2, 9), (1, 2, 1, 7)]
+)
+def test_transposed_convolutions_that_leave_out_borders(
+    kernel: int, padding: int, stride: int, length: int
+) -> None:
+    layers = (
+        nn.Conv1d(2, 4, 1),
+        nn.ReLU(),
+        nn.ConvTranspose1d(4, 3, kernel, stride, padding),
+        nn.ReLU(),
+    )
     graph = ps.trace(nn.Sequential(*layers, nn.Conv1d(3, 2, 1)), torch.randn(2, 2, length))
     assert graph.num_units == 7 and not graph.pinned
 
@@ -441,16 +508,23 @@ def test_only_a_sort_in_ascending_order_is_sorted() -> None:
     ascending = graph.call_function(torch.ops.aten.sort.default, (x,))
     descending = graph.call_function(torch.ops.aten.sort.default, (x, -1, True))
     largest = graph.call_function(torch.ops.aten.topk.default, (x, 2))
-    first = [graph.call_function(operator.getitem, (node, 0)) for node in (ascending, descending, largest)]
+    first = [
+        graph.call_function(operator.getitem, (node, 0))
+        for node in (ascending, descending, largest)
+    ]
     assert [_is_sorted(node) for node in first] == [True, False, False]
-    assert not _is_sorted(graph.call_function(operator.getitem, (ascending, 1))) and not _is_sorted(ascending)
+    assert not _is_sorted(graph.call_function(operator.getitem, (ascending, 1))) and not _is_sorted(
+        ascending
+    )
 
 
 def test_weights_and_values_without_dimensions_have_scales() -> None:
     class Scalars(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.v, self.t, self.w = (nn.Parameter(torch.tensor(value)) for value in (1.3, 0.2, 0.7))
+            self.v, self.t, self.w = (
+                nn.Parameter(torch.tensor(value)) for value in (1.3, 0.2, 0.7)
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             return self.w * (self.v * x + self.t).relu()
@@ -496,7 +570,9 @@ def test_weights_without_elements_restrict_nothing() -> None:
     assert ps.verify(model, torch.randn(5, 4)).holds
 
 
-@pytest.mark.parametrize(("error", "said"), [(ValueError("in words"), " (in words)"), (RuntimeError("of ids"), "")])
+@pytest.mark.parametrize(
+    ("error", "said"), [(ValueError("in words"), " (in words)"), (RuntimeError("of ids"), "")]
+)
 def test_a_pin_quotes_the_words_of_a_rule_and_not_those_of_torch(
     error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

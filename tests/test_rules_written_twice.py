@@ -1,4 +1,6 @@
-"""One network written in two ways has the same units, and keeps its outputs when they are rescaled."""
+"""One network written in two ways has the same units, and keeps its
+outputs when they are rescaled.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ class Written(nn.Module):
     """Linear 4 -> 6, ReLU, a few weights in a function, Linear -> 2."""
 
     def __init__(
-        self, function: Callable[[Written, Tensor], Tensor], features: int, **weights: tuple[int, ...]
+        self,
+        function: Callable[[Written, Tensor], Tensor],
+        features: int,
+        **weights: tuple[int, ...],
     ) -> None:
         super().__init__()
         self.function, self.first, self.last = function, nn.Linear(4, 6), nn.Linear(features, 2)
@@ -108,23 +113,33 @@ def starts(graph: ps.ReductionGraph) -> dict[str, bool]:
 def test_two_ways_to_write_a_network_have_the_same_units(name: str) -> None:
     plain, other, features, weights = PAIRS[name]
     x = torch.randn(3, 4).double()
-    (a, first), (b, second) = (graph_and_gap(Written(form, features, **weights).double(), x) for form in (plain, other))
+    (a, first), (b, second) = (
+        graph_and_gap(Written(form, features, **weights).double(), x) for form in (plain, other)
+    )
     assert max(first, second) < 1e-9
-    assert (a.num_units, a.num_weights, len(a.pinned)) == (b.num_units, b.num_weights, len(b.pinned))
+    assert (a.num_units, a.num_weights, len(a.pinned)) == (
+        b.num_units,
+        b.num_weights,
+        len(b.pinned),
+    )
     assert a.num_units > 6
     # a weight that is taken for an activation would start where the inputs start
     assert starts(a) == starts(b)
 
 
 def test_counts_leave_features_free() -> None:
-    """Norms of order 0 count entries that are not 0, distances those that differ: each feature has its own scale."""
+    """Norms of order 0 count entries that are not 0, distances those that differ: each
+    feature has its own scale.
+    """
     for counted in (
         lambda m, h: F.pairwise_distance(h, h.flip(0), p=0, eps=0.0)[:, None] * m.u,
         lambda m, h: torch.cdist(h, h.flip(0), p=0).mean(1, keepdim=True) * m.u,
         lambda m, h: torch.linalg.vector_norm(h, 0, dim=1, keepdim=True) * m.u,
         lambda m, h: h.norm(p=0, dim=1, keepdim=True) * m.u,
     ):
-        graph, gap = graph_and_gap(Written(counted, 3, u=(1, 3)).double(), torch.randn(3, 4).double())
+        graph, gap = graph_and_gap(
+            Written(counted, 3, u=(1, 3)).double(), torch.randn(3, 4).double()
+        )
         assert graph.num_units == 9 and gap < 1e-9
 
 
@@ -132,7 +147,9 @@ def test_the_dimension_of_angles_is_that_of_the_operands_together() -> None:
     """Operands of other ranks are broadcast before a dimension is counted."""
     prototypes = {"u": (3, 6)}
     for dim in (1, -2):
-        written = Written(lambda m, h, dim=dim: F.cosine_similarity(h[..., None], m.u.T, dim=dim), 3, **prototypes)
+        written = Written(
+            lambda m, h, dim=dim: F.cosine_similarity(h[..., None], m.u.T, dim=dim), 3, **prototypes
+        )
         other = Written(lambda m, h: F.cosine_similarity(h[:, None], m.u, dim=-1), 3, **prototypes)
         (graph, gap), (same, _) = (
             graph_and_gap(model.double(), torch.randn(3, 4).double()) for model in (written, other)

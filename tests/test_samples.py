@@ -1,4 +1,6 @@
-"""Samples of the null-space test are derivatives of the model itself, at any geometry and at other sizes."""
+"""Samples of the null-space test are derivatives of the model itself, at any
+geometry and at other sizes.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,18 @@ from pathspace.sample_sizes import sample_sizes
         (F.conv2d, (1, 2, 9, 9), (3, 2, 7, 7), {"stride": 4, "padding": 3}),
         (F.conv2d, (2, 2, 5, 5), (3, 2, 3, 3), {"padding": "same"}),
         (F.conv3d, (1, 2, 4, 5, 4), (2, 2, 2, 3, 1), {"padding": (0, 1, 0), "dilation": (1, 2, 1)}),
-        (F.conv_transpose2d, (1, 4, 3, 3), (4, 2, 3, 3), {"stride": 2, "output_padding": 1, "groups": 2}),
+        (
+            F.conv_transpose2d,
+            (1, 4, 3, 3),
+            (4, 2, 3, 3),
+            {"stride": 2, "output_padding": 1, "groups": 2},
+        ),
     ],
 )
 @pytest.mark.parametrize("together", [True, False])
-def test_convolutions_have_the_gradients_of_torch(func: Any, shape: Any, kernel: Any, how: Any, together: bool) -> None:
+def test_convolutions_have_the_gradients_of_torch(
+    func: Any, shape: Any, kernel: Any, how: Any, together: bool
+) -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(shape).double().requires_grad_(), torch.randn(kernel).double()
     ours, theirs = convolved(func, x, weight, **how), func(x, weight, None, **how)
@@ -39,9 +48,15 @@ def test_convolutions_have_the_gradients_of_torch(func: Any, shape: Any, kernel:
     def ours_by_x(cotangent: Tensor) -> Tensor:
         return torch.autograd.grad(ours, x, cotangent, retain_graph=True)[0]
 
-    found = torch.vmap(ours_by_x)(cotangents) if together else torch.stack([*map(ours_by_x, cotangents)])
+    found = (
+        torch.vmap(ours_by_x)(cotangents)
+        if together
+        else torch.stack([*map(ours_by_x, cotangents)])
+    )
     for row, cotangent in zip(found, cotangents, strict=True):
-        torch.testing.assert_close(row, torch.autograd.grad(theirs, x, cotangent, retain_graph=True)[0])
+        torch.testing.assert_close(
+            row, torch.autograd.grad(theirs, x, cotangent, retain_graph=True)[0]
+        )
 
 
 def shapes(model: nn.Module, *args: Tensor, **kwargs: Tensor) -> list[list[tuple[int, ...]]]:
@@ -52,7 +67,9 @@ def shapes(model: nn.Module, *args: Tensor, **kwargs: Tensor) -> list[list[tuple
 
 
 def test_images_are_cut_as_far_as_the_model_takes_them() -> None:
-    halves = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.PixelUnshuffle(8), nn.Flatten(2), nn.AdaptiveAvgPool1d(1))
+    halves = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.PixelUnshuffle(8), nn.Flatten(2), nn.AdaptiveAvgPool1d(1)
+    )
     assert shapes(halves, torch.randn(2, 3, 64, 64)) == [
         [(2, 3, 40, 40), (4, 3, 40, 40)],
         [(2, 3, 48, 48), (4, 3, 48, 48)],
@@ -61,7 +78,9 @@ def test_images_are_cut_as_far_as_the_model_takes_them() -> None:
         [(2, 3, 64, 64)],
     ]
     # a linear layer over all pixels, and features that only look like pixels
-    assert shapes(nn.Sequential(nn.Flatten(), nn.Linear(3 * 50 * 50, 2)), torch.randn(9, 3, 50, 50))[0][0][1:] == (
+    assert shapes(
+        nn.Sequential(nn.Flatten(), nn.Linear(3 * 50 * 50, 2)), torch.randn(9, 3, 50, 50)
+    )[0][0][1:] == (
         3,
         50,
         50,
@@ -99,7 +118,9 @@ def test_batching_rules_that_are_wrong_are_not_used() -> None:
     class Far(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.left, self.right = (nn.Sequential(nn.Linear(3, n), nn.ReLU(), nn.Linear(n, 6)) for n in (8, 7))
+            self.left, self.right = (
+                nn.Sequential(nn.Linear(3, n), nn.ReLU(), nn.Linear(n, 6)) for n in (8, 7)
+            )
 
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             return torch.cdist(self.left(x), self.right(y))
@@ -118,11 +139,17 @@ def test_norms_by_running_statistics_are_differentiated_by_them() -> None:
 
 
 def test_a_kernel_of_which_few_taps_are_used_is_looked_at_by_channels() -> None:
-    """Seen at one pixel, a depthwise kernel has a used tap and others: a third kind of log-scales."""
+    """Seen at one pixel, a depthwise kernel has a used tap and others: a
+    third kind of log-scales.
+    """
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 900, 1), nn.ReLU(), nn.Conv2d(900, 900, 5, padding=2, groups=900), nn.ReLU())
+    model = nn.Sequential(
+        nn.Conv2d(3, 900, 1), nn.ReLU(), nn.Conv2d(900, 900, 5, padding=2, groups=900), nn.ReLU()
+    )
     graph = ps.trace(model, torch.randn(2, 3, 1, 1), sizes="given")
-    kernel = next(entry for entry in family(graph, model, statistics=True).entries if entry.name == "2.weight")
+    kernel = next(
+        entry for entry in family(graph, model, statistics=True).entries if entry.name == "2.weight"
+    )
     assert len(kernel.sides) == 3
     rows, columns, _, count = kernel.exchanged(torch.ones(kernel.shape, dtype=torch.bool))
     assert count == 2 * 900 == len(set(columns.tolist()))

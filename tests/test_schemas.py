@@ -1,6 +1,7 @@
 """The documents that programs read: they fit their schemas, and so do those of earlier versions.
 
-``python tests/test_schemas.py`` writes the documents of this version; those of released versions stay as they are.
+``python tests/test_schemas.py`` writes the documents of this version; those of released
+versions stay as they are.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ NAMES = ("certificate", "proof", "report")
 
 
 def schema(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((resources.files("pathspace") / "schemas" / f"{name}.json").read_text())
+    found: dict[str, Any] = json.loads(
+        (resources.files("pathspace") / "schemas" / f"{name}.json").read_text()
+    )
     jsonschema.Draft202012Validator.check_schema(found)
     return found
 
@@ -32,7 +35,9 @@ def schema(name: str) -> dict[str, Any]:
 def model() -> tuple[nn.Module, torch.Tensor]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.ReLU(), nn.Linear(3, 2)), torch.randn(8, 4)
+        return nn.Sequential(
+            nn.Linear(4, 3), nn.LayerNorm(3), nn.ReLU(), nn.Linear(3, 2)
+        ), torch.randn(8, 4)
 
 
 def recurrent() -> tuple[nn.Module, torch.Tensor]:

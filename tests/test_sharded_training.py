@@ -1,4 +1,6 @@
-"""Two and four processes, with weights cut in every way that torch offers, take the steps of one process."""
+"""Two and four processes, with weights cut in every way that torch offers, take
+the steps of one process.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,15 @@ FUSED = ("momentum", "gadam")
 
 
 def make(dtype: torch.dtype = torch.float64) -> nn.Module:
-    layers = (nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4), nn.LayerNorm(4), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    layers = (
+        nn.Linear(4, 8),
+        nn.ReLU(),
+        nn.Linear(8, 4),
+        nn.LayerNorm(4),
+        nn.Linear(4, 8),
+        nn.ReLU(),
+        nn.Linear(8, 1),
+    )
     return nn.Sequential(*layers).to(dtype)
 
 
@@ -84,7 +94,8 @@ def ready(
     return model, optimizer, lambda steps: train(model, optimizer, x, y, share, steps)
 
 
-# --- ways to cut a model; each returns how many ways the batch is shared, and the part of this process
+# --- ways to cut a model; each returns how many ways the batch is shared, and
+# the part of this process
 
 
 def rows(model: nn.Module) -> tuple[int, int]:
@@ -96,12 +107,17 @@ def rows(model: nn.Module) -> tuple[int, int]:
 
 def columns(model: nn.Module) -> tuple[int, int]:
     world = dist.get_world_size()
-    fully_shard(model, shard_placement_fn=lambda p: Shard(1) if p.ndim > 1 and p.shape[1] % world == 0 else None)
+    fully_shard(
+        model,
+        shard_placement_fn=lambda p: Shard(1) if p.ndim > 1 and p.shape[1] % world == 0 else None,
+    )
     return world, dist.get_rank()
 
 
 def hybrid(model: nn.Module) -> tuple[int, int]:
-    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("copies", "shards"))
+    mesh = init_device_mesh(
+        "cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("copies", "shards")
+    )
     for number in (0, 2):
         fully_shard(model[number], mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -112,7 +128,9 @@ PLAN = {
     "0": ColwiseParallel(),
     "2": RowwiseParallel(output_layouts=Shard(1)),
     "3": SequenceParallel(),
-    "4": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),), use_local_output=True),
+    "4": PrepareModuleInput(
+        input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),), use_local_output=True
+    ),
 }
 
 
@@ -123,7 +141,9 @@ def tensors(model: nn.Module) -> tuple[int, int]:
 
 
 def both(model: nn.Module) -> tuple[int, int]:
-    mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("data", "tensors"))
+    mesh = init_device_mesh(
+        "cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("data", "tensors")
+    )
     parallelize_module(model, mesh["tensors"], PLAN)
     for number in (0, 2):
         fully_shard(model[number], mesh=mesh["data"])
@@ -134,13 +154,18 @@ def both(model: nn.Module) -> tuple[int, int]:
 def meshes(model: nn.Module) -> tuple[int, int]:
     """Two meshes of the same processes, made apart."""
     for number, name in ((0, "a"), (2, "b")):
-        fully_shard(model[number], mesh=init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=(name,)))
+        fully_shard(
+            model[number],
+            mesh=init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=(name,)),
+        )
     fully_shard(model)
     return dist.get_world_size(), dist.get_rank()
 
 
 def half(model: nn.Module) -> tuple[int, int]:
-    """One layer alone; every process sees the whole batch, so that gradients of the others are alike."""
+    """One layer alone; every process sees the whole batch, so that gradients
+    of the others are alike.
+    """
     fully_shard(model[2])
     return 1, 0
 
@@ -159,7 +184,14 @@ def backward(model: nn.Module, x: Tensor, y: Tensor, share: tuple[int, int]) -> 
     nn.functional.mse_loss(model(x.chunk(parts)[number]), y.chunk(parts)[number]).backward()
 
 
-def train(model: nn.Module, optimizer: PathOptimizer, x: Tensor, y: Tensor, share: tuple[int, int], steps: int) -> None:
+def train(
+    model: nn.Module,
+    optimizer: PathOptimizer,
+    x: Tensor,
+    y: Tensor,
+    share: tuple[int, int],
+    steps: int,
+) -> None:
     for _ in range(steps):
         optimizer.zero_grad()
         backward(model, x, y, share)
@@ -178,8 +210,16 @@ def flat(state: object, prefix: str = "") -> dict[str, Tensor]:
     """All tensors of a nested state, whole."""
     if isinstance(state, Tensor):
         return {prefix: whole(state)}
-    items = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, list) else ()
-    return {key: value for name, one in items for key, value in flat(one, f"{prefix}.{name}").items()}
+    items = (
+        state.items()
+        if isinstance(state, dict)
+        else enumerate(state)
+        if isinstance(state, list)
+        else ()
+    )
+    return {
+        key: value for name, one in items for key, value in flat(one, f"{prefix}.{name}").items()
+    }
 
 
 # --- what each process does
@@ -199,14 +239,18 @@ def work(rank: int, folder: Path) -> None:
     else:
         found |= refusals()
     for member in ("momentum", "gadam"):
-        found |= load("both", "rows", member, folder) | load("rows", "rows", member, folder, torch.float32)
+        found |= load("both", "rows", member, folder) | load(
+            "rows", "rows", member, folder, torch.float32
+        )
     if importlib.util.find_spec("numba"):
         found |= fused(folder)
     torch.save(found, folder / f"{world}-{rank}.pt")
 
 
 def trained(way: str, member: str) -> dict[str, Tensor]:
-    """Weights after some steps, with the norm of the gradient and changes by somebody else on the way."""
+    """Weights after some steps, with the norm of the gradient and changes by
+    somebody else on the way.
+    """
     model, optimizer, go = ready(way, member)
     go(1)
     optimizer.zero_grad()
@@ -227,7 +271,9 @@ def after(way: str) -> dict[str, Tensor]:
     share = WAYS[way](model)
     graph = ps.trace(model, x)
     assert "before the model is sharded" in refusal(lambda: graph.skeleton(rule="magnitude"))
-    assert "before the model is sharded" in refusal(lambda: ps.rescale(model, graph, torch.zeros(graph.num_units)))
+    assert "before the model is sharded" in refusal(
+        lambda: ps.rescale(model, graph, torch.zeros(graph.num_units))
+    )
     init_skeleton(model, graph.skeleton())
     optimizer = MAKERS["gadam"](model, graph.skeleton())
     train(model, optimizer, x, y, share, 3)
@@ -268,7 +314,9 @@ def crossed() -> None:
     MAKERS["gsgd"](model, skeleton_of())
 
 
-def save(way: str, member: str, folder: Path, dtype: torch.dtype = torch.float64, **more: Any) -> Found:
+def save(
+    way: str, member: str, folder: Path, dtype: torch.dtype = torch.float64, **more: Any
+) -> Found:
     model, optimizer, go = ready(way, member, dtype, **more)
     go(2)
     parts = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
@@ -278,11 +326,20 @@ def save(way: str, member: str, folder: Path, dtype: torch.dtype = torch.float64
     return {f"saved {way} {member}": saved, f"straight {way} {member}": weights(model)}
 
 
-def load(source: str, way: str, member: str, folder: Path, dtype: torch.dtype = torch.float64, **more: Any) -> Found:
+def load(
+    source: str,
+    way: str,
+    member: str,
+    folder: Path,
+    dtype: torch.dtype = torch.float64,
+    **more: Any,
+) -> Found:
     model, optimizer, go = ready(way, member, dtype, **more)
     parts = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
     dcp.load(parts, checkpoint_id=folder / f"{source} {member}")
-    set_state_dict(model, optimizer, model_state_dict=parts["model"], optim_state_dict=parts["optimizer"])
+    set_state_dict(
+        model, optimizer, model_state_dict=parts["model"], optim_state_dict=parts["optimizer"]
+    )
     loaded = flat(dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True)))
     go(3)
     return {f"loaded {source} {member}": loaded, f"resumed {source} {member}": weights(model)}
@@ -301,16 +358,24 @@ def refusals() -> Found:
     skeleton, found = skeleton_of(), {}
     rows(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    found["path norm"] = refusal(lambda: PathSGD(model.named_parameters(), model=model, example=(x[:1],)))
+    found["path norm"] = refusal(
+        lambda: PathSGD(model.named_parameters(), model=model, example=(x[:1],))
+    )
     found["gauge"] = refusal(lambda: GaugeFixed(optimizer, skeleton.graph, model=model))
     for original in (True, False):
         model, x, _ = setting()
-        wrapped = FullyShardedDataParallel(model, use_orig_params=original, device_id=torch.device("cpu"))
-        found[f"joined {original}"] = refusal(lambda wrapped=wrapped: MAKERS["gsgd"](wrapped, skeleton))
+        wrapped = FullyShardedDataParallel(
+            model, use_orig_params=original, device_id=torch.device("cpu")
+        )
+        found[f"joined {original}"] = refusal(
+            lambda wrapped=wrapped: MAKERS["gsgd"](wrapped, skeleton)
+        )
         found[f"traced {original}"] = refusal(lambda wrapped=wrapped, x=x: ps.trace(wrapped, x))
     model, x, _ = setting()
     own = ps.trace(model, x).skeleton()
-    found["some"] = refusal(lambda: ZeroRedundancyOptimizer(model.parameters(), GSGD, lr=0.1, skeleton=own))
+    found["some"] = refusal(
+        lambda: ZeroRedundancyOptimizer(model.parameters(), GSGD, lr=0.1, skeleton=own)
+    )
     return found
 
 
@@ -331,19 +396,25 @@ def close(found: object, wanted: object, **tolerance: float) -> None:
     assert isinstance(found, dict) and isinstance(wanted, dict)
     assert found.keys() == wanted.keys()
     for name, value in wanted.items():
-        torch.testing.assert_close(found[name], value, **(tolerance or {"rtol": 1e-11, "atol": 1e-13}))
+        torch.testing.assert_close(
+            found[name], value, **(tolerance or {"rtol": 1e-11, "atol": 1e-13})
+        )
 
 
 @pytest.mark.parametrize("member", MAKERS)
 @pytest.mark.parametrize("way", CUT)
-def test_cut_models_take_the_steps_of_whole_ones(way: str, member: str, results: dict[int, list[Found]]) -> None:
+def test_cut_models_take_the_steps_of_whole_ones(
+    way: str, member: str, results: dict[int, list[Found]]
+) -> None:
     wanted = trained("uncut", member)
     assert wanted["norm"] > 0.5
     for found in (one for every in results.values() for one in every):
         close(found[f"{way} {member}"], wanted)
 
 
-def test_models_are_traced_after_they_were_cut_or_before_they_have_numbers(results: dict[int, list[Found]]) -> None:
+def test_models_are_traced_after_they_were_cut_or_before_they_have_numbers(
+    results: dict[int, list[Found]],
+) -> None:
     model, _, go = ready("uncut", "gadam")
     go(3)
     for found in (one for every in results.values() for one in every):
@@ -353,21 +424,31 @@ def test_models_are_traced_after_they_were_cut_or_before_they_have_numbers(resul
 
 @pytest.mark.parametrize("member", ["momentum", "gadam"])
 @pytest.mark.parametrize("source", ["both", "rows"])
-def test_four_processes_save_and_two_go_on(source: str, member: str, results: dict[int, list[Found]]) -> None:
+def test_four_processes_save_and_two_go_on(
+    source: str, member: str, results: dict[int, list[Found]]
+) -> None:
     key, four = f"{source} {member}", results[4][0]
     for found in results[4] + results[2]:
         loaded, saved = found[f"loaded {key}"], four[f"saved {key}"]
-        # everything is carried to the last bit, what is kept in double precision of weights in single precision too
+        # everything is carried to the last bit, what is kept in double precision of
+        # weights in single precision too
         assert isinstance(loaded, dict) and isinstance(saved, dict)
         assert loaded.keys() == saved.keys()
         assert all(torch.equal(loaded[name], saved[name]) for name in saved)
-        close(found[f"resumed {key}"], four[f"straight {key}"], rtol=1e-11 if source == "both" else 1e-5, atol=1e-7)
+        close(
+            found[f"resumed {key}"],
+            four[f"straight {key}"],
+            rtol=1e-11 if source == "both" else 1e-5,
+            atol=1e-7,
+        )
     if source == "rows":
         # where sums are made in the same order, so are the next steps
         close(results[4][0][f"resumed {key}"], four[f"straight {key}"], rtol=0.0, atol=0.0)
 
 
-def test_fused_steps_on_shards_go_on_where_others_saved_them(results: dict[int, list[Found]]) -> None:
+def test_fused_steps_on_shards_go_on_where_others_saved_them(
+    results: dict[int, list[Found]],
+) -> None:
     pytest.importorskip("numba")
     four, two = results[4], results[2]
     for member in FUSED:
@@ -377,13 +458,19 @@ def test_fused_steps_on_shards_go_on_where_others_saved_them(results: dict[int, 
         saved = four[0][f"saved columns {member}"]
         for found in four + two:
             loaded = found[f"loaded columns {member}"]
-            assert loaded.keys() == saved.keys() and all(torch.equal(loaded[name], saved[name]) for name in saved)
+            assert loaded.keys() == saved.keys() and all(
+                torch.equal(loaded[name], saved[name]) for name in saved
+            )
             close(found[f"resumed columns {member}"], weights(model))
 
 
-def test_meshes_that_share_processes_but_no_dimension_are_refused(results: dict[int, list[Found]]) -> None:
+def test_meshes_that_share_processes_but_no_dimension_are_refused(
+    results: dict[int, list[Found]],
+) -> None:
     for found in results[4]:
-        assert "expected dimensions of one mesh; give all modules the same mesh" in str(found["meshes"])
+        assert "expected dimensions of one mesh; give all modules the same mesh" in str(
+            found["meshes"]
+        )
 
 
 @pytest.mark.parametrize(
@@ -398,14 +485,18 @@ def test_meshes_that_share_processes_but_no_dimension_are_refused(results: dict[
         ("some", "as ZeroRedundancyOptimizer hands them out"),
     ],
 )
-def test_other_ways_are_refused_in_one_sentence(key: str, words: str, results: dict[int, list[Found]]) -> None:
+def test_other_ways_are_refused_in_one_sentence(
+    key: str, words: str, results: dict[int, list[Found]]
+) -> None:
     for found in results[2]:
         assert words in str(found[key])
         assert str(found[key]).count(". ") == 0
 
 
 def test_joined_weights_are_noticed_at_the_first_step() -> None:
-    """What the ZeRO optimizers of DeepSpeed do: one long tensor takes the place of all parameters."""
+    """What the ZeRO optimizers of DeepSpeed do: one long tensor takes the
+    place of all parameters.
+    """
     _, optimizer, _ = ready("uncut", "gsgd")
     joined = nn.Parameter(torch.zeros(10))
     joined.grad = torch.ones(10)

@@ -28,7 +28,12 @@ def results() -> dict[str, Any]:
 def test_text_and_html_say_the_same() -> None:
     for result in results().values():
         text, page = str(result), result._repr_html_()
-        shown = re.sub(r"<[^>]+>", "", page).replace("&lt;", "<").replace("&gt;", ">").replace("&#x27;", "'")
+        shown = (
+            re.sub(r"<[^>]+>", "", page)
+            .replace("&lt;", "<")
+            .replace("&gt;", ">")
+            .replace("&#x27;", "'")
+        )
         assert page.startswith("<pre") and "<script" not in page
         assert shown.split() == text.replace("&quot;", '"').split()
 

@@ -46,7 +46,10 @@ def layers() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
         "batchnorm_eval": (nn.BatchNorm1d(4).eval(), (6, 4)),
         "rnn": (nn.RNN(3, 4), (5, 2, 3)),
         "maxpool": (nn.MaxPool2d(2), (2, 2, 4, 4)),
-        "attention": (nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), (2, 3, 8)),
+        "attention": (
+            nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True),
+            (2, 3, 8),
+        ),
     }
 
 
@@ -79,12 +82,17 @@ def test_gains_are_those_of_the_explicit_jacobian(name: str) -> None:
 def test_the_expected_gain_of_a_layer_norm_is_that_of_its_jacobian() -> None:
     torch.manual_seed(0)
     x = 3 * torch.randn(5, 6).double()
-    for layer in (nn.LayerNorm(6, eps=1e-9).double(), nn.LayerNorm(6, eps=1e-9, elementwise_affine=False)):
+    for layer in (
+        nn.LayerNorm(6, eps=1e-9).double(),
+        nn.LayerNorm(6, eps=1e-9, elementwise_affine=False),
+    ):
         if layer.weight is not None:
             nn.init.constant_(layer.weight, 1.7)
         matrix = explicit(layer, x)
         (row,) = signal(nn.Sequential(layer), x, names="0")
-        assert row.expected_gain == pytest.approx(float(matrix.square().sum()) / x.numel(), rel=1e-6)
+        assert row.expected_gain == pytest.approx(
+            float(matrix.square().sum()) / x.numel(), rel=1e-6
+        )
 
 
 @pytest.mark.parametrize("p", [0.2, 0.7])
@@ -134,11 +142,16 @@ def test_functional_models_in_place() -> None:
     assert [row.layer for row in rows] == ["first", "second", "third"]
     for row, layer in zip(rows, (model.first, model.second, model.third), strict=True):
         weight = layer.weight.detach()
-        assert row.vjp_gain is not None and row.vjp_gain.agrees(float(weight.square().sum()) / weight.shape[1])
-        assert row.weight_gain == pytest.approx(float(weight.square().sum() / weight.shape[0]) ** 0.5)
+        assert row.vjp_gain is not None and row.vjp_gain.agrees(
+            float(weight.square().sum()) / weight.shape[1]
+        )
+        assert row.weight_gain == pytest.approx(
+            float(weight.square().sum() / weight.shape[0]) ** 0.5
+        )
     assert rows["first"].forward_gain == pytest.approx(math.sqrt(2))
     assert rows["second"].backward_gain == pytest.approx(gains(torch.tanh).backward)
-    # what was recorded is what the layers computed, although their outputs were overwritten afterwards
+    # what was recorded is what the layers computed, although their outputs
+    # were overwritten afterwards
     assert rows["first"].mean == pytest.approx(float(model.first(x).detach().mean()), rel=1e-12)
 
 
@@ -161,7 +174,9 @@ def test_dead_units_are_counted_wherever_the_activation_is() -> None:
 
 def test_the_model_is_left_alone() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(inplace=True), nn.Dropout(0.5), nn.Linear(6, 2))
+    model = nn.Sequential(
+        nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(inplace=True), nn.Dropout(0.5), nn.Linear(6, 2)
+    )
     before = {key: value.clone() for key, value in model.state_dict().items()}
     state = torch.get_rng_state()
     x = torch.randn(8, 4)
@@ -211,9 +226,15 @@ def test_initialisation_variances(mode: str) -> None:
     torch.manual_seed(0)
     layer = nn.Linear(400, 4000, bias=False).double()
     omega = math.sqrt(3 / 400) if mode == "uniform" else 400**-0.5
-    nn.init.uniform_(layer.weight, -omega, omega) if mode == "uniform" else nn.init.normal_(layer.weight, std=omega)
+    (
+        nn.init.uniform_(layer.weight, -omega, omega)
+        if mode == "uniform"
+        else nn.init.normal_(layer.weight, std=omega)
+    )
     row = signal(layer, torch.randn(64, 400).double(), probes=2, jvp=False)[0]
-    assert row.variance == pytest.approx(1, abs=0.03) and row.weight_gain == pytest.approx(1, abs=0.01)
+    assert row.variance == pytest.approx(1, abs=0.03) and row.weight_gain == pytest.approx(
+        1, abs=0.01
+    )
 
 
 @pytest.mark.parametrize(
@@ -226,7 +247,9 @@ def test_initialisation_variances(mode: str) -> None:
 )
 def test_recommended_gains(function, forward: float, backward: float) -> None:
     found = gains(function)
-    assert found.forward == pytest.approx(forward, rel=1e-9) and found.backward == pytest.approx(backward, rel=1e-9)
+    assert found.forward == pytest.approx(forward, rel=1e-9) and found.backward == pytest.approx(
+        backward, rel=1e-9
+    )
 
 
 def test_gaussian_integrals() -> None:
@@ -242,7 +265,9 @@ def test_gaussian_integrals() -> None:
 @pytest.mark.parametrize("depth", [1, 2])
 def test_gradients_against_autograd(depth: int) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(*[layer for _ in range(depth) for layer in (nn.Linear(4, 4), nn.Tanh())]).double()
+    model = nn.Sequential(
+        *[layer for _ in range(depth) for layer in (nn.Linear(4, 4), nn.Tanh())]
+    ).double()
     batches = [(torch.randn(8, 4).double(), torch.randn(8, 4).double()) for _ in range(5)]
     table = gradients(model, F.mse_loss, batches)
     stacks = {name: [] for name, _ in model.named_parameters()}
@@ -261,7 +286,8 @@ def test_gradients_against_autograd(depth: int) -> None:
 
 
 def test_imbalance_of_gradients_at_glorot_initialisation() -> None:
-    # section 2.3.1, corrected: Var dW / Var dU = M Var[U] E[s'^2] E[x^2] / E[z^2], 0.21 here, neither 0.025 nor 0.074
+    # section 2.3.1, corrected: Var dW / Var dU = M Var[U] E[s'^2] E[x^2] / E[z^2], 0.21
+    # here, neither 0.025 nor 0.074
     torch.manual_seed(0)
     n, h, m = 50, 800, 10
     ratios, predicted = [], []
@@ -292,7 +318,11 @@ def test_observing_records_nodes_of_the_graph() -> None:
 def test_the_page_runs_and_prints_what_it_says() -> None:
     page = Path(__file__).parents[1] / "docs" / "signal-propagation.md"
     space: dict[str, object] = {"__name__": "page"}
-    blocks = re.findall(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", page.read_text(encoding="utf-8"), re.DOTALL)
+    blocks = re.findall(
+        r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?",
+        page.read_text(encoding="utf-8"),
+        re.DOTALL,
+    )
     assert len(blocks) == 8
     for code, expected in blocks:
         printed = io.StringIO()

@@ -19,7 +19,9 @@ PLAIN = (int, float, str, bytes, bool, type(None))
 
 
 def shown(value: object) -> str:
-    """A default as it is written where it is plain, else its type: other objects have no stable text."""
+    """A default as it is written where it is plain, else its type: other
+    objects have no stable text.
+    """
     if isinstance(value, tuple):
         return f"({', '.join(map(shown, value))})"
     if isinstance(value, PLAIN):
@@ -35,7 +37,9 @@ def signature(function: object) -> str:
             parts.append("*")
         marked |= one.kind in (one.KEYWORD_ONLY, one.VAR_POSITIONAL)
         star = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
-        parts.append(f"{star}{name}" + ("" if one.default is one.empty else f"={shown(one.default)}"))
+        parts.append(
+            f"{star}{name}" + ("" if one.default is one.empty else f"={shown(one.default)}")
+        )
     return f"({', '.join(parts)})"
 
 
@@ -45,13 +49,19 @@ def lines(module: ModuleType) -> Iterator[str]:
         found, at = getattr(module, name), f"{module.__name__}.{name}"
         if inspect.isclass(found):
             own = "__init__" in vars(found) or "__new__" in vars(found)
-            yield at + (signature(found) if own and not issubclass(found, BaseException | str) else "")
+            yield at + (
+                signature(found) if own and not issubclass(found, BaseException | str) else ""
+            )
             for method, raw in sorted(vars(found).items()):
                 if method.startswith("_"):
                     continue
                 function = raw.__func__ if isinstance(raw, classmethod | staticmethod) else raw
-                # torch gives optimizers a step of their own, with hooks, when the first of them is made
-                if getattr(function, "__qualname__", "").partition(".")[0] not in ("", found.__name__):
+                # torch gives optimizers a step of their own, with hooks, when
+                # the first of them is made
+                if getattr(function, "__qualname__", "").partition(".")[0] not in (
+                    "",
+                    found.__name__,
+                ):
                     continue
                 yield f"{at}.{method}{signature(function) if inspect.isfunction(function) else ''}"
         elif callable(found):

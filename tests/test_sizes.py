@@ -1,4 +1,6 @@
-"""Statements hold for inputs of other lengths, batches and images than the traced ones, wherever the model runs."""
+"""Statements hold for inputs of other lengths, batches and images than the traced
+ones, wherever the model runs.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,11 @@ def repeated(net: Any, x: Tensor) -> Tensor:
 
 
 def first_steps(net: Any, x: Tensor) -> Tensor:
-    return F.relu(torch.stack([layer(x[:, t]) for t, layer in zip(range(x.shape[1]), net.each, strict=False)], 1))
+    return F.relu(
+        torch.stack(
+            [layer(x[:, t]) for t, layer in zip(range(x.shape[1]), net.each, strict=False)], 1
+        )
+    )
 
 
 def mixed(net: Any, x: Tensor) -> Tensor:
@@ -78,7 +84,9 @@ def products(net: Any, x: Tensor) -> Tensor:
     return net.b(torch.einsum("bsd,tsd->btd", F.relu(net.a(x)), net.table[near]))
 
 
-def branch(decide: Callable[[Tensor], bool], other: Callable[[Tensor], Tensor] = torch.tanh) -> Callable[[], nn.Module]:
+def branch(
+    decide: Callable[[Tensor], bool], other: Callable[[Tensor], Tensor] = torch.tanh
+) -> Callable[[], nn.Module]:
     """A network that computes otherwise where a function of its hidden features says so."""
 
     def way(net: Any, x: Tensor) -> Tensor:
@@ -110,42 +118,51 @@ def every_fourth_step(net: Any, x: Tensor) -> Tensor:
 # model, traced shape, other shapes
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[tuple[int, ...]]]] = {
     "table of positions, sliced": (
-        lambda: Net(lambda m, x: m.b(F.relu(m.a(x) + m.p[: x.shape[1]])), a=lin(4, 3), b=lin(3, 2), p=rows(8, 3)),
+        lambda: Net(lambda m, x: m.b(F.relu(m.a(x) + m.p[: x.shape[1]])), a=lin(4, 3), b=lin(3, 2),
+                    p=rows(8, 3)),
         (2, 5, 4), [(2, 8, 4), (3, 1, 4)],
     ),
     "table of positions, all but one row read": (
-        lambda: Net(lambda m, x: m.b(F.relu(m.a(x) + m.p[: x.shape[1]])), a=lin(4, 3), b=lin(3, 2), p=rows(6, 3)),
+        lambda: Net(lambda m, x: m.b(F.relu(m.a(x) + m.p[: x.shape[1]])), a=lin(4, 3), b=lin(3, 2),
+                    p=rows(6, 3)),
         (2, 5, 4), [(2, 6, 4)],
     ),
     "table of positions, indexed": (
-        lambda: Net(lambda m, x: m.b(F.relu(m.a(x) + m.p[torch.arange(x.shape[1])])), a=lin(4, 3), b=lin(3, 2),
+        lambda: Net(lambda m, x: m.b(F.relu(m.a(x) + m.p[torch.arange(x.shape[1])])), a=lin(4, 3),
+                    b=lin(3, 2),
                     p=rows(8, 3)),
         (2, 5, 4), [(2, 8, 4)],
     ),
     "table of positions from the end": (
-        lambda: Net(lambda m, x: m.b(F.relu(m.a(x) + m.p[-x.shape[1]:])), a=lin(4, 3), b=lin(3, 2), p=rows(8, 3)),
+        lambda: Net(lambda m, x: m.b(F.relu(m.a(x) + m.p[-x.shape[1]:])), a=lin(4, 3), b=lin(3, 2),
+                    p=rows(8, 3)),
         (2, 5, 4), [(2, 8, 4)],
     ),
     "time first": (
-        lambda: Net(lambda m, x: m.b(F.relu(m.a(x) + m.p[: x.shape[0]])), a=lin(4, 3), b=lin(3, 2), p=rows(8, 1, 3)),
+        lambda: Net(lambda m, x: m.b(F.relu(m.a(x) + m.p[: x.shape[0]])), a=lin(4, 3), b=lin(3, 2),
+                    p=rows(8, 1, 3)),
         (1, 2, 4), [(8, 2, 4)],
     ),
     "factors of positions": (
-        lambda: Net(lambda m, x: m.b(F.layer_norm(m.a(x) * m.p[: x.shape[1]], (3,), eps=0.0)), a=lin(4, 3), b=lin(3, 2),
+        lambda: Net(lambda m, x: m.b(F.layer_norm(m.a(x) * m.p[: x.shape[1]], (3,), eps=0.0)),
+                    a=lin(4, 3), b=lin(3, 2),
                     p=rows(8, 3)),
         (2, 2, 4), [(2, 8, 4)],
     ),
     "one unit per position": (
-        lambda: Net(mixed, a=lin(4, 3), w1=rows(8, 8), w2=rows(8, 8), shift=rows(8, 1)), (2, 3, 4), [(2, 8, 4)],
+        lambda: Net(mixed, a=lin(4, 3), w1=rows(8, 8), w2=rows(8, 8), shift=rows(8, 1)), (2, 3, 4),
+        [(2, 8, 4)],
     ),
     "relative positions": (
         lambda: Net(positions, a=lin(4, 3), b=lin(3, 2), table=rows(15, 1)), (2, 3, 4), [(2, 8, 4)],
     ),
     "products with relative positions": (
-        lambda: Net(products, a=lin(4, 3), b=lin(3, 2), table=rows(15, 3)), (2, 3, 4), [(2, 5, 4), (2, 8, 4)],
+        lambda: Net(products, a=lin(4, 3), b=lin(3, 2), table=rows(15, 3)), (2, 3, 4),
+        [(2, 5, 4), (2, 8, 4)],
     ),
     "ReLU RNN of one step": (
-        lambda: Net(lambda m, x: m.b(m.rnn(x)[0]), rnn=nn.RNN(4, 3, 2, nonlinearity="relu"), b=lin(3, 2)),
+        lambda: Net(lambda m, x: m.b(m.rnn(x)[0]), rnn=nn.RNN(4, 3, 2, nonlinearity="relu"),
+                    b=lin(3, 2)),
         (1, 2, 4), [(7, 2, 4), (2, 2, 4)],
     ),
     "ReLU RNN of one step, batch first": (
@@ -159,17 +176,20 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[tuple[int,
         (2, 1, 4), [(2, 7, 4)],
     ),
     "loop of one step": (
-        lambda: Net(loop, enter=lin(4, 3), stay=lin(3, 3), leave=lin(3, 2)), (2, 1, 4), [(2, 7, 4), (1, 2, 4)],
+        lambda: Net(loop, enter=lin(4, 3), stay=lin(3, 3), leave=lin(3, 2)), (2, 1, 4),
+        [(2, 7, 4), (1, 2, 4)],
     ),
     "loop of one step with a state of its own": (
         lambda: Net(started, start=rows(3), enter=lin(4, 3), stay=lin(3, 3), leave=lin(3, 2)),
         (2, 1, 4), [(2, 7, 4), (1, 2, 4)],
     ),
     "one step, taken out": (
-        lambda: Net(lambda m, x: m.b(F.relu(m.a(x)).squeeze(1)), a=lin(4, 3), b=lin(3, 2)), (2, 1, 4), [(2, 5, 4)],
+        lambda: Net(lambda m, x: m.b(F.relu(m.a(x)).squeeze(1)), a=lin(4, 3), b=lin(3, 2)),
+        (2, 1, 4), [(2, 5, 4)],
     ),
     "as many repetitions as steps": (
-        lambda: Net(repeated, enter=lin(4, 3, False), stay=lin(3, 3, False), leave=lin(3, 2, False)),
+        lambda: Net(repeated, enter=lin(4, 3, False), stay=lin(3, 3, False),
+                    leave=lin(3, 2, False)),
         (2, 3, 4), [(2, 4, 4), (2, 1, 4), (1, 7, 4)],
     ),
     "a product over steps": (
@@ -177,26 +197,31 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[tuple[int,
         [(2, 5, 4), (2, 1, 4)],
     ),
     "a layer for each step": (
-        lambda: Net(lambda m, x: m.b(first_steps(m, x)), each=nn.ModuleList(lin(4, 3) for _ in range(6)), b=lin(3, 2)),
+        lambda: Net(lambda m, x: m.b(first_steps(m, x)),
+                    each=nn.ModuleList(lin(4, 3) for _ in range(6)), b=lin(3, 2)),
         (2, 3, 4), [(2, 6, 4)],
     ),
     "attention to one token": (
-        lambda: Net(lambda m, x: m.b(m.t(x, x, x)[0]), t=nn.MultiheadAttention(4, 2, batch_first=True), b=lin(4, 2)),
+        lambda: Net(lambda m, x: m.b(m.t(x, x, x)[0]),
+                    t=nn.MultiheadAttention(4, 2, batch_first=True), b=lin(4, 2)),
         (1, 1, 4), [(2, 6, 4)],
     ),
     "padding seen by a single pixel": (
-        lambda: nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(),
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(),
+                              nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(),
                               nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)),
         (2, 2, 1, 1), [(2, 2, 6, 5), (1, 2, 1, 4)],
     ),
     "features of a single pixel": (
-        lambda: nn.Sequential(nn.Conv2d(2, 3, 3, 2, 1), nn.ReLU(), nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU(),
-                              nn.Conv2d(4, 4, 3, 1, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-                              nn.Linear(4, 2)),
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 3, 2, 1), nn.ReLU(), nn.Conv2d(3, 4, 3, 2, 1),
+                              nn.ReLU(),
+                              nn.Conv2d(4, 4, 3, 1, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
+                              nn.Flatten(), nn.Linear(4, 2)),
         (1, 2, 4, 4), [(2, 2, 16, 9)],
     ),
     "holes wider than the image": (
-        lambda: nn.Sequential(nn.Conv1d(2, 3, 3, dilation=9, padding=9), nn.ReLU(), nn.Conv1d(3, 2, 1)),
+        lambda: nn.Sequential(nn.Conv1d(2, 3, 3, dilation=9, padding=9), nn.ReLU(),
+                              nn.Conv1d(3, 2, 1)),
         (2, 2, 4), [(2, 2, 30)],
     ),
     "causal convolutions": (
@@ -205,22 +230,24 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[tuple[int,
         (2, 2, 1), [(1, 2, 9), (2, 2, 2)],
     ),
     "transposed convolution of a pixel": (
-        lambda: nn.Sequential(nn.ConvTranspose2d(2, 3, 2, 2), nn.ReLU(), nn.Conv2d(3, 3, 3, padding=1), nn.ReLU(),
+        lambda: nn.Sequential(nn.ConvTranspose2d(2, 3, 2, 2), nn.ReLU(),
+                              nn.Conv2d(3, 3, 3, padding=1), nn.ReLU(),
                               nn.Conv2d(3, 2, 1)),
         (1, 2, 1, 1), [(2, 2, 3, 4)],
     ),
     "map of positions, cropped": (
-        lambda: Net(lambda m, x: m.b(F.relu(m.a(x) + m.p[:, : x.shape[2], : x.shape[3]])), a=nn.Conv2d(2, 3, 3, 1, 1),
+        lambda: Net(lambda m, x: m.b(F.relu(m.a(x) + m.p[:, : x.shape[2], : x.shape[3]])),
+                    a=nn.Conv2d(2, 3, 3, 1, 1),
                     b=nn.Conv2d(3, 2, 1), p=rows(3, 8, 8)),
         (2, 2, 4, 4), [(2, 2, 8, 8), (1, 2, 5, 8)],
     ),
     "map of positions, resized": (
-        lambda: Net(lambda m, x: m.b(F.relu(m.a(x) + F.interpolate(m.p, x.shape[2:], mode="bilinear"))),
+        lambda: Net(lambda m, x: m.b(F.relu(m.a(x) + F.interpolate(m.p, x.shape[2:], mode="bilinear"))),  # noqa: E501
                     a=nn.Conv2d(2, 3, 3, 1, 1), b=nn.Conv2d(3, 2, 1), p=rows(1, 3, 4, 4)),
         (2, 2, 4, 4), [(2, 2, 9, 7)],
     ),
     "factors of positions, resized from one patch": (
-        lambda: Net(lambda m, x: m.b(F.relu(m.a(x) * F.interpolate(m.p, m.a(x).shape[2:])).mean((2, 3))),
+        lambda: Net(lambda m, x: m.b(F.relu(m.a(x) * F.interpolate(m.p, m.a(x).shape[2:])).mean((2, 3))),  # noqa: E501
                     a=nn.Conv2d(3, 5, 4, 4), b=lin(5, 2), p=rows(1, 5, 3, 3)),
         (2, 3, 4, 4), [(2, 3, 12, 12), (1, 3, 32, 48)],
     ),
@@ -229,37 +256,50 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[tuple[int,
         (1, 4), [(4, 4)],
     ),
     "sums over a batch of one": (
-        lambda: Net(lambda m, x: m.b(F.relu(m.a(x)) - F.relu(m.a(x)).cumsum(0).flip(0)), a=lin(4, 3), b=lin(3, 2)),
+        lambda: Net(lambda m, x: m.b(F.relu(m.a(x)) - F.relu(m.a(x)).cumsum(0).flip(0)),
+                    a=lin(4, 3), b=lin(3, 2)),
         (1, 4), [(5, 4)],
     ),
     "class token": (
-        lambda: Net(lambda m, x: m.b(m.c(torch.cat([m.p.expand(x.shape[0], -1, -1), F.relu(m.a(x))], 1).mT).mT),
+        lambda: Net(lambda m, x: m.b(m.c(torch.cat([m.p.expand(x.shape[0], -1, -1), F.relu(m.a(x))], 1).mT).mT),  # noqa: E501
                     a=lin(4, 3), p=rows(1, 1, 3), b=lin(3, 2), c=nn.Conv1d(3, 3, 3, padding=1)),
         (2, 1, 4), [(2, 6, 4)],
     ),
-    "branch on a larger batch": (branch(lambda h: h.shape[0] > 4), (2, 4), [(4, 4), (5, 4), (9, 4)]),
-    "branch on a smaller batch": (branch(lambda h: h.size(0) <= 4), (9, 4), [(4, 4), (1, 4), (5, 4)]),
-    "branch on a batch as large as the features": (branch(lambda h: h.shape[0] % 4 > 0), (4, 4), [(3, 4), (8, 4)]),
-    "branch on half a length": (branch(lambda h: h.shape[1] // 2 >= 4), (2, 3, 4), [(2, 7, 4), (2, 8, 4)]),
-    "branch on an odd length": (branch(lambda h: bool(h.shape[1] % 2)), (2, 4, 4), [(2, 5, 4), (2, 6, 4)]),
-    "branch on the number of tokens": (branch(lambda h: h.numel() > 100), (2, 5, 4), [(8, 5, 4), (2, 30, 4)]),
-    "branches on branches": (lambda: Net(ladder, a=lin(4, 3), b=lin(3, 2)), (8, 4), [(6, 4), (3, 4), (2, 4)]),
+    "branch on a larger batch": (branch(lambda h: h.shape[0] > 4), (2, 4),
+                                 [(4, 4), (5, 4), (9, 4)]),
+    "branch on a smaller batch": (branch(lambda h: h.size(0) <= 4), (9, 4),
+                                  [(4, 4), (1, 4), (5, 4)]),
+    "branch on a batch as large as the features": (branch(lambda h: h.shape[0] % 4 > 0), (4, 4), [(3, 4), (8, 4)]),  # noqa: E501
+    "branch on half a length": (branch(lambda h: h.shape[1] // 2 >= 4), (2, 3, 4),
+                                [(2, 7, 4), (2, 8, 4)]),
+    "branch on an odd length": (branch(lambda h: bool(h.shape[1] % 2)), (2, 4, 4),
+                                [(2, 5, 4), (2, 6, 4)]),
+    "branch on the number of tokens": (branch(lambda h: h.numel() > 100), (2, 5, 4),
+                                       [(8, 5, 4), (2, 30, 4)]),
+    "branches on branches": (lambda: Net(ladder, a=lin(4, 3), b=lin(3, 2)), (8, 4),
+                             [(6, 4), (3, 4), (2, 4)]),
     "another way for a batch of one": (
         branch(lambda h: h.shape[0] > 1, lambda h: F.relu(h - h.mean(0))), (3, 4), [(1, 4), (2, 4)],
     ),
     "every fourth step of a loop": (
-        lambda: Net(every_fourth_step, enter=lin(4, 3), stay=lin(3, 3), leave=lin(3, 2)), (2, 3, 4), [(2, 6, 4)],
+        lambda: Net(every_fourth_step, enter=lin(4, 3), stay=lin(3, 3), leave=lin(3, 2)), (2, 3, 4),
+        [(2, 6, 4)],
     ),
 }  # fmt: skip
 
 
 @torch.no_grad()
-def changes(model: nn.Module, graph: ps.ReductionGraph, shapes: list[tuple[int, ...]]) -> list[float]:
+def changes(
+    model: nn.Module, graph: ps.ReductionGraph, shapes: list[tuple[int, ...]]
+) -> list[float]:
     """The relative change of the outputs at each shape under a random rescaling."""
     inputs = [torch.randn(shape).double() for shape in shapes]
     before = [model(x) for x in inputs]
     ps.rescale(model, graph, torch.randn(graph.num_units).double())
-    return [float((model(x) - y).abs().max() / y.abs().max()) for x, y in zip(inputs, before, strict=True)]
+    return [
+        float((model(x) - y).abs().max() / y.abs().max())
+        for x, y in zip(inputs, before, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -275,7 +315,9 @@ def test_counts_are_those_of_the_traced_length() -> None:
     model = CASES["ReLU RNN of one step"][0]()
     graph = ps.trace(model, torch.randn(1, 2, 4))
     # of one step, without the recurrent matrices
-    assert graph.num_weights == sum(p.numel() for n, p in model.named_parameters() if "weight_hh" not in n)
+    assert graph.num_weights == sum(
+        p.numel() for n, p in model.named_parameters() if "weight_hh" not in n
+    )
     assert set(graph.unused) == set(graph.beyond) == {"rnn.weight_hh_l0", "rnn.weight_hh_l1"}
     assert graph.range == "inputs (1x2x4:float32), and other sizes as captured at (4x4x4:float32)"
 
@@ -295,8 +337,9 @@ def test_scales_of_one_length_only() -> None:
 
 def test_a_model_of_one_size_says_so() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.Flatten(0), nn.Linear(18, 2))
-    assert ps.trace(model, torch.randn(1, 1, 3, 3)).range == (
-        "inputs (1x1x3x3:float32) only, because it was not captured at other sizes"
+    assert (
+        ps.trace(model, torch.randn(1, 1, 3, 3)).range
+        == "inputs (1x1x3x3:float32) only, because it was not captured at other sizes"
     )
     assert "runs the same operations" in ps.trace(nn.Linear(3, 2), torch.randn(2, 3)).range
 
@@ -328,10 +371,12 @@ def masked(model: Any, h: Tensor) -> Tensor:
 
 
 HIDDEN = {
-    "an empty slice": (lambda m, h: m.b(h) + h[:, 4:].tanh().sum((1, 2), keepdim=True), (2, 4, 3), (2, 6, 3)),
-    "empty differences": (lambda m, h: m.b(h) + h.diff(n=2, dim=1).tanh().sum((1, 2), True), (2, 2, 3), (2, 5, 3)),
+    "an empty slice": (lambda m, h: m.b(h) + h[:, 4:].tanh().sum((1, 2), keepdim=True), (2, 4, 3),
+                       (2, 6, 3)),
+    "empty differences": (lambda m, h: m.b(h) + h.diff(n=2, dim=1).tanh().sum((1, 2), True),
+                          (2, 2, 3), (2, 5, 3)),
     "an empty part that is written": (last, (2, 4, 3), (2, 7, 3)),
-    "a part of a buffer with only zeros": (lambda m, h: m.b(h + m.late[: h.shape[1]]), (2, 4, 3), (2, 6, 3)),
+    "a part of a buffer with only zeros": (lambda m, h: m.b(h + m.late[: h.shape[1]]), (2, 4, 3), (2, 6, 3)),  # noqa: E501
     "one sample compared with all others": (others, (1, 3), (4, 3)),
     "one sample masked by itself": (masked, (1, 3), (4, 3)),
     "a comparison with as many steps as features": (
@@ -340,8 +385,10 @@ HIDDEN = {
     "a remainder with as many steps as features": (
         lambda m, h: m.b(h.tanh() if h.shape[1] % 2 == 0 else h), (2, 3, 3), (2, 6, 3)
     ),
-    "a power of a size": (lambda m, h: m.b(h.tanh() if h.shape[1] ** 2 > 16 else h), (2, 4, 3), (2, 6, 3)),
-    "a margin of ones": (lambda m, h: m.b(F.pad(h, (0, 0, 0, -h.shape[1] % 4), value=1.0)), (2, 4, 3), (2, 7, 3)),
+    "a power of a size": (lambda m, h: m.b(h.tanh() if h.shape[1] ** 2 > 16 else h), (2, 4, 3),
+                          (2, 6, 3)),
+    "a margin of ones": (lambda m, h: m.b(F.pad(h, (0, 0, 0, -h.shape[1] % 4), value=1.0)),
+                         (2, 4, 3), (2, 7, 3)),
     "a bit of a size": (lambda m, h: m.b(h.tanh() if h.shape[1] & 1 else h), (2, 4, 3), (2, 7, 3)),
 }  # fmt: skip
 
@@ -365,7 +412,12 @@ class Counted(nn.Module):
 
     def __init__(self, turns: Callable[[Tensor], Sequence[Any]]) -> None:
         super().__init__()
-        self.turns, self.a, self.again, self.b = turns, nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+        self.turns, self.a, self.again, self.b = (
+            turns,
+            nn.Linear(3, 4),
+            nn.Linear(4, 4),
+            nn.Linear(4, 2),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.a(x).relu().sum(1)
@@ -427,12 +479,18 @@ def test_a_way_that_no_capture_took_is_named() -> None:
         graph = ps.trace(model, x)
         assert graph.num_units == 3
         looked = model in (looked_up, named)
-        assert ("as captured at (4x4:float32)" if looked else "runs the same operations") in graph.range
-        assert "which way test_sizes.py:" in graph.range and graph.range.endswith("was seen at these sizes only")
+        assert (
+            "as captured at (4x4:float32)" if looked else "runs the same operations"
+        ) in graph.range
+        assert "which way test_sizes.py:" in graph.range and graph.range.endswith(
+            "was seen at these sizes only"
+        )
 
 
 def test_a_check_of_features_is_no_branch() -> None:
-    """What comes out the same at all sizes of inputs, and what refuses other sizes, leaves the range as it is."""
+    """What comes out the same at all sizes of inputs, and what refuses other sizes,
+    leaves the range as it is.
+    """
 
     def checked(net: Any, x: Tensor) -> Tensor:
         if x.shape[-1] != 4:
@@ -441,14 +499,29 @@ def test_a_check_of_features_is_no_branch() -> None:
         return net.b(h if h.shape[-1] == net.a.weight.shape[0] else h + 1)
 
     graph = ps.trace(Net(checked, a=lin(4, 3), b=lin(3, 2)), torch.randn(2, 4))
-    assert graph.range == "inputs (2x4:float32), and other sizes at which the model runs the same operations"
+    assert (
+        graph.range
+        == "inputs (2x4:float32), and other sizes at which the model runs the same operations"
+    )
 
 
 def test_sizes_stay_numbers_while_they_are_watched() -> None:
     with Watch() as watch:
         first, second = torch.ones(6, 4).shape
-        assert [first - second, -second, first * 2, 7 % second, abs(second), first // 4] == [2, -4, 12, 3, 4, 1]
-        assert (first > second, first > 4, first == "6", bool(first - 6)) == (True, True, False, False)
+        assert [first - second, -second, first * 2, 7 % second, abs(second), first // 4] == [
+            2,
+            -4,
+            12,
+            3,
+            4,
+            1,
+        ]
+        assert (first > second, first > 4, first == "6", bool(first - 6)) == (
+            True,
+            True,
+            False,
+            False,
+        )
         assert (
             {first: 1}[6] == 1
             and f"{first}" == "6"
@@ -482,8 +555,12 @@ def test_unknown_sizes_are_refused() -> None:
         ps.trace(nn.Linear(3, 2), torch.randn(2, 3), sizes="all")
 
 
-def test_nothing_is_solved_for_a_capture_that_another_follows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Side taps that see padding alone say at once that the model will be captured at a larger size."""
+def test_nothing_is_solved_for_a_capture_that_another_follows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Side taps that see padding alone say at once that the model will be
+    captured at a larger size.
+    """
     solved = []
     known = build.effective
     monkeypatch.setattr(build, "effective", lambda *args: solved.append(args) or known(*args))

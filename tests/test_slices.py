@@ -24,7 +24,10 @@ class Gated(nn.Module):
 
 
 MODELS = {
-    "mlp": (nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1)), (5, 2)),
+    "mlp": (
+        nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1)),
+        (5, 2),
+    ),
     "gated": (Gated().eval(), (2, 2, 6)),
     "recurrent": (nn.RNN(2, 3, nonlinearity="relu"), (4, 1, 2)),
 }
@@ -70,9 +73,14 @@ def test_modules_of_blocks_are_the_models_own() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_powers_of_two_are_exact(dtype: torch.dtype) -> None:
     model, size = MODELS["mlp"]
-    model = nn.Sequential(*(type(m)(m.in_features, m.out_features) if isinstance(m, nn.Linear) else m for m in model))
+    model = nn.Sequential(
+        *(type(m)(m.in_features, m.out_features) if isinstance(m, nn.Linear) else m for m in model)
+    )
     model, x = model.to(dtype), torch.randn(size, dtype=dtype)
     graph = ps.trace(model, x)
-    phi = torch.arange(-40, 40)[torch.randint(80, (graph.num_units,))].double() * torch.tensor(2.0).double().log()
+    phi = (
+        torch.arange(-40, 40)[torch.randint(80, (graph.num_units,))].double()
+        * torch.tensor(2.0).double().log()
+    )
     before = model(x)
     assert torch.equal(ps.rescale(model, graph, phi)(x), before)

@@ -44,7 +44,12 @@ def test_pairs_of_a_language_model_and_their_rescaling():
     pairs = ps.smoothing_pairs(graph)
     names = {(pair.writers, pair.readers) for pair in pairs}
     for i in "01":
-        for writer, readers in (("norm", "qkv"), ("v", "o"), ("post", ("gate", "up")), ("up", ("down",))):
+        for writer, readers in (
+            ("norm", "qkv"),
+            ("v", "o"),
+            ("post", ("gate", "up")),
+            ("up", ("down",)),
+        ):
             assert ((f"{i}.{writer}",), tuple(f"{i}.{reader}" for reader in readers)) in names
     for pair in pairs:
         assert pair.exact and pair.change <= 1e-12
@@ -52,12 +57,18 @@ def test_pairs_of_a_language_model_and_their_rescaling():
         phi[pair.units - 1] = torch.randn(len(pair.units)).double()
         moved = ps.rescale(copy.deepcopy(model), graph, phi)
         torch.testing.assert_close(moved(x), model(x))
-        changed = {n for (n, a), b in zip(moved.named_parameters(), model.parameters(), strict=True) if not a.equal(b)}
+        changed = {
+            n
+            for (n, a), b in zip(moved.named_parameters(), model.parameters(), strict=True)
+            if not a.equal(b)
+        }
         assert {name for side in pair.parameters for name in side} <= changed
 
 
 def test_functions_that_are_no_symmetry_make_no_pair():
-    model = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 4), nn.LeakyReLU(), nn.Linear(4, 2))
+    model = nn.Sequential(
+        nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 4), nn.LeakyReLU(), nn.Linear(4, 2)
+    )
     pairs = ps.smoothing_pairs(ps.trace(model, torch.randn(2, 3)))
     assert [(pair.writers, pair.readers) for pair in pairs] == [(("2",), ("4",))]
 
@@ -67,12 +78,19 @@ class Chosen(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.value, self.index, self.out = nn.LayerNorm(6), nn.Linear(6, 5), nn.Linear(6, 5), nn.Linear(5, 2)
+        self.norm, self.value, self.index, self.out = (
+            nn.LayerNorm(6),
+            nn.Linear(6, 5),
+            nn.Linear(6, 5),
+            nn.Linear(5, 2),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm(x)
         best = self.index(y).topk(2, -1).indices
-        return self.out(self.value(y) * torch.zeros(len(x), 5, dtype=x.dtype).scatter(-1, best, 1.0))
+        return self.out(
+            self.value(y) * torch.zeros(len(x), 5, dtype=x.dtype).scatter(-1, best, 1.0)
+        )
 
 
 def test_layers_that_only_choose_are_readers_too():
@@ -132,7 +150,12 @@ def test_recipes():
 def net(seed: int = 0) -> nn.Sequential:
     torch.manual_seed(seed)
     layers = nn.Sequential(
-        nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 5, 3), nn.ReLU(), nn.Flatten()
+        nn.Conv2d(3, 6, 3),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.Conv2d(6, 5, 3),
+        nn.ReLU(),
+        nn.Flatten(),
     )
     return layers.append(nn.Linear(5 * 4, 2)).eval()
 
@@ -179,13 +202,22 @@ def run(*words: str):
 
 
 def test_prune(folder):
-    result = run("prune", "small.py:net", "--keep", "0.25", "-o", "small.pt", "--json", "facts.json")
+    result = run(
+        "prune", "small.py:net", "--keep", "0.25", "-o", "small.pt", "--json", "facts.json"
+    )
     assert result.exit_code == 0, result.output
     model = torch.load("small.pt", weights_only=False)
     facts = json.loads((folder / "facts.json").read_text())
     assert model[1].out_features == 2 and model(torch.ones(1, 4)).shape == (1, 2)
-    assert facts["groups"]["1.weight"]["channels"] == 8 and len(facts["groups"]["1.weight"]["kept"]) == 2
-    assert facts["parameters_after"] == sum(p.numel() for p in model.parameters()) < facts["parameters_before"]
+    assert (
+        facts["groups"]["1.weight"]["channels"] == 8
+        and len(facts["groups"]["1.weight"]["kept"]) == 2
+    )
+    assert (
+        facts["parameters_after"]
+        == sum(p.numel() for p in model.parameters())
+        < facts["parameters_before"]
+    )
     assert run("prune", "small.py:net", "--keep", "2", "-o", "other.pt").exit_code == 2
     assert not (folder / "other.pt").exists()
 
@@ -199,7 +231,10 @@ def test_match_and_compare(folder):
     torch.save(other.state_dict(), "b.pt")
     result = run("match", "small.py:net", "a.safetensors", "b.pt", "-o", "c.safetensors")
     assert result.exit_code == 0, result.output
-    assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in load_file("c.safetensors").items())
+    assert all(
+        torch.equal(tensor, model.state_dict()[name])
+        for name, tensor in load_file("c.safetensors").items()
+    )
     assert run("compare", "small.py:net", "a.safetensors", "b.pt").exit_code == 0
     other[3].bias.data += 1
     torch.save(other.state_dict(), "b.pt")
@@ -211,7 +246,12 @@ def test_match_and_compare(folder):
 
 
 @pytest.mark.parametrize(
-    "words", [("prune", "-o", "out.pt"), ("match", "a", "b", "-o", "out.safetensors"), ("compare", "a", "b")]
+    "words",
+    [
+        ("prune", "-o", "out.pt"),
+        ("match", "a", "b", "-o", "out.safetensors"),
+        ("compare", "a", "b"),
+    ],
 )
 def test_nothing_begins_where_the_facts_cannot_be_written(folder, words):
     command, *more = words
@@ -222,5 +262,8 @@ def test_nothing_begins_where_the_facts_cannot_be_written(folder, words):
 
 def test_smooth(folder):
     result = run("smooth", "small.py:net", "--format", "aimet")
-    assert result.exit_code == 0 and json.loads(result.output) == [["0", "1"], ["1", "3"]], result.output
+    assert result.exit_code == 0 and json.loads(result.output) == [
+        ["0", "1"],
+        ["1", "3"],
+    ], result.output
     assert "AWQModifier" in run("smooth", "small.py:net").output

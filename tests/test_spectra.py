@@ -19,7 +19,9 @@ from pathspace.pictures import save
 
 def model_and_batch(seed: int = 0) -> tuple[nn.Sequential, torch.Tensor]:
     torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(30, 80), nn.Tanh(), nn.Linear(80, 90), nn.ReLU(), nn.Linear(90, 70)).double()
+    model = nn.Sequential(
+        nn.Linear(30, 80), nn.Tanh(), nn.Linear(80, 90), nn.ReLU(), nn.Linear(90, 70)
+    ).double()
     return model, torch.randn(1, 30).double()
 
 
@@ -88,22 +90,29 @@ def test_low_rank_is_semidefinite_not_definite() -> None:
 
 def test_convolutions_and_batches() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 4)).double()
+    model = nn.Sequential(
+        nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 4)
+    ).double()
     x = torch.randn(3, 2, 6, 6).double()
     matrix = explicit(model, x).reshape(12, -1).numpy()
     found = jacobian(model, x)
     assert np.abs(found.dense() - matrix).max() < 1e-12
     one = top_singular(found, 3)
-    assert [s.value for s in one] == pytest.approx(np.linalg.svd(matrix, compute_uv=False)[:3], rel=1e-8)
+    assert [s.value for s in one] == pytest.approx(
+        np.linalg.svd(matrix, compute_uv=False)[:3], rel=1e-8
+    )
 
 
 def test_marchenko_pastur_edge_of_a_random_matrix() -> None:
-    # singular values of a square Gaussian matrix: quarter circle, density 2/pi at 0 for entries of variance 1/N
+    # singular values of a square Gaussian matrix: quarter circle, density 2/pi at 0
+    # for entries of variance 1/N
     matrix = np.random.default_rng(0).normal(size=(400, 400)) / 20
     found = spectrum(aslinearoperator(matrix), probes=6, steps=60)
     assert found.largest == pytest.approx(2, abs=0.05)
     assert found.below(0.2).agrees(0.127, 5)
-    assert found.density(np.array([0.9]), 0.1)[0] == pytest.approx(math.sqrt(4 - 0.81) / math.pi, rel=0.1)
+    assert found.density(np.array([0.9]), 0.1)[0] == pytest.approx(
+        math.sqrt(4 - 0.81) / math.pi, rel=0.1
+    )
 
 
 def test_refusals(tmp_path) -> None:
@@ -136,7 +145,9 @@ def test_singular_values_where_restarts_lead_nowhere() -> None:
     assert (zero.value, zero.error) == (0.0, 0.0)
     # values of which there are several
     matrix = np.diag(np.repeat([3.0, 2.0, 1.0], [2, 2, 96]))
-    assert [one.value for one in top_singular(aslinearoperator(matrix), 5)] == pytest.approx([3, 3, 2, 2, 1])
+    assert [one.value for one in top_singular(aslinearoperator(matrix), 5)] == pytest.approx(
+        [3, 3, 2, 2, 1]
+    )
     assert spectrum(aslinearoperator(matrix), 20, 5).below(1.5).agrees(0.96)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(100, 120), nn.Tanh(), nn.Linear(120, 90))
@@ -147,7 +158,9 @@ def test_singular_values_where_restarts_lead_nowhere() -> None:
     for shape in ((90, 120), (120, 90)):
         matrix = np.random.default_rng(0).normal(size=shape)
         found = top_singular(aslinearoperator(matrix), 2)
-        assert [one.value for one in found] == pytest.approx(np.linalg.svd(matrix, compute_uv=False)[:2], rel=1e-9)
+        assert [one.value for one in found] == pytest.approx(
+            np.linalg.svd(matrix, compute_uv=False)[:2], rel=1e-9
+        )
         assert max(one.error for one in found) < 1e-6
 
 

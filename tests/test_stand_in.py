@@ -12,7 +12,9 @@ from pathspace.stand_in import repeatable, stand_in
 
 
 class Hooked(nn.Module):
-    """Installs a hook at its first run and remembers that it did, as transformers do to collect hidden states."""
+    """Installs a hook at its first run and remembers that it did, as transformers do
+    to collect hidden states.
+    """
 
     def __init__(self) -> None:
         super().__init__()

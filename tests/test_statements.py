@@ -35,9 +35,15 @@ def one(**more: object) -> Statement:
 
 def test_what_statements_name_is_there() -> None:
     assert missing(load_statements(), ROOT) == []
-    names = ("tests/test_statements.py::test_nothing", "docs/none.md", "docs/errata.md#no-such-heading")
+    names = (
+        "tests/test_statements.py::test_nothing",
+        "docs/none.md",
+        "docs/errata.md#no-such-heading",
+    )
     for key, name in zip(("tests", "files", "pages"), names, strict=True):
-        assert missing([one(verdict="true", **{key: [name]})], ROOT) == [f"A-1 names '{name}', which is not there."]
+        assert missing([one(verdict="true", **{key: [name]})], ROOT) == [
+            f"A-1 names '{name}', which is not there."
+        ]
 
 
 def test_records_and_rules_are_known() -> None:
@@ -47,7 +53,11 @@ def test_records_and_rules_are_known() -> None:
 
 
 def test_no_verdict_on_an_experiment_is_typed() -> None:
-    typed = [s for s in load_statements() if s.kind == "experiment" and s.verdict not in (None, "not tried")]
+    typed = [
+        s
+        for s in load_statements()
+        if s.kind == "experiment" and s.verdict not in (None, "not tried")
+    ]
     # figure 2(a) is a drawing, which a counterexample refutes
     assert [s.id for s in typed] == ["M-figure-2a"]
 
@@ -78,7 +88,9 @@ def test_entries_that_contradict_themselves_are_refused(wrong: dict[str, object]
 
 def record(*claims: tuple[str, str]) -> Record:
     whole = Record.read(RECORDS / "toy.json")
-    return replace(whole, claims=tuple({**whole.claims[0], "statement": s, "verdict": v} for s, v in claims))
+    return replace(
+        whole, claims=tuple({**whole.claims[0], "statement": s, "verdict": v} for s, v in claims)
+    )
 
 
 @pytest.mark.parametrize(
@@ -97,7 +109,9 @@ def test_verdicts_follow_the_record(
 ) -> None:
     record(*claims).write(tmp_path / "toy.json")
     statement = one(record="toy", claims="a wins", without="p:", kind="experiment")
-    assert [j.verdict for j in judge_all([statement, replace(statement, reversed=True)], tmp_path)] == [verdict, turned]
+    assert [
+        j.verdict for j in judge_all([statement, replace(statement, reversed=True)], tmp_path)
+    ] == [verdict, turned]
 
 
 def test_a_claim_that_decides_nothing_does_not_count_beside_one_that_does(tmp_path: Path) -> None:
@@ -112,12 +126,16 @@ def test_a_claim_that_decides_nothing_does_not_count_beside_one_that_does(tmp_pa
 
 
 def test_every_verdict_of_the_judge_has_a_meaning() -> None:
-    said = {claim["verdict"] for path in RECORDS.glob("*.json") for claim in Record.read(path).claims}
+    said = {
+        claim["verdict"] for path in RECORDS.glob("*.json") for claim in Record.read(path).claims
+    }
     assert said <= OF_CLAIMS.keys()
 
 
 def test_without_records_experiments_are_not_tried(tmp_path: Path) -> None:
-    for judged in judge_all([s for s in load_statements() if s.record or s.measured], tmp_path / "none"):
+    for judged in judge_all(
+        [s for s in load_statements() if s.record or s.measured], tmp_path / "none"
+    ):
         assert judged.verdict == "not tried" and judged.statement.command in judged.detail
 
 
@@ -131,8 +149,9 @@ def test_rules_follow_the_figures(rule: str, tmp_path: Path) -> None:
 
         plain = {"gradient_above_one": 0.9 if up else 0.1, "fold": 0.5 if up else 0.1}
         return [
-            {"network": "net", "seed": seed, "tau": tau, "accuracy": low_high(tau) + seed / 1000, "trained": plain,
-             "efficiency": (low_high(tau) if rule != "efficient_without_help" else 0.5 if up else -0.5) + seed / 1000,
+            {"network": "net", "seed": seed, "tau": tau, "accuracy": low_high(tau) + seed / 1000,
+             "trained": plain,
+             "efficiency": (low_high(tau) if rule != "efficient_without_help" else 0.5 if up else -0.5) + seed / 1000,  # noqa: E501
              "fold": 0.2 + seed / 1000}
             for seed in range(4) for tau in (0.0, 3e-4)
         ]  # fmt: skip
@@ -144,7 +163,9 @@ def test_rules_follow_the_figures(rule: str, tmp_path: Path) -> None:
         assert judged.verdict == verdict
 
 
-def test_the_page_is_that_of_statements_and_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_is_that_of_statements_and_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """If this fails, run: pathspace reproduce claims --out docs/reproduction."""
     monkeypatch.chdir(ROOT)
     page = (ROOT / "docs" / "claims.md").read_text()

@@ -31,7 +31,9 @@ def ends(block: ps.WeightBlock) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("cap", [0.3, 1.0, 30.0])
 @pytest.mark.parametrize("name", ["opposite_parents", "residual_cnn", "transformer_block"])
 def test_multipliers_are_bounded_edge_by_edge(name: str, cap: float, rule: str) -> None:
-    """``w <- (w - lr M g) / R_tail`` with ``M = 1 / (pre s)^2``, at either end at most ``sqrt(cap)`` when balanced."""
+    """``w <- (w - lr M g) / R_tail`` with ``M = 1 / (pre s)^2``, at either end at most
+    ``sqrt(cap)`` when balanced.
+    """
     case = problem(name)
     model = copy.deepcopy(case.model)
     graph = ps.trace(model, *case.args)
@@ -49,13 +51,22 @@ def test_multipliers_are_bounded_edge_by_edge(name: str, cap: float, rule: str) 
     ratio = skeleton.prefixes() / pre
     checked = against = 0
     for block in graph.blocks:
-        old, new = start[block.name].reshape(-1).tolist(), model.get_parameter(block.name).reshape(-1).tolist()
-        grad, tree = model.get_parameter(block.name).grad.reshape(-1).tolist(), skeleton.masks[block.name].reshape(-1)
+        old, new = (
+            start[block.name].reshape(-1).tolist(),
+            model.get_parameter(block.name).reshape(-1).tolist(),
+        )
+        grad, tree = (
+            model.get_parameter(block.name).grad.reshape(-1).tolist(),
+            skeleton.masks[block.name].reshape(-1),
+        )
         unused = None if block.unused is None else block.unused.expand(block.shape).reshape(-1)
         for edge, (tail, head) in enumerate(ends(block)):
             if tree[edge] or (unused is not None and unused[edge]):
                 continue
-            ends_when_balanced = at(pre, tail) * at(balancing, tail), at(suffix, head) / at(balancing, head)
+            ends_when_balanced = (
+                at(pre, tail) * at(balancing, tail),
+                at(suffix, head) / at(balancing, head),
+            )
             multiplier = (at(balancing, tail) / at(balancing, head)) ** 2
             for scale in ends_when_balanced:
                 multiplier *= min(1 / scale**2, cap**0.5)
@@ -74,7 +85,9 @@ def test_multipliers_are_bounded_edge_by_edge(name: str, cap: float, rule: str) 
     firsts = {int(chain[unit]): unit for unit in reversed(units) if chain[unit]}
     for unit in firsts.values():
         moved, wished = float(ratio[unit] - 1) / lr, float(unbounded[unit] - 1) / 1e-9
-        assert moved == pytest.approx(wished * min(1.0, cap * float(p[unit]) ** 2), rel=1e-3, abs=1e-4)
+        assert moved == pytest.approx(
+            wished * min(1.0, cap * float(p[unit]) ** 2), rel=1e-3, abs=1e-4
+        )
     # somewhere an end moves against its chain
     assert name != "opposite_parents" or against
 
@@ -101,10 +114,14 @@ def test_the_magnitude_rule_takes_the_largest_tap() -> None:
     places = []
     for channel in range(4):
         kernel = model.first.weight[channel].reshape(-1)
-        assert skeleton.incoming["first.weight"][channel].reshape(-1).nonzero().item() == int(kernel.argmax())
+        assert skeleton.incoming["first.weight"][channel].reshape(-1).nonzero().item() == int(
+            kernel.argmax()
+        )
         places.append(int(kernel.argmax()))
         leaving = model.second.weight[:, channel].reshape(-1)
-        assert skeleton.outgoing["second.weight"][:, channel].reshape(-1).nonzero().item() == int(leaving.argmax())
+        assert skeleton.outgoing["second.weight"][:, channel].reshape(-1).nonzero().item() == int(
+            leaving.argmax()
+        )
         places.append(int(leaving.argmax()) % 6)
     # neither always the first tap nor always the middle one
     assert len(set(places)) > 2
@@ -132,7 +149,9 @@ def test_other_rules_step_aside_where_a_weight_is_zero(rule: str) -> None:
 
 
 class SmallBias(nn.Module):
-    """Between two norms, hidden units whose biases are almost nothing, as they are in trained attention."""
+    """Between two norms, hidden units whose biases are almost nothing, as they
+    are in trained attention.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,15 +186,23 @@ def test_magnitude_trees_wait_for_large_edges() -> None:
     assert losses[-1] < 0.9 * losses[0]
     twin = ps.rescale(copy.deepcopy(model), graph, torch.linspace(-2, 2, graph.num_units))
     pair = [ps.trace(net, x).skeleton("magnitude") for net in (model, twin)]
-    for one, two in zip((pair[0].tree_in, pair[0].tree_out), (pair[1].tree_in, pair[1].tree_out), strict=True):
+    for one, two in zip(
+        (pair[0].tree_in, pair[0].tree_out), (pair[1].tree_in, pair[1].tree_out), strict=True
+    ):
         assert np.array_equal(one.block, two.block) and np.array_equal(one.index, two.index)
 
 
 def test_rebuilding_keeps_a_frozen_norm_with_its_eps() -> None:
-    """Variances follow as ``s^2 (var + eps) - eps``: with an eps as large as they are, any other way shows."""
+    """Variances follow as ``s^2 (var + eps) - eps``: with an eps as large as they
+    are, any other way shows.
+    """
     torch.manual_seed(0)
     norm = nn.BatchNorm2d(3, eps=0.1)
-    model = nn.Sequential(nn.Conv2d(2, 3, 3), norm, nn.ReLU(), nn.Flatten(), nn.Linear(27, 2)).double().eval()
+    model = (
+        nn.Sequential(nn.Conv2d(2, 3, 3), norm, nn.ReLU(), nn.Flatten(), nn.Linear(27, 2))
+        .double()
+        .eval()
+    )
     norm.running_mean.normal_()
     norm.running_var.uniform_(0.5, 1.5)
     for parameter in norm.parameters():
@@ -202,7 +229,9 @@ def test_adam_without_eps_leaves_what_has_no_gradient() -> None:
         # one unit that is never active, and an input that is always 0
         model[0].bias[1] = -100
         x[:, 2] = 0
-    optimizer = GAdam(model.named_parameters(), lr=1e-3, eps=0, skeleton=ps.trace(model, x).skeleton("magnitude"))
+    optimizer = GAdam(
+        model.named_parameters(), lr=1e-3, eps=0, skeleton=ps.trace(model, x).skeleton("magnitude")
+    )
     start, losses = [p.detach().clone() for p in model.parameters()], []
     for _ in range(5):
         optimizer.zero_grad()
@@ -211,4 +240,6 @@ def test_adam_without_eps_leaves_what_has_no_gradient() -> None:
         optimizer.step()
         losses.append(loss.item())
     assert all(bool(p.isfinite().all()) for p in model.parameters()) and losses[-1] < losses[0]
-    assert torch.equal(model[0].weight[1], start[0][1]) and torch.equal(model[2].weight[:, 1], start[2][:, 1])
+    assert torch.equal(model[0].weight[1], start[0][1]) and torch.equal(
+        model[2].weight[:, 1], start[2][:, 1]
+    )

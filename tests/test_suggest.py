@@ -38,7 +38,10 @@ class Adapted(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.base, self.out = nn.Linear(5, 8).requires_grad_(False), nn.Linear(8, 3).requires_grad_(False)
+        self.base, self.out = (
+            nn.Linear(5, 8).requires_grad_(False),
+            nn.Linear(8, 3).requires_grad_(False),
+        )
         self.a, self.b = nn.Parameter(torch.randn(2, 5) / 5), nn.Parameter(torch.zeros(8, 2))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -55,7 +58,9 @@ SMALL: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-def falls(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[[nn.Module], Tensor]) -> bool:
+def falls(
+    model: nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[[nn.Module], Tensor]
+) -> bool:
     losses = []
     for _ in range(11):
         optimizer.zero_grad()
@@ -86,7 +91,10 @@ def test_ten_steps_as_advised(name: str, tried: bool, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
-    "name", trained.params("mtcnn-pnet", "mtcnn-rnet", "mtcnn-onet", "voice-encoder", "crepe-tiny", "silero-vad")
+    "name",
+    trained.params(
+        "mtcnn-pnet", "mtcnn-rnet", "mtcnn-onet", "voice-encoder", "crepe-tiny", "silero-vad"
+    ),
 )
 def test_ten_steps_on_trained_networks(name: str) -> None:
     (subject,) = advice.trained_ones([name])
@@ -95,7 +103,10 @@ def test_ten_steps_on_trained_networks(name: str) -> None:
 
 def test_ten_steps_on_the_leaderboards_tasks_and_on_other_networks() -> None:
     torch.manual_seed(0)
-    rows = [advice.followed(subject, tried=False) for subject in (*advice.others(), *advice.tasks(("scrambled 100",)))]
+    rows = [
+        advice.followed(subject, tried=False)
+        for subject in (*advice.others(), *advice.tasks(("scrambled 100",)))
+    ]
     assert [row["network"] for row in rows if not row["falls"]] == []
     assert {row["optimizer"] for row in rows} == {"AdamW", "GaugeFixed(AdamW)"}
 
@@ -114,7 +125,9 @@ def test_advice_is_the_same_for_rescaled_copies() -> None:
 
 @pytest.mark.parametrize("rule", ["modulo", "magnitude"])
 def test_multipliers_edge_by_edge(rule: str) -> None:
-    """Products along the trees, by walking them: 1 / |p_u p_v| for every edge, 1 / p_v^2 for every unit."""
+    """Products along the trees, by walking them: 1 / |p_u p_v| for every edge,
+    1 / p_v^2 for every unit.
+    """
     torch.manual_seed(0)
     model = deep(2, 4).double()
     graph = ps.trace(model, torch.randn(1, 5).double())
@@ -135,7 +148,9 @@ def test_multipliers_edge_by_edge(rule: str) -> None:
         product(unit, masks[0], heads, tails) * product(unit, masks[1], tails, heads)
         for unit in range(graph.num_units + 1)
     ]
-    wanted = [1 / (value[u] * value[v]) for u, v in zip(tails, heads, strict=True)] + [1 / v**2 for v in value[1:]]
+    wanted = [1 / (value[u] * value[v]) for u, v in zip(tails, heads, strict=True)] + [
+        1 / v**2 for v in value[1:]
+    ]
     found = multipliers(skeleton)
     assert sum(found.decades.values()) == len(wanted)
     assert found.largest == pytest.approx(max(wanted), rel=1e-9)
@@ -147,7 +162,9 @@ def test_a_warning_before_training_overflows() -> None:
     model = deep(4, 32)
     graph = ps.trace(model, torch.randn(1, 5))
     skeleton = graph.skeleton()
-    with pytest.warns(UserWarning, match=r"multiplies the learning rate by .* pass max_multiplier=1\.0"):
+    with pytest.warns(
+        UserWarning, match=r"multiplies the learning rate by .* pass max_multiplier=1\.0"
+    ):
         GSGD(model.named_parameters(), lr=0.1, skeleton=skeleton)
     GSGD(model.named_parameters(), lr=0.1, skeleton=skeleton, max_multiplier=1.0)
     init_skeleton(model, skeleton)
@@ -189,6 +206,8 @@ def test_models_that_hold_tensors_of_a_pass_are_tried(change: str) -> None:
     with pytest.raises(RuntimeError):
         copy.deepcopy(model)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    advice = suggest(model, ps.trace(model, x), loss=lambda twin: F.cross_entropy(twin(x), y), show=False)
+    advice = suggest(
+        model, ps.trace(model, x), loss=lambda twin: F.cross_entropy(twin(x), y), show=False
+    )
     assert 0 < advice.lr < math.inf
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())

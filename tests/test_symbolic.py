@@ -12,7 +12,14 @@ from oracles.networks import LoopRNN
 import pathspace as ps
 from pathspace.symbolic import symbolic
 
-NAMES = ("mlp_2x1x2x1_nobias", "mlp_3x4x2", "residual_mlp_nobias", "rnn_loop_unequal", "gated_product", "conv1d")
+NAMES = (
+    "mlp_2x1x2x1_nobias",
+    "mlp_3x4x2",
+    "residual_mlp_nobias",
+    "rnn_loop_unequal",
+    "gated_product",
+    "conv1d",
+)
 
 
 def space_of(name: str) -> ps.SymbolicSpace:

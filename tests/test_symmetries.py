@@ -29,7 +29,9 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         b, t, d = x.shape
-        q, k, v = (f(x).view(b, t, self.heads, -1).transpose(1, 2) for f in (self.q, self.k, self.v))
+        q, k, v = (
+            f(x).view(b, t, self.heads, -1).transpose(1, 2) for f in (self.q, self.k, self.v)
+        )
         return self.o(((q @ k.transpose(-1, -2)).softmax(-1) @ v).transpose(1, 2).reshape(b, t, d))
 
 
@@ -38,8 +40,15 @@ def causes(model: nn.Module, x: torch.Tensor) -> tuple[dict[str, int], Any]:
     counts: Counter[str] = Counter()
     for each in found.symmetries:
         counts[each.cause] += each.directions
-    assert found.deficit == found.dead + found.gauge + found.symmetric + found.undetermined + found.unexplained
-    assert sum(counts.values()) == found.symmetric and found.unexplained == found.undetermined == 0 and found.clear
+    assert (
+        found.deficit
+        == found.dead + found.gauge + found.symmetric + found.undetermined + found.unexplained
+    )
+    assert (
+        sum(counts.values()) == found.symmetric
+        and found.unexplained == found.undetermined == 0
+        and found.clear
+    )
     return dict(counts), found
 
 
@@ -53,7 +62,11 @@ def test_adjacent_linear_maps(sizes: tuple[int, int, int], seed: int) -> None:
     assert counts == {"shift": b, "linear map": b * b - b} and found.gauge == b
     with torch.no_grad():
         factor = torch.exp(torch.randn(b))
-        model[0].weight.mul_(factor[:, None]), model[0].bias.mul_(factor), model[1].weight.div_(factor)
+        (
+            model[0].weight.mul_(factor[:, None]),
+            model[0].bias.mul_(factor),
+            model[1].weight.div_(factor),
+        )
     assert causes(model, 2 * torch.randn(300, a))[0] == counts
 
 
@@ -76,8 +89,8 @@ def test_a_wide_layer_between_narrow_ones_has_directions_that_nobody_reads() -> 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
     counts, found = causes(model, torch.randn(100, 3))
-    # the composite map has 2 * 3 + 2 parameters
-    # what nobody reads, the kernel of the second map for each input, and what nobody writes: 3 * 3 and 2 * 2
+    # the composite map has 2 * 3 + 2 parameters what nobody reads, the kernel of the second map for
+    # each input, and what nobody writes: 3 * 3 and 2 * 2
     assert found.rank == 8 and (counts["shift"], counts["kernel"], found.gauge) == (5, 9 + 4, 5)
     assert counts["linear map"] == 20 + 12 - 8 - 5 - 13 - found.gauge
 
@@ -89,18 +102,27 @@ def test_what_norms_and_softmax_subtract() -> None:
     assert causes(model, x)[0] == {"shift": 1, "translation": 4}
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3), nn.LogSoftmax(-1))
     assert causes(model, x)[0] == {"shift": 1, "translation": 5}
-    model = nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2))
+    model = nn.Sequential(
+        nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2)
+    )
     nn.init.uniform_(model[1].weight, 0.5, 2)
     counts, _ = causes(model, x)
-    # and what lies between turns, but for the direction of ones: the antisymmetric matrices of size 4
+    # and what lies between turns, but for the direction of ones: the
+    # antisymmetric matrices of size 4
     assert (counts["translation"], counts["normal"], counts["rotation"]) == (4, 4, 6)
-    model = nn.Sequential(nn.Linear(4, 3), nn.RMSNorm(3), nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    model = nn.Sequential(
+        nn.Linear(4, 3), nn.RMSNorm(3), nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)
+    )
     assert causes(model, x)[0]["rotation"] == 3
     # frozen or not, a batch norm's weights do what the rows of the map before it do
     for mode in (True, False):
-        model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 2)).train(mode)
+        model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 2)).train(
+            mode
+        )
         counts, found = causes(model, x)
-        assert counts == {"scaling": 5} | ({} if mode else {"shift": 5}) and found.dead == (5 if mode else 0)
+        assert counts == {"scaling": 5} | ({} if mode else {"shift": 5}) and found.dead == (
+            5 if mode else 0
+        )
 
 
 @pytest.mark.parametrize(("heads", "bias"), [(2, True), (3, False)])
@@ -132,8 +154,8 @@ def test_a_decoder_has_the_symmetries_of_its_parts(rotary: bool) -> None:
         if not rotary:
             model.cos.fill_(1), model.sin.fill_(0)
     counts, found = causes(model, torch.randint(0, 23, (30, 7)))
-    # 24 gated features, 3 norms against what reads them; values and outputs of 2 heads change basis, queries and keys
-    # too, by what commutes with turns of the plane
+    # 24 gated features, 3 norms against what reads them; values and outputs of 2 heads change
+    # basis, queries and keys too, by what commutes with turns of the plane
     rescalings = 24 + 3 * 4
     assert counts["rotation"] == 4 * 3 // 2
     assert counts["linear map"] + found.gauge == rescalings + 2 * 4 + 2 * (2 if rotary else 4)
@@ -175,6 +197,9 @@ def test_the_page_on_causes_says_what_is_measured() -> None:
     rows = {row["name"]: row for row in json.loads(DATA.read_text(encoding="utf-8"))}
     assert PAGE.read_text(encoding="utf-8") == render(rows.values())
     measured = [row for row in rows.values() if "error" not in row]
-    assert sum(row["clear"] and not row["unexplained"] and not row["undetermined"] for row in measured) >= 60
+    assert (
+        sum(row["clear"] and not row["unexplained"] and not row["undetermined"] for row in measured)
+        >= 60
+    )
     for name in ("act_norm", "lora", "act_relu6"):
         assert look(load()[name]) == rows[name]

@@ -27,15 +27,21 @@ class Row:
 
 
 def table(value: float = 1.5) -> Table[Row]:
-    return Table("gains", (Row("a", 3, Estimate(value, 0.1, 8)), Row("b", 0, None)), ("b has no gain.",))
+    return Table(
+        "gains", (Row("a", 3, Estimate(value, 0.1, 8)), Row("b", 0, None)), ("b has no gain.",)
+    )
 
 
 def test_json_is_strict_and_csv_reads_back(tmp_path: Path) -> None:
     text = table(math.inf).to_json(tmp_path / "t.json")
     assert json.loads((tmp_path / "t.json").read_text()) == json.loads(text)
-    assert json.loads(text)["rows"][0]["gain.value"] is None and json.loads(text)["notes"] == ["b has no gain."]
+    assert json.loads(text)["rows"][0]["gain.value"] is None and json.loads(text)["notes"] == [
+        "b has no gain."
+    ]
     rows = list(csv.DictReader(io.StringIO(table().to_csv(tmp_path / "t.csv"))))
-    assert rows[0]["gain.value"] == "1.5" and rows[1]["gain.value"] == "" and rows[0]["shape"] == "2 3"
+    assert (
+        rows[0]["gain.value"] == "1.5" and rows[1]["gain.value"] == "" and rows[0]["shape"] == "2 3"
+    )
     assert (tmp_path / "t.csv").read_bytes().decode() == table().to_csv()
     with pytest.raises(InputError, match="does not exist"):
         table().to_csv(tmp_path / "missing" / "t.csv")
@@ -49,7 +55,10 @@ def test_frames_need_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
     fake.DataFrame = lambda rows, columns: (rows, columns)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "pandas", fake)
     rows, columns = table().to_frame()
-    assert columns == ["name", "size", "gain.value", "gain.error", "gain.samples", "shape", "gain"] and len(rows) == 2
+    assert (
+        columns == ["name", "size", "gain.value", "gain.error", "gain.samples", "shape", "gain"]
+        and len(rows) == 2
+    )
 
 
 def test_scalars_for_tensorboard() -> None:
@@ -67,7 +76,9 @@ def test_scalars_for_tensorboard() -> None:
 def test_comparison_of_two_checkpoints() -> None:
     changes = compare(table(2.0), table(3.0), ["gain.value"])
     assert [(c.row, c.before, c.after, c.ratio) for c in changes] == [("a", 2.0, 3.0, 1.5)]
-    assert compare(table(), Table("gains", table().rows[:1])).notes == ("Only the first table has 'b'.",)
+    assert compare(table(), Table("gains", table().rows[:1])).notes == (
+        "Only the first table has 'b'.",
+    )
     assert [c.ratio for c in compare(table(), table(), ["size"])] == [1.0, None]
 
 
@@ -86,5 +97,7 @@ def test_intervals() -> None:
     found = Estimate.of([1.0, 2.0, 3.0, 4.0])
     assert found.value == 2.5 and found.error == pytest.approx(math.sqrt(5 / 3 / 4))
     low, high = found.interval()
-    assert (low + high) / 2 == pytest.approx(2.5) and high - 2.5 == pytest.approx(3.182446 * found.error, rel=1e-5)
+    assert (low + high) / 2 == pytest.approx(2.5) and high - 2.5 == pytest.approx(
+        3.182446 * found.error, rel=1e-5
+    )
     assert Estimate.of([1.0]).interval() == (-math.inf, math.inf)

@@ -1,4 +1,6 @@
-"""A TARGET becomes a model and example inputs; whatever is wrong with it is one sentence with a way out."""
+"""A TARGET becomes a model and example inputs; whatever is wrong with it is
+one sentence with a way out.
+"""
 
 from __future__ import annotations
 
@@ -209,7 +211,9 @@ def test_whole_numbers_are_zeros_and_ones(dtype: str) -> None:
 def test_inputs_take_the_dtype_and_device_of_the_model(folder: Path) -> None:
     assert load_target("nets:double", ["2x3"]).args[0].dtype == torch.float64
     assert load_target("nets:double", ["2x3:float32"]).args[0].dtype == torch.float32
-    (folder / "elsewhere.py").write_text("from torch import nn\nnet = nn.Linear(3, 2, device='meta')\n")
+    (folder / "elsewhere.py").write_text(
+        "from torch import nn\nnet = nn.Linear(3, 2, device='meta')\n"
+    )
     assert load_target("elsewhere:net", ["2x3"]).args[0].device.type == "meta"
 
 
@@ -218,7 +222,9 @@ def test_several_inputs_come_in_order(folder: Path) -> None:
     assert shapes == [(2,), (3,)]
 
 
-@pytest.mark.parametrize("text", ["", "x", "2x", "2 x 3", "-2", "2.5", "2,3", "2x3x", "9" * 5000, "٣"])
+@pytest.mark.parametrize(
+    "text", ["", "x", "2x", "2 x 3", "-2", "2.5", "2,3", "2x3x", "9" * 5000, "٣"]
+)
 def test_malformed_inputs(text: str) -> None:
     with pytest.raises(InputError, match="cannot be read: give sizes joined by x"):
         parse_input(text)
@@ -279,7 +285,10 @@ def test_inputs_that_do_not_fit_into_memory(text: str) -> None:
         ("nets:wrong_result", "returned None: return a torch.nn.Module"),
         ("nets:wrong_example", "returned an int as example inputs: return a tensor"),
         ("nets:wrong_keys", "returned a dict as example inputs: return a tensor"),
-        ("nets:wrong_name", "Pair.forward, which takes a, b=None (got an unexpected keyword argument 'c'"),
+        (
+            "nets:wrong_name",
+            "Pair.forward, which takes a, b=None (got an unexpected keyword argument 'c'",
+        ),
         ("nets:Net", "Net.forward takes x: give --input once per tensor"),
         ("nets:build", "Net.forward takes x: give --input once per tensor"),
         ("nets:pair", "Pair.forward takes a, b: give --input once per tensor"),
@@ -306,18 +315,26 @@ def line_of(text: str, source: str = NETS) -> int:
     ("name", "said", "line"),
     [
         ("Broken", "failed while building the model, TypeError (", 'nn.Linear(3, "four")'),
-        ("fails", "failed while calling the function, IndexError (list index out of range)", "[][0]"),
+        (
+            "fails",
+            "failed while calling the function, IndexError (list index out of range)",
+            "[][0]",
+        ),
         ("leaves", "failed while calling the function, SystemExit (3)", "SystemExit(3)"),
         ("fails_with_a_book", "RuntimeError (first line second line word", "first line"),
     ],
 )
-def test_exceptions_of_the_users_code_name_its_line(folder: Path, place: str, name: str, said: str, line: str) -> None:
+def test_exceptions_of_the_users_code_name_its_line(
+    folder: Path, place: str, name: str, said: str, line: str
+) -> None:
     text = complaint(f"{place}:{name}", "2x3")
     assert said in text
     assert f"in 'nets.py', line {line_of(line)}" in text
 
 
-@pytest.mark.parametrize("make", [lambda name: name, lambda name: f"{name}.py"], ids=["module", "file"])
+@pytest.mark.parametrize(
+    "make", [lambda name: name, lambda name: f"{name}.py"], ids=["module", "file"]
+)
 @pytest.mark.parametrize(
     ("source", "said"),
     [
@@ -329,12 +346,17 @@ def test_exceptions_of_the_users_code_name_its_line(folder: Path, place: str, na
         ),
         ("from torch import no_such_thing\n", "ImportError (cannot import name 'no_such_thing'"),
         ("\n\n1 / 0\n", "ZeroDivisionError (division by zero) in 'bad_net.py', line 3"),
-        ("import sys\nsys.exit(1)\n", "SystemExit (1) in 'bad_net.py', line 2: put what only a script"),
+        (
+            "import sys\nsys.exit(1)\n",
+            "SystemExit (1) in 'bad_net.py', line 2: put what only a script",
+        ),
         ("import helper\n", "KeyError ('lost') in 'helper.py', line 2"),
         ("import torch\ntorch.ones(2) @ torch.ones(3)\n", "in 'bad_net.py', line 2"),
     ],
 )
-def test_modules_that_cannot_be_imported(folder: Path, make: Callable[[str], str], source: str, said: str) -> None:
+def test_modules_that_cannot_be_imported(
+    folder: Path, make: Callable[[str], str], source: str, said: str
+) -> None:
     (folder / "bad_net.py").write_text(source)
     (folder / "helper.py").write_text("\n{}['lost']\n")
     text = complaint(f"{make('bad_net')}:net", "2x3")

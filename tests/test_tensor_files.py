@@ -1,4 +1,6 @@
-"""Files of tensors: what is written here is what the library of the format reads, and the other way round."""
+"""Files of tensors: what is written here is what the library of the format
+reads, and the other way round.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,11 @@ shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 
 
 @settings(deadline=None, max_examples=30)
-@given(made=st.dictionaries(st.text("ab.é", max_size=4), st.tuples(st.sampled_from(list(TYPES.values())), shapes)))
+@given(
+    made=st.dictionaries(
+        st.text("ab.é", max_size=4), st.tuples(st.sampled_from(list(TYPES.values())), shapes)
+    )
+)
 def test_there_and_back(
     made: dict[str, tuple[torch.dtype, tuple[int, ...]]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -28,7 +34,10 @@ def test_there_and_back(
     write(folder / "ours", entries, lambda name: [as_bytes(tensors[name])], {"format": "pt"})
     theirs = load_file(folder / "ours")
     assert theirs.keys() == tensors.keys()
-    assert all(torch.equal(theirs[name].nan_to_num(), tensor.nan_to_num()) for name, tensor in tensors.items())
+    assert all(
+        torch.equal(theirs[name].nan_to_num(), tensor.nan_to_num())
+        for name, tensor in tensors.items()
+    )
     save_file(tensors, folder / "theirs", metadata={"a": "b"})
     found = TensorFile.open(folder / "theirs")
     assert found.metadata == {"a": "b"} and found.entries.keys() == tensors.keys()

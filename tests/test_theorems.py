@@ -30,7 +30,9 @@ def test_ranks_of_every_type_of_integer(dtype: type) -> None:
 
 
 def test_ranks_of_large_path_matrices() -> None:
-    """2,000 x 2,500, sparse as counting vectors are; how long it takes is on the page of benchmarks."""
+    """2,000 x 2,500, sparse as counting vectors are; how long it takes is
+    on the page of benchmarks.
+    """
     generator = np.random.default_rng(0)
     matrix = (generator.random((2000, 2500)) < 0.005).astype(np.int8)
     matrix[:, :2000] += np.eye(2000, dtype=np.int8)

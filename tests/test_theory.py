@@ -1,4 +1,6 @@
-"""What theory says of the gain of layers, against explicit Jacobians and against models at initialisation."""
+"""What theory says of the gain of layers, against explicit Jacobians and against
+models at initialisation.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ LINEAR = {
     "same": (nn.Conv2d(2, 2, (3, 4), padding="same"), (1, 2, 4, 5)),
     "circular": (nn.Conv1d(2, 3, 3, padding=1, padding_mode="circular"), (2, 2, 6)),
     "unbatched": (nn.Conv2d(2, 3, 3, padding=1), (2, 4, 4)),
-    "transposed": (nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2), (2, 4, 3, 4)),
+    "transposed": (
+        nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2),
+        (2, 4, 3, 4),
+    ),
     "maximum": (nn.MaxPool2d(3, 2, 1), (2, 2, 6, 5)),
     "mean": (nn.AdaptiveAvgPool2d((2, 3)), (2, 2, 5, 7)),
 }
@@ -31,7 +36,9 @@ def test_borders_are_exact(name: str) -> None:
     x = torch.randn(shape).double()
     layer = layer.double()
     (row,) = signal(nn.Sequential(layer), x, names="0", probes=1, jvp=False)
-    assert row.expected_gain == pytest.approx(float(explicit(layer, x).square().sum()) / x.numel(), rel=1e-9)
+    assert row.expected_gain == pytest.approx(
+        float(explicit(layer, x).square().sum()) / x.numel(), rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("name", ["group", "instance", "batch", "rms", "channels"])
@@ -43,13 +50,16 @@ def test_norms_are_those_of_their_jacobians(name: str) -> None:
             return super().forward(x.movedim(1, -1)).movedim(-1, 1)
 
     layer: nn.Module = {
-        "group": nn.GroupNorm(2, 6, 1e-9), "instance": nn.GroupNorm(6, 6, 1e-9), "batch": nn.BatchNorm2d(6, 1e-9),
+        "group": nn.GroupNorm(2, 6, 1e-9), "instance": nn.GroupNorm(6, 6, 1e-9),
+        "batch": nn.BatchNorm2d(6, 1e-9),
         "rms": nn.RMSNorm([6, 3, 4], 1e-9), "channels": OverChannels(6, 1e-9),
     }[name].double()  # fmt: skip
     nn.init.constant_(layer.weight, 1.7)  # type: ignore[arg-type]
     x = torch.randn(5, 6, 3, 4).double() * 3
     (row,) = signal(nn.Sequential(layer), x, names="0", probes=1, jvp=False)
-    assert row.expected_gain == pytest.approx(float(explicit(layer, x).square().sum()) / x.numel(), rel=1e-6)
+    assert row.expected_gain == pytest.approx(
+        float(explicit(layer, x).square().sum()) / x.numel(), rel=1e-6
+    )
 
 
 def test_functions_that_no_list_names() -> None:
@@ -74,7 +84,9 @@ def test_functions_that_no_list_names() -> None:
     gate, steep = torch.sigmoid(z), torch.sigmoid(z) * (1 - torch.sigmoid(z))
     assert gains[0] == pytest.approx(27, rel=1e-9)
     # by samples: 2 E x^2 for a product of neighbours, (E s^2 + E x^2 E s'^2) / 2 for a gate
-    assert gains[1:] == pytest.approx([2, float((gate.square() + steep.square()).mean() / 2)], rel=0.05)
+    assert gains[1:] == pytest.approx(
+        [2, float((gate.square() + steep.square()).mean() / 2)], rel=0.05
+    )
 
 
 def gpt2() -> tuple[nn.Module, torch.Tensor]:
@@ -87,10 +99,15 @@ def gpt2() -> tuple[nn.Module, torch.Tensor]:
 def llama() -> tuple[nn.Module, torch.Tensor]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
-    return LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=2, vocab_size=100)).eval(), torch.randint(
-        0, 100, (4, 16)
-    )
+    sizes = {
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+    }
+    return LlamaForCausalLM(
+        LlamaConfig(**sizes, num_key_value_heads=2, vocab_size=100)
+    ).eval(), torch.randint(0, 100, (4, 16))
 
 
 MODELS = {
@@ -111,14 +128,22 @@ def test_models_at_initialisation(name: str) -> None:
     assert len(compared) >= 0.9 * len(rows)
     for row in compared:
         assert row.vjp_gain is not None and row.expected_gain is not None
-        # the tokens of one image are not independent; activations of finite networks are not quite normal
+        # the tokens of one image are not independent; activations of finite
+        # networks are not quite normal
         width = 0.35 if row.kind == "MultiheadAttention" else 0.1
-        assert abs(row.expected_gain - row.vjp_gain.value) < width * row.expected_gain + 5 * row.vjp_gain.error, row
+        assert (
+            abs(row.expected_gain - row.vjp_gain.value)
+            < width * row.expected_gain + 5 * row.vjp_gain.error
+        ), row
 
 
 def test_the_last_stage_of_a_residual_network_meets_its_border() -> None:
     model = resnet("basic", (1, 1, 1, 1)).eval()
-    (row,) = [row for row in signal(model, torch.randn(2, 3, 64, 64), jvp=False) if row.shape[1:] == (512, 2, 2)][-3:-2]
+    (row,) = [
+        row
+        for row in signal(model, torch.randn(2, 3, 64, 64), jvp=False)
+        if row.shape[1:] == (512, 2, 2)
+    ][-3:-2]
     # maps of 2 x 2 under kernels of 3 x 3: 16 of 36 uses of a weight are within
     weight = dict(model.named_modules())[row.layer].weight
     inside = float(weight.detach().square().sum()) / 512 * 16 / 36

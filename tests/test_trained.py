@@ -1,4 +1,6 @@
-"""Networks as somebody trained them: the right ones are loaded, and what the library says about them is true."""
+"""Networks as somebody trained them: the right ones are loaded, and what the
+library says about them is true.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def test_loads_with_all_its_weights(name: str) -> None:
 def test_crepe_hears_the_pitch_of_notes(name: str) -> None:
     model, inputs, _ = load(name)
     heard = 10 * 2 ** ((20 * model(*inputs).argmax(1) + 1997.3794084376191) / 1200)
-    torch.testing.assert_close(heard, torch.tensor([110.0, 220.0, 330.0, 523.25]), rtol=0.01, atol=0)
+    torch.testing.assert_close(
+        heard, torch.tensor([110.0, 220.0, 330.0, 523.25]), rtol=0.01, atol=0
+    )
 
 
 @torch.no_grad()
@@ -109,7 +113,9 @@ def test_antiberty_knows_the_masked_residues() -> None:
     tokens = antibody_tokens(*[f"{ANTIBODY[:i]}_{ANTIBODY[i + 1 :]}" for i in places])
     logits = model(input_ids=tokens, attention_mask=torch.ones_like(tokens)).prediction_logits
     truth = antibody_tokens(ANTIBODY)[0]
-    assert [int(logits[row, i + 1].argmax()) for row, i in enumerate(places)] == [int(truth[i + 1]) for i in places]
+    assert [int(logits[row, i + 1].argmax()) for row, i in enumerate(places)] == [
+        int(truth[i + 1]) for i in places
+    ]
 
 
 @torch.no_grad()
@@ -129,16 +135,22 @@ def test_rescaling_leaves_the_network_alone_as_it_stands(name: str) -> None:
     for seed in range(2):
         moved = subject.moved(seed)
         for size in (1.0, 0.01, 100.0) if seed == 0 else (1.0,):
-            assert change(subject.outputs(subject.model, size), subject.outputs(moved, size)) <= STANDS
+            assert (
+                change(subject.outputs(subject.model, size), subject.outputs(moved, size)) <= STANDS
+            )
 
 
 @torch.no_grad()
 def compared_after_changes_of_channels(name: str, left: float) -> ps.Comparison:
-    """Half the channels left out equal half masked, with fewer weights; moved and rescaled ones are compared."""
+    """Half the channels left out equal half masked, with fewer weights; moved and
+    rescaled ones are compared.
+    """
     subject = subject_of(name)
     groups = ps.channels(subject.model, *subject.args, kwargs=subject.kwargs)
     small, large = groups.remove(0.5), groups.masked(0.5)
-    assert sum(p.numel() for p in small.parameters()) < left * sum(p.numel() for p in subject.model.parameters())
+    assert sum(p.numel() for p in small.parameters()) < left * sum(
+        p.numel() for p in subject.model.parameters()
+    )
     assert change(subject.outputs(large), subject.outputs(small)) <= SAME
     moved = groups.permute({group.name: torch.randperm(len(group)) for group in groups})
     assert change(subject.outputs(subject.model), subject.outputs(moved)) <= SAME
@@ -148,7 +160,9 @@ def compared_after_changes_of_channels(name: str, left: float) -> ps.Comparison:
     return found
 
 
-@pytest.mark.parametrize("name", params("crepe-tiny", "mtcnn-pnet", "mtcnn-rnet", "mtcnn-onet", "silero-vad"))
+@pytest.mark.parametrize(
+    "name", params("crepe-tiny", "mtcnn-pnet", "mtcnn-rnet", "mtcnn-onet", "silero-vad")
+)
 def test_channels_are_left_out_and_change_places_as_it_stands(name: str) -> None:
     assert compared_after_changes_of_channels(name, left=0.8).same
 
@@ -199,7 +213,10 @@ def test_a_gauge_for_any_purpose_is_the_same_network(name: str) -> None:
         gauge = ps.choose_gauge(subject.model, subject.graph, purpose, subject.args, steps=5)
         found = gauge.certificate
         assert found.bound <= found.after <= found.before
-        assert change(wanted, subject.outputs(ps.rescale(subject.copy(), subject.graph, gauge))) <= SAME, purpose
+        assert (
+            change(wanted, subject.outputs(ps.rescale(subject.copy(), subject.graph, gauge)))
+            <= SAME
+        ), purpose
     powers = ps.choose_gauge(subject.model, subject.graph, ps.Balance(), powers_of_two=True)
     moved = ps.rescale(subject.copy(), subject.graph, powers)
     # (running variances are rounded, as their eps does not scale)
@@ -249,7 +266,9 @@ def test_rescaling_holds_for_other_numbers_of_samples(name: str) -> None:
         assert change(before, after) <= STANDS
 
 
-@pytest.mark.parametrize("name", params("crepe-tiny", "mtcnn-pnet", "mtcnn-rnet", "mtcnn-onet", "silero-vad"))
+@pytest.mark.parametrize(
+    "name", params("crepe-tiny", "mtcnn-pnet", "mtcnn-rnet", "mtcnn-onet", "silero-vad")
+)
 def test_theorems_hold_and_the_proof_is_accepted(name: str) -> None:
     subject = subject_of(name)
     found = ps.verify(subject.model, *subject.args, kwargs=subject.kwargs)
@@ -281,7 +300,13 @@ def test_balance_reaches_the_minimum_that_a_generic_solver_finds(name: str) -> N
         entering, leaving, total = sizes.sides(phi)
         return np.log(total), 2 * (entering - leaving)[free] / total
 
-    best = minimize(logarithm, np.zeros(len(free)), jac=True, method="L-BFGS-B", options={"ftol": 1e-15, "gtol": 1e-10})
+    best = minimize(
+        logarithm,
+        np.zeros(len(free)),
+        jac=True,
+        method="L-BFGS-B",
+        options={"ftol": 1e-15, "gtol": 1e-10},
+    )
     assert found.after == pytest.approx(np.exp(best.fun), rel=1e-8)
     assert found.after < found.before * (1 - 1e-3)
 
@@ -321,7 +346,9 @@ def test_path_norms_of_parts_and_of_all_paths_that_end(name: str) -> None:
     subject, norms = subject_of(name, torch.float64), []
     for model in (subject.copy(), subject.moved(0)):
         graph = ps.trace(model, *subject.args, kwargs=subject.kwargs)
-        norms.append([ps.path_norm(graph, 2, log=True, until=end) for end in (UNTIL[name], "fixed")])
+        norms.append(
+            [ps.path_norm(graph, 2, log=True, until=end) for end in (UNTIL[name], "fixed")]
+        )
         with pytest.raises(ps.UnsupportedError, match="until="):
             ps.path_norm(graph, 2)
     assert norms[0] == pytest.approx(norms[1], abs=1e-9)
@@ -331,7 +358,9 @@ def test_path_norms_of_parts_and_of_all_paths_that_end(name: str) -> None:
 def test_lite0_is_a_chain_of_its_nine_residual_blocks(name: str) -> None:
     subject = subject_of(name)
     chain = MarkovChain.trace(subject.model, *subject.args)
-    assert [node.module for node in chain.nodes] == [f"_blocks.{i}" for i in (2, 4, 6, 7, 9, 10, 12, 13, 14)]
+    assert [node.module for node in chain.nodes] == [
+        f"_blocks.{i}" for i in (2, 4, 6, 7, 9, 10, 12, 13, 14)
+    ]
     classes = torch.tensor([722, 736])
     record = chain.observe(F.cross_entropy, *subject.args, classes)
     assert record.cosines.shape == (9, 2) and bool(record.cosines.isfinite().all())
@@ -342,7 +371,9 @@ def test_steps_on_path_values_train_it_whatever_its_gauge(name: str) -> None:
     subject = subject_of(name, torch.float64)
     target, skeleton = wanted(subject), subject.graph.skeleton(rule="magnitude")
     losses = [
-        trained_by(subject, model, target, lambda m: GSGD(m.named_parameters(), lr=1e-6, skeleton=skeleton))
+        trained_by(
+            subject, model, target, lambda m: GSGD(m.named_parameters(), lr=1e-6, skeleton=skeleton)
+        )
         for model in (subject.copy(), subject.moved(0))
     ]
     assert losses[0][-1] < losses[0][0]

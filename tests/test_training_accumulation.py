@@ -1,4 +1,6 @@
-"""Gradients summed over several passes are those of all their examples at once, in float64 to rounding."""
+"""Gradients summed over several passes are those of all their examples at
+once, in float64 to rounding.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ def exact(name: str = "digits-rows", hidden: int = 6) -> Task:
     """The task in float64."""
     task = load_task(name, hidden=hidden)
     parts = {
-        part: Split(getattr(task, part).inputs.double(), getattr(task, part).targets) for part in ("train", "valid")
+        part: Split(getattr(task, part).inputs.double(), getattr(task, part).targets)
+        for part in ("train", "valid")
     }
     return replace(task, **parts, make_model=lambda seed: task.make_model(seed).double())
 
@@ -38,16 +41,24 @@ def weights(model: nn.Module) -> Tensor:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "gsgd", "gmomentum"])
-# 1197 examples: 4 passes of 90 leave 117, which are passes of 90 and of 27; 2 of 400 leave one of 397
+# 1197 examples: 4 passes of 90 leave 117, which are passes of 90 and of 27;
+# 2 of 400 leave one of 397
 @pytest.mark.parametrize(("batch_size", "passes"), [(90, 4), (400, 2), (7, 200)])
-def test_accumulated_steps_are_those_of_the_joined_batch(optimizer: str, batch_size: int, passes: int) -> None:
+def test_accumulated_steps_are_those_of_the_joined_batch(
+    optimizer: str, batch_size: int, passes: int
+) -> None:
     task, seen = exact(), []
     model, chosen = prepare(task, Recipe(optimizer))
-    model.register_forward_pre_hook(lambda _, args: seen.append(args[0]) if model.training else None)
+    model.register_forward_pre_hook(
+        lambda _, args: seen.append(args[0]) if model.training else None
+    )
     history = Trainer(task, model, chosen, epochs=2, batch_size=batch_size, accumulate=passes).fit()
 
     # The oracle: a loop over the joined examples that were seen, without a trainer.
-    rows = {row.numpy().tobytes(): target for row, target in zip(task.train.inputs, task.train.targets, strict=True)}
+    rows = {
+        row.numpy().tobytes(): target
+        for row, target in zip(task.train.inputs, task.train.targets, strict=True)
+    }
     other, plain = prepare(task, Recipe(optimizer))
     per_epoch, losses = len(seen) // 2, []
     for epoch in range(2):
@@ -63,7 +74,9 @@ def test_accumulated_steps_are_those_of_the_joined_batch(optimizer: str, batch_s
             losses.append(loss.item() * len(inputs))
     torch.testing.assert_close(weights(model), weights(other), rtol=1e-9, atol=1e-11)
     assert history.records[1].step == len(losses)
-    assert history.records[1].train_loss == pytest.approx(sum(losses[len(losses) // 2 :]) / 1197, rel=1e-10)
+    assert history.records[1].train_loss == pytest.approx(
+        sum(losses[len(losses) // 2 :]) / 1197, rel=1e-10
+    )
 
 
 def test_accumulation_meets_the_examples_of_the_larger_batch() -> None:
@@ -71,7 +84,9 @@ def test_accumulation_meets_the_examples_of_the_larger_batch() -> None:
 
     def run(batch_size: int, accumulate: int) -> tuple[Tensor, float, int]:
         model, optimizer = prepare(task, Recipe("gsgd"))
-        history = Trainer(task, model, optimizer, epochs=2, batch_size=batch_size, accumulate=accumulate).fit()
+        history = Trainer(
+            task, model, optimizer, epochs=2, batch_size=batch_size, accumulate=accumulate
+        ).fit()
         assert history.last is not None
         return weights(model), history.last.valid_loss, history.last.step
 
@@ -90,7 +105,9 @@ def test_penal_connection_is_that_of_the_joined_batch() -> None:
         model.train = lambda mode=True: model  # type: ignore[method-assign]
         penalize(model, task.train.inputs[:2], tau=1e-3)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        Trainer(task, model, optimizer, epochs=1, batch_size=batch_size, accumulate=accumulate).fit()
+        Trainer(
+            task, model, optimizer, epochs=1, batch_size=batch_size, accumulate=accumulate
+        ).fit()
         return weights(model)
 
     torch.testing.assert_close(run(20, 3), run(60, 1), rtol=1e-9, atol=1e-11)
@@ -121,7 +138,9 @@ def test_resuming_between_accumulated_steps_is_exact(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("size", "batch_size", "accumulate"), [(23, 4, 2), (7, 7, 1), (9, 4, 3), (1, 4, 2), (12, 3, 4)]
 )
-def test_shares_count_every_example_once(size: int, batch_size: int, accumulate: int, world: int) -> None:
+def test_shares_count_every_example_once(
+    size: int, batch_size: int, accumulate: int, world: int
+) -> None:
     for skip in (0, 1):
         counted, totals = [], {}
         for rank in range(world):

@@ -31,7 +31,15 @@ def flat(text: str) -> str:
 
 @pytest.mark.parametrize("optimizer", ["gsgd", "sgd", "momentum", "adam"])
 def test_train_prints_a_table_and_writes_its_files(tmp_path: Path, optimizer: str) -> None:
-    result = call(*SMALL, "--optimizer", optimizer, "--out", tmp_path / "run", "--json", tmp_path / "result.json")
+    result = call(
+        *SMALL,
+        "--optimizer",
+        optimizer,
+        "--out",
+        tmp_path / "run",
+        "--json",
+        tmp_path / "result.json",
+    )
     assert result.exit_code == 0, result.output
     assert "test error" in result.output and optimizer in result.output
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
@@ -47,8 +55,19 @@ def test_train_prints_a_table_and_writes_its_files(tmp_path: Path, optimizer: st
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "64-true"])
 @pytest.mark.parametrize("optimizer", ["gsgd", "adam"])
-def test_other_precisions_train_and_resume_exactly(tmp_path: Path, precision: str, optimizer: str) -> None:
-    words = [*SMALL[:-2], "--optimizer", optimizer, "--precision", precision, "--json", "-", "--epochs"]
+def test_other_precisions_train_and_resume_exactly(
+    tmp_path: Path, precision: str, optimizer: str
+) -> None:
+    words = [
+        *SMALL[:-2],
+        "--optimizer",
+        optimizer,
+        "--precision",
+        precision,
+        "--json",
+        "-",
+        "--epochs",
+    ]
     whole = json.loads(call(*words, 2, "--out", tmp_path / "whole").stdout)
     assert call(*words, 1, "--out", tmp_path / "part").exit_code == 0
     rest = json.loads(call(*words, 2, "--out", tmp_path / "part", "--resume").stdout)
@@ -56,7 +75,9 @@ def test_other_precisions_train_and_resume_exactly(tmp_path: Path, precision: st
     assert {key for key in whole if whole[key] != rest[key]} == {"seconds", "files"}
     # It is another run than that in float32, and says so.
     refused = call(*SMALL, "--optimizer", optimizer, "--out", tmp_path / "part", "--resume")
-    assert refused.exit_code == 2 and f"written with precision = {precision}" in flat(refused.stderr)
+    assert refused.exit_code == 2 and f"written with precision = {precision}" in flat(
+        refused.stderr
+    )
 
 
 def test_json_alone_goes_to_standard_output(tmp_path: Path) -> None:
@@ -82,7 +103,9 @@ def interrupt_in_epoch(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Trainer, "_epoch", interrupted)
 
 
-def test_interrupted_run_is_resumed_to_the_same_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_run_is_resumed_to_the_same_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ["train", "digits-rows", "--hidden", "5", "--epochs", "4", "--json", "-"]
     whole = json.loads(call(*words, "--out", tmp_path / "whole").stdout)
     with monkeypatch.context() as patch:
@@ -110,7 +133,9 @@ def test_overwrite_starts_afresh_and_a_finished_run_goes_on_with_more_epochs(
     assert json.loads(result.stdout)["epochs_done"] == 2
 
 
-def test_interrupt_before_the_first_epoch_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_before_the_first_epoch_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     interrupt_in_epoch(1, monkeypatch)
     result = call(*SMALL, "--out", tmp_path)
     assert result.exit_code == 130 and "nothing is kept" in flat(result.output)
@@ -118,7 +143,8 @@ def test_interrupt_before_the_first_epoch_has_ended(tmp_path: Path, monkeypatch:
 
 def test_diverged_run_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "pathspace.training.experiments.tasks.digits.functional.cross_entropy", lambda o, t: o.sum() * float("nan")
+        "pathspace.training.experiments.tasks.digits.functional.cross_entropy",
+        lambda o, t: o.sum() * float("nan"),
     )
     result = call(*SMALL, "--out", tmp_path, "--json", tmp_path / "result.json")
     record = json.loads((tmp_path / "result.json").read_text())
@@ -131,18 +157,33 @@ def test_diverged_run_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     [
         (
             ["train", "mnist"],
-            "There is no task 'mnist' (did you mean mnist-98 or mnist-28?); choose one of: bible-characters, catalogue",
+            (
+                "There is no task 'mnist' (did you mean mnist-98 or mnist-28?); choose one of:"
+                " bible-characters, catalogue"
+            ),
         ),
         (["train", "digits-rows", "--optimizer", "lion"], "There is no optimizer 'lion'"),
         (["train", "digits-rows", "--lr", "-1"], "The learning rate is -1.0"),
         (["train", "digits-rows", "--device", "abacus"], "There is no device 'abacus'"),
-        (["train", "digits-rows", "--device", "cuda"], "The device 'cuda' is not available here; use --device cpu"),
+        (
+            ["train", "digits-rows", "--device", "cuda"],
+            "The device 'cuda' is not available here; use --device cpu",
+        ),
         (["train", "digits-rows", "--strategy", "fsdp"], "There is no strategy 'fsdp'"),
         (["train", "digits-rows", "--precision", "half"], "There is no precision 'half'"),
-        (["train", "digits-images", "--tau", "1", "--precision", "16-mixed", "--device", "auto"], "16-mixed"),
+        (
+            ["train", "digits-images", "--tau", "1", "--precision", "16-mixed", "--device", "auto"],
+            "16-mixed",
+        ),
         (["train", "digits-rows", "--out", "/dev/null/x"], "Cannot make the folder '/dev/null/x'"),
-        (["train", "digits-rows", "--json", "no/such/folder.json"], "Cannot write 'no/such/folder.json'"),
-        (["train", "digits-rows", "--out", "empty", "--resume"], "There is no checkpoint 'empty/checkpoint.pt'"),
+        (
+            ["train", "digits-rows", "--json", "no/such/folder.json"],
+            "Cannot write 'no/such/folder.json'",
+        ),
+        (
+            ["train", "digits-rows", "--out", "empty", "--resume"],
+            "There is no checkpoint 'empty/checkpoint.pt'",
+        ),
         (["train", "digits-rows", "--epochs", "0"], "epochs"),
         (["train", "digits-rows", "--rule", "best"], "rule"),
         (["demo", "--out", "/dev/null/x"], "Cannot make the folder '/dev/null/x'"),
@@ -161,7 +202,15 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
 def test_help_teaches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     text = flat(call("train", "--help").output)
-    for word in ("--optimizer", "--resume", "--rule", "--init", "Algorithm 1", "digits-rows", "130 interrupted"):
+    for word in (
+        "--optimizer",
+        "--resume",
+        "--rule",
+        "--init",
+        "Algorithm 1",
+        "digits-rows",
+        "130 interrupted",
+    ):
         assert word in text
     assert "demo" in call("--help").output
 
@@ -174,7 +223,9 @@ def test_names_in_the_help_are_those_that_exist() -> None:
 
     text = flat(call("train", "--help").output)
     assert all(name in text for name in (*OPTIMIZERS, *task_names()))
-    assert tuple(pathspace.training.cli.Rule) == get_args(Rule) and tuple(pathspace.training.cli.Init) == get_args(Init)
+    assert tuple(pathspace.training.cli.Rule) == get_args(Rule) and tuple(
+        pathspace.training.cli.Init
+    ) == get_args(Init)
 
 
 def test_demo_passes_its_options_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +240,9 @@ def test_demo_passes_its_options_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (given["out"], given["seeds"]) == (str(tmp_path), 2)
 
 
-def test_interrupted_demo_ends_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_demo_ends_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(out: str, **options: Any) -> bool:
         raise KeyboardInterrupt
 

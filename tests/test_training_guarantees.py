@@ -59,7 +59,9 @@ def run_command(words: list[str]) -> None:
 
 @pytest.fixture(scope="module")
 def start() -> Callable[..., Any]:
-    """Start commands without waiting for their imports every time: they come from a server that has them."""
+    """Start commands without waiting for their imports every time: they come
+    from a server that has them.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["pathspace.training.command"])
 
@@ -86,7 +88,9 @@ def stamp(path: Path) -> int:
     return path.stat().st_mtime_ns if path.exists() else 0
 
 
-def test_killed_ten_times_a_run_ends_with_bitwise_the_same(tmp_path: Path, start: Callable[..., Any]) -> None:
+def test_killed_ten_times_a_run_ends_with_bitwise_the_same(
+    tmp_path: Path, start: Callable[..., Any]
+) -> None:
     whole, part = tmp_path / "whole", tmp_path / "part"
     process = start(*RUN, "gmomentum", *MOMENTS, "--out", whole)
     process.join()
@@ -96,8 +100,11 @@ def test_killed_ten_times_a_run_ends_with_bitwise_the_same(tmp_path: Path, start
     for _ in range(10):
         before = stamp(checkpoint)
         # Until a first checkpoint is there nothing can be resumed.
-        process = start(*RUN, "gmomentum", *MOMENTS, "--out", part, *(["--resume"] if before else []))
-        # moments are counted in checkpoints, of which the run has 130: a clock says nothing on a loaded machine
+        process = start(
+            *RUN, "gmomentum", *MOMENTS, "--out", part, *(["--resume"] if before else [])
+        )
+        # moments are counted in checkpoints, of which the run has 130: a clock says
+        # nothing on a loaded machine
         for _ in range(rng.randint(1, 5)):
             while process.is_alive() and stamp(checkpoint) == before:
                 time.sleep(0.001)
@@ -106,7 +113,8 @@ def test_killed_ten_times_a_run_ends_with_bitwise_the_same(tmp_path: Path, start
         os.kill(process.pid, signal.SIGKILL)
         process.join()
         assert process.exitcode == -signal.SIGKILL, "the run had ended before it was killed"
-        # Never half a file: whatever the moment, the checkpoint can be read, and it says where the run was.
+        # Never half a file: whatever the moment, the checkpoint can be read, and
+        # it says where the run was.
         inside += torch.load(checkpoint, weights_only=True)["partial"]["steps"] > 0
     assert inside >= 5
     assert call(*RUN, "gmomentum", *MOMENTS, "--out", part, "--resume").exit_code == 0
@@ -122,7 +130,8 @@ def test_killed_ten_times_a_run_ends_with_bitwise_the_same(tmp_path: Path, start
         with open(folder / "metrics.csv", newline="") as file:
             tables.append([[*row[:5], row[6]] for row in csv.reader(file)])
     assert tables[0] == tables[1] and len(tables[0]) == 11
-    # What a killed write leaves behind is a hidden sibling, never one of the run's own files; the next run clears it.
+    # What a killed write leaves behind is a hidden sibling, never one of the run's own
+    # files; the next run clears it.
     assert {path.name for path in part.iterdir()} == {
         "best.pt",
         "checkpoint.pt",
@@ -140,7 +149,9 @@ def test_killed_ten_times_a_run_ends_with_bitwise_the_same(tmp_path: Path, start
         (None, "is not a checkpoint of this version of pathspace"),
     ],
 )
-def test_foreign_checkpoint_is_one_sentence_and_stays(tmp_path: Path, content: bytes | None, sentence: str) -> None:
+def test_foreign_checkpoint_is_one_sentence_and_stays(
+    tmp_path: Path, content: bytes | None, sentence: str
+) -> None:
     path = tmp_path / "checkpoint.pt"
     if content is None:
         torch.save({"state_dict": {"weight": torch.zeros(2)}, "epoch": 3}, path)
@@ -148,7 +159,11 @@ def test_foreign_checkpoint_is_one_sentence_and_stays(tmp_path: Path, content: b
         path.write_bytes(content)
     before = path.read_bytes()
     result = call(*RUN, "sgd", "--out", tmp_path, "--resume")
-    assert result.exit_code == 2 and sentence in flat(result.stderr) and "Traceback" not in result.output
+    assert (
+        result.exit_code == 2
+        and sentence in flat(result.stderr)
+        and "Traceback" not in result.output
+    )
     assert path.read_bytes() == before
 
 
@@ -161,7 +176,9 @@ def test_damage_anywhere_in_a_checkpoint_is_noticed(tmp_path: Path) -> None:
     for spoiled in (whole[:-1], whole[: len(whole) // 2], *(turned(whole, rng) for _ in range(5))):
         path.write_bytes(spoiled)
         result = call(*words, "--resume")
-        assert result.exit_code == 2 and "cannot be read: it is damaged or no checkpoint" in flat(result.stderr)
+        assert result.exit_code == 2 and "cannot be read: it is damaged or no checkpoint" in flat(
+            result.stderr
+        )
         assert "Traceback" not in result.output and path.read_bytes() == spoiled
     path.write_bytes(whole)
     assert call(*words, "--resume").exit_code == 0
@@ -170,14 +187,20 @@ def test_damage_anywhere_in_a_checkpoint_is_noticed(tmp_path: Path) -> None:
 def turned(archive: bytes, rng: random.Random) -> bytes:
     """Turn one bit of one of the tensors of a file that torch has written."""
     with zipfile.ZipFile(io.BytesIO(archive)) as file:
-        entry = rng.choice([entry for entry in file.infolist() if "/data/" in entry.filename and entry.file_size])
+        entry = rng.choice(
+            [entry for entry in file.infolist() if "/data/" in entry.filename and entry.file_size]
+        )
         content = file.read(entry)
     place = archive.index(content, entry.header_offset) + rng.randrange(len(content))
-    return archive[:place] + bytes([archive[place] ^ (1 << rng.randrange(8))]) + archive[place + 1 :]
+    return (
+        archive[:place] + bytes([archive[place] ^ (1 << rng.randrange(8))]) + archive[place + 1 :]
+    )
 
 
 def run_on_a_full_disk(room: int, said: Path, words: list[str]) -> None:
-    """The command where no file may grow beyond ``room`` bytes; what it says goes to a file that is there."""
+    """The command where no file may grow beyond ``room`` bytes; what it says goes
+    to a file that is there.
+    """
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.dup2(os.open(said, os.O_WRONLY), 2)
@@ -187,7 +210,9 @@ def run_on_a_full_disk(room: int, said: Path, words: list[str]) -> None:
     main()
 
 
-def test_full_disk_costs_one_sentence_and_no_file(tmp_path: Path, start: Callable[..., Any]) -> None:
+def test_full_disk_costs_one_sentence_and_no_file(
+    tmp_path: Path, start: Callable[..., Any]
+) -> None:
     words = [*RUN[:4], "--batch-size", "200", "--optimizer", "gmomentum"]
     part, whole, said = tmp_path / "part", tmp_path / "whole", tmp_path / "said"
     assert call(*words, "--epochs", 3, "--out", whole).exit_code == 0
@@ -195,7 +220,8 @@ def test_full_disk_costs_one_sentence_and_no_file(tmp_path: Path, start: Callabl
     before = (part / "checkpoint.pt").read_bytes()
     said.write_bytes(b"")
     more = [str(word) for word in (*words, "--epochs", 3, "--out", part, "--resume")]
-    # Python ignores the signal that would end the process, so that a write fails as it does on a full disk.
+    # Python ignores the signal that would end the process, so that a write fails
+    # as it does on a full disk.
     process = multiprocessing.get_context("forkserver").Process(
         target=run_on_a_full_disk, args=(len(before) // 2, said, more)
     )
@@ -209,12 +235,24 @@ def test_full_disk_costs_one_sentence_and_no_file(tmp_path: Path, start: Callabl
     # Nothing half is left behind, and with room again the run ends where it would have.
     assert not [path for path in part.iterdir() if path.name.startswith(".")]
     assert call(*more).exit_code == 0
-    one, two = (torch.load(folder / "checkpoint.pt", weights_only=True)["model"] for folder in (whole, part))
+    one, two = (
+        torch.load(folder / "checkpoint.pt", weights_only=True)["model"] for folder in (whole, part)
+    )
     assert same(one, two)
 
 
 def test_standard_output_that_is_full_is_one_sentence(tmp_path: Path) -> None:
-    words = [*RUN[:4], "--epochs", "1", "--batch-size", "600", "--optimizer", "sgd", "--out", str(tmp_path / "run")]
+    words = [
+        *RUN[:4],
+        "--epochs",
+        "1",
+        "--batch-size",
+        "600",
+        "--optimizer",
+        "sgd",
+        "--out",
+        str(tmp_path / "run"),
+    ]
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "pathspace", *words, "--json", "-"],
@@ -241,7 +279,9 @@ def test_standard_output_that_is_full_is_one_sentence(tmp_path: Path) -> None:
         ("catalogue", "has no"),
     ],
 )
-def test_empty_data_folder_is_one_sentence_before_any_file(tmp_path: Path, task: str, sentence: str) -> None:
+def test_empty_data_folder_is_one_sentence_before_any_file(
+    tmp_path: Path, task: str, sentence: str
+) -> None:
     (tmp_path / "data").mkdir()
     result = call("train", task, "--data", tmp_path / "data", "--out", tmp_path / "run")
     assert result.exit_code == 2 and sentence in flat(result.stderr), result.output
@@ -255,34 +295,74 @@ def test_truncated_idx_file_is_one_sentence_before_any_file(tmp_path: Path) -> N
         (data / f"{part}-images-idx3-ubyte").write_bytes(
             struct.pack(">4B3I", 0, 0, 8, 3, count, 28, 28) + bytes(count * 784)
         )
-        (data / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">4BI", 0, 0, 8, 1, count) + bytes(count))
-    words = ["train", "mnist-28", "--data", data, "--hidden", 4, "--optimizer", "sgd", "--epochs", 1]
+        (data / f"{part}-labels-idx1-ubyte").write_bytes(
+            struct.pack(">4BI", 0, 0, 8, 1, count) + bytes(count)
+        )
+    words = [
+        "train",
+        "mnist-28",
+        "--data",
+        data,
+        "--hidden",
+        4,
+        "--optimizer",
+        "sgd",
+        "--epochs",
+        1,
+    ]
     assert call(*words, "--out", tmp_path / "sound").exit_code == 0
     images = data / "train-images-idx3-ubyte"
     images.write_bytes(images.read_bytes()[:-1])
     result = call(*words, "--out", tmp_path / "run")
     assert (
-        result.exit_code == 2 and "train-images-idx3-ubyte" in flat(result.stderr) and "idx file" in flat(result.stderr)
+        result.exit_code == 2
+        and "train-images-idx3-ubyte" in flat(result.stderr)
+        and "idx file" in flat(result.stderr)
     )
     assert "Traceback" not in result.output and not (tmp_path / "run").exists()
 
 
 def test_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
-    words = ["train", "digits-rows", "--hidden", "4", "--batch-size", "600", "--epochs", "1", "--out", tmp_path]
+    words = [
+        "train",
+        "digits-rows",
+        "--hidden",
+        "4",
+        "--batch-size",
+        "600",
+        "--epochs",
+        "1",
+        "--out",
+        tmp_path,
+    ]
     assert call(*words, "--optimizer", "sgd").exit_code == 0
     result = call(*words, "--optimizer", "adam", "--resume")
-    assert result.exit_code == 2 and "was written with lr = 0.05, this run asks for lr = 0.002" in flat(result.stderr)
+    assert (
+        result.exit_code == 2
+        and "was written with lr = 0.05, this run asks for lr = 0.002" in flat(result.stderr)
+    )
     assert "resume with the same settings or choose another folder" in flat(result.stderr)
 
 
-# ---- configuration --------------------------------------------------------------------------------------------------
+# ---- configuration -------------------------------------------------------------------------------
 
 
 def test_configuration_sets_what_is_not_typed(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('optimizer = "sgd"\nlr = 1\nepochs = 2\nbatch-size = 600\nhidden = 4\n')
     out = tmp_path / "run"
-    result = call("train", "digits-rows", "--config", file, "--epochs", 1, "--out", out, "--json", tmp_path / "r.json")
+    result = call(
+        "train",
+        "digits-rows",
+        "--config",
+        file,
+        "--epochs",
+        1,
+        "--out",
+        out,
+        "--json",
+        tmp_path / "r.json",
+    )
     assert result.exit_code == 0, result.output
     settings = json.loads((tmp_path / "r.json").read_text())["settings"]
     chosen = {key: settings[key] for key in ("optimizer", "lr", "epochs", "batch_size", "hidden")}
@@ -290,24 +370,62 @@ def test_configuration_sets_what_is_not_typed(tmp_path: Path) -> None:
 
 
 def test_run_leaves_a_configuration_that_makes_the_same_run(tmp_path: Path) -> None:
-    words = ["train", "digits-rows", "--hidden", 4, "--batch-size", 300, "--optimizer", "gmomentum", "--epochs", 2]
-    assert call(*words, "--seed", 3, "--json", tmp_path / "1.json", "--out", tmp_path / "1").exit_code == 0
+    words = [
+        "train",
+        "digits-rows",
+        "--hidden",
+        4,
+        "--batch-size",
+        300,
+        "--optimizer",
+        "gmomentum",
+        "--epochs",
+        2,
+    ]
+    assert (
+        call(*words, "--seed", 3, "--json", tmp_path / "1.json", "--out", tmp_path / "1").exit_code
+        == 0
+    )
     file = tmp_path / "1/configuration.toml"
     read = tomllib.loads(file.read_text())
     # Defaults are filled in, those of the optimizer too, and the versions are there.
-    assert (read["task"], read["lr"], read["init"], read["seed"]) == ("digits-rows", 0.01, "unit-skeleton", 3)
-    assert read["versions"]["torch"] == torch.__version__ and read["versions"]["python"].startswith("3.")
+    assert (read["task"], read["lr"], read["init"], read["seed"]) == (
+        "digits-rows",
+        0.01,
+        "unit-skeleton",
+        3,
+    )
+    assert read["versions"]["torch"] == torch.__version__ and read["versions"]["python"].startswith(
+        "3."
+    )
     assert not {"out", "resume", "json"} & read.keys()
-    again = call("train", "digits-rows", "--config", file, "--json", tmp_path / "2.json", "--out", tmp_path / "2")
+    again = call(
+        "train",
+        "digits-rows",
+        "--config",
+        file,
+        "--json",
+        tmp_path / "2.json",
+        "--out",
+        tmp_path / "2",
+    )
     assert again.exit_code == 0, again.output
     one, two = (json.loads((tmp_path / f"{name}.json").read_text()) for name in "12")
     assert {key for key in one if one[key] != two[key]} == {"seconds", "files"}
     assert (tmp_path / "2/configuration.toml").read_text() == file.read_text()
     # A resume that is refused leaves it as it was, one that is not brings it up to date.
     refused = call(*words, "--lr", 0.5, "--resume", "--out", tmp_path / "2")
-    assert refused.exit_code == 2 and (tmp_path / "2/configuration.toml").read_text() == file.read_text()
-    more = call("train", "digits-rows", "--config", file, "--epochs", 3, "--resume", "--out", tmp_path / "2")
-    assert more.exit_code == 0 and tomllib.loads((tmp_path / "2/configuration.toml").read_text())["epochs"] == 3
+    assert (
+        refused.exit_code == 2
+        and (tmp_path / "2/configuration.toml").read_text() == file.read_text()
+    )
+    more = call(
+        "train", "digits-rows", "--config", file, "--epochs", 3, "--resume", "--out", tmp_path / "2"
+    )
+    assert (
+        more.exit_code == 0
+        and tomllib.loads((tmp_path / "2/configuration.toml").read_text())["epochs"] == 3
+    )
     other = call("train", "digits-images", "--config", file, "--out", tmp_path / "3")
     assert other.exit_code == 2 and "is for another task than 'digits-images'" in flat(other.stderr)
 
@@ -315,7 +433,10 @@ def test_run_leaves_a_configuration_that_makes_the_same_run(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("learning_rate = 0.1", "has an unknown key 'learning_rate'; known are: accumulate, batch_size"),
+        (
+            "learning_rate = 0.1",
+            "has an unknown key 'learning_rate'; known are: accumulate, batch_size",
+        ),
         ("lr = 'fast'", "gives lr the value 'fast', expected a value of type float"),
         ("epochs = 1.5", "gives epochs the value 1.5, expected a value of type int"),
         ("epochs = true", "gives epochs the value True, expected a value of type int"),
@@ -336,30 +457,54 @@ def test_slip_in_a_configuration_is_one_sentence(
     if text is not None:
         Path("run.toml").write_text(text)
     result = call("train", "digits-rows", "--hidden", 4, "--config", "run.toml", "--out", "run")
-    assert result.exit_code == 2 and sentence in flat(result.stderr) and "Traceback" not in result.output
+    assert (
+        result.exit_code == 2
+        and sentence in flat(result.stderr)
+        and "Traceback" not in result.output
+    )
 
 
 def test_whole_numbers_stand_for_floats(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text("lr = 1\nresume = false\n")
-    assert read_config(tmp_path / "x.toml", {"lr": float, "resume": bool}) == {"lr": 1, "resume": False}
+    assert read_config(tmp_path / "x.toml", {"lr": float, "resume": bool}) == {
+        "lr": 1,
+        "resume": False,
+    }
 
 
-# ---- sweeps ---------------------------------------------------------------------------------------------------------
+# ---- sweeps --------------------------------------------------------------------------------------
 
 
-def test_sweep_runs_the_grid_once_and_writes_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["sweep", "digits-rows", "--optimizer", "sgd", "--hidden", 4, "--epochs", 1, "--batch-size", 600]
+def test_sweep_runs_the_grid_once_and_writes_one_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [
+        "sweep",
+        "digits-rows",
+        "--optimizer",
+        "sgd",
+        "--hidden",
+        4,
+        "--epochs",
+        1,
+        "--batch-size",
+        600,
+    ]
     words += ["--lr", 0.1, "--lr", 0.5, "--out", tmp_path / "sweep"]
     first = call(*words)
     assert first.exit_code == 0 and "1 epoch, 2 seeds" in first.output, first.output
     with open(tmp_path / "sweep" / "sweep.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [sorted(float(row["learning_rate"]) for row in rows), {row["seeds"] for row in rows}] == [[0.1, 0.5], {"2"}]
+    assert [
+        sorted(float(row["learning_rate"]) for row in rows),
+        {row["seeds"] for row in rows},
+    ] == [[0.1, 0.5], {"2"}]
     assert float(rows[0]["valid_error"]) <= float(rows[1]["valid_error"])
     table = (tmp_path / "sweep" / "sweep.csv").read_bytes()
     # A second time nothing is trained: all of it is known.
     monkeypatch.setattr(
-        "pathspace.training.experiments.reproduce.trial_cache.run_trial", lambda *_: pytest.fail("trained again")
+        "pathspace.training.experiments.reproduce.trial_cache.run_trial",
+        lambda *_: pytest.fail("trained again"),
     )
     assert call(*words).exit_code == 0 and (tmp_path / "sweep" / "sweep.csv").read_bytes() == table
 
@@ -368,7 +513,13 @@ def test_cells_put_divergence_last_and_the_best_first() -> None:
     trials = grid(Trial("t", "sgd", 0.0, 0, 1), (0.1, 0.2), (0.0, 1.0), 2)
     values = {(0.1, 0.0): 0.5, (0.1, 1.0): 0.4, (0.2, 0.0): 0.1, (0.2, 1.0): 0.3}
     outcomes = [
-        Outcome((1.0,), (1.0,), (values[t.lr, t.tau],), 1.0, diverged=(t.lr, t.tau, t.seed) == (0.2, 0.0, 1))
+        Outcome(
+            (1.0,),
+            (1.0,),
+            (values[t.lr, t.tau],),
+            1.0,
+            diverged=(t.lr, t.tau, t.seed) == (0.2, 0.0, 1),
+        )
         for t in trials
     ]
     found = cells(trials, outcomes)
@@ -385,6 +536,8 @@ def test_cells_put_divergence_last_and_the_best_first() -> None:
         ((float("nan"),), (0.0,), "positive numbers"),
     ],
 )
-def test_grid_without_sense_is_one_sentence(rates: tuple[float, ...], taus: tuple[float, ...], expected: str) -> None:
+def test_grid_without_sense_is_one_sentence(
+    rates: tuple[float, ...], taus: tuple[float, ...], expected: str
+) -> None:
     with pytest.raises(InputError, match=f"A sweep found .*, expected {expected}."):
         grid(Trial("t", "sgd", 0.0, 0, 1), rates, taus, 1)

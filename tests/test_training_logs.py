@@ -1,4 +1,6 @@
-"""Metrics of a run as CSV, as JSON lines, for Fabric's loggers and for TensorBoard: the same numbers everywhere."""
+"""Metrics of a run as CSV, as JSON lines, for Fabric's loggers and for TensorBoard:
+the same numbers everywhere.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,13 @@ def table(path: Path) -> list[dict[str, str]]:
 
 def test_csv_json_lines_and_loggers_agree(tmp_path: Path) -> None:
     task = load_task("digits-rows", hidden=4)
-    fabric = Fabric(accelerator="cpu", devices=1, loggers=CSVLogger(tmp_path, name="logged", version="0"))
+    fabric = Fabric(
+        accelerator="cpu", devices=1, loggers=CSVLogger(tmp_path, name="logged", version="0")
+    )
     model, optimizer = prepare(task, Recipe("sgd"))
-    history = Trainer(task, model, optimizer, epochs=3, batch_size=300, folder=tmp_path / "run", fabric=fabric).fit()
+    history = Trainer(
+        task, model, optimizer, epochs=3, batch_size=300, folder=tmp_path / "run", fabric=fabric
+    ).fit()
     fabric.logger.finalize("success")
     rows, objects, logged = (
         table(tmp_path / "run/metrics.csv"),
@@ -50,8 +56,18 @@ def test_csv_json_lines_and_loggers_agree(tmp_path: Path) -> None:
     assert len(rows) == len(objects) == len(logged) == 3
     for record, row, found, other in zip(history.records, rows, objects, logged, strict=True):
         assert list(row) == list(found)
-        assert found["valid_error"] == record.valid_metric == float(row["valid_error"]) == float(other["valid_error"])
-        assert found["train_loss"] == record.train_loss == float(row["train_loss"]) == float(other["train_loss"])
+        assert (
+            found["valid_error"]
+            == record.valid_metric
+            == float(row["valid_error"])
+            == float(other["valid_error"])
+        )
+        assert (
+            found["train_loss"]
+            == record.train_loss
+            == float(row["train_loss"])
+            == float(other["train_loss"])
+        )
         assert found["step"] == record.step == int(row["step"]) == int(other["step"])
 
 
@@ -65,11 +81,24 @@ def test_json_lines_know_no_nan(tmp_path: Path) -> None:
 
 
 def test_tensorboard_is_written_or_asked_for_in_one_sentence(tmp_path: Path) -> None:
-    words = ["train", "digits-rows", "--hidden", 4, "--batch-size", 400, "--out", tmp_path, "--tensorboard"]
+    words = [
+        "train",
+        "digits-rows",
+        "--hidden",
+        4,
+        "--batch-size",
+        400,
+        "--out",
+        tmp_path,
+        "--tensorboard",
+    ]
     result = call(*words, "--epochs", 2)
     if not find_spec("tensorboard"):
         assert result.exit_code == 2 and list(tmp_path.iterdir()) == []
-        sentence = "Error: TensorBoard is not installed; run pip install tensorboard, or do not pass --tensorboard."
+        sentence = (
+            "Error: TensorBoard is not installed; run pip install tensorboard, or do not pass"
+            " --tensorboard."
+        )
         assert " ".join(result.stderr.split()) == sentence
         return
     assert result.exit_code == 0, result.output
@@ -82,4 +111,6 @@ def test_tensorboard_is_written_or_asked_for_in_one_sentence(tmp_path: Path) -> 
         scalars = [(event.step, event.value) for event in events.Scalars(name)]
         wanted = [(row["step"], row[name]) for row in lines(tmp_path / "metrics.jsonl")]
         assert [step for step, _ in scalars] == [step for step, _ in wanted] == [3, 6, 9, 12]
-        assert [value for _, value in scalars] == pytest.approx([value for _, value in wanted], rel=1e-6)
+        assert [value for _, value in scalars] == pytest.approx(
+            [value for _, value in wanted], rel=1e-6
+        )

@@ -30,7 +30,9 @@ pytestmark = pytest.mark.usefixtures("no_rule_fails")
 PAPERS = [toy, language_model, recurrent_cnn, cifar_resnet, translator]
 
 
-@pytest.mark.parametrize("build", [mlp, residual_cnn, stacked_rnn, loop_rnn], ids=lambda build: build.__name__)
+@pytest.mark.parametrize(
+    "build", [mlp, residual_cnn, stacked_rnn, loop_rnn], ids=lambda build: build.__name__
+)
 def test_theorems_hold(build: Callable) -> None:
     model, inputs = build()
     certificate = ps.verify(model, *inputs)
@@ -61,7 +63,9 @@ def test_counts_are_those_of_the_architecture(build: Callable, weights: int, uni
 
 
 @pytest.mark.parametrize(
-    "build", [mlp, residual_cnn, relu_rnn, stacked_rnn, loop_rnn, *PAPERS], ids=lambda build: build.__name__
+    "build",
+    [mlp, residual_cnn, relu_rnn, stacked_rnn, loop_rnn, *PAPERS],
+    ids=lambda build: build.__name__,
 )
 def test_models_repeat_themselves_and_leave_random_numbers_alone(build: Callable) -> None:
     before = torch.get_rng_state()
@@ -70,11 +74,15 @@ def test_models_repeat_themselves_and_leave_random_numbers_alone(build: Callable
 
 
 @pytest.mark.parametrize("build", PAPERS, ids=lambda build: build.__name__)
-def test_models_of_the_papers_are_verified_with_nothing_pinned_but_by_positions(build: Callable) -> None:
+def test_models_of_the_papers_are_verified_with_nothing_pinned_but_by_positions(
+    build: Callable,
+) -> None:
     model, inputs = build()
     certificate = ps.verify(model, *inputs)
     assert certificate.holds
-    assert {pin["reason"] for pin in certificate.pinned} <= {"shares one scale with the buffer places"}
+    assert {pin["reason"] for pin in certificate.pinned} <= {
+        "shares one scale with the buffer places"
+    }
     assert certificate.dimension == certificate.weights - certificate.units
 
 
@@ -88,7 +96,8 @@ def test_blocks_of_residual_networks_have_regularisers() -> None:
     x = torch.randn(64, 1, 8, 8)
     block = BasicBlock(1, 1, 1, scale=0.0)
     assert torch.equal(block(x), x.relu())
-    # a dropped branch leaves the stream, one that is kept counts more; none is dropped in evaluation mode
+    # a dropped branch leaves the stream, one that is kept counts more; none is
+    # dropped in evaluation mode
     dropping = BasicBlock(1, 1, 1, drop=0.75)
     torch.nn.init.zeros_(dropping.outer_norm.weight)
     torch.nn.init.ones_(dropping.outer_norm.bias)

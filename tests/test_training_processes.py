@@ -1,4 +1,6 @@
-"""Several processes are one run: they share its passes, agree on its numbers, and the first of them speaks."""
+"""Several processes are one run: they share its passes, agree on its numbers, and
+the first of them speaks.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def exact(name: str, count: int) -> Task:
     task = load_task(name, hidden=6)
     train = Split(task.train.inputs[:count].double(), task.train.targets[:count])
     valid = Split(task.valid.inputs.double(), task.valid.targets)
-    return replace(task, train=train, valid=valid, make_model=lambda seed: task.make_model(seed).double())
+    return replace(
+        task, train=train, valid=valid, make_model=lambda seed: task.make_model(seed).double()
+    )
 
 
 class Noisy(nn.Module):
@@ -59,15 +63,21 @@ def numbers(history: History) -> list[EpochRecord]:
     return [replace(record, seconds=0.0) for record in history.records]
 
 
-def recurrent(fabric: Fabric, optimizer: str, batch_size: int, accumulate: int, count: int) -> tuple[Tensor, Any]:
+def recurrent(
+    fabric: Fabric, optimizer: str, batch_size: int, accumulate: int, count: int
+) -> tuple[Tensor, Any]:
     task = exact("digits-rows", count)
     model, chosen = prepare(task, Recipe(optimizer))
-    trainer = Trainer(task, model, chosen, epochs=2, batch_size=batch_size, accumulate=accumulate, fabric=fabric)
+    trainer = Trainer(
+        task, model, chosen, epochs=2, batch_size=batch_size, accumulate=accumulate, fabric=fabric
+    )
     return weights_after(trainer)
 
 
 def residual(fabric: Fabric) -> tuple[Tensor, Any]:
-    """With the penal connection, and passes of 3 of 7 examples: the last leaves nothing for a second process."""
+    """With the penal connection, and passes of 3 of 7 examples: the last leaves
+    nothing for a second process.
+    """
     task = exact("digits-images", 7)
     model = task.make_model(0).eval()
     # Batch norm would look at each process's examples.
@@ -101,7 +111,14 @@ def noisy(fabric: Fabric, folder: Path | None, stop: int = 0) -> Trainer:
     task = exact("digits-rows", 200)
     model, optimizer = prepare(task, Recipe("gmomentum"))
     return Trainer(
-        task, Noisy(model), optimizer, epochs=2, folder=folder, checkpoint_every=3, watch=watch, fabric=fabric
+        task,
+        Noisy(model),
+        optimizer,
+        epochs=2,
+        folder=folder,
+        checkpoint_every=3,
+        watch=watch,
+        fabric=fabric,
     )
 
 
@@ -129,7 +146,9 @@ def one_run(fabric: Fabric, folder: Path) -> None:
 
     # A loss that overflows in one process ends the run of both, and so does an error.
     task = exact("digits-rows", 200)
-    spoiled = replace(task, loss=lambda o, t: task.loss(o, t) * (math.inf if fabric.global_rank else 1.0))
+    spoiled = replace(
+        task, loss=lambda o, t: task.loss(o, t) * (math.inf if fabric.global_rank else 1.0)
+    )
     model, optimizer = prepare(task, Recipe("sgd"))
     assert Trainer(spoiled, model, optimizer, epochs=2, fabric=fabric).fit().diverged
 
@@ -152,21 +171,38 @@ def test_two_processes_are_one_run(tmp_path: Path) -> None:
         torch.testing.assert_close(weight, expected, rtol=1e-9, atol=1e-12)
         for record, other in zip(records, others, strict=True):
             assert (record["epoch"], record["step"]) == (other["epoch"], other["step"])
-            for key, exactly in (("train_loss", 1e-10), ("valid_loss", 1e-10), ("valid_metric", 1e-6)):
+            for key, exactly in (
+                ("train_loss", 1e-10),
+                ("valid_loss", 1e-10),
+                ("valid_metric", 1e-6),
+            ):
                 # The metric of the task is a mean in float32.
                 assert record[key] == pytest.approx(other[key], rel=exactly)
 
 
-# ---- the command, through the launchers -----------------------------------------------------------------------------
+# ---- the command, through the launchers ----------------------------------------------------------
 
-RUN = ["train", "digits-rows", "--hidden", "6", "--batch-size", "50", "--optimizer", "gsgd", "--precision", "64-true"]
+RUN = [
+    "train",
+    "digits-rows",
+    "--hidden",
+    "6",
+    "--batch-size",
+    "50",
+    "--optimizer",
+    "gsgd",
+    "--precision",
+    "64-true",
+]
 TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
 
 
 def call(*words: object) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", *map(str, words)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
 
 
 def alone(*words: object) -> None:
@@ -206,7 +242,9 @@ def test_both_launchers_end_where_one_process_does(tmp_path: Path) -> None:
             # Fabric hands the outputs of 64-true to the loss in float32.
             torch.testing.assert_close(model[name], weight, rtol=1e-5, atol=1e-6)
         for row, other in zip(rows, others, strict=True):
-            assert [float(value) for value in other] == pytest.approx([float(value) for value in row], rel=1e-6)
+            assert [float(value) for value in other] == pytest.approx(
+                [float(value) for value in row], rel=1e-6
+            )
         assert {path.name for path in folder.iterdir()} == {
             "checkpoint.pt",
             "configuration.toml",
@@ -219,7 +257,10 @@ def test_an_error_of_two_processes_is_one_sentence(tmp_path: Path) -> None:
     done = call("pathspace", *RUN, "--out", tmp_path, "--resume", "--devices", 2)
     assert done.returncode == 2
     sentence = " ".join(done.stderr.split())
-    assert sentence.startswith("Error: There is no checkpoint") and sentence.count("There is no checkpoint") == 1
+    assert (
+        sentence.startswith("Error: There is no checkpoint")
+        and sentence.count("There is no checkpoint") == 1
+    )
     assert "Traceback" not in sentence and list(tmp_path.iterdir()) == []
 
 
@@ -245,24 +286,47 @@ def test_what_cannot_be_launched_is_one_sentence(wrong: dict[str, Any], sentence
 
 
 def test_torchrun_and_devices_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("TORCHELASTIC_RUN_ID", "1"), ("LOCAL_WORLD_SIZE", "2"), ("WORLD_SIZE", "4")):
+    for name, value in (
+        ("TORCHELASTIC_RUN_ID", "1"),
+        ("LOCAL_WORLD_SIZE", "2"),
+        ("WORLD_SIZE", "4"),
+    ):
         monkeypatch.setenv(name, value)
-    with pytest.raises(InputError, match="torchrun has started 2 processes on this machine, but --devices is 3"):
+    with pytest.raises(
+        InputError, match="torchrun has started 2 processes on this machine, but --devices is 3"
+    ):
         make_fabric(devices=3)
 
 
 def test_a_process_that_dies_takes_the_others_along_in_one_sentence(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    words = [*RUN, "--epochs", "2000", "--checkpoint-every", "2", "--out", str(tmp_path), "--devices", "2"]
+    words = [
+        *RUN,
+        "--epochs",
+        "2000",
+        "--checkpoint-every",
+        "2",
+        "--out",
+        str(tmp_path),
+        "--devices",
+        "2",
+    ]
     command = [sys.executable, "-m", "pathspace", *words]
-    main = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    main = subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     while main.poll() is None and not (tmp_path / "checkpoint.pt").exists():
         time.sleep(0.05)
     children = Path(f"/proc/{main.pid}/task/{main.pid}/children").read_text().split()
-    (child,) = (number for number in children if b"pathspace" in Path(f"/proc/{number}/cmdline").read_bytes())
+    (child,) = (
+        number
+        for number in children
+        if b"pathspace" in Path(f"/proc/{number}/cmdline").read_bytes()
+    )
     os.kill(int(child), signal.SIGKILL)
     said = main.communicate(timeout=120)[1]
-    # Fabric, which looks after its children every few seconds, may be faster than the broken connection.
+    # Fabric, which looks after its children every few seconds, may be faster
+    # than the broken connection.
     assert main.returncode in (2, -signal.SIGKILL)
     assert main.returncode != 2 or " ".join(said.split()).endswith(
         "the last checkpoint is complete: add --resume to continue."

@@ -1,4 +1,6 @@
-"""What the papers' recipes ask of a run: schedules, decay, augmentation, dropped weights, smoothed targets."""
+"""What the papers' recipes ask of a run: schedules, decay, augmentation, dropped
+weights, smoothed targets.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def test_schedules_by_hand(name: str, factors: dict[float, float]) -> None:
         assert found(share) == pytest.approx(factor, abs=1e-12)
 
 
-@pytest.mark.parametrize("name", ["", "step", "drops", "drops x", "drops 1.5", "cosine", "cosine 0.1 0.2", "linear 1"])
+@pytest.mark.parametrize(
+    "name", ["", "step", "drops", "drops x", "drops 1.5", "cosine", "cosine 0.1 0.2", "linear 1"]
+)
 def test_schedules_that_are_none_are_refused(name: str) -> None:
     with pytest.raises(InputError, match="no schedule"):
         schedule(name)
@@ -60,11 +64,17 @@ def test_the_inverse_root_is_that_of_the_original_transformer() -> None:
 def test_decay_is_handed_to_the_optimizer(kind: str) -> None:
     task = load_task("digits-rows", hidden=3)
     settings = [
-        {group["weight_decay"] for group in prepare(task, Recipe(kind, decay=decay))[1].param_groups}
+        {
+            group["weight_decay"]
+            for group in prepare(task, Recipe(kind, decay=decay))[1].param_groups
+        }
         for decay in (0.0, 0.25)
     ]
     assert settings == [{0.0}, {0.25}]
-    ends = [run_trial(replace(SMALL, optimizer=kind, lr=0.01, epochs=1, decay=d)).valid_losses for d in (0.0, 0.25)]
+    ends = [
+        run_trial(replace(SMALL, optimizer=kind, lr=0.01, epochs=1, decay=d)).valid_losses
+        for d in (0.0, 0.25)
+    ]
     assert ends[0] != ends[1]
 
 
@@ -73,7 +83,10 @@ def test_decay_where_there_is_none_and_decay_that_is_none() -> None:
         prepare(load_task("digits-rows", hidden=3), Recipe("signs", decay=0.1))
     with pytest.raises(InputError, match="weight decay is -1"):
         Recipe("sgd", decay=-1.0)
-    assert "decay" not in Recipe("sgd").settings() and Recipe("sgd", decay=0.1).settings()["decay"] == 0.1
+    assert (
+        "decay" not in Recipe("sgd").settings()
+        and Recipe("sgd", decay=0.1).settings()["decay"] == 0.1
+    )
 
 
 def test_images_are_moved_and_mirrored() -> None:
@@ -86,7 +99,9 @@ def test_images_are_moved_and_mirrored() -> None:
             for up in range(2 * MARGIN + 1)
             for left in range(2 * MARGIN + 1)
             for flipped in (False, True)
-            if torch.equal(after.flip(2) if flipped else after, before[:, up : up + 6, left : left + 7])
+            if torch.equal(
+                after.flip(2) if flipped else after, before[:, up : up + 6, left : left + 7]
+            )
         ]
         assert len(found) == 1
         seen.add(found[0])
@@ -106,7 +121,12 @@ def test_training_alone_is_augmented_and_repeats_itself() -> None:
     for _ in range(2):
         model = task.make_model(0)
         trainer = Trainer(
-            task, model, torch.optim.SGD(model.parameters(), lr=0.1), epochs=1, batch_size=600, augment=watch
+            task,
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            epochs=1,
+            batch_size=600,
+            augment=watch,
         )
         ends.append(trainer.fit().records[-1].valid_loss)
     assert met == [600, len(task.train) - 600] * 2 and ends[0] == ends[1]
@@ -116,14 +136,21 @@ def test_training_alone_is_augmented_and_repeats_itself() -> None:
 
 
 def test_recurrent_weights_are_dropped_in_training_only() -> None:
-    model, tokens = StackedReluLM(9, embedding=4, hidden=30, layers=2, weight_drop=0.5), torch.randint(9, (3, 6))
+    model, tokens = (
+        StackedReluLM(9, embedding=4, hidden=30, layers=2, weight_drop=0.5),
+        torch.randint(9, (3, 6)),
+    )
     plain = StackedReluLM(9, embedding=4, hidden=30, layers=2)
     plain.load_state_dict(model.state_dict())
-    assert not torch.equal(model(tokens), plain(tokens)) and not torch.equal(model(tokens), model(tokens))
+    assert not torch.equal(model(tokens), plain(tokens)) and not torch.equal(
+        model(tokens), model(tokens)
+    )
     torch.testing.assert_close(model.eval()(tokens), plain(tokens))
     # what is dropped has no gradient, and entering weights are never dropped
     model.train()(tokens).sum().backward()
-    shares = {name: float((p.grad == 0).double().mean()) for name, p in model.rnn.named_parameters()}
+    shares = {
+        name: float((p.grad == 0).double().mean()) for name, p in model.rnn.named_parameters()
+    }
     assert shares["weight_hh_l0"] > 0.3 and shares["weight_hh_l0"] > shares["weight_ih_l0"] + 0.2
 
 
@@ -145,6 +172,8 @@ def test_dropout_is_refused_where_there_is_no_place_for_it() -> None:
     parts = image_splits()
     with pytest.raises(InputError, match="has no dropout"):
         image_task("digits-images", "digits", parts, "residual", 2, 1, dropout=0.5)
-    model = image_task("digits-images", "digits", parts, "recurrent", 2, 1, dropout=0.5).make_model(0)
+    model = image_task("digits-images", "digits", parts, "recurrent", 2, 1, dropout=0.5).make_model(
+        0
+    )
     assert [m.p for m in model.modules() if isinstance(m, nn.Dropout)] == [0.5]
     assert bool(model(parts[0].inputs[:4]).isfinite().all())

@@ -1,4 +1,6 @@
-"""Early stopping: where a run ends, which weights it leaves, and that an interrupt changes neither."""
+"""Early stopping: where a run ends, which weights it leaves, and that an
+interrupt changes neither.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def one_core() -> Iterator[None]:
 
 
 def history(*metrics: float) -> History:
-    return History(tuple(EpochRecord(i + 1, i, 1.0, 1.0, metric, 0.0) for i, metric in enumerate(metrics)))
+    return History(
+        tuple(EpochRecord(i + 1, i, 1.0, 1.0, metric, 0.0) for i, metric in enumerate(metrics))
+    )
 
 
 @pytest.mark.parametrize(
@@ -44,13 +48,19 @@ def history(*metrics: float) -> History:
         ((0.5, 0.6, 0.7, 0.8), None, 1, False),
     ],
 )
-def test_patience_runs_out(metrics: tuple[float, ...], patience: int | None, best: int | None, stops: bool) -> None:
+def test_patience_runs_out(
+    metrics: tuple[float, ...], patience: int | None, best: int | None, stops: bool
+) -> None:
     record = best_record(history(*metrics))
-    assert (record.epoch if record else None) == best and exhausted(history(*metrics), patience) is stops
+    assert (record.epoch if record else None) == best and exhausted(
+        history(*metrics), patience
+    ) is stops
 
 
 class Wandering:
-    """A task whose validation metric falls and rises again: epoch by epoch 0.5, 0.4, 0.3, 0.6, 0.7, ..."""
+    """A task whose validation metric falls and rises again: epoch by epoch
+    0.5, 0.4, 0.3, 0.6, 0.7, ...
+    """
 
     values = (0.5, 0.4, 0.3, 0.6, 0.7, 0.8, 0.9)
 
@@ -113,22 +123,42 @@ def test_interrupted_runs_stop_at_the_same_epoch(tmp_path: Path, stop: int) -> N
     assert torch.equal(weights(rest.model), weights(whole.model))
     # Once stopped, it stays so; with more patience it goes on from its last epoch.
     again = make(Wandering(5).task, tmp_path, patience=2)
-    assert len(again.fit(resume=True).records) == 5 and torch.equal(weights(again.model), weights(whole.model))
+    assert len(again.fit(resume=True).records) == 5 and torch.equal(
+        weights(again.model), weights(whole.model)
+    )
     further = make(Wandering(5).task, tmp_path, patience=3)
-    assert len(further.fit(resume=True).records) == 6 and torch.equal(weights(further.model), weights(whole.model))
+    assert len(further.fit(resume=True).records) == 6 and torch.equal(
+        weights(further.model), weights(whole.model)
+    )
 
 
 def test_patience_cannot_begin_in_the_middle(tmp_path: Path) -> None:
     make(Wandering().task, tmp_path).fit()
-    with pytest.raises(InputError, match="early_stopping = None, this run asks for early_stopping = True"):
+    with pytest.raises(
+        InputError, match="early_stopping = None, this run asks for early_stopping = True"
+    ):
         make(Wandering().task, tmp_path, patience=2).fit(resume=True)
 
 
 def test_command_stops_early_and_says_so(tmp_path: Path) -> None:
-    words = ["train", "digits-rows", "--hidden", 4, "--lr", 1e-9, "--patience", 2, "--epochs", 9, "--batch-size", 400]
+    words = [
+        "train",
+        "digits-rows",
+        "--hidden",
+        4,
+        "--lr",
+        1e-9,
+        "--patience",
+        2,
+        "--epochs",
+        9,
+        "--batch-size",
+        400,
+    ]
     done = call(*words, "--out", tmp_path / "run", "--json", tmp_path / "result.json")
-    assert done.exit_code == 0 and "those of epoch 1, the best; none better came in time" in " ".join(
-        done.output.split()
+    assert (
+        done.exit_code == 0
+        and "those of epoch 1, the best; none better came in time" in " ".join(done.output.split())
     )
     record = json.loads((tmp_path / "result.json").read_text())
     assert (record["epochs_done"], record["epoch_of_weights"]) == (3, 1)

@@ -44,14 +44,24 @@ def test_examples_are_rows_of_pixels_between_0_and_1() -> None:
 def test_model_depends_on_the_seed_alone() -> None:
     task = load_task("digits-rows", hidden=4)
     before = torch.get_rng_state()
-    first, same, other = (torch.nn.utils.parameters_to_vector(task.make_model(seed).parameters()) for seed in (1, 1, 2))
+    first, same, other = (
+        torch.nn.utils.parameters_to_vector(task.make_model(seed).parameters())
+        for seed in (1, 1, 2)
+    )
     assert torch.equal(first, same) and not torch.equal(first, other)
     assert torch.equal(before, torch.get_rng_state())
 
 
 def test_model_has_no_biases_and_the_width_asked_for() -> None:
-    shapes = {name: tuple(p.shape) for name, p in load_task("digits-rows", hidden=7).make_model(0).named_parameters()}
-    assert shapes == {"rnn.weight_ih_l0": (7, 8), "rnn.weight_hh_l0": (7, 7), "readout.weight": (10, 7)}
+    shapes = {
+        name: tuple(p.shape)
+        for name, p in load_task("digits-rows", hidden=7).make_model(0).named_parameters()
+    }
+    assert shapes == {
+        "rnn.weight_ih_l0": (7, 8),
+        "rnn.weight_hh_l0": (7, 7),
+        "readout.weight": (10, 7),
+    }
 
 
 @pytest.mark.parametrize(
@@ -62,13 +72,17 @@ def test_model_has_no_biases_and_the_width_asked_for() -> None:
         ("digits-rows", {"hidden": 0}, "hidden = 0"),
     ],
 )
-def test_wrong_names_are_told_in_one_sentence(name: str, options: dict[str, int], words: str) -> None:
+def test_wrong_names_are_told_in_one_sentence(
+    name: str, options: dict[str, int], words: str
+) -> None:
     with pytest.raises(InputError, match=words) as caught:
         load_task(name, **options)
     assert str(caught.value).count("\n") == 0
 
 
-@pytest.mark.parametrize(("name", "steps"), [("digits-rows-permuted", 8), ("digits-pixels-permuted", 64)])
+@pytest.mark.parametrize(
+    ("name", "steps"), [("digits-rows-permuted", 8), ("digits-pixels-permuted", 64)]
+)
 def test_permuted_tasks_shuffle_every_image_alike(name: str, steps: int) -> None:
     plain, permuted = load_task(name.removesuffix("-permuted"), hidden=4), load_task(name, hidden=4)
     assert permuted.train.inputs.shape == (1197, steps, 64 // steps)

@@ -58,12 +58,16 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
-def test_resumed_run_is_bitwise_the_uninterrupted_one(task: Task, tmp_path: Path, optimizer: str) -> None:
+def test_resumed_run_is_bitwise_the_uninterrupted_one(
+    task: Task, tmp_path: Path, optimizer: str
+) -> None:
     recipe = Recipe(optimizer, seed=3)
 
     def trainer(epochs: int, folder: Path | None) -> Trainer:
         model, chosen = prepare(task, recipe)
-        return Trainer(task, model, chosen, epochs=epochs, seed=3, folder=folder, settings=recipe.settings())
+        return Trainer(
+            task, model, chosen, epochs=epochs, seed=3, folder=folder, settings=recipe.settings()
+        )
 
     whole = trainer(4, None)
     expected = whole.fit()
@@ -77,7 +81,9 @@ def test_resumed_run_is_bitwise_the_uninterrupted_one(task: Task, tmp_path: Path
 def test_resuming_restores_the_noise_of_the_model(task: Task, tmp_path: Path) -> None:
     def trainer(epochs: int, folder: Path | None) -> Trainer:
         model = Noisy(task.make_model(0))
-        return Trainer(task, model, torch.optim.SGD(model.parameters(), lr=0.05), epochs=epochs, folder=folder)
+        return Trainer(
+            task, model, torch.optim.SGD(model.parameters(), lr=0.05), epochs=epochs, folder=folder
+        )
 
     whole = trainer(3, None)
     expected = whole.fit()
@@ -88,13 +94,21 @@ def test_resuming_restores_the_noise_of_the_model(task: Task, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("every", [None, 7, 1])
-def test_interrupted_epoch_goes_on_where_the_checkpoint_stands(task: Task, tmp_path: Path, every: int | None) -> None:
+def test_interrupted_epoch_goes_on_where_the_checkpoint_stands(
+    task: Task, tmp_path: Path, every: int | None
+) -> None:
     steps: list[int] = []
 
     def trainer(watch: Callable[[Tick], None] | None, folder: Path | None) -> Trainer:
         model, optimizer = prepare(task, Recipe("sgd"))
         return Trainer(
-            task, model, optimizer, epochs=3, folder=folder, watch=watch, checkpoint_every=every if folder else None
+            task,
+            model,
+            optimizer,
+            epochs=3,
+            folder=folder,
+            watch=watch,
+            checkpoint_every=every if folder else None,
         )
 
     def interrupt(tick: Tick) -> None:
@@ -132,14 +146,18 @@ class Counting:
 
 @pytest.mark.parametrize("optimizer", [*sorted(OPTIMIZERS), *torch_names()])
 @pytest.mark.parametrize("stop", [4, 41])
-def test_resuming_inside_an_epoch_is_bitwise_exact(task: Task, tmp_path: Path, optimizer: str, stop: int) -> None:
+def test_resuming_inside_an_epoch_is_bitwise_exact(
+    task: Task, tmp_path: Path, optimizer: str, stop: int
+) -> None:
     recipe = Recipe(optimizer, seed=3)
 
     def trainer(folder: Path | None, watch: Counting) -> Trainer:
         model, chosen = prepare(task, recipe)
         noisy = Noisy(model)
         # GSGD knows its parameters, so that they may live in another module by now
-        return Trainer(task, noisy, chosen, epochs=2, seed=3, folder=folder, watch=watch, checkpoint_every=3)
+        return Trainer(
+            task, noisy, chosen, epochs=2, seed=3, folder=folder, watch=watch, checkpoint_every=3
+        )
 
     whole, rest = trainer(None, Counting()), trainer(tmp_path, Counting())
     expected = whole.fit()
@@ -156,7 +174,9 @@ def test_same_seed_means_same_batches_for_every_optimizer(task: Task) -> None:
     def batches(optimizer: str, seed: int) -> list[Tensor]:
         seen: list[Tensor] = []
         model, chosen = prepare(task, Recipe(optimizer))
-        model.register_forward_pre_hook(lambda _, args: seen.append(args[0]) if model.training else None)
+        model.register_forward_pre_hook(
+            lambda _, args: seen.append(args[0]) if model.training else None
+        )
         Trainer(task, model, chosen, epochs=2, batch_size=300, seed=seed).fit()
         return seen
 
@@ -173,7 +193,9 @@ def test_callers_random_numbers_are_left_alone(task: Task, tmp_path: Path) -> No
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_divergence_is_recorded_and_keeps_the_last_sound_checkpoint(task: Task, tmp_path: Path) -> None:
+def test_divergence_is_recorded_and_keeps_the_last_sound_checkpoint(
+    task: Task, tmp_path: Path
+) -> None:
     losses: list[Tensor] = []
 
     def overflowing(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -182,7 +204,9 @@ def test_divergence_is_recorded_and_keeps_the_last_sound_checkpoint(task: Task, 
         return losses[-1] if len(losses) < 50 else losses[-1] * math.inf
 
     model, optimizer = prepare(task, Recipe("sgd"))
-    history = Trainer(replace(task, loss=overflowing), model, optimizer, epochs=5, folder=tmp_path).fit()
+    history = Trainer(
+        replace(task, loss=overflowing), model, optimizer, epochs=5, folder=tmp_path
+    ).fit()
     assert history.diverged and len(history.records) == 2
     assert [row["status"] for row in rows_of(tmp_path / "metrics.csv")] == ["ok", "diverged"]
     model, optimizer = prepare(task, Recipe("sgd"))
@@ -207,11 +231,26 @@ def test_metrics_file_is_the_history(task: Task, tmp_path: Path) -> None:
     model, optimizer = prepare(task, Recipe("sgd"))
     history = Trainer(task, model, optimizer, epochs=3, folder=tmp_path).fit()
     rows = rows_of(tmp_path / "metrics.csv")
-    assert list(rows[0]) == ["epoch", "step", "train_loss", "valid_loss", "valid_error", "seconds", "status"]
-    read = [EpochRecord(int(r["epoch"]), int(r["step"]), *map(float, list(r.values())[2:6])) for r in rows]
+    assert list(rows[0]) == [
+        "epoch",
+        "step",
+        "train_loss",
+        "valid_loss",
+        "valid_error",
+        "seconds",
+        "status",
+    ]
+    read = [
+        EpochRecord(int(r["epoch"]), int(r["step"]), *map(float, list(r.values())[2:6]))
+        for r in rows
+    ]
     assert tuple(read) == history.records
     assert [record.step for record in read] == [38, 76, 114]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint.pt", "metrics.csv", "metrics.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "checkpoint.pt",
+        "metrics.csv",
+        "metrics.jsonl",
+    ]
 
 
 def test_scores_are_means_over_examples(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +270,12 @@ def test_watcher_hears_of_every_step(task: Task) -> None:
     ticks: list[Tick] = []
     model, optimizer = prepare(task, Recipe("sgd"))
     Trainer(task, model, optimizer, epochs=2, batch_size=600, watch=ticks.append).fit()
-    assert [(tick.step, tick.steps, tick.epoch) for tick in ticks] == [(1, 4, 1), (2, 4, 1), (3, 4, 2), (4, 4, 2)]
+    assert [(tick.step, tick.steps, tick.epoch) for tick in ticks] == [
+        (1, 4, 1),
+        (2, 4, 1),
+        (3, 4, 2),
+        (4, 4, 2),
+    ]
     assert math.isnan(ticks[0].metric) and 0 <= ticks[-1].metric <= 1
 
 
@@ -245,10 +289,14 @@ def test_watcher_hears_of_every_step(task: Task) -> None:
         (lambda path: None, "lr = 0.05, this run asks for lr = 0.1"),
     ],
 )
-def test_unfit_checkpoints_are_refused(task: Task, tmp_path: Path, spoil: Callable[[Path], object], words: str) -> None:
+def test_unfit_checkpoints_are_refused(
+    task: Task, tmp_path: Path, spoil: Callable[[Path], object], words: str
+) -> None:
     def trainer(lr: float) -> Trainer:
         recipe = Recipe("sgd", lr)
-        return Trainer(task, *prepare(task, recipe), epochs=1, folder=tmp_path, settings=recipe.settings())
+        return Trainer(
+            task, *prepare(task, recipe), epochs=1, folder=tmp_path, settings=recipe.settings()
+        )
 
     trainer(0.05).fit()
     spoil(tmp_path / "checkpoint.pt")
@@ -261,7 +309,9 @@ def test_nothing_to_resume_without_a_folder(task: Task) -> None:
         Trainer(task, *prepare(task, Recipe("sgd")), epochs=1).fit(resume=True)
 
 
-@pytest.mark.parametrize("wrong", [{"epochs": 0}, {"epochs": 1, "batch_size": 0}, {"epochs": 1, "checkpoint_every": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{"epochs": 0}, {"epochs": 1, "batch_size": 0}, {"epochs": 1, "checkpoint_every": 0}]
+)
 def test_empty_runs_are_refused(task: Task, wrong: dict[str, int]) -> None:
     with pytest.raises(InputError, match="=0, expected a whole number from 1"):
         Trainer(task, *prepare(task, Recipe("sgd")), **wrong)
@@ -293,12 +343,16 @@ def test_torch_optimizers_are_found_by_name(task: Task) -> None:
 
 def test_model_that_torch_refuses_is_one_sentence() -> None:
     # Muon takes matrices only, and the kernels of convolutions are none.
-    with pytest.raises(InputError, match=r"torch's Muon refuses this model \(.*\); choose another optimizer\."):
+    with pytest.raises(
+        InputError, match=r"torch's Muon refuses this model \(.*\); choose another optimizer\."
+    ):
         prepare(load_task("digits-images", hidden=4), Recipe("Muon"))
 
 
 def test_unit_skeleton_start_is_shared_by_sgd_and_gsgd(task: Task) -> None:
-    (one, _), (two, _) = (prepare(task, Recipe(name, init="unit-skeleton", seed=5)) for name in ("sgd", "gsgd"))
+    (one, _), (two, _) = (
+        prepare(task, Recipe(name, init="unit-skeleton", seed=5)) for name in ("sgd", "gsgd")
+    )
     assert torch.equal(weights(one), weights(two))
     changed = (weights(one) != weights(task.make_model(5))).nonzero().flatten()
     # one entering and one leaving weight for each of the 6 units
@@ -315,5 +369,8 @@ def test_modulo_skeleton_is_algorithm_1(task: Task) -> None:
 
 
 def test_random_skeleton_follows_the_seed(task: Task) -> None:
-    vectors = [weights(prepare(task, Recipe("gsgd", rule="random", seed=seed))[0]).abs() == 1 for seed in (0, 0, 1)]
+    vectors = [
+        weights(prepare(task, Recipe("gsgd", rule="random", seed=seed))[0]).abs() == 1
+        for seed in (0, 0, 1)
+    ]
     assert torch.equal(vectors[0], vectors[1]) and not torch.equal(vectors[0], vectors[2])

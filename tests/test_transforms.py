@@ -1,4 +1,6 @@
-"""Ensembles by vmap, functional calls, sparse products, experts of transformers; what cannot be followed says so."""
+"""Ensembles by vmap, functional calls, sparse products, experts of transformers; what
+cannot be followed says so.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def unchanged(model: nn.Module, graph: ps.ReductionGraph, samples: list[Tensor])
     other = ps.rescale(copy.deepcopy(model), graph, phi)
     with torch.no_grad():
         pairs = [(outputs(model(x)), outputs(other(x))) for x in samples]
-    return all(bool(torch.allclose(a, b, rtol=1e-9, atol=1e-9 * float(a.abs().max()))) for a, b in pairs)
+    return all(
+        bool(torch.allclose(a, b, rtol=1e-9, atol=1e-9 * float(a.abs().max()))) for a, b in pairs
+    )
 
 
 class Ensemble(nn.Module):
@@ -36,7 +40,10 @@ class Ensemble(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        members = [nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, OUT)) for _ in range(2)]
+        members = [
+            nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, OUT))
+            for _ in range(2)
+        ]
         stacked, _ = stack_module_state(members)
         self.names = list(stacked)
         self.states = nn.ParameterList([nn.Parameter(value.detach()) for value in stacked.values()])
@@ -44,7 +51,9 @@ class Ensemble(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         states = dict(zip(self.names, self.states, strict=True))
-        return vmap(lambda state, y: functional_call(self.member, state, (y,)), (0, None))(states, x)
+        return vmap(lambda state, y: functional_call(self.member, state, (y,)), (0, None))(
+            states, x
+        )
 
 
 class Mapped(nn.Module):
@@ -63,13 +72,17 @@ class Graph(Mapped):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("adjacency", (torch.eye(8) + torch.ones(8, 8).triu(6)).double().to_sparse())
+        self.register_buffer(
+            "adjacency", (torch.eye(8) + torch.ones(8, 8).triu(6)).double().to_sparse()
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.b(torch.sparse.mm(self.adjacency, self.a(x)).relu())
 
 
-@pytest.mark.parametrize(("make", "units"), [(Ensemble, 2 * HIDDEN), (Mapped, HIDDEN), (Graph, HIDDEN)])
+@pytest.mark.parametrize(
+    ("make", "units"), [(Ensemble, 2 * HIDDEN), (Mapped, HIDDEN), (Graph, HIDDEN)]
+)
 def test_transforms_are_followed(make: Callable[[], nn.Module], units: int) -> None:
     torch.manual_seed(0)
     model = make().double()
@@ -86,7 +99,9 @@ class Packed(nn.Module):
         self.rnn = nn.RNN(WIDTH, HIDDEN, nonlinearity="relu", batch_first=True)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        packed = nn.utils.rnn.pack_padded_sequence(
+            x, lengths, batch_first=True, enforce_sorted=False
+        )
         return nn.utils.rnn.pad_packed_sequence(self.rnn(packed)[0], batch_first=True)[0]
 
 
@@ -124,10 +139,14 @@ class Tuned(Mapped):
     def forward(self, x: Tensor) -> Tensor:
         weights = dict(self.named_parameters())
         if self.how == "weight":
-            return torch.autograd.grad(self.b(self.a(x).relu()).sum(), self.a.weight, create_graph=True)[0]
+            return torch.autograd.grad(
+                self.b(self.a(x).relu()).sum(), self.a.weight, create_graph=True
+            )[0]
         if self.how == "inputs":
             return jacfwd(lambda v: self.b(self.a(v).relu()).sum())(x)
-        slopes = grad(lambda w: functional_call(self.a, w, x).square().sum())({"weight": weights["a.weight"]})
+        slopes = grad(lambda w: functional_call(self.a, w, x).square().sum())(
+            {"weight": weights["a.weight"]}
+        )
         return functional_call(self.a, {"weight": weights["a.weight"] - 0.1 * slopes["weight"]}, x)
 
 
@@ -141,13 +160,28 @@ class SparseWeight(nn.Module):
 
 
 REFUSED: dict[str, tuple[nn.Module, tuple[Tensor, ...], type[PathspaceError], str]] = {
-    "packed": (Packed(), (torch.randn(3, 5, WIDTH), torch.tensor([5, 2, 4])), CaptureError, "packs sequences"),
-    "jagged": (Jagged(), (torch.randn(3, WIDTH), torch.randn(2, WIDTH)), CaptureError, "padded batch"),
+    "packed": (
+        Packed(),
+        (torch.randn(3, 5, WIDTH), torch.tensor([5, 2, 4])),
+        CaptureError,
+        "packs sequences",
+    ),
+    "jagged": (
+        Jagged(),
+        (torch.randn(3, WIDTH), torch.randn(2, WIDTH)),
+        CaptureError,
+        "padded batch",
+    ),
     "grad": (Force(True), (torch.randn(4, WIDTH),), CaptureError, "gradients inside forward"),
     "autograd": (Force(False), (torch.randn(4, WIDTH),), CaptureError, "gradients inside forward"),
     "step": (Tuned("step"), (torch.randn(4, WIDTH),), CaptureError, "gradients inside forward"),
     "weight": (Tuned("weight"), (torch.randn(4, WIDTH),), CaptureError, "gradients inside forward"),
-    "forward": (Tuned("inputs"), (torch.randn(4, WIDTH),), CaptureError, "gradients inside forward"),
+    "forward": (
+        Tuned("inputs"),
+        (torch.randn(4, WIDTH),),
+        CaptureError,
+        "gradients inside forward",
+    ),
     "sparse": (SparseWeight(), (torch.randn(4, WIDTH),), InputError, "sparse parameter 'w'"),
 }
 
@@ -164,9 +198,10 @@ def test_what_cannot_be_followed_is_refused_in_a_sentence(name: str) -> None:
 
 def mixtral(experts: str, act: str = "silu") -> nn.Module:
     config = transformers.MixtralConfig(
-        vocab_size=7, hidden_size=4, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=2,
-        intermediate_size=4, num_local_experts=3, num_experts_per_tok=2, rms_norm_eps=0.0, hidden_act=act,
-        max_position_embeddings=32,
+        vocab_size=7, hidden_size=4, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=2,
+        intermediate_size=4, num_local_experts=3, num_experts_per_tok=2, rms_norm_eps=0.0,
+        hidden_act=act, max_position_embeddings=32,
     )  # fmt: skip
     torch.manual_seed(0)
     model = transformers.MixtralForCausalLM(config).eval()

@@ -1,4 +1,6 @@
-"""What is 0 in a model as it stands hides nothing from `verify`: weights and inputs are drawn again."""
+"""What is 0 in a model as it stands hides nothing from `verify`: weights
+and inputs are drawn again.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def wrong(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, Any], None
     yield lambda name, rule: monkeypatch.setitem(RULES, name, rule)
 
 
-def test_a_rule_that_calls_what_is_used_unused_is_refuted(wrong: Callable[[str, Any], None]) -> None:
+def test_a_rule_that_calls_what_is_used_unused_is_refuted(
+    wrong: Callable[[str, Any], None],
+) -> None:
     wrong("aten.tanh", unused)
     model, x = Between(torch.tanh), torch.randn(5, 3)
     graph = ps.trace(model, x)
@@ -125,7 +129,11 @@ def test_weights_under_a_logarithm_are_drawn_gently() -> None:
     class Logarithm(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.a, self.b, self.p = nn.Linear(3, 4), nn.Linear(4, 2), nn.Parameter(torch.full((4,), 0.3))
+            self.a, self.b, self.p = (
+                nn.Linear(3, 4),
+                nn.Linear(4, 2),
+                nn.Parameter(torch.full((4,), 0.3)),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             return self.b(torch.relu(self.a(x)) * (1 + self.p).log())
@@ -135,7 +143,9 @@ def test_weights_under_a_logarithm_are_drawn_gently() -> None:
 
 
 def test_random_operations_draw_the_same_numbers_in_every_trial() -> None:
-    certificate = ps.verify(Between(lambda x: nn.functional.dropout(torch.relu(x), 0.5, True)), torch.randn(9, 3))
+    certificate = ps.verify(
+        Between(lambda x: nn.functional.dropout(torch.relu(x), 0.5, True)), torch.randn(9, 3)
+    )
     assert certificate.holds and certificate.invariance["trials"]["rescaling"] < 1e-12
 
 

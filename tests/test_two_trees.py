@@ -1,4 +1,6 @@
-"""The two-tree theorem on random directed multigraphs: no network, no library, only combinatorics."""
+"""The two-tree theorem on random directed multigraphs: no network, no
+library, only combinatorics.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def total(count: int, *walks: dict[int, int]) -> list[int]:
 
 
 def boundary(edges: list[tuple[int, int]], units: int) -> np.ndarray:
-    """`(m, H + 1)`: +1 at the head, -1 at the tail; circulations are the integer vectors it maps to zero."""
+    """`(m, H + 1)`: +1 at the head, -1 at the tail; circulations are the integer
+    vectors it maps to zero.
+    """
     matrix = np.zeros((len(edges), units + 1), dtype=np.int64)
     for number, (tail, head) in enumerate(edges):
         matrix[number, head] += 1
@@ -55,7 +59,8 @@ def random_circulation(edges: list[tuple[int, int]], units: int, seed: int) -> n
 
 
 def test_basis_by_hand() -> None:
-    # 0 -a-> 1 -b-> 2 -c-> 0, and d: 0 -> 2; T_in = {a, b}, T_out = {b, c}: one chain {1, 2}, one free edge d
+    # 0 -a-> 1 -b-> 2 -c-> 0, and d: 0 -> 2; T_in = {a, b}, T_out = {b, c}: one
+    # chain {1, 2}, one free edge d
     edges = [(0, 1), (1, 2), (2, 0), (0, 2)]
     rows = basis_rows(*ends(edges, 2), [0, 1], [1, 2])
     assert rows.tolist() == [[1, 1, 1, 0], [0, 0, 1, 1]]
@@ -86,11 +91,17 @@ def test_two_trees_give_a_basis(drawn: tuple) -> None:
 @given(rooted_multigraphs())
 @modest
 def test_walks_along_the_trees_give_the_same_rows(drawn: tuple) -> None:
-    """The rows once more, by walking the trees edge by edge, backwards where an edge points the wrong way."""
+    """The rows once more, by walking the trees edge by edge, backwards where an
+    edge points the wrong way.
+    """
     edges, inward, outward = drawn
     units = units_of(edges)
-    pre: dict[int, dict[int, int]] = {0: {}} | {v: signed_walk(v, edges, inward, False) for v in range(1, units + 1)}
-    suf: dict[int, dict[int, int]] = {0: {}} | {v: signed_walk(v, edges, outward, True) for v in range(1, units + 1)}
+    pre: dict[int, dict[int, int]] = {0: {}} | {
+        v: signed_walk(v, edges, inward, False) for v in range(1, units + 1)
+    }
+    suf: dict[int, dict[int, int]] = {0: {}} | {
+        v: signed_walk(v, edges, outward, True) for v in range(1, units + 1)
+    }
     walked = [total(len(edges), pre[v], suf[v]) for v in range(1, units + 1)]
     walked = [list(p) for p in dict.fromkeys(map(tuple, walked)) if any(p)]
     for e, (tail, head) in enumerate(edges):
@@ -135,6 +146,8 @@ def test_every_circulation_is_an_integer_combination(drawn: tuple, seed: int) ->
 
 
 @pytest.mark.parametrize("sizes", [(2, 1, 3), (1, 2, 3), (2, 2, 1), (1, 1, 1), (2, 2, 3)])
-def test_a_table_is_read_at_positions_of_the_shape_to_which_it_broadcasts(sizes: tuple[int, ...]) -> None:
+def test_a_table_is_read_at_positions_of_the_shape_to_which_it_broadcasts(
+    sizes: tuple[int, ...],
+) -> None:
     table, shape = torch.arange(math.prod(sizes)).view(sizes), (2, 2, 3)
     assert torch.equal(_at(table, shape, torch.arange(12)), table.expand(shape).reshape(-1))

@@ -1,4 +1,6 @@
-"""How many scale symmetries there can be at most: brackets close, and open ones name what was missed."""
+"""How many scale symmetries there can be at most: brackets close, and open
+ones name what was missed.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def bracket(model: nn.Module, *args: Any, **kwargs: Any) -> ps.Certificate:
     return ps.verify(model, *args, upper_bound=True, **kwargs)
 
 
-@pytest.mark.parametrize("name", [*sorted(CASES)[1::8], "mlp_2x4x1x3x2", "batchnorm_conv", "gated_product"])
+@pytest.mark.parametrize(
+    "name", [*sorted(CASES)[1::8], "mlp_2x4x1x3x2", "batchnorm_conv", "gated_product"]
+)
 def test_brackets_of_small_networks_are_closed(name: str) -> None:
     model, args = CASES[name]()
     certificate = bracket(model, *args)
@@ -56,7 +60,10 @@ def test_a_missing_rule_leaves_the_bracket_open_and_names_the_tensors(
     other = nn.ReLU() if isinstance(layer, nn.LeakyReLU) else nn.LeakyReLU(0.1)
     torch.manual_seed(0)
     first, second = (layer, other) if op == "aten.leaky_relu" else (other, layer)
-    model, x = nn.Sequential(nn.Linear(3, 4), first, nn.Linear(4, 3), second, nn.Linear(3, 2)), torch.randn(6, 3)
+    model, x = (
+        nn.Sequential(nn.Linear(3, 4), first, nn.Linear(4, 3), second, nn.Linear(3, 2)),
+        torch.randn(6, 3),
+    )
     assert bracket(model, x).units_at_most == 7
     monkeypatch.setitem(RULES, op, pinned)
     certificate = bracket(model, x)
@@ -73,7 +80,9 @@ def test_rows_with_a_scale_left_over_are_named(monkeypatch: pytest.MonkeyPatch) 
 
         def forward(self, x: Tensor) -> Tensor:
             h = self.stem(x)
-            return self.head(torch.cat([torch.relu(h[:, :3]), nn.functional.leaky_relu(h[:, 3:])], 1))
+            return self.head(
+                torch.cat([torch.relu(h[:, :3]), nn.functional.leaky_relu(h[:, 3:])], 1)
+            )
 
     monkeypatch.setitem(RULES, "aten.leaky_relu", pinned)
     certificate = bracket(Half(), torch.randn(6, 3))
@@ -84,7 +93,9 @@ def test_rows_with_a_scale_left_over_are_named(monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_has_no_effect_is_taken_out_and_said() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2))
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2)
+    )
     x = torch.randn(6, 2, 4, 4)
     certificate = bracket(model, x)
     # four biases that batch norm subtracts
@@ -143,7 +154,11 @@ class Lower(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = torch.relu(self.first(x)).float()
-        h = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-6) * (1.0 + self.weight.to(torch.float32))
+        h = (
+            h
+            * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-6)
+            * (1.0 + self.weight.to(torch.float32))
+        )
         h = h.type_as(x)
         return torch.softmax(self.scores(h), -1, dtype=torch.float32).to(h.dtype) * self.last(h)
 
@@ -168,7 +183,9 @@ class Echo(nn.Module):
         return self.net(x), (self.gain * x).repeat(1, 40)
 
 
-def test_samples_that_tell_next_to_nothing_do_not_open_the_bracket(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_that_tell_next_to_nothing_do_not_open_the_bracket(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     torch.manual_seed(0)
     monkeypatch.setattr(upper_bound, "MOST_VALUES", 10)
     monkeypatch.setattr(upper_bound, "ROUNDS", 2)
@@ -177,7 +194,9 @@ def test_samples_that_tell_next_to_nothing_do_not_open_the_bracket(monkeypatch: 
 
 
 class Detached(nn.Module):
-    """Gradients see neither the norm of `a`, nor what the first output does to the scales of `b`."""
+    """Gradients see neither the norm of `a`, nor what the first output
+    does to the scales of `b`.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -257,7 +276,9 @@ class OneType(nn.Module):
     """What refuses float64, as fake quantisation does."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.fake_quantize_per_channel_affine(x, torch.ones(3), torch.zeros(3, dtype=torch.int32), 1, 0, 255)
+        return torch.fake_quantize_per_channel_affine(
+            x, torch.ones(3), torch.zeros(3, dtype=torch.int32), 1, 0, 255
+        )
 
 
 class Rectifier(nn.Module):
@@ -265,18 +286,28 @@ class Rectifier(nn.Module):
         return WrongBackward.apply(x)  # type: ignore[no-any-return, no-untyped-call]
 
 
-@pytest.mark.parametrize(("between", "words"), [(Rectifier(), "another number or shape"), (OneType(), "no float64")])
+@pytest.mark.parametrize(
+    ("between", "words"), [(Rectifier(), "another number or shape"), (OneType(), "no float64")]
+)
 def test_what_has_no_derivative_is_said_in_plain_words(between: nn.Module, words: str) -> None:
     model = nn.Sequential(nn.Linear(4, 3), between, nn.Linear(3, 2))
     bound = ps.verify(model, torch.randn(5, 4), upper_bound=True).upper_bound
     assert bound is not None and bound["at_most"] is None
-    assert words in bound["evidence"] and "Backward" not in bound["evidence"] and "Double" not in bound["evidence"]
+    assert (
+        words in bound["evidence"]
+        and "Backward" not in bound["evidence"]
+        and "Double" not in bound["evidence"]
+    )
 
 
 def test_the_bracket_is_in_json_and_on_the_command_line(tmp_path: Path) -> None:
     file = tmp_path / "net.py"
-    file.write_text("from torch.nn import *\nnet = Sequential(Linear(3, 4), ReLU(), Linear(4, 2))\n")
-    found = CliRunner().invoke(app, ["verify", f"{file}:net", "--input", "4x3", "--upper-bound", "--json", "-"])
+    file.write_text(
+        "from torch.nn import *\nnet = Sequential(Linear(3, 4), ReLU(), Linear(4, 2))\n"
+    )
+    found = CliRunner().invoke(
+        app, ["verify", f"{file}:net", "--input", "4x3", "--upper-bound", "--json", "-"]
+    )
     assert found.exit_code == 0, found.output
     data = json.loads(found.stdout)
     assert data["units"] == data["units_at_most"] == 4

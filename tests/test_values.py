@@ -26,7 +26,9 @@ OFFSETS = {"before": 0, "w": 10}
         (lambda t: t.flip(0), False),
     ],
 )
-def test_a_moved_weight_has_the_positions_of_its_scalars(move: Callable[[Tensor], Tensor], view: bool) -> None:
+def test_a_moved_weight_has_the_positions_of_its_scalars(
+    move: Callable[[Tensor], Tensor], view: bool
+) -> None:
     """A movement that copies leaves no strided view of the parameter, but the same positions."""
     whole = torch.arange(10, 16).reshape(2, 3)
     found = Weight.of("w", (2, 3)).moved(move, OFFSETS)
@@ -34,4 +36,6 @@ def test_a_moved_weight_has_the_positions_of_its_scalars(move: Callable[[Tensor]
     assert torch.equal(found.positions(OFFSETS), move(whole))
     # a second movement starts where the first ended
     again = found.moved(lambda t: t.unsqueeze(0), OFFSETS)
-    assert (again.name == "w") == view and torch.equal(again.positions(OFFSETS), move(whole).unsqueeze(0))
+    assert (again.name == "w") == view and torch.equal(
+        again.positions(OFFSETS), move(whole).unsqueeze(0)
+    )

@@ -64,12 +64,18 @@ def test_an_unsound_rule_is_refuted() -> None:
 
 
 def test_eps_of_a_normalisation_is_reported() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, eps=1e-2), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2))
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, eps=1e-2), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2)
+    )
     x = torch.randn(4, 3, 6, 6)
     certificate = ps.verify(model, x)
     assert certificate.holds
     assert certificate.units == 8
-    assert certificate.invariance["rescaling_as_it_stands"] > 1e-3 > certificate.invariance["rescaling"]
+    assert (
+        certificate.invariance["rescaling_as_it_stands"]
+        > 1e-3
+        > certificate.invariance["rescaling"]
+    )
     respected = ps.verify(model, x, norm_eps="respect")
     assert respected.holds
     assert respected.units == 4
@@ -103,7 +109,9 @@ def test_a_model_that_insists_on_single_precision() -> None:
             self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 2)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.second(torch.relu(self.first(x)).float() + torch.zeros(4, dtype=torch.float32))
+            return self.second(
+                torch.relu(self.first(x)).float() + torch.zeros(4, dtype=torch.float32)
+            )
 
     certificate = ps.verify(Single(), torch.randn(2, 3))
     assert certificate.holds
@@ -125,7 +133,9 @@ def test_large_models_are_verified_in_place_and_left_alone(monkeypatch: pytest.M
 
 def test_rescaling_keeps_the_function_in_eval_mode() -> None:
     torch.manual_seed(1)
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, eps=1e-20), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2))
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, eps=1e-20), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2)
+    )
     model(torch.randn(8, 3, 6, 6))
     model = model.double().eval()
     x = torch.randn(2, 3, 6, 6).double()
@@ -188,7 +198,12 @@ class Two(nn.Module):
 
     def __init__(self, between: Callable[[nn.Module, Tensor], Tensor]) -> None:
         super().__init__()
-        self.a, self.b, self.other, self.between = nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(3, 4), between
+        self.a, self.b, self.other, self.between = (
+            nn.Linear(3, 4),
+            nn.Linear(4, 2),
+            nn.Linear(3, 4),
+            between,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.b(self.between(self, x))
@@ -252,7 +267,9 @@ def test_rectifiers_that_no_output_reads_refute_nothing() -> None:
             return self.b(every[: len(x)])
 
     found = ps.verify(Dropped().eval(), torch.randn(20, 3)).theorem2
-    assert found["holds"] and found["switched"] and "no output reads the others" in found["evidence"]
+    assert (
+        found["holds"] and found["switched"] and "no output reads the others" in found["evidence"]
+    )
 
 
 def test_branches_run_after_they_were_verified() -> None:
@@ -276,19 +293,28 @@ def test_branches_infinite_masks_and_sparse_inputs_are_verified() -> None:
     x = torch.randn(4, 3)
 
     def branches(model: nn.Module, x: Tensor) -> Tensor:
-        return torch.cond(x.sum() > 0, lambda x: torch.relu(model.a(x)), lambda x: torch.relu(model.other(x)), (x,))
+        return torch.cond(
+            x.sum() > 0,
+            lambda x: torch.relu(model.a(x)),
+            lambda x: torch.relu(model.other(x)),
+            (x,),
+        )
 
     assert ps.verify(Two(branches), x).holds
 
     class Masked(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layer = nn.TransformerEncoderLayer(4, 2, 3, dropout=0.0, batch_first=True, norm_first=True)
+            self.layer = nn.TransformerEncoderLayer(
+                4, 2, 3, dropout=0.0, batch_first=True, norm_first=True
+            )
 
         def forward(self, x: Tensor, mask: Tensor) -> Tensor:
             return self.layer(x, src_mask=mask)
 
-    assert ps.verify(Masked(), torch.randn(2, 3, 4), nn.Transformer.generate_square_subsequent_mask(3)).holds
+    assert ps.verify(
+        Masked(), torch.randn(2, 3, 4), nn.Transformer.generate_square_subsequent_mask(3)
+    ).holds
 
     class Graph(nn.Module):
         def __init__(self) -> None:
@@ -320,7 +346,12 @@ def test_a_frozen_layer_used_several_times_has_its_statistics_once() -> None:
     class Loop(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.a, self.w, self.norm, self.out = nn.Linear(2, 3), nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)
+            self.a, self.w, self.norm, self.out = (
+                nn.Linear(2, 3),
+                nn.Linear(3, 3),
+                nn.BatchNorm1d(3),
+                nn.Linear(3, 1),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             h = torch.zeros(x.shape[1], 3, dtype=x.dtype)
@@ -338,11 +369,14 @@ def test_a_frozen_layer_used_several_times_has_its_statistics_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "norm", [nn.GroupNorm(3, 6), nn.BatchNorm1d(6), nn.BatchNorm1d(6, affine=False), nn.InstanceNorm1d(1)]
+    "norm",
+    [nn.GroupNorm(3, 6), nn.BatchNorm1d(6), nn.BatchNorm1d(6, affine=False), nn.InstanceNorm1d(1)],
 )
 @pytest.mark.parametrize("seed", range(3))
 def test_gradients_that_are_rounding_errors_refute_nothing(norm: nn.Module, seed: int) -> None:
-    """A norm over two numbers returns +-1: its gradient is 0 in truth, and rounding errors as computed."""
+    """A norm over two numbers returns +-1: its gradient is 0 in truth, and
+    rounding errors as computed.
+    """
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), norm, nn.Linear(6, 2)).double().train()
     certificate = ps.verify(model, torch.randn(2, 4).double())
@@ -350,7 +384,9 @@ def test_gradients_that_are_rounding_errors_refute_nothing(norm: nn.Module, seed
 
 
 def test_models_that_round_inside_are_not_refuted_for_it() -> None:
-    """Scales that are not powers of two are rounded in single precision: no reason to refute the exact level."""
+    """Scales that are not powers of two are rounded in single precision: no reason
+    to refute the exact level.
+    """
 
     class Rounding(nn.Module):
         def forward(self, h: Tensor) -> Tensor:
@@ -388,7 +424,11 @@ class _Centred(nn.Module):
 
     def __init__(self, behind: nn.Module) -> None:
         super().__init__()
-        self.one, self.other, self.norm = nn.Conv2d(2, 3, 3), nn.Conv2d(3, 3, 3), nn.InstanceNorm2d(3)
+        self.one, self.other, self.norm = (
+            nn.Conv2d(2, 3, 3),
+            nn.Conv2d(3, 3, 3),
+            nn.InstanceNorm2d(3),
+        )
         self.behind = behind
 
     def forward(self, x: Tensor) -> Any:

@@ -1,4 +1,6 @@
-"""Two reports on one page: the figures are those of the reports, the sentences follow from the numbers."""
+"""Two reports on one page: the figures are those of the reports, the
+sentences follow from the numbers.
+"""
 
 from __future__ import annotations
 
@@ -44,19 +46,34 @@ def test_a_checkpoint_and_another_architecture(tmp_path: Path) -> None:
     app.callback()(lambda: None)
     cli.register(app)
     words = ["report", f"{path}:Net", "--data", f"{path}:batches", "--loss", "cross_entropy"]
-    words += ["--checkpoint", str(tmp_path / "after.pt"), "-o", str(tmp_path / "r.html"), "--json", "-"]
+    words += [
+        "--checkpoint",
+        str(tmp_path / "after.pt"),
+        "-o",
+        str(tmp_path / "r.html"),
+        "--json",
+        "-",
+    ]
     result = CliRunner().invoke(app, [*words, "--against", str(tmp_path / "before.pt")])
     assert result.exit_code == 0, result.output
     found = json.loads(result.output)
     rows = {row["figure"]: (row["first"], row["second"]) for row in found["figures"]}
     assert rows["units"] == (11, 11) and rows["alarms"] == ("exploding", "none")
     variance = [
-        {row["layer"]: row["variance"] for row in found[side]["signal"]["rows"]} for side in ("first", "second")
+        {row["layer"]: row["variance"] for row in found[side]["signal"]["rows"]}
+        for side in ("first", "second")
     ]
-    worst = max(variance[0], key=lambda layer: abs(torch.tensor(variance[0][layer] / variance[1][layer]).log()))
+    worst = max(
+        variance[0],
+        key=lambda layer: abs(torch.tensor(variance[0][layer] / variance[1][layer]).log()),
+    )
     assert found["sentences"][0].startswith(f"The variance of activations differs most at {worst}:")
     page = (tmp_path / "r.html").read_text()
-    assert page.count("<svg") >= 4 and "<script" not in page and all(s in page for s in found["sentences"])
+    assert (
+        page.count("<svg") >= 4
+        and "<script" not in page
+        and all(s in page for s in found["sentences"])
+    )
     result = CliRunner().invoke(app, [*words, "--against", str(tmp_path / "none.pt")])
     assert result.exit_code == 2 and "found no file" in result.output
 
@@ -70,5 +87,8 @@ def test_models_of_other_shapes() -> None:
     rows = {title: (a, b) for title, a, b in both.rows}
     assert rows["units"] == (6, 0) and rows["dimension"][0] == one.facts["certificate"]["dimension"]
     same = versus(one, one)
-    assert same.sentences == [s for s in same.sentences if "same everywhere" in s] and len(same.sentences) >= 2
+    assert (
+        same.sentences == [s for s in same.sentences if "same everywhere" in s]
+        and len(same.sentences) >= 2
+    )
     assert same.to_dict()["first"] == one.to_dict()

@@ -1,4 +1,6 @@
-"""Watched training loops: nothing of them changes, rows say what happened, alarms name the cause."""
+"""Watched training loops: nothing of them changes, rows say what
+happened, alarms name the cause.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +41,25 @@ def test_broken_runs_are_put_down_to_what_was_broken(name: str) -> None:
     assert cause.kind == kind and cause.place.startswith(place) and cause.advice.endswith(".")
     assert math.isnan(cause.value) or cause.value == pytest.approx(cause.value)
     known = {rule.kind for rule in RULES}
-    assert all(alarm.kind in known and (not alarm.because or alarm.because in known) for alarm in watch.alarms)
+    assert all(
+        alarm.kind in known and (not alarm.because or alarm.because in known)
+        for alarm in watch.alarms
+    )
 
 
 @pytest.mark.parametrize("name", runs.HEALTHY)
 def test_healthy_runs_raise_none(name: str) -> None:
     watch = runs.HEALTHY[name].watched(seed=12, structure=name in ("residual", "mlp-sgd"))
-    assert watch.alarms == [] and [int(row["step"]) for row in watch.rows] == [1, 2, 4, 8, 10, 20, 30, 40]
+    assert watch.alarms == [] and [int(row["step"]) for row in watch.rows] == [
+        1,
+        2,
+        4,
+        8,
+        10,
+        20,
+        30,
+        40,
+    ]
 
 
 def test_passes_for_another_network_leave_no_stale_gradients() -> None:
@@ -57,12 +71,17 @@ def test_passes_for_another_network_leave_no_stale_gradients() -> None:
         for _ in range(12):
             made = maker(torch.randn(64, 8))
             optimizers[1].zero_grad()
-            (loss(judge(data[:64]), torch.ones(64, 1)) + loss(judge(made.detach()), torch.zeros(64, 1))).backward()
+            (
+                loss(judge(data[:64]), torch.ones(64, 1))
+                + loss(judge(made.detach()), torch.zeros(64, 1))
+            ).backward()
             optimizers[1].step()
             optimizers[0].zero_grad()
             loss(judge(made), torch.ones(64, 1)).backward()
             optimizers[0].step()
-    assert watch.alarms == [] and watch.notes == ["Units and chain are not measured: structure=False."]
+    assert watch.alarms == [] and watch.notes == [
+        "Units and chain are not measured: structure=False."
+    ]
 
 
 def test_every_kind_of_alarm_is_documented() -> None:
@@ -118,7 +137,9 @@ def test_rows_are_what_a_slow_look_finds() -> None:
             assert row["signal/0"] == pytest.approx(hidden, rel=1e-5)
             if step:
                 assert row["efficiency"] == pytest.approx(record.mean_efficiency, abs=1e-6)
-                assert row["cosine/2.leave"] == pytest.approx(float(record.cosines[1].mean()), abs=1e-6)
+                assert row["cosine/2.leave"] == pytest.approx(
+                    float(record.cosines[1].mean()), abs=1e-6
+                )
             for name, p in model.named_parameters():
                 if p.ndim > 1:
                     usual = math.sqrt(p.numel() / (3 * p.shape[1]))
@@ -152,7 +173,11 @@ def test_files_hold_the_rows(tmp_path: Path) -> None:
     found = EventAccumulator(str(events)).Reload().Scalars("pathspace/relative_step")
     assert [event.step for event in found] == [int(row["step"]) for row in watch.rows]
     text = page.read_text()
-    assert "unbalanced" in text and watch.causes[0].advice in text and 'http-equiv="refresh"' not in text
+    assert (
+        "unbalanced" in text
+        and watch.causes[0].advice in text
+        and 'http-equiv="refresh"' not in text
+    )
     assert text.count("<svg") >= 5 and "<script" not in text and "src=" not in text
     with pytest.raises(InputError, match="Cannot write"):
         watching(nn.Linear(1, 1), page=tmp_path / "none" / "run.html")
@@ -165,7 +190,10 @@ def test_loops_of_all_kinds() -> None:
     torch.manual_seed(0)
     model, other, (x, y) = runs.mlp(), nn.Linear(2, 2), runs.vectors(32)
     first = torch.optim.SGD(model[:2].parameters(), lr=0.01)
-    second, third = torch.optim.Adam(model[2:].parameters()), torch.optim.SGD(other.parameters(), lr=1.0)
+    second, third = (
+        torch.optim.Adam(model[2:].parameters()),
+        torch.optim.SGD(other.parameters(), lr=1.0),
+    )
     seen: list[str] = []
     with (
         pytest.raises(ValueError, match="stop"),
@@ -180,15 +208,23 @@ def test_loops_of_all_kinds() -> None:
             for optimizer in (first, second, third):
                 optimizer.step()
         raise ValueError("stop")
-    assert watch.steps == 8 and [row["step"] for row in watch.rows] == [1, 2, 4, 6, 8] and seen == [] == watch.alarms
+    assert (
+        watch.steps == 8
+        and [row["step"] for row in watch.rows] == [1, 2, 4, 6, 8]
+        and seen == [] == watch.alarms
+    )
     assert not any(module._forward_hooks for module in model.modules()) and not watch.running
     runs.loss_of(model(x), y).backward()
     first.step()
     assert watch.steps == 8
 
 
-@pytest.mark.parametrize(("options", "traced"), [({}, False), ({"structure": True}, True), ({"planned": 10**9}, True)])
-def test_tracing_waits_until_it_is_a_small_part_of_the_run(options: dict[str, Any], traced: bool) -> None:
+@pytest.mark.parametrize(
+    ("options", "traced"), [({}, False), ({"structure": True}, True), ({"planned": 10**9}, True)]
+)
+def test_tracing_waits_until_it_is_a_small_part_of_the_run(
+    options: dict[str, Any], traced: bool
+) -> None:
     """At the default cadence; a model that is traced in half a second does not wait."""
     torch.manual_seed(0)
     x, y = runs.vectors(32)
@@ -201,12 +237,16 @@ def test_tracing_waits_until_it_is_a_small_part_of_the_run(options: dict[str, An
                 optimizer.step()
         found = traced or not waits
         assert ("gauge_drift" in watch.rows[-1]) == found == (watch.preparation > 0)
-        assert (watch.notes == []) == found and all("structure=True" in note for note in watch.notes)
+        assert (watch.notes == []) == found and all(
+            "structure=True" in note for note in watch.notes
+        )
 
 
 @pytest.mark.parametrize("named", [False, True])
 def test_passes_made_inside_of_the_step_are_seen(named: bool) -> None:
-    """A closure handed to the optimizer: the rows are those of the loop that calls backward first."""
+    """A closure handed to the optimizer: the rows are those of the loop
+    that calls backward first.
+    """
 
     def rows(closed: bool) -> tuple[list[dict[str, float]], nn.Module]:
         torch.manual_seed(3)
@@ -231,7 +271,9 @@ def test_passes_made_inside_of_the_step_are_seen(named: bool) -> None:
 
     (closed, first), (plain, second) = rows(True), rows(False)
     assert closed == plain and "efficiency" in closed[-1]
-    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True)
+    )
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -253,15 +295,24 @@ def test_a_trainer_of_lightning_is_watched(tmp_path: Path) -> None:
 
     torch.manual_seed(0)
     callback = lightning_callback(every=4, page=tmp_path / "run.html")
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    quiet = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+    )
     trainer = lightning.Trainer(
-        max_steps=8, accelerator="cpu", devices=1, default_root_dir=tmp_path, callbacks=[callback], **quiet
+        max_steps=8,
+        accelerator="cpu",
+        devices=1,
+        default_root_dir=tmp_path,
+        callbacks=[callback],
+        **quiet,
     )
     data = torch.utils.data.TensorDataset(*runs.vectors(256))
     trainer.fit(Module(), torch.utils.data.DataLoader(data, 64))
     watch = callback.watch
     assert [row["step"] for row in watch.rows] == [1, 2, 4, 8] and watch.notes == [] == watch.alarms
-    assert {"efficiency", "gauge_drift", "signal/0", "unit_step"} <= watch.rows[-1].keys() and watch.planned == 8
+    assert {"efficiency", "gauge_drift", "signal/0", "unit_step"} <= watch.rows[
+        -1
+    ].keys() and watch.planned == 8
     assert (tmp_path / "run.html").exists() and not watch.running
 
 
@@ -272,10 +323,14 @@ def test_a_trainer_of_transformers_is_watched(tmp_path: Path) -> None:
     from pathspace.diagnostics import transformers_callback
 
     torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=17, n_positions=16, n_embd=16, n_layer=1, n_head=2))
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=17, n_positions=16, n_embd=16, n_layer=1, n_head=2)
+    )
     data = [{"input_ids": ids, "labels": ids} for ids in torch.randint(0, 17, (32, 8))]
     callback = transformers_callback(every=4, page=tmp_path / "run.html")
-    arguments = TrainingArguments(str(tmp_path), max_steps=4, per_device_train_batch_size=8, report_to=[], use_cpu=True)
+    arguments = TrainingArguments(
+        str(tmp_path), max_steps=4, per_device_train_batch_size=8, report_to=[], use_cpu=True
+    )
     Trainer(model, arguments, train_dataset=data, callbacks=[callback]).train()
     assert [row["step"] for row in callback.watch.rows] == [1, 2, 4] and callback.watch.causes == []
     assert callback.watch.rows[0]["loss"] == pytest.approx(7 / 8 * math.log(17), abs=0.1)
@@ -283,7 +338,9 @@ def test_a_trainer_of_transformers_is_watched(tmp_path: Path) -> None:
     assert json.dumps(callback.watch.rows)
 
 
-@pytest.mark.parametrize("name", ["unbalanced", "exploding", "vanishing", "eps", "copies", "dead", "saturated"])
+@pytest.mark.parametrize(
+    "name", ["unbalanced", "exploding", "vanishing", "eps", "copies", "dead", "saturated"]
+)
 def test_what_is_wrong_shows_without_a_run(name: str) -> None:
     kind, place, run = runs.BROKEN[name]
     torch.manual_seed(3)

@@ -1,4 +1,6 @@
-"""Models without numbers: what is said of them is what is said of the same model with generic numbers."""
+"""Models without numbers: what is said of them is what is said of the same
+model with generic numbers.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class Positions(nn.Module):
         self.register_buffer("mask", torch.ones(5, 5).tril())
 
     def forward(self, x: Tensor) -> Tensor:
-        mixed = nn.functional.linear((x + self.table(self.places)).mT, self.mix.weight * self.mask).mT
+        mixed = nn.functional.linear(
+            (x + self.table(self.places)).mT, self.mix.weight * self.mask
+        ).mT
         return self.out(mixed.relu())
 
 
@@ -42,7 +46,10 @@ class Tied(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table, self.cell = nn.Embedding(11, 6), nn.RNN(6, 6, nonlinearity="relu", batch_first=True)
+        self.table, self.cell = (
+            nn.Embedding(11, 6),
+            nn.RNN(6, 6, nonlinearity="relu", batch_first=True),
+        )
         self.out = nn.Linear(6, 11)
         self.out.weight = self.table.weight
 
@@ -58,14 +65,19 @@ def norms() -> nn.Module:
         nn.Conv2d(6, 4, 3, groups=2),
         nn.GroupNorm(2, 4),
     ]
-    return nn.Sequential(*layers, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)).eval()
+    return nn.Sequential(
+        *layers, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)
+    ).eval()
 
 
 MODELS: list[tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = [
     (norms, lambda: torch.randn(2, 3, 8, 8)),
     (Positions, lambda: torch.randn(2, 5, 4)),
     (Tied, lambda: torch.zeros(2, 3, dtype=torch.int64)),
-    (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True), lambda: torch.randn(2, 3, 8)),
+    (
+        lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True),
+        lambda: torch.randn(2, 3, 8),
+    ),
 ]
 
 
@@ -91,12 +103,17 @@ def test_structure_is_that_of_the_model_with_numbers(make: Any, inputs: Any) -> 
     assert not any(buffer.is_meta for buffer in bare.buffers())
     assert document(bare, x.to("meta")) == expected
     certificate = ps.verify(bare, x)
-    assert certificate.holds and (certificate.theorem2["holds"], certificate.invariance["holds"]) == (None, None)
+    assert certificate.holds and (
+        certificate.theorem2["holds"],
+        certificate.invariance["holds"],
+    ) == (None, None)
     assert "no values" in certificate.invariance["evidence"]
     assert ps.check(expected, model=model, args=(x,)).accepted
 
 
-@pytest.mark.parametrize(("make", "inputs"), [entry for entry in MODELS if entry[0] is not Positions])
+@pytest.mark.parametrize(
+    ("make", "inputs"), [entry for entry in MODELS if entry[0] is not Positions]
+)
 def test_meta_and_fake_tensors_alike(make: Any, inputs: Any) -> None:
     expected = document(drawn(make), inputs())
     with torch.device("meta"):
@@ -187,10 +204,18 @@ def test_trees_of_large_models_take_memory_by_rows_and_columns() -> None:
 def test_copies_of_fake_tensors_read_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeTensorMode():
         model = norms()
-    monkeypatch.setattr(torch.TypedStorage, "_deepcopy", lambda *_: pytest.fail("reads memory of a fake tensor"))
+    monkeypatch.setattr(
+        torch.TypedStorage, "_deepcopy", lambda *_: pytest.fail("reads memory of a fake tensor")
+    )
     twin = safe_deepcopy(model)
-    for (name, value), (same, own) in zip(twin.state_dict().items(), model.state_dict().items(), strict=True):
-        assert isinstance(value, FakeTensor) and value is not own and (name, value.shape) == (same, own.shape)
+    for (name, value), (same, own) in zip(
+        twin.state_dict().items(), model.state_dict().items(), strict=True
+    ):
+        assert (
+            isinstance(value, FakeTensor)
+            and value is not own
+            and (name, value.shape) == (same, own.shape)
+        )
     assert all(isinstance(weight, nn.Parameter) for weight in twin.parameters())
     # what fails on its inputs is run on such a copy
     with pytest.raises(ps.CaptureError, match="raised"):
@@ -209,7 +234,9 @@ def test_decisions_by_values_are_named_as_with_numbers() -> None:
     for place in ("cpu", "meta"):
         with torch.device(place):
             model = nn.Sequential(Deciding(2, 3), nn.Linear(3, 1))
-        with pytest.raises(ps.CaptureError, match=r"runs but cannot be captured.*depends on the values") as caught:
+        with pytest.raises(
+            ps.CaptureError, match=r"runs but cannot be captured.*depends on the values"
+        ) as caught:
             ps.trace(model, torch.zeros(1, 2))
         words.append(str(caught.value))
     assert words[0] == words[1]

@@ -1,4 +1,6 @@
-"""Autograd functions with a wrong backward pass, and models that raise: one sentence, without torch's own words."""
+"""Autograd functions with a wrong backward pass, and models that raise: one sentence,
+without torch's own words.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ LOOKS: dict[str, Callable[[nn.Module, Tensor], Any]] = {
     "diagnose": lambda model, x: diagnostics.diagnose(model, x, targets=torch.zeros(6, 3)),
     "degeneracy": diagnostics.degeneracy,
     "jacobian": diagnostics.jacobian,
-    "gradients": lambda model, x: diagnostics.gradients(model, nn.functional.mse_loss, [(x, torch.zeros(6, 3))]),
+    "gradients": lambda model, x: diagnostics.gradients(
+        model, nn.functional.mse_loss, [(x, torch.zeros(6, 3))]
+    ),
 }
 
 
@@ -80,14 +84,17 @@ def test_verify_says_that_gradients_do_not_apply(kind: str) -> None:
 @pytest.mark.parametrize("look", LOOKS)
 @pytest.mark.parametrize("kind", BACKWARD)
 def test_diagnostics_say_that_the_backward_pass_fails(kind: str, look: str) -> None:
-    with pytest.raises(ps.PathspaceError, match=r"Network cannot be differentiated: .*backward pass") as told:
+    with pytest.raises(
+        ps.PathspaceError, match=r"Network cannot be differentiated: .*backward pass"
+    ) as told:
         LOOKS[look](Network(BACKWARD[kind]), torch.randn(6, 4))
     assert "\n" not in str(told.value)
     assert "Backward" not in str(told.value)
 
 
 @pytest.mark.parametrize(
-    "look", [ps.trace, ps.verify, diagnostics.degeneracy, diagnostics.diagnose, diagnostics.jacobian]
+    "look",
+    [ps.trace, ps.verify, diagnostics.degeneracy, diagnostics.diagnose, diagnostics.jacobian],
 )
 @pytest.mark.parametrize(
     ("model", "given"),
@@ -99,7 +106,9 @@ def test_diagnostics_say_that_the_backward_pass_fails(kind: str, look: str) -> N
     ],
     ids=["raises", "another signature", "a generator", "a numpy array"],
 )
-def test_models_that_do_not_run_are_refused_in_a_sentence(look: Any, model: nn.Module, given: Any) -> None:
+def test_models_that_do_not_run_are_refused_in_a_sentence(
+    look: Any, model: nn.Module, given: Any
+) -> None:
     with pytest.raises(ps.PathspaceError) as told:
         look(model, given)
     assert type(model).__name__ in str(told.value)

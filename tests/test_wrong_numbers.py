@@ -35,7 +35,9 @@ def trained(name: str) -> Call:
     def call(value: Any) -> None:
         task = load_task("digits-rows", hidden=2)
         model = task.make_model(0)
-        training.Trainer(task, model, torch.optim.SGD(model.parameters(), 0.1), **{"epochs": 1, name: value})
+        training.Trainer(
+            task, model, torch.optim.SGD(model.parameters(), 0.1), **{"epochs": 1, name: value}
+        )
 
     return call
 
@@ -47,14 +49,20 @@ WHOLE = (*REAL, 2.5, 10**30)
 COUNT = (0, *WHOLE)
 
 CASES: dict[str, tuple[Call, tuple[Any, ...]]] = {
-    "ActivationRange, headroom": (choose(lambda v: ps.ActivationRange(headroom=v)), (0.5, None, *POSITIVE)),
+    "ActivationRange, headroom": (
+        choose(lambda v: ps.ActivationRange(headroom=v)),
+        (0.5, None, *POSITIVE),
+    ),
     "Balance, p": (choose(lambda v: ps.Balance(p=v)), (None, *POSITIVE)),
     "Noise, bits": (choose(lambda v: ps.Noise(bits=v)), (17, None, *COUNT)),
     "Noise, draws": (choose(lambda v: ps.Noise(draws=v)), (None, *COUNT)),
     "Range, bits": (choose(lambda v: ps.Range(bits=v)), (17, None, *COUNT)),
     "Smooth, alpha": (choose(lambda v: ps.Smooth(alpha=v)), (1, None, *POSITIVE)),
     "balance, p": (with_graph(lambda g, v: ps.balance(MODEL, g, p=v)), (None, *POSITIVE)),
-    "balance, tolerance": (with_graph(lambda g, v: ps.balance(MODEL, g, tolerance=v)), (None, *POSITIVE)),
+    "balance, tolerance": (
+        with_graph(lambda g, v: ps.balance(MODEL, g, tolerance=v)),
+        (None, *POSITIVE),
+    ),
     "choose_gauge, limit": (
         with_graph(lambda g, v: ps.choose_gauge(MODEL, g, ps.Range(), limit=v)),
         (1, 0, -1, math.nan, "3", None),
@@ -63,16 +71,28 @@ CASES: dict[str, tuple[Call, tuple[Any, ...]]] = {
         with_graph(lambda g, v: ps.choose_gauge(MODEL, g, ps.Range(), tolerance=v)),
         (-1, math.nan, "3", None),
     ),
-    "choose_gauge, steps": (with_graph(lambda g, v: ps.choose_gauge(MODEL, g, ps.Range(), steps=v)), WHOLE),
-    "compare, tolerance": (with_graph(lambda g, v: ps.compare(MODEL, MODEL, g, tolerance=v)), (None, *REAL)),
+    "choose_gauge, steps": (
+        with_graph(lambda g, v: ps.choose_gauge(MODEL, g, ps.Range(), steps=v)),
+        WHOLE,
+    ),
+    "compare, tolerance": (
+        with_graph(lambda g, v: ps.compare(MODEL, MODEL, g, tolerance=v)),
+        (None, *REAL),
+    ),
     "equalise, bits": (with_graph(lambda g, v: ps.equalise(MODEL, g, bits=v)), (1, None, *COUNT)),
     "equalise, trials": (with_graph(lambda g, v: ps.equalise(MODEL, g, trials=v)), (None, *WHOLE)),
     "fit_dtype, headroom": (lambda v: ps.fit_dtype(MODEL, X, headroom=v), (0.5, None, *POSITIVE)),
     "path_norm, p": (lambda v: ps.path_norm(MODEL, X, p=v), (None, *POSITIVE)),
-    "path_statistics, p": (with_graph(lambda g, v: ps.path_statistics(g.skeleton(), p=v)), (None, *POSITIVE)),
+    "path_statistics, p": (
+        with_graph(lambda g, v: ps.path_statistics(g.skeleton(), p=v)),
+        (None, *POSITIVE),
+    ),
     "skeleton, seed": (with_graph(lambda g, v: g.skeleton("random", seed=v)), (None, *WHOLE)),
     "verify, seed": (lambda v: ps.verify(MODEL, X, seed=v), (None, *WHOLE)),
-    "draw, path": (with_graph(lambda g, v: ps.draw(g.skeleton(), path=v)), (99, -99, math.nan, "3", 1.5)),
+    "draw, path": (
+        with_graph(lambda g, v: ps.draw(g.skeleton(), path=v)),
+        (99, -99, math.nan, "3", 1.5),
+    ),
     "rescale, phi": (with_graph(lambda g, v: ps.rescale(MODEL, g, v)), (1, None, *REAL)),
     "Trainer, epochs": (trained("epochs"), (None, *COUNT)),
     "Trainer, batch_size": (trained("batch_size"), (None, *COUNT)),
@@ -82,42 +102,81 @@ CASES: dict[str, tuple[Call, tuple[Any, ...]]] = {
     "Trainer, clip": (trained("clip"), POSITIVE),
     "Trainer, patience": (trained("patience"), COUNT),
     "Trainer, seed": (trained("seed"), (None, *WHOLE)),
-    "compare_costs, repeats": (lambda v: diagnostics.compare_costs({"one": MODEL}, X, repeats=v), (None, *WHOLE)),
+    "compare_costs, repeats": (
+        lambda v: diagnostics.compare_costs({"one": MODEL}, X, repeats=v),
+        (None, *WHOLE),
+    ),
     "cost, repeats": (lambda v: diagnostics.cost(MODEL, X, repeats=v), (None, *WHOLE)),
-    "critical_point, low": (lambda v: diagnostics.critical_point(DEEP, X, low=v), (9, None, *POSITIVE)),
-    "critical_point, high": (lambda v: diagnostics.critical_point(DEEP, X, high=v), (0.1, None, *POSITIVE)),
-    "critical_point, tolerance": (lambda v: diagnostics.critical_point(DEEP, X, tolerance=v), (None, *POSITIVE)),
+    "critical_point, low": (
+        lambda v: diagnostics.critical_point(DEEP, X, low=v),
+        (9, None, *POSITIVE),
+    ),
+    "critical_point, high": (
+        lambda v: diagnostics.critical_point(DEEP, X, high=v),
+        (0.1, None, *POSITIVE),
+    ),
+    "critical_point, tolerance": (
+        lambda v: diagnostics.critical_point(DEEP, X, tolerance=v),
+        (None, *POSITIVE),
+    ),
     "critical_point, bias": (lambda v: diagnostics.critical_point(DEEP, X, bias=v), (None, *REAL)),
     "deepen, after": (lambda v: diagnostics.deepen(MODEL, v, 3, nn.ReLU()), (3, None, *WHOLE)),
     "deepen, width": (lambda v: diagnostics.deepen(MODEL, 1, v, nn.ReLU()), (None, *COUNT)),
-    "degeneracy, tolerance": (lambda v: diagnostics.degeneracy(MODEL, X, tolerance=v), (None, *REAL)),
-    "degeneracy, max_rows": (lambda v: diagnostics.degeneracy(MODEL, X, max_rows=v), (None, *COUNT)),
-    "degeneracy, max_exact": (lambda v: diagnostics.degeneracy(MODEL, X, max_exact=v), (None, *WHOLE)),
+    "degeneracy, tolerance": (
+        lambda v: diagnostics.degeneracy(MODEL, X, tolerance=v),
+        (None, *REAL),
+    ),
+    "degeneracy, max_rows": (
+        lambda v: diagnostics.degeneracy(MODEL, X, max_rows=v),
+        (None, *COUNT),
+    ),
+    "degeneracy, max_exact": (
+        lambda v: diagnostics.degeneracy(MODEL, X, max_exact=v),
+        (None, *WHOLE),
+    ),
     "depth_or_width": (lambda v: diagnostics.depth_or_width(v), (1, 3, None, *COUNT)),
     "diagnose, batches": (
         lambda v: diagnostics.diagnose(MODEL, data=[(X, Y)], loss=nn.CrossEntropyLoss(), batches=v),
         (None, *COUNT),
     ),
-    "growth_exponent, directions": (lambda v: diagnostics.growth_exponent(DEEP, X, directions=v), (None, *COUNT)),
+    "growth_exponent, directions": (
+        lambda v: diagnostics.growth_exponent(DEEP, X, directions=v),
+        (None, *COUNT),
+    ),
     "growth_exponent, burn_in": (
         lambda v: diagnostics.growth_exponent(DEEP, torch.randn(2, 3), burn_in=v),
         (9, *WHOLE),
     ),
-    "growth_exponent, seed": (lambda v: diagnostics.growth_exponent(DEEP, X, seed=v), (None, *WHOLE)),
+    "growth_exponent, seed": (
+        lambda v: diagnostics.growth_exponent(DEEP, X, seed=v),
+        (None, *WHOLE),
+    ),
     "predict_growth, tolerance": (
         lambda v: diagnostics.predict_growth(MODEL, "0.*", X, torch.randn(4, 2), tolerance=v),
         (None, *REAL),
     ),
     "signal, probes": (lambda v: diagnostics.signal(MODEL, X, probes=v), COUNT),
-    "spectrum, probes": (lambda v: diagnostics.spectrum(diagnostics.jacobian(MODEL, X), probes=v), (1, None, *COUNT)),
-    "spectrum, steps": (lambda v: diagnostics.spectrum(diagnostics.jacobian(MODEL, X), steps=v), (None, *COUNT)),
+    "spectrum, probes": (
+        lambda v: diagnostics.spectrum(diagnostics.jacobian(MODEL, X), probes=v),
+        (1, None, *COUNT),
+    ),
+    "spectrum, steps": (
+        lambda v: diagnostics.spectrum(diagnostics.jacobian(MODEL, X), steps=v),
+        (None, *COUNT),
+    ),
     "sweep, scales": (lambda v: diagnostics.sweep(DEEP, [1.0, v], X), (None, *REAL)),
     "sweep, no list": (lambda v: diagnostics.sweep(DEEP, v, X), (1.0, None, "1.0", [], {1.0})),
     "sweep, biases": (lambda v: diagnostics.sweep(DEEP, [1.0], X, biases=[v]), (None, *REAL)),
     "sweep, draws": (lambda v: diagnostics.sweep(DEEP, [1.0], X, draws=v), (None, *COUNT)),
     "sweep, seed": (lambda v: diagnostics.sweep(DEEP, [1.0], X, seed=v), (None, *WHOLE)),
-    "top_singular, count": (lambda v: diagnostics.top_singular(diagnostics.jacobian(MODEL, X), v), (None, *COUNT)),
-    "trace_k, probes": (lambda v: diagnostics.trace_k(diagnostics.jacobian(MODEL, X), v), (1, None, *COUNT)),
+    "top_singular, count": (
+        lambda v: diagnostics.top_singular(diagnostics.jacobian(MODEL, X), v),
+        (None, *COUNT),
+    ),
+    "trace_k, probes": (
+        lambda v: diagnostics.trace_k(diagnostics.jacobian(MODEL, X), v),
+        (1, None, *COUNT),
+    ),
     "watching, every": (lambda v: diagnostics.watching(MODEL, every=v), (None, *COUNT)),
     "watching, planned": (lambda v: diagnostics.watching(MODEL, planned=v), WHOLE),
     "widen, first": (lambda v: diagnostics.widen(MODEL, v, 2), (1, 3, None, *WHOLE)),
@@ -134,7 +193,9 @@ def test_wrong_numbers_are_one_sentence(name: str) -> None:
         with pytest.raises(ps.PathspaceError) as caught:
             call(value)
         said = str(caught.value)
-        assert said.endswith(".") and "\n" not in said and "not supported between" not in said, value
+        assert said.endswith(".") and "\n" not in said and "not supported between" not in said, (
+            value
+        )
     assert all(torch.equal(a, b) for a, b in zip(before, MODEL.parameters(), strict=True))
 
 
@@ -144,7 +205,10 @@ def test_wrong_numbers_for_files_leave_none(tmp_path: Path) -> None:
         for value in POSITIVE:
             with pytest.raises(ps.PathspaceError, match=f"balance_files found {name}="):
                 ps.balance_files(
-                    ps.trace(MODEL, X), tmp_path / "old.safetensors", tmp_path / "new.safetensors", **{name: value}
+                    ps.trace(MODEL, X),
+                    tmp_path / "old.safetensors",
+                    tmp_path / "new.safetensors",
+                    **{name: value},
                 )
     assert [path.name for path in tmp_path.iterdir()] == ["old.safetensors"]
 
@@ -154,5 +218,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
 
     expect_numbers("anything", "a number", a=np.float32(1), b=np.int64(2))
     expect_numbers("anything", "a whole number from 1 to 1,000,000", a=np.int64(2))
-    with pytest.raises(ps.PathspaceError, match=r"anything found a=np.float32\(nan\), expected a number or None\."):
+    with pytest.raises(
+        ps.PathspaceError, match=r"anything found a=np.float32\(nan\), expected a number or None\."
+    ):
         expect_numbers("anything", "a number", or_none=True, a=np.float32("nan"))

@@ -1,4 +1,6 @@
-"""Models that people use: answered, sound, as many units as counted by hand, every scalar accounted for."""
+"""Models that people use: answered, sound, as many units as counted by hand,
+every scalar accounted for.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from pathspace.explain import account
 pytestmark = pytest.mark.usefixtures("no_rule_fails")
 
 FAST = [entry for entry in load().values() if entry.fast]
-PAIRS = [pytest.param(entry, mode, id=f"{entry.name}-{mode}") for entry in FAST for mode in entry.modes]
+PAIRS = [
+    pytest.param(entry, mode, id=f"{entry.name}-{mode}") for entry in FAST for mode in entry.modes
+]
 # relative; sums of gradients lose a few digits more than outputs do
 OUTPUTS, BALANCE = 1e-8, 1e-7
 LARGE = 1_000_000
@@ -29,9 +33,18 @@ SMALL = [
 ]
 # symmetries that the numerical count finds and the library does not give, with the reason
 UNTOLD = {
-    ("batchnorm_mlp", "eval"): (8, "(weight, running variance) -> (c weight, c^2 variance), which training undoes"),
-    ("act_threshold_moved", "train"): (8, "derivatives do not see that the jump at 0.1 stays where it is"),
-    ("act_threshold_moved", "eval"): (8, "derivatives do not see that the jump at 0.1 stays where it is"),
+    ("batchnorm_mlp", "eval"): (
+        8,
+        "(weight, running variance) -> (c weight, c^2 variance), which training undoes",
+    ),
+    ("act_threshold_moved", "train"): (
+        8,
+        "derivatives do not see that the jump at 0.1 stays where it is",
+    ),
+    ("act_threshold_moved", "eval"): (
+        8,
+        "derivatives do not see that the jump at 0.1 stays where it is",
+    ),
     ("act_logit_scale", "train"): (8, "exp(log|x|) is homogeneous, each of the two is not"),
     ("act_logit_scale", "eval"): (8, "exp(log|x|) is homogeneous, each of the two is not"),
 }
@@ -52,7 +65,9 @@ def test_answers_are_sound_and_complete(entry: Entry, mode: str) -> None:
     assert entry.units.get(mode, graph.num_units) == graph.num_units
     explanation = account(graph)
     assert sum(explanation.totals.values()) == scalars
-    assert {row.name for row in explanation.parameters} == {name for name, _ in model.named_parameters()}
+    assert {row.name for row in explanation.parameters} == {
+        name for name, _ in model.named_parameters()
+    }
 
 
 @pytest.mark.filterwarnings("ignore")

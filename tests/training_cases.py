@@ -1,4 +1,6 @@
-"""Networks on which optimizers are tried beside `cases.CASES`: norms, attention and residual streams together."""
+"""Networks on which optimizers are tried beside `cases.CASES`: norms, attention and
+residual streams together.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +35,21 @@ class TransformerBlock(nn.Module):
 
 
 class BatchNormCNN(nn.Module):
-    """Batch norm that keeps running statistics, in training mode: with biases, pooling, a strided shortcut."""
+    """Batch norm that keeps running statistics, in training mode: with biases,
+    pooling, a strided shortcut.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.stem, self.stem_norm = nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3, eps=NOTHING)
-        self.first, self.first_norm = nn.Conv2d(3, 2, 3, stride=2, padding=1), nn.BatchNorm2d(2, eps=NOTHING)
-        self.second, self.second_norm = nn.Conv2d(2, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4, eps=NOTHING)
+        self.first, self.first_norm = (
+            nn.Conv2d(3, 2, 3, stride=2, padding=1),
+            nn.BatchNorm2d(2, eps=NOTHING),
+        )
+        self.second, self.second_norm = (
+            nn.Conv2d(2, 4, 3, padding=1, bias=False),
+            nn.BatchNorm2d(4, eps=NOTHING),
+        )
         self.shortcut, self.head = nn.Conv2d(3, 4, 1, stride=2), nn.Linear(4, 2)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -49,9 +59,11 @@ class BatchNormCNN(nn.Module):
 
 
 class OppositeParents(nn.Module):
-    """Factors of a product that ends at the root have opposite scales, and one of them feeds another layer.
+    """Factors of a product that ends at the root have opposite scales, and one of
+    them feeds another layer.
 
-    So some units hang on edges whose other end has the opposite of a unit's scale, and chains run against each other.
+    So some units hang on edges whose other end has the opposite of a unit's scale, and
+    chains run against each other.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,6 @@
-"""What the tests of optimizers share: cases in float64 with a loss, copies moved along the symmetry, training."""
+"""What the tests of optimizers share: cases in float64 with a loss, copies moved
+along the symmetry, training.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ Maker = Callable[[nn.Module], torch.optim.Optimizer]
 
 
 class Problem:
-    """A small network with random inputs and targets, its graph's skeleton, and a loss to be differentiated."""
+    """A small network with random inputs and targets, its graph's skeleton, and a
+    loss to be differentiated.
+    """
 
     def __init__(self, name: str, rule: str = "modulo", unit: bool = False) -> None:
         model, args = TRAINED[name]()
@@ -27,10 +31,16 @@ class Problem:
         self.model = model.double()
         with torch.no_grad():
             for parameter in model.parameters():
-                drawn = 0.3 + 0.6 * torch.rand(parameter.shape, generator=generator, dtype=parameter.dtype)
-                positive = torch.rand(parameter.shape, generator=generator) < (1.0 if parameter.ndim == 1 else 0.8)
+                drawn = 0.3 + 0.6 * torch.rand(
+                    parameter.shape, generator=generator, dtype=parameter.dtype
+                )
+                positive = torch.rand(parameter.shape, generator=generator) < (
+                    1.0 if parameter.ndim == 1 else 0.8
+                )
                 parameter.copy_(torch.where(positive, drawn, -drawn))
-        self.args = tuple(torch.randn(a.shape, generator=generator, dtype=torch.float64) for a in args)
+        self.args = tuple(
+            torch.randn(a.shape, generator=generator, dtype=torch.float64) for a in args
+        )
         self.target = torch.randn(model(*self.args).shape, generator=generator, dtype=torch.float64)
         self.rule = rule
         if unit:
@@ -75,7 +85,10 @@ def largest_difference(one: nn.Module, other: nn.Module | dict[str, Tensor]) -> 
     """Largest difference of parameters, relative to the largest entry of each tensor."""
     others = dict(other.named_parameters()) if isinstance(other, nn.Module) else other
     return max(
-        float((p.detach() - others[name].detach()).abs().max() / others[name].detach().abs().max().clamp(min=1e-30))
+        float(
+            (p.detach() - others[name].detach()).abs().max()
+            / others[name].detach().abs().max().clamp(min=1e-30)
+        )
         for name, p in one.named_parameters()
     )
 

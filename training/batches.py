@@ -1,9 +1,11 @@
 """The order of the examples in an epoch: in steps, divided into passes, and shared by processes.
 
-A step uses ``accumulate * batch_size`` examples, the last of an epoch the remaining ones. It is divided into passes of
-``batch_size`` examples, and each process has a share of every pass. The mean gradient of the step is
+A step uses ``accumulate * batch_size`` examples, the last of an epoch the remaining ones. It is
+divided into passes of ``batch_size`` examples, and each process has a share of every pass. The
+mean gradient of the step is
 
-    sum over passes and processes of  (own examples / examples of the step) * gradient of the mean over own examples
+    sum over passes and processes of  (own examples / examples of the step) * gradient of
+    the mean over own examples
 
 so neither a smaller last pass nor unequal shares change it.
 """
@@ -23,8 +25,10 @@ class Share:
     """The share of one process in one pass.
 
     Args:
-        examples: number of its examples that count; 0 if it has none and runs an example of another process.
-        weight: factor of the mean loss over these examples; the gradients are averaged over processes.
+        examples: number of its examples that count; 0 if it has none and runs an
+            example of another process.
+        weight: factor of the mean loss over these examples; the gradients are
+            averaged over processes.
         of: number of examples of the whole step, in all its passes and processes.
         first: whether the step begins with this pass.
         last: whether the step ends with this pass.
@@ -40,9 +44,10 @@ class Share:
 class Batches(Sampler[list[int]]):
     """Row numbers of each pass, for a ``DataLoader`` that indexes whole batches.
 
-    An epoch draws its order at its start. To resume inside an epoch, restore the generator's state at that start and
-    set ``skip``: the rest of the epoch follows, and the final state of the generator is that of the whole epoch. The
-    examples of a step do not depend on the number of processes.
+    An epoch draws its order at its start. To resume inside an epoch, restore the
+    generator's state at that start and set ``skip``: the rest of the epoch follows, and the
+    final state of the generator is that of the whole epoch. The examples of a step do not
+    depend on the number of processes.
 
     Args:
         size: number of examples N.
@@ -76,7 +81,12 @@ class Batches(Sampler[list[int]]):
         rank: int = 0,
         world: int = 1,
     ) -> None:
-        self.size, self.batch_size, self.order, self.accumulate = size, batch_size, order, accumulate
+        self.size, self.batch_size, self.order, self.accumulate = (
+            size,
+            batch_size,
+            order,
+            accumulate,
+        )
         self.rank, self.world = rank, world
         self.skip = 0
 
@@ -92,11 +102,16 @@ class Batches(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the rows of this process, pass by pass, the first ``skip`` steps left out."""
         rows = range(self.size)
-        sampler = SequentialSampler(rows) if self.order is None else RandomSampler(rows, generator=self.order)
+        sampler = (
+            SequentialSampler(rows)
+            if self.order is None
+            else RandomSampler(rows, generator=self.order)
+        )
         # (to the end, because the sampler draws once more after the last row)
         for number, batch in enumerate(BatchSampler(sampler, self.batch_size, drop_last=False)):
             if number >= self.skip * self.accumulate:
-                # all processes run the same number of passes: one without examples runs an example that does not count
+                # all processes run the same number of passes: one without examples runs an
+                # example that does not count
                 yield batch[self.rank :: self.world] or batch[:1]
 
     def shares(self) -> Iterator[Share]:
@@ -104,7 +119,11 @@ class Batches(Sampler[list[int]]):
         step = self.batch_size * self.accumulate
         for number in range(self.skip * self.accumulate, len(self)):
             start = number * self.batch_size
-            examples = len(range(start + self.rank, min(start + self.batch_size, self.size), self.world))
+            examples = len(
+                range(start + self.rank, min(start + self.batch_size, self.size), self.world)
+            )
             of = min(step, self.size - start // step * step)
             ends = (number + 1) % self.accumulate == 0 or number + 1 == len(self)
-            yield Share(examples, examples * self.world / of, of, number % self.accumulate == 0, ends)
+            yield Share(
+                examples, examples * self.world / of, of, number % self.accumulate == 0, ends
+            )

@@ -1,4 +1,6 @@
-"""Checkpoints: everything the next step depends on, so that a resumed run equals one never interrupted."""
+"""Checkpoints: everything the next step depends on, so that a resumed run
+equals one never interrupted.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +30,17 @@ CONTENTS = (
 
 
 def save_checkpoint(fabric: Fabric, path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
-    """Write a checkpoint beside ``path`` and rename it, so that a crash never costs the previous one.
+    """Write a checkpoint beside ``path`` and rename it, so that a crash
+    never costs the previous one.
 
     Args:
         fabric: the processes; the first of them writes.
         path: the file.
-        state: exactly the keys of ``CONTENTS``. Plain values: the settings of the run, the number of epochs, the
-            patience, the records so far and the part of an epoch after them. States: those of the module now and after
-            its best epoch, of optimizer, loss scaler and watcher. Random states: that of the order of the batches at
-            the start of the current epoch, and all others now, for every process (:func:`noise_state`).
+        state: exactly the keys of ``CONTENTS``. Plain values: the settings of the run, the number
+            of epochs, the patience, the records so far and the part of an epoch after them. States:
+            those of the module now and after its best epoch, of optimizer, loss scaler and watcher.
+            Random states: that of the order of the batches at the start of the current epoch, and
+            all others now, for every process (:func:`noise_state`).
 
     Raises:
         InputError: the file cannot be written.
@@ -45,7 +49,8 @@ def save_checkpoint(fabric: Fabric, path: str | os.PathLike[str], state: Mapping
 
 
 def write_tensors(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
-    """Write tensors and plain values as one file; an existing file is replaced completely or not at all.
+    """Write tensors and plain values as one file; an existing file is replaced
+    completely or not at all.
 
     Args:
         path: the file.
@@ -61,7 +66,9 @@ def write_tensors(path: str | os.PathLike[str], state: Mapping[str, Any]) -> Non
         temporary.write_bytes(buffer.getbuffer())
 
 
-def load_checkpoint(fabric: Fabric, path: str | os.PathLike[str], settings: Mapping[str, Any]) -> dict[str, Any]:
+def load_checkpoint(
+    fabric: Fabric, path: str | os.PathLike[str], settings: Mapping[str, Any]
+) -> dict[str, Any]:
     """Read a checkpoint and make sure that it belongs to this run.
 
     Args:
@@ -73,15 +80,17 @@ def load_checkpoint(fabric: Fabric, path: str | os.PathLike[str], settings: Mapp
         The saved state; modules and optimizers as state dictionaries.
 
     Raises:
-        InputError: there is no such file, it is damaged, or it was written by a run with other settings.
+        InputError: there is no such file, it is damaged, or it was written by a
+            run with other settings.
     """
     state = ranks.first(fabric, lambda: _read(path))
     saved = state["settings"]
     for key in sorted({*saved, *settings}):
         if saved.get(key) != settings.get(key):
             raise InputError(
-                f"The checkpoint '{path}' was written with {key} = {saved.get(key)}, this run asks for "
-                f"{key} = {settings.get(key)}; resume with the same settings or choose another folder."
+                f"The checkpoint '{path}' was written with {key} = {saved.get(key)}, this run asks"
+                f" for {key} = {settings.get(key)}; resume with the same settings or choose another"
+                " folder."
             )
     return state
 
@@ -103,16 +112,19 @@ def protect_unfinished(path: str | os.PathLike[str]) -> None:
     history = History(tuple(EpochRecord(**record) for record in state["records"]))
     if done < wanted and not exhausted(history, state["patience"]):
         raise InputError(
-            f"The checkpoint '{path}' is that of an unfinished run, {done} of {wanted} epochs"
-            f"{f' and {more} steps' if more else ''}; add --resume to continue it, --overwrite to start a new run, "
-            f"or choose another --out."
+            f"The checkpoint '{path}' is that of an unfinished run, {done} of {wanted}"
+            f" epochs{f' and {more} steps' if more else ''}; add --resume to continue it,"
+            " --overwrite to start a new run, or choose another --out."
         )
 
 
 def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not Path(path).is_file():
         raise InputError(f"There is no checkpoint '{path}' to resume from; start without --resume.")
-    damaged = f"The checkpoint '{path}' cannot be read: it is damaged or no checkpoint; start without --resume."
+    damaged = (
+        f"The checkpoint '{path}' cannot be read: it is damaged or no checkpoint; start without"
+        " --resume."
+    )
     try:
         # check the checksums, which torch writes but does not check
         with zipfile.ZipFile(path) as archive:
@@ -125,14 +137,26 @@ def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
         *(pickle.UnpicklingError, zipfile.BadZipFile, zlib.error),
     ) as error:
         raise InputError(damaged) from error
-    if not isinstance(state, dict) or state.get("format") != FORMAT or not set(CONTENTS) <= state.keys():
-        raise InputError(f"The file '{path}' is not a checkpoint of this version of pathspace; start without --resume.")
+    if (
+        not isinstance(state, dict)
+        or state.get("format") != FORMAT
+        or not set(CONTENTS) <= state.keys()
+    ):
+        raise InputError(
+            f"The file '{path}' is not a checkpoint of this version of pathspace; start without"
+            " --resume."
+        )
     return state
 
 
 def noise_state(device: torch.device) -> dict[str, Any]:
-    """Return the state of torch's global random numbers (dropout, for example), of the CPU and of one device."""
-    return {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None}
+    """Return the state of torch's global random numbers (dropout, for example), of
+    the CPU and of one device.
+    """
+    return {
+        "cpu": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+    }
 
 
 def restore_noise(state: Mapping[str, Any], device: torch.device) -> None:

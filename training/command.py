@@ -68,17 +68,29 @@ class TrainRequest:
         """
         kinds = {kind.__name__: kind for kind in (int, float, bool)}
         # (literals are texts, too)
-        return {each.name: kinds.get(str(each.type).removesuffix(" | None"), str) for each in fields(TrainRequest)}
+        return {
+            each.name: kinds.get(str(each.type).removesuffix(" | None"), str)
+            for each in fields(TrainRequest)
+        }
 
     @property
     def task_options(self) -> dict[str, Any]:
         """Return the given options of the task."""
-        return {key: value for key, value in (("hidden", self.hidden), ("data", self.data)) if value is not None}
+        return {
+            key: value
+            for key, value in (("hidden", self.hidden), ("data", self.data))
+            if value is not None
+        }
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return the settings on which the result depends, besides the recipe, without unused ones."""
-        chosen = {"tau": self.tau, "precision": self.precision if self.precision != "32-true" else None}
+        """Return the settings on which the result depends, besides the
+        recipe, without unused ones.
+        """
+        chosen = {
+            "tau": self.tau,
+            "precision": self.precision if self.precision != "32-true" else None,
+        }
         return {**self.task_options, **{key: value for key, value in chosen.items() if value}}
 
     def resolved(self, recipe: Recipe, processes: int) -> dict[str, Any]:
@@ -99,7 +111,10 @@ class TrainRequest:
     @property
     def folder(self) -> Path:
         """Return the folder of the files."""
-        return Path(self.out or f"runs/{self.task}-{self.optimizer}-lr{self.recipe().rate:g}-seed{self.seed}")
+        return Path(
+            self.out
+            or f"runs/{self.task}-{self.optimizer}-lr{self.recipe().rate:g}-seed{self.seed}"
+        )
 
 
 def run_training(request: TrainRequest, console: Console) -> bool:
@@ -110,27 +125,37 @@ def run_training(request: TrainRequest, console: Console) -> bool:
         console: the console for progress bar and table.
 
     Returns:
-        Whether the run is complete; ``False`` after an interrupt, which is reported in one sentence.
+        Whether the run is complete; ``False`` after an interrupt, which is
+        reported in one sentence.
 
     Raises:
-        InputError: a name is unknown, a file cannot be written or read, or an unfinished run is in the way.
+        InputError: a name is unknown, a file cannot be written or read, or an
+            unfinished run is in the way.
     """
     with rank0_errors():
         loggers = [TensorBoard(request.folder / "tensorboard")] if request.tensorboard else []
-        fabric = make_fabric(request.device, request.devices, request.strategy, request.precision, loggers)
+        fabric = make_fabric(
+            request.device, request.devices, request.strategy, request.precision, loggers
+        )
         fabric.launch()
         task, recipe = ranks.everyone(fabric, lambda: _read(request))
-        return _train(request, fabric, task, recipe, console if fabric.is_global_zero else Console(quiet=True))
+        return _train(
+            request, fabric, task, recipe, console if fabric.is_global_zero else Console(quiet=True)
+        )
 
 
 def _read(request: TrainRequest) -> tuple[Task, Recipe]:
     if request.tau and request.precision == "16-mixed":
-        raise InputError("--tau would be divided by the loss scale of --precision 16-mixed; use bf16-mixed.")
+        raise InputError(
+            "--tau would be divided by the loss scale of --precision 16-mixed; use bf16-mixed."
+        )
     return load_task(request.task, **request.task_options), request.recipe()
 
 
 def _prepare_files(request: TrainRequest, recipe: Recipe, processes: int) -> None:
-    """Raise an error before the run if files cannot or must not be written; write the configuration."""
+    """Raise an error before the run if files cannot or must not be written;
+    write the configuration.
+    """
     folder = request.folder
     ensure_writable(request.json)
     make_folder(folder)
@@ -149,7 +174,9 @@ def _write_configuration(request: TrainRequest, recipe: Recipe, processes: int) 
     write_config(request.folder / "configuration.toml", request.resolved(recipe, processes))
 
 
-def _train(request: TrainRequest, fabric: Fabric, task: Task, recipe: Recipe, console: Console) -> bool:
+def _train(
+    request: TrainRequest, fabric: Fabric, task: Task, recipe: Recipe, console: Console
+) -> bool:
     ranks.first(fabric, lambda: _prepare_files(request, recipe, fabric.world_size))
     with one_thread(), run_progress(console, task) as begin:
         model, optimizer = prepare(task, recipe)
@@ -159,7 +186,8 @@ def _train(request: TrainRequest, fabric: Fabric, task: Task, recipe: Recipe, co
             monitor = Monitor(task, model, optimizer, every=request.diagnostics, path=path)
             watch = Watchers(progress=watch, diagnostics=monitor)
         if request.tau:
-            # times the number of processes, because the penalty is a sum over examples but gradients are averaged
+            # times the number of processes, because the penalty is a sum over examples
+            # but gradients are averaged
             penalize(model, *task.example_inputs(), tau=request.tau * fabric.world_size)
         trainer = Trainer(
             task,
@@ -191,7 +219,11 @@ def _train(request: TrainRequest, fabric: Fabric, task: Task, recipe: Recipe, co
     if fabric.is_global_zero:
         result = _result(trainer, history, score)
         if monitor is not None:
-            result["diagnostics"] = {"rows": len(monitor.rows), "seconds": monitor.seconds, "notes": monitor.notes}
+            result["diagnostics"] = {
+                "rows": len(monitor.rows),
+                "seconds": monitor.seconds,
+                "notes": monitor.notes,
+            }
         write_text(json.dumps(result, indent=2), request.json)
         console.print(_table(task, trainer, history, score, monitor))
     return True
@@ -199,9 +231,12 @@ def _train(request: TrainRequest, fabric: Fabric, task: Task, recipe: Recipe, co
 
 def _say_interrupted(kept: Path | None, console: Console) -> None:
     console.print(
-        f"Interrupted; the run up to its last checkpoint is kept in {kept}: add --resume to continue."
-        if kept is not None and kept.exists()
-        else "Interrupted before the first checkpoint; nothing is kept.",
+        (
+            f"Interrupted; the run up to its last checkpoint is kept in {kept}: add --resume to"
+            " continue."
+            if kept is not None and kept.exists()
+            else "Interrupted before the first checkpoint; nothing is kept."
+        ),
         markup=False,
         soft_wrap=True,
     )
@@ -227,14 +262,23 @@ def _result(trainer: Trainer, history: History, score: Score | None) -> dict[str
 
 
 def _table(
-    task: Task, trainer: Trainer, history: History, score: Score | None, monitor: Monitor | None = None
+    task: Task,
+    trainer: Trainer,
+    history: History,
+    score: Score | None,
+    monitor: Monitor | None = None,
 ) -> Table:
     last, settings, shown = history.last, trainer.settings, trainer.record_of_weights(history)
-    table = Table(title=f"{task.name} with {settings['optimizer']}", title_justify="left", show_header=False)
+    table = Table(
+        title=f"{task.name} with {settings['optimizer']}", title_justify="left", show_header=False
+    )
     table.add_column()
     table.add_column()
     table.add_row("task", task.description)
-    table.add_row("settings", ", ".join(f"{k} {v}" for k, v in settings.items() if k not in ("task", "optimizer")))
+    table.add_row(
+        "settings",
+        ", ".join(f"{k} {v}" for k, v in settings.items() if k not in ("task", "optimizer")),
+    )
     if last is not None:
         table.add_row("epochs", f"{last.epoch} ({last.step} steps, {last.seconds:.1f} s)")
         if score is not None and shown is not None:
@@ -242,8 +286,12 @@ def _table(
                 early = "; none better came in time" if last.epoch < trainer.epochs else ""
                 table.add_row("weights", f"those of epoch {shown.epoch}, the best{early}")
             table.add_row("training loss", f"{shown.train_loss:.4g}")
-            table.add_row(f"validation {task.metric_name}", format(shown.valid_metric, task.metric_format))
-            table.add_row(f"test {task.metric_name}", f"[bold]{format(score.metric, task.metric_format)}[/]")
+            table.add_row(
+                f"validation {task.metric_name}", format(shown.valid_metric, task.metric_format)
+            )
+            table.add_row(
+                f"test {task.metric_name}", f"[bold]{format(score.metric, task.metric_format)}[/]"
+            )
         else:
             table.add_row(
                 "[red]diverged[/]",
@@ -252,6 +300,9 @@ def _table(
     if monitor is not None and last is not None:
         share = monitor.seconds / max(last.seconds, 1e-9)
         cost = f"{len(monitor.rows)} rows in {monitor.seconds:.2f} s, {share:.0%} of the run; "
-        table.add_row("diagnostics", "\n".join([f"{cost}{monitor.preparation:.2f} s of preparation", *monitor.notes]))
+        table.add_row(
+            "diagnostics",
+            "\n".join([f"{cost}{monitor.preparation:.2f} s of preparation", *monitor.notes]),
+        )
     table.add_row("files", str(trainer.folder))
     return table

@@ -1,4 +1,6 @@
-"""Reading of a run's options from a TOML file, with checks of every key; and writing of a run's configuration."""
+"""Reading of a run's options from a TOML file, with checks of every key; and writing
+of a run's configuration.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,15 @@ def read_config(path: str | os.PathLike[str], allowed: Mapping[str, type]) -> di
 
     Args:
         path: the file.
-        allowed: name of each option and the type of its value; integers are accepted for ``float``. A table
-            ``[versions]``, as :func:`write_config` writes it, is ignored.
+        allowed: name of each option and the type of its value; integers are accepted for ``float``.
+            A table ``[versions]``, as :func:`write_config` writes it, is ignored.
 
     Returns:
         The options in the file.
 
     Raises:
-        InputError: the file cannot be read, is not TOML, or has an unknown key or a value of another type.
+        InputError: the file cannot be read, is not TOML, or has an unknown key or
+            a value of another type.
 
     Example:
         >>> import tempfile
@@ -46,24 +49,31 @@ def read_config(path: str | os.PathLike[str], allowed: Mapping[str, type]) -> di
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         reason = (error.strerror or "unknown reason").lower()
-        raise InputError(f"Cannot read the configuration '{path}': {reason}; give an existing TOML file.") from error
+        raise InputError(
+            f"Cannot read the configuration '{path}': {reason}; give an existing TOML file."
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"The configuration '{path}' is not TOML: {error}; write lines such as lr = 0.1.") from error
+        raise InputError(
+            f"The configuration '{path}' is not TOML: {error}; write lines such as lr = 0.1."
+        ) from error
     if isinstance(values.get(VERSIONS), dict):
         del values[VERSIONS]
     options = {key.replace("-", "_"): value for key, value in values.items()}
     for key, value in options.items():
         if key not in allowed:
             raise InputError(
-                f"The configuration '{path}' has an unknown key '{key}'; known are: {', '.join(sorted(allowed))}."
+                f"The configuration '{path}' has an unknown key '{key}'; known are:"
+                f" {', '.join(sorted(allowed))}."
             )
         kind = allowed[key]
         # (True is an int in Python)
-        right = isinstance(value, (int, float) if kind is float else kind) and (kind is bool or value is not True)
+        right = isinstance(value, (int, float) if kind is float else kind) and (
+            kind is bool or value is not True
+        )
         if not right or (value is False and kind is not bool):
             raise InputError(
-                f"The configuration '{path}' gives {key} the value {value!r}, expected a value of type "
-                f"{kind.__name__}; correct that line."
+                f"The configuration '{path}' gives {key} the value {value!r}, expected a value of"
+                f" type {kind.__name__}; correct that line."
             )
     return options
 
@@ -92,7 +102,8 @@ def write_config(path: str | os.PathLike[str], options: Mapping[str, Any]) -> No
 
     Args:
         path: the file; an existing one is replaced completely or not at all.
-        options: texts, numbers and truth values by name; ``None``, which TOML does not have, is left out.
+        options: texts, numbers and truth values by name; ``None``, which TOML
+            does not have, is left out.
 
     Raises:
         InputError: the file cannot be written.
@@ -106,5 +117,9 @@ def write_config(path: str | os.PathLike[str], options: Mapping[str, Any]) -> No
     """
     # (JSON and TOML write texts, finite numbers and truth values in the same way)
     lines = [f"{key} = {json.dumps(value)}" for key, value in options.items() if value is not None]
-    lines += ["", f"[{VERSIONS}]", *(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in versions().items())]
+    lines += [
+        "",
+        f"[{VERSIONS}]",
+        *(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in versions().items()),
+    ]
     write_text("\n".join(lines), os.fspath(path))

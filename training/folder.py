@@ -57,7 +57,9 @@ class RunFolder:
         path = self.path
         if path is not None:
             ranks.first(self.fabric, lambda: history.write_csv(path / "metrics.csv", metric_name))
-            ranks.first(self.fabric, lambda: history.write_jsonl(path / "metrics.jsonl", metric_name))
+            ranks.first(
+                self.fabric, lambda: history.write_jsonl(path / "metrics.jsonl", metric_name)
+            )
 
     def write_best(self, kept: Mapping[str, Any]) -> None:
         """Write ``best.pt``.
@@ -94,8 +96,11 @@ class RunFolder:
             The saved state.
 
         Raises:
-            InputError: there is no checkpoint, it is damaged, or it was written by a run with other settings.
+            InputError: there is no checkpoint, it is damaged, or it was written by a
+                run with other settings.
         """
         if self.checkpoint is None:
-            raise InputError("A run without a folder has no checkpoint to resume from; give it a folder.")
+            raise InputError(
+                "A run without a folder has no checkpoint to resume from; give it a folder."
+            )
         return load_checkpoint(self.fabric, self.checkpoint, settings)

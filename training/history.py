@@ -15,7 +15,8 @@ from pathspace.json_lines import append_lines
 
 @dataclass(frozen=True)
 class Tick:
-    """The argument of a watcher after each step: the position in the run and the latest results (NaN if none).
+    """The argument of a watcher after each step: the position in the run and the
+    latest results (NaN if none).
 
     Args:
         step: number of optimizer steps done.
@@ -92,7 +93,8 @@ class EpochRecord:
 class History:
     """All epochs of a run, in order.
 
-    A run diverges when a loss is not finite; its last record is then that of the epoch in which this happened.
+    A run diverges when a loss is not finite; its last record is then that of the
+    epoch in which this happened.
 
     Example:
         >>> record = EpochRecord(1, 38, 2.0, math.nan, 0.9, 0.1)
@@ -119,7 +121,7 @@ class History:
             metric_name: the column of the metric becomes ``valid_<metric_name>``.
 
         Example:
-            >>> row, = History((EpochRecord(1, 38, 2.0, 1.9, 0.9, 0.1),)).rows("error")
+            >>> (row,) = History((EpochRecord(1, 38, 2.0, 1.9, 0.9, 0.1),)).rows("error")
             >>> row["valid_error"], row["status"]
             (0.9, 'ok')
         """
@@ -142,7 +144,15 @@ class History:
         Raises:
             InputError: the file cannot be written.
         """
-        names = ["epoch", "step", "train_loss", "valid_loss", f"valid_{metric_name}", "seconds", "status"]
+        names = [
+            "epoch",
+            "step",
+            "train_loss",
+            "valid_loss",
+            f"valid_{metric_name}",
+            "seconds",
+            "status",
+        ]
         with replacing(path) as temporary, open(temporary, "w", newline="") as file:
             # (str of a float is the shortest text for exactly this number)
             writer = csv.DictWriter(file, names)

@@ -23,7 +23,8 @@ from pathspace.errors import InputError, PathspaceError, UnsupportedError
 DEVICES = ("cpu", "cuda", "mps", "auto")
 STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true")
 PRECISIONS = ("32-true", "64-true", "bf16-mixed", "16-mixed")
-# How long other processes wait after a failure, so that the first one can report it before the launcher ends it.
+# How long other processes wait after a failure, so that the first one can report it
+# before the launcher ends it.
 PATIENCE_SECONDS = 2.0
 
 
@@ -34,13 +35,15 @@ def make_fabric(
     precision: str = "32-true",
     loggers: Sequence[Logger] = (),
 ) -> Fabric:
-    """Set up device, processes and precision; ``fabric.launch()`` then starts the missing processes.
+    """Set up device, processes and precision; ``fabric.launch()`` then
+    starts the missing processes.
 
     Processes that ``torchrun`` has started are used as they are.
 
     Args:
         device: one of ``DEVICES``.
-        devices: processes on this machine, one device each; ``None`` means those of ``torchrun``, or one.
+        devices: processes on this machine, one device each; ``None`` means those
+            of ``torchrun``, or one.
         strategy: one of ``STRATEGIES``; ``"auto"`` is ``"ddp"`` for several processes.
         precision: one of ``PRECISIONS``.
         loggers: loggers for the results of every epoch, besides the files of the trainer.
@@ -49,7 +52,8 @@ def make_fabric(
         A Fabric that has not been launched.
 
     Raises:
-        InputError: a name is unknown, the devices are not available, or they cannot compute in this precision.
+        InputError: a name is unknown, the devices are not available, or they cannot
+            compute in this precision.
 
     Example:
         >>> make_fabric().world_size
@@ -58,7 +62,7 @@ def make_fabric(
         Traceback (most recent call last):
         ...
         pathspace.errors.InputError: There is no device 'abacus'; choose one of: cpu, cuda, mps, auto.
-    """
+    """  # noqa: E501
     for what, value, known in (
         ("device", device, DEVICES),
         ("strategy", strategy, STRATEGIES),
@@ -68,15 +72,17 @@ def make_fabric(
             raise InputError(f"There is no {what} '{value}'; choose one of: {', '.join(known)}.")
     _expect_precision(device, precision)
     if devices is not None and devices < 1:
-        raise InputError(f"A run needs at least one device, found {devices}; give --devices 1 or more.")
+        raise InputError(
+            f"A run needs at least one device, found {devices}; give --devices 1 or more."
+        )
     here, nodes = devices or 1, 1
     if dist.is_available() and dist.is_torchelastic_launched():
         here, world = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["WORLD_SIZE"])
         nodes = world // here
         if devices is not None and devices != here:
             raise InputError(
-                f"torchrun has started {here} processes on this machine, but --devices is {devices}; do not pass "
-                f"--devices."
+                f"torchrun has started {here} processes on this machine, but --devices is"
+                f" {devices}; do not pass --devices."
             )
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
     try:
@@ -91,7 +97,8 @@ def make_fabric(
     except (MisconfigurationException, RuntimeError, ValueError) as error:
         count = f"{here} of the device" if here > 1 else "The device"
         raise InputError(
-            f"{count} '{device}' {'are' if here > 1 else 'is'} not available here; use --device cpu."
+            f"{count} '{device}' {'are' if here > 1 else 'is'} not available here; use --device"
+            " cpu."
         ) from (error)
 
 
@@ -104,7 +111,10 @@ def _expect_precision(device: str, precision: str) -> None:
     if device == "cuda" and torch.cuda.is_available() and not torch.cuda.is_bf16_supported():
         lacking["cuda", "bf16-mixed"] = "16-mixed"
     if other := lacking.get((device, precision)):
-        raise InputError(f"The device '{device}' cannot compute in the precision {precision}; use --precision {other}.")
+        raise InputError(
+            f"The device '{device}' cannot compute in the precision {precision}; use --precision"
+            f" {other}."
+        )
 
 
 @contextmanager
@@ -128,7 +138,8 @@ def rank0_errors() -> Iterator[None]:
             if not _lost_connection(error):
                 raise
             raise UnsupportedError(
-                "Another process of this run has failed; the last checkpoint is complete: add --resume to continue."
+                "Another process of this run has failed; the last checkpoint is complete: add"
+                " --resume to continue."
             ) from error
     except PathspaceError as error:
         if rank == 0:
@@ -142,8 +153,9 @@ def rank0_errors() -> Iterator[None]:
 def shutdown() -> None:
     """Leave the group of processes, if there is one, at the end of a run.
 
-    The threads of a group end with the last object that refers to it, such as a wrapped model. A thread that frees a
-    tensor while the interpreter shuts down aborts the process, so unused objects are collected first.
+    The threads of a group end with the last object that refers to it, such as a wrapped model. A
+    thread that frees a tensor while the interpreter shuts down aborts the process, so unused
+    objects are collected first.
 
     Example:
         >>> shutdown()

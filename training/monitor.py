@@ -1,15 +1,17 @@
-"""Diagnostics during training: measured between steps, with their cost, and without an effect on the training.
+"""Diagnostics during training: measured between steps, with their cost, and without
+an effect on the training.
 
 Each measurement gives one row with
 
 * ``efficiency``: mean cosine between residual branches and descent (the learnable Markov chain);
-* ``conserved_max`` and ``conserved_mean``: change, since the start, of the quantities that gradient flow conserves, one
-  per free scale;
-* ``sign_changes`` and ``stopped``: number of sign changes of path values so far, and number of path values stopped
-  before 0 (optimizers on path values).
+* ``conserved_max`` and ``conserved_mean``: change, since the start, of the quantities that gradient
+  flow conserves, one per free scale;
+* ``sign_changes`` and ``stopped``: number of sign changes of path values so far, and number of path
+  values stopped before 0 (optimizers on path values).
 
-The measurements draw no random numbers and do not change weights, gradients and buffers: the trained weights are
-bitwise those of a run without them. A value that does not apply to a model or an optimizer is ``null``, with a note.
+The measurements draw no random numbers and do not change weights, gradients and buffers: the
+trained weights are bitwise those of a run without them. A value that does not apply to a model or
+an optimizer is ``null``, with a note.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ OBSERVED = 256
 
 
 class Monitor:
-    """A watcher for :class:`~pathspace.training.trainer.Trainer` that measures before the first step and regularly.
+    """A watcher for :class:`~pathspace.training.trainer.Trainer` that measures before the
+    first step and regularly.
 
     Create it before the penal connection is attached, with the initial model.
 
@@ -47,7 +50,8 @@ class Monitor:
         model: the model to train.
         optimizer: its optimizer.
         every: number of steps between rows.
-        path: rows are appended to this file, one JSON object per line; ``None`` keeps them in memory only.
+        path: rows are appended to this file, one JSON object per line; ``None``
+            keeps them in memory only.
 
     Attributes:
         rows: the measurements; for a resumed run with a file also the earlier ones.
@@ -88,7 +92,9 @@ class Monitor:
         self._chain, self._graph = self._find_chain(), self._find_graph()
         if not hasattr(optimizer, "clip_counts"):
             name = type(optimizer).__name__
-            self.notes.append(f"Guards do not apply: {name} takes its steps on weights, not on path values.")
+            self.notes.append(
+                f"Guards do not apply: {name} takes its steps on weights, not on path values."
+            )
         self._start = conserved(self._graph) if self._graph is not None else None
         self.preparation = time.perf_counter() - started
         self.seconds, self._step, self._begun = 0.0, 0, False
@@ -100,7 +106,8 @@ class Monitor:
         if tick.step % self.every:
             return
         self.rows.append(self._measure(tick.step, tick.epoch))
-        # the row before the first step is written only now, so that a run that cannot start does not change the file
+        # the row before the first step is written only now, so that a run that cannot start
+        # does not change the file
         self._write(self.rows[-1:] if self._begun else self.rows)
 
     def state_dict(self) -> dict[str, Any]:
@@ -166,10 +173,14 @@ class Monitor:
     def _efficiency(self, chain: MarkovChain) -> float:
         parameter = next(self.model.parameters())
         inputs, targets = self.task.valid.inputs[:OBSERVED], self.task.valid.targets[:OBSERVED]
-        inputs = inputs.to(parameter.device, parameter.dtype if inputs.is_floating_point() else None)
+        inputs = inputs.to(
+            parameter.device, parameter.dtype if inputs.is_floating_point() else None
+        )
         # (cuDNN's recurrent layers have no gradient in evaluation mode)
         with _evaluating(self.model), torch.backends.cudnn.flags(enabled=False):
-            return chain.observe(self.task.loss, inputs, targets.to(parameter.device)).mean_efficiency
+            return chain.observe(
+                self.task.loss, inputs, targets.to(parameter.device)
+            ).mean_efficiency
 
     def _write(self, rows: list[dict[str, Any]]) -> None:
         if self.path is None:
@@ -183,7 +194,9 @@ class Monitor:
             append_lines(self.path, rows)
         except OSError as error:
             reason = (error.strerror or "unknown reason").lower()
-            raise InputError(f"Cannot write '{self.path}': {reason}; make room and resume the run.") from error
+            raise InputError(
+                f"Cannot write '{self.path}': {reason}; make room and resume the run."
+            ) from error
 
 
 class Watchers:
@@ -193,7 +206,9 @@ class Watchers:
         **watchers: the watchers, called after each step in this order.
 
     Example:
-        >>> Watchers(first=lambda tick: print("first", tick), second=lambda tick: print("second", tick))(1)
+        >>> Watchers(
+        ...     first=lambda tick: print("first", tick), second=lambda tick: print("second", tick)
+        ... )(1)
         first 1
         second 1
     """
@@ -208,7 +223,9 @@ class Watchers:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the watchers that have one."""
-        return {name: w.state_dict() for name, w in self.watchers.items() if hasattr(w, "state_dict")}
+        return {
+            name: w.state_dict() for name, w in self.watchers.items() if hasattr(w, "state_dict")
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the state of every watcher that has one in ``state``.

@@ -41,7 +41,8 @@ class NormsAgain:
         return result
 
     def recipe(self, value: Tensor) -> Recipe | None:
-        """A function and tensors that recompute a value; ``None`` if it is not the output of a norm.
+        """A function and tensors that recompute a value; ``None`` if it is
+        not the output of a norm.
 
         Args:
             value: any tensor.
@@ -53,7 +54,9 @@ class NormsAgain:
         settings = dict(values)
         if settings.get("training") or settings.get("use_input_stats"):
             settings |= dict.fromkeys(("running_mean", "running_var"))
-        tensors = {name: settings.pop(name) for name in values if isinstance(settings[name], Tensor)}
+        tensors = {
+            name: settings.pop(name) for name in values if isinstance(settings[name], Tensor)
+        }
         return partial(_named, norm, settings, tuple(tensors)), list(tensors.values())
 
     def __reduce__(self) -> tuple[type[NormsAgain], tuple[()]]:
@@ -61,7 +64,9 @@ class NormsAgain:
         return NormsAgain, ()
 
 
-def _named(norm: Callable[..., Tensor], settings: dict[str, Any], names: tuple[str, ...], *tensors: Tensor) -> Tensor:
+def _named(
+    norm: Callable[..., Tensor], settings: dict[str, Any], names: tuple[str, ...], *tensors: Tensor
+) -> Tensor:
     return norm(**settings, **dict(zip(names, tensors, strict=True)))
 
 

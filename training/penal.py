@@ -1,9 +1,9 @@
 """The penal connection: train a model as if ``tau/2 * sum_l ||z_l||^2`` were added to its loss.
 
-Only the gradient changes, not outputs, parameters or ``state_dict``. Second derivatives are refused. If autograd keeps
-``x_l`` and ``x_{l-1}`` anyway (a norm layer reads them), ``z_l = x_l - x_{l-1}`` needs no memory; it needs none either
-if the branch ends in a norm, which can be recomputed. If a ReLU follows the sum, only the entries of ``x_l`` that it
-sets to 0 are kept.
+Only the gradient changes, not outputs, parameters or ``state_dict``. Second derivatives are
+refused. If autograd keeps ``x_l`` and ``x_{l-1}`` anyway (a norm layer reads them), ``z_l = x_l -
+x_{l-1}`` needs no memory; it needs none either if the branch ends in a norm, which can be
+recomputed. If a ReLU follows the sum, only the entries of ``x_l`` that it sets to 0 are kept.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ from pathspace.diagnostics.nodes import run_noting, unwrapped
 from pathspace.diagnostics.penalty_disabled import PENAL
 from pathspace.errors import SEED, InputError, UnsupportedError, expect_arguments, expect_numbers
 from pathspace.training.norms_again import NORMS, NormsAgain
-from pathspace.training.penal_gradients import Again, learns, penalised, penalised_sum, penalised_zero, transforming
+from pathspace.training.penal_gradients import (
+    Again,
+    learns,
+    penalised,
+    penalised_sum,
+    penalised_zero,
+    transforming,
+)
 from pathspace.training.sums_again import RELUS, Before, SumsAgain
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -32,8 +39,8 @@ Tau = float | Mapping[str, float | Callable[[int], float]] | Callable[[int], flo
 def penal(direction: Tensor, tau: float) -> Tensor:
     """Mark a predicted direction in a hand-written model.
 
-    Write ``x = x + penal(self.block(x), tau)``. The value is unchanged; the gradient with respect to ``direction``
-    becomes ``g + tau * direction``.
+    Write ``x = x + penal(self.block(x), tau)``. The value is unchanged; the gradient with respect
+    to ``direction`` becomes ``g + tau * direction``.
 
     Args:
         direction: ``z_l``, any shape.
@@ -83,12 +90,19 @@ class PenalConnection:
 
     Attributes:
         chain: the traced chain.
-        tau: the current setting; assign a number, a function of the step, or a mapping from node names to either.
-        step: the argument of a function of the step; increased by :meth:`advance` or by the given optimizer.
+        tau: the current setting; assign a number, a function of the step, or a mapping
+            from node names to either.
+        step: the argument of a function of the step; increased by :meth:`advance`
+            or by the given optimizer.
     """
 
     def __init__(
-        self, chain: MarkovChain, tau: Tau, per: str, scale: float | Callable[[], float], batch_dim: int = 0
+        self,
+        chain: MarkovChain,
+        tau: Tau,
+        per: str,
+        scale: float | Callable[[], float],
+        batch_dim: int = 0,
     ) -> None:
         self.nodes, self.per, self.scale, self.step = chain.nodes, per, scale, 0
         self.tau = tau
@@ -100,7 +114,9 @@ class PenalConnection:
         self.sums_overwritten, self.streams_overwritten = _overwritten(chain)
         self.traced = Traced(chain)
         self.norms, self.sums = NormsAgain(), SumsAgain()
-        others: dict[Any, Any] = dict.fromkeys(NORMS, self.norms.run) | dict.fromkeys(RELUS, self.sums.run)
+        others: dict[Any, Any] = dict.fromkeys(NORMS, self.norms.run) | dict.fromkeys(
+            RELUS, self.sums.run
+        )
         self.sites = Sites(self._meet, end=self.traced.check, compiled=True, others=others)
         self.handles: list[Any] = []
         self.of_optimizer: list[Any] = []
@@ -117,11 +133,17 @@ class PenalConnection:
             unknown = sorted(set(value) - names)
             if unknown:
                 raise InputError(
-                    f"tau names the node {unknown[0]!r}, which is none of {sorted(names)}; choose among these."
+                    f"tau names the node {unknown[0]!r}, which is none of {sorted(names)}; choose"
+                    " among these."
                 )
         for number in value.values() if isinstance(value, Mapping) else [value]:
-            if not callable(number) and not (isinstance(number, int | float) and math.isfinite(number)):
-                raise InputError(f"tau = {number!r}, expected a finite number; 0 switches the penal connection off.")
+            if not callable(number) and not (
+                isinstance(number, int | float) and math.isfinite(number)
+            ):
+                raise InputError(
+                    f"tau = {number!r}, expected a finite number; 0 switches the penal connection"
+                    " off."
+                )
         self._tau = value
 
     def advance(self) -> None:
@@ -137,11 +159,15 @@ class PenalConnection:
             handles.clear()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies, also those in files, are not advanced by the steps of the original's optimizer."""
+        """Copies, also those in files, are not advanced by the steps of
+        the original's optimizer.
+        """
         return {**self.__dict__, "of_optimizer": []}
 
     def coefficient(self, node: ChainNode) -> float:
-        """The current factor of ``z_l``: tau, divided by the batch size and scaled if the penalty is per sample."""
+        """The current factor of ``z_l``: tau, divided by the batch size and scaled if
+        the penalty is per sample.
+        """
         tau = self._tau
         by_name = tau.get(node.name, 0.0) if isinstance(tau, Mapping) else tau
         value = by_name(self.step) if callable(by_name) else by_name
@@ -156,8 +182,8 @@ class PenalConnection:
         values = {self.coefficient(node) for node in nodes}
         if len(values) > 1:
             raise UnsupportedError(
-                f"The nodes {[node.name for node in nodes]} are calls of one module and have different tau; "
-                "give them the same."
+                f"The nodes {[node.name for node in nodes]} are calls of one module and have"
+                " different tau; give them the same."
             )
         return nodes[0], values.pop()
 
@@ -169,10 +195,15 @@ class PenalConnection:
 
     def _end(self, module: nn.Module, _args: Any, _output: Any) -> None:
         # a compiler may ignore hooks and modes: a step without the penalty must raise an error
-        if torch.compiler.is_compiling() and torch.is_grad_enabled() and self.met < len(self.by_site):
+        if (
+            torch.compiler.is_compiling()
+            and torch.is_grad_enabled()
+            and self.met < len(self.by_site)
+        ):
             raise UnsupportedError(
-                f"torch.compile met {self.met} of the {len(self.by_site)} additions of {type(module).__name__} that "
-                "are chain nodes; run the model uncompiled, or write x + penal(z, tau) in it."
+                f"torch.compile met {self.met} of the {len(self.by_site)} additions of"
+                f" {type(module).__name__} that are chain nodes; run the model uncompiled, or write"
+                " x + penal(z, tau) in it."
             )
 
     def _begin(self, _module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -192,23 +223,31 @@ class PenalConnection:
         stream, branch = node.split(addition)
         if branch.ndim != len(node.shape) or stream.shape != branch.shape:
             raise UnsupportedError(
-                f"The addition number {addition.site.order} of module {addition.site.module!r} joins shapes "
-                f"{tuple(stream.shape)} and {tuple(branch.shape)} and is not the node {node.name!r} that was traced; "
-                "call penalize in the mode, and with the kind of inputs, in which the model is trained."
+                f"The addition number {addition.site.order} of module {addition.site.module!r}"
+                f" joins shapes {tuple(stream.shape)} and {tuple(branch.shape)} and is not the node"
+                f" {node.name!r} that was traced; call penalize in the mode, and with the kind of"
+                " inputs, in which the model is trained."
             )
         if not coefficient or not learns(branch):
             return addition.run()
         again, rest = self._again(branch)
-        exact = torch.float32 in (stream.dtype, branch.dtype) or torch.float64 in (stream.dtype, branch.dtype)
+        exact = torch.float32 in (stream.dtype, branch.dtype) or torch.float64 in (
+            stream.dtype,
+            branch.dtype,
+        )
         before = self._before_relu(addition, node, stream) if exact and again is None else None
         if addition.in_place:
             penalty = (coefficient * node.scale**2, before or again, *rest)
             return self._expected(_in_place(addition, node, stream, branch, penalty), before)
         if node.direction == 0 and addition.alpha != 1:
-            stream = stream * addition.alpha  # alpha belongs to the right operand, which is the stream here
+            stream = (
+                stream * addition.alpha
+            )  # alpha belongs to the right operand, which is the stream here
         kept = node.site not in self.sums_overwritten | self.streams_overwritten
         if before is not None or (exact and again is None and kept):
-            return self._expected(penalised_sum(stream, branch, node.scale, coefficient, before), before)
+            return self._expected(
+                penalised_sum(stream, branch, node.scale, coefficient, before), before
+            )
         marked = penalised(branch, coefficient * node.scale**2, again, *rest)
         return plus(stream, marked, node.scale)
 
@@ -218,12 +257,21 @@ class PenalConnection:
 
     def _before_relu(self, addition: Addition, node: ChainNode, stream: Tensor) -> Before | None:
         """How to recompute the direction if a ReLU reads the sum and autograd keeps the stream."""
-        kept = node.kind == "identity" and stream.dtype == addition.left.dtype == addition.right.dtype
+        kept = (
+            node.kind == "identity" and stream.dtype == addition.left.dtype == addition.right.dtype
+        )
         written = addition.in_place and node.direction == 1
         # the number of entries to keep is not known while a CUDA graph is captured
         captured = stream.is_cuda and torch.cuda.is_current_stream_capturing()
         scaled = node.direction == 0 and addition.alpha != 1
-        if not kept or written or captured or scaled or node.site in self.streams_overwritten or not self._plain():
+        if (
+            not kept
+            or written
+            or captured
+            or scaled
+            or node.site in self.streams_overwritten
+            or not self._plain()
+        ):
             return None
         return Before(stream) if node.then in ("relu", "relu_") else None
 
@@ -235,7 +283,9 @@ class PenalConnection:
         return not (self.sites.recomputed or torch.compiler.is_compiling() or transforming())
 
 
-def _in_place(addition: Addition, node: ChainNode, stream: Tensor, branch: Tensor, penalty: tuple[Any, ...]) -> Tensor:
+def _in_place(
+    addition: Addition, node: ChainNode, stream: Tensor, branch: Tensor, penalty: tuple[Any, ...]
+) -> Tensor:
     if node.direction == 1:
         return plus(stream, penalised(branch, *penalty), node.scale, in_place=True)
     # alpha multiplies the stream here, but must not multiply the gradient term of the direction
@@ -255,35 +305,39 @@ def penalize(
 ) -> Model:
     """Train a residual model as a learnable Markov chain.
 
-    Its gradient becomes that of ``Loss + tau/2 * sum_l ||z_l||^2``, with ``z_l`` the predicted directions of
-    :class:`pathspace.diagnostics.MarkovChain`.
+    Its gradient becomes that of ``Loss + tau/2 * sum_l ||z_l||^2``, with ``z_l`` the predicted
+    directions of :class:`pathspace.diagnostics.MarkovChain`.
 
-    There are two conventions of scale. ``per="sum"`` (default) is the paper's hook: the penalty is the sum over the
-    batch, independent of the loss, so its weight relative to a mean loss grows with the batch, decreases with a loss
-    scale, and depends on the number of processes. ``per="sample"`` is ``tau/2 * mean over samples``, and does not
-    depend on batch size and data parallelism, nor, with ``scale``, on a loss scale or a division of the loss.
+    There are two conventions of scale. ``per="sum"`` (default) is the paper's hook: the penalty is
+    the sum over the batch, independent of the loss, so its weight relative to a mean loss grows
+    with the batch, decreases with a loss scale, and depends on the number of processes.
+    ``per="sample"`` is ``tau/2 * mean over samples``, and does not depend on batch size and data
+    parallelism, nor, with ``scale``, on a loss scale or a division of the loss.
 
     Args:
         model: the model; hooks are attached to it and it is returned.
         *inputs: positional example inputs, for the trace only.
-        tau: a number, a function of the step, or a mapping from node names to either (others get 0).
+        tau: a number, a function of the step, or a mapping from node names
+            to either (others get 0).
         kwargs: keyword example inputs.
         per: ``"sum"`` or ``"sample"``.
-        scale: with ``per="sample"``, the factor on the loss, for instance ``lambda: scaler.get_scale() / 4`` when
-            four micro-batches are accumulated; a function is called in every forward.
+        scale: with ``per="sample"``, the factor on the loss, for instance ``lambda:
+            scaler.get_scale() / 4`` when four micro-batches are accumulated; a function is
+            called in every forward.
         optimizer: an optimizer whose steps advance a schedule.
-        batch_dim: with ``per="sample"``, the dimension of the samples in the first input; 1 for inputs of shape
-            (T, B, ...).
+        batch_dim: with ``per="sample"``, the dimension of the samples in the first input; 1 for
+            inputs of shape (T, B, ...).
 
     Returns:
-        The same model, with the same parameters and ``state_dict`` keys, for any batch size, in train and eval mode.
-        Its ``penal_connection`` changes tau and removes the hooks.
+        The same model, with the same parameters and ``state_dict`` keys, for any batch size, in
+        train and eval mode. Its ``penal_connection`` changes tau and removes the hooks.
 
     Raises:
-        InputError: the chain has no nodes, the model is penalised already, or tau, ``per`` or ``scale`` is not valid.
+        InputError: the chain has no nodes, the model is penalised already, or tau, ``per``
+            or ``scale`` is not valid.
         CaptureError: the model cannot be captured.
-        UnsupportedError: during training, if the model's additions differ from those on the example inputs (another
-            number of steps, another mode), so that its nodes cannot be identified.
+        UnsupportedError: during training, if the model's additions differ from those on the example
+            inputs (another number of steps, another mode), so that its nodes cannot be identified.
 
     Example:
         >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True)
@@ -299,29 +353,47 @@ def penalize(
     expect_arguments("penalize", or_none=True, optimizer=optimizer)
     expect_numbers("penalize", SEED, batch_dim=batch_dim)
     if per not in ("sum", "sample"):
-        raise InputError(f"per = {per!r}, expected 'sum' (the paper's hook) or 'sample' (survives scaling).")
+        raise InputError(
+            f"per = {per!r}, expected 'sum' (the paper's hook) or 'sample' (survives scaling)."
+        )
     if per == "sum" and scale != 1.0:
-        raise InputError("scale belongs to per='sample'; the paper's convention, per='sum', adds tau * z as it is.")
+        raise InputError(
+            "scale belongs to per='sample'; the paper's convention, per='sum', adds tau * z as"
+            " it is."
+        )
     inside = getattr(model, "_orig_mod", None)
     if isinstance(inside, nn.Module):
         # (the wrapper of torch.compile does not call its own hooks)
         penalize(
-            inside, *inputs, tau=tau, kwargs=kwargs, per=per, scale=scale, optimizer=optimizer, batch_dim=batch_dim
+            inside,
+            *inputs,
+            tau=tau,
+            kwargs=kwargs,
+            per=per,
+            scale=scale,
+            optimizer=optimizer,
+            batch_dim=batch_dim,
         )
         return model
     if hasattr(model, PENAL):
         raise InputError(
-            f"{type(model).__name__} is penalised already; change model.penal_connection.tau, or call its remove()."
+            f"{type(model).__name__} is penalised already; change model.penal_connection.tau, or"
+            " call its remove()."
         )
     with unwrapped(model):
         chain = MarkovChain.trace(model, *inputs, kwargs=kwargs)
         if not chain.nodes:
-            raise InputError(f"{chain.sentence()[:-1]}, so there is nothing to penalise; choose a residual model.")
+            raise InputError(
+                f"{chain.sentence()[:-1]}, so there is nothing to penalise; choose a residual"
+                " model."
+            )
         connection = PenalConnection(chain, tau, per, scale, batch_dim)
         connection.attach(model)
     object.__setattr__(model, PENAL, connection)
     if optimizer is not None:
-        connection.of_optimizer.append(optimizer.register_step_post_hook(lambda *_: connection.advance()))
+        connection.of_optimizer.append(
+            optimizer.register_step_post_hook(lambda *_: connection.advance())
+        )
     connection.handles.append(_Attribute(model))
     return model
 
@@ -337,7 +409,9 @@ class _Attribute:
 
 
 def _overwritten(chain: MarkovChain) -> tuple[set[Any], set[Any]]:
-    """Sites after which the running model overwrites ``x_l``, and those after which it overwrites ``x_{l-1}``."""
+    """Sites after which the running model overwrites ``x_l``, and those after which
+    it overwrites ``x_{l-1}``.
+    """
     known = chain.by_site()
     held: tuple[list[tuple[Any, Tensor, int]], ...] = ([], [])
 
@@ -350,5 +424,7 @@ def _overwritten(chain: MarkovChain) -> tuple[set[Any], set[Any]]:
         return result
 
     run_noting(chain.model, chain.example, note)
-    sums, streams = ({site for site, value, version in kept if value._version != version} for kept in held)
+    sums, streams = (
+        {site for site, value, version in kept if value._version != version} for kept in held
+    )
     return sums, streams

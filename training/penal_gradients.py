@@ -1,7 +1,7 @@
 """Functions with the gradient of the penal connection, ``g + tau z``, and the value of the model.
 
-If possible, a function keeps only tensors that autograd keeps anyway: both operands of a sum, or the inputs of a norm
-that computes ``z``.
+If possible, a function keeps only tensors that autograd keeps anyway: both operands of a sum, or
+the inputs of a norm that computes ``z``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ Again = Callable[..., Tensor]
 
 
 class _Application:
-    """One use of a function: with nested transforms of ``torch.func``, each of their levels calls backward."""
+    """One use of a function: with nested transforms of ``torch.func``, each of
+    their levels calls backward.
+    """
 
     entered, level = 0, 0
 
@@ -30,9 +32,11 @@ class _Application:
 
 
 class _Penalised(torch.autograd.Function):
-    """Base class of the functions: a single derivative, by autograd or one transform of ``torch.func``.
+    """Base class of the functions: a single derivative, by autograd or one
+    transform of ``torch.func``.
 
-    Backward adds a term that does not depend on the incoming gradient, so a second derivative would add it again.
+    Backward adds a term that does not depend on the incoming gradient, so a second
+    derivative would add it again.
     """
 
     generate_vmap_rule = True
@@ -54,9 +58,10 @@ def _first_derivative(backward: Callable[..., Any]) -> Callable[..., Any]:
             application.level = application.level or ctx.level
             if (torch.is_grad_enabled() and not transforming()) or application.level != ctx.level:
                 raise UnsupportedError(
-                    "The gradient of a penalised model was asked for with create_graph=True, or by one transform of "
-                    "torch.func inside another, and a second derivative would miss the penalty; call "
-                    "model.penal_connection.remove() and write the penalty into the loss."
+                    "The gradient of a penalised model was asked for with create_graph=True, or by"
+                    " one transform of torch.func inside another, and a second derivative would"
+                    " miss the penalty; call model.penal_connection.remove() and write the penalty"
+                    " into the loss."
                 )
         return backward(ctx, *gradients)
 
@@ -64,7 +69,9 @@ def _first_derivative(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def transforming() -> bool:
-    """Whether a transform of ``torch.func`` runs: they differentiate with create_graph=True in any case."""
+    """Whether a transform of ``torch.func`` runs: they differentiate with
+    create_graph=True in any case.
+    """
     return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()  # noqa: SLF001
 
 
@@ -83,17 +90,19 @@ def _apply(function: type[_Penalised], *args: Any) -> Any:
         if not transforming():
             raise
         raise UnsupportedError(
-            "The penal connection has no forward-mode derivative, so jvp, jacfwd and hessian of torch.func do not "
-            "work with it; call model.penal_connection.remove(), or write the penalty into the loss."
+            "The penal connection has no forward-mode derivative, so jvp, jacfwd and hessian of"
+            " torch.func do not work with it; call model.penal_connection.remove(), or write the"
+            " penalty into the loss."
         ) from error
 
 
 def _added(gradient: Tensor, direction: Tensor, coefficient: float) -> Tensor:
     """``gradient + coefficient * direction``, with the correct mean in 16-bit types.
 
-    Rounding to the nearest number would lose every term below half a unit in the last place. So if this unit is larger
-    than the mean size of the term, the sum is rounded by dithering with a fixed pattern. Otherwise rounding to the
-    nearest number preserves the mean too, with half of the noise.
+    Rounding to the nearest number would lose every term below half a unit in the last
+    place. So if this unit is larger than the mean size of the term, the sum is rounded by
+    dithering with a fixed pattern. Otherwise rounding to the nearest number preserves the
+    mean too, with half of the noise.
     """
     if gradient.dtype not in (torch.bfloat16, torch.float16) or direction.dtype != gradient.dtype:
         return torch.add(gradient, direction, alpha=coefficient)
@@ -101,7 +110,9 @@ def _added(gradient: Tensor, direction: Tensor, coefficient: float) -> Tensor:
     size = exact.to(gradient.dtype).abs()
     unit = size - torch.nextafter(size, torch.zeros_like(size))
     # thresholds in (-1/2, 1/2) from multiples of the golden ratio, without random numbers
-    place = torch.arange(direction.numel(), dtype=torch.int32, device=direction.device).view(direction.shape)
+    place = torch.arange(direction.numel(), dtype=torch.int32, device=direction.device).view(
+        direction.shape
+    )
     mixed = (place + direction.view(torch.int16)) & 0x7FFF
     pattern = ((mixed * 40503 >> 4 & 0xFFF) - 2047.5) / 4096
     coarse = unit > abs(coefficient) * direction.abs().mean(dtype=torch.float32)
@@ -109,10 +120,14 @@ def _added(gradient: Tensor, direction: Tensor, coefficient: float) -> Tensor:
 
 
 class _Saved(_Penalised):
-    """The identity with the gradient ``g + coefficient * z``; keeps ``z``, or the arguments of ``again``."""
+    """The identity with the gradient ``g + coefficient * z``; keeps ``z``, or
+    the arguments of ``again``.
+    """
 
     @staticmethod
-    def forward(direction: Tensor, _coefficient: float, _again: Again | None, *_rest: Any) -> Tensor:
+    def forward(
+        direction: Tensor, _coefficient: float, _again: Again | None, *_rest: Any
+    ) -> Tensor:
         return direction.view_as(direction)
 
     @staticmethod
@@ -128,7 +143,9 @@ class _Saved(_Penalised):
 
 
 class _Sum(_Penalised):
-    """``stream + scale * branch``, which computes ``z`` as the difference of two tensors that are kept anyway."""
+    """``stream + scale * branch``, which computes ``z`` as the difference of two
+    tensors that are kept anyway.
+    """
 
     @staticmethod
     def forward(stream: Tensor, branch: Tensor, scale: float, *_rest: Any) -> Tensor:
@@ -161,10 +178,14 @@ def _difference(stream: Tensor, out: Tensor) -> Tensor:
 
 
 class _Nothing(_Penalised):
-    """Zero, with the gradient ``coefficient * z``: added to the other operand of an addition that overwrites z."""
+    """Zero, with the gradient ``coefficient * z``: added to the other operand of an
+    addition that overwrites z.
+    """
 
     @staticmethod
-    def forward(direction: Tensor, _coefficient: float, again: Again | None, *_rest: Any) -> tuple[Tensor, Tensor]:
+    def forward(
+        direction: Tensor, _coefficient: float, again: Again | None, *_rest: Any
+    ) -> tuple[Tensor, Tensor]:
         copy = direction.clone() if again is None else direction.new_empty(0)
         return direction.new_zeros(()).expand_as(direction), copy
 
@@ -185,7 +206,9 @@ def _found_again(ctx: Any) -> Tensor:
     return ctx.saved_tensors[0] if ctx.again is None else ctx.again(*ctx.saved_tensors)  # type: ignore[no-any-return]
 
 
-def penalised(direction: Tensor, coefficient: float, again: Again | None = None, *kept: Tensor) -> Tensor:
+def penalised(
+    direction: Tensor, coefficient: float, again: Again | None = None, *kept: Tensor
+) -> Tensor:
     """``z`` with the gradient ``g + coefficient * z``.
 
     Args:
@@ -197,7 +220,9 @@ def penalised(direction: Tensor, coefficient: float, again: Again | None = None,
     return _apply(_Saved, direction, coefficient, again, *kept)  # type: ignore[no-any-return]
 
 
-def penalised_zero(direction: Tensor, coefficient: float, again: Again | None = None, *kept: Tensor) -> Tensor:
+def penalised_zero(
+    direction: Tensor, coefficient: float, again: Again | None = None, *kept: Tensor
+) -> Tensor:
     """Zero, with the gradient ``coefficient * z``: for additions that overwrite ``z``.
 
     Args:
@@ -212,7 +237,8 @@ def penalised_zero(direction: Tensor, coefficient: float, again: Again | None = 
 def penalised_sum(
     stream: Tensor, branch: Tensor, scale: float, coefficient: float, again: Again | None = None
 ) -> Tensor:
-    """``stream + z`` with ``z = scale * branch`` and the gradient ``g + coefficient * z`` with respect to ``z``.
+    """``stream + z`` with ``z = scale * branch`` and the gradient ``g + coefficient *
+    z`` with respect to ``z``.
 
     Args:
         stream: the stream.

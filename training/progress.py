@@ -20,7 +20,8 @@ from rich.progress import (
 from pathspace.training.history import Tick
 from pathspace.training.task import Task
 
-# A step can be shorter than a redraw of the bar, so updating it at every step would slow training down.
+# A step can be shorter than a redraw of the bar, so updating it at every step
+# would slow training down.
 REFRESH_SECONDS = 0.1
 
 

@@ -1,4 +1,5 @@
-"""Communication between the processes of one run: sums, errors, and actions of the first process for all.
+"""Communication between the processes of one run: sums, errors, and actions of
+the first process for all.
 
 Every function here must be called by all processes. With one process there is no communication.
 """
@@ -97,7 +98,8 @@ def everyone(fabric: Fabric, action: Callable[[], T]) -> T:
         The result of the action in this process.
 
     Raises:
-        PathspaceError: the action raised it in a process; every process raises the error of the first such process.
+        PathspaceError: the action raised it in a process; every process raises the error
+            of the first such process.
     """
     result, failure = None, None
     try:

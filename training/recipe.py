@@ -14,7 +14,15 @@ from torch import nn
 import pathspace as ps
 from pathspace import Skeleton
 from pathspace.errors import InputError
-from pathspace.training.optim import EMASGD, GSGD, GAdam, PathSGD, RescaleSGD, SignProp, init_skeleton
+from pathspace.training.optim import (
+    EMASGD,
+    GSGD,
+    GAdam,
+    PathSGD,
+    RescaleSGD,
+    SignProp,
+    init_skeleton,
+)
 from pathspace.training.recurrent_part import recurrent_gsgd, recurrent_path_sgd
 from pathspace.training.task import Task
 
@@ -23,7 +31,9 @@ Init = Literal["default", "unit-skeleton", "unbalanced"]
 # an unbalanced start rescales every unit by a factor between 1/10 and 10
 UNBALANCED = math.log(10.0)
 # (model, learning rate, skeleton if needed, example inputs) -> optimizer
-Maker = Callable[[nn.Module, float, Skeleton | None, tuple[torch.Tensor, ...]], torch.optim.Optimizer]
+Maker = Callable[
+    [nn.Module, float, Skeleton | None, tuple[torch.Tensor, ...]], torch.optim.Optimizer
+]
 
 
 @dataclass(frozen=True)
@@ -49,7 +59,9 @@ class OptimizerKind:
 
 def _known(name: str, skeleton: Skeleton | None) -> Skeleton:
     if skeleton is None:
-        raise InputError(f"The optimizer {name} got no skeleton; find one with find_skeleton(task, recipe).")
+        raise InputError(
+            f"The optimizer {name} got no skeleton; find one with find_skeleton(task, recipe)."
+        )
     return skeleton
 
 
@@ -60,7 +72,9 @@ def _gsgd(momentum: float) -> Maker:
 
 
 def _sgd(momentum: float) -> Maker:
-    return lambda model, lr, skeleton, example: torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
+    return lambda model, lr, skeleton, example: torch.optim.SGD(
+        model.parameters(), lr=lr, momentum=momentum
+    )
 
 
 def _gadam(
@@ -72,21 +86,34 @@ def _gadam(
 def _path_sgd(
     model: nn.Module, lr: float, skeleton: Skeleton | None, example: tuple[torch.Tensor, ...]
 ) -> torch.optim.Optimizer:
-    # One sample, so that the path norm does not grow with the batch. The second term of kappa costs a pass per
-    # recurrent weight and is, for common initialisations, a thousandth of the first; the published code omits it.
+    # One sample, so that the path norm does not grow with the batch. The second term of kappa costs
+    # a pass per recurrent weight and is, for common initialisations, a thousandth of the first; the
+    # published code omits it.
     return PathSGD(
-        model.named_parameters(), lr=lr, model=model, example=tuple(value[:1] for value in example), second=False
+        model.named_parameters(),
+        lr=lr,
+        model=model,
+        example=tuple(value[:1] for value in example),
+        second=False,
     )
 
 
 OPTIMIZERS = {
     kind.name: kind
     for kind in (
-        OptimizerKind("gsgd", "SGD on the values of basis paths", 0.05, "unit-skeleton", True, _gsgd(0.0)),
-        OptimizerKind("gmomentum", "the same with momentum 0.9", 0.01, "unit-skeleton", True, _gsgd(0.9)),
+        OptimizerKind(
+            "gsgd", "SGD on the values of basis paths", 0.05, "unit-skeleton", True, _gsgd(0.0)
+        ),
+        OptimizerKind(
+            "gmomentum", "the same with momentum 0.9", 0.01, "unit-skeleton", True, _gsgd(0.9)
+        ),
         OptimizerKind("sgd", "SGD on the weights", 0.05, "default", False, _sgd(0.0)),
-        OptimizerKind("momentum", "SGD on the weights, momentum 0.9", 0.02, "default", False, _sgd(0.9)),
-        OptimizerKind("path-sgd", "SGD scaled by the path norm", 0.5, "unit-skeleton", False, _path_sgd),
+        OptimizerKind(
+            "momentum", "SGD on the weights, momentum 0.9", 0.02, "default", False, _sgd(0.9)
+        ),
+        OptimizerKind(
+            "path-sgd", "SGD scaled by the path norm", 0.5, "unit-skeleton", False, _path_sgd
+        ),
         OptimizerKind(
             "recurrent-gsgd",
             "gsgd for the recurrent layers of a model alone, sgd for the rest",
@@ -111,7 +138,9 @@ OPTIMIZERS = {
             False,
             lambda model, lr, skeleton, example: torch.optim.Adam(model.parameters(), lr=lr),
         ),
-        OptimizerKind("gadam", "Adam on the values of basis paths", 0.002, "unit-skeleton", True, _gadam),
+        OptimizerKind(
+            "gadam", "Adam on the values of basis paths", 0.002, "unit-skeleton", True, _gadam
+        ),
         OptimizerKind(
             "average",
             "moving-average descent, 0.9",
@@ -126,7 +155,9 @@ OPTIMIZERS = {
             0.001,
             "default",
             False,
-            lambda model, lr, skeleton, example: RescaleSGD(model.named_parameters(), lr=lr, gamma=0.9),
+            lambda model, lr, skeleton, example: RescaleSGD(
+                model.named_parameters(), lr=lr, gamma=0.9
+            ),
         ),
         OptimizerKind(
             "signs",
@@ -134,14 +165,19 @@ OPTIMIZERS = {
             0.0005,
             "default",
             False,
-            lambda model, lr, skeleton, example: SignProp(model.named_parameters(), lr=lr, gamma=0.9),
+            lambda model, lr, skeleton, example: SignProp(
+                model.named_parameters(), lr=lr, gamma=0.9
+            ),
         ),
     )
 }
 
 
 # Optimizers of torch that need a closure, or sparse gradients.
-UNFIT = {"LBFGS": "asks for the loss several times in a step", "SparseAdam": "takes sparse gradients only"}
+UNFIT = {
+    "LBFGS": "asks for the loss several times in a step",
+    "SparseAdam": "takes sparse gradients only",
+}
 
 
 def torch_names() -> tuple[str, ...]:
@@ -153,7 +189,11 @@ def torch_names() -> tuple[str, ...]:
     """
     kinds = {name: kind for name, kind in vars(torch.optim).items() if isinstance(kind, type)}
     base = torch.optim.Optimizer
-    return tuple(sorted(n for n, k in kinds.items() if issubclass(k, base) and k is not base and n not in UNFIT))
+    return tuple(
+        sorted(
+            n for n, k in kinds.items() if issubclass(k, base) and k is not base and n not in UNFIT
+        )
+    )
 
 
 def optimizer_kind(name: str) -> OptimizerKind:
@@ -163,7 +203,8 @@ def optimizer_kind(name: str) -> OptimizerKind:
         name: the name.
 
     Returns:
-        The optimizer. Optimizers of torch take steps on weights, with torch's default settings and learning rate.
+        The optimizer. Optimizers of torch take steps on weights, with torch's default
+        settings and learning rate.
 
     Raises:
         InputError: there is no such optimizer, or a trainer cannot use it.
@@ -175,7 +216,9 @@ def optimizer_kind(name: str) -> OptimizerKind:
     if name in OPTIMIZERS:
         return OPTIMIZERS[name]
     if name in UNFIT:
-        raise InputError(f"torch's {name} {UNFIT[name]}, which a trainer does not do; choose another optimizer.")
+        raise InputError(
+            f"torch's {name} {UNFIT[name]}, which a trainer does not do; choose another optimizer."
+        )
     if name not in torch_names():
         known = ", ".join((*OPTIMIZERS, *torch_names()))
         raise InputError(f"There is no optimizer '{name}'; choose one of: {known}.")
@@ -188,7 +231,9 @@ def optimizer_kind(name: str) -> OptimizerKind:
             return kind(model.parameters(), lr=lr)  # type: ignore[no-any-return]
         except ValueError as error:
             reason = " ".join(str(error).split()).rstrip(".")
-            raise InputError(f"torch's {name} refuses this model ({reason}); choose another optimizer.") from error
+            raise InputError(
+                f"torch's {name} refuses this model ({reason}); choose another optimizer."
+            ) from error
 
     default = float(inspect.signature(kind).parameters["lr"].default)
     return OptimizerKind(name, f"torch's {name} on the weights", default, "default", False, make)
@@ -198,23 +243,27 @@ def optimizer_kind(name: str) -> OptimizerKind:
 class Recipe:
     """How a model is initialised and optimised.
 
-    The step of G-SGD multiplies the learning rate of an edge ``u -> v`` by ``1 / (pre(u) s(v))^2``, a product
-    of skeleton weights. With common initialisations these products are small and the multiplier is as large as 1e13;
-    ``init="unit-skeleton"`` sets every skeleton weight to +1 or -1, so that every multiplier is 1: the recommended
-    start for G-SGD. It changes the initial function, so a fair comparison starts other optimizers there, too.
+    The step of G-SGD multiplies the learning rate of an edge ``u -> v`` by ``1 / (pre(u) s(v))^2``,
+    a product of skeleton weights. With common initialisations these products are small and the
+    multiplier is as large as 1e13; ``init="unit-skeleton"`` sets every skeleton weight to +1 or -1,
+    so that every multiplier is 1: the recommended start for G-SGD. It changes the initial function,
+    so a fair comparison starts other optimizers there, too.
 
     Args:
-        optimizer: a key of ``OPTIMIZERS``, or the name of one of torch's classes, such as ``"AdamW"``.
+        optimizer: a key of ``OPTIMIZERS``, or the name of one of torch's
+            classes, such as ``"AdamW"``.
         lr: learning rate; ``None`` takes the optimizer's own default.
-        init: ``"default"`` keeps the initial weights of the model, ``"unit-skeleton"`` sets those of the
-            skeleton to +-1, ``"unbalanced"`` rescales every unit by a random factor between 1/10 and 10, which does not
-            change the function; ``None`` takes the optimizer's own default.
+        init: ``"default"`` keeps the initial weights of the model, ``"unit-skeleton"`` sets those
+            of the skeleton to +-1, ``"unbalanced"`` rescales every unit by a random factor
+            between 1/10 and 10, which does not change the function; ``None`` takes the
+            optimizer's own default.
         rule: the rule of the skeleton.
         seed: seed of the model, and of the skeleton of the rule ``"random"``.
         decay: weight decay of the optimizer; decay of path values for optimizers on path values.
 
     Raises:
-        InputError: no optimizer, rule or starting point has this name, or the learning rate is not positive.
+        InputError: no optimizer, rule or starting point has this name, or the
+            learning rate is not positive.
 
     Example:
         >>> Recipe("sgd")
@@ -237,13 +286,18 @@ class Recipe:
             if value not in known:
                 names = ", ".join(name for name in known if name)
                 raise InputError(f"There is no {what} '{value}'; choose one of: {names}.")
-        # replace defaults by their values, so that every record of a run states them (the dataclass is frozen)
+        # replace defaults by their values, so that every record of a run states them
+        # (the dataclass is frozen)
         object.__setattr__(self, "lr", kind.lr if self.lr is None else float(self.lr))
         object.__setattr__(self, "init", self.init or kind.init)
         if not (math.isfinite(self.rate) and self.rate > 0):
-            raise InputError(f"The learning rate is {self.lr}; give a positive number such as {kind.lr}.")
+            raise InputError(
+                f"The learning rate is {self.lr}; give a positive number such as {kind.lr}."
+            )
         if not (math.isfinite(self.decay) and self.decay >= 0):
-            raise InputError(f"The weight decay is {self.decay}; give 0 or a positive number such as 1e-4.")
+            raise InputError(
+                f"The weight decay is {self.decay}; give 0 or a positive number such as 1e-4."
+            )
 
     @property
     def rate(self) -> float:
@@ -270,7 +324,8 @@ def find_skeleton(task: Task, recipe: Recipe) -> Skeleton:
         recipe: the recipe, for the rule and the seed.
 
     Returns:
-        The skeleton. With the rules ``"modulo"`` and ``"random"`` it depends only on the architecture.
+        The skeleton. With the rules ``"modulo"`` and ``"random"`` it depends
+        only on the architecture.
 
     Example:
         >>> from pathspace.training.experiments.tasks import load_task
@@ -282,13 +337,16 @@ def find_skeleton(task: Task, recipe: Recipe) -> Skeleton:
     return graph.skeleton(rule=recipe.rule, seed=recipe.seed)
 
 
-def prepare(task: Task, recipe: Recipe, skeleton: Skeleton | None = None) -> tuple[nn.Module, torch.optim.Optimizer]:
+def prepare(
+    task: Task, recipe: Recipe, skeleton: Skeleton | None = None
+) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Create the model of a task, set its starting point and create its optimizer.
 
     Args:
         task: the task.
         recipe: the recipe.
-        skeleton: the skeleton, if it is known already; otherwise :func:`find_skeleton` finds it if needed.
+        skeleton: the skeleton, if it is known already; otherwise
+            :func:`find_skeleton` finds it if needed.
 
     Returns:
         Model and optimizer, ready for a trainer.
@@ -306,11 +364,20 @@ def prepare(task: Task, recipe: Recipe, skeleton: Skeleton | None = None) -> tup
         init_skeleton(model, skeleton)
     elif recipe.init == "unbalanced":
         graph = ps.trace(model, *task.example_inputs())
-        draws = torch.rand(graph.num_units, generator=torch.Generator().manual_seed(recipe.seed), dtype=torch.float64)
+        draws = torch.rand(
+            graph.num_units,
+            generator=torch.Generator().manual_seed(recipe.seed),
+            dtype=torch.float64,
+        )
         model = ps.rescale(model, graph, UNBALANCED * (2 * draws - 1))
-    optimizer = optimizer_kind(recipe.optimizer).make(model, recipe.rate, skeleton, task.example_inputs())
+    optimizer = optimizer_kind(recipe.optimizer).make(
+        model, recipe.rate, skeleton, task.example_inputs()
+    )
     for group in optimizer.param_groups if recipe.decay else ():
         if "weight_decay" not in group:
-            raise InputError(f"The optimizer {recipe.optimizer} has no weight decay; leave it out, or choose another.")
+            raise InputError(
+                f"The optimizer {recipe.optimizer} has no weight decay; leave it out, or choose"
+                " another."
+            )
         group["weight_decay"] = recipe.decay
     return model, optimizer

@@ -1,7 +1,8 @@
-"""Path space for the recurrent layers of a model alone, and descent on the weights of all that is around them.
+"""Path space for the recurrent layers of a model alone, and descent on the weights
+of all that is around them.
 
-The path-space paper trains its language models so (section 5.2). The outputs of the layers have fixed scales there,
-because the read-out is outside: the units of the last layer are not free.
+The path-space paper trains its language models so (section 5.2). The outputs of the layers have
+fixed scales there, because the read-out is outside: the units of the last layer are not free.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from pathspace.training.optim.path_sgd import evaluating
 
 
 class RecurrentPart(nn.Module):
-    """The recurrent layers of a model as a network of their own, from the inputs of all steps to all outputs.
+    """The recurrent layers of a model as a network of their own, from the inputs of
+    all steps to all outputs.
 
     Args:
         model: has one stack of recurrent layers (``nn.RNN``).
@@ -37,8 +39,8 @@ class RecurrentPart(nn.Module):
         found = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
         if len(found) != 1:
             raise InputError(
-                f"The model {type(model).__name__} has {len(found)} recurrent modules, expected one nn.RNN; choose an "
-                "optimizer for all weights."
+                f"The model {type(model).__name__} has {len(found)} recurrent modules, expected one"
+                " nn.RNN; choose an optimizer for all weights."
             )
         self.rnn = found[0]
 
@@ -56,14 +58,21 @@ class RecurrentPart(nn.Module):
             inputs: its inputs.
         """
         seen: list[Tensor] = []
-        with evaluating(model), self.rnn.register_forward_pre_hook(lambda _, args: seen.append(args[0])):
+        with (
+            evaluating(model),
+            self.rnn.register_forward_pre_hook(lambda _, args: seen.append(args[0])),
+        ):
             model(*inputs)
         return (torch.ones_like(seen[0].narrow(0 if self.rnn.batch_first else 1, 0, 1)),)
 
     def joined(self, inner: torch.optim.Optimizer, model: nn.Module, lr: float) -> Joined:
-        """Return the optimizer of the layers together with SGD for all other weights of the model."""
+        """Return the optimizer of the layers together with SGD for all
+        other weights of the model.
+        """
         mine = {id(p) for p in self.parameters()}
-        return Joined([inner, torch.optim.SGD([p for p in model.parameters() if id(p) not in mine], lr=lr)])
+        return Joined(
+            [inner, torch.optim.SGD([p for p in model.parameters() if id(p) not in mine], lr=lr)]
+        )
 
 
 def recurrent_gsgd(model: nn.Module, lr: float, inputs: tuple[Tensor, ...]) -> Joined:
@@ -77,7 +86,10 @@ def recurrent_gsgd(model: nn.Module, lr: float, inputs: tuple[Tensor, ...]) -> J
     Example:
         >>> from pathspace.training.experiments.models import ReluRNN
         >>> model = ReluRNN(inputs=8, hidden=5, outputs=10, layers=2)
-        >>> [type(one).__name__ for one in recurrent_gsgd(model, 0.1, (torch.ones(1, 7, 8),)).optimizers]
+        >>> [
+        ...     type(one).__name__
+        ...     for one in recurrent_gsgd(model, 0.1, (torch.ones(1, 7, 8),)).optimizers
+        ... ]
         ['GSGD', 'SGD']
     """
     part = RecurrentPart(model)
@@ -86,10 +98,12 @@ def recurrent_gsgd(model: nn.Module, lr: float, inputs: tuple[Tensor, ...]) -> J
 
 
 def recurrent_path_sgd(model: nn.Module, lr: float, inputs: tuple[Tensor, ...]) -> Joined:
-    """Return Path-SGD for the recurrent layers, whose inputs can be set to one, and SGD for the rest.
+    """Return Path-SGD for the recurrent layers, whose inputs can be set to
+    one, and SGD for the rest.
 
-    The size of ``kappa`` grows with the numbers of steps and outputs, while the rest of the model has a rate without
-    it. Both get comparable steps: the rate of Path-SGD is ``lr`` times the mean of ``kappa`` at the start.
+    The size of ``kappa`` grows with the numbers of steps and outputs, while the rest of the model
+    has a rate without it. Both get comparable steps: the rate of Path-SGD is ``lr`` times the mean
+    of ``kappa`` at the start.
 
     Args:
         model: has one stack of recurrent layers.
@@ -99,7 +113,10 @@ def recurrent_path_sgd(model: nn.Module, lr: float, inputs: tuple[Tensor, ...]) 
     Example:
         >>> from pathspace.training.experiments.models import ReluRNN
         >>> model = ReluRNN(inputs=8, hidden=5, outputs=10, layers=2)
-        >>> [type(one).__name__ for one in recurrent_path_sgd(model, 0.1, (torch.ones(1, 7, 8),)).optimizers]
+        >>> [
+        ...     type(one).__name__
+        ...     for one in recurrent_path_sgd(model, 0.1, (torch.ones(1, 7, 8),)).optimizers
+        ... ]
         ['PathSGD', 'SGD']
     """
     part = RecurrentPart(model)

@@ -1,4 +1,6 @@
-"""Schedules of the learning rate by name: a factor as a function of the completed share of the run."""
+"""Schedules of the learning rate by name: a factor as a function of the
+completed share of the run.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,14 @@ NAMES = ("constant", "linear", "drops AT AT ...", "cosine WARM-UP", "inverse-roo
 
 
 def schedule(name: str) -> Factor | None:
-    """Return the factor of every learning rate, as a function of the completed share of the run's steps.
+    """Return the factor of every learning rate, as a function of the completed
+    share of the run's steps.
 
     Args:
-        name: ``constant``; ``linear`` (to zero); ``drops 0.5 0.75`` (divided by ten at each share of the run);
-            ``cosine 0.1`` (linearly from zero over a tenth of the run, then half a cosine to zero); ``inverse-root
-            0.1`` (the same warm-up, then the inverse root of the steps). 0 means no warm-up.
+        name: ``constant``; ``linear`` (to zero); ``drops 0.5 0.75`` (divided by ten at each share
+            of the run); ``cosine 0.1`` (linearly from zero over a tenth of the run, then half a
+            cosine to zero); ``inverse-root 0.1`` (the same warm-up, then the inverse root of the
+            steps). 0 means no warm-up.
 
     Returns:
         The factor, ``None`` for ``constant``.
@@ -44,11 +48,15 @@ def schedule(name: str) -> Factor | None:
         return lambda share: 0.1 ** sum(share >= at for at in shares)
     if kind == "cosine" and len(shares) == 1 and right:
         return lambda share: _warm(
-            share, shares[0], lambda x: (1 + math.cos(math.pi * (x - shares[0]) / (1 - shares[0]))) / 2
+            share,
+            shares[0],
+            lambda x: (1 + math.cos(math.pi * (x - shares[0]) / (1 - shares[0]))) / 2,
         )
     if kind == "inverse-root" and len(shares) == 1 and 0 < shares[0] < 1:
         return lambda share: _warm(share, shares[0], lambda x: math.sqrt(shares[0] / x))
-    raise InputError(f"There is no schedule '{name}'; choose one of: {', '.join(NAMES)}, with shares of the run.")
+    raise InputError(
+        f"There is no schedule '{name}'; choose one of: {', '.join(NAMES)}, with shares of the run."
+    )
 
 
 def _warm(share: float, until: float, after: Factor) -> float:

@@ -20,8 +20,8 @@ from pathspace.training.optim.gauge_fixed import GaugeFixed
 from pathspace.training.optim.movable import movable
 from pathspace.training.optim.multipliers import LARGE, Multipliers, multipliers
 
-# relative change of all matrices together in one step, without a test of rates; a larger one is too large near a
-# minimum
+# relative change of all matrices together in one step, without a test of rates; a larger one is
+# too large near a minimum
 RELATIVE = 2e-3
 TRIED = (3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5)
 STEPS = 10
@@ -65,13 +65,18 @@ class Advice:
 
 
 def suggest(
-    model: nn.Module, graph: Structure, loss: Callable[[nn.Module], Tensor] | None = None, *, show: bool = True
+    model: nn.Module,
+    graph: Structure,
+    loss: Callable[[nn.Module], Tensor] | None = None,
+    *,
+    show: bool = True,
 ) -> Advice:
     """Suggest an optimizer, a learning rate, a rule and a bound, with reasons.
 
-    The optimizer is AdamW in the canonical gauge. Its rate is a small part of the size of typical weights there, the
-    same for all rescaled copies of the network. With a loss, it is a third of the largest tested rate at which the loss
-    falls over ten steps of a copy. The multipliers of steps on path values are reported for optimizers on path values.
+    The optimizer is AdamW in the canonical gauge. Its rate is a small part of the size of typical
+    weights there, the same for all rescaled copies of the network. With a loss, it is a third of
+    the largest tested rate at which the loss falls over ten steps of a copy. The multipliers of
+    steps on path values are reported for optimizers on path values.
 
     Args:
         model: the model with its initial weights.
@@ -84,13 +89,16 @@ def suggest(
 
     Raises:
         InputTypeError: an argument has a wrong type, or the order is wrong.
-        InputError: no parameter can be trained, weights are not finite, or the loss falls at no rate.
+        InputError: no parameter can be trained, weights are not finite, or
+            the loss falls at no rate.
 
     Example:
         >>> import torch, pathspace as ps
         >>> from pathspace.training import suggest
         >>> _ = torch.manual_seed(0)
-        >>> layers = [layer for _ in range(8) for layer in (torch.nn.Linear(16, 16), torch.nn.ReLU())]
+        >>> layers = [
+        ...     layer for _ in range(8) for layer in (torch.nn.Linear(16, 16), torch.nn.ReLU())
+        ... ]
         >>> model = torch.nn.Sequential(*layers, torch.nn.Linear(16, 2))
         >>> advice = suggest(model, ps.trace(model, torch.randn(1, 16)), show=False)
         >>> advice.optimizer, advice.rule, advice.max_multiplier
@@ -99,24 +107,26 @@ def suggest(
     expect_arguments("suggest", model=model, graph=graph)
     if loss is not None and not callable(loss):
         raise InputTypeError(
-            f"suggest found a {type(loss).__name__} as its loss, expected a function of a model, such as "
-            "lambda model: F.cross_entropy(model(x), y)."
+            f"suggest found a {type(loss).__name__} as its loss, expected a function of a model,"
+            " such as lambda model: F.cross_entropy(model(x), y)."
         )
     size, matrices, free = _typical_size(model, graph)
     reasons = []
     if free:
         reasons.append(
-            f"{free:,} scales of the weights are free and AdamW's steps depend on them; the canonical gauge fixes them."
+            f"{free:,} scales of the weights are free and AdamW's steps depend on them; the"
+            " canonical gauge fixes them."
         )
     else:
-        reasons.append("No scale of what is trained is free: there is no gauge to fix, so use AdamW.")
+        reasons.append(
+            "No scale of what is trained is free: there is no gauge to fix, so use AdamW."
+        )
     if loss is None:
         lr = RELATIVE * size / matrices
         reasons.append(
-            f"Typical weights have the size {size:.1e} there and a step changes the {matrices:,} matrices by "
-            f"{RELATIVE:.1%} together, which "
-            "trained weights tolerate; random weights tolerate ten to a hundred times as much: pass the loss to try "
-            "rates."
+            f"Typical weights have the size {size:.1e} there and a step changes the {matrices:,}"
+            f" matrices by {RELATIVE:.1%} together, which trained weights tolerate; random weights"
+            " tolerate ten to a hundred times as much: pass the loss to try rates."
         )
     else:
         lr, tried = _try(model, graph, loss, size)
@@ -144,11 +154,15 @@ def _make(graph: Structure, model: nn.Module, lr: float) -> torch.optim.Optimize
 
 
 def _typical_size(model: nn.Module, graph: Structure) -> tuple[float, int, int]:
-    """Median root mean square of matrices in the canonical gauge, number of matrices, number of free scales."""
+    """Median root mean square of matrices in the canonical gauge, number of
+    matrices, number of free scales.
+    """
     tensors = dict(model.named_parameters(remove_duplicate=False))
     trained = {name for name, p in tensors.items() if p.requires_grad}
     if not trained:
-        raise InputError("suggest found no parameter with requires_grad=True; call requires_grad_() on some.")
+        raise InputError(
+            "suggest found no parameter with requires_grad=True; call requires_grad_() on some."
+        )
     own, _ = movable(graph, {block.name for block in graph.blocks if block.name in trained})
     factors = own.gauge_factors(torch.from_numpy(canonical(own, tensors).phi))
     sizes = []
@@ -161,27 +175,35 @@ def _typical_size(model: nn.Module, graph: Structure) -> tuple[float, int, int]:
             sizes.append(float(value.double().square().mean().sqrt()))
     sizes = [size for size in sizes if size > 0] or [1.0]
     if not all(map(math.isfinite, sizes)):
-        raise InputError("suggest found weights that are not finite; load weights from before they diverged.")
+        raise InputError(
+            "suggest found weights that are not finite; load weights from before they diverged."
+        )
     return float(np.median(sizes)), len(sizes), own.num_units
 
 
-def _try(model: nn.Module, graph: Structure, loss: Callable[[nn.Module], Tensor], size: float) -> tuple[float, str]:
+def _try(
+    model: nn.Module, graph: Structure, loss: Callable[[nn.Module], Tensor], size: float
+) -> tuple[float, str]:
     """The rate from a test of rates, and the results of the test."""
     seen = []
     for relative in TRIED:
         twin = safe_deepcopy(model)
         losses = follow(twin, _make(graph, twin, relative * size), loss)
-        seen.append(f"{relative * size:.1e}: {losses[-1] / losses[0] if losses[0] else math.nan:.3f}")
+        seen.append(
+            f"{relative * size:.1e}: {losses[-1] / losses[0] if losses[0] else math.nan:.3f}"
+        )
         if falls(losses):
             # a third of the largest, so that the loss falls in later steps, too
             return relative * size / 3, ", ".join(seen)
     raise InputError(
-        f"suggest found no rate at which the loss falls over {STEPS} steps ({', '.join(seen)}); check the loss and "
-        f"the trained parameters."
+        f"suggest found no rate at which the loss falls over {STEPS} steps ({', '.join(seen)});"
+        " check the loss and the trained parameters."
     )
 
 
-def follow(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[[nn.Module], Tensor]) -> list[float]:
+def follow(
+    model: nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[[nn.Module], Tensor]
+) -> list[float]:
     """The losses before each of ten steps, and after the last.
 
     Args:
@@ -194,9 +216,17 @@ def follow(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[[n
         optimizer.zero_grad()
         value = loss(model)
         if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
-            found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            found += "" if not isinstance(value, Tensor) or value.requires_grad else " without gradients"
-            raise InputTypeError(f"suggest found a loss that returns {found}, expected one number with gradients.")
+            found = (
+                f"a tensor of shape {tuple(value.shape)}"
+                if isinstance(value, Tensor)
+                else type(value).__name__
+            )
+            found += (
+                "" if not isinstance(value, Tensor) or value.requires_grad else " without gradients"
+            )
+            raise InputTypeError(
+                f"suggest found a loss that returns {found}, expected one number with gradients."
+            )
         value.backward()
         optimizer.step()
         losses.append(value.item())
@@ -223,8 +253,9 @@ def _of_rules(graph: Structure, reasons: list[str]) -> tuple[dict[str, Multiplie
         return found, None
     bound = 1.0 if least.largest > LARGE else None
     reasons.append(
-        f"Steps on path values (rule 'magnitude') multiply the rate by {least.median:.0e} at the median, "
-        f"{least.largest:.0e} at most: GSGD {'needs max_multiplier=1.0' if bound else 'needs no bound'}."
+        f"Steps on path values (rule 'magnitude') multiply the rate by {least.median:.0e} at the"
+        f" median, {least.largest:.0e} at most: GSGD"
+        f" {'needs max_multiplier=1.0' if bound else 'needs no bound'}."
     )
     return found, bound
 

@@ -1,7 +1,9 @@
-"""Sums before a ReLU, found again in the backward pass from the ReLU's output and the entries that it sets to 0.
+"""Sums before a ReLU, found again in the backward pass from the ReLU's output and the
+entries that it sets to 0.
 
-Of ``s = x + z`` and ``y = max(s, 0)`` autograd keeps ``x`` and ``y``. Where ``y`` is not 0, ``s`` is ``y``; so only the
-entries of ``s`` up to 0 are kept, packed, and ``z = s - x`` is exactly what it would be with all of ``s``.
+Of ``s = x + z`` and ``y = max(s, 0)`` autograd keeps ``x`` and ``y``. Where ``y`` is not 0, ``s``
+is ``y``; so only the entries of ``s`` up to 0 are kept, packed, and ``z = s - x`` is exactly what
+it would be with all of ``s``.
 """
 
 from __future__ import annotations
@@ -43,8 +45,9 @@ class Before:
             return self.operands[1] - self.operands[0]
         if found is None:
             raise UnsupportedError(
-                "A sum of the penalised model was read by a ReLU alone when it was traced, and now gradients reach it "
-                "by another way only; call penalize with inputs, and in the mode, in which the model is trained."
+                "A sum of the penalised model was read by a ReLU alone when it was traced, and now"
+                " gradients reach it by another way only; call penalize with inputs, and in the"
+                " mode, in which the model is trained."
             )
         return found
 

@@ -77,7 +77,9 @@ class Task:
     metric_format: str = ".2%"
 
     def example_inputs(self) -> tuple[Tensor, ...]:
-        """Return two examples, as example inputs for ``pathspace.trace`` and ``pathspace.verify``."""
+        """Return two examples, as example inputs for ``pathspace.trace``
+        and ``pathspace.verify``.
+        """
         return (self.train.inputs[:2],)
 
 
@@ -146,7 +148,8 @@ def load_task(name: str, **options: Any) -> Task:
     for option in options:
         if option not in known:
             raise InputError(
-                f"Task '{name}' has no option '{option}'; it has {', '.join(known) or 'none'}: leave it out."
+                f"Task '{name}' has no option '{option}'; it has {', '.join(known) or 'none'}:"
+                " leave it out."
             )
     return _BUILDERS[name](**options)
 
@@ -166,7 +169,9 @@ def task_options(name: str) -> dict[str, Any]:
         {'hidden': 100}
     """
     expect_known("task", name, task_names())
-    return {key: found.default for key, found in inspect.signature(_BUILDERS[name]).parameters.items()}
+    return {
+        key: found.default for key, found in inspect.signature(_BUILDERS[name]).parameters.items()
+    }
 
 
 def seeded(build: Callable[[], nn.Module]) -> Callable[[int], nn.Module]:

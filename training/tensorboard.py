@@ -17,7 +17,8 @@ from pathspace.errors import InputError
 class TensorBoard(Logger):
     """A logger for Lightning Fabric that writes event files into a folder, also for resumed runs.
 
-    A resumed run logs the steps after its last checkpoint again; TensorBoard is told to drop the earlier values.
+    A resumed run logs the steps after its last checkpoint again; TensorBoard is told to
+    drop the earlier values.
 
     Args:
         folder: the folder of the event files.
@@ -28,7 +29,10 @@ class TensorBoard(Logger):
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         if not find_spec("tensorboard"):
-            raise InputError("TensorBoard is not installed; run pip install tensorboard, or do not pass --tensorboard.")
+            raise InputError(
+                "TensorBoard is not installed; run pip install tensorboard, or do not pass"
+                " --tensorboard."
+            )
         self.folder = os.fspath(folder)
         self._logger: TensorBoardLogger | None = None
 
@@ -54,7 +58,9 @@ class TensorBoard(Logger):
         self._logger.log_metrics(dict(metrics), step)
         self._logger.save()
 
-    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
+    def log_hyperparams(
+        self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any
+    ) -> None:
         """Hyperparameters are in the configuration beside the folder."""
 
     def finalize(self, status: str) -> None:

@@ -10,7 +10,8 @@ import torch
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """A context with one thread, on which small matrices are faster and results do not depend on the number of cores.
+    """A context with one thread, on which small matrices are faster and results do not
+    depend on the number of cores.
 
     Example:
         >>> with one_thread():

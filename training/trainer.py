@@ -32,11 +32,12 @@ EVALUATION_BATCH = 1024
 class Trainer:
     """Train one model on one task.
 
-    The order of the batches and every other random number depend only on ``seed``, so that two optimizers with the
-    same seed have the same batches. With a ``folder``, ``checkpoint.pt``, ``metrics.csv`` and ``metrics.jsonl`` are
-    written after every epoch, each under a temporary name and renamed; with ``checkpoint_every`` the first is also
-    written inside epochs. The loggers of ``fabric`` receive the same results. On a CPU a resumed run is bitwise equal
-    to an uninterrupted one. The global random state is not changed.
+    The order of the batches and every other random number depend only on ``seed``, so that two
+    optimizers with the same seed have the same batches. With a ``folder``, ``checkpoint.pt``,
+    ``metrics.csv`` and ``metrics.jsonl`` are written after every epoch, each under a temporary name
+    and renamed; with ``checkpoint_every`` the first is also written inside epochs. The loggers of
+    ``fabric`` receive the same results. On a CPU a resumed run is bitwise equal to an uninterrupted
+    one. The global random state is not changed.
 
     Args:
         task: data, loss and metric.
@@ -44,29 +45,36 @@ class Trainer:
         optimizer: any ``torch.optim.Optimizer`` over the parameters of ``model``.
         epochs: number of passes over the training split.
         batch_size: examples per pass through the model; the last of an epoch may be smaller.
-        accumulate: passes per step. Their gradients are summed, weighted by their examples: the step equals that of
-            ``accumulate * batch_size`` examples, to rounding. This holds if the loss is a mean over examples and no
-            layer combines several of them (batch norm does). The last step of an epoch may have fewer examples.
+        accumulate: passes per step. Their gradients are summed, weighted by their examples: the
+            step equals that of ``accumulate * batch_size`` examples, to rounding. This holds if the
+            loss is a mean over examples and no layer combines several of them (batch norm does).
+            The last step of an epoch may have fewer examples.
         seed: seed of the order of the batches and of the noise of the model.
         folder: the folder of the files; ``None`` for no files.
-        checkpoint_every: number of steps between checkpoints inside an epoch; ``None`` writes them only at the ends of
-            epochs.
-        checkpoint_seconds: also write a checkpoint inside an epoch when the last is older than this.
-        schedule: completed share of the run's steps -> factor of every learning rate; ``None`` for constant rates.
+        checkpoint_every: number of steps between checkpoints inside an epoch; ``None`` writes them
+            only at the ends of epochs.
+        checkpoint_seconds: also write a checkpoint inside an epoch when the
+            last is older than this.
+        schedule: completed share of the run's steps -> factor of every learning rate;
+            ``None`` for constant rates.
         augment: changes the inputs of a training step, at random by torch's global generator.
         clip: upper bound of the gradient norm of a step; ``None`` for no bound.
-        settings: plain values that identify the run; only a run with equal settings resumes its checkpoint.
-        patience: stop after this number of epochs without a lower validation metric, and restore the weights of the
-            best epoch; they are also written as ``best.pt``. ``None`` trains to the last epoch and keeps its weights.
-        watch: called after each step; if it has ``state_dict`` and ``load_state_dict``, its state (plain values and
-            tensors) is part of the checkpoint.
-        fabric: device, precision and processes, launched; by default one CPU. Several processes share every pass and
-            average their results by examples, so that their run equals that of one process to rounding, except for
-            noise (dropout) and batch norm, which are separate in each process. The first of them writes files.
+        settings: plain values that identify the run; only a run with equal
+            settings resumes its checkpoint.
+        patience: stop after this number of epochs without a lower validation metric, and restore
+            the weights of the best epoch; they are also written as ``best.pt``. ``None`` trains to
+            the last epoch and keeps its weights.
+        watch: called after each step; if it has ``state_dict`` and ``load_state_dict``, its state
+            (plain values and tensors) is part of the checkpoint.
+        fabric: device, precision and processes, launched; by default one CPU. Several processes
+            share every pass and average their results by examples, so that their run equals that of
+            one process to rounding, except for noise (dropout) and batch norm, which are separate
+            in each process. The first of them writes files.
 
     Raises:
         InputError: a number is not positive, or ``folder`` cannot be created.
-        UnsupportedError: ``fabric`` distributes the model in another way than ``DistributedDataParallel``.
+        UnsupportedError: ``fabric`` distributes the model in another way than
+            ``DistributedDataParallel``.
 
     Example:
         >>> from pathspace.training.experiments.tasks import load_task
@@ -98,13 +106,28 @@ class Trainer:
         watch: Callable[[Tick], None] | None = None,
         fabric: Fabric | None = None,
     ) -> None:
-        expect_numbers("Trainer", AT_LEAST_1, epochs=epochs, batch_size=batch_size, accumulate=accumulate)
-        expect_numbers("Trainer", AT_LEAST_1, or_none=True, checkpoint_every=checkpoint_every, patience=patience)
-        expect_numbers("Trainer", "a number of at least 0", or_none=True, checkpoint_seconds=checkpoint_seconds)
+        expect_numbers(
+            "Trainer", AT_LEAST_1, epochs=epochs, batch_size=batch_size, accumulate=accumulate
+        )
+        expect_numbers(
+            "Trainer",
+            AT_LEAST_1,
+            or_none=True,
+            checkpoint_every=checkpoint_every,
+            patience=patience,
+        )
+        expect_numbers(
+            "Trainer", "a number of at least 0", or_none=True, checkpoint_seconds=checkpoint_seconds
+        )
         expect_numbers("Trainer", "a positive number", or_none=True, clip=clip)
         expect_numbers("Trainer", SEED, seed=seed)
         self.task, self.epochs, self.batch_size, self.seed = task, epochs, batch_size, seed
-        self.settings = {"task": task.name, "batch_size": batch_size, "seed": seed, **(settings or {})}
+        self.settings = {
+            "task": task.name,
+            "batch_size": batch_size,
+            "seed": seed,
+            **(settings or {}),
+        }
         if accumulate > 1:
             self.settings["accumulate"] = accumulate
         if patience is not None:
@@ -114,17 +137,22 @@ class Trainer:
         self.watch, self.checkpoint_every = watch, checkpoint_every
         self.checkpoint_seconds, self._saved = checkpoint_seconds, time.monotonic()
         self.augment = augment
-        self.clip, self.schedule, self._rates = clip, schedule, [group["lr"] for group in optimizer.param_groups]
+        self.clip, self.schedule, self._rates = (
+            clip,
+            schedule,
+            [group["lr"] for group in optimizer.param_groups],
+        )
         self.fabric = fabric or Fabric(accelerator="cpu", devices=1)
         if not isinstance(self.fabric.strategy, SingleDeviceStrategy | DDPStrategy):
             raise UnsupportedError(
-                f"The trainer found a Fabric with {type(self.fabric.strategy).__name__}, expected one device or "
-                "DDPStrategy; use strategy='ddp'."
+                f"The trainer found a Fabric with {type(self.fabric.strategy).__name__}, expected"
+                " one device or DDPStrategy; use strategy='ddp'."
             )
         self._files = RunFolder(self.fabric, folder)
         self.model, self.optimizer = self.fabric.setup(model, optimizer)
         self._order = torch.Generator()
-        # random state of the order at the start of the current epoch, and the completed part of this epoch
+        # random state of the order at the start of the current epoch, and the
+        # completed part of this epoch
         self._epoch_order, self._partial = self._order.get_state(), Partial()
         self._batches = self._cut(task.train, batch_size, self._order, accumulate)
         self._loader = self._load(task.train, self._batches)
@@ -149,18 +177,30 @@ class Trainer:
             One record per epoch, those before an interruption included.
 
         Raises:
-            InputError: there is no checkpoint to resume from or it does not fit, or a file cannot be written.
+            InputError: there is no checkpoint to resume from or it does not fit, or
+                a file cannot be written.
         """
         devices = [self.fabric.device] if self.fabric.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
             # different noise for every process; the first has that of a single process
             torch.manual_seed(self.seed + self.fabric.global_rank * 2**32)
             self._order.manual_seed(self.seed)
-            self._epoch_order, self._partial, self.best = self._order.get_state(), Partial(), BestWeights()
+            self._epoch_order, self._partial, self.best = (
+                self._order.get_state(),
+                Partial(),
+                BestWeights(),
+            )
             history = self._restore() if resume else History()
-            while not (len(history.records) >= self.epochs or history.diverged or exhausted(history, self.patience)):
+            while not (
+                len(history.records) >= self.epochs
+                or history.diverged
+                or exhausted(history, self.patience)
+            ):
                 history = History((*history.records, self._epoch(history)))
-                self._epoch_order, self._partial = self._order.get_state(), Partial(seconds=history.records[-1].seconds)
+                self._epoch_order, self._partial = (
+                    self._order.get_state(),
+                    Partial(seconds=history.records[-1].seconds),
+                )
                 self._write(history)
         if self.best.kept is not None and not history.diverged:
             self.model.load_state_dict(self.best.kept["model"])
@@ -191,9 +231,13 @@ class Trainer:
         sums = torch.zeros(2, dtype=torch.float64)
         batches = self._cut(split, EVALUATION_BATCH)
         with torch.no_grad():
-            for share, (inputs, targets) in zip(batches.shares(), self._load(split, batches), strict=True):
+            for share, (inputs, targets) in zip(
+                batches.shares(), self._load(split, batches), strict=True
+            ):
                 outputs = self.model(inputs)
-                pair = torch.stack([self.task.loss(outputs, targets), self.task.metric(outputs, targets)])
+                pair = torch.stack(
+                    [self.task.loss(outputs, targets), self.task.metric(outputs, targets)]
+                )
                 sums += share.examples * pair.double().cpu()
         return Score(*(value / len(split) for value in ranks.total(self.fabric, *sums.tolist())))
 
@@ -201,7 +245,9 @@ class Trainer:
         """Train the rest of the current epoch."""
         started, done = time.perf_counter(), self._partial
         last = history.last
-        epoch, step, metric = (last.epoch + 1, last.step, last.valid_metric) if last else (1, 0, math.nan)
+        epoch, step, metric = (
+            (last.epoch + 1, last.step, last.valid_metric) if last else (1, 0, math.nan)
+        )
         step += done.steps
         total = 0.0
         self.model.train()
@@ -213,7 +259,9 @@ class Trainer:
             # without the penalty for an example that does not count
             stands_in = penalty_disabled(self.model.module, share.examples == 0)
             with stands_in, self.fabric.no_backward_sync(self.model, enabled=not share.last):
-                loss = self.task.loss(self.model(self.augment(inputs) if self.augment else inputs), targets)
+                loss = self.task.loss(
+                    self.model(self.augment(inputs) if self.augment else inputs), targets
+                )
                 total += loss.item() * share.examples
                 if share.last:
                     (total,) = ranks.total(self.fabric, total)
@@ -250,9 +298,17 @@ class Trainer:
         every, age = self.checkpoint_every, self.checkpoint_seconds
         if every and step % every == 0:
             return True
-        return age is not None and ranks.first(self.fabric, lambda: time.monotonic() - self._saved >= age)
+        return age is not None and ranks.first(
+            self.fabric, lambda: time.monotonic() - self._saved >= age
+        )
 
-    def _cut(self, split: Split, batch_size: int, order: torch.Generator | None = None, accumulate: int = 1) -> Batches:
+    def _cut(
+        self,
+        split: Split,
+        batch_size: int,
+        order: torch.Generator | None = None,
+        accumulate: int = 1,
+    ) -> Batches:
         rank, world = self.fabric.global_rank, self.fabric.world_size
         return Batches(len(split), batch_size, order, accumulate=accumulate, rank=rank, world=world)
 
@@ -266,8 +322,14 @@ class Trainer:
         """Write the record of an epoch to files and loggers."""
         self._files.write_metrics(history, self.task.metric_name)
         *_, row = history.rows(self.task.metric_name)
-        self.fabric.log_dict({k: v for k, v in row.items() if k not in ("step", "status")}, step=row["step"])
-        if self.patience is not None and self.best.offer(history, self.model.state_dict()) and self.best.kept:
+        self.fabric.log_dict(
+            {k: v for k, v in row.items() if k not in ("step", "status")}, step=row["step"]
+        )
+        if (
+            self.patience is not None
+            and self.best.offer(history, self.model.state_dict())
+            and self.best.kept
+        ):
             self._files.write_best(self.best.kept)
         if not history.diverged:
             # otherwise keep the checkpoint of the last epoch or step with finite losses

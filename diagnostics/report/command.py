@@ -24,7 +24,14 @@ from pathspace.options import (
 def report(
     target: TargetArgument,
     output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FILE", help="The .html to write; - prints it.", show_default=False)
+        str,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="The .html to write; - prints it.",
+            show_default=False,
+        ),
     ],
     inputs: InputOption = None,
     checkpoint: CheckpointOption = None,
@@ -36,7 +43,10 @@ def report(
         typer.Option(
             "--against",
             metavar="TARGET|FILE",
-            help="Compare with a second model: another target, or another checkpoint of the same target.",
+            help=(
+                "Compare with a second model: another target, or another checkpoint of the same"
+                " target."
+            ),
             show_default=False,
         ),
     ] = None,
@@ -46,16 +56,17 @@ def report(
     norm_eps: NormEpsOption = NormEps.ignore,
     train: TrainOption = None,
 ) -> None:
-    """Write one page about a model: graph, certificate, pinned operations, path values, chain, signal, degeneracy.
+    """Write one page about a model: graph, certificate, pinned operations, path values,
+    chain, signal, degeneracy.
 
-    The page is self-contained and opens from disk. More samples give better figures: give at least a
-    few samples. Without data and a loss gradients are those of random classes.
+    The page is self-contained and opens from disk. More samples give better figures: give at least
+    a few samples. Without data and a loss gradients are those of random classes.
 
-    [bold]pathspace report net.py:Net --input 8x3x32x32 -o report.html[/]
-    [bold]pathspace report net.py:Net --data net.py:loader --checkpoint after.pt --against before.pt -o report.html[/]
+    [bold]pathspace report net.py:Net --input 8x3x32x32 -o report.html[/] [bold]pathspace report
+    net.py:Net --data net.py:loader --checkpoint after.pt --against before.pt -o report.html[/]
 
-    Exit codes: 0 written, whatever the certificate says; 2 bad input; an existing file stays whole unless the new one
-    is complete.
+    Exit codes: 0 written, whatever the certificate says; 2 bad input; an existing file stays whole
+    unless the new one is complete.
     """
     from json import dumps
 
@@ -76,7 +87,9 @@ def report(
         from pathspace.diagnostics.report.versus import Comparison, versus
 
         for number, (name, weights) in enumerate(models):
-            loaded = load_target(name, inputs or (), seed=seed, train=train, need_inputs=data is None)
+            loaded = load_target(
+                name, inputs or (), seed=seed, train=train, need_inputs=data is None
+            )
             start, part = number / len(models), 1 / len(models)
             one: Report = look(
                 loaded.model,

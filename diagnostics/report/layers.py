@@ -1,4 +1,6 @@
-"""The layout of the reduction graph for the page: a column of layers beside lanes of units, as plain values."""
+"""The layout of the reduction graph for the page: a column of layers beside lanes
+of units, as plain values.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,8 @@ class Lane:
 
 
 def arrange(graph: Structure) -> tuple[list[Layer], dict[int, Lane]]:
-    """Find layers, in the order in which the model uses them, and lanes, each in the first free column.
+    """Find layers, in the order in which the model uses them, and lanes, each
+    in the first free column.
 
     Args:
         graph: a reduction graph.
@@ -70,7 +73,9 @@ def arrange(graph: Structure) -> tuple[list[Layer], dict[int, Lane]]:
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
+        ... )
         >>> layers, lanes = arrange(ps.trace(model, torch.randn(1, 2)))
         >>> [(layer.name, layer.reads, layer.writes) for layer in layers], lanes[1].units.tolist()
         ([('0', (0,), (1,)), ('2', (1,), (0,))], [1, 2, 3])
@@ -95,11 +100,16 @@ def arrange(graph: Structure) -> tuple[list[Layer], dict[int, Lane]]:
             last.blocks.append(i)
             continue
         several = any(layer.module == module for layer in layers)
-        layer = Layer(f"{module}.{own}" if several and module else module or own, module, [i], reads, writes)
+        layer = Layer(
+            f"{module}.{own}" if several and module else module or own, module, [i], reads, writes
+        )
         layers.append(layer)
     for layer in layers:
         own = _split(graph.blocks[layer.blocks[0]].name)[1]
-        if sum(other.module == layer.module for other in layers) > 1 or "weight" not in own + layer.name:
+        if (
+            sum(other.module == layer.module for other in layers) > 1
+            or "weight" not in own + layer.name
+        ):
             layer.name = graph.blocks[layer.blocks[0]].name
     _normalised(graph, layers, label, numbers)
     return layers, _lanes(layers, label, numbers)
@@ -107,7 +117,11 @@ def arrange(graph: Structure) -> tuple[list[Layer], dict[int, Lane]]:
 
 def _split(name: str) -> tuple[str, str]:
     module, _, own = name.rpartition(".")
-    if own in ("original0", "original1", "original"):  # torch's parametrisations store the tensor one level down
+    if own in (
+        "original0",
+        "original1",
+        "original",
+    ):  # torch's parametrisations store the tensor one level down
         module = module.replace(".parametrizations", "")
         module, _, own = module.rpartition(".")
     return module, own
@@ -124,18 +138,28 @@ def _order(graph: Structure) -> list[int]:
             block = graph.blocks[graph.index[name]].name
             used = min((position[user] for user in node.users), default=len(nodes))
             first[block] = min(used, first.get(block, used))
-    return sorted(range(len(graph.blocks)), key=lambda i: (first.get(graph.blocks[i].name, len(nodes)), i))
+    return sorted(
+        range(len(graph.blocks)), key=lambda i: (first.get(graph.blocks[i].name, len(nodes)), i)
+    )
 
 
-def _normalised(graph: Structure, layers: Sequence[Layer], label: np.ndarray, numbers: dict[int, int]) -> None:
-    """Find the group that each affine normalisation normalises; the picture joins them, although no path does."""
+def _normalised(
+    graph: Structure, layers: Sequence[Layer], label: np.ndarray, numbers: dict[int, int]
+) -> None:
+    """Find the group that each affine normalisation normalises; the picture joins
+    them, although no path does.
+    """
     sizes = {numbers[int(key)]: int((label[1:] == key).sum()) for key in np.unique(label[1:])}
     read = {group for layer in layers for group in layer.reads}
     dangling: int | None = None
     for layer in layers:
         blocks = [graph.blocks[i] for i in layer.blocks]
         if all(len(block.shape) < 2 for block in blocks) and layer.reads == (ROOT,):
-            if dangling is not None and sizes.get(dangling) in (blocks[0].numel, 1) and dangling not in layer.writes:
+            if (
+                dangling is not None
+                and sizes.get(dangling) in (blocks[0].numel, 1)
+                and dangling not in layer.writes
+            ):
                 layer.after = dangling
             dangling = None
         else:
@@ -216,7 +240,11 @@ def _tensor(skeleton: Skeleton, block: WeightBlock) -> dict[str, Any]:
     incoming, outgoing = map(np.unique, skeleton.positions(block.name))
     parameter, rms = skeleton.graph.parameters[block.name], None
     if has_values(parameter):
-        rms = float(block.values(parameter).square().mean(dtype=torch.float64).sqrt()) if block.numel else 0.0
+        rms = (
+            float(block.values(parameter).square().mean(dtype=torch.float64).sqrt())
+            if block.numel
+            else 0.0
+        )
     return {
         "name": block.name,
         "aliases": list(block.aliases),
@@ -231,8 +259,12 @@ def _tensor(skeleton: Skeleton, block: WeightBlock) -> dict[str, Any]:
     }
 
 
-def _picture(incoming: np.ndarray, outgoing: np.ndarray, shape: tuple[int, ...]) -> dict[str, Any] | None:
-    """The skeleton's weights in a tensor, as a grid of at most 40 x 40 cells: 1 in-tree, 2 out-tree, 3 both."""
+def _picture(
+    incoming: np.ndarray, outgoing: np.ndarray, shape: tuple[int, ...]
+) -> dict[str, Any] | None:
+    """The skeleton's weights in a tensor, as a grid of at most 40 x 40 cells: 1
+    in-tree, 2 out-tree, 3 both.
+    """
     if not len(incoming) and not len(outgoing):
         return None
     shape = shape or (1,)

@@ -1,4 +1,6 @@
-"""The measurements of the page: one function per part, returning plain values or the reason why there are none."""
+"""The measurements of the page: one function per part, returning plain values or the
+reason why there are none.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ _FINE = 0.02
 
 
 def attempt(what: str, measure: Callable[[], Facts]) -> Facts:
-    """Measure, or return the reason for a failure, so that the other parts of the page are still written.
+    """Measure, or return the reason for a failure, so that the other parts of
+    the page are still written.
 
     Args:
         what: the part, as the start of the sentence.
@@ -48,15 +51,22 @@ def attempt(what: str, measure: Callable[[], Facts]) -> Facts:
     Example:
         >>> attempt("The chain", lambda: {"length": 1 // 0})
         {'absent': 'The chain was not measured: ZeroDivisionError (integer division or modulo by zero).'}
-    """
+    """  # noqa: E501
     try:
         return measure()
     except PathspaceError as error:
         return {"absent": f"{what} was not measured: {_one_line(str(error))}"}
     except MemoryError:
-        return {"absent": f"{what} was not measured: the memory was exhausted; give smaller inputs."}
+        return {
+            "absent": f"{what} was not measured: the memory was exhausted; give smaller inputs."
+        }
     except Exception as error:  # a user's model or loss may raise anything
-        return {"absent": f"{what} was not measured: {type(error).__name__} ({_one_line(str(error)).rstrip('.')})."}
+        return {
+            "absent": (
+                f"{what} was not measured: {type(error).__name__}"
+                f" ({_one_line(str(error)).rstrip('.')})."
+            )
+        }
 
 
 def _one_line(text: str) -> str:
@@ -65,7 +75,9 @@ def _one_line(text: str) -> str:
 
 
 def model_facts(subject: Subject, explanation: Explanation) -> Facts:
-    """Name, size, mode and inputs of the model, and the numbers of parameters inside and outside path space."""
+    """Name, size, mode and inputs of the model, and the numbers of parameters
+    inside and outside path space.
+    """
     model, graph = subject.model, explanation.graph
     shapes = [
         f"{'x'.join(map(str, leaf.shape)) or 'scalar'} {str(leaf.dtype).removeprefix('torch.')}"
@@ -92,7 +104,9 @@ def model_facts(subject: Subject, explanation: Explanation) -> Facts:
 def parameter_table(explanation: Explanation) -> Facts:
     """All parameters, and all operations that fixed a scale."""
     return {
-        "parameters": [{**asdict(entry), "status": entry.status} for entry in explanation.parameters],
+        "parameters": [
+            {**asdict(entry), "status": entry.status} for entry in explanation.parameters
+        ],
         "pins": [asdict(pin) for pin in explanation.graph.pinned],
     }
 
@@ -108,8 +122,10 @@ def proof_facts(skeleton: Skeleton, name: str) -> Facts:
     units = skeleton.graph.num_units
     if units > MOST_PROOF:
         return {
-            "absent": f"The proof was not written: the page judges proofs of up to {MOST_PROOF:,} units, and there are "
-            f"{units:,}; 'pathspace verify --proof' writes it."
+            "absent": (
+                f"The proof was not written: the page judges proofs of up to {MOST_PROOF:,} units,"
+                f" and there are {units:,}; 'pathspace verify --proof' writes it."
+            )
         }
     document = proof(skeleton, name)
     judgement = check(document)
@@ -124,7 +140,9 @@ def proof_facts(skeleton: Skeleton, name: str) -> Facts:
 
 
 def path_value_facts(skeleton: Skeleton) -> Facts:
-    """Histograms of ``log10 |path value|`` and of ``log10`` of the learning rate's multiplier, over all basis paths."""
+    """Histograms of ``log10 |path value|`` and of ``log10`` of the learning rate's
+    multiplier, over all basis paths.
+    """
     values, multipliers = Tally(), Tally()
     for weights, scales in log_factors(skeleton, zeros=True):
         values.add((weights + scales) / math.log(10))
@@ -134,7 +152,8 @@ def path_value_facts(skeleton: Skeleton) -> Facts:
 
 
 class Tally:
-    """A histogram of numbers that arrive in pieces: fine bins while counting, coarse bins in the result.
+    """A histogram of numbers that arrive in pieces: fine bins while counting,
+    coarse bins in the result.
 
     Example:
         >>> tally = Tally()
@@ -163,9 +182,17 @@ class Tally:
         self.fine.update(dict(zip(keys.tolist(), counts.tolist(), strict=True)))
 
     def to_dict(self) -> Facts:
-        """Bins of equal width with their counts, mean, range, and quantiles to within a hundredth of a decade."""
+        """Bins of equal width with their counts, mean, range, and quantiles to within
+        a hundredth of a decade.
+        """
         if not self.count:
-            return {"count": 0, "zeros": self.zeros, "not_finite": self.not_finite, "edges": [], "counts": []}
+            return {
+                "count": 0,
+                "zeros": self.zeros,
+                "not_finite": self.not_finite,
+                "edges": [],
+                "counts": [],
+            }
         first, span = min(self.fine), max(self.fine) - min(self.fine) + 1
         most = min(BINS, max(8, math.isqrt(self.count)))
         each = max(1, -(-span // most))
@@ -181,7 +208,10 @@ class Tally:
             "mean": self.total / self.count,
             "smallest": self.low,
             "largest": self.high,
-            **{name: self._quantile(q) for name, q in (("q05", 0.05), ("median", 0.5), ("q95", 0.95))},
+            **{
+                name: self._quantile(q)
+                for name, q in (("q05", 0.05), ("median", 0.5), ("q95", 0.95))
+            },
         }
 
     def _quantile(self, q: float) -> float:
@@ -202,7 +232,12 @@ def chain_facts(subject: Subject) -> Facts:
     record = ChainRecord.merge(chain.observe(subject.loss, *batch) for batch in subject.batches)
     started = first_steps(chain, record, subject.loss, subject.batches)
     more = {} if started is None else started.to_dict()
-    return {"sentence": chain.sentence(), **record.to_dict(), **more, "dismissed": len(chain.dismissed)}
+    return {
+        "sentence": chain.sentence(),
+        **record.to_dict(),
+        **more,
+        "dismissed": len(chain.dismissed),
+    }
 
 
 def alarm_facts(subject: Subject, explanation: Explanation) -> Facts:
@@ -214,8 +249,11 @@ def signal_facts(subject: Subject) -> Facts:
     """Variance and gains of every layer."""
     if subject.weights > MOST_SIGNAL:
         return {
-            "absent": f"Signal propagation was not measured: the page measures models of up to {MOST_SIGNAL:,} "
-            f"weights, and this one has {subject.weights:,}; call diagnostics.signal with names= for some layers."
+            "absent": (
+                "Signal propagation was not measured: the page measures models of up to"
+                f" {MOST_SIGNAL:,} weights, and this one has {subject.weights:,}; call"
+                " diagnostics.signal with names= for some layers."
+            )
         }
     table = signal(subject.model, *subject.args, kwargs=subject.kwargs, jvp=False)
     layers = dict(subject.model.named_modules())
@@ -244,8 +282,11 @@ def gradient_facts(subject: Subject) -> Facts:
     """Gradient RMS of every parameter tensor, over all batches."""
     if subject.weights > MOST_SIGNAL:
         return {
-            "absent": f"Gradients were not measured: the page measures models of up to {MOST_SIGNAL:,} weights, and "
-            f"this one has {subject.weights:,}; call diagnostics.gradients with names= for some parameters."
+            "absent": (
+                f"Gradients were not measured: the page measures models of up to {MOST_SIGNAL:,}"
+                f" weights, and this one has {subject.weights:,}; call diagnostics.gradients with"
+                " names= for some parameters."
+            )
         }
     table = gradients(subject.model, subject.loss, subject.batches)
     rows = [{"parameter": row.parameter, "rms": row.rms, "relative": row.relative} for row in table]
@@ -258,8 +299,11 @@ def degeneracy_facts(subject: Subject, explanation: Explanation) -> Facts:
     trainable = sum(p.numel() for p in subject.model.parameters() if p.requires_grad)
     if trainable > MOST_DEGENERACY:
         return {
-            "absent": f"Degeneracy was not measured: the page looks at models of up to {MOST_DEGENERACY:,} trainable "
-            f"scalars, and this one has {trainable:,}; call diagnostics.degeneracy on a part of it."
+            "absent": (
+                "Degeneracy was not measured: the page looks at models of up to"
+                f" {MOST_DEGENERACY:,} trainable scalars, and this one has {trainable:,}; call"
+                " diagnostics.degeneracy on a part of it."
+            )
         }
     found = degeneracy(
         subject.model,

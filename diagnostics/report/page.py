@@ -38,7 +38,8 @@ class Report:
     """All results about a model.
 
     Attributes:
-        facts: all numbers, as plain values; a part that was not measured holds ``{"absent": sentence}``.
+        facts: all numbers, as plain values; a part that was not measured holds
+            ``{"absent": sentence}``.
         sentences: the interpretation of each part, computed from its numbers.
         html: the page, self-contained.
     """
@@ -61,7 +62,9 @@ class Report:
             temporary.write_text(self.html, encoding="utf-8")
 
     def to_dict(self) -> dict[str, Any]:
-        """Numbers and sentences as plain values for JSON; a number that is not finite becomes ``None``."""
+        """Numbers and sentences as plain values for JSON; a number that is not
+        finite becomes ``None``.
+        """
         return {
             "format": FORMAT,
             "sentences": self.sentences,
@@ -71,7 +74,8 @@ class Report:
     def _repr_html_(self) -> str:
         # a frame separates the page's style and script from the notebook's
         frame = Markup(
-            '<iframe srcdoc="{}" style="width: 100%; height: 700px; border: 1px solid #888" title="{}"></iframe>'
+            '<iframe srcdoc="{}" style="width: 100%; height: 700px; border: 1px solid #888"'
+            ' title="{}"></iframe>'
         )
         return str(frame.format(self.html, f"Report on {self.facts['model']['name']}"))
 
@@ -97,10 +101,12 @@ def report(
         model: any module that can be captured; it is not changed.
         *inputs: example inputs, a batch; not needed with ``data``.
         kwargs: example inputs by keyword.
-        checkpoint: a file of weights, see :func:`pathspace.diagnostics.given.load_weights`; loaded into a copy.
+        checkpoint: a file of weights, see
+            :func:`pathspace.diagnostics.given.load_weights`; loaded into a copy.
         data: batches of inputs and targets, see :func:`pathspace.diagnostics.given.read_batches`.
-        loss: ``loss(outputs, targets)``, or its name, see :func:`pathspace.diagnostics.losses.choose_loss`; without
-            it :func:`pathspace.diagnostics.losses.default_loss`, and the page says so.
+        loss: ``loss(outputs, targets)``, or its name, see
+            :func:`pathspace.diagnostics.losses.choose_loss`; without it
+            :func:`pathspace.diagnostics.losses.default_loss`, and the page says so.
         batches: largest number of batches of the data that are used.
         loss_fn: the same as ``loss``.
         targets: of the example inputs, passed to the loss.
@@ -122,12 +128,19 @@ def report(
         >>> found = report(model, torch.randn(8, 2))
         >>> found.facts["certificate"]["dimension"], found.facts["chain"]["absent"]
         (14, 'Sequential is not a Markov chain: no addition joins a stream and a branch computed from it.')
-    """
+    """  # noqa: E501
     expect_arguments("report", model=model)
     expect_arguments("report", or_none=True, checkpoint=checkpoint, progress=progress)
     expect_numbers("report", SEED, seed=seed)
-    brought: dict[str, Any] = {"checkpoint": checkpoint, "data": data, "targets": targets, "batches": batches}
-    subject = given(model, inputs, kwargs, loss=loss_fn if loss is None else loss, seed=seed, **brought)
+    brought: dict[str, Any] = {
+        "checkpoint": checkpoint,
+        "data": data,
+        "targets": targets,
+        "batches": batches,
+    }
+    subject = given(
+        model, inputs, kwargs, loss=loss_fn if loss is None else loss, seed=seed, **brought
+    )
     model, inputs, kwargs = subject.model, subject.args, subject.kwargs
     done = itertools.count()
 
@@ -146,14 +159,38 @@ def report(
     }
     options = {"norm_eps": norm_eps, "rule": rule, "seed": seed}
     parts: dict[str, tuple[str, str, Callable[[], Facts]]] = {
-        "certificate": ("verifying", "The certificate", lambda: measure.certificate_facts(subject, options)),
-        "proof": ("judging the proof", "The proof", lambda: measure.proof_facts(skeleton, type(model).__name__)),
-        "values": ("path values", "The distribution of path values", lambda: measure.path_value_facts(walks)),
+        "certificate": (
+            "verifying",
+            "The certificate",
+            lambda: measure.certificate_facts(subject, options),
+        ),
+        "proof": (
+            "judging the proof",
+            "The proof",
+            lambda: measure.proof_facts(skeleton, type(model).__name__),
+        ),
+        "values": (
+            "path values",
+            "The distribution of path values",
+            lambda: measure.path_value_facts(walks),
+        ),
         "chain": ("Markov chain", "The Markov chain", lambda: measure.chain_facts(subject)),
         "signal": ("signal by depth", "Signal propagation", lambda: measure.signal_facts(subject)),
-        "gradients": ("gradients", "The size of gradients", lambda: measure.gradient_facts(subject)),
-        "alarms": ("what is wrong", "What is wrong", lambda: measure.alarm_facts(subject, explanation)),
-        "degeneracy": ("degeneracy", "Degeneracy", lambda: measure.degeneracy_facts(subject, explanation)),
+        "gradients": (
+            "gradients",
+            "The size of gradients",
+            lambda: measure.gradient_facts(subject),
+        ),
+        "alarms": (
+            "what is wrong",
+            "What is wrong",
+            lambda: measure.alarm_facts(subject, explanation),
+        ),
+        "degeneracy": (
+            "degeneracy",
+            "Degeneracy",
+            lambda: measure.degeneracy_facts(subject, explanation),
+        ),
     }
     for name, (doing, what, work) in parts.items():
         tell(doing)
@@ -165,7 +202,9 @@ def report(
 
 
 def _walkable(skeleton: Skeleton) -> Skeleton:
-    """The skeleton, or, where a weight of it is 0, one of the largest weights, so that products can be computed."""
+    """The skeleton, or, where a weight of it is 0, one of the largest weights, so that
+    products can be computed.
+    """
     if lacking(skeleton.graph.parameters.items()):
         return skeleton
     try:
@@ -184,7 +223,9 @@ def _told(facts: dict[str, Facts], subject: Subject, rule: str) -> dict[str, str
     return {
         "model": sentences.model(facts["model"], facts["chain"]),
         "graph": sentences.graph(facts["graph"]),
-        "certificate": of("certificate", lambda found: sentences.certificate(found, facts["model"]["path_space"])),
+        "certificate": of(
+            "certificate", lambda found: sentences.certificate(found, facts["model"]["path_space"])
+        ),
         "proof": of("proof", sentences.proof),
         "pins": sentences.pins(facts["account"]),
         "values": of("values", lambda found: sentences.values(found, rule)),
@@ -195,7 +236,10 @@ def _told(facts: dict[str, Facts], subject: Subject, rule: str) -> dict[str, str
         "gradients": of("gradients", sentences.gradient),
         "alarms": of("alarms", sentences.alarms),
         "degeneracy": of("degeneracy", sentences.degeneracy),
-        "loss": f"{'G' if subject.loss.given else 'No loss was given: g'}radients are those of {subject.loss.says}.",
+        "loss": (
+            f"{'G' if subject.loss.given else 'No loss was given: g'}radients are those of"
+            f" {subject.loss.says}."
+        ),
     }
 
 
@@ -206,15 +250,22 @@ def _figures(facts: dict[str, Facts], skeleton: Skeleton) -> dict[str, Markup]:
     small = pictures.weights(skeleton)
     if small is not None:
         found["weights"] = small
-    for name, across in (("values", "size of the path value"), ("multipliers", "multiplier of the learning rate")):
+    for name, across in (
+        ("values", "size of the path value"),
+        ("multipliers", "multiplier of the learning rate"),
+    ):
         if facts["values"].get(name, {}).get("count"):
             found[name] = charts.histogram(facts["values"][name], f"Histogram: {across}", across)
     if any(node["cosine_mean"] is not None for node in facts["chain"].get("nodes", [])):
-        found["chain"] = charts.cosines(facts["chain"]["nodes"], "Cosine of every node with descent")
+        found["chain"] = charts.cosines(
+            facts["chain"]["nodes"], "Cosine of every node with descent"
+        )
     rows = facts["signal"].get("rows", [])
     if rows:
         names = [row["layer"] for row in rows]
-        found["variance"] = charts.depth(names, [row["variance"] for row in rows], "Variance by depth", "variance")
+        found["variance"] = charts.depth(
+            names, [row["variance"] for row in rows], "Variance by depth", "variance"
+        )
         found["gains"] = charts.depth(
             names,
             [row["vjp_gain"] for row in rows],
@@ -227,19 +278,31 @@ def _figures(facts: dict[str, Facts], skeleton: Skeleton) -> dict[str, Markup]:
         names = [row["parameter"] for row in rows]
         sizes = [row["rms"] for row in rows]
         found["gradients"] = charts.depth(
-            names, sizes, "Gradient RMS by tensor", "gradient RMS", across="parameter tensors in order"
+            names,
+            sizes,
+            "Gradient RMS by tensor",
+            "gradient RMS",
+            across="parameter tensors in order",
         )
     cause = facts["degeneracy"]
     if "deficit" in cause:
         kinds = ("rank", "gauge", "symmetric", "dead", "undetermined", "unexplained")
-        found["degeneracy"] = charts.shares([(kind, cause[kind], kind) for kind in kinds], "Directions by cause")
+        found["degeneracy"] = charts.shares(
+            [(kind, cause[kind], kind) for kind in kinds], "Directions by cause"
+        )
     return found
 
 
 def _render(facts: dict[str, Facts], told: dict[str, str], skeleton: Skeleton) -> str:
-    shown = {"graph": facts["graph"], "account": facts["account"], "signal": facts["signal"], "sentences": told}
+    shown = {
+        "graph": facts["graph"],
+        "account": facts["account"],
+        "signal": facts["signal"],
+        "sentences": told,
+    }
     shown |= {
-        name: facts[name] for name in ("model", "values", "chain", "gradients", "degeneracy", "certificate", "alarms")
+        name: facts[name]
+        for name in ("model", "values", "chain", "gradients", "degeneracy", "certificate", "alarms")
     }
     return render(
         "report.html.j2",
@@ -259,7 +322,12 @@ def _grouped(pins: list[Facts]) -> list[Facts]:
     for pin in pins:
         groups.setdefault((pin["op"], pin["reason"]), []).append(pin)
     return [
-        {"op": op, "reason": reason, "pins": found, "elements": sum(pin["elements"] for pin in found)}
+        {
+            "op": op,
+            "reason": reason,
+            "pins": found,
+            "elements": sum(pin["elements"] for pin in found),
+        }
         for (op, reason), found in groups.items()
     ]
 

@@ -1,4 +1,6 @@
-"""The reduction graph as SVG: layers as rows beside lanes of units, and single weights for small graphs."""
+"""The reduction graph as SVG: layers as rows beside lanes of units, and single
+weights for small graphs.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,16 @@ _NAME = 44
 
 
 def tag(name: str, content: Any = "", **attributes: Any) -> Markup:
-    """One HTML or SVG element with everything escaped; ``class_`` becomes ``class``, and underscores become hyphens.
+    """One HTML or SVG element with everything escaped; ``class_`` becomes ``class``, and
+    underscores become hyphens.
 
     Example:
         >>> tag("text", "<b>", class_="tick", x=1.25)
         Markup('<text class="tick" x="1.2">&lt;b&gt;</text>')
     """
     shown = [
-        f' {key.rstrip("_").replace("_", "-")}="{escape(f"{value:.1f}" if isinstance(value, float) else value)}"'
+        f" {key.rstrip('_').replace('_', '-')}="
+        f'"{escape(f"{value:.1f}" if isinstance(value, float) else value)}"'
         for key, value in attributes.items()
         if value is not None
     ]
@@ -34,10 +38,12 @@ def tag(name: str, content: Any = "", **attributes: Any) -> Markup:
 
 
 def lanes(facts: dict[str, Any]) -> Markup:
-    """The layers from top to bottom, and to their left one lane for the root and one for each group of units.
+    """The layers from top to bottom, and to their left one lane for the root and one
+    for each group of units.
 
-    The upper wires of a layer come from the groups it reads; the lower wires lead to those it writes. Boxes and
-    unit counts have the attributes ``data-layer`` and ``data-group`` for the page's script.
+    The upper wires of a layer come from the groups it reads; the lower wires lead to
+    those it writes. Boxes and unit counts have the attributes ``data-layer`` and
+    ``data-group`` for the page's script.
 
     Args:
         facts: from :func:`pathspace.diagnostics.report.layers.describe`.
@@ -58,7 +64,9 @@ def lanes(facts: dict[str, Any]) -> Markup:
         return MARGIN + ROW * row + ROW // 2
 
     under = [tag("line", class_="root", x1=x(0), x2=x(0), y1=MARGIN - 8, y2=height - MARGIN + 8)]
-    under.append(tag("text", "root", class_="rootname", x=x(0), y=MARGIN - 16, text_anchor="middle"))
+    under.append(
+        tag("text", "root", class_="rootname", x=x(0), y=MARGIN - 16, text_anchor="middle")
+    )
     over: list[Markup] = []
     for group in groups.values():
         start, end = y(group["first"]) + 8, y(group["last"]) - 8
@@ -74,15 +82,40 @@ def lanes(facts: dict[str, Any]) -> Markup:
         for number in layer["reads"]:
             if number or layer["after"] is None:
                 root = " fixed" if number == 0 else ""
-                under.append(tag("line", class_=kind + root, x1=x(number), x2=left, y1=y(row) - 8, y2=y(row) - 8))
+                under.append(
+                    tag(
+                        "line",
+                        class_=kind + root,
+                        x1=x(number),
+                        x2=left,
+                        y1=y(row) - 8,
+                        y2=y(row) - 8,
+                    )
+                )
                 under.append(tag("circle", class_=kind + root, cx=x(number), cy=y(row) - 8, r=3))
         if layer["after"] is not None:
             under.append(
-                tag("line", class_="wire through", x1=x(layer["after"]), x2=left, y1=y(row) - 8, y2=y(row) - 8)
+                tag(
+                    "line",
+                    class_="wire through",
+                    x1=x(layer["after"]),
+                    x2=left,
+                    y1=y(row) - 8,
+                    y2=y(row) - 8,
+                )
             )
         for number in layer["writes"]:
             root = " fixed" if number == 0 else ""
-            under.append(tag("line", class_=kind + root, x1=x(number) + 4, x2=left, y1=y(row) + 8, y2=y(row) + 8))
+            under.append(
+                tag(
+                    "line",
+                    class_=kind + root,
+                    x1=x(number) + 4,
+                    x2=left,
+                    y1=y(row) + 8,
+                    y2=y(row) + 8,
+                )
+            )
             tip = f"M{x(number) + 2} {y(row) + 8} l8 -4 v8 z"
             under.append(tag("path", class_=kind + root + " tip", d=tip))
         over.append(_box(layer, row, left, y(row), red))
@@ -100,7 +133,10 @@ def lanes(facts: dict[str, Any]) -> Markup:
 
 def _reading(group: dict[str, Any], layers: list[dict[str, Any]]) -> list[int]:
     """Rows that read a group, normalisations included."""
-    return [*group["leaving"], *(i for i, layer in enumerate(layers) if layer["after"] == group["id"])]
+    return [
+        *group["leaving"],
+        *(i for i, layer in enumerate(layers) if layer["after"] == group["id"]),
+    ]
 
 
 def _pill(group: dict[str, Any], x: int, y: int, hue: str) -> Markup:
@@ -120,7 +156,15 @@ def _box(layer: dict[str, Any], row: int, x: int, y: int, red: bool) -> Markup:
     shown = name if len(name) <= room else "\N{HORIZONTAL ELLIPSIS}" + name[-room:]
     parts = [
         tag("title", name),
-        tag("rect", class_="box skeleton" if red else "box", x=x, y=y - 14, width=BOX, height=28, rx=5),
+        tag(
+            "rect",
+            class_="box skeleton" if red else "box",
+            x=x,
+            y=y - 14,
+            width=BOX,
+            height=28,
+            rx=5,
+        ),
         tag("text", shown, class_="name", x=x + 12, y=y + 4),
         tag("text", shape, class_="shape", x=x + BOX - 10, y=y + 4, text_anchor="end"),
     ]
@@ -129,12 +173,20 @@ def _box(layer: dict[str, Any], row: int, x: int, y: int, red: bool) -> Markup:
 
 def _button(kind: str, number: int, parts: list[Markup], label: str) -> Markup:
     """A part of the picture that the page's script finds by its kind and number."""
-    known = {"class": kind, f"data-{kind}": number, "tabindex": 0, "role": "button", "aria-label": label}
+    known = {
+        "class": kind,
+        f"data-{kind}": number,
+        "tabindex": 0,
+        "role": "button",
+        "aria-label": label,
+    }
     return tag("g", Markup("").join(parts), **known)
 
 
 def weights(skeleton: Skeleton) -> Markup | None:
-    """Units as circles, single weights as arrows, the skeleton red; ``None`` for more than 150 weights."""
+    """Units as circles, single weights as arrows, the skeleton red; ``None``
+    for more than 150 weights.
+    """
     if not 0 < skeleton.graph.num_weights <= SCALAR:
         return None
     try:
@@ -145,7 +197,10 @@ def weights(skeleton: Skeleton) -> Markup | None:
     edges = list(bent_edges(graph, places, np.array([1.9, 0.8])))
     corners = np.array([place * inches for place in places.values()])
     low, high = corners.min(0) - 40, corners.max(0) + 40
-    parts = [_arrow(edge, places, inches) for edge in sorted(edges, key=lambda edge: bool(edge[2]["red"]))]
+    parts = [
+        _arrow(edge, places, inches)
+        for edge in sorted(edges, key=lambda edge: bool(edge[2]["red"]))
+    ]
     for node, place in places.items():
         x, y = (place * inches).tolist()
         text = str(node)
@@ -173,18 +228,23 @@ def _arrow(edge: Edge, places: Any, inches: np.ndarray) -> Markup:
     if one == other:
         x, y = start.tolist()
         loop = (
-            f"M{x - 8:.1f} {y - 13:.1f} C{x - 30:.1f} {y - 52:.1f} {x + 30:.1f} {y - 52:.1f} {x + 8:.1f} {y - 13:.1f}"
+            f"M{x - 8:.1f} {y - 13:.1f} C{x - 30:.1f} {y - 52:.1f} {x + 30:.1f} {y - 52:.1f}"
+            f" {x + 8:.1f} {y - 13:.1f}"
         )
         return tag("path", class_=kind, d=loop)
     along = end - start
     # the picture's y axis points down, so the curve bends to the other side
     middle = (start + end) / 2 - bend * np.array([along[1], -along[0]])
-    first, last = (middle - start) / np.linalg.norm(middle - start), (end - middle) / np.linalg.norm(end - middle)
+    first, last = (
+        (middle - start) / np.linalg.norm(middle - start),
+        (end - middle) / np.linalg.norm(end - middle),
+    )
     start, end = start + 15 * first, end - 17 * last
     side = np.array([-last[1], last[0]])
     tip = [end - 7 * last + 3 * side, end - 7 * last - 3 * side]
     path = (
-        f"M{start[0]:.1f} {start[1]:.1f} Q{middle[0]:.1f} {middle[1]:.1f} {end[0]:.1f} {end[1]:.1f} "
-        f"M{tip[0][0]:.1f} {tip[0][1]:.1f} L{end[0]:.1f} {end[1]:.1f} L{tip[1][0]:.1f} {tip[1][1]:.1f}"
+        f"M{start[0]:.1f} {start[1]:.1f} Q{middle[0]:.1f} {middle[1]:.1f} {end[0]:.1f} {end[1]:.1f}"
+        f" M{tip[0][0]:.1f} {tip[0][1]:.1f} L{end[0]:.1f} {end[1]:.1f} L{tip[1][0]:.1f}"
+        f" {tip[1][1]:.1f}"
     )
     return tag("path", class_=kind, d=path)

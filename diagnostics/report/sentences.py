@@ -10,7 +10,8 @@ from pathspace.levels import levels_in_words
 
 Facts = dict[str, Any]
 
-# relative to the largest gradient: rounding errors in the zero gradient of a bias in front of a norm are this small
+# relative to the largest gradient: rounding errors in the zero gradient of a bias in front
+# of a norm are this small
 NEGLIGIBLE = 1e-6
 
 
@@ -18,28 +19,37 @@ def model(facts: Facts, chain: Facts) -> str:
     """The model in one paragraph."""
     total = facts["total"]
     text = (
-        f"{facts['name']} has {plural(total, 'parameter')} in {plural(facts['tensors'], 'tensor')} and was traced in "
-        f"{'training' if facts['training'] else 'evaluation'} mode on {', '.join(facts['inputs']) or 'no tensor'}. "
+        f"{facts['name']} has {plural(total, 'parameter')} in {plural(facts['tensors'], 'tensor')}"
+        f" and was traced in {'training' if facts['training'] else 'evaluation'} mode on"
+        f" {', '.join(facts['inputs']) or 'no tensor'}. "
     )
     if not total:
         return text.removesuffix(". ") + ": there is nothing to rescale."
-    text += f"{plural(facts['path_space'], 'scalar')} of them {'lies' if facts['path_space'] == 1 else 'lie'} on paths"
-    rest = [f"{plural(facts[key], 'is', 'are')} {key}" for key in ("pinned", "unused") if facts[key]]
+    text += (
+        f"{plural(facts['path_space'], 'scalar')} of them"
+        f" {'lies' if facts['path_space'] == 1 else 'lie'} on paths"
+    )
+    rest = [
+        f"{plural(facts[key], 'is', 'are')} {key}" for key in ("pinned", "unused") if facts[key]
+    ]
     text += (", " + " and ".join(rest) if rest else ", which is all of them") + ". "
     units = facts["units"]
     if units:
         text += (
             f"{plural(units, 'unit')} can be rescaled freely without changing the function"
             + (
-                f" ({plural(facts['approximate'], 'of them', 'of them')} up to the epsilon of a normalisation, "
-                f"{number(facts['units_exact'])} exactly in the unchanged model)"
+                f" ({plural(facts['approximate'], 'of them', 'of them')} up to the epsilon of a"
+                f" normalisation, {number(facts['units_exact'])} exactly in the unchanged model)"
                 if facts["approximate"]
                 else " in the unchanged model"
             )
             + f", so {number(facts['dimension'])} independent path values determine it up to scales"
         )
     else:
-        text += f"No unit can be rescaled, so all {number(facts['dimension'])} weights are path values themselves"
+        text += (
+            f"No unit can be rescaled, so all {number(facts['dimension'])} weights are path values"
+            " themselves"
+        )
     text += "; normalisations cut its paths. " if facts["has_cuts"] else ". "
     return text + str(chain.get("sentence") or chain.get("absent", ""))
 
@@ -57,16 +67,20 @@ def graph(facts: Facts) -> str:
     widest = max(groups, key=lambda group: len(group["entering"]) + len(group["leaving"]))
     touching = len(widest["entering"]) + len(widest["leaving"])
     return (
-        f"{plural(len(layers), 'layer')} and {plural(sum(g['units'] for g in groups), 'unit')} in "
-        f"{plural(len(groups), 'group')}; the busiest group, {plural(widest['units'], 'unit')} numbered "
-        f"{widest['ids']}, is read or written {plural(touching, 'time')}."
+        f"{plural(len(layers), 'layer')} and {plural(sum(g['units'] for g in groups), 'unit')} in"
+        f" {plural(len(groups), 'group')}; the busiest group, {plural(widest['units'], 'unit')}"
+        f" numbered {widest['ids']}, is read or written {plural(touching, 'time')}."
     )
 
 
 def certificate(facts: Facts, path_space: int | None = None) -> str:
-    """The verdict; ``path_space`` is the number of weights on paths at any size of the inputs, where it is known."""
+    """The verdict; ``path_space`` is the number of weights on paths at any size of the
+    inputs, where it is known.
+    """
     statements = [facts[key]["holds"] for key in ("theorem1", "theorem2", "theorem3", "invariance")]
-    held, failed, moot = (sum(verdict is kind for verdict in statements) for kind in (True, False, None))
+    held, failed, moot = (
+        sum(verdict is kind for verdict in statements) for kind in (True, False, None)
+    )
     text = f"{held} of 4 statements hold {facts['level']}"
     if failed:
         text += f", {failed} {'fails' if failed == 1 else 'fail'}"
@@ -77,12 +91,19 @@ def certificate(facts: Facts, path_space: int | None = None) -> str:
         verb = "meets" if rank == facts["dimension"] else "misses"
         text += f"; the exact rank of the path matrix, {number(rank)}, {verb} m - H = {dimension}"
     else:
-        text += f"; both bounds on the dimension {dimension} come from the two trees, no matrix formed"
-    text += f". {plural(facts['units_exact'], 'unit is', 'units are')} exact with every epsilon included"
+        text += (
+            f"; both bounds on the dimension {dimension} come from the two trees, no matrix formed"
+        )
+    text += (
+        f". {plural(facts['units_exact'], 'unit is', 'units are')} exact with every epsilon"
+        " included"
+    )
     text += f" (dimension {number(facts['dimension_exact'])}); {levels_in_words(facts['levels'])}."
     if path_space is None or path_space == facts["weights"]:
         return text
-    more = plural(path_space - facts["weights"], "weight that larger ones use", "weights that larger ones use")
+    more = plural(
+        path_space - facts["weights"], "weight that larger ones use", "weights that larger ones use"
+    )
     return f"{text} The certificate is for inputs of exactly these sizes, without {more}."
 
 
@@ -90,8 +111,9 @@ def proof(facts: Facts) -> str:
     """The independent judgement."""
     if facts["accepted"]:
         return (
-            f"A checker that shares no code with the library accepts the proof of dimension "
-            f"{number(facts['dimension'])}: {number(facts['weights'])} weights less {plural(facts['units'], 'unit')}."
+            "A checker that shares no code with the library accepts the proof of dimension"
+            f" {number(facts['dimension'])}: {number(facts['weights'])} weights less"
+            f" {plural(facts['units'], 'unit')}."
         )
     return f"A checker that shares no code with the library rejects the proof: {facts['reason']}."
 
@@ -101,15 +123,19 @@ def pins(facts: Facts) -> str:
     found = facts["pins"]
     fixed = [pin for pin in found if pin["elements"] or pin["parameters"]]
     if not fixed:
-        return "No operation fixed the scale of an activation or kept a parameter out of path space."
+        return (
+            "No operation fixed the scale of an activation or kept a parameter out of path space."
+        )
     by: dict[str, int] = {}
     for pin in fixed:
         by[pin["op"]] = by.get(pin["op"], 0) + 1
     most = max(by, key=lambda op: by[op])
     return (
-        f"{plural(len(fixed), 'operation')} fixed scales, most often {most} ({plural(by[most], 'time')}); between them "
-        f"they fixed {plural(sum(pin['elements'] for pin in fixed), 'activation scale')} and kept "
-        f"{plural(len({name for pin in fixed for name in pin['parameters']}), 'parameter tensor')} out of path space."
+        f"{plural(len(fixed), 'operation')} fixed scales, most often {most}"
+        f" ({plural(by[most], 'time')}); between them they fixed"
+        f" {plural(sum(pin['elements'] for pin in fixed), 'activation scale')} and kept"
+        f" {plural(len({name for pin in fixed for name in pin['parameters']}), 'parameter tensor')}"
+        " out of path space."
     )
 
 
@@ -122,9 +148,9 @@ def values(facts: Facts, rule: str) -> str:
         return f"{lost}{'every other' if lost else 'Every'} basis path has the value 0."
     spread = found["q95"] - found["q05"]
     text = (
-        f"{lost}{'nine' if lost else 'Nine'} in ten {'of the others' if lost else 'path values'} lie between "
-        f"{power(found['q05'])} and {power(found['q95'])} in size, {_decades(spread)}; the median is "
-        f"{power(found['median'])}"
+        f"{lost}{'nine' if lost else 'Nine'} in ten {'of the others' if lost else 'path values'}"
+        f" lie between {power(found['q05'])} and {power(found['q95'])} in size, {_decades(spread)};"
+        f" the median is {power(found['median'])}"
     )
     if found["zeros"]:
         text += f", and {number(found['zeros'])} are 0"
@@ -133,7 +159,9 @@ def values(facts: Facts, rule: str) -> str:
         notes.append(f"{plural(facts['dead'], 'unit')} on no path of weights other than 0")
     if facts["rule"] != rule:
         weights = "more weights" if facts["dead"] else "a weight"
-        notes.append(f"trees chosen by {facts['rule']}, because those chosen by {rule} hold {weights} of 0")
+        notes.append(
+            f"trees chosen by {facts['rule']}, because those chosen by {rule} hold {weights} of 0"
+        )
     text += f" ({'; '.join(notes)})" if notes else ""
     return text + "."
 
@@ -141,7 +169,11 @@ def values(facts: Facts, rule: str) -> str:
 def _lost(found: Facts, noun: str) -> str:
     """How many numbers of a histogram are not finite, as the start of a sentence."""
     lost, total = found["not_finite"], found["not_finite"] + found["count"] + found["zeros"]
-    return f"{number(lost)} of {plural(total, noun)} {'is' if lost == 1 else 'are'} not finite; " if lost else ""
+    return (
+        f"{number(lost)} of {plural(total, noun)} {'is' if lost == 1 else 'are'} not finite; "
+        if lost
+        else ""
+    )
 
 
 def _decades(spread: float) -> str:
@@ -152,19 +184,31 @@ def multipliers(facts: Facts) -> str:
     """The effect of steps on path values on the learning rate."""
     found, lost = facts["multipliers"], _lost(facts["multipliers"], "multiplier")
     if not found["count"]:
-        none = "none is left." if lost else "There is no weight outside the trees, so no learning rate is multiplied."
+        none = (
+            "none is left."
+            if lost
+            else "There is no weight outside the trees, so no learning rate is multiplied."
+        )
         return f"{lost}{none}"
     largest = found["largest"]
     advice = (
         "one learning rate suits all weights"
         if max(abs(largest), abs(found["smallest"])) <= 1
-        else "training.init_skeleton, or max_multiplier= of training.GSGD, keeps such steps in bounds"
-        if largest > 4
-        else "a step on path values moves some weights much further than others"
-        if largest > 1
-        else "steps on path values move every weight less far than plain steps, at one learning rate"
-        if largest <= 0
-        else "a step on path values moves some weights much less far than others"
+        else (
+            "training.init_skeleton, or max_multiplier= of training.GSGD, keeps such steps in"
+            " bounds"
+            if largest > 4
+            else (
+                "a step on path values moves some weights much further than others"
+                if largest > 1
+                else (
+                    "steps on path values move every weight less far than plain steps, at one"
+                    " learning rate"
+                    if largest <= 0
+                    else "a step on path values moves some weights much less far than others"
+                )
+            )
+        )
     )
     return (
         f"{lost}{'a' if lost else 'A'} step on path values multiplies the learning rate by "
@@ -180,18 +224,26 @@ def chain(facts: Facts) -> str:
     known = [node for node in nodes if node["cosine_mean"] is not None]
     lost = sum(node["gauge"] is None for node in nodes)
     if lost:
-        return f"Values or gradients at {lost} of {plural(len(nodes), 'node')} are not finite; no direction is known."
+        return (
+            f"Values or gradients at {lost} of {plural(len(nodes), 'node')} are not finite; no"
+            " direction is known."
+        )
     if not known:
         return (
-            f"The direction or its gradient is 0 at each of {plural(len(nodes), 'node')}, as where last layers start "
-            f"at zero, so nothing can be said of their directions{started(facts) or '.'}"
+            f"The direction or its gradient is 0 at each of {plural(len(nodes), 'node')}, as where"
+            " last layers start at zero, so nothing can be said of their"
+            f" directions{started(facts) or '.'}"
         )
     text = (
-        f"{down} of {plural(len(nodes), 'node')} {'points' if down == 1 else 'point'} down the loss on average over "
-        f"{plural(facts['samples'], 'sample')}, efficiency {_signed(facts['efficiency'])}"
+        f"{down} of {plural(len(nodes), 'node')} {'points' if down == 1 else 'point'} down the loss"
+        f" on average over {plural(facts['samples'], 'sample')}, efficiency"
+        f" {_signed(facts['efficiency'])}"
     )
     best = max(known, key=lambda node: node["cosine_mean"])
-    return text + f"; the best is {best['name']} with cosine {_signed(best['cosine_mean'])}{started(facts) or '.'}"
+    return (
+        text + f"; the best is {best['name']} with cosine"
+        f" {_signed(best['cosine_mean'])}{started(facts) or '.'}"
+    )
 
 
 def started(facts: Facts) -> str:
@@ -202,9 +254,9 @@ def started(facts: Facts) -> str:
     steps, name = facts["first_steps"], min(cosines, key=lambda each: cosines[each])
     silent = plural(len(cosines), "node")
     return (
-        f"; after {'one small step' if steps == 1 else f'{steps} small steps'} of gradient descent, {silent} without a "
-        f"direction now {'points' if len(cosines) == 1 else 'point'} down the loss with mean cosine "
-        f"{_signed(sum(cosines.values()) / len(cosines))}"
+        f"; after {'one small step' if steps == 1 else f'{steps} small steps'} of gradient descent,"
+        f" {silent} without a direction now {'points' if len(cosines) == 1 else 'point'} down the"
+        f" loss with mean cosine {_signed(sum(cosines.values()) / len(cosines))}"
         + (f", least {name} ({_signed(cosines[name])})." if len(cosines) > 1 else ".")
     )
 
@@ -228,7 +280,10 @@ def variance(facts: Facts) -> str:
     """The change of the size of activations with depth."""
     lost = [row for row in facts["rows"] if row["variance"] is None]
     if lost:
-        return f"Activations of {_first_of(lost, facts['rows'])} are not finite, so nothing is said of their variance."
+        return (
+            f"Activations of {_first_of(lost, facts['rows'])} are not finite, so nothing is said of"
+            " their variance."
+        )
     rows = [row for row in facts["rows"] if row["variance"] > 0]
     if not rows:
         return "No layer has outputs that vary."
@@ -240,14 +295,20 @@ def variance(facts: Facts) -> str:
         change = (
             "keeps its size to within a factor of ten"
             if 0.1 <= ratio <= 10
-            else f"{'grows' if ratio > 1 else 'shrinks'} by a factor of {number(max(ratio, 1 / ratio), 2)}"
+            else (
+                f"{'grows' if ratio > 1 else 'shrinks'} by a factor of"
+                f" {number(max(ratio, 1 / ratio), 2)}"
+            )
         )
         text = (
             f"From {first['layer']} to {last['layer']} the variance of activations {change} "
             f"({number(first['variance'], 2)} to {number(last['variance'], 2)})"
         )
     if len(rows) < len(facts["rows"]):
-        text += f"; {plural(len(facts['rows']) - len(rows), 'layer has', 'layers have')} constant outputs"
+        text += (
+            f"; {plural(len(facts['rows']) - len(rows), 'layer has', 'layers have')} constant"
+            " outputs"
+        )
     dead = dead_units(facts["rows"])
     if dead:
         return f"{text}; {plural(dead, 'unit')} passed no gradient on this batch."
@@ -257,10 +318,13 @@ def variance(facts: Facts) -> str:
 def dead_units(rows: list[Facts]) -> int:
     """Units without a gradient, each counted once, at the layer whose weights compute it.
 
-    An activation, a dropout or a norm passes on the units of the layer before, so its units are not counted.
+    An activation, a dropout or a norm passes on the units of the layer before, so
+    its units are not counted.
 
     Example:
-        >>> linear, relu = ({"layer": name, "kind": "", "units": 5, "dead": 2} for name in ("0", "1"))
+        >>> linear, relu = (
+        ...     {"layer": name, "kind": "", "units": 5, "dead": 2} for name in ("0", "1")
+        ... )
         >>> dead_units([{**linear, "weights": True}, {**relu, "weights": False}])
         2
     """
@@ -284,10 +348,16 @@ def _first_of(lost: list[Facts], rows: list[Facts]) -> str:
 def gains(facts: Facts) -> str:
     """The gain of gradients in each layer, compared with the theory."""
     lost = [row for row in facts["rows"] if not row["finite"]]
-    text = f"Values or derivatives of {_first_of(lost, facts['rows'])} are not finite" if lost else ""
+    text = (
+        f"Values or derivatives of {_first_of(lost, facts['rows'])} are not finite" if lost else ""
+    )
     rows = [row for row in facts["rows"] if row["vjp_gain"] and row["finite"]]
     if not rows:
-        return f"{text}, and no other has a gain." if lost else "No layer has a gain that can be measured."
+        return (
+            f"{text}, and no other has a gain."
+            if lost
+            else "No layer has a gain that can be measured."
+        )
     logs = [math.log10(row["vjp_gain"]) for row in rows]
     low, high = rows[logs.index(min(logs))], rows[logs.index(max(logs))]
     text += "; elsewhere " if lost else ""
@@ -295,15 +365,15 @@ def gains(facts: Facts) -> str:
         text += f"{'the' if lost else 'The'} gain of {low['layer']} is {number(low['vjp_gain'], 2)}"
     else:
         text += (
-            f"{'layer' if lost else 'Layer'} gains run from {number(low['vjp_gain'], 2)} ({low['layer']}) to "
-            f"{number(high['vjp_gain'], 2)} ({high['layer']})"
+            f"{'layer' if lost else 'Layer'} gains run from {number(low['vjp_gain'], 2)}"
+            f" ({low['layer']}) to {number(high['vjp_gain'], 2)} ({high['layer']})"
         )
     compared = [row for row in rows if row["expected_gain"]]
     if compared:
         near = sum(0.5 <= row["vjp_gain"] / row["expected_gain"] <= 2 for row in compared)
         text += (
-            f"; {near} of {len(compared)} {'is' if near == 1 else 'are'} within a factor of two of what theory expects "
-            "of the layer"
+            f"; {near} of {len(compared)} {'is' if near == 1 else 'are'} within a factor of two of"
+            " what theory expects of the layer"
         )
     return text + "."
 
@@ -314,7 +384,10 @@ def gradient(facts: Facts) -> str:
     lost = [row for row in rows if row["rms"] is None]
     if lost:
         first = lost[0]["parameter"]
-        return f"Gradients of {len(lost)} of {plural(len(rows), 'tensor')} (the first is {first}) are not finite."
+        return (
+            f"Gradients of {len(lost)} of {plural(len(rows), 'tensor')} (the first is {first}) are"
+            " not finite."
+        )
     largest = max((row["rms"] for row in rows), default=0.0)
     if not largest:
         return "No gradient is larger than 0."
@@ -322,18 +395,24 @@ def gradient(facts: Facts) -> str:
     zero = sum(row["rms"] == 0 for row in rows)
     low, high = min(alive, key=lambda row: row["rms"]), max(alive, key=lambda row: row["rms"])
     if len(alive) == 1:
-        text = f"{high['parameter']} has the only gradient to speak of ({number(high['rms'], 2)} in RMS)"
+        text = (
+            f"{high['parameter']} has the only gradient to speak of ({number(high['rms'], 2)} in"
+            " RMS)"
+        )
     else:
         text = (
-            f"Gradients of {plural(len(alive), 'tensor')} differ by a factor of {number(high['rms'] / low['rms'], 2)} "
-            f"in RMS, between {low['parameter']} ({number(low['rms'], 2)}) and {high['parameter']} "
-            f"({number(high['rms'], 2)})"
+            f"Gradients of {plural(len(alive), 'tensor')} differ by a factor of"
+            f" {number(high['rms'] / low['rms'], 2)} in RMS, between {low['parameter']}"
+            f" ({number(low['rms'], 2)}) and {high['parameter']} ({number(high['rms'], 2)})"
         )
     if zero:
         text += f"; {plural(zero, 'more tensor')} got a gradient of 0"
     small = len(rows) - len(alive) - zero
     if small:
-        text += f"; {plural(small, 'more tensor')} got less than a millionth of that: vanished, or 0 but for rounding"
+        text += (
+            f"; {plural(small, 'more tensor')} got less than a millionth of that: vanished, or 0"
+            " but for rounding"
+        )
     return f"{text}."
 
 
@@ -353,8 +432,12 @@ def degeneracy(facts: Facts) -> str:
     ]
     share = facts["deficit"] / facts["parameters"] if facts["parameters"] else 0.0
     text = (
-        f"{bound}{number(facts['deficit'])} of {plural(facts['parameters'], 'direction')} ({share:.0%}) of parameter "
-        f"space leave all {plural(facts['outputs'], 'output')} alone"
+        f"{bound}{number(facts['deficit'])} of {plural(facts['parameters'], 'direction')}"
+        f" ({share:.0%}) of parameter space leave all {plural(facts['outputs'], 'output')} alone"
     )
     text = text[:1].upper() + text[1:] + (": " + ", ".join(causes) if causes else "") + "."
-    return text + (" The number is bounded by the sample: more data would lower it." if facts["undetermined"] else "")
+    return text + (
+        " The number is bounded by the sample: more data would lower it."
+        if facts["undetermined"]
+        else ""
+    )

@@ -24,20 +24,35 @@ FIGURES: tuple[tuple[str, Callable[[Facts], Any], str], ...] = (
     ("certificate", lambda f: f["holds"], "certificate holds"),
     ("values", lambda f: power(f["values"]["median"]), "median path value"),
     ("values", lambda f: power(f["values"]["largest"]), "largest path value"),
-    ("values", lambda f: power(f["multipliers"]["largest"]), "largest multiplier of the learning rate"),
+    (
+        "values",
+        lambda f: power(f["multipliers"]["largest"]),
+        "largest multiplier of the learning rate",
+    ),
     ("chain", lambda f: f["efficiency"], "efficiency of the chain"),
     ("chain", lambda f: f["share_all_cosines_positive"], "samples with every cosine positive"),
     ("gradients", lambda f: f["imbalance"], "largest over smallest gradient"),
     ("degeneracy", lambda f: f["deficit"], "directions that do nothing"),
     ("degeneracy", lambda f: f["dead"], "of them dead"),
-    ("alarms", lambda f: ", ".join(a["kind"] for a in f["alarms"] if not a["because"]) or "none", "alarms"),
+    (
+        "alarms",
+        lambda f: ", ".join(a["kind"] for a in f["alarms"] if not a["because"]) or "none",
+        "alarms",
+    ),
 )
 # part, its rows, name and value in a row, title, what is shown
 CURVES = (
     ("signal", "rows", "layer", "variance", "Variance of activations by depth", "variance"),
     ("signal", "rows", "layer", "vjp_gain", "Gain of gradients by depth", "VJP gain"),
     ("gradients", "rows", "parameter", "rms", "Gradients by parameter tensor", "gradient RMS"),
-    ("chain", "nodes", "name", "direction_over_stream", "Size of each branch beside its stream", "|z| / |x|"),
+    (
+        "chain",
+        "nodes",
+        "name",
+        "direction_over_stream",
+        "Size of each branch beside its stream",
+        "|z| / |x|",
+    ),
 )
 
 
@@ -76,7 +91,8 @@ class Comparison:
 
 
 def versus(first: Report, second: Report, names: tuple[str, str] = ("A", "B")) -> Comparison:
-    """Compare two reports: figures in a table, curves in common charts, and the largest differences in words.
+    """Compare two reports: figures in a table, curves in common charts, and the
+    largest differences in words.
 
     Args:
         first: a report, say of a model before training.
@@ -109,17 +125,30 @@ def versus(first: Report, second: Report, names: tuple[str, str] = ("A", "B")) -
         if not all(curves):
             continue
         layers = list(dict.fromkeys(name for curve in curves for name in curve))
-        series = {name: [curve.get(layer) for layer in layers] for name, curve in zip(names, curves, strict=True)}
+        series = {
+            name: [curve.get(layer) for layer in layers]
+            for name, curve in zip(names, curves, strict=True)
+        }
         figures.append((title, charts.both(layers, series, title, up)))
-        told += _most(layers, list(series.values()), up if up != "variance" else "variance of activations")
+        told += _most(
+            layers, list(series.values()), up if up != "variance" else "variance of activations"
+        )
     for part in ("values", "multipliers"):
         tallies: list[Facts] = [facts["values"].get(part, {"count": 0}) for facts in (a, b)]
         if all(tally["count"] for tally in tallies):
             title = "Path values" if part == "values" else "Multipliers of the learning rate"
-            figures.append((title, charts.histograms(dict(zip(names, tallies, strict=True)), title, "size")))
+            figures.append(
+                (title, charts.histograms(dict(zip(names, tallies, strict=True)), title, "size"))
+            )
     heads = [f"{name}: {facts['model']['name']}" for name, facts in zip(names, (a, b), strict=True)]
-    both = [(part, first.sentences[part], second.sentences[part]) for part in first.sentences if part != "model"]
-    html = render("versus.html.j2", names=names, heads=heads, rows=rows, told=told, figures=figures, both=both)
+    both = [
+        (part, first.sentences[part], second.sentences[part])
+        for part in first.sentences
+        if part != "model"
+    ]
+    html = render(
+        "versus.html.j2", names=names, heads=heads, rows=rows, told=told, figures=figures, both=both
+    )
     return Comparison(first, second, rows, told, html)
 
 
@@ -134,7 +163,9 @@ def _safe(read: Callable[[Facts], Any], facts: Facts) -> Any:
 
 def _most(layers: Sequence[str], series: Sequence[Sequence[float | None]], what: str) -> list[str]:
     """The place of the largest difference between two curves of positive numbers."""
-    pairs = [(x, p, q) for x, p, q in zip(layers, *series, strict=True) if p and q and p > 0 and q > 0]
+    pairs = [
+        (x, p, q) for x, p, q in zip(layers, *series, strict=True) if p and q and p > 0 and q > 0
+    ]
     if not pairs:
         return []
     layer, p, q = max(pairs, key=lambda each: abs(math.log(each[2] / each[1])))
@@ -142,4 +173,7 @@ def _most(layers: Sequence[str], series: Sequence[Sequence[float | None]], what:
     if factor < 1.1:
         return [f"The {what} is the same everywhere, to within 10 %."]
     verb = "more" if q > p else "less"
-    return [f"The {what} differs most at {layer}: {number(p)} and {number(q)}, {number(factor, 2)} times {verb}."]
+    return [
+        f"The {what} differs most at {layer}: {number(p)} and {number(q)}, {number(factor, 2)}"
+        f" times {verb}."
+    ]

@@ -1,8 +1,9 @@
-"""Alarms: rules about the measured steps of a run, each with a number, a place, a remedy and a cause.
+"""Alarms: rules about the measured steps of a run, each with a number, a
+place, a remedy and a cause.
 
-A rule finds problems in the last snapshot or the last few. An alarm refers to an earlier alarm
-that explains it, if there is one: a rate that is too large causes dead units, and a layer that is too large
-causes an overflow.
+A rule finds problems in the last snapshot or the last few. An alarm refers to an earlier alarm that
+explains it, if there is one: a rate that is too large causes dead units, and a layer that is too
+large causes an overflow.
 """
 
 from __future__ import annotations
@@ -46,10 +47,12 @@ class Rule:
 
     Attributes:
         kind: its name.
-        find: yields place, value and sentence of the problems in the last one of the snapshots so far.
+        find: yields place, value and sentence of the problems in the last one
+            of the snapshots so far.
         advice: what to do.
         explains: kinds that are a consequence of this one if it came first.
-        late: it concerns the update at the end of a step, and comes after the alarms about the pass of the same step.
+        late: it concerns the update at the end of a step, and comes after the alarms about
+            the pass of the same step.
     """
 
     kind: str
@@ -59,7 +62,9 @@ class Rule:
     late: bool = False
 
 
-_SIZES = frozenset({"exploding", "vanishing", "overflow", "saturated", "eps", "not finite", "dead", "no gradient"})
+_SIZES = frozenset(
+    {"exploding", "vanishing", "overflow", "saturated", "eps", "not finite", "dead", "no gradient"}
+)
 _MOVES = frozenset({"rate", "slow", "pulled back"})
 RULES = (
     Rule(
@@ -103,7 +108,9 @@ RULES = (
         "Take the last activation away.",
         frozenset({"dead"}),
     ),
-    Rule("copies", steps_judged.copies, "Initialise it at random.", _SIZES | _MOVES | {"unbalanced"}),
+    Rule(
+        "copies", steps_judged.copies, "Initialise it at random.", _SIZES | _MOVES | {"unbalanced"}
+    ),
     Rule(
         "unbalanced",
         passes_judged.unbalanced,
@@ -125,7 +132,8 @@ RULES = (
     Rule(
         "vanishing",
         passes_judged.vanishing,
-        "Initialise this layer larger, use an activation that keeps gradients, or add a residual connection.",
+        "Initialise this layer larger, use an activation that keeps gradients, or add a residual"
+        " connection.",
         _SIZES | _MOVES | {"unbalanced"},
     ),
     Rule(
@@ -134,9 +142,20 @@ RULES = (
         "Call optimizer.zero_grad() in every step.",
         _SIZES | _MOVES | {"unbalanced"},
     ),
-    Rule("dropped", steps_judged.dropped, "Lower the share of dropout; it is rarely more than a half.", _SIZES),
-    Rule("evaluation mode", steps_judged.evaluating, "Call model.train() before the training loop."),
-    Rule("untrained", steps_judged.untrained, "Hand it to the optimizer, or set requires_grad to False."),
+    Rule(
+        "dropped",
+        steps_judged.dropped,
+        "Lower the share of dropout; it is rarely more than a half.",
+        _SIZES,
+    ),
+    Rule(
+        "evaluation mode", steps_judged.evaluating, "Call model.train() before the training loop."
+    ),
+    Rule(
+        "untrained",
+        steps_judged.untrained,
+        "Hand it to the optimizer, or set requires_grad to False.",
+    ),
     Rule(
         "rate",
         steps_judged.rate,
@@ -146,16 +165,27 @@ RULES = (
     ),
     Rule("decay", steps_judged.decay, "Lower the weight decay.", _SIZES | {"slow"}, late=True),
     Rule(
-        "dead", passes_judged.dead, "Lower the learning rate or the bias, or use a leaky activation.", _SIZES | _MOVES
+        "dead",
+        passes_judged.dead,
+        "Lower the learning rate or the bias, or use a leaky activation.",
+        _SIZES | _MOVES,
     ),
     Rule(
-        "eps", passes_judged.eps, "Scale up what enters the norm, or lower its eps.", frozenset({"vanishing", "rate"})
+        "eps",
+        passes_judged.eps,
+        "Scale up what enters the norm, or lower its eps.",
+        frozenset({"vanishing", "rate"}),
     ),
-    Rule("overflow", passes_judged.overflow, "Use bfloat16, or balance the network with ps.balance or ps.fit_dtype."),
+    Rule(
+        "overflow",
+        passes_judged.overflow,
+        "Use bfloat16, or balance the network with ps.balance or ps.fit_dtype.",
+    ),
     Rule(
         "pulled back",
         passes_judged.pulled_back,
-        "Scale the branch down at the start (zero-initialise its last layer), or train it with a penal connection.",
+        "Scale the branch down at the start (zero-initialise its last layer), or train it with a"
+        " penal connection.",
     ),
     Rule(
         "no gradient",
@@ -180,7 +210,8 @@ RULES = (
     Rule(
         "rounded",
         steps_judged.rounded,
-        "Keep the weights in float32 and compute in 16 bits by autocast, or raise the learning rate.",
+        "Keep the weights in float32 and compute in 16 bits by autocast, or raise the learning"
+        " rate.",
         frozenset({"slow"}),
         late=True,
     ),
@@ -211,7 +242,19 @@ def judge(run: Sequence[Snapshot], before: Sequence[Alarm] = ()) -> list[Alarm]:
         if found:
             place, value, text = found[0]
             more = f" ({len(found) - 1} more like it)" if len(found) > 1 else ""
-            fresh.append((rule, Alarm(rule.kind, place, value, step, text.removesuffix(".") + more + ".", rule.advice)))
+            fresh.append(
+                (
+                    rule,
+                    Alarm(
+                        rule.kind,
+                        place,
+                        value,
+                        step,
+                        text.removesuffix(".") + more + ".",
+                        rule.advice,
+                    ),
+                )
+            )
     fresh.sort(key=lambda pair: pair[0].late)
     earlier = [rule for rule in RULES if rule.kind in known]
     result = []
@@ -223,13 +266,24 @@ def judge(run: Sequence[Snapshot], before: Sequence[Alarm] = ()) -> list[Alarm]:
 
 
 def not_held(steps: int) -> Alarm:
-    """The alarm of a run whose optimizers hold other tensors than the model's, as after the model was copied.
+    """The alarm of a run whose optimizers hold other tensors than the model's, as
+    after the model was copied.
 
     Args:
         steps: how many steps they made.
     """
-    text = f"None of the {steps} optimizer steps was one of an optimizer that holds a weight of the model."
-    return Alarm("untrained", "", float(steps), 0, text, "Make the optimizer after the model is in its final form.")
+    text = (
+        f"None of the {steps} optimizer steps was one of an optimizer that holds a weight of the"
+        " model."
+    )
+    return Alarm(
+        "untrained",
+        "",
+        float(steps),
+        0,
+        text,
+        "Make the optimizer after the model is in its final form.",
+    )
 
 
 def causes(alarms: Sequence[Alarm]) -> list[Alarm]:

@@ -1,4 +1,6 @@
-"""Callbacks that watch the runs of a framework: transformers' Trainer, Lightning, and Lightning Fabric."""
+"""Callbacks that watch the runs of a framework: transformers' Trainer,
+Lightning, and Lightning Fabric.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ class _Watched:
         self.options = options
         self.watch: Watching | None = None
 
-    def begin(self, model: nn.Module, writes: bool = True, planned: float = 0, batches: float = 0) -> None:
+    def begin(
+        self, model: nn.Module, writes: bool = True, planned: float = 0, batches: float = 0
+    ) -> None:
         self.end()
         kept = {} if writes else dict.fromkeys(("csv", "tensorboard", "page"))
         known = {"planned": planned, "batches": batches}
@@ -37,10 +41,12 @@ def transformers_callback(**options: Any) -> Any:
     """A callback for ``transformers.Trainer`` that watches its runs.
 
     Args:
-        **options: those of :func:`watching`, such as ``every``, ``page``, ``csv`` and ``tensorboard``.
+        **options: those of :func:`watching`, such as ``every``, ``page``,
+            ``csv`` and ``tensorboard``.
 
     Returns:
-        A ``TrainerCallback``; its ``watch`` has rows and alarms. Only the first process writes files.
+        A ``TrainerCallback``; its ``watch`` has rows and alarms. Only the
+        first process writes files.
 
     Raises:
         InputError: transformers is not installed.
@@ -52,7 +58,9 @@ def transformers_callback(**options: Any) -> Any:
     """
 
     class TransformersWatch(_Watched, _base("transformers", "TrainerCallback")):  # type: ignore[misc]
-        def on_train_begin(self, _args: Any, state: Any, _control: Any, model: Any = None, **given: Any) -> None:
+        def on_train_begin(
+            self, _args: Any, state: Any, _control: Any, model: Any = None, **given: Any
+        ) -> None:
             from transformers.trainer_utils import has_length
 
             loader = given.get("train_dataloader")
@@ -70,8 +78,9 @@ def lightning_callback(model: str = "", **options: Any) -> Any:
     """A callback for Lightning's ``Trainer`` that watches its runs.
 
     Args:
-        model: attribute of the LightningModule that holds the network; by default its only child that has parameters,
-            or else the LightningModule itself, of which units and chain are not measured.
+        model: attribute of the LightningModule that holds the network; by default its only
+            child that has parameters, or else the LightningModule itself, of which units
+            and chain are not measured.
         **options: those of :func:`watching`.
 
     Returns:
@@ -87,8 +96,16 @@ def lightning_callback(model: str = "", **options: Any) -> Any:
 
     class LightningWatch(_Watched, base):  # type: ignore[misc, valid-type]
         def on_train_start(self, trainer: Any, module: Any) -> None:
-            holders = [child for child in module.children() if any(True for _ in child.parameters())]
-            found = module.get_submodule(model) if model else holders[0] if len(holders) == 1 else module
+            holders = [
+                child for child in module.children() if any(True for _ in child.parameters())
+            ]
+            found = (
+                module.get_submodule(model)
+                if model
+                else holders[0]
+                if len(holders) == 1
+                else module
+            )
             steps, batches = trainer.estimated_stepping_batches, trainer.num_training_batches
             self.begin(found, trainer.is_global_zero, steps, batches)
 
@@ -102,7 +119,8 @@ def lightning_callback(model: str = "", **options: Any) -> Any:
 
 
 def fabric_callback(**options: Any) -> Any:
-    """A callback for Lightning Fabric: ``fabric.call("on_train_start", fabric, model)`` and ``"on_train_end"``.
+    """A callback for Lightning Fabric: ``fabric.call("on_train_start", fabric,
+    model)`` and ``"on_train_end"``.
 
     Args:
         **options: those of :func:`watching`.
@@ -141,7 +159,9 @@ def _base(package: str, name: str) -> Any:
     try:
         return getattr(import_module(package), name)
     except ImportError as error:
-        raise InputError(f"{package} is not installed; install it, or use diagnostics.watching in a loop.") from error
+        raise InputError(
+            f"{package} is not installed; install it, or use diagnostics.watching in a loop."
+        ) from error
 
 
 __all__ = ["fabric_callback", "lightning_callback", "transformers_callback"]

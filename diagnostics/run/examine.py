@@ -15,7 +15,9 @@ from pathspace.diagnostics.run.weights import Units, fan_in, tensor_facts
 from pathspace.without_values import require_runnable
 
 
-def examine(subject: Subject, graph: ReductionGraph | None = None, record: ChainRecord | None = None) -> list[Alarm]:
+def examine(
+    subject: Subject, graph: ReductionGraph | None = None, record: ChainRecord | None = None
+) -> list[Alarm]:
     """Find problems of a model on its data and with its loss, without training.
 
     Args:

@@ -19,7 +19,8 @@ PAGE_SHARE = 0.005
 
 
 class Csv:
-    """Append rows to a file; its columns are those of the first rows, and columns that appear later are omitted.
+    """Append rows to a file; its columns are those of the first rows, and columns that
+    appear later are omitted.
 
     Args:
         path: the file; an existing one is replaced at the first row.
@@ -65,7 +66,8 @@ class TensorBoard:
         if not hasattr(target, "add_scalar"):
             if not find_spec("tensorboard"):
                 raise InputError(
-                    "TensorBoard is not installed; run pip install tensorboard, or do not pass tensorboard=."
+                    "TensorBoard is not installed; run pip install tensorboard, or do not pass"
+                    " tensorboard=."
                 )
             from torch.utils.tensorboard import SummaryWriter
 
@@ -83,7 +85,8 @@ class TensorBoard:
 
 
 class Page:
-    """Draw the run so far as a page that reloads itself, as often as the cost allows, and at the end.
+    """Draw the run so far as a page that reloads itself, as often as the
+    cost allows, and at the end.
 
     Args:
         path: the HTML file.

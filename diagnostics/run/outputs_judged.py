@@ -1,8 +1,9 @@
-"""Faults of a loss, found in its gradient by the outputs: a second softmax, a negated loss, uniform targets.
+"""Faults of a loss, found in its gradient by the outputs: a second softmax, a
+negated loss, uniform targets.
 
-Cross-entropy of outputs ``z`` has the gradient ``w (softmax(z) - t)`` in every row. Where ``z`` are already
-probabilities, or become ones before the loss applies its own softmax, the gradient has another form, and the loss
-has a lower bound above 0.
+Cross-entropy of outputs ``z`` has the gradient ``w (softmax(z) - t)`` in every row. Where ``z`` are
+already probabilities, or become ones before the loss applies its own softmax, the gradient has
+another form, and the loss has a lower bound above 0.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import torch
 from torch import Tensor
 
 ROWS = 512
-# largest relative error of a form that fits (in 32 bits, in 16), and the factor by which other forms must miss it
+# largest relative error of a form that fits (in 32 bits, in 16), and the factor by which
+# other forms must miss it
 FITS, MISSES = {False: 2e-3, True: 1e-2}, 5
 _VIEWS = (
     "View",
@@ -37,8 +39,10 @@ class Judged:
     """A fault of a loss.
 
     Attributes:
-        kind: ``"squashed twice"``, ``"uniform targets"``, ``"negated loss"`` or ``"rectified outputs"``.
-        value: the loss of a perfect prediction, the number of classes, the target value, or the share of zeros.
+        kind: ``"squashed twice"``, ``"uniform targets"``, ``"negated loss"`` or
+            ``"rectified outputs"``.
+        value: the loss of a perfect prediction, the number of classes, the target
+            value, or the share of zeros.
         text: one sentence.
     """
 
@@ -60,10 +64,16 @@ def judged(output: Tensor, gradient: Tensor) -> Judged | None:
         >>> judged(z.detach(), torch.autograd.grad(loss, z)[0]).kind
         'squashed twice'
     """
-    if output.ndim == 0 or output.shape != gradient.shape or not bool(torch.isfinite(gradient).all()):
+    if (
+        output.ndim == 0
+        or output.shape != gradient.shape
+        or not bool(torch.isfinite(gradient).all())
+    ):
         return None
     for dim in dict.fromkeys((output.ndim - 1, min(1, output.ndim - 1))):
-        z, g = (value.detach().float().movedim(dim, -1).flatten(0, -2) for value in (output, gradient))
+        z, g = (
+            value.detach().float().movedim(dim, -1).flatten(0, -2) for value in (output, gradient)
+        )
         close = FITS[output.element_size() == 2]
         asked = (g != 0).any(-1).nonzero().flatten()
         asked = asked[:: -(-len(asked) // ROWS) or 1]
@@ -80,7 +90,10 @@ def _by_classes(z: Tensor, g: Tensor, close: float) -> Judged | None:
     rest = torch.ones_like(g, dtype=torch.bool)
     alike = z.softmax(-1) - 1 / classes
     if _is(g, alike, [z - z.mean(-1, keepdim=True)], rest, close):
-        text = f"The gradient asks for the same probability of all {classes} classes, whatever the targets are."
+        text = (
+            f"The gradient asks for the same probability of all {classes} classes, whatever the"
+            " targets are."
+        )
         return Judged("uniform targets", classes, text)
     given = bool((z >= 0).all()) and bool(((z.sum(-1) - 1).abs() < 1e-2).all())
     share = z if given else z.softmax(-1)
@@ -93,28 +106,44 @@ def _by_classes(z: Tensor, g: Tensor, close: float) -> Judged | None:
         twice, brier = (share * (v - (share * v).sum(-1, keepdim=True)) for v in (twice, brier))
     if _is(g, twice, [brier] + [share] * (not given), rest, close):
         floor = math.log(math.e + classes - 1) - 1
-        text = f"Probabilities go through a softmax once more: with {classes} classes the loss stays above {floor:.3g}."
+        text = (
+            f"Probabilities go through a softmax once more: with {classes} classes the loss stays"
+            f" above {floor:.3g}."
+        )
         return Judged("squashed twice", floor, text)
     return None if given else _by_logits(z, g, close)
 
 
 def _by_logits(z: Tensor, g: Tensor, close: float) -> Judged | None:
-    """Cross-entropy as it should be, but of the wrong sign, or of logits that cannot be negative."""
+    """Cross-entropy as it should be, but of the wrong sign, or of logits
+    that cannot be negative.
+    """
     share, zeros = z.softmax(-1), float((z == 0).float().mean())
     for sign in (1, -1):
-        target = torch.zeros_like(g).scatter_(1, (sign * g / share.clamp(min=1e-12)).argmin(-1, keepdim=True), 1.0)
+        target = torch.zeros_like(g).scatter_(
+            1, (sign * g / share.clamp(min=1e-12)).argmin(-1, keepdim=True), 1.0
+        )
         if _missed(sign * g, share - target, torch.ones_like(g)) > close:
             continue
         if sign < 0:
-            return Judged("negated loss", -1.0, "The loss asks for less probability of the targets, not for more.")
+            return Judged(
+                "negated loss",
+                -1.0,
+                "The loss asks for less probability of the targets, not for more.",
+            )
         if zeros > 0.2 and bool((z >= 0).all()):
-            text = f"{zeros:.0%} of the logits are 0 and none is below: what is set to 0 learns nothing from the loss."
+            text = (
+                f"{zeros:.0%} of the logits are 0 and none is below: what is set to 0 learns"
+                " nothing from the loss."
+            )
             return Judged("rectified outputs", zeros, text)
     return None
 
 
 def _one_value(z: Tensor, g: Tensor, close: float) -> Judged | None:
-    """A square loss with the same target for all samples, as after broadcasting of a column with a row of targets."""
+    """A square loss with the same target for all samples, as after broadcasting of a
+    column with a row of targets.
+    """
     z, g = z.flatten(), g.flatten()
     slope = g - g.mean()
     if len(z) < 8 or float(z.std()) < 1e-3 * float(z.norm()):
@@ -124,10 +153,15 @@ def _one_value(z: Tensor, g: Tensor, close: float) -> Judged | None:
     # discriminators have whole batches of the target 0 or 1, with a square loss or a logistic one
     if factor <= 0 or any(abs(value - number) < 1e-2 for number in (-1, 0, 1)):
         return None
-    missed, logistic = (_missed(slope[None], (f - f.mean())[None], torch.ones_like(g)) for f in (z, z.sigmoid()))
+    missed, logistic = (
+        _missed(slope[None], (f - f.mean())[None], torch.ones_like(g)) for f in (z, z.sigmoid())
+    )
     if missed > close or logistic < MISSES * close:
         return None
-    text = f"The gradient asks for the output {value:.3g} from each of {len(z)} samples, whatever their targets are."
+    text = (
+        f"The gradient asks for the output {value:.3g} from each of {len(z)} samples, whatever"
+        " their targets are."
+    )
     return Judged("uniform targets", value, text)
 
 
@@ -140,25 +174,36 @@ def _by_entries(z: Tensor, g: Tensor, close: float) -> Judged | None:
     target, slope = (g < 0).float(), torch.ones_like(z) if given else share * (1 - share)
     if whole.sum() < 8 or bool(target.all()) or not bool(target.any()):
         return None
-    twice, rivals = slope * (share.sigmoid() - target), [slope * (share - target)] + [share - target] * (not given)
+    twice, rivals = (
+        slope * (share.sigmoid() - target),
+        [slope * (share - target)] + [share - target] * (not given),
+    )
     if _is(g, twice, rivals, whole, close):
         floor = math.log1p(math.exp(-1))
         return Judged(
-            "squashed twice", floor, f"Probabilities go through a sigmoid again: the loss stays above {floor:.3g}."
+            "squashed twice",
+            floor,
+            f"Probabilities go through a sigmoid again: the loss stays above {floor:.3g}.",
         )
     return None
 
 
 def _is(g: Tensor, wanted: Tensor, rivals: list[Tensor], where: Tensor, close: float) -> bool:
     """Whether a gradient has one form and certainly none of the others."""
-    return _missed(g, wanted, where) < close and all(_missed(g, rival, where) > MISSES * close for rival in rivals)
+    return _missed(g, wanted, where) < close and all(
+        _missed(g, rival, where) > MISSES * close for rival in rivals
+    )
 
 
 def _missed(g: Tensor, wanted: Tensor, where: Tensor) -> float:
-    """The relative residual of a gradient after projection on a form, for each row or, with few classes, for all."""
+    """The relative residual of a gradient after projection on a form, for each row or,
+    with few classes, for all.
+    """
     g, wanted = g * where, wanted * where
     over = (-1,) if g.shape[1] > 3 else (0, 1)
-    factor = (g * wanted).sum(over, keepdim=True) / wanted.square().sum(over, keepdim=True).clamp(min=1e-30)
+    factor = (g * wanted).sum(over, keepdim=True) / wanted.square().sum(over, keepdim=True).clamp(
+        min=1e-30
+    )
     return float((g - factor.clamp(min=0) * wanted).norm() / g.norm().clamp(min=1e-30))
 
 
@@ -170,7 +215,9 @@ def judged_inside(loss: Tensor) -> Judged | None:
 
     Example:
         >>> z = torch.randn(4, 3, requires_grad=True)
-        >>> judged_inside(torch.nn.functional.cross_entropy(z.softmax(1), torch.tensor([0, 1, 2, 0]))).kind
+        >>> judged_inside(
+        ...     torch.nn.functional.cross_entropy(z.softmax(1), torch.tensor([0, 1, 2, 0]))
+        ... ).kind
         'squashed twice'
         >>> judged_inside(torch.nn.functional.cross_entropy(z, torch.tensor([0, 1, 2, 0])))
     """
@@ -180,7 +227,10 @@ def judged_inside(loss: Tensor) -> Judged | None:
             if node.name().startswith(taken) and any(
                 _source(node).startswith(each) for each in (given, f"Safe{given}")
             ):
-                text = f"The loss of the model takes the {given.lower()} of a {given.lower()}, and has a floor above 0."
+                text = (
+                    f"The loss of the model takes the {given.lower()} of a {given.lower()}, and has"
+                    " a floor above 0."
+                )
                 return Judged("squashed twice", 0.0, text)
     return None
 
@@ -199,6 +249,10 @@ def _last(loss: Tensor) -> Iterator[torch.autograd.graph.Node]:
 def _source(node: torch.autograd.graph.Node) -> str:
     """The name of the node before this one, without views."""
     following = node.next_functions[0][0] if node.next_functions else None
-    while following is not None and any(view in following.name() for view in _VIEWS) and following.next_functions:
+    while (
+        following is not None
+        and any(view in following.name() for view in _VIEWS)
+        and following.next_functions
+    ):
         following = following.next_functions[0][0]
     return "" if following is None else following.name()

@@ -55,9 +55,15 @@ def verdict(watch: RunLog) -> str:
         return f"Nothing is wrong at {plural(len(watch.rows), 'measured step')} of {watch.steps:,}."
     others = len(watch.alarms) - len(found)
     follow = (
-        f", and {plural(others, 'more alarm')} that {'follows' if others == 1 else 'follow'} from it" if others else ""
+        f", and {plural(others, 'more alarm')} that {'follows' if others == 1 else 'follow'}"
+        " from it"
+        if others
+        else ""
     )
-    return f"{plural(len(found), 'cause')} of trouble: {', '.join(alarm.kind for alarm in found)}{follow}."
+    return (
+        f"{plural(len(found), 'cause')} of trouble:"
+        f" {', '.join(alarm.kind for alarm in found)}{follow}."
+    )
 
 
 def _figures(rows: list[dict[str, float]]) -> list[tuple[str, Markup]]:
@@ -67,11 +73,15 @@ def _figures(rows: list[dict[str, float]]) -> list[tuple[str, Markup]]:
         if isinstance(wanted, str):
             names = [name for name in known if name.startswith(wanted)]
             if len(names) > MOST_LINES:
-                names = [names[round(i * (len(names) - 1) / (MOST_LINES - 1))] for i in range(MOST_LINES)]
+                names = [
+                    names[round(i * (len(names) - 1) / (MOST_LINES - 1))] for i in range(MOST_LINES)
+                ]
                 title += f" ({MOST_LINES} of them)"
             columns = {name: name.removeprefix(wanted) for name in names}
         else:
             columns = {name: name.replace("_", " ") for name in wanted if name in known}
-        if any(row.get(name, 0) > 0 or (not log and name in row) for row in rows for name in columns):
+        if any(
+            row.get(name, 0) > 0 or (not log and name in row) for row in rows for name in columns
+        ):
             found.append((title, charts.lines(rows, columns, title, up, log)))
     return found

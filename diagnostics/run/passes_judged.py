@@ -1,6 +1,8 @@
-"""What a measured pass shows: values, gradients and a loss that are too large, too small or not finite.
+"""What a measured pass shows: values, gradients and a loss that are too
+large, too small or not finite.
 
-A function gets the snapshots so far and yields place, value and sentence of the problems in the last one.
+A function gets the snapshots so far and yields place, value and sentence of the
+problems in the last one.
 """
 
 from __future__ import annotations
@@ -30,16 +32,27 @@ def not_finite(run: Sequence[Snapshot]) -> Found:
     """The first place in order of computation: a layer forwards, a layer backwards, a weight."""
     last = run[-1]
     for tensor in last.tensors:
-        if not math.isfinite(tensor.norm) and not (tensor.moved is not None and not math.isfinite(tensor.moved)):
+        if not math.isfinite(tensor.norm) and not (
+            tensor.moved is not None and not math.isfinite(tensor.moved)
+        ):
             yield tensor.name, tensor.norm, f"The weights of {tensor.name} are not finite."
             return
     for layer in last.layers.layers:
-        if not math.isfinite(layer.rms_out) and (math.isfinite(layer.rms_in) or math.isnan(layer.rms_in)):
-            yield layer.name, layer.rms_out, f"The outputs of {shown(layer)} are not finite, and its inputs are."
+        if not math.isfinite(layer.rms_out) and (
+            math.isfinite(layer.rms_in) or math.isnan(layer.rms_in)
+        ):
+            yield (
+                layer.name,
+                layer.rms_out,
+                f"The outputs of {shown(layer)} are not finite, and its inputs are.",
+            )
             return
     for layer in reversed(last.layers.layers):
         if layer.gradient is not None and not math.isfinite(layer.gradient):
-            text = f"The gradient that reaches {shown(layer)} is not finite, though all activations are."
+            text = (
+                f"The gradient that reaches {shown(layer)} is not finite, though all activations"
+                " are."
+            )
             yield layer.name, layer.gradient, text
             return
     for tensor in last.tensors:
@@ -54,15 +67,23 @@ def input_scale(run: Sequence[Snapshot]) -> Found:
     if size is None or not layers or "Norm" in layers[0].kind or not layers[0].weighted:
         return
     if size > 50 or size < 1e-3:
-        yield "", size, f"The model's inputs have a root mean square of {size:.3g}, expected about 1."
+        yield (
+            "",
+            size,
+            f"The model's inputs have a root mean square of {size:.3g}, expected about 1.",
+        )
 
 
 def loss_of(kind: str) -> Callable[[Sequence[Snapshot]], Found]:
-    """Faults of the loss, found in its gradients by the outputs; in training, at two measured steps in a row."""
+    """Faults of the loss, found in its gradients by the outputs; in training, at two
+    measured steps in a row.
+    """
 
     def find(run: Sequence[Snapshot]) -> Found:
         recent = [snap.layers.judged for snap in run[-2:]]
-        if (len(recent) > 1 or run[-1].rate is None) and all(each is not None and each.kind == kind for each in recent):
+        if (len(recent) > 1 or run[-1].rate is None) and all(
+            each is not None and each.kind == kind for each in recent
+        ):
             found = recent[-1]
             if found is not None:
                 yield "", found.value, found.text
@@ -74,29 +95,52 @@ def repeated(run: Sequence[Snapshot]) -> Found:
     """The same batch twice, though the loader has several."""
     batches = run[-1].batches
     if batches is not None and batches > 1 and same_batch(run):
-        yield "", batches, f"All {len(run)} measured batches are the same one, of {batches} in the data."
+        yield (
+            "",
+            batches,
+            f"All {len(run)} measured batches are the same one, of {batches} in the data.",
+        )
 
 
 def same_batch(run: Sequence[Snapshot]) -> bool:
     """Whether all measured steps, four at least, had the same inputs."""
-    return len(run) > 3 and bool(run[-1].layers.batch) and len({snap.layers.batch for snap in run}) == 1
+    return (
+        len(run) > 3
+        and bool(run[-1].layers.batch)
+        and len({snap.layers.batch for snap in run}) == 1
+    )
 
 
 def unbalanced(run: Sequence[Snapshot]) -> Found:
     """Groups of units whose entering and leaving weights differ much in size."""
     for group in run[-1].units.groups:
-        # a large product means that the weights of one side are too large; rescaling does not help there
-        shifted = abs(group.ratio) > 1.5 and -abs(group.ratio) / 2 < group.product < abs(group.ratio) / 3
+        # a large product means that the weights of one side are too large;
+        # rescaling does not help there
+        shifted = (
+            abs(group.ratio) > 1.5 and -abs(group.ratio) / 2 < group.product < abs(group.ratio) / 3
+        )
         if shifted or group.spread > 2.2:
             value = max(abs(group.ratio), group.spread)
-            text = f"incoming over outgoing weights are {10**group.ratio:.2g} of what layers start from"
+            text = (
+                f"incoming over outgoing weights are {10**group.ratio:.2g} of what layers start"
+                " from"
+            )
             if group.spread > abs(group.ratio):
-                text = f"incoming over outgoing weights of its units differ by a factor of {10**group.spread:.2g}"
-            yield group.name, value, f"The units between {group.name} and {group.after} are unbalanced: {text}."
+                text = (
+                    "incoming over outgoing weights of its units differ by a factor of"
+                    f" {10**group.spread:.2g}"
+                )
+            yield (
+                group.name,
+                value,
+                f"The units between {group.name} and {group.after} are unbalanced: {text}.",
+            )
 
 
 def exploding(run: Sequence[Snapshot]) -> Found:
-    """Layers with unusually large weights that multiply their input, and activations that grow over the layers."""
+    """Layers with unusually large weights that multiply their input, and activations
+    that grow over the layers.
+    """
     last = run[-1]
     excess, layers = _excess(last), last.layers.layers
     for i, layer in enumerate(layers):
@@ -104,31 +148,49 @@ def exploding(run: Sequence[Snapshot]) -> Found:
         gain = layer.rms_out / layer.rms_in if layer.rms_in > 0 else 0.0
         if size > 1 and gain > 4 and not _normed(layers, i):
             text = f"its weights are {10**size:.3g} times the usual size"
-            yield layer.name, gain, f"Layer {shown(layer)} multiplies its input by {gain:.3g}: {text}."
+            yield (
+                layer.name,
+                gain,
+                f"Layer {shown(layer)} multiplies its input by {gain:.3g}: {text}.",
+            )
     sizes = [(layer.rms_out, layer) for layer in layers if layer.weighted and layer.rms_out > 0]
-    if sizes and max(sizes, key=lambda pair: pair[0])[0] > 1e4 * max(last.layers.rms_inputs or 1.0, sizes[0][0], 1.0):
+    if sizes and max(sizes, key=lambda pair: pair[0])[0] > 1e4 * max(
+        last.layers.rms_inputs or 1.0, sizes[0][0], 1.0
+    ):
         steps = [(b[0] / a[0], b[1]) for a, b in pairwise(sizes)]
         growth, layer = max(steps, key=lambda pair: pair[0])
         yield (
             layer.name,
             growth,
-            f"Activations grow by {sizes[-1][0] / sizes[0][0]:.2g} from the first layer to the last.",
+            (
+                f"Activations grow by {sizes[-1][0] / sizes[0][0]:.2g} from the first layer to the"
+                " last."
+            ),
         )
 
 
 def vanishing(run: Sequence[Snapshot]) -> Found:
-    """Weights far below their usual size, and gradients that shrink from the last layer to the first."""
+    """Weights far below their usual size, and gradients that shrink from the
+    last layer to the first.
+    """
     last = run[-1]
     excess, layers = _excess(last), last.layers.layers
     for i, layer in enumerate(layers):
         size = excess.get(layer.name, 0.0)
         if size < -1.7 and not _normed(layers, i):
-            yield layer.name, 10**size, f"The weights of {shown(layer)} are {10**size:.2g} of their usual size."
+            yield (
+                layer.name,
+                10**size,
+                f"The weights of {shown(layer)} are {10**size:.2g} of their usual size.",
+            )
     known = [(layer.gradient, layer) for layer in layers if layer.weighted and layer.gradient]
     if len(known) > 2 and known[0][0] < 1e-6 * max(size for size, _ in known):
         steps = [(a[0] / b[0], b[1]) for a, b in pairwise(known)]
         fall, layer = min(steps, key=lambda pair: pair[0])
-        text = f"Gradients shrink by {known[0][0] / known[-1][0]:.2g} from the last layer to the first, most at "
+        text = (
+            f"Gradients shrink by {known[0][0] / known[-1][0]:.2g} from the last layer to the"
+            " first, most at "
+        )
         yield layer.name, fall, f"{text}{shown(layer)}."
 
 
@@ -143,21 +205,33 @@ def dead(run: Sequence[Snapshot]) -> Found:
         recent = run[-3:]
         share = _dead_share(recent, layer)
         following = next((each for each in layers[i + 1 :] if each.weighted), None)
-        hands_on = following is not None and following.gradient is not None and following.gradient > 0
+        hands_on = (
+            following is not None and following.gradient is not None and following.gradient > 0
+        )
         if i + 1 < len(layers) and _normed(layers, i) and _share(layers[i + 1]) >= _share(layer):
             continue
         if share == 1 and not (hands_on and following is not None and following.idle > 0.5):
             continue
-        # where biases exceed the inputs, as in deep networks at the start, half of the units are always 0
+        # where biases exceed the inputs, as in deep networks at the start, half
+        # of the units are always 0
         if share >= 0.75 and len(layer.live) > 3:
-            text = f"{share:.0%} of the units of {shown(layer)} are dead: no sample of the last {len(recent)} measured "
+            text = (
+                f"{share:.0%} of the units of {shown(layer)} are dead: no sample of the last"
+                f" {len(recent)} measured "
+            )
             yield layer.name, share, f"{text}batches passes a gradient through them."
 
 
 def _dead_share(recent: Sequence[Snapshot], layer: LayerFacts) -> float:
-    """Share of a layer's units that no gradient passed in any of some snapshots; 0 without snapshots."""
+    """Share of a layer's units that no gradient passed in any of some
+    snapshots; 0 without snapshots.
+    """
     same = [each.live for snap in recent for each in snap.layers.layers if each.name == layer.name]
-    known = [live for live in same if live is not None and layer.live is not None and live.shape == layer.live.shape]
+    known = [
+        live
+        for live in same
+        if live is not None and layer.live is not None and live.shape == layer.live.shape
+    ]
     return 1 - float(torch.stack(known).any(0).float().mean()) if known else 0.0
 
 
@@ -165,7 +239,10 @@ def saturated(run: Sequence[Snapshot]) -> Found:
     """Activations most of whose values lie where the slope is nearly 0."""
     for layer in run[-1].layers.layers:
         if layer.flat is not None and layer.flat > 0.8:
-            text = f"{layer.flat:.0%} of the outputs of {shown(layer)} lie where its derivative is below 0.001."
+            text = (
+                f"{layer.flat:.0%} of the outputs of {shown(layer)} lie where its derivative is"
+                " below 0.001."
+            )
             yield layer.name, layer.flat, text
 
 
@@ -178,7 +255,10 @@ def eps(run: Sequence[Snapshot]) -> Found:
         if idle > 0.5 and len(run) < 3:
             continue
         if layer.eps_share is not None and layer.eps_share > 0.3:
-            text = f"eps makes up {layer.eps_share:.0%} of what {shown(layer)} divides by: its input is too small."
+            text = (
+                f"eps makes up {layer.eps_share:.0%} of what {shown(layer)} divides by: its input"
+                " is too small."
+            )
             yield layer.name, layer.eps_share, text
 
 
@@ -187,7 +267,10 @@ def overflow(run: Sequence[Snapshot]) -> Found:
     found = [layer for layer in run[-1].layers.layers if layer.largest > FLOAT16 / HEADROOM]
     if found:
         layer = max(found, key=lambda each: each.largest)
-        text = f"An activation of {shown(layer)} reaches {layer.largest:.3g}; float16 ends at {FLOAT16:.0f}."
+        text = (
+            f"An activation of {shown(layer)} reaches {layer.largest:.3g}; float16 ends at"
+            f" {FLOAT16:.0f}."
+        )
         yield layer.name, layer.largest, text
 
 
@@ -204,13 +287,16 @@ def pulled_back(run: Sequence[Snapshot]) -> Found:
         size = min(float(record.norms[i].nanmean()) for record in recent)
         if max(means) < (-0.15 if training else -0.25) and share > 0.9 and size > 0.2:
             text = (
-                f"The loss pulls back the residual branch {name}: its output has cosine {means[-1]:+.2f} with descent"
+                f"The loss pulls back the residual branch {name}: its output has cosine"
+                f" {means[-1]:+.2f} with descent"
             )
             yield name, means[-1], f"{text}, negative for {share:.0%} of the samples."
 
 
 def _normed(layers: Sequence[LayerFacts], i: int) -> bool:
-    """Whether a normalisation takes the layer's output as it is, so that its size does not matter."""
+    """Whether a normalisation takes the layer's output as it is, so that
+    its size does not matter.
+    """
     return i + 1 < len(layers) and layers[i + 1].direct and "Norm" in layers[i + 1].kind
 
 

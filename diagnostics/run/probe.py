@@ -1,4 +1,6 @@
-"""Measurements of one forward and backward pass, layer by layer: sizes, dead units, epsilons of norms."""
+"""Measurements of one forward and backward pass, layer by layer: sizes, dead
+units, epsilons of norms.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,14 @@ from torch.utils._pytree import tree_leaves
 from pathspace.diagnostics.layers import select
 from pathspace.diagnostics.run.outputs_judged import Judged, judged, judged_inside
 
-DROPPING = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+DROPPING = (
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+)
 SQUASHING = (nn.Tanh, nn.Sigmoid, nn.Softsign, nn.Hardtanh, nn.Hardsigmoid, nn.LogSigmoid)
 
 
@@ -58,7 +67,8 @@ class LayerFacts:
 
 @dataclass
 class Pass:
-    """One pass: its layers in order of execution, the sizes of the inputs, and the loss if the model returns it.
+    """One pass: its layers in order of execution, the sizes of the inputs, and the loss
+    if the model returns it.
 
     Attributes:
         batch: a digest of the inputs, the same for equal ones.
@@ -111,8 +121,12 @@ class Probe:
         """Wait for a pass."""
         self.current, self.active, self.done = Pass(), False, False
         for name, module in self.layers.items():
-            self.handles.append(module.register_forward_hook(partial(self._layer, name), with_kwargs=True))
-        self.handles.append(self.model.register_forward_pre_hook(self._start, with_kwargs=True, prepend=True))
+            self.handles.append(
+                module.register_forward_hook(partial(self._layer, name), with_kwargs=True)
+            )
+        self.handles.append(
+            self.model.register_forward_pre_hook(self._start, with_kwargs=True, prepend=True)
+        )
         self.handles.append(self.model.register_forward_hook(self._end))
 
     def detach(self) -> Pass:
@@ -121,12 +135,15 @@ class Probe:
             handle.remove()
         self.handles.clear()
         self.active, self._last = False, None
-        # a gradient that was set to None since then belonged to another pass, such as that of a GAN's generator
+        # a gradient that was set to None since then belonged to another pass, such as
+        # that of a GAN's generator
         self.current.stale = any(old() is not None and p.grad is old() for p, old in self._old)
         self._old.clear()
         # one transfer of all numbers instead of one for each
         if self._later:
-            values = torch.stack([value.detach().float().cpu() for _, _, value in self._later]).tolist()
+            values = torch.stack(
+                [value.detach().float().cpu() for _, _, value in self._later]
+            ).tolist()
             for (facts, name, _), value in zip(self._later, values, strict=True):
                 setattr(facts, name, value)
         self._later.clear()
@@ -160,10 +177,14 @@ class Probe:
             first.register_hook(partial(self._began, first.detach()))
 
     def _began(self, output: Tensor, gradient: Tensor) -> None:
-        """Note the gradients that exist before the backward pass; they belong to an earlier step."""
+        """Note the gradients that exist before the backward pass; they
+        belong to an earlier step.
+        """
         self.current.judged = self.current.judged or judged(output, gradient)
         found = [p for p in self.model.parameters() if p.grad is not None and id(p) in self.held]
-        self._old = [(p, ref(p.grad)) for p in found[:3] if p.grad is not None and bool((p.grad != 0).any())]
+        self._old = [
+            (p, ref(p.grad)) for p in found[:3] if p.grad is not None and bool((p.grad != 0).any())
+        ]
 
     @torch.no_grad()
     def _layer(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -176,7 +197,9 @@ class Probe:
         if result is None or not result.numel():
             return
         weight = getattr(module, "weight", None)
-        weighted = isinstance(weight, Tensor) and weight.ndim > 1 and not isinstance(module, nn.Embedding)
+        weighted = (
+            isinstance(weight, Tensor) and weight.ndim > 1 and not isinstance(module, nn.Embedding)
+        )
         facts = LayerFacts(name, type(module).__name__, weighted or isinstance(module, nn.RNNBase))
         if isinstance(module, DROPPING) and module.training:
             facts.dropped = module.p
@@ -204,13 +227,19 @@ class Probe:
     def _back(self, facts: LayerFacts, axis: int, gradient: Tensor) -> None:
         if facts.live is None:
             facts.live = _any_by_unit(gradient, axis)
-            self._later.append((facts, "gradient", torch.linalg.vector_norm(gradient, dtype=_wide(gradient))))
+            self._later.append(
+                (facts, "gradient", torch.linalg.vector_norm(gradient, dtype=_wide(gradient)))
+            )
 
 
 def unit_axis(module: nn.Module) -> int:
     """The axis of units in the inputs and outputs of a module."""
     convolution = isinstance(module, nn.modules.conv._ConvNd)
-    return 1 if convolution or isinstance(module, nn.modules.batchnorm._NormBase | nn.GroupNorm) else -1
+    return (
+        1
+        if convolution or isinstance(module, nn.modules.batchnorm._NormBase | nn.GroupNorm)
+        else -1
+    )
 
 
 def _trains() -> bool:
@@ -220,7 +249,9 @@ def _trains() -> bool:
 
 
 def _first(value: Any) -> Tensor | None:
-    return next((v for v in tree_leaves(value) if isinstance(v, Tensor) and v.is_floating_point()), None)
+    return next(
+        (v for v in tree_leaves(value) if isinstance(v, Tensor) and v.is_floating_point()), None
+    )
 
 
 def _digest(tensors: list[Tensor]) -> str:
@@ -229,7 +260,14 @@ def _digest(tensors: list[Tensor]) -> str:
         if not value.is_sparse:
             flat = value.detach().flatten()
             # a hundred thousand numbers are enough to distinguish batches
-            digest.update(flat[:: -(-len(flat) // 100_000)].contiguous().view(torch.uint8).cpu().numpy().tobytes())
+            digest.update(
+                flat[:: -(-len(flat) // 100_000)]
+                .contiguous()
+                .view(torch.uint8)
+                .cpu()
+                .numpy()
+                .tobytes()
+            )
     return digest.hexdigest()
 
 
@@ -267,7 +305,11 @@ def _eps_share(module: nn.Module, source: Tensor) -> Tensor | None:
     if isinstance(module, nn.modules.batchnorm._NormBase):
         if not module.training and module.running_var is not None:
             return (eps / (module.running_var + eps)).median()
-        value = value.transpose(0, 1).flatten(1) if "Instance" not in type(module).__name__ else value.flatten(2)
+        value = (
+            value.transpose(0, 1).flatten(1)
+            if "Instance" not in type(module).__name__
+            else value.flatten(2)
+        )
     elif isinstance(module, nn.GroupNorm):
         value = value.reshape(value.shape[0], module.num_groups, -1)
     elif "RMS" in type(module).__name__:

@@ -18,9 +18,11 @@ class UnitFacts:
 
     Attributes:
         groups: the units between two layers, group by group.
-        conserved: largest change of a quantity that gradient flow conserves, over the sum of squares at the unit.
+        conserved: largest change of a quantity that gradient flow conserves, over the
+            sum of squares at the unit.
         gauge: median over units of the change of ``log10`` of incoming over outgoing weights.
-        step_median: median over units of the last step of the unit's incoming weights, over their norm.
+        step_median: median over units of the last step of the unit's incoming
+            weights, over their norm.
         step_largest: its 99 % quantile.
         path_median: median of ``log10 |path value|``.
         path_largest: the largest.
@@ -48,7 +50,8 @@ class Snapshot:
         rate: the largest learning rate of the optimizer's groups; ``None`` outside of training.
         batches: number of batches in the data, if known.
         decay: the largest share of a weight that weight decay removes in a step.
-        eps: the optimizer's eps over the largest root mean square of a tensor's gradients in its state.
+        eps: the optimizer's eps over the largest root mean square of a
+            tensor's gradients in its state.
         seconds: time spent on the measurement.
     """
 
@@ -64,11 +67,15 @@ class Snapshot:
     seconds: float = 0.0
 
     def row(self) -> dict[str, float]:
-        """Numbers by name: those of the whole model, then ``name/layer`` for each layer, tensor and node."""
+        """Numbers by name: those of the whole model, then ``name/layer`` for
+        each layer, tensor and node.
+        """
         units = self.units
         moved = [t.moved for t in self.tensors if t.matrix and t.moved is not None]
         weighted = [layer for layer in self.layers.layers if layer.weighted]
-        dead = [1 - float(layer.live.float().mean()) for layer in weighted if layer.live is not None]
+        dead = [
+            1 - float(layer.live.float().mean()) for layer in weighted if layer.live is not None
+        ]
         found: dict[str, Any] = {
             "step": self.step,
             "loss": self.layers.loss,
@@ -93,5 +100,7 @@ class Snapshot:
                 found[f"step/{tensor.name}"] = tensor.moved
         if self.chain is not None:
             means = self.chain.cosines.nanmean(1).tolist()
-            found |= {f"cosine/{name}": value for name, value in zip(self.chain.names, means, strict=True)}
+            found |= {
+                f"cosine/{name}": value for name, value in zip(self.chain.names, means, strict=True)
+            }
         return {name: float(v) for name, v in found.items() if v is not None and math.isfinite(v)}

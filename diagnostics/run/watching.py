@@ -1,4 +1,6 @@
-"""Observation of a training loop from outside: steps are counted, measured at regular intervals, and judged."""
+"""Observation of a training loop from outside: steps are counted, measured at
+regular intervals, and judged.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,23 @@ from pathspace.diagnostics.run.outputs import Csv, Page, TensorBoard
 from pathspace.diagnostics.run.passes_judged import same_batch
 from pathspace.diagnostics.run.probe import Pass, Probe
 from pathspace.diagnostics.run.snapshot import Snapshot, UnitFacts
-from pathspace.diagnostics.run.weights import TensorFacts, Units, eps_share, fan_in, moves, tensor_facts, usual_squares
-from pathspace.errors import AT_LEAST_1, SEED, InputError, PathspaceError, expect_arguments, expect_numbers
+from pathspace.diagnostics.run.weights import (
+    TensorFacts,
+    Units,
+    eps_share,
+    fan_in,
+    moves,
+    tensor_facts,
+    usual_squares,
+)
+from pathspace.errors import (
+    AT_LEAST_1,
+    SEED,
+    InputError,
+    PathspaceError,
+    expect_arguments,
+    expect_numbers,
+)
 
 EVERY = 100
 # tracing waits until its cost is this share of the run, unless it takes less than half a second
@@ -41,11 +58,13 @@ _log = logging.getLogger("pathspace")
 
 
 class Watching(RunLog):
-    """The result of :func:`watching`: a context that measures the training loop inside it; see :class:`RunLog`.
+    """The result of :func:`watching`: a context that measures the training loop inside
+    it; see :class:`RunLog`.
 
     Attributes:
         rows: one mapping of names to numbers for each measured step.
-        alarms: the problems in the order in which they were found; ``causes`` are those that no other one explains.
+        alarms: the problems in the order in which they were found; ``causes`` are those
+            that no other one explains.
     """
 
     def __init__(
@@ -61,7 +80,12 @@ class Watching(RunLog):
     ) -> None:
         super().__init__(getattr(model, "_orig_mod", getattr(model, "module", model)))
         self.compiled = hasattr(model, "_orig_mod")
-        self.every, self.outputs, self.on_alarm, self.structure = every, outputs, on_alarm, structure
+        self.every, self.outputs, self.on_alarm, self.structure = (
+            every,
+            outputs,
+            on_alarm,
+            structure,
+        )
         self.planned, self.batches = planned, batches
         self._fans = fan_in(self.model)
         self._counted = usual_squares(self.model, self._fans).keys()
@@ -92,7 +116,10 @@ class Watching(RunLog):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         for handle in self._handles:
             handle.remove()
@@ -104,22 +131,27 @@ class Watching(RunLog):
             self.notes += [] if self._others else ["Nothing is measured: no optimizer made a step."]
         if self.rows and not self._prepared:
             self.notes.append(
-                "Units and chain are not measured: tracing the model would have been more than 1 % of this run; "
-                "structure=True traces it at the first step."
+                "Units and chain are not measured: tracing the model would have been more than 1 %"
+                " of this run; structure=True traces it at the first step."
             )
         if self.batches is None and same_batch(self.snapshots):
             self.notes.append(
-                "All measured batches are the same one; if the data has more, the loader repeats its first."
+                "All measured batches are the same one; if the data has more, the loader repeats"
+                " its first."
             )
         if self.rows:
             self._write()
 
     def due(self, step: int) -> bool:
-        """Whether a step is measured: each ``every``-th, and before the first of them the powers of two."""
+        """Whether a step is measured: each ``every``-th, and before the first
+        of them the powers of two.
+        """
         return step % self.every == 0 or (step < self.every and step & (step - 1) == 0)
 
     def _arm(self) -> None:
-        """Attach the hooks for the next step if it will be measured; other steps run without hooks."""
+        """Attach the hooks for the next step if it will be measured; other
+        steps run without hooks.
+        """
         self._measuring = self.due(self.steps + 1)
         if not self._measuring or self.compiled:
             return
@@ -167,7 +199,9 @@ class Watching(RunLog):
         started = time.perf_counter()
         self._disarm()
         self._tensors = tensor_facts(self.model, self._fans)
-        self._before = {n: p.detach().clone() for n, p in self.model.named_parameters() if n in self._counted}
+        self._before = {
+            n: p.detach().clone() for n, p in self.model.named_parameters() if n in self._counted
+        }
         self.seconds += time.perf_counter() - started
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
@@ -191,7 +225,9 @@ class Watching(RunLog):
         groups = optimizer.param_groups
         decays = [float(g["lr"]) * float(g.get("weight_decay") or 0) for g in groups if "lr" in g]
         rates = [float(group["lr"]) for group in groups if "lr" in group]
-        snapshot = Snapshot(self.steps, self._pass, self._tensors, units, self._record, max(rates, default=None))
+        snapshot = Snapshot(
+            self.steps, self._pass, self._tensors, units, self._record, max(rates, default=None)
+        )
         snapshot.decay, snapshot.batches = max(decays, default=None), self.batches
         snapshot.eps = eps_share(optimizer)
         snapshot.seconds = time.perf_counter() - started
@@ -221,7 +257,9 @@ class Watching(RunLog):
             output(self)
 
     def _worth_tracing(self) -> bool:
-        """Whether tracing is a small part of the run so far, or of the whole run if its number of steps is known."""
+        """Whether tracing is a small part of the run so far, or of the whole run if its
+        number of steps is known.
+        """
         if self.structure is not None or self.every < EVERY:
             return True
         layers = sum(next(module.children(), None) is None for module in self.model.modules())
@@ -231,7 +269,8 @@ class Watching(RunLog):
         if self._began is None:
             self._began = time.perf_counter(), time.process_time(), self.steps
             return False
-        # other processes slow down both the run and tracing, so the processor time of this process is compared
+        # other processes slow down both the run and tracing, so the processor time of
+        # this process is compared
         spent = min(time.perf_counter() - self._began[0], time.process_time() - self._began[1])
         steps = self.steps - self._began[2]
         whole = spent * max(1.0, (self.planned or 0) / steps)
@@ -285,11 +324,17 @@ class Watching(RunLog):
         before_in, before_out = self._start
         with np.errstate(divide="ignore", invalid="ignore"):
             total = before_in + before_out
-            drift = np.abs(incoming - outgoing - before_in + before_out)[total > 0] / total[total > 0]
+            drift = (
+                np.abs(incoming - outgoing - before_in + before_out)[total > 0] / total[total > 0]
+            )
             gauge = 0.5 * np.abs(np.log10(incoming / outgoing) - np.log10(before_in / before_out))
             step = np.sqrt(units.entering(self._before) / incoming)
         facts.conserved = float(drift.max(initial=0.0))
-        for name, values, q in (("gauge", gauge, 0.5), ("step_median", step, 0.5), ("step_largest", step, 0.99)):
+        for name, values, q in (
+            ("gauge", gauge, 0.5),
+            ("step_median", step, 0.5),
+            ("step_largest", step, 0.99),
+        ):
             kept = values[np.isfinite(values)]
             setattr(facts, name, float(np.quantile(kept, q)) if len(kept) else None)
         if self.steps > 1 and self.steps % self.every:
@@ -300,7 +345,9 @@ class Watching(RunLog):
         except InputError:  # a weight of a tree became 0
             self._skeleton, statistics = units.graph.skeleton(rule="magnitude"), None
         if statistics is not None and statistics.count > statistics.zeros:
-            facts.path_median, facts.path_largest = (v / np.log(10) for v in (statistics.median, statistics.largest))
+            facts.path_median, facts.path_largest = (
+                v / np.log(10) for v in (statistics.median, statistics.largest)
+            )
         return facts
 
 
@@ -316,36 +363,42 @@ def watching(
     planned: int | None = None,
     batches: int | None = None,
 ) -> Watching:
-    """Watch a training loop: measure it at regular steps, and report problems with their place and a remedy.
+    """Watch a training loop: measure it at regular steps, and report problems with
+    their place and a remedy.
 
-    The loop does not change: steps are counted by hooks of the optimizer of the model's parameters, hooks of the model
-    exist only in the steps that are measured (the steps 1, 2, 4, 8, ... and each ``every``-th), and no random number
-    is drawn. The model is traced once, on the inputs of a measured step.
+    The loop does not change: steps are counted by hooks of the optimizer of the model's
+    parameters, hooks of the model exist only in the steps that are measured (the steps 1, 2, 4, 8,
+    ... and each ``every``-th), and no random number is drawn. The model is traced once, on the
+    inputs of a measured step.
 
-    Each row contains: efficiency and cosines of the residual branches; the drift of the gauge and of the quantities
-    that gradient flow conserves; sizes of path values; root mean square of the outputs and norm of the
-    gradients of every layer; the relative step (effective learning rate) of every tensor and unit.
+    Each row contains: efficiency and cosines of the residual branches; the drift of the gauge and
+    of the quantities that gradient flow conserves; sizes of path values; root mean square of the
+    outputs and norm of the gradients of every layer; the relative step (effective learning rate)
+    of every tensor and unit.
 
     Args:
-        model: the model that is trained; wrapped (data parallel) or not. Of compiled models only weights, gradients
-            and steps are measured.
+        model: the model that is trained; wrapped (data parallel) or not. Of compiled models only
+            weights, gradients and steps are measured.
         every: number of steps between measurements.
         csv: a file for the rows.
         tensorboard: a folder for event files, or a ``SummaryWriter``.
         page: an HTML file that reloads itself; it is written again with new rows.
-        on_alarm: called with each new alarm; each is also logged as a warning of the logger ``pathspace``.
-        structure: trace the model at the first step (``True``) or never, which leaves out units, path values and the
-            chain; by default at the first step where ``every`` is below 100 or the model is small (tracing takes half
-            a second at most), and otherwise at the first measured step where it is 1 % of the run.
+        on_alarm: called with each new alarm; each is also logged as a warning of
+            the logger ``pathspace``.
+        structure: trace the model at the first step (``True``) or never, which leaves out units,
+            path values and the chain; by default at the first step where ``every`` is below 100 or
+            the model is small (tracing takes half a second at most), and otherwise at the first
+            measured step where it is 1 % of the run.
         planned: number of steps of the run, if known; tracing can then begin earlier.
-        batches: number of batches in the data, if known: if it is more than one, the same batch at every measured step
-            raises an alarm; otherwise it is only noted.
+        batches: number of batches in the data, if known: if it is more than one, the same batch at
+            every measured step raises an alarm; otherwise it is only noted.
 
     Returns:
         A context manager with ``rows``, ``alarms`` and ``causes``.
 
     Raises:
-        InputError: ``every`` is not positive, a file cannot be written, or TensorBoard is not installed.
+        InputError: ``every`` is not positive, a file cannot be written, or
+            TensorBoard is not installed.
 
     Example:
         >>> _ = torch.manual_seed(0)
@@ -370,7 +423,13 @@ def watching(
     if page is not None:
         outputs.append(Page(page))
     return Watching(
-        model, every=every, outputs=outputs, on_alarm=on_alarm, structure=structure, planned=planned, batches=batches
+        model,
+        every=every,
+        outputs=outputs,
+        on_alarm=on_alarm,
+        structure=structure,
+        planned=planned,
+        batches=batches,
     )
 
 

@@ -24,15 +24,18 @@ class TensorFacts:
 
     Attributes:
         name: its name.
-        matrix: whether it multiplies activations: it has two or more dimensions and is not an embedding table.
+        matrix: whether it multiplies activations: it has two or more dimensions and
+            is not an embedding table.
         norm: Euclidean norm.
         gradient: norm of its gradient; ``None`` without one.
-        excess: ``log10`` of its typical absolute value over ``1 / sqrt(3 fan_in)``, the initial size in torch's
-            layers; ``None`` for tensors that are not matrices or are zero.
+        excess: ``log10`` of its typical absolute value over ``1 / sqrt(3 fan_in)``, the initial
+            size in torch's layers; ``None`` for tensors that are not matrices or are zero.
         copies: whether all its units have exactly the same weights.
-        moved: norm of the last step over that of the weights (or over their initial size in torch, if larger).
+        moved: norm of the last step over that of the weights (or over their initial
+            size in torch, if larger).
         trained: whether an optimizer has it.
-        still: of a tensor in 16 bits, the share of the weights with a gradient that the last step did not change.
+        still: of a tensor in 16 bits, the share of the weights with a gradient that the
+            last step did not change.
     """
 
     name: str
@@ -48,7 +51,8 @@ class TensorFacts:
 
 @dataclass
 class GroupFacts:
-    """The units between two layers: their incoming and outgoing weights, relative to torch's initialisation.
+    """The units between two layers: their incoming and outgoing weights, relative
+    to torch's initialisation.
 
     Attributes:
         name: the tensor that enters the units.
@@ -72,7 +76,8 @@ def fan_in(model: nn.Module) -> dict[str, int]:
         for name, value in module.named_parameters(prefix, recurse=False):
             if value.ndim < 2 or isinstance(module, nn.Embedding | nn.EmbeddingBag):
                 continue
-            # in transposed convolutions and the Conv1D of transformers the first dimension is that of the inputs
+            # in transposed convolutions and the Conv1D of transformers the first
+            # dimension is that of the inputs
             first = type(module).__name__ == "Conv1D" or getattr(module, "transposed", False)
             found[name] = value.shape[0] if first else value[0].numel()
     return found
@@ -98,14 +103,23 @@ def tensor_facts(
         excess, copies = None, False
         if name in fans:
             excess = _excess(p, fans[name])
-            copies = p.shape[0] > 1 and norm > 0 and bool((p[1] == p[0]).all()) and bool((p == p[:1]).all())
+            copies = (
+                p.shape[0] > 1
+                and norm > 0
+                and bool((p[1] == p[0]).all())
+                and bool((p == p[:1]).all())
+            )
         found.append(TensorFacts(name, name in fans, norm, gradients.get(name), excess, copies))
     return found
 
 
 def _norms(tensors: Sequence[Tensor], power: int = 2) -> list[float]:
     dense = [t.to_dense() if t.is_sparse else t for t in tensors]
-    return torch.stack([n.float().cpu() for n in torch._foreach_norm(dense, power)]).tolist() if dense else []
+    return (
+        torch.stack([n.float().cpu() for n in torch._foreach_norm(dense, power)]).tolist()
+        if dense
+        else []
+    )
 
 
 def _excess(weight: Tensor, fan: int) -> float | None:
@@ -119,7 +133,10 @@ def _excess(weight: Tensor, fan: int) -> float | None:
 
 @torch.no_grad()
 def moves(
-    before: Mapping[str, Tensor], model: nn.Module, facts: Sequence[TensorFacts], fans: Mapping[str, int]
+    before: Mapping[str, Tensor],
+    model: nn.Module,
+    facts: Sequence[TensorFacts],
+    fans: Mapping[str, int],
 ) -> None:
     """Set the relative step of every tensor since a copy of it was made.
 
@@ -130,27 +147,46 @@ def moves(
         fans: from :func:`fan_in`.
     """
     now = {name: p for name, p in model.named_parameters() if name in before}
-    steps = dict(zip(now, _norms([p.detach() - before[name] for name, p in now.items()]), strict=True))
+    steps = dict(
+        zip(now, _norms([p.detach() - before[name] for name, p in now.items()]), strict=True)
+    )
     for each in facts:
         if each.name in steps:
-            usual = math.sqrt(now[each.name].numel() / (3 * fans[each.name])) if each.name in fans else 0.0
+            usual = (
+                math.sqrt(now[each.name].numel() / (3 * fans[each.name]))
+                if each.name in fans
+                else 0.0
+            )
             size = max(each.norm, usual)
             each.moved = steps[each.name] / size if size > 0 else None
             slope = now[each.name].grad
-            if slope is not None and now[each.name].element_size() == 2 and bool((slope != 0).any()):
+            if (
+                slope is not None
+                and now[each.name].element_size() == 2
+                and bool((slope != 0).any())
+            ):
                 each.still = float((now[each.name] == before[each.name])[slope != 0].float().mean())
 
 
 def eps_share(optimizer: torch.optim.Optimizer) -> float | None:
-    """The eps of an optimizer like Adam over the largest root mean square that it divides a tensor's step by.
+    """The eps of an optimizer like Adam over the largest root mean square that it
+    divides a tensor's step by.
 
     Args:
         optimizer: any; ``None`` comes back for those that keep no mean of squares.
     """
     found = []
     for group in optimizer.param_groups:
-        states = [state for state in map(optimizer.state.get, group["params"]) if state and state.get("step")]
-        squares = [(s["exp_avg_sq"], float(s["step"])) for s in states if isinstance(s.get("exp_avg_sq"), Tensor)]
+        states = [
+            state
+            for state in map(optimizer.state.get, group["params"])
+            if state and state.get("step")
+        ]
+        squares = [
+            (s["exp_avg_sq"], float(s["step"]))
+            for s in states
+            if isinstance(s.get("exp_avg_sq"), Tensor)
+        ]
         if not squares or not group.get("betas") or not isinstance(group.get("eps"), float):
             continue
         rate = group["betas"][1]
@@ -161,7 +197,8 @@ def eps_share(optimizer: torch.optim.Optimizer) -> float | None:
 
 
 def usual_squares(model: nn.Module, fans: Mapping[str, int]) -> dict[str, float]:
-    """Mean squares of initial weights: ``1 / (3 fan_in)`` for matrices, 1 for norms; biases are not included.
+    """Mean squares of initial weights: ``1 / (3 fan_in)`` for matrices, 1 for norms;
+    biases are not included.
 
     Args:
         model: any module.
@@ -192,9 +229,19 @@ class Units:
         self.usual = [value.numpy() for value in unit_sums(graph, usual)]
         self.counted = {b.name for b in graph.blocks if b.name in start}
         self.groups: list[tuple[str, str, np.ndarray]] = []
-        sides = {side: {b.name: self._units(getattr(b, side)) for b in graph.blocks} for side in ("head", "tail")}
+        sides = {
+            side: {b.name: self._units(getattr(b, side)) for b in graph.blocks}
+            for side in ("head", "tail")
+        }
         for name, units in sides["head"].items():
-            after = next((n for n, u in sides["tail"].items() if n in fans and np.intersect1d(units, u).size), None)
+            after = next(
+                (
+                    n
+                    for n, u in sides["tail"].items()
+                    if n in fans and np.intersect1d(units, u).size
+                ),
+                None,
+            )
             if name in start and after is not None:
                 self.groups.append((name, after, units))
 
@@ -204,12 +251,16 @@ class Units:
 
     def sums(self) -> tuple[np.ndarray, np.ndarray]:
         """Sums of squares of the weights that enter and leave every unit, without biases."""
-        values = {name: v if name in self.counted else torch.zeros(v.shape) for name, v in squares(self.graph).items()}
+        values = {
+            name: v if name in self.counted else torch.zeros(v.shape)
+            for name, v in squares(self.graph).items()
+        }
         incoming, outgoing = unit_sums(self.graph, values)
         return incoming.numpy(), outgoing.numpy()
 
     def entering(self, before: Mapping[str, Tensor]) -> np.ndarray:
-        """Sums of squares of the changes since tensors were copied, over the weights that enter every unit.
+        """Sums of squares of the changes since tensors were copied, over the
+        weights that enter every unit.
 
         Args:
             before: the copies by name.
@@ -218,7 +269,9 @@ class Units:
         for block in graph.blocks:
             old = before.get(block.name) if block.name in self.counted else None
             now = graph.parameters[block.name].detach()
-            changed[block.name] = torch.zeros(block.shape) if old is None else (now - old).double().square()
+            changed[block.name] = (
+                torch.zeros(block.shape) if old is None else (now - old).double().square()
+            )
         return unit_sums(graph, changed)[0].numpy()
 
     def facts(self, incoming: np.ndarray, outgoing: np.ndarray) -> list[GroupFacts]:
@@ -230,8 +283,18 @@ class Units:
             kept = np.all([(value > 0) & (usual > 0) for value, usual in sizes], axis=0)
             if not kept.any():
                 continue
-            entering, leaving = (0.5 * np.log10(value[kept] / usual[kept]) for value, usual in sizes)
+            entering, leaving = (
+                0.5 * np.log10(value[kept] / usual[kept]) for value, usual in sizes
+            )
             ratio = entering - leaving
             spread = float(np.subtract(*np.quantile(ratio, (0.95, 0.05))))
-            found.append(GroupFacts(name, after, float(np.median(ratio)), float(np.median(entering + leaving)), spread))
+            found.append(
+                GroupFacts(
+                    name,
+                    after,
+                    float(np.median(ratio)),
+                    float(np.median(entering + leaving)),
+                    spread,
+                )
+            )
         return found

@@ -1,20 +1,24 @@
-"""An independent checker of proof documents: it imports nothing from this library and computes every count again.
+"""An independent checker of proof documents: it imports nothing from this library and
+computes every count again.
 
 The argument that it checks, in time linear in the number of ids in the document:
 
-* *Upper bound.* A gauge transformation changes the logarithm of weight ``e`` by ``phi(head e) - phi(tail e)``: an
-  integer row per edge. In the order of the tree ``T_in``, the rows of its edges are triangular with ``+-1`` on the
-  diagonal, so the ``H`` generators are independent; every closed walk is orthogonal to all of them, hence
-  ``rank <= m - H``.
-* *Lower bound.* Every edge in neither tree occurs in exactly one basis path, once. The edges in both trees are a
-  forest, which connects units to chains; exactly one edge of ``T_in`` outside ``T_out`` enters each chain without the
-  root. Without the columns of ``T_out`` the basis is therefore triangular, and its ``m - H`` paths are independent.
-* *The model.* If its tensors are given, their shapes are compared, and tree weights must not be 0. If the model and a
-  batch are given, the document must list all of its parameters. A copy is changed in two ways: scalars listed as
-  unused are redrawn, and all weights are rescaled by random combinations of all generators, by powers of two, which
-  need no rounding. The outputs must not change. This is repeated with redrawn parameters and running statistics and
-  with inputs of several magnitudes, because zeros can hide a difference. So the outputs depend on at most ``m - H``
-  independent values of the listed weights. The checker does not search for symmetries outside the document.
+* *Upper bound.* A gauge transformation changes the logarithm of weight ``e`` by ``phi(head e) -
+  phi(tail e)``: an integer row per edge. In the order of the tree ``T_in``, the rows of its edges
+  are triangular with ``+-1`` on the diagonal, so the ``H`` generators are independent; every closed
+  walk is orthogonal to all of them, hence ``rank <= m - H``.
+* *Lower bound.* Every edge in neither tree occurs in exactly one basis path, once. The edges in
+  both trees are a forest, which connects units to chains; exactly one edge of ``T_in`` outside
+  ``T_out`` enters each chain without the root. Without the columns of ``T_out`` the basis is
+  therefore triangular, and its ``m - H`` paths are independent.
+* *The model.* If its tensors are given, their shapes are compared, and tree weights must not be
+  0. If the model and a batch are given, the document must list all of its parameters. A copy is
+  changed in two ways: scalars listed as unused are redrawn, and all weights are rescaled by
+  random combinations of all generators, by powers of two, which need no rounding. The outputs
+  must not change. This is repeated with redrawn parameters and running statistics and with
+  inputs of several magnitudes, because zeros can hide a difference. So the outputs depend on at
+  most ``m - H`` independent values of the listed weights. The checker does not search for
+  symmetries outside the document.
 """
 
 from __future__ import annotations
@@ -39,13 +43,15 @@ class Judgement:
 
     Attributes:
         accepted: whether the document proves its statement (and fits the model, if one is given).
-        reason: why not, or why outputs could not be compared (all 0, integers, no values); else empty.
+        reason: why not, or why outputs could not be compared (all 0,
+            integers, no values); else empty.
         weights: ``m`` as counted by the checker.
         units: ``H``.
-        dimension: ``m - H``, the proven dimension of the graph in the document; ``None`` if rejected. If outputs were
-            compared, they depend on at most this number of independent values of the listed weights.
-        compared: what the document was compared with: ``"nothing"``, ``"shapes"`` (of tensors without values),
-            ``"tensors"`` or ``"outputs"``.
+        dimension: ``m - H``, the proven dimension of the graph in the document; ``None`` if
+            rejected. If outputs were compared, they depend on at most this number of independent
+            values of the listed weights.
+        compared: what the document was compared with: ``"nothing"``, ``"shapes"`` (of tensors
+            without values), ``"tensors"`` or ``"outputs"``.
         seconds: elapsed time.
     """
 
@@ -70,16 +76,17 @@ def check(
 
     Args:
         document: the document, or the path of its file.
-        tensors: name -> array or tensor, checked one by one: shapes must be those of the document, and tree weights
-            must not be zero. A module can be given for its tensors or, with inputs, for ``model``.
+        tensors: name -> array or tensor, checked one by one: shapes must be those of the
+            document, and tree weights must not be zero. A module can be given for its tensors or,
+            with inputs, for ``model``.
         model: a ``torch.nn.Module`` to rescale, on a copy.
         args: example inputs of the model.
         kwargs: example inputs by keyword.
         tolerance: largest relative change of the outputs that counts as rounding.
 
     Returns:
-        The judgement. A malformed document, a file that cannot be read and a model that fails on its inputs are
-        rejected; they do not raise an error.
+        The judgement. A malformed document, a file that cannot be read and a model that fails on
+        its inputs are rejected; they do not raise an error.
 
     Example:
         >>> check({"format": "pathspace-proof"}).reason
@@ -105,14 +112,18 @@ def check(
             blind = rescale_copy(loaded, blocks, model, args, kwargs or {}, tolerance)
             compared = "tensors" if blind else compared
     except Rejected as rejection:
-        return Judgement(False, str(rejection), weights, units, None, compared, time.perf_counter() - start)
+        return Judgement(
+            False, str(rejection), weights, units, None, compared, time.perf_counter() - start
+        )
     except RecursionError:
         reason = "the document is nested too deeply"
         return Judgement(False, reason, weights, units, None, compared, time.perf_counter() - start)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         reason = f"the document is malformed: {type(error).__name__} ({error})"
         return Judgement(False, reason, weights, units, None, compared, time.perf_counter() - start)
-    return Judgement(True, blind, weights, units, weights - units, compared, time.perf_counter() - start)
+    return Judgement(
+        True, blind, weights, units, weights - units, compared, time.perf_counter() - start
+    )
 
 
 def _compared(tensors: Any, model: Any, inputs: bool) -> tuple[Mapping[str, Any] | None, Any]:
@@ -128,6 +139,7 @@ def _compared(tensors: Any, model: Any, inputs: bool) -> tuple[Mapping[str, Any]
     )
     require(
         model is None or hasattr(model, "named_parameters"),
-        f"the model is a {type(model).__name__}, expected a module; write check(document, model=model, args=inputs)",
+        f"the model is a {type(model).__name__}, expected a module; write check(document,"
+        " model=model, args=inputs)",
     )
     return tensors, model

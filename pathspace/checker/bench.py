@@ -19,7 +19,9 @@ def is_bare(value: Any) -> bool:
 
 
 def duplicate(model: Any) -> Any:
-    """An independent copy; tensors with a gradient history are detached, objects that cannot be copied are shared."""
+    """An independent copy; tensors with a gradient history are detached, objects that
+    cannot be copied are shared.
+    """
     memo: dict[int, Any] = {}
     seen: set[int] = set()
     waiting = [model]
@@ -44,7 +46,9 @@ def duplicate(model: Any) -> Any:
     return copy.deepcopy(model, memo)
 
 
-def arranged(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arranged(
+    model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Inputs of a model; a single mapping from names to inputs gives all of them by keyword."""
     if len(args) == 1 and not kwargs and isinstance(args[0], Mapping):
         try:
@@ -58,8 +62,9 @@ def arranged(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tupl
 def without_eps(bench: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
     """A copy of a model whose normalisations have almost no epsilon, in float64 if it runs so.
 
-    The symmetry of a normalisation is exact without its epsilon, which torch requires to be positive. Normalisations by
-    running statistics keep it, because the variance can be changed so that its sum with the epsilon is rescaled.
+    The symmetry of a normalisation is exact without its epsilon, which torch requires to be
+    positive. Normalisations by running statistics keep it, because the variance can be changed so
+    that its sum with the epsilon is rescaled.
 
     Returns:
         The model and its inputs, in one precision.
@@ -88,7 +93,9 @@ def without_eps(bench: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
 
 
 def _alone(module: Any, args: tuple[Any, ...]) -> None:
-    """Set the epsilon to 1 for groups of one number, whose result is 0 except for rounding errors."""
+    """Set the epsilon to 1 for groups of one number, whose result is 0
+    except for rounding errors.
+    """
     module.eps = 1.0 if args[0][:1].numel() == module.num_groups else 1e-30
 
 
@@ -105,7 +112,9 @@ def _wide(value: Any) -> Any:
 def times_size(value: Any, size: float) -> Any:
     """Finite floating-point inputs multiplied by a number."""
     if isinstance(value, Mapping):
-        return {key: times_size(entry, size) for key, entry in value.items()} if size != 1 else value
+        return (
+            {key: times_size(entry, size) for key, entry in value.items()} if size != 1 else value
+        )
     if type(value) in (tuple, list):
         return type(value)(times_size(entry, size) for entry in value)
     plain = hasattr(value, "is_floating_point") and "strided" in str(getattr(value, "layout", ""))
@@ -124,7 +133,9 @@ def numbers_of(model: Any) -> list[tuple[str, Any]]:
 
 
 def redrawn(name: str, value: Any, seed: int, gentle: bool) -> Any:
-    """Random values of the same magnitude; running variances (and, if ``gentle``, all values) keep their signs."""
+    """Random values of the same magnitude; running variances (and, if ``gentle``, all
+    values) keep their signs.
+    """
     import torch
 
     generator = torch.Generator().manual_seed(1_000 * seed + value.numel())
@@ -135,9 +146,15 @@ def redrawn(name: str, value: Any, seed: int, gentle: bool) -> Any:
     return value + (0.3 if name == "running_mean" else 0.5 * spread) * noise
 
 
-def powers(products: list[dict[int, int]], units: int, generator: np.random.Generator, largest: int) -> np.ndarray:
-    """Exponents of two for the root, all units and products; smaller ones for units with high powers."""
-    phi = np.concatenate([np.zeros(1), generator.integers(-largest, largest + 1, units).astype(float)])
+def powers(
+    products: list[dict[int, int]], units: int, generator: np.random.Generator, largest: int
+) -> np.ndarray:
+    """Exponents of two for the root, all units and products; smaller ones
+    for units with high powers.
+    """
+    phi = np.concatenate(
+        [np.zeros(1), generator.integers(-largest, largest + 1, units).astype(float)]
+    )
     most = np.ones(units + 1)
     for factors in products:
         total = float(sum(abs(times) for times in factors.values()))

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 STATEMENT = (
-    "w_e <- w_e exp(phi(head e) - phi(tail e)), phi(root) = 0, acts by as many independent generators as there are "
-    "units; the basis paths of the two trees are as many as weights less units, and independent"
+    "w_e <- w_e exp(phi(head e) - phi(tail e)), phi(root) = 0, acts by as many independent"
+    " generators as there are units; the basis paths of the two trees are as many as weights less"
+    " units, and independent"
 )
 FIELDS = {
     "format": str,
@@ -59,7 +60,9 @@ class Tensor:
     def at(self, ids: np.ndarray, flat: np.ndarray) -> np.ndarray:
         """Entries of a broadcast table at flat positions of the tensor."""
         index = np.unravel_index(flat, self.shape) if self.shape else ()
-        return np.asarray(ids[tuple(i if n > 1 else i * 0 for i, n in zip(index, ids.shape, strict=True))])
+        return np.asarray(
+            ids[tuple(i if n > 1 else i * 0 for i, n in zip(index, ids.shape, strict=True))]
+        )
 
 
 def require(condition: Any, reason: str) -> None:
@@ -74,7 +77,9 @@ def load(document: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
         try:
             text = Path(document).read_text(encoding="utf-8")
         except OSError as error:
-            raise Rejected(f"the file {str(document)!r} cannot be read ({error.strerror})") from error
+            raise Rejected(
+                f"the file {str(document)!r} cannot be read ({error.strerror})"
+            ) from error
         document = json.loads(text)
     require(isinstance(document, Mapping), "the document is not a JSON object")
     assert isinstance(document, Mapping)
@@ -82,11 +87,17 @@ def load(document: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
         require(field in document, f"the document lacks {field!r}")
         require(type(document[field]) is kind, f"{field!r} is no {kind.__name__}")
     require(set(document) == set(FIELDS), "the document has fields that do not belong there")
-    require(document["format"] == "pathspace-proof" and document["version"] == 3, "the format is not known")
+    require(
+        document["format"] == "pathspace-proof" and document["version"] == 3,
+        "the format is not known",
+    )
     require(document["statement"] == STATEMENT, "the statement is not the one that is proven here")
     body = {key: value for key, value in document.items() if key != "digest"}
     text = json.dumps(body, sort_keys=True, separators=(",", ":"))
-    require(hashlib.sha256(text.encode()).hexdigest() == document["digest"], "the digest is another document's")
+    require(
+        hashlib.sha256(text.encode()).hexdigest() == document["digest"],
+        "the digest is another document's",
+    )
     return document
 
 
@@ -96,19 +107,27 @@ def whole(values: Any, what: str, length: int | None = None) -> np.ndarray:
         require(set(values) == {"runs"}, f"{what} is not a list")
         runs = [whole(run, what) for run in values["runs"]]
         require(all(len(run) == 3 and run[2] >= 1 for run in runs), f"{what} has a malformed run")
-        require(sum(int(run[2]) for run in runs) == length <= MOST_NUMBERS, f"{what} has the wrong length")
+        require(
+            sum(int(run[2]) for run in runs) == length <= MOST_NUMBERS,
+            f"{what} has the wrong length",
+        )
         ends = (abs(int(run[0])) + abs(int(run[1])) * int(run[2]) for run in runs)
         require(max(ends, default=0) < 1 << 62, f"{what} holds numbers that are too large")
         parts = [run[0] + run[1] * np.arange(run[2]) for run in runs]
         return np.concatenate([np.zeros(0, np.int64), *parts])
     require(isinstance(values, list), f"{what} is not a list")
-    require(all(type(value) is int for value in values), f"{what} holds something else than whole numbers")
+    require(
+        all(type(value) is int for value in values),
+        f"{what} holds something else than whole numbers",
+    )
     return np.array(values, dtype=np.int64)
 
 
 def _table(entry: Any, shape: tuple[int, ...], what: str) -> np.ndarray:
     own = tuple(whole(entry["shape"], what).tolist())
-    fits = len(own) == len(shape) and all(n in (1, size) for n, size in zip(own, shape, strict=True))
+    fits = len(own) == len(shape) and all(
+        n in (1, size) for n, size in zip(own, shape, strict=True)
+    )
     require(fits, f"{what} of shape {own} does not broadcast to {shape}")
     values = whole(entry["values"], what, math.prod(own))
     require(len(values) == math.prod(own), f"{what} has the wrong length")
@@ -126,19 +145,33 @@ def read_tensors(document: Mapping[str, Any]) -> Iterator[Tensor]:
         # with Python's integers, because a product of sizes could overflow
         size = math.prod(shape)
         names.add(name)
-        tail, head = (_table(entry[side], shape, f"the {side} of {name}") for side in ("tail", "head"))
+        tail, head = (
+            _table(entry[side], shape, f"the {side} of {name}") for side in ("tail", "head")
+        )
         for ids in (tail, head):
-            require(-largest <= int(ids.min()) and int(ids.max()) <= largest, f"{name} names an unknown unit")
+            require(
+                -largest <= int(ids.min()) and int(ids.max()) <= largest,
+                f"{name} names an unknown unit",
+            )
         unused, dead = None, 0
         if entry["unused"] is not None:
             table = _table(entry["unused"], shape, f"the unused scalars of {name}")
-            require(np.isin(table, (0, 1)).all(), f"the unused scalars of {name} are not marked by 0 and 1")
+            require(
+                np.isin(table, (0, 1)).all(),
+                f"the unused scalars of {name} are not marked by 0 and 1",
+            )
             unused = table.astype(bool)
             dead = int(table.sum()) * size // table.size
         edges = size - dead
-        require(entry["edges"] == edges and type(entry["edges"]) is int, f"{name} has {edges} edges, not as stated")
+        require(
+            entry["edges"] == edges and type(entry["edges"]) is int,
+            f"{name} has {edges} edges, not as stated",
+        )
         shift = entry.get("shift", 0.0)
-        require(type(shift) in (int, float) and math.isfinite(shift), f"the shift of {name} is no number")
+        require(
+            type(shift) in (int, float) and math.isfinite(shift),
+            f"the shift of {name} is no number",
+        )
         yield Tensor(name, shape, tail, head, unused, edges, float(shift))
 
 
@@ -148,8 +181,14 @@ def read_products(document: Mapping[str, Any]) -> list[dict[int, int]]:
     for row in document["products"]:
         product: dict[int, int] = {}
         for unit, times in row:
-            require(type(unit) is int and type(times) is int and times != 0, "a product is not a list of powers")
-            require(1 <= unit <= document["units"] and unit not in product, "a product names an unknown unit")
+            require(
+                type(unit) is int and type(times) is int and times != 0,
+                "a product is not a list of powers",
+            )
+            require(
+                1 <= unit <= document["units"] and unit not in product,
+                "a product names an unknown unit",
+            )
             product[unit] = times
         result.append(product)
     return result

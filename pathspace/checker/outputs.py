@@ -23,18 +23,28 @@ from pathspace.checker.document import Rejected, Tensor, read_products, require,
 SIZES = (1.0, 100.0, 0.01)
 
 
-def compare_tensors(document: Mapping[str, Any], blocks: list[Tensor], tensors: Mapping[str, Any]) -> None:
-    """Check a model's tensors one by one: their shapes and, if they have values, that tree weights are not 0."""
+def compare_tensors(
+    document: Mapping[str, Any], blocks: list[Tensor], tensors: Mapping[str, Any]
+) -> None:
+    """Check a model's tensors one by one: their shapes and, if they have values,
+    that tree weights are not 0.
+    """
     sides = [document["trees"][side] for side in ("in", "out")]
     units = document["units"]
-    trees = [tuple(whole(tree[key], "a tree", units) for key in ("tensor", "index")) for tree in sides]
+    trees = [
+        tuple(whole(tree[key], "a tree", units) for key in ("tensor", "index")) for tree in sides
+    ]
     for number, block in enumerate(blocks):
         require(block.name in tensors, f"the model has no tensor {block.name}")
         value = tensors[block.name]
         require(tuple(value.shape) == block.shape, f"{block.name} has another shape in the model")
         if is_bare(value):
             continue
-        flat = value.detach().reshape(-1) if hasattr(value, "detach") else np.asarray(value).reshape(-1)
+        flat = (
+            value.detach().reshape(-1)
+            if hasattr(value, "detach")
+            else np.asarray(value).reshape(-1)
+        )
         for tensor, index in trees:
             places = index[tensor == number].tolist()
             alive = not places or bool((flat[places] + block.shift != 0).all())
@@ -49,7 +59,8 @@ def rescale_copy(
     kwargs: Mapping[str, Any],
     tolerance: float,
 ) -> str:
-    """Check that random combinations of all generators, by powers of two, do not change the outputs of a copy.
+    """Check that random combinations of all generators, by powers of two, do not
+    change the outputs of a copy.
 
     Returns:
         Why no change could be visible, or ``""``.
@@ -67,7 +78,8 @@ def rescale_copy(
     # sums with a constant are rounded; powers of two alone are not
     coarse = any(value.element_size() < 8 for _, value in numbers) if bench.shifts else False
     largest, tolerance = (2, max(tolerance, 1e-4)) if coarse else (8, tolerance)
-    # first the unchanged model; then with redrawn values, because no scale changes a 0 (a bias, a running mean)
+    # first the unchanged model; then with redrawn values, because no scale changes a 0
+    # (a bias, a running mean)
     for size, seed in ((1.0, 0), *((size, seed) for seed, size in enumerate(SIZES, 1))):
         for gentle in (False, True) if seed else (True,):
             for (name, value), own in zip(numbers, kept, strict=True):
@@ -99,7 +111,8 @@ class _Bench:
     """A copy of a model, its inputs, and the entries of a document for its tensors.
 
     Raises:
-        Rejected: the document does not list a parameter, or lists a tensor that the model does not have.
+        Rejected: the document does not list a parameter, or lists a tensor that
+            the model does not have.
     """
 
     def __init__(
@@ -115,7 +128,9 @@ class _Bench:
         try:
             copy = duplicate(model)
         except Exception as error:
-            raise Rejected(f"the model cannot be copied: {type(error).__name__} ({error})") from error
+            raise Rejected(
+                f"the model cannot be copied: {type(error).__name__} ({error})"
+            ) from error
         self.model, self.args, self.kwargs = without_eps(copy, *arranged(model, args, kwargs))
         self.named = {
             **dict(self.model.named_parameters(remove_duplicate=False)),
@@ -125,14 +140,26 @@ class _Bench:
         self.sides: list[tuple[str, np.ndarray, int]] = []
         self._take_blocks(blocks)
         self._take_statistics(document)
-        self._see_all_parameters([block.name for block in blocks] + document["pinned"] + document["unused"])
-        masks = [(block.name, torch.from_numpy(block.unused)) for block in blocks if block.unused is not None]
-        alone = [(name, torch.ones(1, dtype=torch.bool)) for name in document["unused"] if name in self.named]
+        self._see_all_parameters(
+            [block.name for block in blocks] + document["pinned"] + document["unused"]
+        )
+        masks = [
+            (block.name, torch.from_numpy(block.unused))
+            for block in blocks
+            if block.unused is not None
+        ]
+        alone = [
+            (name, torch.ones(1, dtype=torch.bool))
+            for name in document["unused"]
+            if name in self.named
+        ]
         self.masks = masks + alone
         self.products, self.units = read_products(document), document["units"]
         self.shifts = {block.name: block.shift for block in blocks if block.shift}
         # a normalisation divides by the running variance plus its epsilon: the sum is rescaled
-        statistics = (entry for entry in document["statistics"] if entry["var"] and entry.get("eps"))
+        statistics = (
+            entry for entry in document["statistics"] if entry["var"] and entry.get("eps")
+        )
         self.shifts |= {entry["var"]: entry["eps"] for entry in statistics}
         self.exponents = np.random.default_rng(0)
         self.generator = torch.Generator().manual_seed(0)
@@ -179,7 +206,9 @@ class _Bench:
                 torch.manual_seed(0)
                 outputs = self.model(*times_size(self.args, size), **times_size(self.kwargs, size))
         except Exception as error:
-            raise Rejected(f"the model fails on these inputs: {type(error).__name__} ({error})") from error
+            raise Rejected(
+                f"the model fails on these inputs: {type(error).__name__} ({error})"
+            ) from error
         found = [leaf.double().reshape(-1) for leaf in _leaves(outputs) if leaf.is_floating_point()]
         return torch.cat(found) if found else torch.zeros(0)
 
@@ -198,7 +227,9 @@ class _Bench:
         import torch
 
         for name, mask in self.masks:
-            drawn = torch.randn(self.named[name].shape, generator=self.generator).to(self.named[name])
+            drawn = torch.randn(self.named[name].shape, generator=self.generator).to(
+                self.named[name]
+            )
             self.named[name].data = torch.where(mask.to(drawn.device), drawn, self.named[name].data)
         if self.masks:
             _require_same(before, self.run(size), tolerance, "scalars said to be unused change")
@@ -215,7 +246,9 @@ class _Bench:
         after = None
         for direction in (1, -1):
             for name, ids, power in self.sides:
-                factor = torch.from_numpy(np.exp2(direction * power * np.sign(ids) * phi[np.abs(ids)]))
+                factor = torch.from_numpy(
+                    np.exp2(direction * power * np.sign(ids) * phi[np.abs(ids)])
+                )
                 shift = self.shifts.get(name, 0.0)
                 self.named[name].data.add_(shift).mul_(factor.to(self.named[name])).sub_(shift)
             if direction == 1:

@@ -1,4 +1,6 @@
-"""Which elements share a scale: a captured graph, interpreted operation by operation through registered rules."""
+"""Which elements share a scale: a captured graph, interpreted operation by operation
+through registered rules.
+"""
 
 # import all rules, so that the table of operations is complete after any first import
 from pathspace.inference import rules

@@ -1,4 +1,6 @@
-"""Continue an interpretation with further captures of the same model: the result must hold for all of them."""
+"""Continue an interpretation with further captures of the same model: the result
+must hold for all of them.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,11 @@ class Snapshot:
         for captured in captures:
             interpret(captured, lambda *_: scales, norm_eps=norm_eps, affine=scales.affine)
         known = {(pin.op, pin.module, pin.source, pin.reason) for pin in self.pins}
-        new = [p for p in scales.pins[len(self.pins) :] if (p.op, p.module, p.source, p.reason) not in known]
+        new = [
+            p
+            for p in scales.pins[len(self.pins) :]
+            if (p.op, p.module, p.source, p.reason) not in known
+        ]
         scales.pins = [*self.pins, *new]
         return uses
 

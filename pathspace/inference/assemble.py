@@ -1,9 +1,9 @@
 """From uses of weights to weight blocks: tail and head ids in the layout of the parameter.
 
-A use refers to a *view* of a parameter (transposed, sliced, split into groups, ...). If the view consists of whole
-dimensions of the parameter, its ids are permuted back without one entry per scalar; for other views they are scattered.
-All uses of one scalar must have the same scale factor, ``phi(head) - phi(tail)``; a transposed use exchanges tail and
-head, with opposite signs.
+A use refers to a *view* of a parameter (transposed, sliced, split into groups, ...). If the view
+consists of whole dimensions of the parameter, its ids are permuted back without one entry per
+scalar; for other views they are scattered. All uses of one scalar must have the same scale factor,
+``phi(head) - phi(tail)``; a transposed use exchanges tail and head, with opposite signs.
 """
 
 from __future__ import annotations
@@ -33,8 +33,12 @@ def _whole(region: Region, shape: tuple[int, ...]) -> bool:
     return all(part == slice(0, size, 1) for part, size in zip(region, shape, strict=True))
 
 
-def combine(pieces: list[Piece], shape: tuple[int, ...], equations: Relations) -> tuple[Tensor, Tensor]:
-    """Unify the uses of one parameter to one (tail, head) in its layout; unused scalars have tail ``NEUTRAL``."""
+def combine(
+    pieces: list[Piece], shape: tuple[int, ...], equations: Relations
+) -> tuple[Tensor, Tensor]:
+    """Unify the uses of one parameter to one (tail, head) in its layout; unused
+    scalars have tail ``NEUTRAL``.
+    """
     reference = _pattern(pieces[0][2])
     turned: list[Piece] = []
     for region, tail, head in pieces:
@@ -48,13 +52,17 @@ def combine(pieces: list[Piece], shape: tuple[int, ...], equations: Relations) -
     for region, tail, head in turned:
         for side, ids in enumerate((tail, head)):
             for dim in range(len(shape)):
-                if shape[dim] > 1 and (ids.shape[dim] > 1 or region[dim] != slice(0, shape[dim], 1)):
+                if shape[dim] > 1 and (
+                    ids.shape[dim] > 1 or region[dim] != slice(0, shape[dim], 1)
+                ):
                     wide[side][dim] = shape[dim]
     tables = [torch.full(wide[side], NEUTRAL) for side in (0, 1)]
     for region, *both in turned:
         parts = []
         for table, new in zip(tables, both, strict=True):
-            cuts = tuple(cut if n > 1 else slice(None) for cut, n in zip(region, table.shape, strict=True))
+            cuts = tuple(
+                cut if n > 1 else slice(None) for cut, n in zip(region, table.shape, strict=True)
+            )
             parts.append((table[cuts], new))
         change = _same_factor(parts[0], parts[1], equations)
         filled = [_filled(*parts[side], parts[1 - side][0], change, equations) for side in (0, 1)]
@@ -63,11 +71,14 @@ def combine(pieces: list[Piece], shape: tuple[int, ...], equations: Relations) -
     return tables[0], tables[1]
 
 
-def _filled(earlier: Tensor, later: Tensor, opposite: Tensor, change: Tensor | None, equations: Relations) -> Tensor:
-    """Ids at one end of a weight: those of the earlier use, and of the later use for scalars without an earlier one.
+def _filled(
+    earlier: Tensor, later: Tensor, opposite: Tensor, change: Tensor | None, equations: Relations
+) -> Tensor:
+    """Ids at one end of a weight: those of the earlier use, and of the later use for
+    scalars without an earlier one.
 
-    A scalar with only a later use can have an earlier id at its opposite end, shared with other scalars. Its own id is
-    then the later one minus the change between the two uses.
+    A scalar with only a later use can have an earlier id at its opposite end, shared with other
+    scalars. Its own id is then the later one minus the change between the two uses.
     """
     empty = (earlier == NEUTRAL) & (later != NEUTRAL)
     if change is not None and bool(empty.any()):
@@ -79,17 +90,22 @@ def _filled(earlier: Tensor, later: Tensor, opposite: Tensor, change: Tensor | N
         if bool(kept.any()):
             count = int(kept.sum())
             new = equations.fresh((count,))
-            equations.relate((1, new), (-1, later.expand(kept.shape)[kept]), (1, change.expand(kept.shape)[kept]))
+            equations.relate(
+                (1, new), (-1, later.expand(kept.shape)[kept]), (1, change.expand(kept.shape)[kept])
+            )
             later = later.expand(kept.shape).clone()
             later[kept] = new
     return torch.where(earlier == NEUTRAL, later, earlier)
 
 
-def _same_factor(tail: tuple[Tensor, Tensor], head: tuple[Tensor, Tensor], equations: Relations) -> Tensor | None:
-    """``phi(head') - phi(head) = phi(tail') - phi(tail)`` for an earlier and a later use of the same scalars.
+def _same_factor(
+    tail: tuple[Tensor, Tensor], head: tuple[Tensor, Tensor], equations: Relations
+) -> Tensor | None:
+    """``phi(head') - phi(head) = phi(tail') - phi(tail)`` for an earlier and a later
+    use of the same scalars.
 
-    The left side is constant along dimensions where heads are, the right side along those where tails are. So both
-    equal a number ``c`` that varies only along dimensions where both ends vary.
+    The left side is constant along dimensions where heads are, the right side along those where
+    tails are. So both equal a number ``c`` that varies only along dimensions where both ends vary.
 
     Returns:
         Ids of ``c``, or ``None`` if there is no earlier use.
@@ -97,10 +113,14 @@ def _same_factor(tail: tuple[Tensor, Tensor], head: tuple[Tensor, Tensor], equat
     if not bool((head[0] != NEUTRAL).any()):
         return None
     both = [
-        max(head[0].shape[dim], head[1].shape[dim]) > 1 and max(tail[0].shape[dim], tail[1].shape[dim]) > 1
+        max(head[0].shape[dim], head[1].shape[dim]) > 1
+        and max(tail[0].shape[dim], tail[1].shape[dim]) > 1
         for dim in range(head[0].dim())
     ]
-    sizes = [max(head[0].shape[dim], head[1].shape[dim]) if both[dim] else 1 for dim in range(head[0].dim())]
+    sizes = [
+        max(head[0].shape[dim], head[1].shape[dim]) if both[dim] else 1
+        for dim in range(head[0].dim())
+    ]
     for side, other in ((tail, head), (head, tail)):
         if torch.equal(*side) and not has_zeros(side[0]):
             # one end does not change, so the other must not change either
@@ -113,7 +133,9 @@ def _same_factor(tail: tuple[Tensor, Tensor], head: tuple[Tensor, Tensor], equat
 
 
 def dense_pieces(use: Use, scales: Scales) -> Iterable[tuple[str, Piece]]:
-    """Scatter a use of a view without whole dimensions: one full-size piece for each parameter in the view."""
+    """Scatter a use of a view without whole dimensions: one full-size piece for
+    each parameter in the view.
+    """
     positions = use.weight.positions(scales.offsets)
     tail, head = (ids.expand(positions.shape).flatten() for ids in (use.tail, use.head))
     positions = positions.flatten()
@@ -126,29 +148,36 @@ def dense_pieces(use: Use, scales: Scales) -> Iterable[tuple[str, Piece]]:
         for ids in (tail, head):
             table = torch.full((size,), NEUTRAL)
             table[local[inside]] = ids[inside]
-            # a scalar can occur several times: the table has its last ids, and all others are unified with them
+            # a scalar can occur several times: the table has its last ids, and all
+            # others are unified with them
             scales.equations.unify(table[local[inside]], ids[inside])
             tables.append(table.reshape(shape))
         yield name, (tuple(slice(0, length, 1) for length in shape), tables[0], tables[1])
 
 
 def _living(use: Use, alive: Tensor) -> Use | None:
-    """The use without the edges that are on no path, which fix nothing; ``None`` if none is left."""
+    """The use without the edges that are on no path, which fix nothing;
+    ``None`` if none is left.
+    """
     if bool(alive.all()):
         return use
     if not bool(alive.any()):
         return None
-    return Use(use.weight, torch.where(alive, use.tail, NEUTRAL), torch.where(alive, use.head, NEUTRAL))
+    return Use(
+        use.weight, torch.where(alive, use.tail, NEUTRAL), torch.where(alive, use.head, NEUTRAL)
+    )
 
 
 @dataclass(frozen=True)
 class Ends:
-    """Raw (unsolved) tail and head ids of a parameter, in its layout; scalars without a use have tail ``NEUTRAL``.
+    """Raw (unsolved) tail and head ids of a parameter, in its layout; scalars without a
+    use have tail ``NEUTRAL``.
 
     Attributes:
         tail: ids that the edges leave.
         head: ids that the edges enter.
-        beyond: mask of the scalars that are used only in captures at other input sizes, or ``None``.
+        beyond: mask of the scalars that are used only in captures at other
+            input sizes, or ``None``.
     """
 
     tail: Tensor
@@ -180,7 +209,8 @@ def assemble(scales: Scales, traced: int | None = None) -> dict[str, Ends]:
 
     Args:
         scales: the interpretation, after its run.
-        traced: number of its uses, from the first, that belong to the graph at the traced sizes (all by default).
+        traced: number of its uses, from the first, that belong to the graph at the
+            traced sizes (all by default).
     """
     own: dict[str, int] = {}
     pieces: dict[str, list[Piece]] = {}
@@ -193,7 +223,11 @@ def assemble(scales: Scales, traced: int | None = None) -> dict[str, Ends]:
         if use is None:
             continue
         name = use.weight.name
-        found = layout(use.weight.index, (use.tail, use.head), scales.shapes[name]) if name is not None else None
+        found = (
+            layout(use.weight.index, (use.tail, use.head), scales.shapes[name])
+            if name is not None
+            else None
+        )
         if name is not None and found is not None:
             pieces.setdefault(name, []).append((found[0], found[1][0], found[1][1]))
         else:
@@ -204,21 +238,25 @@ def assemble(scales: Scales, traced: int | None = None) -> dict[str, Ends]:
         # equations between several uses of a weight are recorded with the weight as their place
         scales.place = Place(f"uses of {name}")
         tail, head = combine(uses, scales.shapes[name], scales.equations)
-        count = len(uses) if traced is None or traced == len(scales.flows.uses) else own.get(name, 0)
+        count = (
+            len(uses) if traced is None or traced == len(scales.flows.uses) else own.get(name, 0)
+        )
         beyond = None if count == len(uses) else _beyond(tail, uses[:count], scales.shapes[name])
         result[name] = Ends(tail, head, beyond)
     return result
 
 
 def extended(ids: Tensor, void: Tensor) -> tuple[Tensor, Tensor]:
-    """Extend ids to unused scalars along each dimension in which all used ones agree; the others get 0.
+    """Extend ids to unused scalars along each dimension in which all used ones
+    agree; the others get 0.
 
     Args:
         ids: solved ids, one per scalar.
         void: mask of the scalars without an id, of the same shape.
 
     Returns:
-        The ids, with size 1 along dimensions in which they agree, and the mask of scalars that still have none.
+        The ids, with size 1 along dimensions in which they agree, and the mask of
+        scalars that still have none.
 
     Example:
         >>> import torch
@@ -234,7 +272,8 @@ def extended(ids: Tensor, void: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def beside(ends: tuple[Tensor, Tensor], factor: Tensor, void: Tensor) -> tuple[Tensor, Tensor]:
-    """Extend both ends to unused scalars along each dimension in which all used ones have the same factor.
+    """Extend both ends to unused scalars along each dimension in which all used
+    ones have the same factor.
 
     Args:
         ends: solved ids of tails and heads.
@@ -254,13 +293,18 @@ def beside(ends: tuple[Tensor, Tensor], factor: Tensor, void: Tensor) -> tuple[T
         agree, first = _agree(factor, void, dim)
         if agree:
             tail, head = (torch.where(void, ids.take_along_dim(first, dim), ids) for ids in ends)
-            ends, factor = (tail, head), torch.where(void, factor.take_along_dim(first, dim), factor)
+            ends, factor = (
+                (tail, head),
+                torch.where(void, factor.take_along_dim(first, dim), factor),
+            )
             void = void.all(dim, keepdim=True).expand(void.shape)
     return ends
 
 
 def _agree(numbers: Tensor, void: Tensor, dim: int) -> tuple[bool, Tensor]:
-    """Whether the numbers outside ``void`` are equal along a dimension, and the position of the first of them."""
+    """Whether the numbers outside ``void`` are equal along a dimension, and the
+    position of the first of them.
+    """
     largest = torch.iinfo(numbers.dtype).max
     low = torch.where(void, largest, numbers).amin(dim, keepdim=True)
     high = torch.where(void, -largest, numbers).amax(dim, keepdim=True)

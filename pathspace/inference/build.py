@@ -40,8 +40,8 @@ def build(
         captured: the captured model.
         scales: the interpretation, after its run.
         norm_eps: how the ``eps`` of normalisation layers was treated (stored in the graph).
-        traced: number of uses of weights, from the first, that belong to ``captured``; the others belong to captures at
-            other sizes. They restrict the scales and are not edges.
+        traced: number of uses of weights, from the first, that belong to ``captured``; the others
+            belong to captures at other sizes. They restrict the scales and are not edges.
         raw: the result of :func:`ends_of`, if it is known already.
 
     Returns:
@@ -67,20 +67,26 @@ def build(
 
 
 def ends_of(scales: Scales, traced: int | None = None) -> dict[str, Ends]:
-    """Tail and head ids of every used parameter, in its layout; the equations of its several uses are added."""
+    """Tail and head ids of every used parameter, in its layout; the equations of
+    its several uses are added.
+    """
     raw = assemble(scales, traced)
     for name in list(raw):
         if scales.virtual.get(name, name) in scales.pinned_parameters:
             # a weight in one use and pinned in another: its factor must be 1
             ends = raw.pop(name)
             scales.equations.unify(ends.tail, ends.head)
-    for table, uses in fold(scales, {name: (ends.tail, ends.head) for name, ends in raw.items()}).items():
+    for table, uses in fold(
+        scales, {name: (ends.tail, ends.head) for name, ends in raw.items()}
+    ).items():
         raw[table] = _with_gathers(table, uses, raw, scales)
     return {name: ends for name, ends in raw.items() if name not in scales.virtual}
 
 
 def unused_in_part(captured: Captured, scales: Scales, raw: dict[str, Ends]) -> bool:
-    """Whether a parameter in path space has an unused scalar; the equations need not be solved for this."""
+    """Whether a parameter in path space has an unused scalar; the equations
+    need not be solved for this.
+    """
     for name in captured.parameters:
         if name in raw:
             if has_zeros(raw[name].here()[0]):
@@ -97,14 +103,18 @@ def _with_gathers(table: str, uses: list[Pair], raw: dict[str, Ends], scales: Sc
     every = uses if own is None else [*uses, (own.tail, own.head)]
     tail, head = combine([(whole, *ends) for ends in every], scales.shapes[table], scales.equations)
     if any(
-        raw[name].beyond is None for name, gather in scales.gathers.items() if gather.table == table and name in raw
+        raw[name].beyond is None
+        for name, gather in scales.gathers.items()
+        if gather.table == table and name in raw
     ):
         return Ends(tail, head)
     new = tail != NEUTRAL if own is None else (tail != NEUTRAL) & (own.here()[0] == NEUTRAL)
     return Ends(tail, head, new if bool(new.any()) else None)
 
 
-def _graph(captured: Captured, scales: Scales, raw: dict[str, Ends], solution: Solution, norm_eps: str) -> Structure:
+def _graph(
+    captured: Captured, scales: Scales, raw: dict[str, Ends], solution: Solution, norm_eps: str
+) -> Structure:
     classes = torch.from_numpy(solution.classes)
     aliases: dict[str, list[str]] = {}
     for name, first in captured.canonical.items():
@@ -140,7 +150,8 @@ def _graph(captured: Captured, scales: Scales, raw: dict[str, Ends], solution: S
         exact=exact_subgroup(solution, [lookup(classes, ids) for ids in scales.approximate]),
         folded_eps=tuple(sorted(set(scales.folded_eps))),
         statistics=tuple(
-            Statistic(mean, var, lookup(classes, ids), eps) for mean, var, ids, eps in scales.running.entries()
+            Statistic(mean, var, lookup(classes, ids), eps)
+            for mean, var, ids, eps in scales.running.entries()
         ),
         forms=solution.forms,
         norm_eps=norm_eps,
@@ -165,7 +176,9 @@ def _flat_lookup(classes: Tensor, raw: Sequence[Tensor]) -> Tensor:
 
 
 def _alike(classes: Tensor, solution: Solution) -> tuple[Tensor, Tensor]:
-    """Classes in which equal products of scales have the id of the first, and a number for each such class."""
+    """Classes in which equal products of scales have the id of the first, and a
+    number for each such class.
+    """
     # rows with equal products with two random vectors (modulo 2^64) are equal, almost certainly
     directions = np.random.default_rng(0).integers(1, 2**62, (solution.units, 2))
     derived = solution.forms @ directions
@@ -195,7 +208,8 @@ def _everywhere(ends: Ends, classes: Tensor, solution: Solution, shape: tuple[in
 def _divided(solution: Solution, ends: list[Tensor], scales: Scales) -> Solution:
     """Replace each unit that occurs only as multiples by their greatest common divisor.
 
-    For example, only the square of a square root occurs: its log-scale, twice that of the root, becomes the unit.
+    For example, only the square of a square root occurs: its log-scale, twice that of
+    the root, becomes the unit.
     """
     count = solution.units
     if not solution.forms.shape[0]:
@@ -215,10 +229,12 @@ def _divided(solution: Solution, ends: list[Tensor], scales: Scales) -> Solution
 
 
 def _on_edges(solution: Solution, ends: list[Tensor], graph: Structure) -> Solution:
-    """Replace each base unit that no weight has and no tree reaches by a product of scales that a weight has.
+    """Replace each base unit that no weight has and no tree reaches by a product of
+    scales that a weight has.
 
-    For example, in ``(u . v) u`` the scales of ``u`` and ``v`` have one product ``c`` for all elements; weights enter
-    ``v_i = c / u_i``. With the base units ``u_i`` and ``v_1`` in place of ``u_i`` and ``c``, weights have them all.
+    For example, in ``(u . v) u`` the scales of ``u`` and ``v`` have one product ``c`` for all
+    elements; weights enter ``v_i = c / u_i``. With the base units ``u_i`` and ``v_1`` in place of
+    ``u_i`` and ``c``, weights have them all.
     """
     count = solution.units
     if not solution.forms.shape[0]:
@@ -227,7 +243,10 @@ def _on_edges(solution: Solution, ends: list[Tensor], graph: Structure) -> Solut
     lost = np.flatnonzero(~met[1 : count + 1])
     if not len(lost):
         return solution
-    trees = (SpanningTreeBuilder(graph, entering=way, rule="modulo", seed=0, blind=True) for way in (True, False))
+    trees = (
+        SpanningTreeBuilder(graph, entering=way, rule="modulo", seed=0, blind=True)
+        for way in (True, False)
+    )
     lost = np.intersect1d(lost + 1, np.concatenate([tree.reach() for tree in trees])) - 1
     if not len(lost):
         return solution
@@ -253,7 +272,9 @@ def _on_edges(solution: Solution, ends: list[Tensor], graph: Structure) -> Solut
 
 
 def _stuck(graph: Structure) -> np.ndarray:
-    """Units that a spanning tree cannot reach, because every edge has a power of their scale, not the scale itself."""
+    """Units that a spanning tree cannot reach, because every edge has a power of their
+    scale, not the scale itself.
+    """
     once = np.zeros(graph.num_units + 1, bool)
     expand = graph.expand
     met = np.zeros(expand.shape[0], bool)
@@ -265,7 +286,9 @@ def _stuck(graph: Structure) -> np.ndarray:
     rare = np.flatnonzero(~once[1:]) + 1
     if not len(rare):
         return rare
-    return np.intersect1d(rare, SpanningTreeBuilder(graph, entering=True, rule="modulo", seed=0, blind=True).reach())
+    return np.intersect1d(
+        rare, SpanningTreeBuilder(graph, entering=True, rule="modulo", seed=0, blind=True).reach()
+    )
 
 
 def _units_of(cuts: list[Tensor], classes: Tensor, solution: Solution) -> np.ndarray:
@@ -273,15 +296,18 @@ def _units_of(cuts: list[Tensor], classes: Tensor, solution: Solution) -> np.nda
     met = np.zeros(1 + solution.units + solution.forms.shape[0], bool)
     for ids in cuts:
         met[lookup(classes, ids).abs().numpy().reshape(-1)] = True
-    met[1 : solution.units + 1] |= (abs(solution.forms).T @ met[solution.units + 1 :].astype(np.int64)) > 0
+    met[1 : solution.units + 1] |= (
+        abs(solution.forms).T @ met[solution.units + 1 :].astype(np.int64)
+    ) > 0
     return np.flatnonzero(met[: solution.units + 1])[int(met[0]) :]
 
 
 def effective(equations: Relations, raw: list[Pair]) -> Solution:
     """Solve, and fix scales that change no weight, so that the remaining units act independently.
 
-    Gauges that change no weight satisfy ``phi(head) = phi(tail)`` on every edge, for example scales without edges, or
-    the common scale of a component without the root. They are the solutions of another system of the same kind.
+    Gauges that change no weight satisfy ``phi(head) = phi(tail)`` on every edge, for example scales
+    without edges, or the common scale of a component without the root. They are the solutions of
+    another system of the same kind.
     """
     solution = equations.resolve()
     while len(trivial := _trivial(solution, raw)):
@@ -323,7 +349,9 @@ def _crossed(tail: Tensor, head: Tensor) -> bool:
 
 
 def _connect_all(system: Relations, classes: Tensor, pairs: list[Pair]) -> None:
-    """Unify all scales at the ends of each weight: the first at either end with all at the other, for all together."""
+    """Unify all scales at the ends of each weight: the first at either end with all at the
+    other, for all together.
+    """
     if not pairs:
         return
     ends = [ids for pair in pairs for ids in pair]
@@ -344,7 +372,9 @@ def _connect(system: Relations, tail: Tensor, head: Tensor, free: Tensor) -> Non
 
 
 def _star(near: Tensor, far: Tensor) -> Pair:
-    """A few pairs of ids at a weight's two ends that, together with those for exchanged ends, connect all of them."""
+    """A few pairs of ids at a weight's two ends that, together with those for exchanged
+    ends, connect all of them.
+    """
     # take one entry along every dimension in which one side is constant
     for dim in range(far.dim()):
         if near.shape[dim] == 1 and far.shape[dim] > 1:
@@ -371,7 +401,12 @@ def _named(solution: Solution, ends: list[Tensor], scales: Scales) -> Solution:
     if not solution.forms.shape[0]:
         return solution
     classes = torch.from_numpy(solution.classes)
-    spoken = [*ends, *(entry[2] for entry in scales.running.entries()), *scales.cuts, *scales.approximate]
+    spoken = [
+        *ends,
+        *(entry[2] for entry in scales.running.entries()),
+        *scales.cuts,
+        *scales.approximate,
+    ]
     met = _met(solution, [lookup(classes, ids) for ids in spoken])
     met[: solution.units + 1] = True
     number = np.where(met, np.cumsum(met) - 1, 0)
@@ -380,7 +415,8 @@ def _named(solution: Solution, ends: list[Tensor], scales: Scales) -> Solution:
 
 
 def exact_subgroup(solution: Solution, classes: list[Tensor]) -> csr_array:
-    """The gauge transformations that do not change given classes: ``phi = matrix @ xi`` for any ``xi``.
+    """The gauge transformations that do not change given classes: ``phi =
+    matrix @ xi`` for any ``xi``.
 
     Args:
         solution: every id in terms of base units.
@@ -413,7 +449,9 @@ def exact_subgroup(solution: Solution, classes: list[Tensor]) -> csr_array:
 
 
 def _define(system: Relations, solution: Solution, ends: list[Tensor]) -> None:
-    """Add relations of three terms, for partial sums, that define the derived ids that occur; the others are 0."""
+    """Add relations of three terms, for partial sums, that define the derived ids that
+    occur; the others are 0.
+    """
     if not solution.forms.shape[0]:
         return
     met = _met(solution, ends)[solution.units + 1 :]
@@ -429,7 +467,9 @@ def _define(system: Relations, solution: Solution, ends: list[Tensor]) -> None:
     sums = np.zeros(len(owner), np.int64)
     sums[last] = solution.units + 1 + np.flatnonzero(terms)
     sums[~last] = system.fresh((int((~last).sum()),)).numpy()
-    before = np.where(np.concatenate([[True], owner[1:] != owner[:-1]]), 0, np.concatenate([[0], sums[:-1]]))
+    before = np.where(
+        np.concatenate([[True], owner[1:] != owner[:-1]]), 0, np.concatenate([[0], sums[:-1]])
+    )
     rows = np.stack([sums, before, forms.indices.astype(np.int64) + 1], 1)
     coefficients = np.stack([np.ones_like(sums), -np.ones_like(sums), -forms.data], 1)
     system.relate_rows(coefficients, rows)

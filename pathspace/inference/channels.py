@@ -1,12 +1,15 @@
-"""Which positions belong to one channel: the third reading of the rules, whose ids are classes of positions.
+"""Which positions belong to one channel: the third reading of the rules, whose ids
+are classes of positions.
 
-A channel is a set of corresponding positions along dimensions of parameters, buffers and activations that can be
-removed or moved together. Elements that a function combines elementwise belong to one channel, so GELU and batch norm
-keep channels separate although they fix or cut scales. A weight reads channels along one of its dimensions and writes
-others along another. A reduction or a matrix product merges all positions that it sums to one channel; this merges the
+A channel is a set of corresponding positions along dimensions of parameters, buffers and
+activations that can be removed or moved together. Elements that a function combines elementwise
+belong to one channel, so GELU and batch norm keep channels separate although they fix or cut
+scales. A weight reads channels along one of its dimensions and writes others along another. A
+reduction or a matrix product merges all positions that it sums to one channel; this merges the
 features of an attention head.
 
-Ids: ``ROOT`` and ``NEUTRAL`` for elements without a channel, :data:`FIXED` for positions that must not be moved.
+Ids: ``ROOT`` and ``NEUTRAL`` for elements without a channel, :data:`FIXED` for
+positions that must not be moved.
 """
 
 from __future__ import annotations
@@ -20,7 +23,16 @@ from torch import Tensor
 
 from pathspace.inference.semantics import Semantics
 from pathspace.inference.union_find import UnionFind
-from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, broadcast_shape, compress, constant, distinct
+from pathspace.inference.values import (
+    NEUTRAL,
+    ROOT,
+    Value,
+    Weight,
+    broadcast_shape,
+    compress,
+    constant,
+    distinct,
+)
 
 FIXED = 1
 Side = tuple[str, int]
@@ -28,7 +40,11 @@ Side = tuple[str, int]
 
 def varying(ids: Tensor) -> set[int]:
     """Dimensions along which ids may differ."""
-    return {dim for dim, (size, stride) in enumerate(zip(ids.shape, ids.stride(), strict=True)) if size > 1 and stride}
+    return {
+        dim
+        for dim, (size, stride) in enumerate(zip(ids.shape, ids.stride(), strict=True))
+        if size > 1 and stride
+    }
 
 
 def _blank(ids: Tensor, old: int, new: int) -> Tensor:
@@ -40,8 +56,9 @@ class Channels(Semantics):
     """The interpretation whose ids are channels.
 
     Attributes:
-        written: which dimension counts as written if a weight writes several: in a table of matrices, one for each head
-            or expert, the first is along the table and the last inside each matrix.
+        written: which dimension counts as written if a weight writes several: in a table
+            of matrices, one for each head or expert, the first is along the table and the
+            last inside each matrix.
         sides: (tensor, dimension) -> ids of its positions.
         reads: sides along which a weight reads channels.
         several: whether a weight writes several dimensions.
@@ -65,7 +82,8 @@ class Channels(Semantics):
         self._elements: dict[str, Tensor] = {}
         self._regrouped: list[tuple[Tensor, range]] = []
 
-    # -- tensors of the model ----------------------------------------------------------------------------------
+    # -- tensors of the model
+    # ----------------------------------------------------------------------------------
 
     def side(self, name: str, dim: int) -> Tensor:
         """Ids of the positions along one dimension of a parameter or buffer."""
@@ -79,10 +97,16 @@ class Channels(Semantics):
     def _laid(self, name: str, dim: int) -> Tensor:
         """Ids of one side, in the shape of the tensor."""
         shape = self.sizes[name]
-        return self.side(name, dim).reshape([-1 if d == dim else 1 for d in range(len(shape))]).expand(shape)
+        return (
+            self.side(name, dim)
+            .reshape([-1 if d == dim else 1 for d in range(len(shape))])
+            .expand(shape)
+        )
 
     def _places(self, weight: Weight) -> list[tuple[list[Side], Tensor]]:
-        """For every dimension of the parameters: its sides, and the ids of its positions in the shape of the view."""
+        """For every dimension of the parameters: its sides, and the ids of its positions
+        in the shape of the view.
+        """
         if weight.name is not None:
             own = weight.name
             return [([(own, d)], weight.of_table(self._laid(own, d))) for d in self._long(own)]
@@ -108,7 +132,9 @@ class Channels(Semantics):
         return compress(out)
 
     def _table(self, name: str) -> Tensor:
-        """Ids of all elements: those of the only dimension longer than 1, or one id for each element."""
+        """Ids of all elements: those of the only dimension longer than 1, or
+        one id for each element.
+        """
         long = self._long(name)
         if len(long) < 2:
             return self._laid(name, long[0]) if long else constant(self.sizes[name])
@@ -119,8 +145,8 @@ class Channels(Semantics):
     def given(self, kind: str, name: str, shape: Sequence[int]) -> Tensor:
         """Ids of an input, whose positions are fixed, or of a buffer.
 
-        A buffer has the channels that it is combined with, unless this would merge several channels: a table of angles
-        that all heads share has no channels.
+        A buffer has the channels that it is combined with, unless this would merge several
+        channels: a table of angles that all heads share has no channels.
         """
         if kind != "buffer":
             return constant(shape, FIXED)
@@ -129,13 +155,16 @@ class Channels(Semantics):
         self._of_buffers = self.equations.size
         return ids
 
-    def statistics_of(self, mean: str, var: str, channels: Tensor, eps: float, frozen: bool) -> None:
+    def statistics_of(
+        self, mean: str, var: str, channels: Tensor, eps: float, frozen: bool
+    ) -> None:
         """Give running statistics the channels of their normalisation."""
         ids = self._one(channels, range(1, channels.dim())).reshape(-1)
         for name in (mean, var):
             self.equations.unify(self.side(name, 0), _blank(ids, ROOT, NEUTRAL))
 
-    # -- primitives --------------------------------------------------------------------------------------------
+    # -- primitives
+    # --------------------------------------------------------------------------------------------
 
     def _unify(self, left: Tensor, right: Tensor) -> None:
         left, right = (_blank(distinct(ids), ROOT, NEUTRAL) for ids in (left, right))
@@ -161,7 +190,10 @@ class Channels(Semantics):
 
     def join(self, *values: Value) -> Tensor:
         """Unify elementwise; an operand of size 1 along a dimension imposes nothing there."""
-        every = sorted((self.activation(value) for value in values), key=lambda ids: self._buffered(distinct(ids)))
+        every = sorted(
+            (self.activation(value) for value in values),
+            key=lambda ids: self._buffered(distinct(ids)),
+        )
         shape = broadcast_shape(*(ids.shape for ids in every))
         plain = [bool((distinct(ids) == FIXED).all()) for ids in every]
         result = constant(shape)
@@ -189,7 +221,9 @@ class Channels(Semantics):
         ids = self._one(ids, wanted)
         shape = [1 if dim in wanted else size for dim, size in enumerate(ids.shape)]
         # (a sum of nothing is zero)
-        ids = ids.expand(shape) if all(ids.shape[dim] for dim in wanted) else constant(shape, NEUTRAL)
+        ids = (
+            ids.expand(shape) if all(ids.shape[dim] for dim in wanted) else constant(shape, NEUTRAL)
+        )
         if not keepdim:
             for dim in wanted:
                 ids = ids.select(dim, 0)
@@ -203,7 +237,9 @@ class Channels(Semantics):
         summed = {dim % rank for dim in dims}
         places = [(sides, view.expand(full)) for sides, view in self._places(weight)]
         reads = [(sides, view) for sides, view in places if varying(view) & summed]
-        writes = [(sides, view) for sides, view in places if varying(view) and not varying(view) & summed]
+        writes = [
+            (sides, view) for sides, view in places if varying(view) and not varying(view) & summed
+        ]
         own = set().union(*(varying(view) for _, view in places)) if places else set()
         beside = varying(ids) - summed - own
         if beside and not varying(ids) & summed:
@@ -221,7 +257,9 @@ class Channels(Semantics):
                 else:
                     self._stay([(sides, view)])
             return self._out(ids, summed)
-        first = next((number for number, (_, view) in enumerate(reads) if varying(view) & varying(ids)), None)
+        first = next(
+            (number for number, (_, view) in enumerate(reads) if varying(view) & varying(ids)), None
+        )
         zeros = bool((distinct(ids) == NEUTRAL).all())
         for number, (sides, view) in enumerate(reads):
             if number == first and not varying(view) - summed:
@@ -255,7 +293,9 @@ class Channels(Semantics):
     def pin(self, values: Iterable[Value], reason: str) -> None:
         """Fix the channels of the operands of an operation without a rule."""
         for value in values:
-            for ids in [view for _, view in self._places(value)] if isinstance(value, Weight) else [value]:
+            for ids in (
+                [view for _, view in self._places(value)] if isinstance(value, Weight) else [value]
+            ):
                 self.fix(ids)
 
     def opaque(self, values: Sequence[Value], reason: str, dims: Sequence[int] = ()) -> Tensor:
@@ -268,10 +308,14 @@ class Channels(Semantics):
         along = {dim % ids.dim() for dim in dims} & varying(ids)
         if along:
             place = f" in {self.place.module}" if self.place.module else ""
-            self._mixed.append((distinct(ids), along, f"{self.place.op}{place} mixes its channels ({reason})"))
+            self._mixed.append(
+                (distinct(ids), along, f"{self.place.op}{place} mixes its channels ({reason})")
+            )
 
     def cut(self, value: Value, dims: Sequence[int], exact: bool = False) -> Tensor:
-        """Normalised elements keep their channels, but depend on all elements of their normalisation."""
+        """Normalised elements keep their channels, but depend on all
+        elements of their normalisation.
+        """
         ids = self.activation(value)
         self._mix(ids, dims, "normalised together")
         return ids
@@ -301,22 +345,28 @@ class Channels(Semantics):
         return None
 
     def regrouped(self, value: Value, runs: Sequence[range]) -> None:
-        """Record that one dimension was split into several, whose channels must remain rectangular."""
+        """Record that one dimension was split into several, whose channels
+        must remain rectangular.
+        """
         if isinstance(value, Tensor):
             self._regrouped += [(value, run) for run in runs if set(run) & varying(value)]
 
-    # -- the result --------------------------------------------------------------------------------------------
+    # -- the result
+    # --------------------------------------------------------------------------------------------
 
     def solve(self) -> tuple[dict[Side, Tensor], Mapping[int, str]]:
         """Channels of the positions of every side.
 
         Returns:
-            (tensor, dimension) -> number of the channel of every position, 0 for fixed positions; and the channels that
-            can be permuted but not removed, with the reason.
+            (tensor, dimension) -> number of the channel of every position, 0 for fixed positions;
+            and the channels that can be permuted but not removed, with the reason.
         """
         classes = self._settled()
         fixed = int(classes[FIXED])
-        sides = {side: torch.where(classes[ids] == fixed, 0, classes[ids]) for side, ids in self.sides.items()}
+        sides = {
+            side: torch.where(classes[ids] == fixed, 0, classes[ids])
+            for side, ids in self.sides.items()
+        }
         mixed: dict[int, str] = {}
         for ids, along, reason in self._mixed:
             small = compress(self._seen(ids, classes))
@@ -326,12 +376,16 @@ class Channels(Semantics):
         return sides, mixed
 
     def _settled(self) -> Tensor:
-        """Solve and add consequences of the solution until nothing changes; return the classes of all ids."""
+        """Solve and add consequences of the solution until nothing changes;
+        return the classes of all ids.
+        """
         while True:
             classes = torch.from_numpy(self.equations.solve())
             if self._wishes:
                 self._grant(*self._wishes.pop(0))
-            elif not (self._of_elements(classes) or self._rectangular(classes) or self._whole(classes)):
+            elif not (
+                self._of_elements(classes) or self._rectangular(classes) or self._whole(classes)
+            ):
                 return classes
 
     def _grant(self, left: Tensor, right: Tensor) -> None:
@@ -339,7 +393,8 @@ class Channels(Semantics):
         trial = self.equations.copy()
         trial.unify(left, right)
         before, after = (
-            torch.from_numpy(np.abs(equations.solve()))[self._of_buffers :] for equations in (self.equations, trial)
+            torch.from_numpy(np.abs(equations.solve()))[self._of_buffers :]
+            for equations in (self.equations, trial)
         )
         if len(before.unique()) == len(after.unique()):
             self.equations = trial
@@ -348,7 +403,9 @@ class Channels(Semantics):
         return classes[_blank(ids, NEUTRAL, ROOT)]
 
     def _whole(self, classes: Tensor) -> bool:
-        """Make each set of channels that is normalised together one channel; return whether anything changed."""
+        """Make each set of channels that is normalised together one channel; return
+        whether anything changed.
+        """
         changed = False
         for ids, along, _ in self._mixed:
             found = varying(compress(self._seen(ids, classes)))
@@ -358,7 +415,9 @@ class Channels(Semantics):
         return changed
 
     def _of_elements(self, classes: Tensor) -> bool:
-        """Give tensors used as activations channels along one dimension; return whether anything changed."""
+        """Give tensors used as activations channels along one dimension; return
+        whether anything changed.
+        """
         changed = False
         for name in list(self._elements):
             ids = self._elements[name]
@@ -375,7 +434,9 @@ class Channels(Semantics):
         return changed
 
     def _rectangular(self, classes: Tensor) -> bool:
-        """Let channels vary only along the last part of a split dimension; return whether anything changed."""
+        """Let channels vary only along the last part of a split dimension; return
+        whether anything changed.
+        """
         changed = False
         for ids, run in self._regrouped:
             along = varying(compress(self._seen(distinct(ids), classes))) & set(run)

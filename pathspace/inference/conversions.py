@@ -1,4 +1,6 @@
-"""Conversions to other types, as operations of their own or inside of others, such as sums of integers."""
+"""Conversions to other types, as operations of their own or inside of others,
+such as sums of integers.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from pathspace.inference.registry import facts_of
 from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, distinct
 
-# kinds of operations whose results can be integers although they convert no operand (nothing is known of others)
+# kinds of operations whose results can be integers although they convert no operand
+# (nothing is known of others)
 UNCONVERTED = frozenset(["", "comparison", "creation", "movement", "random", "rounding", "size"])
 
 # operations that read only the shape of an operand
@@ -20,7 +23,9 @@ SHAPES = frozenset(["aten.expand_as", "aten.reshape_as", "aten.view_as"])
 
 
 def converted(semantics: Semantics, value: Value, dtype: torch.dtype) -> Value:
-    """A value as another type: floating-point types keep scales, booleans need none, integers fix them."""
+    """A value as another type: floating-point types keep scales, booleans need
+    none, integers fix them.
+    """
     if dtype.is_floating_point or dtype.is_complex:
         return value
     if dtype == torch.bool:
@@ -29,7 +34,9 @@ def converted(semantics: Semantics, value: Value, dtype: torch.dtype) -> Value:
 
 
 def as_stored(semantics: Semantics, args: Any, kwargs: Any) -> Any:
-    """The operands of an operation in the type of its result, if that is a type of integers or truth values."""
+    """The operands of an operation in the type of its result, if that is a type of
+    integers or truth values.
+    """
     shown = semantics.place.result
     if not isinstance(shown, Tensor) or shown.dtype.is_floating_point or shown.dtype.is_complex:
         return args, kwargs
@@ -37,7 +44,11 @@ def as_stored(semantics: Semantics, args: Any, kwargs: Any) -> Any:
         return args, kwargs
 
     def one(value: Any) -> Any:
-        return converted(semantics, value, shown.dtype) if isinstance(value, Weight) or is_free(value) else value
+        return (
+            converted(semantics, value, shown.dtype)
+            if isinstance(value, Weight) or is_free(value)
+            else value
+        )
 
     return pytree.tree_map(one, (args, kwargs))
 

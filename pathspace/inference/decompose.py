@@ -44,7 +44,9 @@ def decomposed(node: fx.Node) -> fx.GraphModule | None:
     with mode:
         # (values on the meta device stand for the processor's)
         fakes = [
-            torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu" if x.is_meta else x.device)
+            torch.empty_strided(
+                x.shape, x.stride(), dtype=x.dtype, device="cpu" if x.is_meta else x.device
+            )
             for x in shapes
         ]
 
@@ -61,7 +63,9 @@ def decomposed(node: fx.Node) -> fx.GraphModule | None:
             warnings.simplefilter("ignore")
             graph = make_fx(function, decomposition_table=_table())(*fakes)
             if writes_are_seen(graph):
-                graph = make_fx(dispatch_functionalize(function), decomposition_table=_table())(*fakes)
+                graph = make_fx(dispatch_functionalize(function), decomposition_table=_table())(
+                    *fakes
+                )
     except Exception:
         # no decomposition for these operands: the caller pins
         return None
@@ -75,7 +79,9 @@ def decomposed(node: fx.Node) -> fx.GraphModule | None:
             while inner.name in taken:
                 inner.name += "_"
             taken.add(inner.name)
-    for placeholder, operand in zip((n for n in graph.graph.nodes if n.op == "placeholder"), operands, strict=True):
+    for placeholder, operand in zip(
+        (n for n in graph.graph.nodes if n.op == "placeholder"), operands, strict=True
+    ):
         placeholder.name = operand.name
     return graph
 

@@ -1,9 +1,10 @@
 """Substitution, comparison and compression of many short relations, without a loop over relations.
 
-A model can have hundreds of thousands of products of activations. For example, ``k^T v`` of linear attention has one
-scale for every pair of channels, ``phi(kv_ij) = phi(k_i) + phi(v_j)``, and ``q (k^T v)`` imposes
-``phi(o_j) = phi(q_i) + phi(kv_ij)``. Substitution gives ``phi(k_i) + phi(q_i) = phi(o_j) - phi(v_j)`` for all pairs,
-which is equivalent to far fewer relations: all these sums are equal. All steps are exact over the integers.
+A model can have hundreds of thousands of products of activations. For example, ``k^T v`` of linear
+attention has one scale for every pair of channels, ``phi(kv_ij) = phi(k_i) + phi(v_j)``, and ``q
+(k^T v)`` imposes ``phi(o_j) = phi(q_i) + phi(kv_ij)``. Substitution gives ``phi(k_i) + phi(q_i) =
+phi(o_j) - phi(v_j)`` for all pairs, which is equivalent to far fewer relations: all these sums are
+equal. All steps are exact over the integers.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ Pairs = tuple[np.ndarray, np.ndarray]
 
 
 def combined(coefficients: np.ndarray, variables: np.ndarray) -> Pairs:
-    """Combine like terms, divide by common factors, drop duplicates; non-zero terms come first, in descending order."""
+    """Combine like terms, divide by common factors, drop duplicates; non-zero terms come
+    first, in descending order.
+    """
     coefficients, variables = _sorted(coefficients, variables)
     twice = ((variables[:, 1:] == variables[:, :-1]) & (variables[:, 1:] > 0)).any(1)
     if twice.any():
@@ -68,7 +71,9 @@ def _distinct(rows: np.ndarray) -> np.ndarray:
     return rows[kept]
 
 
-def equations(coefficients: np.ndarray, variables: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def equations(
+    coefficients: np.ndarray, variables: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Relations of the form ``a = 0`` or ``a = +-b``.
 
     Args:
@@ -87,7 +92,8 @@ def equations(coefficients: np.ndarray, variables: np.ndarray) -> tuple[np.ndarr
 
 
 def implied(coefficients: np.ndarray, variables: np.ndarray, longest: int) -> Pairs:
-    """Equations ``a = b`` that follow from two relations with the same other terms: ``p a + r = p b + r = 0``.
+    """Equations ``a = b`` that follow from two relations with the same other terms:
+    ``p a + r = p b + r = 0``.
 
     Args:
         coefficients: coefficients of combined relations.
@@ -115,18 +121,23 @@ def implied(coefficients: np.ndarray, variables: np.ndarray, longest: int) -> Pa
     return np.concatenate(lefts), np.concatenate(rights)
 
 
-def _forms(pivots: np.ndarray, rows: np.ndarray, names: np.ndarray, total: int) -> tuple[np.ndarray, csr_array]:
+def _forms(
+    pivots: np.ndarray, rows: np.ndarray, names: np.ndarray, total: int
+) -> tuple[np.ndarray, csr_array]:
     """The pivots, each with its form as a sparse row over all variables."""
     where = np.nonzero(rows)
     form = coo_array((rows[where], (where[0], names[where])), shape=(len(rows), total + 1))
     return pivots, csr_array(form)
 
 
-def peel(coefficients: np.ndarray, variables: np.ndarray, total: int) -> tuple[Rounds, np.ndarray, np.ndarray]:
+def peel(
+    coefficients: np.ndarray, variables: np.ndarray, total: int
+) -> tuple[Rounds, np.ndarray, np.ndarray]:
     """Solve relations for variables that occur in no other relation, in rounds.
 
     Returns:
-        Rounds of (variables, their forms as sparse rows over all variables), and the remaining relations.
+        Rounds of (variables, their forms as sparse rows over all variables), and
+        the remaining relations.
     """
     rounds = []
     while len(variables):
@@ -147,8 +158,11 @@ def peel(coefficients: np.ndarray, variables: np.ndarray, total: int) -> tuple[R
     return rounds, coefficients, variables
 
 
-def join(coefficients: np.ndarray, variables: np.ndarray, total: int) -> tuple[Rounds, np.ndarray, np.ndarray]:
-    """Substitute variables that occur in exactly two relations of at most three terms, many at a time.
+def join(
+    coefficients: np.ndarray, variables: np.ndarray, total: int
+) -> tuple[Rounds, np.ndarray, np.ndarray]:
+    """Substitute variables that occur in exactly two relations of at most
+    three terms, many at a time.
 
     Returns:
         As :func:`peel`; the remaining relations have at most four terms.
@@ -187,10 +201,12 @@ def join(coefficients: np.ndarray, variables: np.ndarray, total: int) -> tuple[R
 
 
 def compress(coefficients: np.ndarray, variables: np.ndarray, total: int) -> Pairs:
-    """Write relations of three or four terms as equalities of sums, and remove those that follow from others.
+    """Write relations of three or four terms as equalities of sums, and remove those
+    that follow from others.
 
-    Each relation is split into the two sums that occur most often. The sums are the nodes of a graph and the relations
-    its edges; in each component, the equations between all sums and the shortest one are equivalent to all relations.
+    Each relation is split into the two sums that occur most often. The sums are the nodes of a
+    graph and the relations its edges; in each component, the equations between all sums and the
+    shortest one are equivalent to all relations.
     """
     long = (coefficients != 0).sum(1) >= 3
     c, v = coefficients[long], variables[long]
@@ -202,16 +218,26 @@ def compress(coefficients: np.ndarray, variables: np.ndarray, total: int) -> Pai
     some, names = c[:, parts], v[:, parts]
     signs = np.sign(some[..., 0])
     some = some * signs[..., None]
-    keys = ((names[..., 0] * (total + 1) + names[..., 1]) * base + some[..., 0]) * base + some[..., 1] + largest
-    _, index, node, counts = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
+    keys = (
+        ((names[..., 0] * (total + 1) + names[..., 1]) * base + some[..., 0]) * base
+        + some[..., 1]
+        + largest
+    )
+    _, index, node, counts = np.unique(
+        keys, return_index=True, return_inverse=True, return_counts=True
+    )
     node = node.reshape(keys.shape)
     best = counts[node].sum(2).argmax(1)
     rows = np.arange(len(c))
     (left, right), sign = node[rows, best].T, signs[rows, best].prod(1)
-    # one node for each sum and one for its negative: two sums on opposite sides of a relation are equal
+    # one node for each sum and one for its negative: two sums on opposite
+    # sides of a relation are equal
     size = len(counts)
     other = np.where(sign < 0, right, right + size)
-    edges = np.concatenate([left, left + size]), np.concatenate([other, (other + size) % (2 * size)])
+    edges = (
+        np.concatenate([left, left + size]),
+        np.concatenate([other, (other + size) % (2 * size)]),
+    )
     graph = coo_array((np.ones(len(edges[0]), bool), edges), shape=(2 * size, 2 * size))
     label = connected_components(graph, directed=False)[1]
     pair_c, pair_v = some.reshape(-1, 2)[index], names.reshape(-1, 2)[index]

@@ -1,7 +1,9 @@
-"""Questions of rules about the surrounding graph: is a constant an ``eps``, and can a value be infinite?
+"""Questions of rules about the surrounding graph: is a constant an ``eps``,
+and can a value be infinite?
 
-A small constant counts as the ``eps`` of a normalisation written out by hand if every use of its result ends as a
-divisor, after operations such as roots, powers, movements and sums, and if dividend and divisor have a common origin.
+A small constant counts as the ``eps`` of a normalisation written out by hand if every use of its
+result ends as a divisor, after operations such as roots, powers, movements and sums, and if
+dividend and divisor have a common origin.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ def guards_a_division(node: fx.Node, sources: Mapping[str, tuple[str, str]]) -> 
 
     Args:
         node: the operation that adds or clamps to a small constant.
-        sources: placeholder name -> (kind, name): inputs, which have no scale, do not count as an origin.
+        sources: placeholder name -> (kind, name): inputs, which have no scale,
+            do not count as an origin.
     """
     if _name(node).endswith("_") and any(
         len(x.users) > 1 or facts_of(x).kind in MOVEMENTS for x in node.all_input_nodes
@@ -57,11 +60,13 @@ def guards_a_division(node: fx.Node, sources: Mapping[str, tuple[str, str]]) -> 
 
 
 def may_be_infinite(node: fx.Node, sources: Mapping[str, tuple[str, str]]) -> bool:
-    """Whether infinities can reach ``node`` without an overflow: from a quotient, a logarithm, or a constant.
+    """Whether infinities can reach ``node`` without an overflow: from a quotient, a
+    logarithm, or a constant.
 
     Args:
         node: the operation whose operands are tested.
-        sources: placeholder name -> (kind, name): inputs and parameters count as finite, buffers do not.
+        sources: placeholder name -> (kind, name): inputs and parameters count
+            as finite, buffers do not.
     """
     pending, seen = list(node.all_input_nodes), set[fx.Node]()
     while pending:
@@ -73,8 +78,13 @@ def may_be_infinite(node: fx.Node, sources: Mapping[str, tuple[str, str]]) -> bo
             if sources.get(source.name, ("", ""))[0] not in ("input", "parameter"):
                 return True
             continue
-        number = any(isinstance(arg, float) and math.isinf(arg) for arg in (*source.args, *source.kwargs.values()))
-        known = isinstance(source.target, torch._ops.OpOverload) or source.target is operator.getitem
+        number = any(
+            isinstance(arg, float) and math.isinf(arg)
+            for arg in (*source.args, *source.kwargs.values())
+        )
+        known = (
+            isinstance(source.target, torch._ops.OpOverload) or source.target is operator.getitem
+        )
         if number or not known or facts_of(source).infinite:
             return True
         pending += source.all_input_nodes
@@ -83,7 +93,11 @@ def may_be_infinite(node: fx.Node, sources: Mapping[str, tuple[str, str]]) -> bo
 
 def is_parameter_itself(node: fx.Node, sources: Mapping[str, tuple[str, str]]) -> bool:
     """Whether a value is a parameter, perhaps moved or of another type."""
-    while node.op == "call_function" and facts_of(node).kind in MOVEMENTS and isinstance(node.args[0], fx.Node):
+    while (
+        node.op == "call_function"
+        and facts_of(node).kind in MOVEMENTS
+        and isinstance(node.args[0], fx.Node)
+    ):
         node = node.args[0]
     return node.op == "placeholder" and sources.get(node.name, ("", ""))[0] == "parameter"
 
@@ -92,8 +106,8 @@ def _followed(user: fx.Node, value: fx.Node, inverted: bool) -> tuple[bool, bool
     """The effect of an operation on a divisor.
 
     Returns:
-        Whether it divides its other operands, and whether its result is ``1 / divisor``; ``None`` for any other
-        operation.
+        Whether it divides its other operands, and whether its result is ``1 / divisor``; ``None``
+        for any other operation.
     """
     facts = facts_of(user)
     if facts.kind in MOVEMENTS:
@@ -118,7 +132,9 @@ def _before(nodes: list[fx.Node], sources: Mapping[str, tuple[str, str]]) -> set
     pending = list(nodes)
     while pending and len(found) < NEAR:
         node = pending.pop(0)
-        if node in found or (node.op == "placeholder" and sources.get(node.name, ("", ""))[0] == "input"):
+        if node in found or (
+            node.op == "placeholder" and sources.get(node.name, ("", ""))[0] == "input"
+        ):
             continue
         found[node] = None
         pending += node.all_input_nodes
@@ -126,7 +142,9 @@ def _before(nodes: list[fx.Node], sources: Mapping[str, tuple[str, str]]) -> set
 
 
 def _name(node: fx.Node) -> str:
-    return operation_name(node.target).removeprefix("aten.") if node.op == "call_function" else node.op
+    return (
+        operation_name(node.target).removeprefix("aten.") if node.op == "call_function" else node.op
+    )
 
 
 __all__ = ["guards_a_division", "is_parameter_itself", "may_be_infinite"]

@@ -13,7 +13,9 @@ from pathspace.inference.values import NEUTRAL, ROOT, Weight, distinct
 
 @dataclass(frozen=True)
 class Use:
-    """One use of a weight, with ``tail`` and ``head`` ids that broadcast to the shape of the view."""
+    """One use of a weight, with ``tail`` and ``head`` ids that broadcast
+    to the shape of the view.
+    """
 
     weight: Weight
     tail: Tensor
@@ -73,7 +75,11 @@ def use_of(weight: Weight, tail: Tensor, head: Tensor) -> Use:
     """A use with size 1 for expanded dimensions of the view, which hold one scalar."""
     view = distinct(weight.index)
     lead = tail.dim() - view.dim()
-    view = view.reshape((1,) * lead + tuple(view.shape)) if weight.name is None else view[(None,) * lead]
+    view = (
+        view.reshape((1,) * lead + tuple(view.shape))
+        if weight.name is None
+        else view[(None,) * lead]
+    )
 
     def fit(ids: Tensor) -> Tensor:
         for dim, size in enumerate(view.shape):
@@ -97,7 +103,9 @@ def _reach(reached: np.ndarray, source: np.ndarray, target: np.ndarray, zeros: i
         The marks of ``target``.
     """
     marked = np.asarray(reached[np.where(target == NEUTRAL, zeros, np.abs(target))])
-    lost = tuple(dim for dim, size in enumerate(marked.shape) if size > 1 and source.shape[dim] == 1)
+    lost = tuple(
+        dim for dim, size in enumerate(marked.shape) if size > 1 and source.shape[dim] == 1
+    )
     hit = marked.any(axis=lost, keepdims=True) if lost else marked
     met = source if hit.all() else source[np.broadcast_to(hit, source.shape)]
     reached[np.where(met == NEUTRAL, zeros, np.abs(met))] = True

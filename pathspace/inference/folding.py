@@ -1,7 +1,8 @@
-"""Computation of constants, so that masks, positions and index tables have values during the interpretation.
+"""Computation of constants, so that masks, positions and index tables have values
+during the interpretation.
 
-An operation is run if all of its operands are known. Rules then know which elements an index selects, which entries a
-mask removes, and which entries of a tensor are exactly zero.
+An operation is run if all of its operands are known. Rules then know which elements an index
+selects, which entries a mask removes, and which entries of a tensor are exactly zero.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from pathspace.inference.registry import operation_name
 from pathspace.inference.values import Weight, value_of, with_value
 
 LARGEST = 1 << 22
-# operations that fill the shape of their operand -> the number, or the position of the argument that gives it
+# operations that fill the shape of their operand -> the number, or the position of
+# the argument that gives it
 FILLED: dict[str, tuple[float | None, int]] = {
     "aten.zeros_like": (0, 0), "aten.ones_like": (1, 0), "aten.full_like": (None, 1),
     "aten.new_zeros": (0, 0), "aten.new_ones": (1, 0), "aten.new_full": (None, 2),
@@ -35,17 +37,27 @@ def folded(node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
         kwargs: its keyword operands.
 
     Returns:
-        The result as activations with known values, or ``None`` if an operand is unknown, or if the result is random or
-        large.
+        The result as activations with known values, or ``None`` if an operand is unknown, or if the
+        result is random or large.
     """
     target, shown = node.target, node.meta.get("val")
     if operation_name(target) in FILLED:
         number, position = FILLED[operation_name(target)]
         number = args[position] if number is None and len(args) > position else number
-        plain = _is_number(number) and isinstance(shown, Tensor) and all(isinstance(n, int) for n in shown.shape)
-        return with_value(torch.full((), number, dtype=shown.dtype).expand(shown.shape)) if plain else None  # type: ignore[union-attr, arg-type]
+        plain = (
+            _is_number(number)
+            and isinstance(shown, Tensor)
+            and all(isinstance(n, int) for n in shown.shape)
+        )
+        return (
+            with_value(torch.full((), number, dtype=shown.dtype).expand(shown.shape))  # type: ignore[union-attr, arg-type]
+            if plain
+            else None
+        )
     if not isinstance(target, torch._ops.OpOverload):
-        plain = not any(isinstance(leaf, Tensor | Weight) for leaf in pytree.tree_leaves((args, kwargs)))
+        plain = not any(
+            isinstance(leaf, Tensor | Weight) for leaf in pytree.tree_leaves((args, kwargs))
+        )
         return target(*args, **kwargs) if plain and callable(target) and _is_number(shown) else None
     # (mostly the first operand decides)
     if any(map(_is_unknown, args)):
@@ -58,7 +70,11 @@ def folded(node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
         return None
     sizes = [leaf.numel() for leaf in (*leaves, *results) if isinstance(leaf, Tensor)]
     tags = target.tags
-    if max(sizes) > LARGEST or torch.Tag.nondeterministic_seeded in tags or "empty" in target._schema.name:
+    if (
+        max(sizes) > LARGEST
+        or torch.Tag.nondeterministic_seeded in tags
+        or "empty" in target._schema.name
+    ):
         return None
     try:
         real_args, real_kwargs = pytree.tree_map(_real, (tuple(args), dict(kwargs)))
@@ -66,7 +82,9 @@ def folded(node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
     except Exception:
         # an operation that cannot run here is interpreted by its rule
         return None
-    return pytree.tree_map(lambda leaf: with_value(leaf) if isinstance(leaf, Tensor) else leaf, computed)
+    return pytree.tree_map(
+        lambda leaf: with_value(leaf) if isinstance(leaf, Tensor) else leaf, computed
+    )
 
 
 def _is_unknown(leaf: Any) -> bool:
@@ -87,12 +105,16 @@ def _is_number(shown: Any) -> bool:
 
 
 def held_by(module: fx.GraphModule, target: str) -> Any:
-    """What a graph holds itself: a tensor as an activation with a known value, a region as it is."""
+    """What a graph holds itself: a tensor as an activation with a known
+    value, a region as it is.
+    """
     value = attrgetter(target)(module)
     return with_value(value) if isinstance(value, Tensor) else value
 
 
-def constant_of(wanted: fx.Node, module: fx.GraphModule, values: Mapping[str, Any]) -> Tensor | None:
+def constant_of(
+    wanted: fx.Node, module: fx.GraphModule, values: Mapping[str, Any]
+) -> Tensor | None:
     """The value of a node that depends only on constants.
 
     Args:

@@ -1,14 +1,16 @@
 """Rows selected by data: embeddings indexed by tokens, experts chosen by routers.
 
-Every position of an index may select any row, so the interpretation treats the selected rows as a *virtual* weight: a
-table of shape ``(rows, ...)`` gathered at ``n`` positions is a parameter of shape ``(n, ...)``. A rescaling of the
-table is a symmetry if it is one for every selection. All equations are linear, so there are two conditions:
+Every position of an index may select any row, so the interpretation treats the selected rows as a
+*virtual* weight: a table of shape ``(rows, ...)`` gathered at ``n`` positions is a parameter of
+shape ``(n, ...)``. A rescaling of the table is a symmetry if it is one for every selection. All
+equations are linear, so there are two conditions:
 
 * it is a symmetry if every position selects row 0 (the *base*), and
-* the difference between a row and row 0 is a symmetry at each position alone, with all else fixed (the *differences*).
+* the difference between a row and row 0 is a symmetry at each position alone, with all else
+  fixed (the *differences*).
 
-The differences form the same space for every row, so each unit in it exists once per row: for example, one scale per
-token before a normalisation, or the hidden units of each expert.
+The differences form the same space for every row, so each unit in it exists once per row: for
+example, one scale per token before a normalisation, or the hidden units of each expert.
 """
 
 from __future__ import annotations
@@ -38,17 +40,21 @@ def _looked_up(solution: Solution, ids: Tensor) -> Tensor:
 
 
 def _row(ids: Tensor) -> Tensor:
-    """One id for each cell of a row, from the first position that has one (exact zeros have none)."""
+    """One id for each cell of a row, from the first position that has one
+    (exact zeros have none).
+    """
     place = (ids == NEUTRAL).to(torch.uint8).argmin(0, keepdim=True)
     return ids.gather(0, place)
 
 
-def _differences(scales: Scales, virtual: Mapping[str, Ends], fixed: Sequence[Tensor]) -> tuple[Solution, np.ndarray]:
+def _differences(
+    scales: Scales, virtual: Mapping[str, Ends], fixed: Sequence[Tensor]
+) -> tuple[Solution, np.ndarray]:
     """Scales of single positions with everything else fixed.
 
     Returns:
-        The solution, in which every unit of a virtual weight belongs to one position of one index; and for each unit
-        whether a normalisation removes it.
+        The solution, in which every unit of a virtual weight belongs to one position of one index;
+        and for each unit whether a normalisation removes it.
     """
     system = scales.equations.copy()
     for ids in fixed:
@@ -86,28 +92,38 @@ def _differences(scales: Scales, virtual: Mapping[str, Ends], fixed: Sequence[Te
 def _terms(
     solution: Solution, number: np.ndarray, places: np.ndarray, shared: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Base units and the place of each occurrence, also inside combinations; mark units in long ones as shared."""
+    """Base units and the place of each occurrence, also inside combinations; mark
+    units in long ones as shared.
+    """
     classes, where = (entry.reshape(-1) for entry in np.broadcast_arrays(number, places))
     plain = classes <= solution.units
     forms = solution.forms[classes[~plain] - solution.units - 1]
     lengths = np.diff(forms.indptr)
     inside = forms.indices + 1
     shared[inside[np.repeat(lengths > TERMS, lengths)]] = True
-    return np.concatenate([classes[plain], inside]), np.concatenate([where[plain], np.repeat(where[~plain], lengths)])
+    return np.concatenate([classes[plain], inside]), np.concatenate(
+        [where[plain], np.repeat(where[~plain], lengths)]
+    )
 
 
 def _combinations(system: Relations, forms: csr_array, units: Tensor) -> Tensor:
-    """New ids for short integer combinations of others, one for each form and each column of ``units``."""
+    """New ids for short integer combinations of others, one for each form and
+    each column of ``units``.
+    """
     ids = system.fresh((forms.shape[0], units.shape[1]))
     lengths = np.diff(forms.indptr)
     for length in np.unique(lengths):
         some = np.flatnonzero(lengths == length)
         at = forms.indptr[some][:, None] + np.arange(length)
-        terms = units[torch.from_numpy(forms.indices[at]).long() + 1].movedim(-1, 1).reshape(-1, length)
+        terms = (
+            units[torch.from_numpy(forms.indices[at]).long() + 1].movedim(-1, 1).reshape(-1, length)
+        )
         whole = ids[torch.from_numpy(some)].reshape(-1, 1)
         coefficients = np.repeat(forms.data[at], units.shape[1], 0)
         ones = np.ones((len(coefficients), 1), np.int64)
-        system.relate_rows(np.concatenate([ones, -coefficients], 1), torch.cat([whole, terms], 1).numpy())
+        system.relate_rows(
+            np.concatenate([ones, -coefficients], 1), torch.cat([whole, terms], 1).numpy()
+        )
     return ids
 
 
@@ -116,7 +132,8 @@ class _Template:
     """The differences of one row.
 
     Attributes:
-        cells: table -> ids of its tail and head cells, to be looked up in ``solution``; 0 for cells without one.
+        cells: table -> ids of its tail and head cells, to be looked up in ``solution``;
+            0 for cells without one.
         solution: the ids in terms of differences.
         normed: mask of the differences that a normalisation removes.
     """
@@ -135,14 +152,18 @@ def _template(scales: Scales, virtual: Mapping[str, Ends], fixed: Sequence[Tenso
     kept = np.where(lengths > TERMS, 0, lengths)
     short = solution.forms[np.flatnonzero(kept)]
     derived = torch.zeros(len(lengths), dtype=torch.long)
-    derived[torch.from_numpy(np.flatnonzero(kept))] = _combinations(system, short, units[:, None]).reshape(-1)
+    derived[torch.from_numpy(np.flatnonzero(kept))] = _combinations(
+        system, short, units[:, None]
+    ).reshape(-1)
     units = torch.cat([units, derived])
     cells: dict[str, tuple[Tensor, Tensor]] = {}
     for name, ends in virtual.items():
         table = scales.gathers[name].table
         sizes = [tuple(ids.shape[1:]) for ids in ends]
         if table in cells:
-            both = [broadcast_shape(s, c.shape[1:]) for s, c in zip(sizes, cells[table], strict=True)]
+            both = [
+                broadcast_shape(s, c.shape[1:]) for s, c in zip(sizes, cells[table], strict=True)
+            ]
         else:
             both = [torch.Size(s) for s in sizes]
         new = tuple(system.fresh((1, *size)) for size in both)
@@ -153,7 +174,9 @@ def _template(scales: Scales, virtual: Mapping[str, Ends], fixed: Sequence[Tenso
                 wanted = torch.zeros_like(wanted)
             # cells that are on no path impose nothing
             wanted = torch.where(ids == NEUTRAL, NEUTRAL, wanted)
-            system.unify(new[i].expand(wanted.shape[0], *both[i]), wanted.expand(wanted.shape[0], *both[i]))
+            system.unify(
+                new[i].expand(wanted.shape[0], *both[i]), wanted.expand(wanted.shape[0], *both[i])
+            )
             unasked = (ids == NEUTRAL).all(0, keepdim=True).expand(1, *both[i])
             system.unify(torch.where(unasked, new[i], ROOT), torch.zeros_like(new[i]))
             if table in cells:
@@ -163,7 +186,9 @@ def _template(scales: Scales, virtual: Mapping[str, Ends], fixed: Sequence[Tenso
     normed = np.zeros(differences.units + 1, bool)
     met = np.unique(np.abs(differences.classes[units[: solution.units + 1].numpy()[taken]]))
     normed[met[met <= differences.units]] = True
-    normed[differences.forms[met[met > differences.units] - differences.units - 1].indices + 1] = True
+    normed[differences.forms[met[met > differences.units] - differences.units - 1].indices + 1] = (
+        True
+    )
     return _Template(cells, differences, normed)
 
 
@@ -175,13 +200,16 @@ def fold(scales: Scales, raw: Mapping[str, Ends]) -> dict[str, list[Ends]]:
         raw: ends of all weights, including virtual ones.
 
     Returns:
-        Table -> ends of its uses, in the table's layout, one for each index that selects rows of it.
+        Table -> ends of its uses, in the table's layout, one for each index
+        that selects rows of it.
     """
     virtual = {name: raw[name] for name in scales.gathers if name in raw}
     if not virtual:
         return {}
     fixed = [ids for name, ends in raw.items() if name not in virtual for ids in ends]
-    template = _template(scales, virtual, [*fixed, *(entry[2] for entry in scales.running.entries())])
+    template = _template(
+        scales, virtual, [*fixed, *(entry[2] for entry in scales.running.entries())]
+    )
     base = {name: (_row(ends[0]), _row(ends[1])) for name, ends in virtual.items()}
     for name, ends in virtual.items():
         for ids, row in zip(ends, base[name], strict=True):
@@ -196,17 +224,27 @@ def fold(scales: Scales, raw: Mapping[str, Ends]) -> dict[str, list[Ends]]:
         fresh, tails, heads = every.of(scales.shapes[table][0], tails, heads)
         tail, head = base[name]
         first = heads.reshape(-1)[0]
-        if first and not tails.any() and bool((heads == first).all()) and bool((_class(known, tail) == 0).all()):
+        if (
+            first
+            and not tails.any()
+            and bool((heads == first).all())
+            and bool((_class(known, tail) == 0).all())
+        ):
             # one difference for a whole row: put it at the tail, which needs no id per scalar
             tail = -(fresh[first.abs()] * first.sign()).reshape(-1, *[1] * (tail.dim() - 1))
         else:
-            tail, head = _with_rows(scales, known, tail, tails, fresh), _with_rows(scales, known, head, heads, fresh)
+            tail, head = (
+                _with_rows(scales, known, tail, tails, fresh),
+                _with_rows(scales, known, head, heads, fresh),
+            )
         result.setdefault(table, []).append((tail, head))
     return result
 
 
 def _anchor(scales: Scales, template: _Template, base: Mapping[str, Ends]) -> None:
-    """Make the base unique, which is row 0 up to differences: fix one cell of it for each difference."""
+    """Make the base unique, which is row 0 up to differences: fix one cell
+    of it for each difference.
+    """
     anchored = np.zeros(template.solution.units + 1, bool)
     anchored[0] = True
     for name, own in base.items():
@@ -214,7 +252,9 @@ def _anchor(scales: Scales, template: _Template, base: Mapping[str, Ends]) -> No
             number = _looked_up(template.solution, ids).abs()
             wide = row.expand(number.shape).reshape(-1)
             number = torch.where(
-                (wide == NEUTRAL) | (number.reshape(-1) > template.solution.units), 0, number.reshape(-1)
+                (wide == NEUTRAL) | (number.reshape(-1) > template.solution.units),
+                0,
+                number.reshape(-1),
             )
             values, places = np.unique(number.numpy(), return_index=True)
             new = ~anchored[values]
@@ -228,7 +268,8 @@ def _class(known: Tensor, ids: Tensor) -> Tensor:
 
 
 class _Fresh:
-    """Ids of every difference and combination of differences, one for each row of the tables with it.
+    """Ids of every difference and combination of differences, one for each
+    row of the tables with it.
 
     Args:
         scales: the interpretation; ids and relations are added to its equations.
@@ -240,7 +281,11 @@ class _Fresh:
         lengths = np.diff(forms.indptr)
         need = np.zeros(count + 1 + len(lengths), np.int64)
         for table, cells in template.cells.items():
-            met = np.unique(torch.cat([_looked_up(template.solution, ids).reshape(-1) for ids in cells]).abs().numpy())
+            met = np.unique(
+                torch.cat([_looked_up(template.solution, ids).reshape(-1) for ids in cells])
+                .abs()
+                .numpy()
+            )
             need[met] = np.maximum(need[met], scales.shapes[table][0])
         np.maximum.at(need, forms.indices + 1, np.repeat(need[count + 1 :], lengths))
         need[0] = 0
@@ -253,7 +298,8 @@ class _Fresh:
             ids = scales.equations.fresh((len(some), rows))
             if template.normed[some].any():
                 scales.approximate.append(ids[torch.from_numpy(template.normed[some])])
-            # fix units of long combinations, which is sound; an exact treatment would be too expensive
+            # fix units of long combinations, which is sound; an exact
+            # treatment would be too expensive
             shut = ids[torch.from_numpy(long[some])]
             scales.equations.unify(shut, torch.zeros_like(shut))
             self._place[some], self._blocks[rows] = np.arange(len(some)), ids
@@ -265,7 +311,9 @@ class _Fresh:
             made = torch.zeros(len(derived), rows, dtype=torch.long)
             if len(short):
                 wanted = torch.from_numpy(lengths[derived] <= TERMS)
-                made[wanted] = _combinations(scales.equations, csr_array(forms[short][:, used]), units)
+                made[wanted] = _combinations(
+                    scales.equations, csr_array(forms[short][:, used]), units
+                )
             self._place[count + 1 + derived] = len(self._blocks[rows]) + np.arange(len(derived))
             self._blocks[rows] = torch.cat([self._blocks[rows], made])
 
@@ -274,12 +322,18 @@ class _Fresh:
         for size, ids in self._blocks.items():
             some = np.flatnonzero(self._need[numbers] == size)
             if len(some):
-                result[torch.from_numpy(some)] = ids[torch.from_numpy(self._place[numbers[some]])][:, :rows]
+                result[torch.from_numpy(some)] = ids[torch.from_numpy(self._place[numbers[some]])][
+                    :, :rows
+                ]
         return result
 
     def of(self, rows: int, *sides: Tensor) -> tuple[Tensor, ...]:
-        """The ids in cells of a table, by row, and the cells as signed positions among these ids."""
-        every = torch.cat([torch.zeros(1, dtype=torch.long), *(side.reshape(-1).abs() for side in sides)])
+        """The ids in cells of a table, by row, and the cells as signed
+        positions among these ids.
+        """
+        every = torch.cat(
+            [torch.zeros(1, dtype=torch.long), *(side.reshape(-1).abs() for side in sides)]
+        )
         numbers = torch.unique(every)
         places = (torch.searchsorted(numbers, side.abs()) * side.sign() for side in sides)
         return self._rows(numbers.numpy(), rows), *places
@@ -299,7 +353,9 @@ def _with_rows(scales: Scales, known: Tensor, base: Tensor, side: Tensor, fresh:
         return base
     if count:
         total = scales.equations.fresh((count,))
-        scales.equations.relate((1, total), (-1, wide.expand(differs.shape)[both]), (-1, differs[both]))
+        scales.equations.relate(
+            (1, total), (-1, wide.expand(differs.shape)[both]), (-1, differs[both])
+        )
         result[both] = total
     return result
 

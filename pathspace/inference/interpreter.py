@@ -37,7 +37,9 @@ def flat_values(tree: Any) -> Iterator[Tensor | Weight]:
 
 
 def positions(captured: Captured) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
-    """The number of each parameter's first scalar in the numbering of all scalars, and the shapes."""
+    """The number of each parameter's first scalar in the numbering of all
+    scalars, and the shapes.
+    """
     offsets, shapes, total = {}, {}, 0
     for name, parameter in captured.parameters.items():
         offsets[name], shapes[name] = total, tuple(parameter.shape)
@@ -46,7 +48,11 @@ def positions(captured: Captured) -> tuple[dict[str, int], dict[str, tuple[int, 
 
 
 def interpret(
-    captured: Captured, make: Callable[..., S], strict: bool = False, norm_eps: str = "ignore", affine: bool = True
+    captured: Captured,
+    make: Callable[..., S],
+    strict: bool = False,
+    norm_eps: str = "ignore",
+    affine: bool = True,
 ) -> tuple[S, list[Tensor]]:
     """Run the graph under one interpretation.
 
@@ -61,7 +67,8 @@ def interpret(
         The interpretation with all its records, and the ids of the outputs (already fixed).
 
     Raises:
-        UnsupportedError: ``strict`` is true, and an operand of an operation without a rule has a free scale.
+        UnsupportedError: ``strict`` is true, and an operand of an operation without
+            a rule has a free scale.
     """
     semantics = make(*positions(captured))
     semantics.exact_norms, semantics.sources = norm_eps == "respect", captured.sources
@@ -89,7 +96,12 @@ def interpret(
 
 def _is_whole(value: Any, name: str) -> bool:
     """Whether a value is a parameter itself, up to a constant factor."""
-    return isinstance(value, Weight) and (value.name, value.moves, value.kept, value.shift) == (name, (), None, 0.0)
+    return isinstance(value, Weight) and (value.name, value.moves, value.kept, value.shift) == (
+        name,
+        (),
+        None,
+        0.0,
+    )
 
 
 def _placeholder(node: fx.Node, captured: Captured, semantics: Semantics) -> Any:
@@ -99,7 +111,9 @@ def _placeholder(node: fx.Node, captured: Captured, semantics: Semantics) -> Any
     if word:
         reason = f"{word} weights stay outside path space"
         if word == "complex":
-            reason += "; keep torch.view_as_real(weight) as the parameter, and make it complex in forward"
+            reason += (
+                "; keep torch.view_as_real(weight) as the parameter, and make it complex in forward"
+            )
         semantics.pinned_parameters[name] = Pin(f"{word} parameter", "", "", reason, 0, (name,))
         semantics.pins.append(semantics.pinned_parameters[name])
         return constant(semantics.shapes[name])
@@ -112,10 +126,15 @@ def _placeholder(node: fx.Node, captured: Captured, semantics: Semantics) -> Any
     if kind == "buffer" and _is_table(captured.buffers.get(name)):
         if not has_values(captured.buffers[name]) and node.users:
             raise InputError(
-                f"The buffer {name!r} has no values (on the meta device or of a fake mode), expected numbers, "
-                f"because they decide which weights are used; fill it, or build the model within ps.without_weights()."
+                f"The buffer {name!r} has no values (on the meta device or of a fake mode),"
+                " expected numbers, because they decide which weights are used; fill it, or build"
+                " the model within ps.without_weights()."
             )
-        return with_value(captured.buffers[name]) if has_values(captured.buffers[name]) else constant(shape_of(shown))
+        return (
+            with_value(captured.buffers[name])
+            if has_values(captured.buffers[name])
+            else constant(shape_of(shown))
+        )
     ids = semantics.given(kind, name, shape_of(shown))
     if kind == "buffer":
         # normalisations recognise running statistics by name (by the first name of a shared buffer)
@@ -144,7 +163,12 @@ def _note_read(semantics: Semantics, value: Any) -> None:
 
 def _is_table(buffer: Tensor | None) -> bool:
     """Whether a buffer is a table of positions or a mask, which training does not change."""
-    if buffer is None or buffer.dim() == 0 or buffer.layout != strided or buffer.numel() > LARGEST_TABLE:
+    if (
+        buffer is None
+        or buffer.dim() == 0
+        or buffer.layout != strided
+        or buffer.numel() > LARGEST_TABLE
+    ):
         return False
     if not buffer.is_floating_point():
         return not buffer.is_complex()
@@ -152,7 +176,9 @@ def _is_table(buffer: Tensor | None) -> bool:
         return False
     zeros, ones = buffer == 0, buffer == 1
     # a buffer of zeros may be a memory or a mean that is filled later
-    return buffer.dim() > 1 and bool(zeros.any()) and bool(ones.any()) and bool((zeros | ones).all())
+    return (
+        buffer.dim() > 1 and bool(zeros.any()) and bool(ones.any()) and bool((zeros | ones).all())
+    )
 
 
 @dataclass(frozen=True)
@@ -203,18 +229,27 @@ class Walk(Generic[S]):
     def region(self, module: fx.GraphModule, operands: list[Any]) -> Any:
         """Interpret a graph inside the graph."""
         names = [node.name for node in module.graph.nodes if node.op == "placeholder"]
-        within = Walk(self.semantics, self.strict, (self.semantics.place.module, self.semantics.place.source))
+        within = Walk(
+            self.semantics, self.strict, (self.semantics.place.module, self.semantics.place.source)
+        )
         return within.run(module, dict(zip(names, operands, strict=False)))
 
     def live_part(self, node: fx.Node, env: Mapping[str, Any], run: int) -> Any:
-        """Interpret one operation as far as its result reaches an output; the rest counts as zero."""
+        """Interpret one operation as far as its result reaches an output;
+        the rest counts as zero.
+        """
         live = self.live.get(node.name, True)
         if live is False:
-            return pytree.tree_map(lambda shown: constant(shape_of(shown), NEUTRAL), node.meta["val"])
+            return pytree.tree_map(
+                lambda shown: constant(shape_of(shown), NEUTRAL), node.meta["val"]
+            )
         if isinstance(live, Tensor) and facts_of(node).elementwise:
             # (what is dropped must not restrict operands that are read elsewhere)
             held = {operand.name: env[operand.name] for operand in node.all_input_nodes}
-            env = {k: without_dead(v, fitted(live, v.shape)) if isinstance(v, Tensor) else v for k, v in held.items()}
+            env = {
+                k: without_dead(v, fitted(live, v.shape)) if isinstance(v, Tensor) else v
+                for k, v in held.items()
+            }
         return without_dead(self.call(node, env, run), live)
 
     def call(self, node: fx.Node, env: Mapping[str, Any], run: int) -> Any:
@@ -226,7 +261,9 @@ class Walk(Generic[S]):
         name, shown = operation_name(node.target), node.meta.get("val")
         here = place(node)
         module, line = here if any(here) else self.outer
-        self.semantics.place = Place(name, module, line, shown, node, run, self.live.get(node.name, True))
+        self.semantics.place = Place(
+            name, module, line, shown, node, run, self.live.get(node.name, True)
+        )
         if name in REGIONS:
             return REGIONS[name](self, *args, **kwargs)
         for operand in node.all_input_nodes:
@@ -245,9 +282,12 @@ class Walk(Generic[S]):
             except PathspaceError:
                 raise
             except Exception as error:
-                # the rule does not support these arguments: the operation is pinned, which is sound and recorded
+                # the rule does not support these arguments: the operation is pinned,
+                # which is sound and recorded
                 reason = _uncovered(error)
-        if any(isinstance(value, Weight) or is_free(value) for value in flat_values((args, kwargs))):
+        if any(
+            isinstance(value, Weight) or is_free(value) for value in flat_values((args, kwargs))
+        ):
             smaller = decomposed(node)
             if smaller is not None:
                 here = (self.semantics.place.module, self.semantics.place.source)
@@ -262,17 +302,22 @@ class Walk(Generic[S]):
         if self.strict and len(self.semantics.pins) > before:
             pin = self.semantics.pins[-1]
             raise UnsupportedError(
-                f"{pin.op} at {pin.source or 'an unknown line'} (module {pin.module!r}) has no rule; "
-                "register one with pathspace.rule, or trace with strict=False to pin its operands."
+                f"{pin.op} at {pin.source or 'an unknown line'} (module {pin.module!r}) has no"
+                " rule; register one with pathspace.rule, or trace with strict=False to pin its"
+                " operands."
             )
-        return pytree.tree_map(lambda value: constant(shape_of(value)) if isinstance(value, Tensor) else value, shown)
+        return pytree.tree_map(
+            lambda value: constant(shape_of(value)) if isinstance(value, Tensor) else value, shown
+        )
 
 
 def _uncovered(error: Exception) -> str:
     """Why an operation is pinned whose rule raised an error."""
     told = first_line(error)
     # (a ValueError is in the words of the rule; torch's own errors speak of ids)
-    return "its rule does not cover this form" + (f" ({told})" if isinstance(error, ValueError) else "")
+    return "its rule does not cover this form" + (
+        f" ({told})" if isinstance(error, ValueError) else ""
+    )
 
 
 def _is_empty(shown: Any) -> bool:
@@ -289,7 +334,9 @@ def _checked(result: Any, shown: Any) -> Any:
     """
     if isinstance(result, Tensor) and isinstance(shown, Tensor):
         if tuple(result.shape) != shape_of(shown):
-            raise ValueError(f"the rule returned shape {tuple(result.shape)}, expected {shape_of(shown)}")
+            raise ValueError(
+                f"the rule returned shape {tuple(result.shape)}, expected {shape_of(shown)}"
+            )
         if value_of(result) is not None:
             return result.expand(result.shape)
     return result

@@ -12,7 +12,9 @@ from torch import Tensor
 Region = tuple[slice, ...]
 
 
-def layout(view: Tensor, ids: Iterable[Tensor], shape: tuple[int, ...]) -> tuple[Region, list[Tensor]] | None:
+def layout(
+    view: Tensor, ids: Iterable[Tensor], shape: tuple[int, ...]
+) -> tuple[Region, list[Tensor]] | None:
     """Rearrange ids on a strided view of a parameter to the parameter's own dimensions.
 
     Args:
@@ -21,16 +23,21 @@ def layout(view: Tensor, ids: Iterable[Tensor], shape: tuple[int, ...]) -> tuple
         shape: shape of the parameter.
 
     Returns:
-        The region of the parameter that the view covers, and each tensor of ids with the parameter's dimensions (each
-        size is 1 or that of the region); ``None`` if the view does not consist of the parameter's dimensions.
+        The region of the parameter that the view covers, and each tensor of ids with the
+        parameter's dimensions (each size is 1 or that of the region); ``None`` if the view does not
+        consist of the parameter's dimensions.
     """
     tensors = list(ids)
     if (sizes := _kept(view, shape)) is not None:
         whole = tuple(slice(0, size, 1) for size in shape)
-        return whole, [t.reshape([1 if dim is None else t.shape[dim] for dim in sizes]) for t in tensors]
+        return whole, [
+            t.reshape([1 if dim is None else t.shape[dim] for dim in sizes]) for t in tensors
+        ]
     start, parts, cut = _parts(view, shape)
     for dim, lengths in cut:
-        tensors = [t.unflatten(dim, lengths) if t.shape[dim] > 1 else t.unsqueeze(dim) for t in tensors]
+        tensors = [
+            t.unflatten(dim, lengths) if t.shape[dim] > 1 else t.unsqueeze(dim) for t in tensors
+        ]
     grouped = None if parts is None else _grouped(parts, start)
     if grouped is None:
         return None
@@ -43,7 +50,9 @@ def layout(view: Tensor, ids: Iterable[Tensor], shape: tuple[int, ...]) -> tuple
 
 
 def _kept(view: Tensor, shape: tuple[int, ...]) -> list[int | None] | None:
-    """If a view is the whole parameter up to dimensions of size 1: the view's dimension for each of the parameter's."""
+    """If a view is the whole parameter up to dimensions of size 1: the view's dimension for
+    each of the parameter's.
+    """
     long = [dim for dim, size in enumerate(view.shape) if size > 1]
     if [view.shape[dim] for dim in long] != [size for size in shape if size > 1]:
         return None
@@ -54,7 +63,9 @@ def _kept(view: Tensor, shape: tuple[int, ...]) -> list[int | None] | None:
 
 
 class _Part(NamedTuple):
-    """A dimension of a view: its dimension of the parameter, its step there, its size, and its number in the view."""
+    """A dimension of a view: its dimension of the parameter, its step there, its size,
+    and its number in the view.
+    """
 
     home: int
     step: int
@@ -68,8 +79,8 @@ def _parts(
     """The dimensions of a view as parts of the parameter's dimensions.
 
     Returns:
-        The start of the view; its parts, or ``None`` if it does not consist of the parameter's dimensions; and
-        ``(dim, sizes)`` for each flattened dimension that is split.
+        The start of the view; its parts, or ``None`` if it does not consist of the parameter's
+        dimensions; and ``(dim, sizes)`` for each flattened dimension that is split.
     """
     strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
     offset = view.storage_offset()
@@ -81,7 +92,9 @@ def _parts(
     while pending:
         size, stride = pending.pop(0)
         if size > 1:
-            home = next((d for d in range(len(shape)) if strides[d] <= stride < strides[d] * shape[d]), None)
+            home = next(
+                (d for d in range(len(shape)) if strides[d] <= stride < strides[d] * shape[d]), None
+            )
             if home is None or stride % strides[home]:
                 return start, None, cut
             step = stride // strides[home]
@@ -99,7 +112,9 @@ def _parts(
 
 
 def _grouped(parts: list[_Part], start: list[int]) -> tuple[Region, list[list[_Part]]] | None:
-    """The region that a view covers, and its parts for each dimension of the parameter, outer ones first."""
+    """The region that a view covers, and its parts for each dimension of the
+    parameter, outer ones first.
+    """
     region: list[slice] = []
     groups: list[list[_Part]] = []
     for home, first in enumerate(start):

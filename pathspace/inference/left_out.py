@@ -1,4 +1,6 @@
-"""Which elements constants leave out: those that are multiplied by zero, and those that a condition does not choose."""
+"""Which elements constants leave out: those that are multiplied by zero, and those that a
+condition does not choose.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +41,16 @@ class Constants:
         for node in module.graph.nodes:
             given = node.op == "placeholder" and value_of(values.get(node.name)) is not None
             made = node.op == "call_function" and (
-                operation_name(node.target) in FILLED or self._nodes.issuperset(node.all_input_nodes)
+                operation_name(node.target) in FILLED
+                or self._nodes.issuperset(node.all_input_nodes)
             )
             if given or made or node.op == "get_attr":
                 self._nodes.add(node)
 
     def value(self, node: Any) -> Tensor | None:
-        """The value of a node that is a constant, without repetitions along its stride-0 dimensions."""
+        """The value of a node that is a constant, without repetitions along
+        its stride-0 dimensions.
+        """
         if not isinstance(node, fx.Node) or node not in self._nodes:
             return None
         if node not in self._known:
@@ -59,14 +64,15 @@ class Constants:
         return any(known is not None and bool((known == 0).any()) for known in found)
 
     def leaves(self, node: fx.Node) -> list[tuple[Any, Tensor | None]] | None:
-        """The operands of a product or a choice with the mask of the elements that reach its result.
+        """The operands of a product or a choice with the mask of the
+        elements that reach its result.
 
         Args:
             node: the operation.
 
         Returns:
-            Operand -> mask, which broadcasts to the result, or ``None`` for all elements; or ``None`` if no constant
-            leaves anything out.
+            Operand -> mask, which broadcasts to the result, or ``None`` for all elements; or
+            ``None`` if no constant leaves anything out.
         """
         name = operation_name(node.target)
         if name in FACTORS and not (set(node.kwargs) - {"value"}):
@@ -75,7 +81,9 @@ class Constants:
             added = [(operand, None) for operand in node.args[:first]]
             found = [*added, (x, None if divides else self._not_zero(y)), (y, self._not_zero(x))]
         elif name in CHOICES and not node.kwargs and len(node.args) == 3:
-            condition, x, y = node.args if name == "aten.where" else (node.args[1], node.args[2], node.args[0])
+            condition, x, y = (
+                node.args if name == "aten.where" else (node.args[1], node.args[2], node.args[0])
+            )
             known = self.value(condition)
             if known is None:
                 return None

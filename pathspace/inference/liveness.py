@@ -1,8 +1,9 @@
 """Which elements of a captured graph reach an output: one pass from the outputs to the inputs.
 
-A model can compute values that it never reads, for example a sum over all tokens of which only the first is classified.
-Such elements restrict no scale, and weights that only they depend on lie on no path. An element counts as live unless
-it certainly has no effect: an operation without a case below needs all elements of its operands.
+A model can compute values that it never reads, for example a sum over all tokens of which only the
+first is classified. Such elements restrict no scale, and weights that only they depend on lie on no
+path. An element counts as live unless it certainly has no effect: an operation without a case below
+needs all elements of its operands.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ FROZEN = "aten.batch_norm"
 # operations that read only the sizes of their operands
 SIZES = frozenset(
     f"aten.{name}"
-    for name in ("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like",
-                 "new_zeros", "new_ones", "new_full", "new_empty", "new_empty_strided")
+    for name in ("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like",
+                 "randint_like", "new_zeros", "new_ones", "new_full", "new_empty",
+                 "new_empty_strided")
 )  # fmt: skip
 
 
@@ -54,7 +56,11 @@ def live_elements(module: fx.GraphModule, values: Mapping[str, Any]) -> dict[str
     Example:
         >>> from torch.fx.experimental.proxy_tensor import make_fx
         >>> first = make_fx(lambda x: torch.relu(x)[:, 0], tracing_mode="fake")(torch.randn(1, 3))
-        >>> {name: mask.tolist() for name, mask in live_elements(first, {}).items() if name == "relu"}
+        >>> {
+        ...     name: mask.tolist()
+        ...     for name, mask in live_elements(first, {}).items()
+        ...     if name == "relu"
+        ... }
         {'relu': [[True, False, False]]}
     """
     backward = _Backward(module, values)
@@ -71,7 +77,9 @@ def live_elements(module: fx.GraphModule, values: Mapping[str, Any]) -> dict[str
 
 
 def without_dead(ids: Any, live: Live) -> Any:
-    """Activations with exact zeros, which can have any scale, in place of the elements that reach no output."""
+    """Activations with exact zeros, which can have any scale, in place of the
+    elements that reach no output.
+    """
     if not isinstance(ids, Tensor) or live is True or hasattr(ids, "base"):
         return ids
     if live is False:
@@ -125,14 +133,22 @@ class _Backward:
             results[number] = _either(results.get(number, False), live)  # type: ignore[index, arg-type]
             return
         whole = live is True and not parts
-        if whole and not _leaves_out(node.target) and not (_is_sum_of_products(node) and self.constants.zeros(node)):
+        if (
+            whole
+            and not _leaves_out(node.target)
+            and not (_is_sum_of_products(node) and self.constants.zeros(node))
+        ):
             self._live.update(dict.fromkeys(node.all_input_nodes, True))
             return
         operands = self._operands(node, live, parts)
-        self.mark([(operand, True) for operand in node.all_input_nodes] if operands is None else operands)
+        self.mark(
+            [(operand, True) for operand in node.all_input_nodes] if operands is None else operands
+        )
 
     def _operands(self, node: fx.Node, live: Live, parts: Mapping[int, Live]) -> Operands | None:
-        """The live elements of the operands of an operation, or ``None`` if it needs all of them."""
+        """The live elements of the operands of an operation, or ``None``
+        if it needs all of them.
+        """
         name, facts = operation_name(node.target), facts_of(node)
         if not all(_is_fixed(operand.meta.get("val")) for operand in node.all_input_nodes):
             return None
@@ -150,11 +166,21 @@ class _Backward:
         # (a factor of what is added, an option, can be negative)
         positive = facts.coefficients != "real" or (facts.kind == "write" and not node.kwargs)
         if facts.linear == "jointly" and positive and not facts.elementwise:
-            crops = facts.kind == "padding" and any(isinstance(n, int) and n < 0 for n in pytree.tree_leaves(node.args))
+            crops = facts.kind == "padding" and any(
+                isinstance(n, int) and n < 0 for n in pytree.tree_leaves(node.args)
+            )
             shown = node.meta["val"]
-            if facts.kind == "split" and len(parts) == len(shown) and all(part is True for part in parts.values()):
+            if (
+                facts.kind == "split"
+                and len(parts) == len(shown)
+                and all(part is True for part in parts.values())
+            ):
                 return None
-            return self._transposed(node, live, parts) if live is not True or crops or facts.kind in LEAVE_OUT else None
+            return (
+                self._transposed(node, live, parts)
+                if live is not True or crops or facts.kind in LEAVE_OUT
+                else None
+            )
         if _is_sum_of_products(node) and self.constants.zeros(node):
             return self._transposed(node, live, parts)
         if isinstance(live, bool):
@@ -162,10 +188,15 @@ class _Backward:
         if name in MIXING:
             return MIXING[name](node, live)
         shapes = [(operand, operand.meta["val"].shape) for operand in node.all_input_nodes]
-        return [(operand, fitted(live, shape)) for operand, shape in shapes] if facts.elementwise else None
+        return (
+            [(operand, fitted(live, shape)) for operand, shape in shapes]
+            if facts.elementwise
+            else None
+        )
 
     def _transposed(self, node: fx.Node, live: Live, parts: Mapping[int, Live]) -> Operands | None:
-        """The transpose of a linear map with coefficients that are 0 or positive, applied to the mask of its result.
+        """The transpose of a linear map with coefficients that are 0 or positive, applied
+        to the mask of its result.
 
         In a sum of products, constants and the other operands are the coefficients.
         """
@@ -181,8 +212,13 @@ class _Backward:
         if live is True and facts_of(node).kind == "average pooling":
             # (the same for every channel)
             rank = int(operation_name(node.target)[-2])
-            sizes = {one: torch.Size((1,) * (len(shape) - rank)) + shape[-rank:] for one, shape in sizes.items()}
-        given: dict[fx.Node, Any] = {operand: torch.full(size, float(products)) for operand, size in sizes.items()}
+            sizes = {
+                one: torch.Size((1,) * (len(shape) - rank)) + shape[-rank:]
+                for one, shape in sizes.items()
+            }
+        given: dict[fx.Node, Any] = {
+            operand: torch.full(size, float(products)) for operand, size in sizes.items()
+        }
         for operand, value in known.items():
             if operand not in given and value is not None:
                 wide = value.expand(operand.meta["val"].shape)
@@ -194,14 +230,21 @@ class _Backward:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), given.__getitem__)
             args = args[: ARGUMENTS.get(operation_name(node.target))]
             results = pytree.tree_leaves(node.target(*args, **kwargs))  # type: ignore[operator]
-            masks = [_mask(parts.get(i, False) if parts else live, one.shape) for i, one in enumerate(results)]
-            found = torch.autograd.grad(results, inputs, [mask.float() for mask in masks], allow_unused=True)
+            masks = [
+                _mask(parts.get(i, False) if parts else live, one.shape)
+                for i, one in enumerate(results)
+            ]
+            found = torch.autograd.grad(
+                results, inputs, [mask.float() for mask in masks], allow_unused=True
+            )
         except Exception:
             # (an operation that cannot run here, for example because it writes into its operand)
             return None
         marks: dict[fx.Node, Live] = dict.fromkeys(operands, True)
         for operand, grad in zip(data, found, strict=True):
-            marks[operand] = False if grad is None else _short((grad != 0).expand(operand.meta["val"].shape))
+            marks[operand] = (
+                False if grad is None else _short((grad != 0).expand(operand.meta["val"].shape))
+            )
         return marks.items()
 
     def _is_weight(self, operand: fx.Node) -> bool:
@@ -214,19 +257,27 @@ def _is_sum_of_products(node: fx.Node) -> bool:
 
 
 def _leaves_out(target: Any) -> bool:
-    """Whether an operation may leave out elements of its operands, although its whole result is used."""
+    """Whether an operation may leave out elements of its operands, although
+    its whole result is used.
+    """
     name, kind = operation_name(target), facts_of(target).kind
     if name.startswith("aten.adaptive_avg_pool"):
         # (these windows cover their operand, whatever its size)
         return False
-    return name in SIZES | WINDOWS | FACTORS.keys() | CHOICES or kind in LEAVE_OUT or kind == "padding"
+    return (
+        name in SIZES | WINDOWS | FACTORS.keys() | CHOICES or kind in LEAVE_OUT or kind == "padding"
+    )
 
 
 def _acts(node: fx.Node) -> bool:
-    """Whether an operation may have an effect besides its results, or has other results than tensors."""
+    """Whether an operation may have an effect besides its results, or has
+    other results than tensors.
+    """
     shown = node.meta.get("val")
     if node.target is operator.getitem:
-        return not (isinstance(node.args[0], fx.Node) and isinstance(node.args[1], int) and _is_fixed(shown))
+        return not (
+            isinstance(node.args[0], fx.Node) and isinstance(node.args[1], int) and _is_fixed(shown)
+        )
     if not isinstance(node.target, torch._ops.OpOverload):
         return True
     name = operation_name(node.target)
@@ -277,9 +328,16 @@ def fitted(mask: Tensor, shape: torch.Size) -> Live:
 
 
 def _others(node: fx.Node, marks: dict[fx.Node, Live]) -> Operands:
-    """All elements of the operands that have no mask, or that are given twice (a matrix times itself)."""
-    given = [leaf for leaf in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(leaf, fx.Node)]
-    return [(one, marks.get(one, True) if given.count(one) == 1 else True) for one in node.all_input_nodes]
+    """All elements of the operands that have no mask, or that are given twice
+    (a matrix times itself).
+    """
+    given = [
+        leaf for leaf in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(leaf, fx.Node)
+    ]
+    return [
+        (one, marks.get(one, True) if given.count(one) == 1 else True)
+        for one in node.all_input_nodes
+    ]
 
 
 def _linear(node: fx.Node, live: Tensor) -> Operands | None:
@@ -305,7 +363,9 @@ def _matrix_product(node: fx.Node, live: Tensor) -> Operands | None:
 
 
 def _along(dims: Callable[[Any], Iterable[int]]) -> Callable[[fx.Node, Tensor], Operands | None]:
-    """An operation in which the elements along some dimensions of its first operand depend on each other."""
+    """An operation in which the elements along some dimensions of its first
+    operand depend on each other.
+    """
 
     def operands(node: fx.Node, live: Tensor) -> Operands:
         for dim in dims(node):
@@ -322,7 +382,11 @@ def _reduced(node: fx.Node, live: Tensor) -> Operands | None:
     x: Any = node.args[0]
     shape, dims = x.meta["val"].shape, given.get("dim")
     if not given.get("keepdim", False):
-        every = range(len(shape)) if dims in (None, []) else [dim % len(shape) for dim in pytree.tree_leaves(dims)]
+        every = (
+            range(len(shape))
+            if dims in (None, [])
+            else [dim % len(shape) for dim in pytree.tree_leaves(dims)]
+        )
         for dim in sorted(every):
             live = live.unsqueeze(dim)
     return _others(node, {x: _short(live.expand(shape))})
@@ -336,12 +400,16 @@ def _attention(node: fx.Node, live: Tensor) -> Operands | None:
         return None
     row = live.any(-1, keepdim=True)
     every = row.any(-2, keepdim=True)
-    masks = [_short(mask.expand(shape)) for mask, shape in zip((row, every, every), shapes, strict=True)]
+    masks = [
+        _short(mask.expand(shape)) for mask, shape in zip((row, every, every), shapes, strict=True)
+    ]
     return _others(node, dict(zip((query, key, value), masks, strict=True)))  # type: ignore[arg-type]
 
 
 def _under_windows(node: fx.Node, live: Live) -> Operands | None:
-    """A convolution reads the places under its windows; a stride, or the crop of a transposed one, leaves some out."""
+    """A convolution reads the places under its windows; a stride, or the crop of a
+    transposed one, leaves some out.
+    """
     x, weight, _, *options = (*node.args, None)[: max(len(node.args), 3)]
     shape, size = x.meta["val"].shape, weight.meta["val"].shape[2:]  # type: ignore[union-attr]
     transposed = operation_name(node.target) in TRANSPOSED
@@ -354,7 +422,9 @@ def _under_windows(node: fx.Node, live: Live) -> Operands | None:
         return None if isinstance(met, bool) else _others(node, {x: _short(met.expand(shape))})  # type: ignore[dict-item]
     places = torch.zeros(1, *shape[-len(size) :]).float().requires_grad_()
     # (one channel has no groups)
-    options = [*options[:3], *([1] if options[3:] else []), *options[4:]] if transposed else options[:3]
+    options = (
+        [*options[:3], *([1] if options[3:] else []), *options[4:]] if transposed else options[:3]
+    )
     result = node.target(places, torch.ones(1, 1, *size).float(), None, *options)  # type: ignore[operator]
     mask = _mask(live, result.shape).flatten(0, -len(size) - 1).any(0)
     (found,) = torch.autograd.grad(result, places, mask.expand_as(result).float())
@@ -362,20 +432,29 @@ def _under_windows(node: fx.Node, live: Live) -> Operands | None:
 
 
 def _met_by_windows(node: fx.Node, size: torch.Size) -> Live:
-    """The places of an operand that the windows of a convolution meet, of a shape that broadcasts to the operand's."""
+    """The places of an operand that the windows of a convolution meet, of a shape that
+    broadcasts to the operand's.
+    """
     given: tuple[Any, ...] = (*node.args[3:6], *([1], [0], [1])[len(node.args[3:6]) :])
     steps, margins, holes = (given[0], [0] if isinstance(given[1], str) else given[1], given[2])
-    places, results = (shown.shape[-len(size) :] for shown in (node.args[0].meta["val"], node.meta["val"]))  # type: ignore[union-attr]
+    places, results = (
+        shown.shape[-len(size) :]
+        for shown in (node.args[0].meta["val"], node.meta["val"])  # type: ignore[union-attr]
+    )
     met: Live = True
     for dim, (width, place, result) in enumerate(zip(size, places, results, strict=True)):
-        along = _met_along(place, result, width, *(each[dim % len(each)] for each in (steps, margins, holes)))
+        along = _met_along(
+            place, result, width, *(each[dim % len(each)] for each in (steps, margins, holes))
+        )
         if along is not None:
             met = met & along.reshape([-1 if d == dim else 1 for d in range(len(size))])
     return met
 
 
 @cache
-def _met_along(places: int, results: int, width: int, step: int, margin: int, hole: int) -> Tensor | None:
+def _met_along(
+    places: int, results: int, width: int, step: int, margin: int, hole: int
+) -> Tensor | None:
     """The places of one dimension that windows meet, or ``None`` if they meet all."""
     seen = torch.arange(results).mul(step).unsqueeze(1) + torch.arange(width).mul(hole) - margin
     met = torch.zeros(places, dtype=torch.bool)
@@ -386,9 +465,16 @@ def _met_along(places: int, results: int, width: int, step: int, margin: int, ho
 # operations whose operands are read along some dimensions only
 MIXING: dict[str, Callable[[fx.Node, Tensor], Operands | None]] = {
     "aten.linear": _linear,
-    **dict.fromkeys(("aten.matmul", "aten.mm", "aten.mv", "aten.bmm", "aten.addmm", "aten.baddbmm"), _matrix_product),
-    **dict.fromkeys(("aten.softmax", "aten.log_softmax", "aten._softmax"), _along(lambda node: [node.args[1]])),
-    **dict.fromkeys(("aten.layer_norm", "aten.rms_norm"), _along(lambda node: range(-len(node.args[1]), 0))),
+    **dict.fromkeys(
+        ("aten.matmul", "aten.mm", "aten.mv", "aten.bmm", "aten.addmm", "aten.baddbmm"),
+        _matrix_product,
+    ),
+    **dict.fromkeys(
+        ("aten.softmax", "aten.log_softmax", "aten._softmax"), _along(lambda node: [node.args[1]])
+    ),
+    **dict.fromkeys(
+        ("aten.layer_norm", "aten.rms_norm"), _along(lambda node: range(-len(node.args[1]), 0))
+    ),
     **dict.fromkeys(("aten.amax", "aten.amin", "aten.var", "aten.std", "aten.logsumexp"), _reduced),
     **dict.fromkeys(("aten.linalg_vector_norm", "aten.norm"), _reduced),
     "aten.scaled_dot_product_attention": _attention,

@@ -16,11 +16,15 @@ Memory = tuple[int, tuple[tuple[int, int, int], ...]]
 def memory(ids: Tensor) -> Memory:
     """A key for the ids of a tensor and their order, without expanded dimensions."""
     steps = zip(range(-ids.dim(), 0), ids.shape, ids.stride(), strict=True)
-    return ids.data_ptr(), tuple((dim, size, stride) for dim, size, stride in steps if size > 1 and stride)
+    return ids.data_ptr(), tuple(
+        (dim, size, stride) for dim, size, stride in steps if size > 1 and stride
+    )
 
 
 def spread(ids: Tensor, shape: Sequence[int]) -> Tensor:
-    """Ids expanded to a shape; leading dimensions in which they are constant are dropped if it has fewer."""
+    """Ids expanded to a shape; leading dimensions in which they are constant are
+    dropped if it has fewer.
+    """
     ids = distinct(ids)
     while ids.dim() > len(shape):
         ids = ids.select(0, 0)
@@ -31,8 +35,8 @@ def distinct_columns(columns: Tensor) -> tuple[Tensor, Tensor]:
     """Distinct columns of ids without exact zeros.
 
     Returns:
-        The distinct columns; and for each column the index of its distinct column, or their number if it has an exact
-        zero.
+        The distinct columns; and for each column the index of its distinct column, or their number
+        if it has an exact zero.
     """
     kept = (columns != NEUTRAL).all(0).nonzero().reshape(-1)
     some = columns[:, kept]
@@ -50,7 +54,11 @@ def distinct_columns(columns: Tensor) -> tuple[Tensor, Tensor]:
 
 def _small(ids: Tensor) -> Tensor:
     """Numbers below ``2^31``, equal where the ids are equal."""
-    return ids if not len(ids) or int(ids.abs().max()) < 2**31 else torch.unique(ids, return_inverse=True)[1]
+    return (
+        ids
+        if not len(ids) or int(ids.abs().max()) < 2**31
+        else torch.unique(ids, return_inverse=True)[1]
+    )
 
 
 class Powers:
@@ -70,7 +78,9 @@ class Powers:
             first, own = self._of(base)
             self._known[memory(made)] = made, spread(first, made.shape), own * exponent
 
-    def common(self, exponents: Sequence[Fraction], ids: Sequence[Tensor]) -> tuple[Tensor, Fraction] | None:
+    def common(
+        self, exponents: Sequence[Fraction], ids: Sequence[Tensor]
+    ) -> tuple[Tensor, Fraction] | None:
         """The base and the total exponent of a product of powers of the same ids.
 
         Args:
@@ -78,13 +88,16 @@ class Powers:
             ids: of the factors, of one shape.
 
         Returns:
-            The base with that shape and the exponent; ``None`` if there is no common base, or exact zeros are in it.
+            The base with that shape and the exponent; ``None`` if there is no common base,
+            or exact zeros are in it.
         """
         known = [self._of(entry) for entry in ids]
         bases = [spread(base, entry.shape) for (base, _), entry in zip(known, ids, strict=True)]
         if len({memory(base) for base in bases}) > 1 or not bases[0].numel() or has_zeros(bases[0]):
             return None
-        return bases[0], sum((power * own for power, (_, own) in zip(exponents, known, strict=True)), Fraction(0))
+        return bases[0], sum(
+            (power * own for power, (_, own) in zip(exponents, known, strict=True)), Fraction(0)
+        )
 
 
 __all__ = ["Memory", "Powers", "distinct_columns", "memory", "spread"]

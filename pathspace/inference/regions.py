@@ -17,7 +17,9 @@ Graph = fx.GraphModule
 
 
 def region(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register the interpretation of an operation that contains graphs: ``function(walk, *args, **kwargs)``."""
+    """Register the interpretation of an operation that contains graphs:
+    ``function(walk, *args, **kwargs)``.
+    """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         REGIONS.update(dict.fromkeys(names, function))
@@ -26,7 +28,8 @@ def region(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return register
 
 
-@region("wrap_with_set_grad_enabled", "wrap_with_autocast", "tag_activation_checkpoint", "wrap", "invoke_subgraph",
+@region("wrap_with_set_grad_enabled", "wrap_with_autocast", "tag_activation_checkpoint", "wrap",
+        "invoke_subgraph",
         "wrap_activation_checkpoint", "strict_mode", "run_const_graph", "inductor_compiled_code",
         "dynamo_bypassing_wrapper")  # fmt: skip
 def once(walk: Any, *args: Any, **kwargs: Any) -> Any:
@@ -52,7 +55,9 @@ def _joined(walk: Any, *results: Any) -> Any:
 
 
 @region("cond")
-def branches(walk: Any, condition: Any, first: Graph, second: Graph, operands: Sequence[Any] = ()) -> Any:
+def branches(
+    walk: Any, condition: Any, first: Graph, second: Graph, operands: Sequence[Any] = ()
+) -> Any:
     """One of two graphs, chosen by data."""
     if isinstance(condition, Tensor | Weight):
         walk.semantics.pin([walk.semantics.activation(condition)], "a condition compares values")
@@ -60,22 +65,30 @@ def branches(walk: Any, condition: Any, first: Graph, second: Graph, operands: S
 
 
 @region("while_loop")
-def repeat(walk: Any, condition: Graph, body: Graph, carried: Sequence[Any], more: Sequence[Any] = ()) -> Any:
+def repeat(
+    walk: Any, condition: Graph, body: Graph, carried: Sequence[Any], more: Sequence[Any] = ()
+) -> Any:
     """A loop of unknown length: the carried values have the same scales in every step."""
-    state = [walk.semantics.activation(value) if isinstance(value, Weight) else value for value in carried]
+    state = [
+        walk.semantics.activation(value) if isinstance(value, Weight) else value
+        for value in carried
+    ]
     for _ in range(3):
         holds = walk.region(condition, [*state, *more])
         walk.semantics.pin(
-            [leaf for leaf in pytree.tree_leaves(holds) if isinstance(leaf, Tensor)], "a condition compares values"
+            [leaf for leaf in pytree.tree_leaves(holds) if isinstance(leaf, Tensor)],
+            "a condition compares values",
         )
         state = list(_joined(walk, state, list(walk.region(body, [*state, *more]))))
     return tuple(state)
 
 
 @region("scan")
-def scan(walk: Any, body: Graph, state: Sequence[Any], sequences: Sequence[Any], more: Sequence[Any] = (),
-         **kwargs: Any) -> Any:  # fmt: skip
-    """A loop over the first dimension that passes on a state and stacks the outputs of its steps."""
+def scan(walk: Any, body: Graph, state: Sequence[Any], sequences: Sequence[Any],
+         more: Sequence[Any] = (), **kwargs: Any) -> Any:  # fmt: skip
+    """A loop over the first dimension that passes on a state and stacks
+    the outputs of its steps.
+    """
     semantics = walk.semantics
     length = sequences[0].shape[0]
     looked_at = semantics.steps(length)
@@ -89,18 +102,29 @@ def scan(walk: Any, body: Graph, state: Sequence[Any], sequences: Sequence[Any],
     if looked_at < length:
         # the remaining steps repeat the last interpreted one
         for sequence in sequences:
-            semantics.reduce(semantics.activation(sequence).narrow(0, looked_at - 1, length - looked_at + 1), [0])
+            semantics.reduce(
+                semantics.activation(sequence).narrow(0, looked_at - 1, length - looked_at + 1), [0]
+            )
         carried = [semantics.reduce(torch.stack([value, value]), [0]) for value in carried]
-    columns = [torch.stack([*column, *[column[-1]] * (length - looked_at)]) for column in zip(*emitted, strict=True)]
+    columns = [
+        torch.stack([*column, *[column[-1]] * (length - looked_at)])
+        for column in zip(*emitted, strict=True)
+    ]
     return (*carried, *columns)
 
 
 @region("flex_attention")
-def flex_attention(walk: Any, query: Any, key: Any, value: Any, score: Any, mask: Any, scale: Any, options: Any,
-                   score_buffers: Sequence[Any] = (), mask_buffers: Sequence[Any] = ()) -> Any:  # fmt: skip
+def flex_attention(walk: Any, query: Any, key: Any, value: Any, score: Any, mask: Any, scale: Any,
+                   options: Any,
+                   score_buffers: Sequence[Any] = (),
+                   mask_buffers: Sequence[Any] = ()) -> Any:  # fmt: skip
     """Attention with a user's function of the scores; further tensors that it reads are pinned."""
     semantics = walk.semantics
-    extra = [leaf for leaf in pytree.tree_leaves((score_buffers, mask_buffers)) if isinstance(leaf, Tensor | Weight)]
+    extra = [
+        leaf
+        for leaf in pytree.tree_leaves((score_buffers, mask_buffers))
+        if isinstance(leaf, Tensor | Weight)
+    ]
     semantics.pin([semantics.activation(leaf) for leaf in extra], "attention scores")
     shown = semantics.place.result
     semantics.place.result = shown[0] if isinstance(shown, list | tuple) else shown

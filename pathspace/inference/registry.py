@@ -1,9 +1,9 @@
 """The table of operations: the rule of each operation, and its properties.
 
-A rule is a small function ``rule(semantics, *args, **kwargs)`` with the arguments of the operation: tensors are
-replaced by their ids and parameters by :class:`~pathspace.inference.values.Weight`; numbers are unchanged. It returns
-ids (a tuple, for operations with several results). The properties that hold for all arguments of an operation are
-stated once, with its rule.
+A rule is a small function ``rule(semantics, *args, **kwargs)`` with the arguments of the operation:
+tensors are replaced by their ids and parameters by :class:`~pathspace.inference.values.Weight`;
+numbers are unchanged. It returns ids (a tuple, for operations with several results). The properties
+that hold for all arguments of an operation are stated once, with its rule.
 """
 
 from __future__ import annotations
@@ -20,19 +20,23 @@ AnyRule = TypeVar("AnyRule", bound=Rule)
 
 @dataclass(frozen=True)
 class Facts:
-    """Properties of an operation that hold for all operands and arguments, unless it converts operands to integers.
+    """Properties of an operation that hold for all operands and arguments, unless it
+    converts operands to integers.
 
     Attributes:
         kind: the kind of operation, one of :data:`KINDS`.
-        degree: degree of positive homogeneity in each activation alone, ``f(c x) = c^d f(x)``; a single number for all
-            activations together if it is homogeneous only in all of them.
-        linear: ``"jointly"`` in all activations together (a sum), ``"each"`` in each alone (a product), or ``""``.
-        coefficients: those of the linear map: ``"one"`` if all are 0 or 1, ``"positive"``, or ``"real"``.
+        degree: degree of positive homogeneity in each activation alone, ``f(c x) = c^d f(x)``; a
+            single number for all activations together if it is homogeneous only in all of them.
+        linear: ``"jointly"`` in all activations together (a sum), ``"each"`` in each
+            alone (a product), or ``""``.
+        coefficients: those of the linear map: ``"one"`` if all are 0 or 1,
+            ``"positive"``, or ``"real"``.
         elementwise: every element of the result is a function of the elements at the same position.
         separable: the linear map is a product of one map for each image dimension.
         bias: position of the argument that is a bias of the channels.
         infinite: finite operands can give infinite results.
-        slope: largest absolute slope of a function of one operand, if it is finite and the same for all arguments.
+        slope: largest absolute slope of a function of one operand, if it is finite and
+            the same for all arguments.
     """
 
     kind: str = ""
@@ -109,15 +113,17 @@ FACTS: dict[str, Facts] = {}
 
 
 def rule(*operations: str, **stated: Any) -> Callable[[AnyRule], AnyRule]:
-    """Register a rule for operations, named like ``"aten.relu"`` (namespace and name, without overload).
+    """Register a rule for operations, named like ``"aten.relu"`` (namespace and
+    name, without overload).
 
     Args:
         *operations: names; existing rules of these operations are replaced.
         **stated: properties of the operations, attributes of :class:`Facts`.
 
     Returns:
-        A decorator that registers ``rule(semantics, *args, **kwargs)`` and returns it. A rule raises a ``ValueError``
-        for a form that it does not cover, and its message becomes part of the pin's reason.
+        A decorator that registers ``rule(semantics, *args, **kwargs)`` and returns it. A rule
+        raises a ``ValueError`` for a form that it does not cover, and its message becomes
+        part of the pin's reason.
 
     Example:
         >>> from pathspace.inference.registry import RULES, rule
@@ -129,7 +135,9 @@ def rule(*operations: str, **stated: Any) -> Callable[[AnyRule], AnyRule]:
     """
     facts = Facts(**stated)
     if facts.kind not in KINDS:
-        raise ValueError(f"A rule states kind={facts.kind!r}, expected one of {', '.join(map(repr, KINDS))}.")
+        raise ValueError(
+            f"A rule states kind={facts.kind!r}, expected one of {', '.join(map(repr, KINDS))}."
+        )
 
     def register(function: AnyRule) -> AnyRule:
         for name in operations:
@@ -149,8 +157,8 @@ def facts_of(operation: Any) -> Facts:
     """The properties of an operation.
 
     Args:
-        operation: its name (``aten.`` is optional), a node of a graph, or the target of a node: for example
-            ``"relu_"``, ``"aten.add"``, ``torch.ops.aten.add.Tensor``.
+        operation: its name (``aten.`` is optional), a node of a graph, or the target of a node: for
+            example ``"relu_"``, ``"aten.add"``, ``torch.ops.aten.add.Tensor``.
 
     Returns:
         The properties; an unknown operation has the defaults.

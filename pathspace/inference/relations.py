@@ -1,10 +1,11 @@
 """Log-scales that are sums of log-scales: products of activations, and matrices reused in depth.
 
-Besides equations between two ids, operations impose relations with more terms: the product of two activations has
-``phi(out) = phi(a) + phi(b)``, and a matrix used twice imposes ``phi(head') - phi(head) = phi(tail') - phi(tail) = c``
-with one number ``c`` for the whole matrix. Most of them become equations of two ids after the others are solved (an
-operand equals the root, or ``c = 0``). The rest is eliminated exactly over the integers: some ids become *derived*,
-integer combinations of base units.
+Besides equations between two ids, operations impose relations with more terms: the product of two
+activations has ``phi(out) = phi(a) + phi(b)``, and a matrix used twice imposes ``phi(head') -
+phi(head) = phi(tail') - phi(tail) = c`` with one number ``c`` for the whole matrix. Most of them
+become equations of two ids after the others are solved (an operand equals the root, or ``c =
+0``). The rest is eliminated exactly over the integers: some ids become *derived*, integer
+combinations of base units.
 """
 
 from __future__ import annotations
@@ -19,7 +20,16 @@ import torch
 from scipy.sparse import coo_array, csr_array
 from torch import Tensor
 
-from pathspace.inference.elimination import LARGEST_POWER, Rounds, combined, compress, equations, implied, join, peel
+from pathspace.inference.elimination import (
+    LARGEST_POWER,
+    Rounds,
+    combined,
+    compress,
+    equations,
+    implied,
+    join,
+    peel,
+)
 from pathspace.inference.union_find import UnionFind, looked_up
 from pathspace.inference.values import NEUTRAL
 
@@ -33,9 +43,11 @@ class Solution:
     """Every id in terms of base units.
 
     Attributes:
-        classes: signed class of every raw id: 0 is the root, ``1..units`` are base units, larger numbers are derived.
+        classes: signed class of every raw id: 0 is the root, ``1..units`` are base units,
+            larger numbers are derived.
         units: number of base units.
-        forms: integer matrix ``(derived, units)``: class ``units + 1 + i`` has log-scale ``forms[i] @ phi``.
+        forms: integer matrix ``(derived, units)``: class ``units + 1 + i`` has
+            log-scale ``forms[i] @ phi``.
     """
 
     classes: np.ndarray
@@ -84,7 +96,8 @@ class Relations(UnionFind):
         self.too_high = 0
 
     def relate(self, *terms: tuple[int, Tensor]) -> None:
-        """Record ``sum of coefficient * phi(ids) = 0`` elementwise, after broadcasting; exact zeros impose nothing.
+        """Record ``sum of coefficient * phi(ids) = 0`` elementwise, after broadcasting;
+        exact zeros impose nothing.
 
         Args:
             *terms: up to four pairs (coefficient, ids).
@@ -96,18 +109,24 @@ class Relations(UnionFind):
         rows = torch.stack([entry.reshape(-1) for entry in ids], 1)
         table = rows[(rows != NEUTRAL).all(1)].numpy()
         if len(table):
-            self.relate_rows(np.broadcast_to(np.array([c for c, _ in terms], np.int64), table.shape), table)
+            self.relate_rows(
+                np.broadcast_to(np.array([c for c, _ in terms], np.int64), table.shape), table
+            )
 
     def relate_rows(self, coefficients: np.ndarray, ids: np.ndarray) -> None:
-        """Record relations, given as rows of up to four coefficients and signed ids (padded with 0)."""
+        """Record relations, given as rows of up to four coefficients and
+        signed ids (padded with 0).
+        """
         self._relations.append((coefficients, ids))
 
-    def _rows(self, classes: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
+    def _rows(
+        self, classes: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
         """Relations in terms of classes.
 
         Returns:
-            Coefficients and classes in four columns, with like terms combined and padded with 0; and the relations that
-            are now equations of two ids, as pairs of signed classes.
+            Coefficients and classes in four columns, with like terms combined and padded with 0;
+            and the relations that are now equations of two ids, as pairs of signed classes.
         """
         total = sum(len(ids) for _, ids in self._relations)
         width = max(2, *(ids.shape[1] for _, ids in self._relations))
@@ -126,20 +145,27 @@ class Relations(UnionFind):
         easy = count == 1
         zero = variables[easy][coefficients[easy] != 0] if easy.any() else np.zeros(0, np.int64)
         places = np.argsort(coefficients[count == 2] == 0, 1, kind="stable")[:, :2]
-        c, v = (np.take_along_axis(array[count == 2], places, 1) for array in (coefficients, variables))
+        c, v = (
+            np.take_along_axis(array[count == 2], places, 1) for array in (coefficients, variables)
+        )
         differ = (np.abs(c[:, 0]) == np.abs(c[:, 1])) & (v[:, 0] != v[:, 1])
         rest = count > 2
         rest[np.flatnonzero(count == 2)[~differ]] = True
         more = ((0, 0), (0, WIDTH - width))
-        coefficients, variables = combined(*(np.pad(part[rest], more) for part in (coefficients, variables)))
+        coefficients, variables = combined(
+            *(np.pad(part[rest], more) for part in (coefficients, variables))
+        )
         # combining like terms may give further equations
         left, right, done = equations(coefficients, variables)
         left = np.concatenate([zero, v[differ, 0], left])
-        right = np.concatenate([np.zeros_like(zero), -v[differ, 1] * np.sign(c[differ, 0] * c[differ, 1]), right])
+        right = np.concatenate(
+            [np.zeros_like(zero), -v[differ, 1] * np.sign(c[differ, 0] * c[differ, 1]), right]
+        )
         return coefficients[~done], variables[~done], (left, right)
 
     def collapse(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Solve the equations, add every relation that becomes an equation, and repeat until nothing changes.
+        """Solve the equations, add every relation that becomes an equation, and
+        repeat until nothing changes.
 
         Returns:
             Signed classes of all ids, and the remaining relations (coefficients, classes).
@@ -164,7 +190,9 @@ class Relations(UnionFind):
         self.unify(*(torch.from_numpy(first[np.abs(side)] * np.sign(side)) for side in pairs))
 
     def resolve(self) -> Solution:
-        """Solve all equations and relations: base units, and derived classes as integer combinations of them."""
+        """Solve all equations and relations: base units, and derived classes as
+        integer combinations of them.
+        """
         while True:
             classes, coefficients, variables = self.collapse()
             total = int(np.abs(classes).max(initial=0))
@@ -178,7 +206,10 @@ class Relations(UnionFind):
                     solved += rounds
                 coefficients, variables = compress(coefficients, variables, total)
             # substitution may give further equations
-            found = [equations(coefficients, variables)[:2], implied(coefficients, variables, WIDTH)]
+            found = [
+                equations(coefficients, variables)[:2],
+                implied(coefficients, variables, WIDTH),
+            ]
             if any(len(left) for left, _ in found):
                 for pairs in found:
                     self._equate(first, pairs)
@@ -204,7 +235,9 @@ class Relations(UnionFind):
             fixed = torch.from_numpy(first[stuck[stuck > 0]])
             self.unify(fixed, torch.zeros_like(fixed))
 
-    def _parametrise(self, rows: list[dict[int, int]], variables: np.ndarray, first: np.ndarray) -> bool:
+    def _parametrise(
+        self, rows: list[dict[int, int]], variables: np.ndarray, first: np.ndarray
+    ) -> bool:
         """Express variables with relations such as ``3 a = 4 b`` as integer multiples of new units.
 
         Returns:
@@ -214,7 +247,9 @@ class Relations(UnionFind):
         from sympy.polys.matrices import DomainMatrix
 
         shape = len(rows), len(variables)
-        matrix = DomainMatrix([[ZZ(row.get(int(v), 0)) for v in variables] for row in rows], shape, ZZ)
+        matrix = DomainMatrix(
+            [[ZZ(row.get(int(v), 0)) for v in variables] for row in rows], shape, ZZ
+        )
         kernel = matrix.to_field().nullspace().clear_denoms_rowwise(convert=True)[1].to_list()
         if max((abs(int(c)) for row in kernel for c in row), default=0) > LARGEST_POWER:
             self.too_high += len(variables)
@@ -237,7 +272,9 @@ class Relations(UnionFind):
 
 
 def _representatives(classes: np.ndarray) -> np.ndarray:
-    """The first raw id of each class 1, 2, ..., with the sign that gives the class itself; 0 for the root's class."""
+    """The first raw id of each class 1, 2, ..., with the sign that gives the class
+    itself; 0 for the root's class.
+    """
     first = np.zeros(1 + max(int(classes.max()), -int(classes.min())), np.int64)
     # (the last of several values written to one position remains, so the order is reversed)
     first[np.abs(classes[::-1])] = np.arange(len(classes) - 1, -1, -1)
@@ -246,11 +283,14 @@ def _representatives(classes: np.ndarray) -> np.ndarray:
     return result
 
 
-def _eliminate(rows: Sequence[dict[int, int]]) -> tuple[dict[int, dict[int, int]], list[dict[int, int]]]:
+def _eliminate(
+    rows: Sequence[dict[int, int]],
+) -> tuple[dict[int, dict[int, int]], list[dict[int, int]]]:
     """Exact elimination with unit pivots, sparsest rows and rarest variables first.
 
     Returns:
-        Derived variable -> its combination of others (fully substituted), and the relations without a unit pivot.
+        Derived variable -> its combination of others (fully substituted), and the
+        relations without a unit pivot.
     """
     pending = [dict(row) for row in rows]
     where: dict[int, set[int]] = {}
@@ -298,12 +338,14 @@ def _eliminate(rows: Sequence[dict[int, int]]) -> tuple[dict[int, dict[int, int]
     return defined, [pending[i] for i in queue if pending[i]]
 
 
-def _expressed(peeled: Rounds, defined: dict[int, dict[int, int]], total: int) -> tuple[csr_array, np.ndarray]:
+def _expressed(
+    peeled: Rounds, defined: dict[int, dict[int, int]], total: int
+) -> tuple[csr_array, np.ndarray]:
     """Every variable in terms of those without a definition.
 
     Returns:
-        Integer matrix ``(total + 1, total + 1)``; and the variables that are too high a power of others and must be
-        fixed: if there are any, the matrix is not valid.
+        Integer matrix ``(total + 1, total + 1)``; and the variables that are too high a power of
+        others and must be fixed: if there are any, the matrix is not valid.
     """
     high = [v for v, form in defined.items() if any(abs(c) > LARGEST_POWER for c in form.values())]
     if high:
@@ -324,7 +366,9 @@ def _expressed(peeled: Rounds, defined: dict[int, dict[int, int]], total: int) -
         if sizes.nnz and sizes.max() > LARGEST_POWER:
             return known, pivots[np.unique(coo_array(sizes > LARGEST_POWER).row)]
         new = coo_array(form @ known)
-        known = csr_array(known + csr_array(coo_array((new.data, (pivots[new.row], new.col)), shape=shape)))
+        known = csr_array(
+            known + csr_array(coo_array((new.data, (pivots[new.row], new.col)), shape=shape))
+        )
     known.eliminate_zeros()
     return known, np.zeros(0, np.int64)
 
@@ -343,6 +387,8 @@ def _solution(classes: np.ndarray, known: csr_array) -> Solution:
     order = np.flatnonzero(derived)
     number[order] = units + 1 + np.arange(len(order))
     forms = csr_array(known[order])
-    forms = csr_array((forms.data, number[forms.indices] - 1, forms.indptr), shape=(len(order), units))
+    forms = csr_array(
+        (forms.data, number[forms.indices] - 1, forms.indptr), shape=(len(order), units)
+    )
     forms.sort_indices()
     return Solution(looked_up(number, classes), units, forms)

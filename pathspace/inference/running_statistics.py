@@ -1,4 +1,6 @@
-"""The channels of running means and variances, which are rescaled together with the activations that they describe."""
+"""The channels of running means and variances, which are rescaled together with the
+activations that they describe.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +25,22 @@ class RunningStatistics:
 
     def __init__(self, equations: Relations) -> None:
         self._equations = equations
-        # statistic -> (its power of the channels' scales, ids of the channels); pairs of mean and variance
+        # statistic -> (its power of the channels' scales, ids of the channels);
+        # pairs of mean and variance
         self._channels: dict[str, tuple[int, Tensor]] = {}
         self._pairs: dict[tuple[str, str], None] = {}
-        # running variance -> the eps that is added to it, and whether a frozen normalisation divides by their sum
+        # running variance -> the eps that is added to it, and whether a frozen
+        # normalisation divides by their sum
         self._eps: dict[str, tuple[float, bool]] = {}
         self._read: set[str] = set()
 
-    def add(self, mean: str, var: str, ids: Tensor, eps: float, frozen: bool) -> Iterator[tuple[Tensor, str]]:
+    def add(
+        self, mean: str, var: str, ids: Tensor, eps: float, frozen: bool
+    ) -> Iterator[tuple[Tensor, str]]:
         """Record one use; the channels of a statistic are the same in all its uses.
 
-        ``var + eps`` is rescaled, so normalisations with the same variance must have the same ``eps``.
+        ``var + eps`` is rescaled, so normalisations with the same variance
+        must have the same ``eps``.
 
         Args:
             mean: name of the running mean.
@@ -61,7 +68,8 @@ class RunningStatistics:
                 yield ids, READ
 
     def read(self, buffer: str) -> Iterator[tuple[Tensor, str]]:
-        """Record that a buffer is used as data; if it is a statistic, now or later, its channels are fixed.
+        """Record that a buffer is used as data; if it is a statistic, now or
+        later, its channels are fixed.
 
         Yields:
             Ids that must be fixed, and why.

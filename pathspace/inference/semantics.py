@@ -2,8 +2,8 @@
 
 Every rule is written once in these primitives. Three interpretations define them:
 :class:`~pathspace.inference.units.Scales` (which elements share a scale: the reduction graph),
-:class:`~pathspace.inference.unrolled.Unrolled` (the network unrolled over time and depth, for path enumeration) and
-:class:`~pathspace.inference.channels.Channels` (which elements form one channel).
+:class:`~pathspace.inference.unrolled.Unrolled` (the network unrolled over time and depth, for path
+enumeration) and :class:`~pathspace.inference.channels.Channels` (which elements form one channel).
 """
 
 from __future__ import annotations
@@ -17,7 +17,16 @@ import torch
 from torch import Tensor, fx
 
 from pathspace.graph_parts import Pin
-from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, broadcast_shape, constant, distinct, move
+from pathspace.inference.values import (
+    NEUTRAL,
+    ROOT,
+    Value,
+    Weight,
+    broadcast_shape,
+    constant,
+    distinct,
+    move,
+)
 
 
 @dataclass
@@ -74,15 +83,19 @@ class Semantics(ABC):
         self.approximate: list[Tensor] = []
         # name of a virtual weight -> the parameter that data picks its rows from
         self.virtual: dict[str, str] = {}
-        # the captured graph without its regions; whether the sum of a parameter and a constant can have a free scale
+        # the captured graph without its regions; whether the sum of a parameter and a
+        # constant can have a free scale
         self.graph: fx.Graph | None = None
         self.affine = True
 
-    # -- defined by each interpretation ------------------------------------------------------------------------
+    # -- defined by each interpretation
+    # ------------------------------------------------------------------------
 
     @abstractmethod
     def join(self, *values: Value) -> Tensor:
-        """A positively homogeneous combination (sum, maximum, choice) of elements that must share one scale."""
+        """A positively homogeneous combination (sum, maximum, choice) of elements
+        that must share one scale.
+        """
 
     @abstractmethod
     def reduce(self, value: Value, dims: Iterable[int], keepdim: bool = False) -> Tensor:
@@ -90,7 +103,9 @@ class Semantics(ABC):
 
     @abstractmethod
     def contract(self, weight: Weight, value: Value, dims: Sequence[int]) -> Tensor:
-        """``sum over dims of weight * value``, both broadcast against each other: each scalar weight is an edge."""
+        """``sum over dims of weight * value``, both broadcast against each other: each
+        scalar weight is an edge.
+        """
 
     @abstractmethod
     def attach(self, weight: Weight) -> Tensor:
@@ -120,14 +135,18 @@ class Semantics(ABC):
 
     @abstractmethod
     def observe(self, value: Tensor) -> Tensor:
-        """A function of elements that does not depend on their positive scale: a sign, a comparison, a direction."""
+        """A function of elements that does not depend on their positive scale: a sign, a
+        comparison, a direction.
+        """
 
     def opaque(self, values: Sequence[Value], reason: str, dims: Sequence[int] = ()) -> Tensor:
-        """A function that is not homogeneous: elementwise, except along ``dims``, where it mixes elements.
+        """A function that is not homogeneous: elementwise, except along ``dims``,
+        where it mixes elements.
 
         Args:
             values: its operands, broadcast against each other.
-            reason: why it is not homogeneous, for the list of pins; ``""`` for no entry in this list.
+            reason: why it is not homogeneous, for the list of pins; ``""``
+                for no entry in this list.
             dims: dimensions of the result.
         """
         if reason:
@@ -138,14 +157,18 @@ class Semantics(ABC):
         return constant(broadcast_shape(*(value.shape for value in values)))
 
     def regrouped(self, value: Value, runs: Sequence[range]) -> None:  # noqa: B027
-        """One dimension was split into several (``runs`` of dimensions of ``value``); only channels depend on it."""
+        """One dimension was split into several (``runs`` of dimensions of ``value``);
+        only channels depend on it.
+        """
 
     def given(self, kind: str, name: str, shape: Sequence[int]) -> Tensor:
         """The ids of an ``"input"`` or a ``"buffer"``."""
         return constant(shape)
 
     def deferred(self, value: Tensor, exponent: int) -> Tensor | None:
-        """A power whose scale is determined when it is used; ``None`` if it must be determined now."""
+        """A power whose scale is determined when it is used; ``None`` if
+        it must be determined now.
+        """
         return None
 
     def compact(self, value: Tensor) -> Tensor:
@@ -156,8 +179,12 @@ class Semantics(ABC):
     def steps(self, length: int) -> int:
         """The number of steps to interpret of a recurrent operation over ``length`` steps."""
 
-    def statistics_of(self, mean: str, var: str, channels: Tensor, eps: float, frozen: bool) -> None:  # noqa: B027
-        """Running statistics (names of buffers) of channels (dimension 0), rescaled with them; only for scales."""
+    def statistics_of(  # noqa: B027
+        self, mean: str, var: str, channels: Tensor, eps: float, frozen: bool
+    ) -> None:
+        """Running statistics (names of buffers) of channels (dimension 0), rescaled
+        with them; only for scales.
+        """
 
     def read(self, buffer: str) -> None:  # noqa: B027
         """A buffer is used as data, so that it must not be rescaled; only for scales."""
@@ -176,29 +203,41 @@ class Semantics(ABC):
             node: the node of the index: one index selects the same rows of two tables.
 
         Returns:
-            A weight of shape ``rows + weight.shape[1:]``, or ``None`` if all rows must be treated as one.
+            A weight of shape ``rows + weight.shape[1:]``, or ``None`` if all
+            rows must be treated as one.
         """
 
-    # -- shared by all interpretations -------------------------------------------------------------------------
+    # -- shared by all interpretations
+    # -------------------------------------------------------------------------
 
     def activation(self, value: Any) -> Tensor:
-        """Any value as an activation: parameters are attached, numbers have a fixed scale (zero has any scale)."""
+        """Any value as an activation: parameters are attached, numbers have a fixed
+        scale (zero has any scale).
+        """
         if isinstance(value, Weight):
             ids = self.attach(value.unmasked())
             return ids if value.kept is None else torch.where(value.kept, ids, NEUTRAL)
         if isinstance(value, Tensor):
             return value
         neutral = (
-            isinstance(value, int | float) and not isinstance(value, bool) and value in (0, float("inf"), -float("inf"))
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and value in (0, float("inf"), -float("inf"))
         )
         return constant((), NEUTRAL if neutral else ROOT)
 
     def moved(self, function: Callable[[Tensor], Tensor], value: Value) -> Value:
         """Apply a movement of data to the ids."""
-        return value.moved(function, self.offsets) if isinstance(value, Weight) else move(function, value)
+        return (
+            value.moved(function, self.offsets)
+            if isinstance(value, Weight)
+            else move(function, value)
+        )
 
     def pin(self, values: Iterable[Value], reason: str) -> None:
-        """Fix the scale of every operand; record the operation as a pin if a scale was free or a parameter is used."""
+        """Fix the scale of every operand; record the operation as a pin if a scale was
+        free or a parameter is used.
+        """
         elements, parameters = 0, []
         for value in values:
             if isinstance(value, Weight):
@@ -224,6 +263,8 @@ class Semantics(ABC):
         starts = torch.tensor([self.offsets[name] for name in names])
         # exact zeros in a computed weight have a position outside of all parameters
         last = self.offsets[names[-1]] + torch.Size(self.shapes[names[-1]]).numel()
-        which = torch.bucketize(index[(index >= starts[0]) & (index < last)], starts, right=True) - 1
+        which = (
+            torch.bucketize(index[(index >= starts[0]) & (index < last)], starts, right=True) - 1
+        )
         met = torch.bincount(which, minlength=len(names))
         return [name for name, count in zip(names, met.tolist(), strict=True) if count]

@@ -1,7 +1,9 @@
-"""Signed union-find: equations between signed ids, solved by the connected components of a doubled graph.
+"""Signed union-find: equations between signed ids, solved by the connected
+components of a doubled graph.
 
-Every id denotes the logarithm of a positive scale, ``-k`` the negative of this logarithm, and ``0`` (the root) a fixed
-scale. If ``+k`` and ``-k`` are in one component, then ``phi(k) = -phi(k)``, so the scale is fixed.
+Every id denotes the logarithm of a positive scale, ``-k`` the negative of this logarithm, and
+``0`` (the root) a fixed scale. If ``+k`` and ``-k`` are in one component, then ``phi(k) =
+-phi(k)``, so the scale is fixed.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from pathspace.inference.values import NEUTRAL, ROOT, broadcast_shape, distinct,
 
 # both sides of equations
 Pairs = tuple[np.ndarray, np.ndarray]
-# number of equations that are solved together, and number of equations that are stored before they are solved
+# number of equations that are solved together, and number of equations that are
+# stored before they are solved
 AT_ONCE, MOST_PENDING = 1 << 18, 1 << 20
 # of more equations at once, each is kept once
 MOST_REPEATED = 1 << 18
@@ -53,13 +56,18 @@ class UnionFind:
         return ids
 
     def copy(self) -> Self:
-        """A copy to which other equations can be added; existing arrays are shared, because they never change."""
+        """A copy to which other equations can be added; existing arrays are shared,
+        because they never change.
+        """
         twin = type(self).__new__(type(self))
-        twin.__dict__.update({name: held[:] if isinstance(held, list) else held for name, held in vars(self).items()})
+        twin.__dict__.update(
+            {name: held[:] if isinstance(held, list) else held for name, held in vars(self).items()}
+        )
         return twin
 
     def unify(self, left: Tensor, right: Tensor) -> Pairs | None:
-        """Record ``phi(left) = phi(right)`` elementwise, after broadcasting; exact zeros impose nothing.
+        """Record ``phi(left) = phi(right)`` elementwise, after broadcasting;
+        exact zeros impose nothing.
 
         Returns:
             Both sides of the recorded equations, or ``None`` if there are none.
@@ -67,7 +75,11 @@ class UnionFind:
         if left.shape != right.shape:
             shape = broadcast_shape(left.shape, right.shape)
             left, right = left.expand(shape), right.expand(shape)
-        repeated = [dim for dim, both in enumerate(zip(left.stride(), right.stride(), strict=True)) if both == (0, 0)]
+        repeated = [
+            dim
+            for dim, both in enumerate(zip(left.stride(), right.stride(), strict=True))
+            if both == (0, 0)
+        ]
         for dim in repeated:
             if left.shape[dim] > 1:
                 left, right = left.narrow(dim, 0, 1), right.narrow(dim, 0, 1)
@@ -92,10 +104,13 @@ class UnionFind:
             self.solve()
         return pairs
 
-    def _star(self, left: Tensor, right: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]] | None:
+    def _star(
+        self, left: Tensor, right: Tensor
+    ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]] | None:
         """Replace a unification of all pairs of two sets of ids by two smaller ones.
 
-        The first id of each set is unified with all ids of the other, which has the same consequences.
+        The first id of each set is unified with all ids of the other, which
+        has the same consequences.
 
         Returns:
             Both sides of the two unifications, or ``None`` if they would not be smaller.
@@ -153,9 +168,13 @@ class UnionFind:
         return one[keep].numpy(), other[keep].numpy()
 
     def solve(self) -> np.ndarray:
-        """Solve the equations: the signed class of every id, 0 for the root's class, +-1, +-2, ... for the others."""
+        """Solve the equations: the signed class of every id, 0 for the root's class, +-1,
+        +-2, ... for the others.
+        """
         known = _largest(self._solved)
-        old = np.concatenate([self._solved, np.arange(known + 1, known + 1 + self.size - len(self._solved))])
+        old = np.concatenate(
+            [self._solved, np.arange(known + 1, known + 1 + self.size - len(self._solved))]
+        )
         pairs, self._pairs, self._pending = self._pairs, [], 0
         if pairs:
             # join the known classes, which are far fewer than the ids
@@ -225,8 +244,11 @@ def _join(first: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:
     place = np.cumsum(met) - 1
     left, right = (looked_up(place, side) for side in (left, right))
     label = _components(left, right, len(classes))
-    # labels are numbered in order of first appearance, so the first class of each label is the lowest, and positive
-    lowest = np.concatenate([[0], classes[np.flatnonzero(np.diff(np.maximum.accumulate(label))) + 1]])
+    # labels are numbered in order of first appearance, so the first class of each label is
+    # the lowest, and positive
+    lowest = np.concatenate(
+        [[0], classes[np.flatnonzero(np.diff(np.maximum.accumulate(label))) + 1]]
+    )
     first[classes] = looked_up(lowest, label)
 
 
@@ -252,7 +274,9 @@ def _components(left: np.ndarray, right: np.ndarray, size: int) -> np.ndarray:
 
 
 def _renumber(label: np.ndarray, root: int) -> np.ndarray:
-    """Consecutive numbers from 1 in order of first appearance, and 0 for the root's label, without sorting."""
+    """Consecutive numbers from 1 in order of first appearance, and 0 for the
+    root's label, without sorting.
+    """
     first = np.zeros(int(label.max()) + 1, np.int64)
     # (the last of several values written to one position remains, so the order is reversed)
     first[label[::-1]] = np.arange(len(label) - 1, -1, -1)

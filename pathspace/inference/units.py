@@ -96,7 +96,10 @@ class Scales(Semantics):
             return None
         shape, step = self.shapes[table], prod(self.shapes[table][1:])
         # the view must keep the rows separate
-        whole = weight.shape[:1] == shape[:1] and weight.index.stride(0) == step > weight.index.storage_offset()
+        whole = (
+            weight.shape[:1] == shape[:1]
+            and weight.index.stride(0) == step > weight.index.storage_offset()
+        )
         # with a single position, operations over several positions are not visible
         alone = len(rows) > 0 and (prod(rows) < 2 or 1 in rows[1:])
         # products with matrices need only ids of their rows and columns
@@ -131,9 +134,15 @@ class Scales(Semantics):
         return super().moved(function, self.activation(value) if hasattr(value, "base") else value)
 
     def deferred(self, value: Tensor, exponent: int) -> Tensor | None:
-        """Defer a power that is only summed: the summands share one scale, so one power after the sum is enough."""
+        """Defer a power that is only summed: the summands share one scale, so one power
+        after the sum is enough.
+        """
         node = self.place.node
-        if node is None or not node.users or any(facts_of(user).kind not in SUMS for user in node.users):
+        if (
+            node is None
+            or not node.users
+            or any(facts_of(user).kind not in SUMS for user in node.users)
+        ):
             return None
         waiting = value.view(value.shape)
         waiting.base = exponent, value  # type: ignore[attr-defined]
@@ -155,11 +164,15 @@ class Scales(Semantics):
         return result
 
     def _representative(self, ids: Tensor, dims: Iterable[int]) -> Tensor:
-        """Unify along dimensions and keep one entry of each (an exact zero only if there is no other)."""
+        """Unify along dimensions and keep one entry of each (an exact zero
+        only if there is no other).
+        """
         wanted, few = list(dims), distinct(ids)
         if any(ids.shape[dim] == 0 for dim in wanted):
             # (a sum of nothing is zero)
-            return constant([1 if dim in wanted else size for dim, size in enumerate(ids.shape)], NEUTRAL)
+            return constant(
+                [1 if dim in wanted else size for dim, size in enumerate(ids.shape)], NEUTRAL
+            )
         first = few
         for dim in wanted:
             if first.shape[dim] > 1:
@@ -193,7 +206,9 @@ class Scales(Semantics):
             if number == len(self.pins):
                 self.pins.append(Pin(*key, elements))
             else:
-                self.pins[number] = replace(self.pins[number], elements=self.pins[number].elements + elements)
+                self.pins[number] = replace(
+                    self.pins[number], elements=self.pins[number].elements + elements
+                )
 
     def _sink(self, ids: Tensor) -> None:
         self.flows.end(self.equations.present(ids))
@@ -219,14 +234,19 @@ class Scales(Semantics):
         full = broadcast_shape(weight.shape, ids.shape)
         sizes = (1,) * (rank - len(weight.shape)) + tuple(weight.shape)
         strides = (0,) * (rank - len(weight.shape)) + tuple(weight.index.stride())
-        # dimensions along which the scalar weight is the same: its tail and head must not vary there
+        # dimensions along which the scalar weight is the same: its tail and
+        # head must not vary there
         varies = [size > 1 and stride != 0 for size, stride in zip(sizes, strides, strict=True)]
         ids = ids.expand(full)
         shared = [dim for dim in range(rank) if not varies[dim]]
         reduced = {dim % rank for dim in dims}
-        free = [dim for dim in shared if full[dim] > 1 and ids.stride(dim) != 0 and dim not in reduced]
+        free = [
+            dim for dim in shared if full[dim] > 1 and ids.stride(dim) != 0 and dim not in reduced
+        ]
         change = None
-        heads = prod(full[dim] for dim in range(rank) if dim in free or (varies[dim] and dim not in reduced))
+        heads = prod(
+            full[dim] for dim in range(rank) if dim in free or (varies[dim] and dim not in reduced)
+        )
         if free and distinct(ids).numel() <= EXACT_USES and heads <= EXACT_RESULTS:
             kept = [dim for dim in range(rank) if varies[dim] and dim not in reduced]
             ids, change = self._baseline(ids, free, kept)
@@ -236,7 +256,12 @@ class Scales(Semantics):
         if void is not None and bool(void.all()):
             return constant(out, NEUTRAL)
         sizes = tuple(full[dim] if varies[dim] and dim not in reduced else 1 for dim in range(rank))
-        view = (weight.name, tuple(weight.shape), weight.index.stride(), weight.index.storage_offset())
+        view = (
+            weight.name,
+            tuple(weight.shape),
+            weight.index.stride(),
+            weight.index.storage_offset(),
+        )
         small, again = distinct(tail), weight.name is not None and weight.name not in self.virtual
         head = self._same((*view, sizes), small) if again else None
         if head is None:
@@ -257,20 +282,29 @@ class Scales(Semantics):
         return result
 
     def _same(self, key: tuple[Any, ...], operand: Tensor) -> Tensor | None:
-        """The result of the same operation on the same ids in another capture, which has the same scales."""
+        """The result of the same operation on the same ids in another capture,
+        which has the same scales.
+        """
         entries = self._made.get(key, [])
         for place, (before, made, graph) in enumerate(entries):
-            if graph is not self.graph and before.shape == operand.shape and torch.equal(before, operand):
+            if (
+                graph is not self.graph
+                and before.shape == operand.shape
+                and torch.equal(before, operand)
+            ):
                 # each entry represents one use in every capture
                 entries[place] = before, made, self.graph
                 return made
         return None
 
-    def _baseline(self, ids: Tensor, free: Sequence[int], kept: Sequence[int]) -> tuple[Tensor, Tensor | None]:
-        """Split several scales at one weight (of tokens, of positions) exactly: ``phi = baseline + change``.
+    def _baseline(
+        self, ids: Tensor, free: Sequence[int], kept: Sequence[int]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Split several scales at one weight (of tokens, of positions) exactly:
+        ``phi = baseline + change``.
 
-        The factor of the weight is ``head - baseline``; ``change`` varies only along dimensions that are not summed,
-        and is part of the result's scale.
+        The factor of the weight is ``head - baseline``; ``change`` varies only along dimensions
+        that are not summed, and is part of the result's scale.
 
         Args:
             ids: ids of the operand.
@@ -285,9 +319,14 @@ class Scales(Semantics):
         if bool((small == first).all()):
             return first.expand(full), None
         change = self.equations.fresh(
-            [n if dim in free else small.shape[dim] if dim in kept else 1 for dim, n in enumerate(full)]
+            [
+                n if dim in free else small.shape[dim] if dim in kept else 1
+                for dim, n in enumerate(full)
+            ]
         )
-        baseline = self.equations.fresh([1 if dim in free else n for dim, n in enumerate(small.shape)])
+        baseline = self.equations.fresh(
+            [1 if dim in free else n for dim, n in enumerate(small.shape)]
+        )
         void = (small == NEUTRAL).all(dim=tuple(free), keepdim=True) if has_zeros(small) else None
         if void is not None:
             baseline = torch.where(void, NEUTRAL, baseline)
@@ -297,13 +336,22 @@ class Scales(Semantics):
         return baseline.expand(full), change
 
     def _note_shift(self, weight: Weight) -> None:
-        """Record the constant added to a parameter; if its uses have different constants, the parameter is pinned."""
-        for name in dict.fromkeys(self.virtual.get(name, name) for name in self.parameters_of(weight)):
-            if self.shifts.setdefault(name, weight.shift) != weight.shift and name not in self.pinned_parameters:
+        """Record the constant added to a parameter; if its uses have different constants,
+        the parameter is pinned.
+        """
+        for name in dict.fromkeys(
+            self.virtual.get(name, name) for name in self.parameters_of(weight)
+        ):
+            if (
+                self.shifts.setdefault(name, weight.shift) != weight.shift
+                and name not in self.pinned_parameters
+            ):
                 self.pin([Weight.of(name, self.shapes[name])], UNLIKE)
 
     def attach(self, weight: Weight) -> Tensor:
-        """Edges from the root to new ids, one per scalar; a scalar has the same id in all such uses."""
+        """Edges from the root to new ids, one per scalar; a scalar has the
+        same id in all such uses.
+        """
         self._note_shift(weight)
         if weight.name in self.gathers and prod(self.shapes[weight.name]) > MOST_GATHERED:
             self.pin([weight], "more scalars picked by data than can be followed")
@@ -328,15 +376,29 @@ class Scales(Semantics):
         return self._tables[name]
 
     def _coarse(self, value: Value, dims: Iterable[int]) -> Tensor:
-        """An activation; a parameter whose first use is a reduction gets one id along the reduced dimensions."""
+        """An activation; a parameter whose first use is a reduction gets one id
+        along the reduced dimensions.
+        """
         if isinstance(value, Weight) and value.kept is None and value.name is not None:
             shape = self.shapes[value.name]
-            strided = all(stride for stride, size in zip(value.index.stride(), value.shape, strict=True) if size > 1)
-            if value.name not in self._tables and strided and value.index.numel() == np.prod(shape, dtype=np.int64):
+            strided = all(
+                stride
+                for stride, size in zip(value.index.stride(), value.shape, strict=True)
+                if size > 1
+            )
+            if (
+                value.name not in self._tables
+                and strided
+                and value.index.numel() == np.prod(shape, dtype=np.int64)
+            ):
                 wanted = {dim % max(len(value.shape), 1) for dim in dims}
-                ids = self.equations.fresh([1 if dim in wanted else size for dim, size in enumerate(value.shape)])
+                ids = self.equations.fresh(
+                    [1 if dim in wanted else size for dim, size in enumerate(value.shape)]
+                )
                 found = layout(value.index, [ids], shape)
-                if found is not None and all(part == slice(0, n, 1) for part, n in zip(found[0], shape, strict=True)):
+                if found is not None and all(
+                    part == slice(0, n, 1) for part, n in zip(found[0], shape, strict=True)
+                ):
                     self._table(value.name, found[1][0])
         return self.activation(value)
 
@@ -351,18 +413,28 @@ class Scales(Semantics):
         classes = torch.from_numpy(self.equations.solve())
         small = distinct(value)
         known = small != NEUTRAL
-        signed = torch.where(known, classes[torch.where(known, small, 0).abs()] * small.sign(), NEUTRAL)
+        signed = torch.where(
+            known, classes[torch.where(known, small, 0).abs()] * small.sign(), NEUTRAL
+        )
         first = np.zeros(int(classes.abs().max()) + 1, np.int64)
         order = np.arange(len(classes) - 1, -1, -1)
         first[np.abs(classes.numpy()[order])] = order * np.sign(classes.numpy()[order])
         first[0] = ROOT
-        new = torch.where(known, torch.from_numpy(first)[torch.where(known, signed, 0).abs()] * signed.sign(), NEUTRAL)
+        new = torch.where(
+            known,
+            torch.from_numpy(first)[torch.where(known, signed, 0).abs()] * signed.sign(),
+            NEUTRAL,
+        )
         # (what is read of the representatives is read of the ids that they stand for)
         self.flows.into(small, new)
         return compress(new).expand(value.shape)
 
-    def statistics_of(self, mean: str, var: str, channels: Tensor, eps: float, frozen: bool) -> None:
-        """Record the channels of the running mean and variance, which must be the same in all their uses."""
+    def statistics_of(
+        self, mean: str, var: str, channels: Tensor, eps: float, frozen: bool
+    ) -> None:
+        """Record the channels of the running mean and variance, which must be
+        the same in all their uses.
+        """
         ids = self._representative(channels, range(1, channels.dim())).reshape(-1)
         for some, reason in self.running.add(mean, var, ids, eps, frozen):
             self.pin([some], reason)
@@ -373,7 +445,9 @@ class Scales(Semantics):
             self.pin([some], reason)
 
     def loop(self, weight: Weight, value: Tensor) -> Tensor:
-        """An edge from the root to the root: tail and head are one unit, so no gauge changes the scalar."""
+        """An edge from the root to the root: tail and head are one unit, so no
+        gauge changes the scalar.
+        """
         unread = distinct(value) == NEUTRAL
         for dim, size in enumerate(reversed(weight.shape), 1):
             unread = unread.all(-dim, keepdim=True) if size == 1 else unread
@@ -390,14 +464,18 @@ class Scales(Semantics):
         powers = [Fraction(power) for power, _ in factors]
         if (known := self._single(powers, wide)) is not None:
             return known
-        sizes = [n if any(entry.stride(dim) for entry in wide) else 1 for dim, n in enumerate(shape)]
+        sizes = [
+            n if any(entry.stride(dim) for entry in wide) else 1 for dim, n in enumerate(shape)
+        ]
         small = [entry[tuple(slice(0, n) for n in sizes)] for entry in wide]
         rows, which = distinct_columns(torch.stack([entry.reshape(-1) for entry in small]))
         key = (self.place.node and self.place.node.name, *(power for power, _ in factors))
         out = self._same(key, rows)
         if out is None:
             out = self.equations.fresh((rows.shape[1],))
-            self.equations.relate((1, out), *((-power, row) for (power, _), row in zip(factors, rows, strict=True)))
+            self.equations.relate(
+                (1, out), *((-power, row) for (power, _), row in zip(factors, rows, strict=True))
+            )
             self._made.setdefault(key, []).append((rows, out, self.graph))
         for row in rows:
             self.flows.into(row, out)
@@ -408,7 +486,9 @@ class Scales(Semantics):
         return result
 
     def _single(self, powers: Sequence[Fraction], ids: Sequence[Tensor]) -> Tensor | None:
-        """A product of powers of the same ids, if the total power is 0, 1 or -1; otherwise ``None``."""
+        """A product of powers of the same ids, if the total power is 0, 1
+        or -1; otherwise ``None``.
+        """
         found = self._powers.common(powers, ids)
         if found is None or abs(found[1]) not in (0, 1):
             return None
@@ -457,5 +537,7 @@ class Scales(Semantics):
         return constant(value.shape, ROOT)
 
     def steps(self, length: int) -> int:
-        """Three steps contain every use of every parameter: with the initial, the first and a later state."""
+        """Three steps contain every use of every parameter: with the initial, the
+        first and a later state.
+        """
         return min(length, 3)

@@ -1,8 +1,9 @@
 """The network unrolled over time and depth, for enumerating its paths.
 
-A node is a *set of arrivals*, pairs (edge, previous node). Elements with the same set are one node, so copies over the
-batch, over space and over calls are merged, while the time steps of a recurrent network are separate nodes. A path goes
-from the root to a fixed scale (mostly an output) and is the sequence of scalar weights on it.
+A node is a *set of arrivals*, pairs (edge, previous node). Elements with the same set are one node,
+so copies over the batch, over space and over calls are merged, while the time steps of a recurrent
+network are separate nodes. A path goes from the root to a fixed scale (mostly an output) and is the
+sequence of scalar weights on it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ class Unrolled(Semantics):
     drops_dead = True
 
     def __init__(
-        self, offsets: dict[str, int], shapes: dict[str, tuple[int, ...]], max_steps: int | None = None
+        self,
+        offsets: dict[str, int],
+        shapes: dict[str, tuple[int, ...]],
+        max_steps: int | None = None,
     ) -> None:
         super().__init__(offsets, shapes)
         self.max_steps = max_steps
@@ -60,8 +64,9 @@ class Unrolled(Semantics):
             self._edges += len(arrivals)
             if self._edges > MAX_EDGES:
                 raise UnsupportedError(
-                    f"The unrolled network has more than {MAX_EDGES:,} scalar edges, too many to enumerate paths; "
-                    "use smaller example inputs, or use the certificate, which needs no enumeration."
+                    f"The unrolled network has more than {MAX_EDGES:,} scalar edges, too many to"
+                    " enumerate paths; use smaller example inputs, or use the certificate, which"
+                    " needs no enumeration."
                 )
             self._known[arrivals] = len(self.arrivals)
             self.arrivals.append(arrivals)
@@ -97,7 +102,10 @@ class Unrolled(Semantics):
             return ids
         if not ids.numel():
             # (a sum of nothing is zero)
-            return constant([1 if d in wanted else n for d, n in enumerate(ids.shape) if keepdim or d in kept], NEUTRAL)
+            return constant(
+                [1 if d in wanted else n for d, n in enumerate(ids.shape) if keepdim or d in kept],
+                NEUTRAL,
+            )
         rows = distinct(ids).permute([*kept, *wanted])
         rows = rows.reshape(*rows.shape[: len(kept)], -1)
         result = self._map(rows, self._union)
@@ -132,7 +140,9 @@ class Unrolled(Semantics):
         return self.join(value, self.contract(weight, value, ()))
 
     def gathered(self, weight: Weight, rows: Sequence[int], node: object) -> Weight | None:
-        """All rows in turn if there are enough positions; else any row at any position, for a single table."""
+        """All rows in turn if there are enough positions; else any row at any
+        position, for a single table.
+        """
         shape = tuple(rows)
         live = self.place.live
         read = torch.ones(shape, dtype=torch.bool)
@@ -145,9 +155,9 @@ class Unrolled(Semantics):
             return Weight(None, weight.positions(self.offsets)[picked])
         if self._few.setdefault((self.place.run, node), weight.name) != weight.name:
             raise UnsupportedError(
-                f"Paths through the {weight.shape[0]} rows of {weight.name!r} cannot be enumerated with an index of "
-                f"{prod(shape)} positions that reads several tables; use larger example inputs, or use the "
-                "certificate, which needs no enumeration."
+                f"Paths through the {weight.shape[0]} rows of {weight.name!r} cannot be enumerated"
+                f" with an index of {prod(shape)} positions that reads several tables; use larger"
+                " example inputs, or use the certificate, which needs no enumeration."
             )
         return None
 
@@ -158,7 +168,9 @@ class Unrolled(Semantics):
                 self.sinks[node] = None
 
     def product(self, *factors: tuple[int, Tensor]) -> Tensor:
-        """A path through a product goes through all its factors; a quotient has no paths (recorded)."""
+        """A path through a product goes through all its factors; a quotient
+        has no paths (recorded).
+        """
         ids = torch.broadcast_tensors(*(entry for _, entry in factors))
         if any(power < 1 for power, entry in factors if not bool((distinct(entry) == ROOT).all())):
             self.has_quotients = True
@@ -168,14 +180,19 @@ class Unrolled(Semantics):
         powers = [power for power, _ in factors]
         if sum(powers) > MAX_EDGES:
             raise UnsupportedError(
-                f"The unrolled network has a product with {sum(powers):,} factors, too many to enumerate paths; use "
-                "the certificate, which needs no enumeration."
+                f"The unrolled network has a product with {sum(powers):,} factors, too many to"
+                " enumerate paths; use the certificate, which needs no enumeration."
             )
 
         def together(row: list[int]) -> int:
             if NEUTRAL in row:
                 return NEUTRAL
-            nodes = sorted(node for node, power in zip(row, powers, strict=True) for _ in range(power) if node != ROOT)
+            nodes = sorted(
+                node
+                for node, power in zip(row, powers, strict=True)
+                for _ in range(power)
+                if node != ROOT
+            )
             if len(nodes) < 2:
                 return nodes[0] if nodes else ROOT
             self.pairs.append(tuple(nodes))
@@ -200,7 +217,9 @@ class Unrolled(Semantics):
         return length if self.max_steps is None else min(length, self.max_steps)
 
     def count(self) -> int:
-        """Number of paths (paths with the same weights through different nodes count separately)."""
+        """Number of paths (paths with the same weights through different
+        nodes count separately).
+        """
         ways = [1] + [0] * (len(self.arrivals) - 1)
         for node in range(1, len(self.arrivals)):
             for edge, before in self.arrivals[node]:
@@ -225,7 +244,9 @@ class Unrolled(Semantics):
     def walks(self) -> Iterator[tuple[int, ...]]:
         """Every distinct sequence of scalar weights from the root to a fixed scale."""
         seen: set[tuple[int, ...]] = set()
-        stack: list[tuple[tuple[int, ...], tuple[int, ...]]] = [((node,), ()) for node in self.sinks]
+        stack: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
+            ((node,), ()) for node in self.sinks
+        ]
         while stack:
             pending, tail = stack.pop()
             if not pending:

@@ -1,9 +1,10 @@
 """The values of an interpretation: activations as ids, and weights as views of parameters.
 
-An *activation* is an ``int64`` tensor of the shape of the real tensor. Its entries are the ids of the elements:
-``ROOT`` for elements with a fixed scale, ``NEUTRAL`` for exact zeros (which have any scale), positive or negative
-numbers otherwise. Dimensions in which the ids are constant have stride 0, so a batch of images needs no more memory
-than one vector. Tensors that depend only on constants (masks, positions) also have their real value.
+An *activation* is an ``int64`` tensor of the shape of the real tensor. Its entries are the ids of
+the elements: ``ROOT`` for elements with a fixed scale, ``NEUTRAL`` for exact zeros (which have any
+scale), positive or negative numbers otherwise. Dimensions in which the ids are constant have stride
+0, so a batch of images needs no more memory than one vector. Tensors that depend only on constants
+(masks, positions) also have their real value.
 
 A *weight* is a view of parameters, stored as the positions of its scalars.
 """
@@ -58,7 +59,10 @@ def broadcast_shape(*shapes: Sequence[int]) -> torch.Size:
         for dim, size in enumerate(shape, rank - len(shape)):
             if size != 1:
                 if found[dim] not in (1, size):
-                    raise ValueError(f"shapes {', '.join(map(str, map(tuple, shapes)))} cannot be broadcast together")
+                    raise ValueError(
+                        f"shapes {', '.join(map(str, map(tuple, shapes)))} cannot be broadcast"
+                        " together"
+                    )
                 found[dim] = size
     return torch.Size(found)
 
@@ -68,7 +72,10 @@ def distinct(ids: Tensor) -> Tensor:
     strides = ids.stride()
     if 0 not in strides:
         return ids
-    sizes = [1 if stride == 0 and size > 1 else size for size, stride in zip(ids.shape, strides, strict=True)]
+    sizes = [
+        1 if stride == 0 and size > 1 else size
+        for size, stride in zip(ids.shape, strides, strict=True)
+    ]
     return ids.as_strided(sizes, strides)
 
 
@@ -96,9 +103,11 @@ def move(function: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
 
 
 def along(function: Callable[[Tensor], Tensor], ids: Tensor, dims: Iterable[int]) -> Tensor:
-    """Apply an operation that mixes elements only along ``dims``, with size 1 for all other stride-0 dimensions.
+    """Apply an operation that mixes elements only along ``dims``, with size 1 for all
+    other stride-0 dimensions.
 
-    The result has as many dimensions as ``ids``, and the same sizes and stride-0 dimensions outside ``dims``.
+    The result has as many dimensions as ``ids``, and the same sizes and stride-0
+    dimensions outside ``dims``.
     """
     wanted = {dim % ids.dim() for dim in dims} if ids.dim() else set()
     small = ids
@@ -107,12 +116,17 @@ def along(function: Callable[[Tensor], Tensor], ids: Tensor, dims: Iterable[int]
             small = small.narrow(dim, 0, 1)
     result = compress(function(small))
     return result.expand(
-        [n if d in wanted else m for d, (n, m) in enumerate(zip(result.shape, ids.shape, strict=True))]
+        [
+            n if d in wanted else m
+            for d, (n, m) in enumerate(zip(result.shape, ids.shape, strict=True))
+        ]
     )
 
 
 def groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[range, range]]:
-    """The finest split of two shapes with the same number of elements into corresponding runs of dimensions."""
+    """The finest split of two shapes with the same number of elements into
+    corresponding runs of dimensions.
+    """
     found, i, j = [], 0, 0
     while i < len(old) or j < len(new):
         start, a, b = (i, j), 1, 1
@@ -171,7 +185,9 @@ def value_of(value: object) -> Tensor | None:
 
 
 def with_value(real: Tensor) -> Tensor:
-    """The activation of a known constant: a fixed scale, except for zeros and infinities, which have any scale."""
+    """The activation of a known constant: a fixed scale, except for zeros and
+    infinities, which have any scale.
+    """
     real = real.detach().cpu()
     if real.dtype == torch.bool or real.numel() == 0:
         ids = constant(real.shape)
@@ -180,7 +196,9 @@ def with_value(real: Tensor) -> Tensor:
         if real.is_floating_point():
             free = free | torch.isinf(distinct(real))
         ids = (
-            compress(torch.where(free, NEUTRAL, ROOT)).expand(real.shape) if bool(free.any()) else constant(real.shape)
+            compress(torch.where(free, NEUTRAL, ROOT)).expand(real.shape)
+            if bool(free.any())
+            else constant(real.shape)
         )
     ids.known = real  # type: ignore[attr-defined]
     return ids
@@ -188,12 +206,14 @@ def with_value(real: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Weight:
-    """A view of one parameter, or a dense tensor of the positions of scalars from several parameters.
+    """A view of one parameter, or a dense tensor of the positions of scalars
+    from several parameters.
 
     Attributes:
         name: the parameter, if ``index`` is a strided view of it.
-        index: a *meta* tensor with the sizes, strides and offset of the view of the contiguous parameter ``name``;
-            or, if ``name`` is ``None``, an ``int64`` tensor of positions in the numbering of all scalars.
+        index: a *meta* tensor with the sizes, strides and offset of the view of the contiguous
+            parameter ``name``; or, if ``name`` is ``None``, an ``int64`` tensor of positions in the
+            numbering of all scalars.
         moves: the movements that give the view of the parameter.
         kept: mask of the scalars that a constant mask does not set to 0, in the shape of the view.
         shift: a constant added to every scalar: the factor is ``w + shift``.
@@ -216,11 +236,17 @@ class Weight:
         return cls(name, torch.empty(tuple(shape), device="meta", dtype=torch.int8))
 
     def positions(self, offsets: dict[str, int]) -> Tensor:
-        """Positions of all scalars of the view in the numbering in which parameter ``n`` starts at ``offsets[n]``."""
+        """Positions of all scalars of the view in the numbering in which parameter ``n``
+        starts at ``offsets[n]``.
+        """
         if self.name is None:
             return self.index
         extent = 1 + self.index.storage_offset()
-        extent += sum((size - 1) * stride for size, stride in zip(self.shape, self.index.stride(), strict=True) if size)
+        extent += sum(
+            (size - 1) * stride
+            for size, stride in zip(self.shape, self.index.stride(), strict=True)
+            if size
+        )
         flat = torch.arange(int(max(extent, 1))) + offsets[self.name]
         return flat.as_strided(self.shape, self.index.stride(), self.index.storage_offset())
 
@@ -240,7 +266,9 @@ class Weight:
         return replace(self, kept=None)
 
     def moved(self, function: Callable[[Tensor], Tensor], offsets: dict[str, int]) -> Weight:
-        """The weight after a movement: a view if the movement does not copy, dense positions otherwise."""
+        """The weight after a movement: a view if the movement does not copy,
+        dense positions otherwise.
+        """
         kept = None if self.kept is None else function(self.kept.expand(self.shape))
         if self.name is not None:
             moved = function(self.index)

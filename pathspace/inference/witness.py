@@ -1,7 +1,8 @@
 """Which operation fixes a scale: an interpretation that stores the origin of every equation.
 
-Tracing does not store origins. For reasons, the captured graph is interpreted again by :class:`Witness`;
-:class:`Chains` then gives the shortest chain of equations from a scale to the root.
+Tracing does not store origins. For reasons, the captured graph is interpreted
+again by :class:`Witness`; :class:`Chains` then gives the shortest chain of
+equations from a scale to the root.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ class Step:
     reason: str
 
     def __str__(self) -> str:
-        place = " ".join(part for part in (f"in {self.module}" if self.module else "", self.source) if part)
+        place = " ".join(
+            part for part in (f"in {self.module}" if self.module else "", self.source) if part
+        )
         return f"{self.op}{' ' + place if place else ''} ({self.reason})"
 
 
@@ -63,7 +66,9 @@ class _Noted(Relations):
         """The equations without steps, because equations of a copy are not steps of the model."""
         plain = Relations()
         noted = ("step", "pairs", "rows")
-        plain.__dict__.update({name: value for name, value in self.__dict__.items() if name not in noted})
+        plain.__dict__.update(
+            {name: value for name, value in self.__dict__.items() if name not in noted}
+        )
         return plain.copy()
 
     def unify(self, left: Tensor, right: Tensor) -> Pairs | None:
@@ -135,7 +140,9 @@ class Chains:
         empty = np.zeros(0, np.int64)
         self._left = np.concatenate([empty, *(left for left, _, _ in noted.pairs)])
         self._right = np.concatenate([empty, *(right for _, right, _ in noted.pairs)])
-        self._step = np.concatenate([empty, *(np.full(len(left), step) for left, _, step in noted.pairs)])
+        self._step = np.concatenate(
+            [empty, *(np.full(len(left), step) for left, _, step in noted.pairs)]
+        )
         self._search()
         while self._derive(noted.rows):
             self._search()
@@ -146,7 +153,10 @@ class Chains:
     def _search(self) -> None:
         """Breadth-first search from the root, over ids and their opposites."""
         ends = [self._node(side) for side in (self._left, self._right, -self._left, -self._right)]
-        rows, columns = np.concatenate([ends[0], ends[2], [0]]), np.concatenate([ends[1], ends[3], [1]])
+        rows, columns = (
+            np.concatenate([ends[0], ends[2], [0]]),
+            np.concatenate([ends[1], ends[3], [1]]),
+        )
         count = 2 * self._size
         graph = coo_array((np.ones(len(rows), bool), (rows, columns)), shape=(count, count)).tocsr()
         _, self._label = connected_components(graph, directed=False)
@@ -171,7 +181,9 @@ class Chains:
         return result
 
     def _derive(self, rows: list[tuple[np.ndarray, np.ndarray, int]]) -> bool:
-        """Add equations that follow from relations and from opposite scales; return whether there are any."""
+        """Add equations that follow from relations and from opposite scales;
+        return whether there are any.
+        """
         new: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         plus, minus = self._label[0::2], self._label[1::2]
         root = self._label[0]
@@ -202,21 +214,30 @@ class Chains:
             pair = np.flatnonzero(terms == 2)
             if len(pair):
                 places = np.argsort(c[pair] == 0, 1, kind="stable")[:, :2]
-                ends, factors = (np.take_along_axis(table[pair], places, 1) for table in (np.abs(ids), c))
+                ends, factors = (
+                    np.take_along_axis(table[pair], places, 1) for table in (np.abs(ids), c)
+                )
                 even = np.abs(factors[:, 0]) == np.abs(factors[:, 1])
                 one, two = ends[even].T
                 two = two * -np.sign(factors[even]).prod(1) * sign[one] * sign[two]
                 differ = self._label[self._node(one)] != self._label[self._node(two)]
                 new.append((one[differ], two[differ], np.full(int(differ.sum()), step)))
-        left, right, steps = (np.concatenate([part[k] for part in new]) if new else np.zeros(0, int) for k in range(3))
+        left, right, steps = (
+            np.concatenate([part[k] for part in new]) if new else np.zeros(0, int) for k in range(3)
+        )
         if not len(left):
             return False
-        self._left, self._right = np.concatenate([self._left, left]), np.concatenate([self._right, right])
+        self._left, self._right = (
+            np.concatenate([self._left, left]),
+            np.concatenate([self._right, right]),
+        )
         self._step = np.concatenate([self._step, steps])
         return True
 
     def _opposite(self) -> int:
-        """A new step for opposite scales, with the place of the first equation between opposite scales."""
+        """A new step for opposite scales, with the place of the first equation
+        between opposite scales.
+        """
         crossed = np.flatnonzero(np.sign(self._left) * np.sign(self._right) < 0)
         place = self.steps[self._step[crossed[0]]] if len(crossed) else Step("", "", "", "")
         self.steps.append(Step(place.op, place.module, place.source, OPPOSITE))
@@ -233,8 +254,8 @@ class Chains:
             ids: positive numbers.
 
         Returns:
-            Pairs of a chain, from the id to the root, and the number of ids with it; the chain is empty if no single
-            equation fixes the id.
+            Pairs of a chain, from the id to the root, and the number of ids with it; the chain is
+            empty if no single equation fixes the id.
         """
         current, columns = 2 * np.abs(ids), []
         known = self._before[current] >= 0
@@ -243,7 +264,9 @@ class Chains:
             low, high = np.minimum(current, before), np.maximum(current, before)
             place = np.searchsorted(self._keys, low * (2 * self._size) + high)
             moving = known & (current > 1)
-            columns.append(np.where(moving, self._of_key[np.minimum(place, len(self._keys) - 1)], -1))
+            columns.append(
+                np.where(moving, self._of_key[np.minimum(place, len(self._keys) - 1)], -1)
+            )
             current = np.where(moving, before, current)
         table = np.stack(columns, 1) if columns else np.full((len(ids), 1), -1)
         rows, first, counts = np.unique(table, axis=0, return_index=True, return_counts=True)

@@ -26,9 +26,19 @@ PARTS = {
     "analysis": "Analysis (memory in units of the model's weights)",
     "training": "Training: medians, whole training steps over those of torch's optimizers",
     "steps": "The optimizers' steps alone: operations in one, and medians as they are and compiled",
-    "penalty": "Markov chains: whole training steps over plain ones, and what is kept for the backward pass",
+    "penalty": (
+        "Markov chains: whole training steps over plain ones, and what is kept for the backward"
+        " pass"
+    ),
 }
-TRAINED = ("small_rnn", "residual_cnn", "stacked_rnn", "recurrent_cnn_96", "recurrent_cnn_128", "recurrent_cnn_160")
+TRAINED = (
+    "small_rnn",
+    "residual_cnn",
+    "stacked_rnn",
+    "recurrent_cnn_96",
+    "recurrent_cnn_128",
+    "recurrent_cnn_160",
+)
 
 STEPPED = ("small_rnn", "stacked_rnn", "recurrent_cnn_96")
 
@@ -45,23 +55,42 @@ def table(title: str, rows: list[dict[str, Any]]) -> Table:
 
 def cell(value: Any) -> str:
     """A figure as it is shown."""
-    return f"{value:,.3f}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
+    return (
+        f"{value:,.3f}"
+        if isinstance(value, float)
+        else f"{value:,}"
+        if type(value) is int
+        else str(value)
+    )
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
     """Rows of equal keys as a table in Markdown."""
-    lines = [list(rows[0]), ["---", *["---:"] * (len(rows[0]) - 1)], *([cell(v) for v in row.values()] for row in rows)]
+    lines = [
+        list(rows[0]),
+        ["---", *["---:"] * (len(rows[0]) - 1)],
+        *([cell(v) for v in row.values()] for row in rows),
+    ]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def main(
-    json_file: Annotated[Path | None, typer.Option("--json", help="Keep the figures in this file.")] = None,
-    show: Annotated[Path | None, typer.Option(help="Print the tables of this file in Markdown instead.")] = None,
-    only: Annotated[list[str] | None, typer.Option(help="Only this model; may be given several times.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Keep the figures in this file.")
+    ] = None,
+    show: Annotated[
+        Path | None, typer.Option(help="Print the tables of this file in Markdown instead.")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only this model; may be given several times.")
+    ] = None,
     rounds: Annotated[
-        int, typer.Option(min=1, help="Training steps measured (ten times as many for the small RNN).")
+        int,
+        typer.Option(min=1, help="Training steps measured (ten times as many for the small RNN)."),
     ] = 6,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of a processor.")] = torch.get_num_threads(),
+    threads: Annotated[
+        int, typer.Option(min=1, help="Threads of a processor.")
+    ] = torch.get_num_threads(),
     device: Annotated[str, typer.Option(help="Where the training steps run: cpu or cuda.")] = "cpu",
 ) -> None:
     """Measure the analysis, the optimizers and the penal connection."""
@@ -73,12 +102,23 @@ def main(
     jobs: list[tuple[Callable[..., dict[str, Any]], tuple[Any, ...]]] = [
         (analysis, (name, threads)) for name in ANALYSED if name in (only or ANALYSED)
     ]
-    jobs += [(training, (name, device, rounds, threads)) for name in TRAINED if name in (only or TRAINED)]
-    jobs += [(steps, (name, device, rounds, threads)) for name in STEPPED if name in (only or STEPPED)]
-    jobs += [(penalty, (name, device, 2 * rounds, threads)) for name in PENALISED if name in (only or PENALISED)]
+    jobs += [
+        (training, (name, device, rounds, threads)) for name in TRAINED if name in (only or TRAINED)
+    ]
+    jobs += [
+        (steps, (name, device, rounds, threads)) for name in STEPPED if name in (only or STEPPED)
+    ]
+    jobs += [
+        (penalty, (name, device, 2 * rounds, threads))
+        for name in PENALISED
+        if name in (only or PENALISED)
+    ]
     # a fresh process for each model, so that peak memory is its own
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        results = [(job, pool.apply(job, given)) for job, given in track(jobs, "benchmarks", console=console)]
+        results = [
+            (job, pool.apply(job, given))
+            for job, given in track(jobs, "benchmarks", console=console)
+        ]
     groups = {part: [row for f, row in results if f.__name__ == part] for part in PARTS}
     for part, title in PARTS.items():
         # a model chosen alone may be in one of the lists only
@@ -97,7 +137,10 @@ def main(
         json_file.parent.mkdir(parents=True, exist_ok=True)
         # models that were not measured now stay as they were
         old = json.loads(json_file.read_text()) if json_file.exists() else {}
-        by_model = {part: {row["model"]: row for row in (*old.get(part, []), *rows)} for part, rows in groups.items()}
+        by_model = {
+            part: {row["model"]: row for row in (*old.get(part, []), *rows)}
+            for part, rows in groups.items()
+        }
         parts = {part: list(rows.values()) for part, rows in by_model.items()}
         json_file.write_text(json.dumps({**about, **parts}, indent=1) + "\n")
         console.print(f"figures in {json_file}")

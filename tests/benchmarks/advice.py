@@ -1,9 +1,10 @@
-"""The advice of ``suggest`` followed literally: trained networks, the leaderboard's tasks, and others.
+"""The advice of ``suggest`` followed literally: trained networks, the
+leaderboard's tasks, and others.
 
     PYTHONPATH=tests python -m benchmarks.advice docs/data/advice.json [TRAINED NETWORK ...]
 
-With names, only these trained networks are taken again. Ten steps with the advised optimizer and rate, once without a
-loss given to ``suggest`` and once with it.
+With names, only these trained networks are taken again. Ten steps with the advised optimizer and
+rate, once without a loss given to ``suggest`` and once with it.
 """
 
 from __future__ import annotations
@@ -39,9 +40,13 @@ def trained_ones(names: list[str]) -> Iterator[Subject]:
         graph = ps.trace(model, *args, kwargs=kwargs)
         with torch.no_grad():
             first = _first(model(*args, **kwargs))
-        targets = first + first.std() * torch.randn(first.shape, generator=torch.Generator().manual_seed(0))
+        targets = first + first.std() * torch.randn(
+            first.shape, generator=torch.Generator().manual_seed(0)
+        )
 
-        def loss(one: nn.Module, args: Any = args, kwargs: Any = kwargs, targets: Tensor = targets) -> Tensor:
+        def loss(
+            one: nn.Module, args: Any = args, kwargs: Any = kwargs, targets: Tensor = targets
+        ) -> Tensor:
             return (_first(one(*args, **kwargs)) - targets).square().mean()
 
         yield name, model, graph, loss
@@ -49,7 +54,9 @@ def trained_ones(names: list[str]) -> Iterator[Subject]:
 
 def _first(outputs: Any) -> Tensor:
     """The first tensor of numbers among some outputs."""
-    return next(leaf for leaf in leaves(outputs) if isinstance(leaf, Tensor) and leaf.is_floating_point())
+    return next(
+        leaf for leaf in leaves(outputs) if isinstance(leaf, Tensor) and leaf.is_floating_point()
+    )
 
 
 def tasks(starts: tuple[str, ...] = ("default", "scrambled 100")) -> Iterator[Subject]:
@@ -62,7 +69,11 @@ def tasks(starts: tuple[str, ...] = ("default", "scrambled 100")) -> Iterator[Su
 
             def loss(one: nn.Module, inputs: Tensor = inputs, targets: Tensor = targets) -> Tensor:
                 outputs = one(inputs)
-                return token_loss(outputs, targets) if outputs.dim() == 3 else F.cross_entropy(outputs, targets)
+                return (
+                    token_loss(outputs, targets)
+                    if outputs.dim() == 3
+                    else F.cross_entropy(outputs, targets)
+                )
 
             yield f"{task}, {start}", model.train(), graph, loss
 
@@ -81,14 +92,19 @@ class Recurrent(nn.Module):
 def others() -> Iterator[Subject]:
     """Networks of other kinds, fresh and regressed on random targets."""
     deep = [layer for _ in range(20) for layer in (nn.Linear(24, 24), nn.ReLU())]
-    norms = [layer for _ in range(4) for layer in (nn.Linear(24, 24), nn.GroupNorm(4, 24), nn.SiLU())]
+    norms = [
+        layer for _ in range(4) for layer in (nn.Linear(24, 24), nn.GroupNorm(4, 24), nn.SiLU())
+    ]
     post = nn.TransformerEncoderLayer(24, 4, 48, dropout=0.0, batch_first=True)
     makers: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
         "20 hidden layers": (nn.Sequential(nn.Linear(8, 24), *deep, nn.Linear(24, 4)), (8,)),
         "group norms and SiLU": (nn.Sequential(nn.Linear(8, 24), *norms, nn.Linear(24, 4)), (8,)),
         "LSTM": (Recurrent(nn.LSTM), (10, 8)),
         "ReLU RNN": (_relu_rnn(), (10, 8)),
-        "post-norm transformer": (nn.Sequential(nn.Linear(8, 24), post, nn.Flatten(), nn.Linear(240, 4)), (10, 8)),
+        "post-norm transformer": (
+            nn.Sequential(nn.Linear(8, 24), post, nn.Flatten(), nn.Linear(240, 4)),
+            (10, 8),
+        ),
         "tanh": (nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 4)), (8,)),
     }
     for name, (model, shape) in makers.items():
@@ -128,23 +144,32 @@ def table(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
     """Rows as the page shows them: the loss after ten steps over that before."""
     shown: dict[str, dict[str, str]] = {}
     for row in rows:
-        one = shown.setdefault(row["network"], {"network": row["network"], "optimizer": row["optimizer"]})
+        one = shown.setdefault(
+            row["network"], {"network": row["network"], "optimizer": row["optimizer"]}
+        )
         one[f"rate, {row['rate']}"] = f"{row['lr']:.1e}"
         one[f"loss, {row['rate']}"] = f"{row['after'] / row['before']:.3f}"
     return list(shown.values())
 
 
 def main(path: Path, names: list[str]) -> None:
-    """Follow the advice everywhere, or on the trained networks that are named, and keep what happened."""
+    """Follow the advice everywhere, or on the trained networks that are
+    named, and keep what happened.
+    """
     torch.manual_seed(0)
     kept = json.loads(path.read_text())["rows"] if names else []
     rows = [row for row in kept if row["network"] not in names]
-    for subjects in (() if names else (others(), tasks())) + (trained_ones(names or list(trained.TRAINED)),):
+    for subjects in (() if names else (others(), tasks())) + (
+        trained_ones(names or list(trained.TRAINED)),
+    ):
         for subject in subjects:
             for tried in (False, True):
                 rows.append(followed(subject, tried))
                 print(rows[-1], flush=True)
-                path.write_text(json.dumps({"torch": torch.__version__, "steps": STEPS, "rows": rows}, indent=1) + "\n")
+                path.write_text(
+                    json.dumps({"torch": torch.__version__, "steps": STEPS, "rows": rows}, indent=1)
+                    + "\n"
+                )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Cross-layer equalisation by the AIMET toolkit, for the comparison in `benchmarks/equalise.py`.
 
-It needs an environment of its own: `pip install aimet-torch` beside torch and the packages in `trained.txt`, then
-`python -m benchmarks.equalise aimet` from `tests/`.
+It needs an environment of its own: `pip install aimet-torch` beside torch and the packages in
+`trained.txt`, then `python -m benchmarks.equalise aimet` from `tests/`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ def equalised(model: nn.Module, x: Tensor, relu: bool) -> nn.Module:
     Args:
         model: a trained network.
         x: an example input.
-        relu: replace ReLU6 by ReLU first. The toolkit did so up to release 2.3; since then it leaves the layers around
-            a ReLU6 as they are.
+        relu: replace ReLU6 by ReLU first. The toolkit did so up to release 2.3; since then it
+            leaves the layers around a ReLU6 as they are.
     """
     _without_operators()
     from aimet_torch.cross_layer_equalization import equalize_model
@@ -35,9 +35,11 @@ def equalised(model: nn.Module, x: Tensor, relu: bool) -> nn.Module:
 
 
 def _without_operators() -> None:
-    """Let torchvision, which the toolkit imports and does not use here, load beside a torch that it was not built for.
+    """Let torchvision, which the toolkit imports and does not use here, load beside a torch
+    that it was not built for.
 
-    Its package index has no build for processors alone; the declarations of two operators are all that is missing.
+    Its package index has no build for processors alone; the declarations of two operators
+    are all that is missing.
     """
     try:
         torch.ops.torchvision.nms  # noqa: B018

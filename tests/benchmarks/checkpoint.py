@@ -1,8 +1,9 @@
-"""Balancing a sharded checkpoint of 8 GB on disk: seconds, peak memory, and the outputs before and after.
+"""Balancing a sharded checkpoint of 8 GB on disk: seconds, peak memory, and the
+outputs before and after.
 
-``PYTHONPATH=tests python -m benchmarks.checkpoint FOLDER`` writes a Llama of 2 billion weights in single precision to
-``FOLDER`` (17 GB are needed there for a while), balances it in a process of its own, and keeps what it measured in
-``docs/data/checkpoint.json``.
+``PYTHONPATH=tests python -m benchmarks.checkpoint FOLDER`` writes a Llama of 2 billion weights in
+single precision to ``FOLDER`` (17 GB are needed there for a while), balances it in a process of its
+own, and keeps what it measured in ``docs/data/checkpoint.json``.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ TOKENS = torch.arange(16).reshape(2, 8)
 def config() -> Any:
     """A Llama of 2 billion weights."""
     return transformers.LlamaConfig(
-        vocab_size=32000, hidden_size=2048, intermediate_size=8192, num_hidden_layers=30, num_attention_heads=16,
-        tie_word_embeddings=False,
+        vocab_size=32000, hidden_size=2048, intermediate_size=8192, num_hidden_layers=30,
+        num_attention_heads=16, tie_word_embeddings=False,
     )  # fmt: skip
 
 
@@ -45,7 +46,9 @@ def create(folder: Path) -> int:
     for place, (name, tensor) in enumerate(names):
         # (rows of different sizes, so that there is something to balance)
         noise = torch.randn(tensor.shape, generator=generator) * 0.02
-        held[name] = 1 + noise if tensor.dim() == 1 else noise * (1 + torch.arange(len(tensor)) % 7)[:, None]
+        held[name] = (
+            1 + noise if tensor.dim() == 1 else noise * (1 + torch.arange(len(tensor)) % 7)[:, None]
+        )
         total += held[name].nbytes
         if sum(entry.nbytes for entry in held.values()) > 1e9 or place == len(names) - 1:
             file = f"model-{len(set(index.values())) + 1:05}.safetensors"
@@ -59,8 +62,14 @@ def create(folder: Path) -> int:
 
 
 def peak() -> float:
-    """Largest memory of this process, in GB (that of ``getrusage`` is at least the parent's at the start)."""
-    (line,) = (row for row in Path("/proc/self/status").read_text().splitlines() if row.startswith("VmHWM:"))
+    """Largest memory of this process, in GB (that of ``getrusage`` is at least
+    the parent's at the start).
+    """
+    (line,) = (
+        row
+        for row in Path("/proc/self/status").read_text().splitlines()
+        if row.startswith("VmHWM:")
+    )
     return int(line.split()[1]) * 1024 / 1e9
 
 
@@ -99,10 +108,10 @@ def outputs(folder: Path) -> torch.Tensor:
 def sentence(figures: dict[str, Any]) -> str:
     """What the page says."""
     return (
-        "Measured by `python -m benchmarks.checkpoint`: a Llama of {gigabytes:.1f} GB in {shards} files, single "
-        "precision, one thread. Balancing takes {seconds:.0f} s of processor time and at most {memory_gb:.2f} GB of "
-        "memory, {memory_gb_before:.2f} GB of that before a file is opened. The outputs change by {change:.0e} of the "
-        "largest one."
+        "Measured by `python -m benchmarks.checkpoint`: a Llama of {gigabytes:.1f} GB in {shards}"
+        " files, single precision, one thread. Balancing takes {seconds:.0f} s of processor time"
+        " and at most {memory_gb:.2f} GB of memory, {memory_gb_before:.2f} GB of that before a file"
+        " is opened. The outputs change by {change:.0e} of the largest one."
     ).format(**figures)
 
 
@@ -111,13 +120,19 @@ def main(folder: Path) -> None:
     source, target = folder / "given", folder / "balanced"
     size = create(source)
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "benchmarks.checkpoint", "--balance", str(source), str(target)],
+        [sys.executable, "-W", "ignore", "-m", "benchmarks.checkpoint", "--balance", str(source),
+         str(target)],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     figures = json.loads(done.stdout.splitlines()[-1])
     first = outputs(source)
     change = float((outputs(target) - first).abs().max() / first.abs().max())
-    figures = {"gigabytes": size / 1e9, "shards": len(list(source.glob("*.safetensors"))), **figures, "change": change}
+    figures = {
+        "gigabytes": size / 1e9,
+        "shards": len(list(source.glob("*.safetensors"))),
+        **figures,
+        "change": change,
+    }
     print(figures)
     keep("checkpoint", figures)
     write("large-models.md", "checkpoint", sentence(figures))

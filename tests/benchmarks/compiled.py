@@ -1,8 +1,10 @@
-"""Steps through ``torch.compile``: how long the compiler takes, and the steps beside those as they are.
+"""Steps through ``torch.compile``: how long the compiler takes, and the steps
+beside those as they are.
 
     PYTHONPATH=tests python -m benchmarks.compiled
 
-writes ``docs/data/compiled.json`` and the table of docs/benchmarks.md. One thread; its own time, in turns.
+writes ``docs/data/compiled.json`` and the table of docs/benchmarks.md. One
+thread; its own time, in turns.
 """
 
 from __future__ import annotations
@@ -57,7 +59,11 @@ def measure(name: str, kind: str) -> dict[str, Any]:
     # every set of units is swept by steps of both kinds: an odd number of steps in each round
     times: dict[str, list[float]] = {"step_ms": [], "compiled_ms": [], "again_ms": []}
     for _ in range(ROUNDS):
-        for key, move in (("step_ms", optimizer.step), ("compiled_ms", compiled), ("again_ms", optimizer.step)):
+        for key, move in (
+            ("step_ms", optimizer.step),
+            ("compiled_ms", compiled),
+            ("again_ms", optimizer.step),
+        ):
             begun = time.process_time()
             move()
             times[key].append(1000 * (time.process_time() - begun))
@@ -82,7 +88,10 @@ def main() -> None:
             rows.append(measure(name, kind))
             print(rows[-1], flush=True)
             keep("compiled", {"torch": torch.__version__, "rounds": ROUNDS, "rows": rows})
-    shown = [[f"{v:,.3f}" if isinstance(v, float) and k != "load" else f"{v}" for k, v in row.items()] for row in rows]
+    shown = [
+        [f"{v:,.3f}" if isinstance(v, float) and k != "load" else f"{v}" for k, v in row.items()]
+        for row in rows
+    ]
     write("benchmarks.md", "compiled", markdown(list(rows[0]), shown))
 
 

@@ -1,12 +1,14 @@
-"""Capture and inference beside the dependency graph of Torch-Pruning: processor time in one run, one thread.
+"""Capture and inference beside the dependency graph of Torch-Pruning: processor
+time in one run, one thread.
 
     python -m benchmarks.dependency_graph > docs/data/dependency_graph.json
 
-Arguments, if any, take the place of the models below: `torchvision:resnet18`, `timm:resnet18`. Each library has a
-process of its own, in which the first model is done twice and its first turn is left out, which pays for imports. Every
-task is done TURNS times, in turns, and its shortest time counts, because other work on the machine can only add to it.
-Either side is stopped after LIMIT seconds of processor time; such a model counts in a sum of its own, with LIMIT as the
-least that it takes. Needs torchvision, timm and torch-pruning.
+Arguments, if any, take the place of the models below: `torchvision:resnet18`, `timm:resnet18`. Each
+library has a process of its own, in which the first model is done twice and its first turn is left
+out, which pays for imports. Every task is done TURNS times, in turns, and its shortest time counts,
+because other work on the machine can only add to it. Either side is stopped after LIMIT seconds of
+processor time; such a model counts in a sum of its own, with LIMIT as the least that it takes.
+Needs torchvision, timm and torch-pruning.
 """
 
 from __future__ import annotations
@@ -64,15 +66,16 @@ def groups_of(model: nn.Module, x: torch.Tensor) -> list[Any]:
 
 MODELS = {
     "torchvision": (
-        "alexnet vgg16_bn resnet18 resnet50 resnext50_32x4d densenet121 densenet169 squeezenet1_0 googlenet "
-        "inception_v3 mobilenet_v2 mobilenet_v3_small mobilenet_v3_large mnasnet1_0 efficientnet_b0 "
-        "efficientnet_v2_s regnet_y_400mf regnet_x_800mf convnext_tiny vit_b_16 swin_t vgg11 shufflenet_v2_x1_0"
+        "alexnet vgg16_bn resnet18 resnet50 resnext50_32x4d densenet121 densenet169 squeezenet1_0"
+        " googlenet inception_v3 mobilenet_v2 mobilenet_v3_small mobilenet_v3_large mnasnet1_0"
+        " efficientnet_b0 efficientnet_v2_s regnet_y_400mf regnet_x_800mf convnext_tiny vit_b_16"
+        " swin_t vgg11 shufflenet_v2_x1_0"
     ),
     "timm": (
-        "resnet18 resnet50d resnetv2_50 mobilenetv3_small_100 mobilenetv2_100 efficientnet_b0 efficientnetv2_rw_t "
-        "regnetx_002 regnety_008 convnext_atto vit_tiny_patch16_224 deit_tiny_patch16_224 mixer_s32_224 "
-        "resmlp_12_224 poolformer_s12 repvgg_a0 dla34 hrnet_w18_small densenet121 ghostnet_100 tf_efficientnet_lite0 "
-        "nfnet_l0 levit_128"
+        "resnet18 resnet50d resnetv2_50 mobilenetv3_small_100 mobilenetv2_100 efficientnet_b0"
+        " efficientnetv2_rw_t regnetx_002 regnety_008 convnext_atto vit_tiny_patch16_224"
+        " deit_tiny_patch16_224 mixer_s32_224 resmlp_12_224 poolformer_s12 repvgg_a0 dla34"
+        " hrnet_w18_small densenet121 ghostnet_100 tf_efficientnet_lite0 nfnet_l0 levit_128"
     ),
 }
 
@@ -118,11 +121,17 @@ def row(library: str, name: str) -> dict[str, Any]:
                 found[key] = None
                 print(f"{name}: {key} fails with {type(error).__name__}", file=sys.stderr)
     print(f"{library} {name}: {found}", file=sys.stderr, flush=True)
-    return {"library": library, "model": name, **{key: value and round(value, 4) for key, value in found.items()}}
+    return {
+        "library": library,
+        "model": name,
+        **{key: value and round(value, 4) for key, value in found.items()},
+    }
 
 
 def entries(library: str, rows: list[dict[str, Any]], version: str) -> list[dict[str, str]]:
-    """The sums of a library, for the table of comparisons: without models of which LIMIT stopped a side, and with."""
+    """The sums of a library, for the table of comparisons: without models of which LIMIT
+    stopped a side, and with.
+    """
     own = [one for one in rows if one["library"] == library]
     both = [one for one in own if one["torch_pruning_s"] is not None]
     keys = ("trace_s", "torch_pruning_s")
@@ -157,7 +166,9 @@ def main(names: list[str]) -> None:
     """Measure the models, those of each library in a process of their own, and print the record."""
     import torch_pruning
 
-    chosen = [tuple(name.split(":")) for name in names] or [(k, name) for k, v in MODELS.items() for name in v.split()]
+    chosen = [tuple(name.split(":")) for name in names] or [
+        (k, name) for k, v in MODELS.items() for name in v.split()
+    ]
     rows, sums = [], []
     for library in dict(chosen):
         with multiprocessing.get_context("spawn").Pool(1) as pool:

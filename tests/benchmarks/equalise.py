@@ -1,7 +1,9 @@
-"""Trained networks in a few bits: as trained, equalised layer by layer, by AIMET, and in the chosen gauge.
+"""Trained networks in a few bits: as trained, equalised layer by layer, by
+AIMET, and in the chosen gauge.
 
-`python -m benchmarks.equalise [PART ...]` from `tests/`; rows go to `docs/data/equalise.json`, the page is written
-again. The part `aimet` runs the toolkit itself and needs it (`benchmarks/aimet.py`); without names, all others run.
+`python -m benchmarks.equalise [PART ...]` from `tests/`; rows go to `docs/data/equalise.json`, the
+page is written again. The part `aimet` runs the toolkit itself and needs it
+(`benchmarks/aimet.py`); without names, all others run.
 """
 
 from __future__ import annotations
@@ -35,12 +37,18 @@ FORMATS = [(bits, per) for per in ("tensor", "channel") for bits in (8, 6, 4)]
 def images(count: int, size: int, seed: int) -> Tensor:
     """Crops of two photographs, at random places and sizes, mirrored or not."""
     generator = torch.Generator().manual_seed(seed)
-    pictures = [torch.from_numpy(i.copy()).permute(2, 0, 1).float() / 255 for i in load_sample_images().images]
+    pictures = [
+        torch.from_numpy(i.copy()).permute(2, 0, 1).float() / 255
+        for i in load_sample_images().images
+    ]
     crops = []
     for i in range(count):
         picture = pictures[i % 2]
         side = int(torch.randint(120, 427, (1,), generator=generator))
-        top, left = (int(torch.randint(0, n - side + 1, (1,), generator=generator)) for n in picture.shape[1:])
+        top, left = (
+            int(torch.randint(0, n - side + 1, (1,), generator=generator))
+            for n in picture.shape[1:]
+        )
         crop = picture[None, :, top : top + side, left : left + side]
         crop = crop.flip(3) if float(torch.rand((), generator=generator)) < 0.5 else crop
         crops.append(F.interpolate(crop, size=(size, size), mode="bilinear", antialias=True))
@@ -62,7 +70,9 @@ def decibels(wanted: Tensor, found: Tensor) -> float:
 
 def chains(model: Any) -> list[list[nn.Conv2d]]:
     """Convolutions one after the other, with nothing but an activation between them."""
-    found = [[block._expand_conv] if hasattr(block, "_expand_conv") else [] for block in model._blocks]
+    found = [
+        [block._expand_conv] if hasattr(block, "_expand_conv") else [] for block in model._blocks
+    ]
     for own, block in zip(found, model._blocks, strict=True):
         own += [block._depthwise_conv, block._project_conv]
     found[0].insert(0, model._conv_stem)
@@ -73,7 +83,8 @@ def chains(model: Any) -> list[list[nn.Conv2d]]:
 def cross_layer_equalised(model: nn.Module) -> nn.Module:
     """The published algorithm on a folded network, with the bounds of ReLU6 moved along.
 
-    The channels between layers of a chain get the geometric mean of the ranges of the weights around them.
+    The channels between layers of a chain get the geometric mean of the ranges of
+    the weights around them.
 
     Reference:
         Nagel et al.: Data-free quantization through weight equalization and bias correction (2019).
@@ -98,7 +109,9 @@ def cross_layer_equalised(model: nn.Module) -> nn.Module:
             scale = torch.where((scale > 0) & scale.isfinite(), scale, 1)
             first.weight.div_(scale[:, None, None, None])
             first.bias.div_(scale)
-            second.weight.mul_(scale[:, None, None, None] if second.groups > 1 else scale[None, :, None, None])
+            second.weight.mul_(
+                scale[:, None, None, None] if second.groups > 1 else scale[None, :, None, None]
+            )
             for bound in bounds.get(id(first), []):
                 bound.div_(scale[:, None, None])
     return net
@@ -107,7 +120,9 @@ def cross_layer_equalised(model: nn.Module) -> nn.Module:
 def _bounds(net: nn.Module) -> dict[int, list[nn.Parameter]]:
     """The bounds of the clip that follows each convolution, found by running the network."""
     order: list[nn.Module] = []
-    kinds = [m for m in net.modules() if isinstance(m, nn.Conv2d) or type(m).__name__ == "LiftedClip"]
+    kinds = [
+        m for m in net.modules() if isinstance(m, nn.Conv2d) or type(m).__name__ == "LiftedClip"
+    ]
     hooks = [m.register_forward_hook(lambda m, args, out: order.append(m)) for m in kinds]
     net(images(1, 64, 0))
     for hook in hooks:
@@ -129,7 +144,9 @@ def lite0_images(size: int = 96) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def lite0() -> list[Row]:
-    """EfficientNet-Lite0: signal over noise of its outputs on images that the gauge was not chosen on."""
+    """EfficientNet-Lite0: signal over noise of its outputs on images that the
+    gauge was not chosen on.
+    """
     trained = load("efficientnet-lite0")[0]
     folded = ps.fold_norms(trained)
     model = ps.lift_clips(folded)
@@ -140,9 +157,18 @@ def lite0() -> list[Row]:
         with torch.enable_grad():
             found = ps.equalise(model, graph, bits, per, x, gauges=gauges)
         gauges = found.gauges
-        row: Row = {"model": "EfficientNet-Lite0", "bits": bits, "per": per, "changed": found.helped}
+        row: Row = {
+            "model": "EfficientNet-Lite0",
+            "bits": bits,
+            "per": per,
+            "changed": found.helped,
+        }
         row["change"] = float((found.model(held) - wanted).abs().max() / wanted.abs().max())
-        for name, net in {"as trained": model, "layer by layer": layers, "chosen gauge": found.model}.items():
+        for name, net in {
+            "as trained": model,
+            "layer by layer": layers,
+            "chosen gauge": found.model,
+        }.items():
             row |= judged(name, wanted, rounded(net, bits, per)(held))
         print(row, flush=True)
         rows.append(row)
@@ -157,15 +183,24 @@ def judged(name: str, wanted: Tensor, outputs: Tensor) -> Row:
 
 @torch.no_grad()
 def aimet() -> list[Row]:
-    """EfficientNet-Lite0 by the toolkit: as it stands, and with ReLU6 replaced by ReLU, as older releases did."""
+    """EfficientNet-Lite0 by the toolkit: as it stands, and with ReLU6 replaced by
+    ReLU, as older releases did.
+    """
     from benchmarks.aimet import equalised
 
     trained = load("efficientnet-lite0")[0]
     x, held = lite0_images()
     wanted, rows = trained(held), []
-    nets = {f"AIMET {kind}": equalised(trained, x[:1], kind == "ReLU") for kind in ("as it is", "ReLU")}
+    nets = {
+        f"AIMET {kind}": equalised(trained, x[:1], kind == "ReLU") for kind in ("as it is", "ReLU")
+    }
     for bits, per in FORMATS:
-        row: Row = {"model": "EfficientNet-Lite0", "bits": bits, "per": per, "version": version("aimet-torch")}
+        row: Row = {
+            "model": "EfficientNet-Lite0",
+            "bits": bits,
+            "per": per,
+            "version": version("aimet-torch"),
+        }
         for name, net in nets.items():
             row |= judged(name, wanted, rounded(net, bits, per)(held))
         row["AIMET ReLU: by its own outputs"] = decibels(net(held), rounded(net, bits, per)(held))
@@ -175,7 +210,9 @@ def aimet() -> list[Row]:
 
 @torch.no_grad()
 def crepe() -> list[Row]:
-    """CREPE, tiny: share of synthesised notes that are heard within half a semitone, at pitches not chosen on."""
+    """CREPE, tiny: share of synthesised notes that are heard within half a semitone,
+    at pitches not chosen on.
+    """
     model = load("crepe-tiny")[0]
     notes = [50.0 * 2 ** (k / 80) for k in range(320)]
     x, held, truth = frames(*notes[::10]), frames(*notes[1::2]), torch.tensor(notes[1::2])
@@ -184,7 +221,17 @@ def crepe() -> list[Row]:
         pitch = 10 * 2 ** ((20 * net(held).argmax(1) + 1997.3794084376191) / 1200)
         return float(((pitch / truth).log2().abs() < 1 / 24).float().mean())
 
-    return [tasked("CREPE, tiny", model, ps.trace(model, x[:2]), x, heard, lambda net: net(held), len(truth))]
+    return [
+        tasked(
+            "CREPE, tiny",
+            model,
+            ps.trace(model, x[:2]),
+            x,
+            heard,
+            lambda net: net(held),
+            len(truth),
+        )
+    ]
 
 
 # heavy chains' variable domains of medicines: trastuzumab, adalimumab, rituximab
@@ -198,26 +245,51 @@ MASKED = 8
 
 
 def masked(sequence: str) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """Every residue masked in one of :data:`MASKED` copies: inputs, true tokens, and which are masked."""
-    copies = ["".join("_" if i % MASKED == k else r for i, r in enumerate(sequence)) for k in range(MASKED)]
+    """Every residue masked in one of :data:`MASKED` copies: inputs, true
+    tokens, and which are masked.
+    """
+    copies = [
+        "".join("_" if i % MASKED == k else r for i, r in enumerate(sequence))
+        for k in range(MASKED)
+    ]
     tokens, truth = antibody_tokens(*copies), antibody_tokens(sequence)
-    return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}, truth.expand_as(tokens), tokens != truth
+    return (
+        {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)},
+        truth.expand_as(tokens),
+        tokens != truth,
+    )
 
 
 @torch.no_grad()
 def antiberty() -> list[Row]:
-    """AntiBERTy: share of masked residues that it guesses right, of antibodies that the gauge was not chosen on."""
+    """AntiBERTy: share of masked residues that it guesses right, of antibodies that the
+    gauge was not chosen on.
+    """
     model = load("antiberty")[0]
     x, _, _ = masked(ANTIBODY)
     held = [masked(sequence) for sequence in ANTIBODIES]
 
     def right(net: nn.Module) -> float:
-        found = [(net(**own).prediction_logits.argmax(-1) == truth)[hidden] for own, truth, hidden in held]
+        found = [
+            (net(**own).prediction_logits.argmax(-1) == truth)[hidden]
+            for own, truth, hidden in held
+        ]
         return float(torch.cat(found).float().mean())
 
     x = {key: value[::4] for key, value in x.items()}
     graph, cases = ps.trace(model, kwargs=x), sum(map(len, ANTIBODIES))
-    return [tasked("AntiBERTy", model, graph, x, right, lambda net: net(**held[0][0]).prediction_logits, cases, 4)]
+    return [
+        tasked(
+            "AntiBERTy",
+            model,
+            graph,
+            x,
+            right,
+            lambda net: net(**held[0][0]).prediction_logits,
+            cases,
+            4,
+        )
+    ]
 
 
 def tasked(
@@ -243,7 +315,12 @@ def tasked(
     return row
 
 
-PARTS: dict[str, Callable[[], list[Row]]] = {"lite0": lite0, "crepe": crepe, "antiberty": antiberty, "aimet": aimet}
+PARTS: dict[str, Callable[[], list[Row]]] = {
+    "lite0": lite0,
+    "crepe": crepe,
+    "antiberty": antiberty,
+    "aimet": aimet,
+}
 COLUMNS = {
     "as trained": "as trained",
     "AIMET as it is": "AIMET",
@@ -255,10 +332,15 @@ COLUMNS = {
 
 def table(held: dict[str, list[Row]]) -> str:
     """The figures as tables of the page."""
-    lines = [f"| bits, step per | {' | '.join(COLUMNS.values())} |", f"| --- |{' --- |' * len(COLUMNS)}"]
+    lines = [
+        f"| bits, step per | {' | '.join(COLUMNS.values())} |",
+        f"| --- |{' --- |' * len(COLUMNS)}",
+    ]
     for own, other in zip(held["lite0"], held["aimet"], strict=True):
         row = own | other
-        cells = " | ".join(f"{row[name]:.1f} dB, {row[f'{name}: same class']:.0%}" for name in COLUMNS)
+        cells = " | ".join(
+            f"{row[name]:.1f} dB, {row[f'{name}: same class']:.0%}" for name in COLUMNS
+        )
         lines.append(f"| {row['bits']}, {row['per']} | {cells} |")
     lines += [
         "",
@@ -267,7 +349,8 @@ def table(held: dict[str, list[Row]]) -> str:
     ]
     for row in (*held["crepe"], *held["antiberty"]):
         cells = " | ".join(
-            f"{row[f'{name}: right']:.1%} ({row[name]:.1f} dB)" for name in ("as trained", "chosen gauge")
+            f"{row[f'{name}: right']:.1%} ({row[name]:.1f} dB)"
+            for name in ("as trained", "chosen gauge")
         )
         lines.append(f"| {row['model']} | {row['cases']} | {row['float']:.1%} | {cells} |")
     return "\n".join(lines)

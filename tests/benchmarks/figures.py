@@ -21,7 +21,9 @@ def keep(name: str, figures: dict[str, Any]) -> None:
 
 
 def written(page: str, name: str, table: str) -> str:
-    """The page with a table between ``<!-- figures: NAME -->`` and ``<!-- end of figures: NAME -->``."""
+    """The page with a table between ``<!-- figures: NAME -->`` and ``<!--
+    end of figures: NAME -->``.
+    """
     begin, end = f"<!-- figures: {name} -->", f"<!-- end of figures: {name} -->"
     return filled((DOCS / page).read_text(), begin, end, f"\n{table}\n")
 

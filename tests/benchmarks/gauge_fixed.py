@@ -17,8 +17,9 @@ from pathspace.training import GaugeFixed
 def gauge_fixed(name: str, device: str, rounds: int, threads: int) -> dict[str, Any]:
     """One model; runs in a process of its own.
 
-    Training steps of both take turns, until every set of units was treated as often as the others (a sweep treats one
-    of them): of the steps the mean counts, since some sets hold more weights than others.
+    Training steps of both take turns, until every set of units was treated as often as the
+    others (a sweep treats one of them): of the steps the mean counts, since some sets hold
+    more weights than others.
     """
     torch.manual_seed(0)
     torch.set_num_threads(threads)

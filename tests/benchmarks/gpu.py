@@ -1,4 +1,6 @@
-"""Tests and benchmarks on a GPU, in one file with the device's name, and the page made of it: ``make gpu``."""
+"""Tests and benchmarks on a GPU, in one file with the device's name, and the page
+made of it: ``make gpu``.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ HEAD = """# On a GPU
 
 `make gpu` tests the optimizers on a GPU, measures whole training steps there, and writes the results to
 `docs/data/gpu.json`. This page is made from that file.
-"""
+"""  # noqa: E501
 NOTHING = """
 **Not measured.** No GPU was available. Without a GPU, the tests check that
 
@@ -42,10 +44,24 @@ def run_tests(device: str) -> dict[str, int]:
     """How many tests passed, failed or were left out on a device."""
     environment = {**os.environ, "TRITON_INTERPRET": "0" if device == "cuda" else "1"}
     files = [str(FOLDER / name) for name in (TESTS if device == "cuda" else TESTS[1:])]
-    command = [sys.executable, "-m", "pytest", *files, "-rN", "-o", "addopts=", "--import-mode=importlib"]
-    ran = subprocess.run(command, env=environment, cwd=FOLDER.parent, capture_output=True, text=True, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        *files,
+        "-rN",
+        "-o",
+        "addopts=",
+        "--import-mode=importlib",
+    ]
+    ran = subprocess.run(
+        command, env=environment, cwd=FOLDER.parent, capture_output=True, text=True, check=False
+    )
     last = ran.stdout.strip().splitlines()[-1:] or [""]
-    found = {kind: int(number) for number, kind in re.findall(r"(\d+) (passed|failed|errors?|skipped)", last[0])}
+    found = {
+        kind: int(number)
+        for number, kind in re.findall(r"(\d+) (passed|failed|errors?|skipped)", last[0])
+    }
     return found or {"failed": 1}
 
 
@@ -64,25 +80,45 @@ def page(kept: dict[str, Any] | None) -> str:
     if kept is None:
         return HEAD + NOTHING
     tests = ", ".join(f"{number} {kind}" for kind, number in kept["tests"].items())
-    lines = [f"{HEAD}\nDevice: {kept['device']}; torch {kept['torch']}, CUDA {kept['cuda']}. Tests: {tests}.\n"]
-    lines.append("Medians of whole training steps in milliseconds; *fused* is `GSGD(..., fused=True)`.\n")
-    lines.append("| model | SGD | G-SGD | G-SGD, fused | G-SGD over SGD | fused over SGD | at most 2 % more |")
+    lines = [
+        f"{HEAD}\nDevice: {kept['device']}; torch {kept['torch']}, CUDA {kept['cuda']}. Tests:"
+        f" {tests}.\n"
+    ]
+    lines.append(
+        "Medians of whole training steps in milliseconds; *fused* is `GSGD(..., fused=True)`.\n"
+    )
+    lines.append(
+        "| model | SGD | G-SGD | G-SGD, fused | G-SGD over SGD | fused over SGD | at most 2 %"
+        " more |"
+    )
     lines.append("| --- | ---: | ---: | ---: | ---: | ---: | --- |")
     for row in kept["training"]:
-        whole = {key: row["backward_ms"] + row[f"{key}_ms"] for key in ("sgd", "gsgd", "gsgd_fused")}
+        whole = {
+            key: row["backward_ms"] + row[f"{key}_ms"] for key in ("sgd", "gsgd", "gsgd_fused")
+        }
         over = [whole[key] / whole["sgd"] for key in ("gsgd", "gsgd_fused")]
         verdict = "holds" if min(over) <= BOUND else "does not hold"
-        figures = [*(f"{value:.3f}" for value in whole.values()), *(f"{value:.3f}" for value in over)]
+        figures = [
+            *(f"{value:.3f}" for value in whole.values()),
+            *(f"{value:.3f}" for value in over),
+        ]
         lines.append(f"| {' | '.join([row['model'], *figures, verdict])} |")
     return "\n".join(lines) + "\n"
 
 
 def main(
-    device: Annotated[str, typer.Option(help="cuda; cpu tries the command out, with interpreted kernels.")] = "cuda",
-    json_file: Annotated[Path, typer.Option("--json")] = FOLDER.parent / "docs" / "data" / "gpu.json",
+    device: Annotated[
+        str, typer.Option(help="cuda; cpu tries the command out, with interpreted kernels.")
+    ] = "cuda",
+    json_file: Annotated[Path, typer.Option("--json")] = FOLDER.parent
+    / "docs"
+    / "data"
+    / "gpu.json",
     page_file: Annotated[Path, typer.Option("--page")] = FOLDER.parent / "docs" / "gpu.md",
     rounds: Annotated[int, typer.Option(min=1)] = 30,
-    models: Annotated[list[str] | None, typer.Option("--only", help="Only this model; several times for more.")] = None,
+    models: Annotated[
+        list[str] | None, typer.Option("--only", help="Only this model; several times for more.")
+    ] = None,
 ) -> None:
     """Test and measure on a GPU."""
     if device == "cuda" and not torch.cuda.is_available():

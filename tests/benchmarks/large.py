@@ -1,6 +1,8 @@
-"""The signal table, gains and spectra of ResNet-50 and ViT-B/16 on a batch of eight pictures, on the clock.
+"""The signal table, gains and spectra of ResNet-50 and ViT-B/16 on a batch of
+eight pictures, on the clock.
 
-``PYTHONPATH=tests python -m benchmarks.large``; ``--torchvision`` takes that library's models instead of the replicas.
+``PYTHONPATH=tests python -m benchmarks.large``; ``--torchvision`` takes that library's
+models instead of the replicas.
 """
 
 from __future__ import annotations
@@ -32,11 +34,16 @@ def build(name: str, torchvision: bool) -> torch.nn.Module:
 def main(
     threads: Annotated[int, typer.Option(min=1)] = 2,
     batch: Annotated[int, typer.Option(min=1)] = 8,
-    torchvision: Annotated[bool, typer.Option(help="Its own models, where it is installed.")] = False,
+    torchvision: Annotated[
+        bool, typer.Option(help="Its own models, where it is installed.")
+    ] = False,
 ) -> None:
     """Measure, and print a table in Markdown."""
     torch.set_num_threads(threads)
-    print("| model | layers | signal_s | trace_k_s | spectrum_s | all_s | cpu_s | tr K | largest sigma | load |")
+    print(
+        "| model | layers | signal_s | trace_k_s | spectrum_s | all_s | cpu_s | tr K | largest"
+        " sigma | load |"
+    )
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for name in MODELS:
         model, x = build(name, torchvision), torch.randn(batch, 3, 224, 224)
@@ -56,8 +63,8 @@ def main(
         spent += [marks[-1] - marks[0], time.process_time() - own]
         trace, density = found
         print(
-            f"| {name} | {len(table)} | {' | '.join(f'{s:.1f}' for s in spent)} | "
-            f"{trace.value:.3g} ± {trace.error:.1g} | > {density.largest:.4g} | {os.getloadavg()[0]:.1f} |",
+            f"| {name} | {len(table)} | {' | '.join(f'{s:.1f}' for s in spent)} | {trace.value:.3g}"
+            f" ± {trace.error:.1g} | > {density.largest:.4g} | {os.getloadavg()[0]:.1f} |",
             flush=True,
         )
 

@@ -1,9 +1,10 @@
-"""Large models without weights, at full size: units and dimension, seconds and memory, and the checker's verdict.
+"""Large models without weights, at full size: units and dimension, seconds and memory,
+and the checker's verdict.
 
-``PYTHONPATH=tests python -m benchmarks.large_models`` measures every model in a process of its own (about ten minutes
-on one core) and writes ``docs/data/large_models.json`` and the tables on its page; names after it measure only these,
-and ``page`` measures none.
-The units and the dimension of the full model are compared with those of two small depths, continued by a line.
+``PYTHONPATH=tests python -m benchmarks.large_models`` measures every model in a process of its own
+(about ten minutes on one core) and writes ``docs/data/large_models.json`` and the tables on its
+page; names after it measure only these, and ``page`` measures none. The units and the dimension of
+the full model are compared with those of two small depths, continued by a line.
 """
 
 from __future__ import annotations
@@ -29,26 +30,37 @@ FEW = {"input_ids": torch.zeros(2, 2, dtype=torch.long)}
 
 
 def _text(
-    kind: str, depth: str = "num_hidden_layers", tokens: dict[str, torch.Tensor] = TOKENS, **sizes: Any
+    kind: str,
+    depth: str = "num_hidden_layers",
+    tokens: dict[str, torch.Tensor] = TOKENS,
+    **sizes: Any,
 ) -> Callable[[int], Any]:
-    config, model = getattr(transformers, f"{kind}Config"), getattr(transformers, f"{kind}ForCausalLM")
+    config, model = (
+        getattr(transformers, f"{kind}Config"),
+        getattr(transformers, f"{kind}ForCausalLM"),
+    )
     return lambda layers: (model(config(**sizes, **{depth: layers})), tokens)
 
 
 def _t5(layers: int) -> Any:
     config = transformers.T5Config(
-        d_model=4096, d_kv=64, d_ff=10240, num_heads=64, num_layers=layers, num_decoder_layers=layers,
-        feed_forward_proj="gated-gelu", tie_word_embeddings=False,
+        d_model=4096, d_kv=64, d_ff=10240, num_heads=64, num_layers=layers,
+        num_decoder_layers=layers, feed_forward_proj="gated-gelu", tie_word_embeddings=False,
     )  # fmt: skip
-    return transformers.T5ForConditionalGeneration(config), {**TOKENS, "decoder_input_ids": TOKENS["input_ids"]}
+    return transformers.T5ForConditionalGeneration(config), {
+        **TOKENS,
+        "decoder_input_ids": TOKENS["input_ids"],
+    }
 
 
 def _vit(layers: int) -> Any:
     config = transformers.ViTConfig(
-        hidden_size=1664, intermediate_size=8192, num_attention_heads=16, num_hidden_layers=layers, patch_size=14,
-        num_labels=1000,
+        hidden_size=1664, intermediate_size=8192, num_attention_heads=16, num_hidden_layers=layers,
+        patch_size=14, num_labels=1000,
     )  # fmt: skip
-    return transformers.ViTForImageClassification(config), {"pixel_values": torch.zeros(2, 3, 224, 224)}
+    return transformers.ViTForImageClassification(config), {
+        "pixel_values": torch.zeros(2, 3, 224, 224)
+    }
 
 
 def _deepseek(layers: int) -> Any:
@@ -57,7 +69,9 @@ def _deepseek(layers: int) -> Any:
 
 
 def _unet(layers: int) -> Any:
-    from diffusers import UNet2DConditionModel  # not among the test packages: ``pip install diffusers``
+    from diffusers import (
+        UNet2DConditionModel,
+    )  # not among the test packages: ``pip install diffusers``
 
     model = UNet2DConditionModel(sample_size=64, cross_attention_dim=768, layers_per_block=layers)
     inputs = {"sample": torch.zeros(1, 4, 32, 32), "timestep": torch.tensor(1)}
@@ -67,19 +81,19 @@ def _unet(layers: int) -> Any:
 # name -> (how to build it with so many layers, layers, two small depths that continue as a line)
 MODELS: dict[str, tuple[Callable[[int], Any], int, tuple[int, int]]] = {
     "Llama-3-8B": (
-        _text("Llama", vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_attention_heads=32,
-              num_key_value_heads=8), 32, (2, 3),
+        _text("Llama", vocab_size=128256, hidden_size=4096, intermediate_size=14336,
+              num_attention_heads=32, num_key_value_heads=8), 32, (2, 3),
     ),
     "Llama-3-70B": (
-        _text("Llama", vocab_size=128256, hidden_size=8192, intermediate_size=28672, num_attention_heads=64,
-              num_key_value_heads=8), 80, (2, 3),
+        _text("Llama", vocab_size=128256, hidden_size=8192, intermediate_size=28672,
+              num_attention_heads=64, num_key_value_heads=8), 80, (2, 3),
     ),
     "Mixtral-8x7B": (_text("Mixtral", tokens=FEW), 32, (2, 3)),
     # (of full width; all 61 layers would have 33 million units)
     "DeepSeek-V3, its first 12 layers": (_deepseek, 12, (4, 5)),
     "Gemma-2-9B": (
-        _text("Gemma2", hidden_size=3584, intermediate_size=14336, num_attention_heads=16, num_key_value_heads=8,
-              head_dim=256), 42, (2, 4),
+        _text("Gemma2", hidden_size=3584, intermediate_size=14336, num_attention_heads=16,
+              num_key_value_heads=8, head_dim=256), 42, (2, 4),
     ),
     "GPT-NeoX-20B": (_text("GPTNeoX"), 44, (2, 3)),
     "T5-XXL": (_t5, 24, (2, 3)),
@@ -107,7 +121,10 @@ def measure(name: str) -> dict[str, Any]:
     proven = time.process_time() - start
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     small = [_graph(name, depth) for depth in (low, high)]
-    slope = [(getattr(small[1], key) - getattr(small[0], key)) / (high - low) for key in ("num_units", "dimension")]
+    slope = [
+        (getattr(small[1], key) - getattr(small[0], key)) / (high - low)
+        for key in ("num_units", "dimension")
+    ]
     line = [
         getattr(small[0], key) + per * (layers - low)
         for key, per in zip(("num_units", "dimension"), slope, strict=True)
@@ -117,7 +134,8 @@ def measure(name: str) -> dict[str, Any]:
         "memory_gb": round(traced / 1e6, 2),
         "proof_seconds": round(proven, 1), "proof_memory_gb": round(memory / 1e6, 2),
         "accepted": bool(verdict.accepted and verdict.dimension == graph.dimension),
-        "as_extrapolated": line == [found["units"], found["dimension"]], "small_depths": [low, high],
+        "as_extrapolated": line == [found["units"], found["dimension"]],
+        "small_depths": [low, high],
     }  # fmt: skip
 
 
@@ -129,11 +147,31 @@ def tables(figures: dict[str, Any]) -> str:
         for name, row in figures.items()
     ]  # fmt: skip
     costs = [
-        [name, *(f"{row[key]:.1f}" for key in ("seconds", "memory_gb", "proof_seconds", "proof_memory_gb"))]
+        [
+            name,
+            *(
+                f"{row[key]:.1f}"
+                for key in ("seconds", "memory_gb", "proof_seconds", "proof_memory_gb")
+            ),
+        ]
         for name, row in figures.items()
     ]
-    head = ["model", "layers", "weights in path space", "units", "dimension", "as extrapolated", "proof accepted"]
-    cost = ["model", "trace: seconds", "trace: GB", "proof and check: seconds", "proof and check: GB"]
+    head = [
+        "model",
+        "layers",
+        "weights in path space",
+        "units",
+        "dimension",
+        "as extrapolated",
+        "proof accepted",
+    ]
+    cost = [
+        "model",
+        "trace: seconds",
+        "trace: GB",
+        "proof and check: seconds",
+        "proof and check: GB",
+    ]
     return f"{markdown(head, found)}\n\n{markdown(cost, costs)}"
 
 
@@ -142,8 +180,8 @@ def main(names: list[str]) -> None:
     figures = load("large_models")
     for name in [name for name in names if name != "page"] if names else list(MODELS):
         done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.large_models", "--one", name], capture_output=True, text=True,
-            cwd=Path(__file__).resolve().parents[2], check=False,
+            [sys.executable, "-m", "benchmarks.large_models", "--one", name], capture_output=True,
+            text=True, cwd=Path(__file__).resolve().parents[2], check=False,
         )  # fmt: skip
         if done.returncode:
             print(name, done.stderr.strip().splitlines()[-1:], file=sys.stderr)

@@ -1,8 +1,9 @@
 """The chain paper's statements on trained networks: the figures of `docs/claims-markov.md`.
 
-``PYTHONPATH=tests python -m benchmarks.markov --json docs/data/markov.json`` trains and measures (about an
-hour on one core, with the data of ``pathspace data fetch fashion-mnist``), ``--page FILE`` writes the figures of a run into the page.
-``--rows FILE`` keeps each network's figures as soon as they are there, and finds those of an earlier run.
+``PYTHONPATH=tests python -m benchmarks.markov --json docs/data/markov.json`` trains and measures
+(about an hour on one core, with the data of ``pathspace data fetch fashion-mnist``), ``--page
+FILE`` writes the figures of a run into the page. ``--rows FILE`` keeps each network's figures as
+soon as they are there, and finds those of an earlier run.
 """
 
 # ruff: noqa: E501
@@ -38,7 +39,10 @@ def percent(values: list[float]) -> str:
 
 def render(found: dict[str, Any]) -> str:
     """The page's tables, from the figures of a run."""
-    plain = {name: [row for row in found["rows"] if row["network"] == name and not row["tau"]] for name in NETWORKS}
+    plain = {
+        name: [row for row in found["rows"] if row["network"] == name and not row["tau"]]
+        for name in NETWORKS
+    }
 
     def by_net(key: str, when: str = "trained") -> str:
         return "/".join(percent([row[when][key] for row in rows]) for rows in plain.values()) + " %"
@@ -48,23 +52,35 @@ def render(found: dict[str, Any]) -> str:
         return ", ".join(f"{sum(a for a, _ in p):,} of {sum(b for _, b in p):,}" for p in pairs)
 
     def signed(key: str) -> str:
-        return ", ".join(f"{statistics.fmean([row['trained'][key] for row in rows]):+.2f}" for rows in plain.values())
+        return ", ".join(
+            f"{statistics.fmean([row['trained'][key] for row in rows]):+.2f}"
+            for rows in plain.values()
+        )
 
     def verdict(key: str) -> str:
         pairs = [row["trained"][key] for rows in plain.values() for row in rows]
         return "**holds**" if all(a == b for a, b in pairs) else "**fails**"
 
     def largest(key: str) -> float:
-        return max(row[when][key] for rows in plain.values() for row in rows for when in ("start", "trained"))
+        return max(
+            row[when][key]
+            for rows in plain.values()
+            for row in rows
+            for when in ("start", "trained")
+        )
 
     def fold(tau: float) -> list[str]:
-        rows = {name: [r for r in found["rows"] if r["network"] == name and r["tau"] == tau] for name in NETWORKS}
+        rows = {
+            name: [r for r in found["rows"] if r["network"] == name and r["tau"] == tau]
+            for name in NETWORKS
+        }
         key = (lambda r: r["trained"]["fold"]) if not tau else (lambda r: r["fold"])
         return [percent([key(r) for r in mine]) for mine in rows.values()]
 
     v, three = found["vectors"], found["vectors"]["lemma3"]
     mlp_defect = [
-        statistics.fmean([row["trained"][key] for row in plain["MLP"]]) for key in ("defect", "printed", "corrected")
+        statistics.fmean([row["trained"][key] for row in plain["MLP"]])
+        for key in ("defect", "printed", "corrected")
     ]
     agreement = max(
         abs(row[when]["corrected"] / row[when]["defect"] - 1)
@@ -75,11 +91,18 @@ def render(found: dict[str, Any]) -> str:
         for rows in plain.values()
         if (
             known := [
-                row["trained"]["premise_on_convex"] for row in rows if row["trained"]["premise_on_convex"] is not None
+                row["trained"]["premise_on_convex"]
+                for row in rows
+                if row["trained"]["premise_on_convex"] is not None
             ]
         )
     ]
-    kept = [row[when]["kept_over_ignored"] for rows in plain.values() for row in rows for when in ("start", "trained")]
+    kept = [
+        row[when]["kept_over_ignored"]
+        for rows in plain.values()
+        for row in rows
+        for when in ("start", "trained")
+    ]
     assert all(
         row[w]["cancelling_tau_follows_product"]
         for rows in plain.values()
@@ -98,11 +121,24 @@ def render(found: dict[str, Any]) -> str:
         f"squared distance in four dimensions, 10,000 random pairs: {mixed['0.3']} at mu = 0.3, {mixed['1']} at mu = 1, {mixed['3']} at mu = 3")  # fmt: skip
     add("Definition 2 asks for both inequalities of the distance", "**no distance has the lower one**",
         f"squared norm violates it for {100 * v['definition2_lower_violated']:.0f} % of these pairs at mu = 1/2")  # fmt: skip
-    add("Lemma 2: delta-convex implies efficient", verdict("lemma2"), f"samples, eta = 1000: {over('lemma2')}")
-    add("its converse", "fails, as the paper says", f"efficient samples that are delta-convex: {over('converse')}")
+    add(
+        "Lemma 2: delta-convex implies efficient",
+        verdict("lemma2"),
+        f"samples, eta = 1000: {over('lemma2')}",
+    )
+    add(
+        "its converse",
+        "fails, as the paper says",
+        f"efficient samples that are delta-convex: {over('converse')}",
+    )
     add("(10): `eps ~ 1 + eta eps'`", "**wrong order**",
         f"eta = 1e-3, trained MLP: eps - 1 = {mlp_defect[0]:.1e}, printed {mlp_defect[1]:+.1e}; `1 - eta^2/2 mean((1-c^2)/\\|\\|z\\|\\|^2)` gives {mlp_defect[2]:.1e}; the two agree to {100 * agreement:.1g} % on every network")  # fmt: skip
-    small = min(row[w]["convex_small"] for rows in plain.values() for row in rows for w in ("start", "trained"))
+    small = min(
+        row[w]["convex_small"]
+        for rows in plain.values()
+        for row in rows
+        for w in ("start", "trained")
+    )
     add("Definition 4 with `d = z - eta g^` selects good chains", "**vacuous for small eta**",
         f"eta = 1e-3: delta-convex are at least {100 * small:.0f} % of the samples of every network, trained or not; eta = 1000: {by_net('convex_large')}")  # fmt: skip
     add("\"Assume `\\|\\|g\\|\\| >= 1`\"", "**rarely true**",
@@ -123,8 +159,14 @@ def render(found: dict[str, Any]) -> str:
         f"error {numbers('printed_error')} over bounds {numbers('printed_bound')} at L = 50, 200, 1000; and a delta-convex chain that oscillates")  # fmt: skip
     add("Lemma 3, corrected (step `(1+a) log L/(delta L)`, one-point convexity)", "**holds**",
         f"error {numbers('error')} under bounds {numbers('bound')}")  # fmt: skip
-    add("Appendix D: `l(x - eta g) < l(x)` in most situations", "**a statement about eta**", "below")
-    add("Lemma 4 with inner products, given (24)", verdict("lemma4_products"), f"pairs: {over('lemma4_products')}")
+    add(
+        "Appendix D: `l(x - eta g) < l(x)` in most situations", "**a statement about eta**", "below"
+    )
+    add(
+        "Lemma 4 with inner products, given (24)",
+        verdict("lemma4_products"),
+        f"pairs: {over('lemma4_products')}",
+    )
     add("Lemma 4 with cosines, as stated", verdict("lemma4_cosines"),
         f"pairs with (24): {over('lemma4_cosines')}; {100 * v['lemma4_cosines']:.0f} % of random vectors")  # fmt: skip
     add("premise (24) follows from delta-convexity", "**no**",
@@ -135,7 +177,9 @@ def render(found: dict[str, Any]) -> str:
     add("the penal connection raises eps' (3.1, Fig. 4)", f"**{'holds here' if raised == len(NETWORKS) else 'not always'}**",
         f"below: on {raised} of {len(NETWORKS)} networks at tau = 3e-4; at a stationary point a positive batch eps' is shrinkage, `sum <z, -g> = tau \\|\\|Z\\|\\|^2` and what later penalties pull, which a test confirms to 1e-6")  # fmt: skip
     add("it improves generalisation", f"**{judgement(found)}**", "below: " + generalises(found))
-    by_training = sum(map(float, before)) - sum(map(float, after)) > sum(map(float, after)) - sum(map(float, strong))
+    by_training = sum(map(float, before)) - sum(map(float, after)) > sum(map(float, after)) - sum(
+        map(float, strong)
+    )
     add("random chains fold, penalised ones do not (F)", f"**{'training does most of it' if by_training else 'holds here'}**",
         f"steps that turn back, one sample: {'/'.join(before)} % at the start, {'/'.join(after)} % trained, {'/'.join(strong)} % trained with tau = 3e-4")  # fmt: skip
     lines += ["", f"Logistic regression on the same pixels is right on {100 * found['logistic']:.1f} % of the held-out samples.",
@@ -144,7 +188,8 @@ def render(found: dict[str, Any]) -> str:
     for i, (eta, relative) in enumerate(STEPS):
         label = f"length {eta:g}" if relative else f"`{eta:g} g`"
         cells = [
-            f"{100 * statistics.fmean([row['trained']['ideal'][i] for row in rows]):.1f} %" for rows in plain.values()
+            f"{100 * statistics.fmean([row['trained']['ideal'][i] for row in rows]):.1f} %"
+            for rows in plain.values()
         ]
         lines.append(f"| {label} | {' | '.join(cells)} |")
     lines += ["", "Shares below 100 % at `0.0001 g` are rounding: samples classified so well that the step changes the loss by less than",
@@ -159,7 +204,8 @@ def render(found: dict[str, Any]) -> str:
             cells = [spread(column(mine, key), form) for key, form in
                      (("loss", ".3f"), ("accuracy", ".3f"), ("efficiency", "+.3f"), ("batch", "+.3f"))]  # fmt: skip
             lines.append(
-                f"| {name if not tau else ''} | {tau:g} | {' | '.join(cells)} | {percent(column(mine, 'all_positive'))} % |"
+                f"| {name if not tau else ''} | {tau:g} | {' | '.join(cells)} |"
+                f" {percent(column(mine, 'all_positive'))} % |"
             )
     opposed = [
         (name, tau) for name in NETWORKS for tau in TAUS
@@ -187,10 +233,16 @@ def raises(found: dict[str, Any]) -> int:
 
 
 def gains(found: dict[str, Any]) -> dict[str, Interval]:
-    """Accuracy at tau = 3e-4 over that at 0, in points, paired by seed, with 95 % intervals of the mean."""
+    """Accuracy at tau = 3e-4 over that at 0, in points, paired by seed, with
+    95 % intervals of the mean.
+    """
     result = {}
     for name in NETWORKS:
-        pairs = zip(column(of(found, name, 0.0), "accuracy"), column(of(found, name, 3e-4), "accuracy"), strict=True)
+        pairs = zip(
+            column(of(found, name, 0.0), "accuracy"),
+            column(of(found, name, 3e-4), "accuracy"),
+            strict=True,
+        )
         result[name] = t_interval([100 * (b - a) for a, b in pairs])
     return result
 
@@ -207,7 +259,9 @@ def judgement(found: dict[str, Any]) -> str:
 def generalises(found: dict[str, Any]) -> str:
     """The intervals, in words."""
     said = [f"{name} {one.mean:+.2f} ± {one.half_width:.2f}" for name, one in gains(found).items()]
-    return "accuracy at tau = 3e-4 over that at 0, in points, paired by seed, 95 %: " + ", ".join(said)
+    return "accuracy at tau = 3e-4 over that at 0, in points, paired by seed, 95 %: " + ", ".join(
+        said
+    )
 
 
 def write(found: dict[str, Any], page: Path = PAGE) -> None:
@@ -215,15 +269,27 @@ def write(found: dict[str, Any], page: Path = PAGE) -> None:
     text = page.read_text()
     with replacing(page) as temporary:
         temporary.write_text(
-            text[: text.index(START) + len(START)] + "\n" + render(found) + "\n" + text[text.index(END) :]
+            text[: text.index(START) + len(START)]
+            + "\n"
+            + render(found)
+            + "\n"
+            + text[text.index(END) :]
         )
 
 
 def main(
-    json_file: Annotated[Path | None, typer.Option("--json", help="Train, measure, and keep the figures here.")] = None,
-    page: Annotated[Path | None, typer.Option(help="Write the figures of this file into the page instead.")] = None,
-    rows: Annotated[Path | None, typer.Option(help="Keep and find each network's figures here.")] = None,
-    only: Annotated[list[str] | None, typer.Option(help="Measure these networks only, and write no record.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Train, measure, and keep the figures here.")
+    ] = None,
+    page: Annotated[
+        Path | None, typer.Option(help="Write the figures of this file into the page instead.")
+    ] = None,
+    rows: Annotated[
+        Path | None, typer.Option(help="Keep and find each network's figures here.")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Measure these networks only, and write no record.")
+    ] = None,
     seeds: int = 5,
     steps: int = 1500,
 ) -> None:

@@ -19,7 +19,15 @@ from torch.nn import functional as F
 
 from pathspace.diagnostics import MarkovChain
 from pathspace.diagnostics.efficiency import ChainRecord, NodeTensors, observe, tensors
-from pathspace.diagnostics.lemmas import ideal_share, lemma1, lemma2, lemma4, penalty_gradient, simulate_lemma3, walk
+from pathspace.diagnostics.lemmas import (
+    ideal_share,
+    lemma1,
+    lemma2,
+    lemma4,
+    penalty_gradient,
+    simulate_lemma3,
+    walk,
+)
 from pathspace.json_lines import append_lines, read_lines
 from pathspace.training import penalize
 from pathspace.training.experiments.tasks.fetched import fashion_splits
@@ -27,14 +35,24 @@ from pathspace.training.experiments.tasks.fetched import fashion_splits
 TAUS = (0.0, 1e-5, 3e-4, 3e-3)
 DATA_NAME, TRAINED, LOOKED, AT_A_TIME = "Fashion-MNIST, 8 x 8 pixels", 5000, 10_000, 200
 LARGE, TINY = 1000.0, 1e-3
-STEPS = ((1e-4, False), (1e-2, False), (1.0, False), (10.0, False), (1e-4, True), (1.0, True), (10.0, True))
+STEPS = (
+    (1e-4, False),
+    (1e-2, False),
+    (1.0, False),
+    (10.0, False),
+    (1e-4, True),
+    (1.0, True),
+    (10.0, True),
+)
 LENGTHS = (50, 200, 1000)
 
 
 class Branches(nn.Module):
     """A stem, residual blocks and a head; `after` follows each sum."""
 
-    def __init__(self, stem: nn.Module, blocks: Iterable[nn.Module], after: nn.Module, head: nn.Module) -> None:
+    def __init__(
+        self, stem: nn.Module, blocks: Iterable[nn.Module], after: nn.Module, head: nn.Module
+    ) -> None:
         super().__init__()
         self.stem, self.blocks, self.after, self.head = stem, nn.ModuleList(blocks), after, head
 
@@ -48,7 +66,9 @@ class Branches(nn.Module):
 def mlp() -> nn.Module:
     """Four blocks of width 32."""
     blocks = [nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32)) for _ in range(4)]
-    return Branches(nn.Sequential(nn.Flatten(), nn.Linear(64, 32)), blocks, nn.Identity(), nn.Linear(32, 10))
+    return Branches(
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 32)), blocks, nn.Identity(), nn.Linear(32, 10)
+    )
 
 
 def cnn() -> nn.Module:
@@ -58,7 +78,9 @@ def cnn() -> nn.Module:
         first, second = (nn.Conv2d(16, 16, 3, padding=1, bias=False) for _ in range(2))
         return nn.Sequential(first, nn.BatchNorm2d(16), nn.ReLU(), second, nn.BatchNorm2d(16))
 
-    stem = nn.Sequential(nn.Unflatten(1, (1, 8)), nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16))
+    stem = nn.Sequential(
+        nn.Unflatten(1, (1, 8)), nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
+    )
     head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
     return Branches(stem.append(nn.ReLU()), [block() for _ in range(3)], nn.ReLU(), head)
 
@@ -83,8 +105,13 @@ class Mean(nn.Module):
 
 def transformer() -> nn.Module:
     """Two pre-norm blocks of width 32 over the rows of the picture: four nodes."""
-    layers = [nn.TransformerEncoderLayer(32, 4, 64, 0.0, batch_first=True, norm_first=True) for _ in range(2)]
-    return nn.Sequential(nn.Linear(8, 32), Positions(), *layers, nn.LayerNorm(32), Mean(), nn.Linear(32, 10))
+    layers = [
+        nn.TransformerEncoderLayer(32, 4, 64, 0.0, batch_first=True, norm_first=True)
+        for _ in range(2)
+    ]
+    return nn.Sequential(
+        nn.Linear(8, 32), Positions(), *layers, nn.LayerNorm(32), Mean(), nn.Linear(32, 10)
+    )
 
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {"MLP": mlp, "CNN": cnn, "transformer": transformer}
@@ -97,14 +124,20 @@ def each(outputs: Tensor, targets: Tensor) -> Tensor:
 
 @cache
 def data() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Fashion-MNIST at 8 x 8 pixels in float64: the first images to train on, and the whole test set."""
+    """Fashion-MNIST at 8 x 8 pixels in float64: the first images to train
+    on, and the whole test set.
+    """
     train, _, test = fashion_splits("markov", limit=TRAINED)
-    x, held_out = (F.adaptive_avg_pool2d(part.inputs, 8).squeeze(1).double() for part in (train, test))
+    x, held_out = (
+        F.adaptive_avg_pool2d(part.inputs, 8).squeeze(1).double() for part in (train, test)
+    )
     return x, train.targets, held_out, test.targets
 
 
 def train(name: str, tau: float, seed: int, steps: int, batch: int = 64) -> nn.Module:
-    """Adam on the mean loss; the paper's hook adds `tau z`. Returned in evaluation mode, without the penalty."""
+    """Adam on the mean loss; the paper's hook adds `tau z`. Returned in evaluation
+    mode, without the penalty.
+    """
     x, y, *_ = data()
     torch.manual_seed(seed)
     model = NETWORKS[name]().double()
@@ -123,7 +156,9 @@ def train(name: str, tau: float, seed: int, steps: int, batch: int = 64) -> nn.M
 
 
 def parts(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Few samples at a time: convolutions in float64 are twice as fast where they stay in the processor's cache."""
+    """Few samples at a time: convolutions in float64 are twice as fast where they stay
+    in the processor's cache.
+    """
     return zip(x.split(AT_A_TIME), y.split(AT_A_TIME), strict=True)
 
 
@@ -164,7 +199,10 @@ def ideal_shares(model: nn.Module) -> list[float]:
     chain = MarkovChain.trace(model, x[:2])
 
     def mean(eta: float, relative: bool) -> float:
-        shares = ((len(a), ideal_share(chain, each, a, b, eta=eta, relative=relative)) for a, b in parts(x, y))
+        shares = (
+            (len(a), ideal_share(chain, each, a, b, eta=eta, relative=relative))
+            for a, b in parts(x, y)
+        )
         return sum(size * float(share.mean()) for size, share in shares) / len(x)
 
     return [mean(eta, relative) for eta, relative in STEPS]
@@ -180,7 +218,10 @@ def statements(model: nn.Module) -> dict[str, Any]:
     holds, converse = lemma2(record, LARGE)
     norms, cosines = record.direction_norms, record.cosines
     # both vectors have to be there for a cosine
-    pairs = [(p.direction, p.gradient, (p.direction.norm(dim=1) > 0) & (p.gradient.norm(dim=1) > 0)) for p in nodes]
+    pairs = [
+        (p.direction, p.gradient, (p.direction.norm(dim=1) > 0) & (p.gradient.norm(dim=1) > 0))
+        for p in nodes
+    ]
     pairs_there = [(z[there], g[there]) for z, g, there in pairs if bool(there.any())]
     appendix = [penalty_gradient(z, g, eta=0.1, lam=1.0) for z, g in pairs_there]
     signs = [
@@ -220,10 +261,15 @@ def vectors() -> dict[str, Any]:
     z, g = torch.randn(2, 200, 10, generator=generator, dtype=torch.float64)
     moved = z - 0.01 * penalty_gradient(z, g, eta=0.1, lam=1.0).exact
     cosine = lambda v: -(v * g).sum(1) / (v.norm(dim=1) * g.norm(dim=1))  # noqa: E731
-    random = lemma4((NodeTensors(*torch.randn(3, 5000, 3, generator=generator, dtype=torch.float64)),))
+    random = lemma4(
+        (NodeTensors(*torch.randn(3, 5000, 3, generator=generator, dtype=torch.float64)),)
+    )
     three = {}
     for length in LENGTHS:
-        good, printed = simulate_lemma3(length, seed=length), simulate_lemma3(length, full_steps=True, seed=length)
+        good, printed = (
+            simulate_lemma3(length, seed=length),
+            simulate_lemma3(length, full_steps=True, seed=length),
+        )
         three[str(length)] = {"error": good.error, "bound": good.bound, "printed_error": printed.error, "printed_bound": printed.bound}  # fmt: skip
     return {
         "lemma1": {mu: share(check.conclusion, check.premise) for mu, check in mixtures.items()},
@@ -245,8 +291,12 @@ def measure_one(name: str, seed: int, tau: float, steps: int) -> dict[str, Any]:
     return row | {"start": start, "trained": statements(model) | {"ideal": ideal_shares(model)}}
 
 
-def measure(seeds: int, steps: int, names: Sequence[str], rows_file: Path | None) -> list[dict[str, Any]]:
-    """The figures of all networks; those that `rows_file` holds, after as many steps, are not measured again."""
+def measure(
+    seeds: int, steps: int, names: Sequence[str], rows_file: Path | None
+) -> list[dict[str, Any]]:
+    """The figures of all networks; those that `rows_file` holds, after as many
+    steps, are not measured again.
+    """
     known = {
         (one["steps"], *(one["row"][key] for key in ("network", "seed", "tau"))): one["row"]
         for one in (read_lines(rows_file) if rows_file is not None else ())
@@ -266,7 +316,11 @@ def measure(seeds: int, steps: int, names: Sequence[str], rows_file: Path | None
 def summary(rows: list[dict[str, Any]], seeds: int, steps: int) -> dict[str, Any]:
     """The record of a run: what was measured on what, and beside which linear model."""
     x, y, held_out, answers = data()
-    bar = LogisticRegression(max_iter=300, C=0.1).fit(x.flatten(1), y).score(held_out.flatten(1), answers)
+    bar = (
+        LogisticRegression(max_iter=300, C=0.1)
+        .fit(x.flatten(1), y)
+        .score(held_out.flatten(1), answers)
+    )
     return {
         "data": DATA_NAME,
         "seeds": seeds,

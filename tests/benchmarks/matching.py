@@ -1,10 +1,11 @@
 """Networks trained from different seeds on Fashion-MNIST, brought into one order of channels.
 
-`python -m benchmarks.matching [NET ...]` from `tests/`; rows go to `docs/data/matching.json`, the table onto
-`docs/channel-figures.md`. The *barrier* is the largest amount by which the test loss between two networks,
-`loss((1 - t) a + t b)`, exceeds the straight line between their own losses, over t = 0, 0.1, ..., 1. The published
-weight matching (Ainsworth et al., Git Re-Basin, 2023, Algorithm 1) is that of the package rebasin. Needs rebasin and
-torchview, and `pathspace data fetch fashion-mnist`.
+`python -m benchmarks.matching [NET ...]` from `tests/`; rows go to `docs/data/matching.json`,
+the table onto `docs/channel-figures.md`. The *barrier* is the largest amount by which the test
+loss between two networks, `loss((1 - t) a + t b)`, exceeds the straight line between their own
+losses, over t = 0, 0.1, ..., 1. The published weight matching (Ainsworth et al., Git Re-Basin,
+2023, Algorithm 1) is that of the package rebasin. Needs rebasin and torchview, and `pathspace
+data fetch fashion-mnist`.
 """
 
 from __future__ import annotations
@@ -41,11 +42,18 @@ def perceptron() -> nn.Sequential:
 def convolutional() -> nn.Sequential:
     """Three convolutions of stride 2, no normalisation."""
     sizes = [1, 16, 32, 32]
-    hidden = [layer for a, b in pairwise(sizes) for layer in (nn.Conv2d(a, b, 3, stride=2, padding=1), nn.ReLU())]
+    hidden = [
+        layer
+        for a, b in pairwise(sizes)
+        for layer in (nn.Conv2d(a, b, 3, stride=2, padding=1), nn.ReLU())
+    ]
     return nn.Sequential(*hidden, nn.Flatten(), nn.Linear(32 * 16, 10))
 
 
-NETS: dict[str, Callable[[], nn.Sequential]] = {"perceptron": perceptron, "convolutional": convolutional}
+NETS: dict[str, Callable[[], nn.Sequential]] = {
+    "perceptron": perceptron,
+    "convolutional": convolutional,
+}
 
 
 def images() -> list[tuple[Tensor, Tensor]]:
@@ -98,7 +106,10 @@ def measured(name: str, pair: int, parts: list[tuple[Tensor, Tensor]]) -> list[R
         "weights": lambda: (one, groups.match(two).model),
         "weights, balanced": lambda: (level[0], even.match(level[1]).model),
         "activations": lambda: (one, groups.match(two, by="activations", inputs=x[:5000]).model),
-        "activations, balanced": lambda: (level[0], even.match(level[1], by="activations", inputs=x[:5000]).model),
+        "activations, balanced": lambda: (
+            level[0],
+            even.match(level[1], by="activations", inputs=x[:5000]).model,
+        ),
     }
     rows = []
     for way, match in ways.items():
@@ -106,14 +117,23 @@ def measured(name: str, pair: int, parts: list[tuple[Tensor, Tensor]]) -> list[R
         try:
             ends = match()
         except Exception as error:
-            rows.append({**row, "failure": f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"})
+            rows.append(
+                {**row, "failure": f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"}
+            )
             continue
         start = groups if ends[0] is one else even
         between = [tested(start.interpolate(ends[1], t), *test) for t in POINTS]
         loss, right = zip(*between, strict=True)
-        above = [value - (1 - t) * loss[0] - t * loss[-1] for t, value in zip(POINTS, loss, strict=True)]
+        above = [
+            value - (1 - t) * loss[0] - t * loss[-1] for t, value in zip(POINTS, loss, strict=True)
+        ]
         moved = tested(ends[1], *test)[0] - tested(two, *test)[0]
-        row |= {"barrier": max(above), "middle": right[5], "ends": [right[0], right[-1]], "moved": abs(moved)}
+        row |= {
+            "barrier": max(above),
+            "middle": right[5],
+            "ends": [right[0], right[-1]],
+            "moved": abs(moved),
+        }
         rows.append(row)
         print(row, flush=True)
     return rows
@@ -136,7 +156,9 @@ def tables(held: Row) -> str:
             middle = statistics.mean(row["middle"] for row in own)
             ends = statistics.mean(sum(row["ends"]) / 2 for row in own)
             rows.append([f"{name}, {way}", barriers, f"{middle:.1%} of {ends:.1%}"])
-    return markdown(["network, matched by", "barriers", "accuracy in the middle, of that at the ends"], rows)
+    return markdown(
+        ["network, matched by", "barriers", "accuracy in the middle, of that at the ends"], rows
+    )
 
 
 def main(names: list[str]) -> None:

@@ -1,4 +1,6 @@
-"""What the benchmarks measure. A module of its own: processes that are spawned cannot import a ``__main__``."""
+"""What the benchmarks measure. A module of its own: processes that are spawned
+cannot import a ``__main__``.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def peak() -> int:
 
 
 def analysis(name: str, threads: int) -> dict[str, Any]:
-    """Trace, skeleton and certificate of one model, beside one forward pass; runs in a process of its own."""
+    """Trace, skeleton and certificate of one model, beside one forward pass; runs
+    in a process of its own.
+    """
     torch.manual_seed(0)
     torch.set_num_threads(threads)
     model, inputs = getattr(models, name)()
@@ -85,10 +89,19 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def held(optimizer: torch.optim.Optimizer, skeleton: ps.Skeleton) -> int:
-    """Bytes an optimizer holds beside weights, gradients, the state torch knows of and the skeleton it was given."""
+    """Bytes an optimizer holds beside weights, gradients, the state torch knows of and
+    the skeleton it was given.
+    """
     ids = [ids for block in skeleton.graph.blocks for ids in (block.tail, block.head)]
-    given = {t.untyped_storage().data_ptr() for t in [p for g in optimizer.param_groups for p in g["params"]] + ids}
-    kept = {key: value for key, value in vars(optimizer).items() if key not in ("param_groups", "state", "skeleton")}
+    given = {
+        t.untyped_storage().data_ptr()
+        for t in [p for g in optimizer.param_groups for p in g["params"]] + ids
+    }
+    kept = {
+        key: value
+        for key, value in vars(optimizer).items()
+        if key not in ("param_groups", "state", "skeleton")
+    }
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors(kept)}
     return sum(size for pointer, size in storages.items() if pointer not in given)
 
@@ -96,7 +109,9 @@ def held(optimizer: torch.optim.Optimizer, skeleton: ps.Skeleton) -> int:
 def prepared(
     name: str, device: str, threads: int
 ) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...], ps.Skeleton, dict[str, Maker]]:
-    """A model with a unit skeleton and its inputs on a device, the skeleton, and the optimizers that are compared."""
+    """A model with a unit skeleton and its inputs on a device, the skeleton, and the
+    optimizers that are compared.
+    """
     torch.manual_seed(0)
     torch.set_num_threads(threads)
     model, inputs = getattr(models, name)()
@@ -113,13 +128,19 @@ def prepared(
     return model.to(device), tuple(x.to(device) for x in inputs), skeleton, makers
 
 
-def training(name: str, device: str, rounds: int, threads: int, compiled: bool = False) -> dict[str, Any]:
-    """Optimizer steps, and whole training steps over torch's optimizers on weights; same weights and batch."""
+def training(
+    name: str, device: str, rounds: int, threads: int, compiled: bool = False
+) -> dict[str, Any]:
+    """Optimizer steps, and whole training steps over torch's optimizers on
+    weights; same weights and batch.
+    """
     model, inputs, skeleton, makers = prepared(name, device, threads)
     # weights of their own: G-SGD would look after weights that another optimizer has written to
     copies = {key: copy.deepcopy(model) for key in makers}
     optimizers = {key: make(copies[key]) for key, make in makers.items()}
-    steps: dict[str, Callable[[], Any]] = {key: optimizer.step for key, optimizer in optimizers.items()}
+    steps: dict[str, Callable[[], Any]] = {
+        key: optimizer.step for key, optimizer in optimizers.items()
+    }
     if compiled:
         copies["compiled"] = copy.deepcopy(model)
         steps["compiled"] = torch.compile(makers["gsgd"](copies["compiled"]).step)
@@ -127,8 +148,9 @@ def training(name: str, device: str, rounds: int, threads: int, compiled: bool =
     # one thread's own time does not grow with what else a shared processor is doing
     clock = time.process_time if device == "cpu" and threads == 1 else time.perf_counter
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    # in turn, so that a drifting machine harms all alike; where little is computed, some steps in a row, as in
-    # training, because what another optimizer leaves in the caches would cost more than the step
+    # in turn, so that a drifting machine harms all alike; where little is computed, some
+    # steps in a row, as in training, because what another optimizer leaves in the caches
+    # would cost more than the step
     together = 10 if name == "small_rnn" else 1
     for turn in range(rounds + 1):
         for key, step in steps.items():

@@ -7,7 +7,26 @@ from torch import Tensor, nn
 
 from pathspace.training.experiments.models import CharacterGPT
 
-CONFIGURATION = (64, 64, "M", 128, 128, "M", 256, 256, 256, "M", 512, 512, 512, "M", 512, 512, 512, "M")
+CONFIGURATION = (
+    64,
+    64,
+    "M",
+    128,
+    128,
+    "M",
+    256,
+    256,
+    256,
+    "M",
+    512,
+    512,
+    512,
+    "M",
+    512,
+    512,
+    512,
+    "M",
+)
 
 
 def vgg16() -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -20,15 +39,26 @@ def vgg16() -> tuple[nn.Module, tuple[Tensor, ...]]:
         else:
             layers += [nn.Conv2d(channels, int(entry), 3, padding=1), nn.ReLU(inplace=True)]
             channels = int(entry)
-    head = [nn.Linear(512 * 49, 4096), nn.ReLU(True), nn.Dropout(), nn.Linear(4096, 4096), nn.ReLU(True), nn.Dropout()]
-    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(7), nn.Flatten(), *head, nn.Linear(4096, 1000))
+    head = [
+        nn.Linear(512 * 49, 4096),
+        nn.ReLU(True),
+        nn.Dropout(),
+        nn.Linear(4096, 4096),
+        nn.ReLU(True),
+        nn.Dropout(),
+    ]
+    model = nn.Sequential(
+        *layers, nn.AdaptiveAvgPool2d(7), nn.Flatten(), *head, nn.Linear(4096, 1000)
+    )
     return model, (torch.randn(1, 3, 224, 224),)
 
 
 class Classifier(nn.Module):
     """A ReLU RNN read out at the last step: 28-100-10 in the paper's digits experiment."""
 
-    def __init__(self, inputs: int, hidden: int, outputs: int, layers: int = 1, bias: bool = False) -> None:
+    def __init__(
+        self, inputs: int, hidden: int, outputs: int, layers: int = 1, bias: bool = False
+    ) -> None:
         super().__init__()
         self.rnn = nn.RNN(inputs, hidden, layers, nonlinearity="relu", batch_first=True, bias=bias)
         self.out = nn.Linear(hidden, outputs, bias=bias)
@@ -43,7 +73,9 @@ def small_rnn() -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 
 def stacked_rnn() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """Four layers of 1550 units on inputs of 400 (the paper's language model), 16 steps, batch 16."""
+    """Four layers of 1550 units on inputs of 400 (the paper's language
+    model), 16 steps, batch 16.
+    """
     return Classifier(400, 1550, 400, layers=4), (torch.randn(16, 16, 400),)
 
 
@@ -68,13 +100,19 @@ def residual_cnn() -> tuple[nn.Module, tuple[Tensor, ...]]:
     """A residual CNN with batch norm on 32 x 32 images, batch 64."""
     stem = [nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
     model = nn.Sequential(
-        *stem, *(Block(64) for _ in range(6)), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)
+        *stem,
+        *(Block(64) for _ in range(6)),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(64, 10),
     )
     return model, (torch.randn(64, 3, 32, 32),)
 
 
 class RecurrentConvolution(nn.Module):
-    """A convolutional layer with recurrence at every position: `x_t = relu(F u + R x_{t-1})`, three times."""
+    """A convolutional layer with recurrence at every position: `x_t = relu(F u +
+    R x_{t-1})`, three times.
+    """
 
     def __init__(self, channels: int, steps: int = 3) -> None:
         super().__init__()
@@ -94,8 +132,14 @@ def recurrent_cnn(channels: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """A recurrent CNN of four such layers after one convolution, on 32 x 32 images, batch 8."""
     layers: list[nn.Module] = [nn.Conv2d(3, channels, 5, padding=2), nn.ReLU(), nn.MaxPool2d(3, 2)]
     layers += [RecurrentConvolution(channels), RecurrentConvolution(channels), nn.MaxPool2d(3, 2)]
-    layers += [RecurrentConvolution(channels), RecurrentConvolution(channels), nn.AdaptiveMaxPool2d(1)]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels, 10)), (torch.randn(8, 3, 32, 32),)
+    layers += [
+        RecurrentConvolution(channels),
+        RecurrentConvolution(channels),
+        nn.AdaptiveMaxPool2d(1),
+    ]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels, 10)), (
+        torch.randn(8, 3, 32, 32),
+    )
 
 
 def recurrent_cnn_96() -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -122,14 +166,23 @@ def resnet18() -> tuple[nn.Module, tuple[Tensor, ...]]:
         def __init__(self, channels: int) -> None:
             super().__init__(2 * channels)
             self.body[0] = nn.Conv2d(channels, 2 * channels, 3, 2, padding=1, bias=False)
-            self.skip = nn.Sequential(nn.Conv2d(channels, 2 * channels, 1, 2, bias=False), nn.BatchNorm2d(2 * channels))
+            self.skip = nn.Sequential(
+                nn.Conv2d(channels, 2 * channels, 1, 2, bias=False), nn.BatchNorm2d(2 * channels)
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             return torch.relu(self.skip(x) + self.body(x))
 
-    stem = [nn.Conv2d(3, 64, 7, 2, padding=3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    stem = [
+        nn.Conv2d(3, 64, 7, 2, padding=3, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.MaxPool2d(3, 2, 1),
+    ]
     blocks = [Block(64), Block(64), *(b for c in (64, 128, 256) for b in (Wider(c), Block(2 * c)))]
-    model = nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000))
+    model = nn.Sequential(
+        *stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000)
+    )
     return model, (torch.randn(32, 3, 224, 224),)
 
 

@@ -2,8 +2,9 @@
 
     PYTHONPATH=tests python -m benchmarks.one_thread [MODEL ...]
 
-writes ``docs/data/one_thread.json`` and three tables of docs/benchmarks.md: training steps of small networks, those in
-the canonical gauge, and the step alone beside what the memory allows. With names, only these models are measured again.
+writes ``docs/data/one_thread.json`` and three tables of docs/benchmarks.md: training steps of small
+networks, those in the canonical gauge, and the step alone beside what the memory allows. With
+names, only these models are measured again.
 """
 
 from __future__ import annotations
@@ -24,7 +25,16 @@ from benchmarks.gauge_fixed import gauge_fixed
 from benchmarks.measure import prepared, training
 
 PROCESSES, ROUNDS = 3, 20
-SHOWN = ("model", "backward_ms", "sgd_ms", "gsgd_ms", "compiled_ms", "gsgd_fused_ms", "gsgd/sgd", "compiled/sgd")
+SHOWN = (
+    "model",
+    "backward_ms",
+    "sgd_ms",
+    "gsgd_ms",
+    "compiled_ms",
+    "gsgd_fused_ms",
+    "gsgd/sgd",
+    "compiled/sgd",
+)
 SHOWN += ("gsgd_fused/sgd",)
 
 
@@ -42,8 +52,8 @@ def fixed(name: str) -> dict[str, Any]:
 def alone(name: str) -> dict[str, Any]:
     """Steps alone, beside the least that two passes over weights and gradients take.
 
-    ``read_ms`` reads weights and gradients once, in one product of vectors for each tensor. What sums ``w g`` before it
-    moves the weights reads them so, and then does what SGD does.
+    ``read_ms`` reads weights and gradients once, in one product of vectors for each tensor. What
+    sums ``w g`` before it moves the weights reads them so, and then does what SGD does.
     """
     model, _, _, makers = prepared(name, "cpu", 1)
     moves: dict[str, Callable[[], Any]] = {}
@@ -87,7 +97,9 @@ def middle(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def table(rows: dict[str, list[dict[str, Any]]]) -> str:
-    """Medians by model, with the smallest and largest last figure where there were several processes."""
+    """Medians by model, with the smallest and largest last figure where
+    there were several processes.
+    """
     shown = []
     for some in rows.values():
         ratios = [row[list(row)[-1]] for row in some]
@@ -102,7 +114,12 @@ def table(rows: dict[str, list[dict[str, Any]]]) -> str:
 def main(names: list[str]) -> None:
     """Measure, keep the figures and write the tables."""
     kept = load("one_thread")
-    kept |= {"torch": torch.__version__, "cores": os.cpu_count(), "clock": "own time of the process", "threads": 1}
+    kept |= {
+        "torch": torch.__version__,
+        "cores": os.cpu_count(),
+        "clock": "own time of the process",
+        "threads": 1,
+    }
     # a process of its own each time: how fast a backward pass is differs between them
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         for part, (measure, models, processes) in PARTS.items():

@@ -1,4 +1,6 @@
-"""Path norms over forward passes, in processor time: ``python -m benchmarks.path_norms [SIZE]`` in ``tests/``."""
+"""Path norms over forward passes, in processor time: ``python -m
+benchmarks.path_norms [SIZE]`` in ``tests/``.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,19 @@ def vgg11_bn() -> nn.Module:
         if isinstance(entry, str):
             layers.append(nn.MaxPool2d(2))
         else:
-            layers += [nn.Conv2d(channels, entry, 3, padding=1), nn.BatchNorm2d(entry), nn.ReLU(True)]
+            layers += [
+                nn.Conv2d(channels, entry, 3, padding=1),
+                nn.BatchNorm2d(entry),
+                nn.ReLU(True),
+            ]
             channels = entry
-    head = [nn.Linear(512 * 49, 4096), nn.ReLU(True), nn.Linear(4096, 4096), nn.ReLU(True), nn.Linear(4096, 1000)]
+    head = [
+        nn.Linear(512 * 49, 4096),
+        nn.ReLU(True),
+        nn.Linear(4096, 4096),
+        nn.ReLU(True),
+        nn.Linear(4096, 1000),
+    ]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(7), nn.Flatten(), *head)
 
 
@@ -60,4 +72,6 @@ def ratio(name: str, size: int = 224, p: float = 1) -> float:
 
 if __name__ == "__main__":
     for chosen in MODELS:
-        print(chosen, *(round(ratio(chosen, int((sys.argv[1:] or ["224"])[0]), p), 2) for p in (1, 2)))
+        print(
+            chosen, *(round(ratio(chosen, int((sys.argv[1:] or ["224"])[0]), p), 2) for p in (1, 2))
+        )

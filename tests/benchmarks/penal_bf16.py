@@ -1,4 +1,5 @@
-"""What 16 bits leave of the penalty: `penalize` and the explicit loss, against the explicit loss in float32.
+"""What 16 bits leave of the penalty: `penalize` and the explicit loss, against the
+explicit loss in float32.
 
 ``PYTHONPATH=tests python -m benchmarks.penal_bf16`` measures (one minute on one core) and writes
 ``docs/data/penal-bf16.json`` and the table of ``docs/markov-chain.md``.
@@ -34,20 +35,37 @@ Loss = Callable[[nn.Module], Tensor]
 
 def gpt2() -> tuple[nn.Module, Tensor]:
     """Four blocks of width 64."""
-    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": None, "eos_token_id": None}
-    config = GPT2Config(vocab_size=101, n_positions=32, n_embd=64, n_layer=4, n_head=4, use_cache=False, **dropout)
+    dropout = {
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    config = GPT2Config(
+        vocab_size=101, n_positions=32, n_embd=64, n_layer=4, n_head=4, use_cache=False, **dropout
+    )
     return GPT2LMHeadModel(config), torch.randint(0, 101, (4, 32))
 
 
 def llama() -> tuple[nn.Module, Tensor]:
     """Four blocks of width 64."""
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=101, use_cache=False, **sizes)), torch.randint(0, 101, (4, 32))
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+    }
+    return LlamaForCausalLM(LlamaConfig(vocab_size=101, use_cache=False, **sizes)), torch.randint(
+        0, 101, (4, 32)
+    )
 
 
 def encoder() -> tuple[nn.Module, Tensor]:
     """Four pre-norm blocks of width 64."""
-    return nn.Sequential(*(Encoder(64, 4) for _ in range(4)), nn.Linear(64, 10)), torch.randn(4, 32, 64)
+    return nn.Sequential(*(Encoder(64, 4) for _ in range(4)), nn.Linear(64, 10)), torch.randn(
+        4, 32, 64
+    )
 
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
@@ -67,7 +85,9 @@ def loss_of(model: nn.Module, x: Tensor) -> Tensor:
     return nn.functional.cross_entropy(scores, torch.arange(len(scores)) % 10)
 
 
-def gradient(model: nn.Module, x: Tensor, cast: bool, chain: MarkovChain | None = None, tau: float = 0.0) -> Tensor:
+def gradient(
+    model: nn.Module, x: Tensor, cast: bool, chain: MarkovChain | None = None, tau: float = 0.0
+) -> Tensor:
     """All gradients in one vector; with a chain, the penalty is written into the loss."""
     known, squares = chain.by_site() if chain else {}, [torch.zeros(())]
 
@@ -79,7 +99,9 @@ def gradient(model: nn.Module, x: Tensor, cast: bool, chain: MarkovChain | None 
 
     with torch.autocast("cpu", torch.bfloat16, enabled=cast), Sites(note).following(model):
         loss = loss_of(model, x)
-    found = torch.autograd.grad(loss + tau / 2 * torch.stack(squares).sum(), list(model.parameters()))
+    found = torch.autograd.grad(
+        loss + tau / 2 * torch.stack(squares).sum(), list(model.parameters())
+    )
     return torch.cat([value.double().flatten() for value in found])
 
 
@@ -90,7 +112,9 @@ def compared(part: Tensor, exact: Tensor) -> tuple[float, float]:
 
 
 def measured(name: str) -> list[dict[str, Any]]:
-    """The lines of one model, each a mean over seeds, and by how much `penalize` is closer, with its standard error."""
+    """The lines of one model, each a mean over seeds, and by how much `penalize` is closer,
+    with its standard error.
+    """
     found: dict[tuple[str, float], list[tuple[float, ...]]] = {}
     for seed, cast in product(SEEDS, (False, True)):
         torch.manual_seed(seed)
@@ -98,13 +122,19 @@ def measured(name: str) -> list[dict[str, Any]]:
         chain = MarkovChain.trace(model, x)
         low = copy.deepcopy(model) if cast else copy.deepcopy(model).bfloat16()
         plain = gradient(low, x, cast)
-        ours = penalize(copy.deepcopy(low), x if cast or not x.is_floating_point() else x.bfloat16(), tau=0.0)
+        ours = penalize(
+            copy.deepcopy(low), x if cast or not x.is_floating_point() else x.bfloat16(), tau=0.0
+        )
         for tau in TAUS:
             exact = gradient(model, x, False, chain, tau) - gradient(model, x, False)
             explicit = gradient(low, x, cast, chain, tau) - plain
             ours.penal_connection.tau = tau  # type: ignore[union-attr]
             share = float(exact.norm() / plain.norm())
-            line = (share, *compared(explicit, exact), *compared(gradient(ours, x, cast) - plain, exact))
+            line = (
+                share,
+                *compared(explicit, exact),
+                *compared(gradient(ours, x, cast) - plain, exact),
+            )
             found.setdefault(("autocast" if cast else "bfloat16", tau), []).append(line)
     names = ("part", "explicit_cosine", "explicit_kept", "penalize_cosine", "penalize_kept")
     rows = []
@@ -123,13 +153,18 @@ def measured(name: str) -> list[dict[str, Any]]:
 def table(rows: list[dict[str, Any]]) -> str:
     """As Markdown."""
     lines = [
-        "| model | mode | tau | share of the gradient | explicit: cosine | kept | ours: cosine | kept | closer by |",
+        (
+            "| model | mode | tau | share of the gradient | explicit: cosine | kept | ours: cosine"
+            " | kept | closer by |"
+        ),
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in rows:
         numbers = [f"{row['part']:.2g}", *(f"{row[key]:.3f}" for key in list(row)[4:8])]
         numbers.append(f"{row['closer']:+.1e} ± {row['error']:.0e}")
-        lines.append(f"| {row['model']} | {row['mode']} | {row['tau']:g} | " + " | ".join(numbers) + " |")
+        lines.append(
+            f"| {row['model']} | {row['mode']} | {row['tau']:g} | " + " | ".join(numbers) + " |"
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -1,7 +1,8 @@
-"""What `penalize` keeps for the backward pass in blocks with an activation or a norm after the sum, in bytes.
+"""What `penalize` keeps for the backward pass in blocks with an activation or a
+norm after the sum, in bytes.
 
-``PYTHONPATH=tests python -m benchmarks.penal_memory`` measures (seconds) and writes ``docs/data/penal-memory.json`` and
-the table of ``docs/markov-chain.md``.
+``PYTHONPATH=tests python -m benchmarks.penal_memory`` measures (seconds) and writes
+``docs/data/penal-memory.json`` and the table of ``docs/markov-chain.md``.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class Gate(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.read = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(CHANNELS, CHANNELS, 1), nn.Sigmoid())
+        self.read = nn.Sequential(
+            nn.AdaptiveAvgPool2d(1), nn.Conv2d(CHANNELS, CHANNELS, 1), nn.Sigmoid()
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.read(x)
@@ -60,7 +63,9 @@ KINDS: dict[str, tuple[Callable[[], list[nn.Module]], Callable[[], nn.Module]]] 
 
 
 def measured(name: str) -> dict[str, Any]:
-    """Tensors of the size of a node that are kept in addition to those of the model, for each node."""
+    """Tensors of the size of a node that are kept in addition to those of
+    the model, for each node.
+    """
     torch.manual_seed(0)
     end, after = KINDS[name]
     model = nn.Sequential(nn.Conv2d(3, CHANNELS, 1), *(Post(end, after()) for _ in range(BLOCKS)))
@@ -78,7 +83,10 @@ def table(rows: list[dict[str, Any]]) -> str:
         "| end of the block | kept, bytes | with `penalize` | tensors for a node |",
         "| --- | ---: | ---: | ---: |",
     ]
-    lines += [f"| {r['block']} | {r['plain']:,} | {r['penalize']:,} | {r['for_a_node']:.2f} |" for r in rows]
+    lines += [
+        f"| {r['block']} | {r['plain']:,} | {r['penalize']:,} | {r['for_a_node']:.2f} |"
+        for r in rows
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -1,7 +1,9 @@
-"""What the penal connection and the observer cost: whole training steps and memory, against the paper's hook.
+"""What the penal connection and the observer cost: whole training steps and memory,
+against the paper's hook.
 
-The models mark their directions themselves (`mark` is the identity unless a contender puts the paper's hook, or
-:func:`pathspace.training.penal.penal`, in its place), so that each contender pays for its own way of finding them.
+The models mark their directions themselves (`mark` is the identity unless a contender puts the
+paper's hook, or :func:`pathspace.training.penal.penal`, in its place), so that each contender pays
+for its own way of finding them.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ class Encoder(nn.Module):
         self.mark: Mark = unmarked
         self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.first(x)
@@ -70,7 +74,9 @@ class Block(models.Block):
 def transformer(width: int, layers: int, batch: int, length: int = 128) -> tuple[nn.Module, Tensor]:
     """Pre-norm transformer on random sequences."""
     blocks = [Encoder(width, width // 64) for _ in range(layers)]
-    return nn.Sequential(*blocks, nn.LayerNorm(width), nn.Linear(width, 10)), torch.randn(batch, length, width)
+    return nn.Sequential(*blocks, nn.LayerNorm(width), nn.Linear(width, 10)), torch.randn(
+        batch, length, width
+    )
 
 
 def transformer_256() -> tuple[nn.Module, Tensor]:
@@ -107,7 +113,9 @@ def marked(model: nn.Module, mark: Mark) -> nn.Module:
 
 
 def kept(model: nn.Module, run: Callable[[], Tensor]) -> int:
-    """Bytes alive between forward and backward: what autograd saved, and what hooks of anybody hold."""
+    """Bytes alive between forward and backward: what autograd saved, and
+    what hooks of anybody hold.
+    """
     own = {value.untyped_storage().data_ptr() for value in (*model.parameters(), *model.buffers())}
     saved: dict[int, int] = {}
 
@@ -116,7 +124,8 @@ def kept(model: nn.Module, run: Callable[[], Tensor]) -> int:
         saved[storage.data_ptr()] = storage.nbytes()
         return value
 
-    # what is there before is set aside: a search through every object of a long run of tests takes seconds
+    # what is there before is set aside: a search through every object of a long
+    # run of tests takes seconds
     gc.freeze()
     try:
         with torch.autograd.graph.saved_tensors_hooks(note, lambda value: value):
@@ -132,7 +141,9 @@ def kept(model: nn.Module, run: Callable[[], Tensor]) -> int:
 
 
 def penalty(name: str, device: str, rounds: int, threads: int) -> dict[str, Any]:
-    """Training steps of one model: plain (twice, which shows the noise), each contender, and what each keeps."""
+    """Training steps of one model: plain (twice, which shows the noise), each
+    contender, and what each keeps.
+    """
     torch.manual_seed(0)
     torch.set_num_threads(threads)
     model, x = MODELS[name]()
@@ -160,7 +171,8 @@ def penalty(name: str, device: str, rounds: int, threads: int) -> dict[str, Any]
     times: dict[str, list[float]] = {key: [] for key in contenders}
     order = list(contenders)
     for turn in range(rounds + 1):
-        # each contender follows each other one in turn, so that none profits from its neighbour's caches
+        # each contender follows each other one in turn, so that none profits
+        # from its neighbour's caches
         for key in order[turn % len(order) :] + order[: turn % len(order)]:
             with around(key):
                 wait()
@@ -172,7 +184,9 @@ def penalty(name: str, device: str, rounds: int, threads: int) -> dict[str, Any]
                 times[key].append(clock() - start)
     # ratios within a round, because the machine drifts from one to the next
     over = {
-        key: statistics.median(a / b for a, b in zip(times[key][1:], times["plain"][1:], strict=True))
+        key: statistics.median(
+            a / b for a, b in zip(times[key][1:], times["plain"][1:], strict=True)
+        )
         for key in order[1:]
     }
     memory = {}

@@ -1,9 +1,10 @@
-"""Half of the channels of timm and transformers models, left out by this library and by Torch-Pruning.
+"""Half of the channels of timm and transformers models, left out by this
+library and by Torch-Pruning.
 
-`python -m benchmarks.pruning [NAME ...]` from `tests/`; rows go to `docs/data/pruning.json`, the tables onto
-`docs/channel-figures.md`. Both tools start from the same random weights. A model counts where the smaller one runs and,
-for this library, equals its masked self to 1e-5 of the largest output in float32; Torch-Pruning has no masked model to
-compare with. Needs timm and torch-pruning.
+`python -m benchmarks.pruning [NAME ...]` from `tests/`; rows go to `docs/data/pruning.json`, the
+tables onto `docs/channel-figures.md`. Both tools start from the same random weights. A model counts
+where the smaller one runs and, for this library, equals its masked self to 1e-5 of the largest
+output in float32; Torch-Pruning has no masked model to compare with. Needs timm and torch-pruning.
 """
 
 from __future__ import annotations
@@ -28,18 +29,38 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 NAME, PAGE, SAME = "pruning", "channel-figures.md", 1e-5
 # one small model of each family, and the size of its images
 TIMM = {
-    "resnet10t": 64, "resnext50_32x4d": 64, "resnetv2_50": 64, "nf_resnet26": 64, "skresnet18": 64, "resnest14d": 64,
-    "legacy_seresnet18": 64, "cspresnet50": 64, "res2net50_48w_2s": 64, "densenet121": 64, "vgg11_bn": 64,
-    "regnetx_002": 64, "repvgg_a0": 64, "gernet_s": 64, "hgnetv2_b0": 64, "dla46_c": 64, "dpn48b": 64,
+    "resnet10t": 64, "resnext50_32x4d": 64, "resnetv2_50": 64, "nf_resnet26": 64, "skresnet18": 64,
+    "resnest14d": 64,
+    "legacy_seresnet18": 64, "cspresnet50": 64, "res2net50_48w_2s": 64, "densenet121": 64,
+    "vgg11_bn": 64,
+    "regnetx_002": 64, "repvgg_a0": 64, "gernet_s": 64, "hgnetv2_b0": 64, "dla46_c": 64,
+    "dpn48b": 64,
     "ese_vovnet19b_slim_dw": 64, "selecsls42": 64, "inception_v3": 96, "mobilenetv2_035": 64,
-    "mobilenetv3_small_050": 64, "mnasnet_small": 64, "efficientnet_lite0": 64, "tinynet_e": 64, "lcnet_050": 64,
-    "ghostnet_050": 64, "hardcorenas_a": 64, "fastvit_t8": 64, "mobileone_s0": 64, "repvit_m0_9": 64, "starnet_s1": 64,
-    "convnext_atto": 64, "mixer_s32_224": 64, "resmlp_12_224": 64, "vit_tiny_patch16_224": 64, "cait_xxs24_224": 64,
-    "xcit_nano_12_p16_224": 64, "poolformer_s12": 64, "swin_tiny_patch4_window7_224": 224, "pvt_v2_b0": 64,
-    "levit_128s": 224, "edgenext_xx_small": 64, "mobilevit_xxs": 64,
+    "mobilenetv3_small_050": 64, "mnasnet_small": 64, "efficientnet_lite0": 64, "tinynet_e": 64,
+    "lcnet_050": 64,
+    "ghostnet_050": 64, "hardcorenas_a": 64, "fastvit_t8": 64, "mobileone_s0": 64,
+    "repvit_m0_9": 64, "starnet_s1": 64,
+    "convnext_atto": 64, "mixer_s32_224": 64, "resmlp_12_224": 64, "vit_tiny_patch16_224": 64,
+    "cait_xxs24_224": 64,
+    "xcit_nano_12_p16_224": 64, "poolformer_s12": 64, "swin_tiny_patch4_window7_224": 224,
+    "pvt_v2_b0": 64, "levit_128s": 224, "edgenext_xx_small": 64, "mobilevit_xxs": 64,
 }  # fmt: skip
 LANGUAGE = (
-    *("bert", "gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2", "phi", "opt", "bloom", "falcon", "t5", "bart"),
+    *(
+        "bert",
+        "gpt2",
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "gemma2",
+        "phi",
+        "opt",
+        "bloom",
+        "falcon",
+        "t5",
+        "bart",
+    ),
     *("whisper", "wav2vec2", "vit", "dinov2", "swin", "convnext", "clip"),
 )
 
@@ -72,17 +93,25 @@ def ours(model: nn.Module, inputs: Inputs) -> Row:
     every = sum(len(group) for group in groups)
     gone = sum(len(groups[name]) - len(numbers) for name, numbers in kept.items())
     far = distance(outputs(small, *inputs), outputs(groups.masked(0.5), *inputs))
-    return {"parameters": size_of(small) / size_of(model), "channels": 1 - gone / max(every, 1), "change": far}
+    return {
+        "parameters": size_of(small) / size_of(model),
+        "channels": 1 - gone / max(every, 1),
+        "change": far,
+    }
 
 
 def theirs(model: nn.Module, inputs: Inputs) -> Row:
-    """The same share for Torch-Pruning, with its settings for attention, as its examples for timm have them."""
+    """The same share for Torch-Pruning, with its settings for attention, as its
+    examples for timm have them.
+    """
     import torch_pruning as tp
 
     last = [part for part in model.modules() if isinstance(part, nn.Linear | nn.Conv2d)][-1]
     small = copy.deepcopy(model)
     names = {part: name for name, part in model.named_modules()}
-    attention = [part for part in small.modules() if hasattr(part, "num_heads") and hasattr(part, "qkv")]
+    attention = [
+        part for part in small.modules() if hasattr(part, "num_heads") and hasattr(part, "qkv")
+    ]
     heads = {part.qkv: part.num_heads for part in attention}
     pruner = tp.pruner.MagnitudePruner(
         small,
@@ -112,7 +141,11 @@ def tried(tool: Any, model: nn.Module, inputs: Inputs) -> Row:
     try:
         found = tool(model, inputs)
     except Exception as error:
-        found = {"failure": f"{type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else ''}"}
+        found = {
+            "failure": (
+                f"{type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else ''}"
+            )
+        }
     return {**found, "seconds": round(time.process_time() - start, 1)}
 
 
@@ -131,21 +164,38 @@ def cell(row: Row) -> str:
 def tables(held: dict[str, Any]) -> str:
     """The figures as they stand on the page."""
     timm, language = held["timm"], held["transformers"]
-    good, other = sum(stands(row["ours"]) for row in timm.values()), [row["theirs"] for row in timm.values()]
-    ran, whole = [row for row in other if "failure" not in row], [stands(row) for row in language.values()]
+    good, other = (
+        sum(stands(row["ours"]) for row in timm.values()),
+        [row["theirs"] for row in timm.values()],
+    )
+    ran, whole = (
+        [row for row in other if "failure" not in row],
+        [stands(row) for row in language.values()],
+    )
     untouched = sum(row["parameters"] > 0.99 for row in ran)
     return "\n\n".join(
         [
-            f"timm, {len(timm)} models of different families: {good} run and equal their masked selves. Torch-Pruning "
-            f"{held['versions']['torch-pruning']} returns a model that runs for {len(ran)}, {untouched} of "
-            "them with more than 99 % of the parameters left.",
+            (
+                f"timm, {len(timm)} models of different families: {good} run and equal their masked"
+                f" selves. Torch-Pruning {held['versions']['torch-pruning']} returns a model that"
+                f" runs for {len(ran)}, {untouched} of them with more than 99 % of the parameters"
+                " left."
+            ),
             markdown(
-                ["model", "pathspace: parameters left, difference", "Torch-Pruning: parameters left"],
+                [
+                    "model",
+                    "pathspace: parameters left, difference",
+                    "Torch-Pruning: parameters left",
+                ],
                 [[name, cell(row["ours"]), cell(row["theirs"])] for name, row in timm.items()],
             ),
-            f"transformers, {len(language)} architectures: {sum(whole)} run and equal their masked selves.",
+            (
+                f"transformers, {len(language)} architectures: {sum(whole)} run and equal their"
+                " masked selves."
+            ),
             markdown(
-                ["architecture", "parameters left, difference"], [[name, cell(row)] for name, row in language.items()]
+                ["architecture", "parameters left, difference"],
+                [[name, cell(row)] for name, row in language.items()],
             ),
         ]
     )
@@ -156,10 +206,15 @@ def main(names: list[str]) -> None:
     from importlib.metadata import version
 
     held = {"timm": {}, "transformers": {}} | load(NAME)
-    held["versions"] = {package: version(package) for package in ("timm", "torch-pruning", "transformers", "torch")}
+    held["versions"] = {
+        package: version(package) for package in ("timm", "torch-pruning", "transformers", "torch")
+    }
     for name in [name for name in TIMM if name in (names or TIMM)]:
         model, inputs = timm_model(name, TIMM[name])
-        held["timm"][name] = {"ours": tried(ours, model, inputs), "theirs": tried(theirs, model, inputs)}
+        held["timm"][name] = {
+            "ours": tried(ours, model, inputs),
+            "theirs": tried(theirs, model, inputs),
+        }
         print(name, held["timm"][name], flush=True)
         keep(NAME, held)
     for name in [name for name in LANGUAGE if name in (names or LANGUAGE)]:

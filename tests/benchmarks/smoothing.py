@@ -1,9 +1,11 @@
-"""Layer mappings that llm-compressor lists by hand for AWQ, beside the pairs that the reduction graph has.
+"""Layer mappings that llm-compressor lists by hand for AWQ, beside the pairs
+that the reduction graph has.
 
-`python -m benchmarks.smoothing [NAME ...]` from `tests/`; rows go to `docs/data/smoothing.json`, the page is written
-anew. Needs llmcompressor (0.14), whose registry and whose code that resolves it are used as they are. A model is a
-small configuration of transformers. A mapping is *found* where a pair has its layer on one side and all its readers on
-the other, and no unit of a reader's slice is another's: readers that the registry leaves out are counted beside it.
+`python -m benchmarks.smoothing [NAME ...]` from `tests/`; rows go to `docs/data/smoothing.json`,
+the page is written anew. Needs llmcompressor (0.14), whose registry and whose code that resolves it
+are used as they are. A model is a small configuration of transformers. A mapping is *found* where a
+pair has its layer on one side and all its readers on the other, and no unit of a reader's slice is
+another's: readers that the registry leaves out are counted beside it.
 """
 
 from __future__ import annotations
@@ -29,14 +31,25 @@ Place = tuple[str, set[int]]
 NAME, PAGE = "smoothing", "channel-figures.md"
 # as many key heads as query heads: the tool leaves out values that several heads read
 EVEN = {**GROUPED, "num_key_value_heads": 4}
-MOE = {**EXPERTS, "num_key_value_heads": 4, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1}
+MOE = {
+    **EXPERTS,
+    "num_key_value_heads": 4,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+}
 LATENT = {
-    **MOE, "head_dim": 4, "n_group": 1, "topk_group": 1, "kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4,
-    "qk_nope_head_dim": 4, "v_head_dim": 4,
+    **MOE, "head_dim": 4, "n_group": 1, "topk_group": 1, "kv_lora_rank": 8, "q_lora_rank": 8,
+    "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4,
 }  # fmt: skip
 MIXED = {"mlp_layer_types": ["dense", "sparse"]}
 LISTED: dict[str, dict[str, Any]] = {
-    "Afmoe": {**MOE, "num_dense_layers": 0, "num_shared_experts": 1, "layer_types": ["sliding_attention"] * 2},
+    "Afmoe": {
+        **MOE,
+        "num_dense_layers": 0,
+        "num_shared_experts": 1,
+        "layer_types": ["sliding_attention"] * 2,
+    },
     "Bloom": {**SMALL, "n_layer": 2, "n_head": 4},
     "Cohere": {**EVEN, "use_qk_norm": False},
     "Cohere2": EVEN,
@@ -64,13 +77,30 @@ LISTED: dict[str, dict[str, Any]] = {
 }
 ABSENT = {
     "NanbeigeForCausalLM": "its code is not part of transformers",
-    "Phi3VForCausalLM": "its code is not part of transformers; its language model is that of Phi3ForCausalLM",
+    "Phi3VForCausalLM": (
+        "its code is not part of transformers; its language model is that of Phi3ForCausalLM"
+    ),
 }
 UNLISTED = (
-    *("mixtral", "gemma", "gpt_neox", "falcon", "opt", "stablelm", "starcoder2", "phi", "glm4", "nemotron"),
+    *(
+        "mixtral",
+        "gemma",
+        "gpt_neox",
+        "falcon",
+        "opt",
+        "stablelm",
+        "starcoder2",
+        "phi",
+        "glm4",
+        "nemotron",
+    ),
     *("olmoe", "olmo2", "smollm3", "granitemoe", "helium", "arcee", "persimmon", "apertus", "mpt"),
 )
-HALVES = {"gate_proj": (0, "gate_up_proj"), "up_proj": (1, "gate_up_proj"), "down_proj": (None, "down_proj")}
+HALVES = {
+    "gate_proj": (0, "gate_up_proj"),
+    "up_proj": (1, "gate_up_proj"),
+    "down_proj": (None, "down_proj"),
+}
 
 
 def model_of(name: str, options: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
@@ -82,7 +112,9 @@ def model_of(name: str, options: dict[str, Any]) -> tuple[nn.Module, dict[str, A
 
 
 def listed(model: nn.Module) -> Iterator[tuple[str, list[str]]]:
-    """The tool's own mappings for a model, resolved by the tool: layer, and the layers that read it."""
+    """The tool's own mappings for a model, resolved by the tool: layer, and
+    the layers that read it.
+    """
     from llmcompressor.modeling.moe.linearize import linearize_moe
     from llmcompressor.modifiers.transform.awq import AWQModifier
     from llmcompressor.modifiers.transform.awq.dynamic_mappings import get_layer_mappings_from_model
@@ -100,7 +132,9 @@ def listed(model: nn.Module) -> Iterator[tuple[str, list[str]]]:
 
 
 def part(graph: ps.ReductionGraph, name: str, side: str) -> Place:
-    """The parameter that a layer of the tool's model is, and the units it writes (`head`) or reads (`tail`)."""
+    """The parameter that a layer of the tool's model is, and the units it writes
+    (`head`) or reads (`tail`).
+    """
     blocks = {block.name: block for block in graph.blocks}
     parent, _, last = name.rpartition(".")
     before, _, number = parent.rpartition(".")
@@ -111,7 +145,10 @@ def part(graph: ps.ReductionGraph, name: str, side: str) -> Place:
         half, table = HALVES[last]
         own = f"{before}.{table}"
         middle = blocks[own].shape[1] // 2 if half is not None else 0
-        index = (int(number), slice(half * middle, (half + 1) * middle) if half is not None else slice(None))
+        index = (
+            int(number),
+            slice(half * middle, (half + 1) * middle) if half is not None else slice(None),
+        )
     # (a router may hold its layer)
     own = next((key for key in blocks if key == own or key.startswith(f"{name}.")), "")
     if not own:
@@ -124,28 +161,40 @@ def why_not(model: nn.Module, graph: ps.ReductionGraph, smooth: str) -> str:
     """Why a mapping has no pair, in the graph's own words."""
     if not list(model.get_submodule(smooth).parameters()):
         kind = type(model.get_submodule(smooth)).__name__
-        return f"{kind} has no weights that could take the scale, and is not homogeneous: the function would change"
+        return (
+            f"{kind} has no weights that could take the scale, and is not homogeneous: the function"
+            " would change"
+        )
     return "; ".join(sorted({pin.reason for pin in graph.pinned})) or "no free scale"
 
 
-def found_by(pairs: Iterable[ps.SmoothingPair], writer: Place, readers: list[Place]) -> ps.SmoothingPair | None:
+def found_by(
+    pairs: Iterable[ps.SmoothingPair], writer: Place, readers: list[Place]
+) -> ps.SmoothingPair | None:
     """The pair that moves the scales between a layer and its readers, if there is one."""
     for pair in pairs:
         units = set(pair.units.tolist())
         inside = writer[0] in pair.parameters[0] and writer[1] & units
-        if inside and all(name in pair.parameters[1] and own & writer[1] & units for name, own in readers):
+        if inside and all(
+            name in pair.parameters[1] and own & writer[1] & units for name, own in readers
+        ):
             return pair
     return None
 
 
-def rescaled(model: nn.Module, graph: ps.ReductionGraph, pairs: list[ps.SmoothingPair], inputs: Row) -> float:
+def rescaled(
+    model: nn.Module, graph: ps.ReductionGraph, pairs: list[ps.SmoothingPair], inputs: Row
+) -> float:
     """Largest change of the logits in float32 when the units of all exact pairs are rescaled."""
     phi = torch.zeros(graph.num_units, dtype=torch.float64)
     for pair in pairs:
         if pair.exact:
             phi[pair.units - 1] = torch.randn(len(pair.units), dtype=torch.float64)
     with torch.no_grad():
-        before, after = model(**inputs).logits, ps.rescale(copy.deepcopy(model), graph, phi)(**inputs).logits
+        before, after = (
+            model(**inputs).logits,
+            ps.rescale(copy.deepcopy(model), graph, phi)(**inputs).logits,
+        )
     return float((after - before).abs().max() / before.abs().max())
 
 
@@ -153,7 +202,11 @@ def measured(name: str, model: nn.Module, inputs: dict[str, Any]) -> Row:
     """One architecture: its pairs, and the tool's mappings among them."""
     graph = ps.trace(model, kwargs=inputs)
     pairs = ps.smoothing_pairs(graph)
-    row: Row = {"model": type(model).__name__, "pairs": len(pairs), "exact": sum(pair.exact for pair in pairs)}
+    row: Row = {
+        "model": type(model).__name__,
+        "pairs": len(pairs),
+        "exact": sum(pair.exact for pair in pairs),
+    }
     row["change"] = rescaled(model, graph, pairs, inputs)
     more, missed = 0, []
     try:
@@ -165,15 +218,24 @@ def measured(name: str, model: nn.Module, inputs: dict[str, Any]) -> Row:
         readers = [part(graph, reader, "tail") for reader in balance]
         pair = found_by(pairs, writer, readers)
         if pair is None:
-            missed.append({"layer": smooth, "readers": balance, "reason": why_not(model, graph, smooth)})
+            missed.append(
+                {"layer": smooth, "readers": balance, "reason": why_not(model, graph, smooth)}
+            )
         elif set(pair.parameters[1]) - {reader for reader, _ in readers}:
             more += 1
-    row |= {"listed": len(own), "found": len(own) - len(missed), "incomplete": more, "missed": missed}
+    row |= {
+        "listed": len(own),
+        "found": len(own) - len(missed),
+        "incomplete": more,
+        "missed": missed,
+    }
     return row
 
 
 def accepted(name: str, options: dict[str, Any], length: int = 8) -> Row:
-    """Our recipe, read from its file and applied by the tool to a small model, then quantised by the tool."""
+    """Our recipe, read from its file and applied by the tool to a small model,
+    then quantised by the tool.
+    """
     from llmcompressor import oneshot
     from llmcompressor.modifiers.transform.awq import AWQModifier
     from llmcompressor.pipelines.cache import IntermediatesCache
@@ -196,16 +258,18 @@ def accepted(name: str, options: dict[str, Any], length: int = 8) -> Row:
         batches = DataLoader([{"input_ids": row} for row in torch.randint(3, WORDS, (8, length))])
         before = model(**inputs).logits.detach()
         model.save_pretrained(Path(folder) / "model")
-        # batches are ready, so anything stands for the tokenizer; without an accelerator there is no memory to pin
+        # batches are ready, so anything stands for the tokenizer; without an accelerator
+        # there is no memory to pin
         with patch.object(IntermediatesCache, "pin_memory"):
             small = oneshot(
-                model=type(model).from_pretrained(Path(folder) / "model"), recipe=str(path), dataset=batches,
-                num_calibration_samples=8, processor=nn.Identity(),
+                model=type(model).from_pretrained(Path(folder) / "model"), recipe=str(path),
+                dataset=batches, num_calibration_samples=8, processor=nn.Identity(),
             )  # fmt: skip
         after = small(**inputs).logits.detach()
     ours = {(pair.writers[0], pair.readers) for pair in pairs if len(pair.writers) == 1}
     return {
-        "model": type(model).__name__, "pairs": len(ours), "resolved": len(resolved), "same": resolved == ours,
+        "model": type(model).__name__, "pairs": len(ours), "resolved": len(resolved),
+        "same": resolved == ours,
         "quantised": sum(hasattr(module, "quantization_scheme") for module in small.modules()),
         "change": float((after - before).abs().max() / before.abs().max()),
     }  # fmt: skip
@@ -227,7 +291,10 @@ def tables(held: Row) -> str:
     incomplete = sum(row["incomplete"] for row in own.values())
     head = ["architecture", "mappings listed", "found", "incomplete", "pairs", "change"]
     keys = ("listed", "found", "incomplete", "pairs")
-    rows = [[row["model"], *(str(row[key]) for key in keys), f"{row['change']:.0e}"] for row in own.values()]
+    rows = [
+        [row["model"], *(str(row[key]) for key in keys), f"{row['change']:.0e}"]
+        for row in own.values()
+    ]
     more = [
         [
             row["model"],
@@ -248,21 +315,30 @@ def tables(held: Row) -> str:
     ]
     return "\n\n".join(
         [
-            f"All {len(own)} `ForCausalLM` entries of llm-compressor {held['llmcompressor']} whose code transformers "
-            f"{held['transformers']} has: {found} of {total} mappings found; {incomplete} of them are incomplete in "
-            "the list.",
+            (
+                f"All {len(own)} `ForCausalLM` entries of llm-compressor {held['llmcompressor']}"
+                f" whose code transformers {held['transformers']} has: {found} of {total} mappings"
+                f" found; {incomplete} of them are incomplete in the list."
+            ),
             markdown(head, rows),
             "Not found: "
             + "; ".join(sorted(missed))
             + ". Not run: "
             + "; ".join(f"`{name}`, {why}" for name, why in held["absent"].items())
             + ".",
-            "Architectures that the list lacks, for which the tool falls back on a default that fails where names "
-            "differ:",
+            (
+                "Architectures that the list lacks, for which the tool falls back on a default that"
+                " fails where names differ:"
+            ),
             markdown(["architecture", "pairs", "found of the default's mappings", "change"], more),
-            "Recipes of `ps.smoothing_recipe`, read from a file by the tool, resolved, applied and followed by its "
-            "quantisation to 8 bits:",
-            markdown(["architecture", "pairs in the recipe", "resolved by the tool", "layers quantised"], taken),
+            (
+                "Recipes of `ps.smoothing_recipe`, read from a file by the tool, resolved, applied"
+                " and followed by its quantisation to 8 bits:"
+            ),
+            markdown(
+                ["architecture", "pairs in the recipe", "resolved by the tool", "layers quantised"],
+                taken,
+            ),
         ]
     )
 
@@ -276,7 +352,11 @@ def main(names: list[str]) -> None:
     held = {"listed": {}, "unlisted": {}, "accepted": {}} | load(NAME)
     classes = [name for name in AWQ_MAPPING_REGISTRY if name.endswith("ForCausalLM")]
     assert {f"{name}ForCausalLM" for name in LISTED} | set(ABSENT) == set(classes)
-    held |= {"llmcompressor": __version__, "transformers": transformers.__version__, "absent": ABSENT}
+    held |= {
+        "llmcompressor": __version__,
+        "transformers": transformers.__version__,
+        "absent": ABSENT,
+    }
     for name, options in LISTED.items():
         if name in (names or LISTED):
             held["listed"][name] = measured(name, *model_of(name, options))

@@ -1,8 +1,10 @@
-"""Where G-SGD can start: a bound on the multiplier, a unit skeleton, the largest-magnitude skeleton.
+"""Where G-SGD can start: a bound on the multiplier, a unit skeleton, the
+largest-magnitude skeleton.
 
-``PYTHONPATH=tests python -m benchmarks.starts --json docs/data/starts.json`` trains every contender with the same
-seeds, epochs, batches and number of learning rates; the validation split alone chooses the rate of each, and the test
-split is looked at once, at that rate. ``--show FILE`` prints the table of an earlier run.
+``PYTHONPATH=tests python -m benchmarks.starts --json docs/data/starts.json`` trains every contender
+with the same seeds, epochs, batches and number of learning rates; the validation split alone
+chooses the rate of each, and the test split is looked at once, at that rate. ``--show FILE`` prints
+the table of an earlier run.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ USUAL = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 
 @dataclass(frozen=True)
 class Start:
-    """A contender; ``bound`` is the largest multiplier, ``rates`` the learning rates it may choose from."""
+    """A contender; ``bound`` is the largest multiplier, ``rates`` the learning
+    rates it may choose from.
+    """
 
     label: str
     path_space: bool
@@ -42,9 +46,17 @@ class Start:
 STARTS = (
     Start("unit skeleton, G-SGD", True, unit=True),
     Start("default, G-SGD with `max_multiplier=1`", True, bound=1.0),
-    Start("default, largest-magnitude skeleton and `max_multiplier=1`", True, rule="magnitude", bound=1.0),
     Start(
-        "default, largest-magnitude skeleton alone", True, rule="magnitude", rates=(1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1)
+        "default, largest-magnitude skeleton and `max_multiplier=1`",
+        True,
+        rule="magnitude",
+        bound=1.0,
+    ),
+    Start(
+        "default, largest-magnitude skeleton alone",
+        True,
+        rule="magnitude",
+        rates=(1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1),
     ),
     Start("default, G-SGD with nothing done", True, rates=(1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4)),
     Start("unit skeleton, SGD on weights", False, unit=True),
@@ -58,11 +70,15 @@ def errors(task: Task, model: torch.nn.Module) -> tuple[float, float]:
     rates = []
     for split in (task.valid, task.test):
         outputs = model(split.inputs)
-        rates.append(float(task.metric(outputs, split.targets)) if bool(outputs.isfinite().all()) else 1.0)
+        rates.append(
+            float(task.metric(outputs, split.targets)) if bool(outputs.isfinite().all()) else 1.0
+        )
     return rates[0], rates[1]
 
 
-def train(task: Task, start: Start, lr: float, seed: int, epochs: int, batch: int) -> tuple[float, float]:
+def train(
+    task: Task, start: Start, lr: float, seed: int, epochs: int, batch: int
+) -> tuple[float, float]:
     """One run; validation and test error at its end."""
     model = task.make_model(seed)
     # the magnitude rule looks at the weights of this very model
@@ -71,7 +87,9 @@ def train(task: Task, start: Start, lr: float, seed: int, epochs: int, batch: in
         init_skeleton(model, skeleton)
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     if start.path_space:
-        optimizer = GSGD(model.named_parameters(), lr=lr, skeleton=skeleton, max_multiplier=start.bound)
+        optimizer = GSGD(
+            model.named_parameters(), lr=lr, skeleton=skeleton, max_multiplier=start.bound
+        )
     order = torch.Generator().manual_seed(seed)
     for _ in range(epochs):
         for chosen in torch.randperm(len(task.train), generator=order).split(batch):
@@ -99,7 +117,9 @@ def measure(starts: Sequence[Start], seeds: int, epochs: int, batch: int) -> lis
                 "start": start.label,
                 "rates": list(start.rates),
                 "lr": chosen,
-                "valid_error": {f"{lr:g}": [valid for valid, _ in pairs] for lr, pairs in runs.items()},
+                "valid_error": {
+                    f"{lr:g}": [valid for valid, _ in pairs] for lr, pairs in runs.items()
+                },
                 "test_accuracy": found,
             }
         )
@@ -115,14 +135,21 @@ def table(rows: list[dict[str, Any]]) -> str:
     for row in sorted(rows, key=lambda row: -sum(row["test_accuracy"])):
         found = row["test_accuracy"]
         edge = " (end of its grid)" if row["lr"] in (row["rates"][0], row["rates"][-1]) else ""
-        lines.append(f"| {row['start']} | {t_interval(found).show('.3f')} | {min(found):.3f} | {row['lr']:g}{edge} |")
+        lines.append(
+            f"| {row['start']} | {t_interval(found).show('.3f')} | {min(found):.3f} |"
+            f" {row['lr']:g}{edge} |"
+        )
     return "\n".join(lines)
 
 
 def main(
-    json_file: Annotated[Path | None, typer.Option("--json", help="Keep the figures in this file.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Keep the figures in this file.")
+    ] = None,
     show: Annotated[Path | None, typer.Option(help="Print the table of this file instead.")] = None,
-    only: Annotated[str, typer.Option(help="Contenders with this in their label; the file keeps the others.")] = "",
+    only: Annotated[
+        str, typer.Option(help="Contenders with this in their label; the file keeps the others.")
+    ] = "",
     seeds: int = 5,
     epochs: int = 20,
     batch: int = 32,
@@ -139,7 +166,13 @@ def main(
     print(table(rows))
     if json_file is not None:
         json_file.parent.mkdir(parents=True, exist_ok=True)
-        about = {"task": "digits-rows", "seeds": seeds, "epochs": epochs, "batch": batch, "torch": torch.__version__}
+        about = {
+            "task": "digits-rows",
+            "seeds": seeds,
+            "epochs": epochs,
+            "batch": batch,
+            "torch": torch.__version__,
+        }
         json_file.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
 
 

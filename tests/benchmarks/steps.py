@@ -15,14 +15,20 @@ from benchmarks.measure import prepared
 
 
 class Operations(TorchDispatchMode):
-    """Counts the operations that compute or write something: on a GPU, each is a kernel to launch (at least one)."""
+    """Counts the operations that compute or write something: on a GPU, each is a kernel
+    to launch (at least one).
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        own = func.namespace == "aten" and not func.is_view and not func.name().endswith("_unsafe_view")
+        own = (
+            func.namespace == "aten"
+            and not func.is_view
+            and not func.name().endswith("_unsafe_view")
+        )
         self.count += bool(own)
         return func(*args, **(kwargs or {}))
 
@@ -59,4 +65,6 @@ def steps(name: str, device: str, rounds: int, threads: int) -> dict[str, Any]:
             move()
             wait()
             times[key].append(time.perf_counter() - start)
-    return figures | {f"{key}_ms": 1000 * statistics.median(values) for key, values in times.items()}
+    return figures | {
+        f"{key}_ms": 1000 * statistics.median(values) for key, values in times.items()
+    }

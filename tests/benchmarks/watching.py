@@ -1,8 +1,9 @@
-"""What watching a run costs: a small GPT on the King James Bible under the Trainer of transformers, in pairs.
+"""What watching a run costs: a small GPT on the King James Bible under the Trainer
+of transformers, in pairs.
 
-``PYTHONPATH=tests python -m benchmarks.watching`` trains each pair with and without the callback (two minutes on one
-core), in the process's own time, and writes ``docs/data/watching.json`` and the paragraph of ``docs/watching.md``;
-``--page FILE`` keeps a page.
+``PYTHONPATH=tests python -m benchmarks.watching`` trains each pair with and without the callback
+(two minutes on one core), in the process's own time, and writes ``docs/data/watching.json`` and the
+paragraph of ``docs/watching.md``; ``--page FILE`` keeps a page.
 """
 
 from __future__ import annotations
@@ -58,23 +59,34 @@ def trained(data: Any, steps: int, watched: bool, **options: Any) -> tuple[float
     """Seconds of a run, what the callback has seen, and the seconds of every step."""
     torch.manual_seed(0)
     config = GPT2Config(
-        vocab_size=128, n_positions=LENGTH, n_embd=128, n_layer=4, n_head=4, bos_token_id=None, eos_token_id=None
+        vocab_size=128,
+        n_positions=LENGTH,
+        n_embd=128,
+        n_layer=4,
+        n_head=4,
+        bos_token_id=None,
+        eos_token_id=None,
     )
     callback, times = transformers_callback(**options), StepTimes()
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
-            folder, max_steps=steps, per_device_train_batch_size=BATCH, learning_rate=1e-3, report_to=[], use_cpu=True,
-            save_strategy="no", disable_tqdm=True, logging_strategy="no",
+            folder, max_steps=steps, per_device_train_batch_size=BATCH, learning_rate=1e-3,
+            report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True,
+            logging_strategy="no",
         )  # fmt: skip
         callbacks = [times, callback] if watched else [times]
-        trainer = Trainer(GPT2LMHeadModel(config), arguments, train_dataset=data, callbacks=callbacks)
+        trainer = Trainer(
+            GPT2LMHeadModel(config), arguments, train_dataset=data, callbacks=callbacks
+        )
         start = time.process_time()
         trainer.train()
         return time.process_time() - start, callback.watch, times.seconds
 
 
 def step_costs(data: Any, steps: int = 48, every: int = 4) -> dict[str, float]:
-    """What a measured step takes more than its neighbours, once the model is traced, and what tracing takes."""
+    """What a measured step takes more than its neighbours, once the model is
+    traced, and what tracing takes.
+    """
     _, watch, seconds = trained(data, steps, True, every=every, structure=True)
     plain = [t for step, t in enumerate(seconds, 1) if not watch.due(step)]
     full = [t for step, t in enumerate(seconds, 1) if step > every and watch.due(step)]
@@ -88,7 +100,9 @@ def step_costs(data: Any, steps: int = 48, every: int = 4) -> dict[str, float]:
     }
 
 
-def main(steps: int = 200, pairs: int = 2, page: Annotated[str | None, typer.Option()] = None) -> None:
+def main(
+    steps: int = 200, pairs: int = 2, page: Annotated[str | None, typer.Option()] = None
+) -> None:
     """Measure, and write the data and the paragraph of the page."""
     torch.set_num_threads(1)
     data, rows, watch = text(), list[dict[str, Any]](), None
@@ -113,7 +127,9 @@ def main(steps: int = 200, pairs: int = 2, page: Annotated[str | None, typer.Opt
         )
         typer.echo(json.dumps(rows[-1]))
     with replacing(DATA) as temporary:
-        temporary.write_text(json.dumps({**costs, "pairs": rows}, indent=1) + "\n", encoding="utf-8")
+        temporary.write_text(
+            json.dumps({**costs, "pairs": rows}, indent=1) + "\n", encoding="utf-8"
+        )
     show()
 
 
@@ -124,14 +140,15 @@ def paragraph(found: dict[str, Any]) -> str:
     enough = math.ceil(early / (0.02 * found["step"] - found["row"] / EVERY) / 10) * 10
     overheads = " and ".join(f"{pair['overhead']:+.1%}" for pair in pairs)
     return (
-        f"What it costs under the Trainer of transformers, with a GPT of {found['weights'] / 1e6:.1f} million weights "
-        f"on the King James Bible, {BATCH} x {LENGTH} letters a step ({found['step']:.2f} s on one core, in the "
-        f"process's own time): a measured step takes {found['row']:.2f} s more, which is {found['share']:.1%} at the "
-        f"default cadence. The {first} before the hundredth take {early:.1f} s together, so what is measured is 2 % of "
-        f"a run of {enough} steps, and less of longer ones. Tracing takes {found['tracing']:.1f} s, once. Runs of "
-        f"{pairs[0]['steps']} steps with the callback against runs without, in {'pairs' if pairs[1:] else 'a pair'}: "
-        f"{overheads}; so short a run is "
-        f"{'' if pairs[0]['traced'] else 'not '}traced.\n"
+        "What it costs under the Trainer of transformers, with a GPT of"
+        f" {found['weights'] / 1e6:.1f} million weights on the King James Bible, {BATCH} x {LENGTH}"
+        f" letters a step ({found['step']:.2f} s on one core, in the process's own time): a"
+        f" measured step takes {found['row']:.2f} s more, which is {found['share']:.1%} at the"
+        f" default cadence. The {first} before the hundredth take {early:.1f} s together, so what"
+        f" is measured is 2 % of a run of {enough} steps, and less of longer ones. Tracing takes"
+        f" {found['tracing']:.1f} s, once. Runs of {pairs[0]['steps']} steps with the callback"
+        f" against runs without, in {'pairs' if pairs[1:] else 'a pair'}: {overheads}; so short a"
+        f" run is {'' if pairs[0]['traced'] else 'not '}traced.\n"
     )
 
 

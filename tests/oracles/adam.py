@@ -1,4 +1,6 @@
-"""Adam on path values by brute force: torch's own Adam on the vector of path values, differentiated through w(v)."""
+"""Adam on path values by brute force: torch's own Adam on the vector of path values,
+differentiated through w(v).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ def train_on_path_values(
 ) -> dict[str, Tensor]:
     """Let any torch optimizer move path values; the weights of `T_out` stay as they are.
 
-    Returns the weights after some steps; the model is not changed. Parameters outside path space stay, too.
+    Returns the weights after some steps; the model is not changed. Parameters
+    outside path space stay, too.
     """
     start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     vector = problem.vector(start)

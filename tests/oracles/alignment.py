@@ -14,7 +14,11 @@ def edge_slots(graph: Any) -> list[tuple[str, int]]:
     """(parameter name, flat index) of every edge of a reduction graph, in edge order."""
     slots = []
     for block in graph.blocks:
-        unused = np.zeros(block.shape, bool) if block.unused is None else block.unused.expand(block.shape).numpy()
+        unused = (
+            np.zeros(block.shape, bool)
+            if block.unused is None
+            else block.unused.expand(block.shape).numpy()
+        )
         slots += [(block.name, int(flat)) for flat in np.flatnonzero(~unused.reshape(-1))]
     return slots
 
@@ -25,7 +29,8 @@ def aligned(graph: Any, enumeration: Enumeration) -> np.ndarray:
     Parameters that the graph reports as pinned are constants to it: they have no columns.
 
     Raises:
-        ValueError: a weight lies on a path but is neither an edge of the graph nor reported as pinned.
+        ValueError: a weight lies on a path but is neither an edge of the
+            graph nor reported as pinned.
     """
     column = {slot: i for i, slot in enumerate(enumeration.columns)}
     pinned = {name for pin in graph.pinned for name in pin.parameters}
@@ -41,14 +46,20 @@ def aligned(graph: Any, enumeration: Enumeration) -> np.ndarray:
 def edge_ends(graph: Any) -> tuple[np.ndarray, np.ndarray]:
     """Tails and heads of all edges as integer combinations of the units' log-scales, `(m, H)` each.
 
-    Id 0 is the root, 1..H are units, above them stand the combinations listed in `graph.forms`; -k is the opposite
-    of k.
+    Id 0 is the root, 1..H are units, above them stand the combinations listed in `graph.forms`;
+    -k is the opposite of k.
     """
     forms = np.asarray(graph.forms.toarray(), dtype=np.int64)
-    table = np.concatenate([np.zeros((1, graph.num_units), np.int64), np.eye(graph.num_units, dtype=np.int64), forms])
+    table = np.concatenate(
+        [np.zeros((1, graph.num_units), np.int64), np.eye(graph.num_units, dtype=np.int64), forms]
+    )
     sides: list[list[np.ndarray]] = [[], []]
     for block in graph.blocks:
-        keep = slice(None) if block.unused is None else ~block.unused.expand(block.shape).reshape(-1).numpy()
+        keep = (
+            slice(None)
+            if block.unused is None
+            else ~block.unused.expand(block.shape).reshape(-1).numpy()
+        )
         for side, ids in zip(sides, (block.tail, block.head), strict=True):
             flat = ids.expand(block.shape).reshape(-1).numpy()[keep]
             side.append(table[np.abs(flat)] * np.sign(flat)[:, None])
@@ -58,18 +69,25 @@ def edge_ends(graph: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def incidence(graph: Any) -> np.ndarray:
-    """`(m, H)`: how log-scales of units move the logarithm of each weight: + at its head, - at its tail."""
+    """`(m, H)`: how log-scales of units move the logarithm of each weight: + at
+    its head, - at its tail.
+    """
     tails, heads = edge_ends(graph)
     return heads - tails
 
 
 def path_problem(graph: Any, skeleton: Any) -> PathProblem:
-    """The oracle's view of a reduction graph with a skeleton: rows of ends, and tree edges by number."""
+    """The oracle's view of a reduction graph with a skeleton: rows of ends,
+    and tree edges by number.
+    """
     slots = edge_slots(graph)
     number = {slot: i for i, slot in enumerate(slots)}
 
     def tree(blocks: np.ndarray, indices: np.ndarray) -> list[int]:
-        return [number[graph.blocks[b].name, int(i)] for b, i in zip(blocks[1:], indices[1:], strict=True)]
+        return [
+            number[graph.blocks[b].name, int(i)]
+            for b, i in zip(blocks[1:], indices[1:], strict=True)
+        ]
 
     tree_in, tree_out = (
         tree(skeleton.in_block, skeleton.in_index),

@@ -1,7 +1,8 @@
-"""Every public diagnostic on a model it has not seen: finite, consistent with a slow oracle, or declined in a sentence.
+"""Every public diagnostic on a model it has not seen: finite, consistent with a slow oracle,
+or declined in a sentence.
 
-Each check takes a :class:`Subject`, asserts, and says in a word or two what it compared; what a diagnostic declines it
-raises as one of the library's errors. None of them knows the model.
+Each check takes a :class:`Subject`, asserts, and says in a word or two what it compared; what a
+diagnostic declines it raises as one of the library's errors. None of them knows the model.
 """
 
 from __future__ import annotations
@@ -37,14 +38,18 @@ from pathspace.diagnostics.noise import curvature
 from pathspace.errors import InputError, PathspaceError, UnsupportedError
 from pathspace.safe_deepcopy import safe_deepcopy
 
-MANY = 500_000  # trainable scalars beyond which a Hessian, a gauge or a growth is not asked for here
+MANY = (
+    500_000  # trainable scalars beyond which a Hessian, a gauge or a growth is not asked for here
+)
 SMALL = 400  # sizes up to which a matrix is formed to compare with
 
 
 def first(value: Any) -> Tensor | None:
     """The first floating-point tensor."""
     values = list(value.values()) if isinstance(value, Mapping) else value
-    return next((v for v in tree_leaves(values) if isinstance(v, Tensor) and v.is_floating_point()), None)
+    return next(
+        (v for v in tree_leaves(values) if isinstance(v, Tensor) and v.is_floating_point()), None
+    )
 
 
 @dataclass(eq=False)
@@ -94,7 +99,9 @@ class Subject:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Run the model as a diagnostic does: same random numbers, same kernels, buffers put back."""
+        """Run the model as a diagnostic does: same random numbers, same
+        kernels, buffers put back.
+        """
         saved = [(buffer, buffer.detach().clone()) for buffer in self.model.buffers()]
         with torch.random.fork_rng(devices=[]), sdpa_kernel(SDPBackend.MATH):
             yield
@@ -110,17 +117,28 @@ def state(subject: Subject) -> dict[str, Any]:
         "values": {name: value.detach().clone() for name, value in tensors.items()},
         "same": {name: id(value) for name, value in tensors.items()},
         "keys": list(model.state_dict()),
-        "grads": {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()},
+        "grads": {
+            name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()
+        },
         "wanted": {name: p.requires_grad for name, p in model.named_parameters()},
         "modes": {name: module.training for name, module in model.named_modules()},
         "hooks": {
-            name: [len(getattr(module, kind)) for kind in vars(nn.Module()) if kind.endswith("_hooks")]
+            name: [
+                len(getattr(module, kind)) for kind in vars(nn.Module()) if kind.endswith("_hooks")
+            ]
             for name, module in model.named_modules()
         },
         "attributes": {name: sorted(vars(module)) for name, module in model.named_modules()},
-        "inputs": [v.detach().clone() for v in tree_leaves((subject.args, subject.kwargs)) if isinstance(v, Tensor)],
+        "inputs": [
+            v.detach().clone()
+            for v in tree_leaves((subject.args, subject.kwargs))
+            if isinstance(v, Tensor)
+        ],
         "random": torch.get_rng_state(),
-        "modes of torch": (torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()),
+        "modes of torch": (
+            torch._C._len_torch_function_stack(),
+            torch._C._len_torch_dispatch_stack(),
+        ),
         "gradients on": torch.is_grad_enabled(),
     }
 
@@ -151,7 +169,9 @@ def near(a: float, b: float, tolerance: float, what: str, scale: float = 0.0) ->
 
 
 def signal(subject: Subject) -> str:
-    """Mean and variance against hooks; gains of the smallest layers against their explicit Jacobians."""
+    """Mean and variance against hooks; gains of the smallest layers against
+    their explicit Jacobians.
+    """
     model, slack = subject.model, subject.tolerance
     seen: list[tuple[str, nn.Module, Any, Any, Tensor]] = []
 
@@ -161,15 +181,29 @@ def signal(subject: Subject) -> str:
             if value is not None:
                 # one tensor given several times stays one
                 copies: dict[int, Tensor] = {}
-                seen.append((name, module, *tree_map(partial(kept, copies), (args, kwargs)), value.detach().clone()))
+                seen.append(
+                    (
+                        name,
+                        module,
+                        *tree_map(partial(kept, copies), (args, kwargs)),
+                        value.detach().clone(),
+                    )
+                )
 
         return hook
 
     def kept(copies: dict[int, Tensor], value: Any) -> Any:
-        return copies.setdefault(id(value), value.detach().clone()) if isinstance(value, Tensor) else value
+        return (
+            copies.setdefault(id(value), value.detach().clone())
+            if isinstance(value, Tensor)
+            else value
+        )
 
     chosen = dx.layers.select(model)
-    handles = [module.register_forward_hook(note(name), with_kwargs=True) for name, module in chosen.items()]
+    handles = [
+        module.register_forward_hook(note(name), with_kwargs=True)
+        for name, module in chosen.items()
+    ]
     with subject.alone():
         model(*subject.args, **subject.kwargs)
     for handle in handles:
@@ -195,23 +229,40 @@ def signal(subject: Subject) -> str:
     ):
         source = first((args, kwargs))
         random = isinstance(module, nn.Dropout | nn.RReLU) and module.training
-        if source is None or row.vjp_gain is None or random or max(value.numel(), source.numel()) > SMALL:
+        if (
+            source is None
+            or row.vjp_gain is None
+            or random
+            or max(value.numel(), source.numel()) > SMALL
+        ):
             continue
         twin = safe_deepcopy(module)
 
-        def run(z: Tensor, twin: nn.Module = twin, args: Any = args, kwargs: Any = kwargs, old: Any = source) -> Any:
+        def run(
+            z: Tensor,
+            twin: nn.Module = twin,
+            args: Any = args,
+            kwargs: Any = kwargs,
+            old: Any = source,
+        ) -> Any:
             swapped = tree_map(lambda v: z.clone() if v is old else v, (args, kwargs))
             return first(twin(*swapped[0], **swapped[1]))
 
         with sdpa_kernel(SDPBackend.MATH), torch.random.fork_rng(devices=[]):
             square = float(explicit(run, source).double().square().sum())
-        again = dx.signal(model, *subject.args, kwargs=subject.kwargs, names=name, probes=100)[row.layer]
+        again = dx.signal(model, *subject.args, kwargs=subject.kwargs, names=name, probes=100)[
+            row.layer
+        ]
         assert again.vjp_gain is not None
         truth = square / source.numel()
-        assert abs(again.vjp_gain.value - truth) <= 5 * again.vjp_gain.error + slack * truth, f"tr K of {name}"
+        assert abs(again.vjp_gain.value - truth) <= 5 * again.vjp_gain.error + slack * truth, (
+            f"tr K of {name}"
+        )
         if again.jvp_gain is not None:
             truth = square / value.numel()
-            assert abs(again.jvp_gain.value - truth) <= 5 * again.jvp_gain.error + slack * truth, f"tr L of {name}"
+            assert abs(again.jvp_gain.value - truth) <= 5 * again.jvp_gain.error + slack * truth, (
+                f"tr L of {name}"
+            )
         compared += 1
         if compared == 3:
             break
@@ -234,7 +285,11 @@ def gradients(subject: Subject) -> str:
         for buffer, value in saved:
             buffer.data.copy_(value)
     table = dx.gradients(model, subject.loss, [(subject.inputs, None), (other, None)])
-    reached = [name for (name, _), pair in zip(named, zip(*stacks, strict=True), strict=True) if pair[0] is not None]
+    reached = [
+        name
+        for (name, _), pair in zip(named, zip(*stacks, strict=True), strict=True)
+        if pair[0] is not None
+    ]
     assert [row.parameter for row in table] == reached
     largest = max((row.rms for row in table if math.isfinite(row.rms)), default=0.0)
     for name, (one, two) in zip((n for n, _ in named), zip(*stacks, strict=True), strict=True):
@@ -248,7 +303,13 @@ def gradients(subject: Subject) -> str:
         finite(row)
         mean = both.mean(0)
         near(row.rms, float(mean.square().mean().sqrt()), slack, f"RMS of {name}", 1e-4 * largest)
-        near(row.variance, float(mean.var(correction=0)), slack, f"variance of {name}", 1e-4 * largest**2)
+        near(
+            row.variance,
+            float(mean.var(correction=0)),
+            slack,
+            f"variance of {name}",
+            1e-4 * largest**2,
+        )
         assert row.noise is not None
         near(row.noise, float(both.var(0).mean()), slack, f"noise of {name}", 1e-4 * largest**2)
     return f"{len(table)} tensors"
@@ -256,13 +317,19 @@ def gradients(subject: Subject) -> str:
 
 def shifted(value: Any) -> Any:
     """Another batch: the same samples, moved a little; integers stay."""
-    if isinstance(value, Tensor) and value.is_floating_point() and not bool(((value == 0) | (value == 1)).all()):
+    if (
+        isinstance(value, Tensor)
+        and value.is_floating_point()
+        and not bool(((value == 0) | (value == 1)).all())
+    ):
         return value * 1.1 + 0.01
     return value
 
 
 def optimizer(subject: Subject) -> str:
-    """The suggested decay from the gradients' table; the curvature against a quotient of its own."""
+    """The suggested decay from the gradients' table; the curvature
+    against a quotient of its own.
+    """
     if subject.total > MANY:
         raise UnsupportedError("too large for a Hessian here")
     model = subject.model
@@ -272,7 +339,9 @@ def optimizer(subject: Subject) -> str:
     table = dx.gradients(model, subject.loss, batches)
     noise = sum(math.prod(row.shape) * (row.noise or 0) for row in table)
     near(found.noise, noise, subject.tolerance, "noise")
-    near(found.averaged_noise, noise * (1 - found.decay) / (1 + found.decay), 1e-9, "averaged noise")
+    near(
+        found.averaged_noise, noise * (1 - found.decay) / (1 + found.decay), 1e-9, "averaged noise"
+    )
     assert 0 <= found.decay <= 0.999 and found.advice.endswith(".")
     named = [p for p in model.parameters() if p.requires_grad]
     if found.curvature is None:
@@ -280,14 +349,24 @@ def optimizer(subject: Subject) -> str:
         return "decay"
     with subject.alone():
         output = model(*subject.args, **subject.kwargs)
-        slopes = torch.autograd.grad(subject.loss(output), named, create_graph=True, allow_unused=True)
-        pairs = [(g, p) for g, p in zip(slopes, named, strict=True) if g is not None and g.requires_grad]
+        slopes = torch.autograd.grad(
+            subject.loss(output), named, create_graph=True, allow_unused=True
+        )
+        pairs = [
+            (g, p) for g, p in zip(slopes, named, strict=True) if g is not None and g.requires_grad
+        ]
         if pairs:
             along = [g.detach() for g, _ in pairs]
-            product = torch.autograd.grad([g for g, _ in pairs], [p for _, p in pairs], along, allow_unused=True)
-            top = sum(float((a * b).sum()) for a, b in zip(along, product, strict=True) if b is not None)
+            product = torch.autograd.grad(
+                [g for g, _ in pairs], [p for _, p in pairs], along, allow_unused=True
+            )
+            top = sum(
+                float((a * b).sum()) for a, b in zip(along, product, strict=True) if b is not None
+            )
             quotient = top / max(sum(float(a.square().sum()) for a in along), 1e-300)
-            assert quotient <= found.curvature + 1e-2 * abs(found.curvature) + 1e-6, "curvature below a quotient"
+            assert quotient <= found.curvature + 1e-2 * abs(found.curvature) + 1e-6, (
+                "curvature below a quotient"
+            )
     assert found.curvature == curvature(model, subject.loss, *batches[0])
     return "decay and curvature"
 
@@ -298,7 +377,9 @@ def start_of(subject: Subject) -> str | None:
         return None
     called: list[str] = []
     tables = {n: m for n, m in subject.model.named_modules() if isinstance(m, nn.Embedding)}
-    handles = [m.register_forward_hook(lambda *_, name=n: called.append(name)) for n, m in tables.items()]
+    handles = [
+        m.register_forward_hook(lambda *_, name=n: called.append(name)) for n, m in tables.items()
+    ]
     with subject.alone():
         subject.model(*subject.args, **subject.kwargs)
     for handle in handles:
@@ -307,7 +388,9 @@ def start_of(subject: Subject) -> str | None:
 
 
 def spectra(subject: Subject) -> str:
-    """Products, trace, singular values and density of the Jacobian against each other, and against the matrix."""
+    """Products, trace, singular values and density of the Jacobian against each
+    other, and against the matrix.
+    """
     start = start_of(subject)
     operator = dx.jacobian(subject.model, *subject.args, kwargs=subject.kwargs, start=start)
     rows, columns = operator.shape
@@ -326,7 +409,10 @@ def spectra(subject: Subject) -> str:
     found = dx.spectrum(operator, probes=3, steps=12)
     other = found.trace_k()
     assert found.largest <= top.value * (1 + 1e-3)
-    assert abs(other.value - trace.value) <= 6 * math.hypot(other.error, trace.error) + slack * trace.value
+    assert (
+        abs(other.value - trace.value)
+        <= 6 * math.hypot(other.error, trace.error) + slack * trace.value
+    )
     if max(rows, columns) > SMALL:
         return "products, trace, norm, density"
     matrix = operator.dense()
@@ -338,12 +424,20 @@ def spectra(subject: Subject) -> str:
             source = first((subject.args, subject.kwargs))
 
             def run(z: Tensor) -> Any:
-                args, kwargs = tree_map(lambda v: z.clone() if v is source else v, (subject.args, subject.kwargs))
+                args, kwargs = tree_map(
+                    lambda v: z.clone() if v is source else v, (subject.args, subject.kwargs)
+                )
                 return first(subject.model(*args, **kwargs))
 
             assert source is not None
             exact = explicit(run, source).reshape(rows, columns).double().numpy()
-        near(float(np.abs(matrix - exact).max()), 0.0, 1.0, "the matrix", slack * float(np.abs(exact).max()))
+        near(
+            float(np.abs(matrix - exact).max()),
+            0.0,
+            1.0,
+            "the matrix",
+            slack * float(np.abs(exact).max()),
+        )
     return "the matrix"
 
 
@@ -355,15 +449,31 @@ def criticality(subject: Subject) -> str:
     assert not math.isnan(found.growth.value)
     if math.isfinite(found.growth.value):
         finite(found, "growth", "low", "high")
-        near(found.growth.value, (found.profile[-1] - found.profile[0]) / found.steps, 1e-9, "slope", 1e-3)
+        near(
+            found.growth.value,
+            (found.profile[-1] - found.profile[0]) / found.steps,
+            1e-9,
+            "slope",
+            1e-3,
+        )
     if subject.total <= MANY:
-        points = dx.sweep(model, [0.7, 1.4], *subject.args, draws=1, directions=1, burn_in=0, **options)
+        points = dx.sweep(
+            model, [0.7, 1.4], *subject.args, draws=1, directions=1, burn_in=0, **options
+        )
         twin = dx.criticality.redraw(model, 1.4)
         again = dx.growth_exponent(twin, *subject.args, directions=1, burn_in=0, **options)
         assert points[1].growth.value == again.growth.value or math.isnan(again.growth.value)
     if subject.total <= 3000:
         critical = dx.critical_point(
-            model, *subject.args, low=0.5, high=2.0, tolerance=0.5, draws=1, directions=1, burn_in=0, **options
+            model,
+            *subject.args,
+            low=0.5,
+            high=2.0,
+            tolerance=0.5,
+            draws=1,
+            directions=1,
+            burn_in=0,
+            **options,
         )
         assert critical.verdict.endswith(".") and len(critical.points) >= 2
         assert critical.scale is None or 0.5 <= critical.scale <= 2.0
@@ -372,22 +482,32 @@ def criticality(subject: Subject) -> str:
     if start is not None or recurrent or model.training or found.died or subject.total > MANY:
         return "exponent"
     twin = safe_deepcopy(model).double()
-    names = [n for n, m in twin.named_modules() if isinstance(m, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)]
+    names = [
+        n
+        for n, m in twin.named_modules()
+        if isinstance(m, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
+    ]
     args, kwargs = tree_map(
         lambda v: v.detach().double() if isinstance(v, Tensor) and v.is_floating_point() else v,
         (subject.args, subject.kwargs),
     )
     source = first((args, kwargs))
     assert source is not None
-    noise = torch.randn(source.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    noise = torch.randn(
+        source.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     sides = []
     for step in (1e-7, -1e-7):
         values: list[Tensor] = []
         handles = [
-            twin.get_submodule(name).register_forward_hook(lambda m, a, out, v=values: v.append(out.detach().clone()))
+            twin.get_submodule(name).register_forward_hook(
+                lambda m, a, out, v=values: v.append(out.detach().clone())
+            )
             for name in names
         ]
-        moved = tree_map(lambda v, step=step: v + step * noise if v is source else v, (args, kwargs))
+        moved = tree_map(
+            lambda v, step=step: v + step * noise if v is source else v, (args, kwargs)
+        )
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), torch.random.fork_rng(devices=[]):
             twin(*moved[0], **moved[1])
         for handle in handles:
@@ -418,7 +538,9 @@ def control(subject: Subject) -> str:
 
         return hook
 
-    handles = [m.register_forward_hook(note(n), with_kwargs=True) for n, m in model.named_modules() if n]
+    handles = [
+        m.register_forward_hook(note(n), with_kwargs=True) for n, m in model.named_modules() if n
+    ]
     with subject.alone():
         model(*subject.args, **subject.kwargs)
     for handle in handles:
@@ -428,11 +550,18 @@ def control(subject: Subject) -> str:
     stacks = [
         [one, two]
         for (one, _, value), (two, source, _) in itertools.product(seen, seen)
-        if one != two and not one.startswith(f"{two}.") and not two.startswith(f"{one}.") and torch.equal(value, source)
+        if one != two
+        and not one.startswith(f"{two}.")
+        and not two.startswith(f"{one}.")
+        and torch.equal(value, source)
     ]
     # the blocks highest up, which are those that hold most
-    blocks = min(stacks or [[name] for name, *_ in seen] or [["*"]], key=lambda names: names[0].count("."))
-    found = dx.residual_control(model, *subject.args, kwargs=subject.kwargs, names=blocks, inside=False)
+    blocks = min(
+        stacks or [[name] for name, *_ in seen] or [["*"]], key=lambda names: names[0].count(".")
+    )
+    found = dx.residual_control(
+        model, *subject.args, kwargs=subject.kwargs, names=blocks, inside=False
+    )
     finite(found)
     slack = 1e-3
     assert found.span <= found.bound * (1 + slack)
@@ -451,17 +580,24 @@ def degeneracy(subject: Subject) -> str:
     if subject.total > MANY:
         raise UnsupportedError("too large for a rank here")
     options: dict[str, Any] = {"max_exact": 700, "max_rows": 40}
-    found = dx.degeneracy(subject.model, *subject.args, kwargs=subject.kwargs, graph=subject.graph, **options)
+    found = dx.degeneracy(
+        subject.model, *subject.args, kwargs=subject.kwargs, graph=subject.graph, **options
+    )
     finite(found)
     assert found.parameters == subject.total
     assert found.deficit == found.parameters - found.rank
-    assert found.deficit == found.dead + found.gauge + found.symmetric + found.undetermined + found.unexplained
+    assert (
+        found.deficit
+        == found.dead + found.gauge + found.symmetric + found.undetermined + found.unexplained
+    )
     assert found.rank <= min(found.outputs, found.parameters - found.dead)
     assert [row.parameter for row in found.tensors] == [
         n for n, p in subject.model.named_parameters() if p.requires_grad
     ]
     if found.method == "exact":
-        near(sum(row.gauge or 0 for row in found.tensors), found.gauge, 1e-6, "gauge by tensor", 1.0)
+        near(
+            sum(row.gauge or 0 for row in found.tensors), found.gauge, 1e-6, "gauge by tensor", 1.0
+        )
         shares = sum(row.unexplained or 0 for row in found.tensors)
         near(shares, found.undetermined + found.unexplained, 1e-6, "the rest by tensor", 1.0)
     if found.method == "randomised" or found.outputs > SMALL or not found.clear:
@@ -469,16 +605,21 @@ def degeneracy(subject: Subject) -> str:
     twin = safe_deepcopy(subject.model).double()
     wanted = {name: p.detach() for name, p in twin.named_parameters() if p.requires_grad}
     args, kwargs = tree_map(
-        lambda v: v.double() if isinstance(v, Tensor) and v.is_floating_point() else v, (subject.args, subject.kwargs)
+        lambda v: v.double() if isinstance(v, Tensor) and v.is_floating_point() else v,
+        (subject.args, subject.kwargs),
     )
 
     def run(*values: Tensor) -> Tensor:
         named = dict(zip(wanted, values, strict=True))
         result = torch.func.functional_call(twin, named, args, kwargs)
         parts = [
-            v for v in tree_leaves(dict(result) if isinstance(result, Mapping) else result) if isinstance(v, Tensor)
+            v
+            for v in tree_leaves(dict(result) if isinstance(result, Mapping) else result)
+            if isinstance(v, Tensor)
         ]
-        return torch.cat([v.reshape(-1) for v in parts if v.is_floating_point() and v.requires_grad])
+        return torch.cat(
+            [v.reshape(-1) for v in parts if v.is_floating_point() and v.requires_grad]
+        )
 
     with sdpa_kernel(SDPBackend.MATH), torch.random.fork_rng(devices=[]):
         parts = explicit(run, tuple(wanted.values()))
@@ -491,21 +632,27 @@ def degeneracy(subject: Subject) -> str:
 
 
 def growth(subject: Subject) -> str:
-    """The last parameters as a growth: what least squares promises, and the model delivers where it is linear."""
+    """The last parameters as a growth: what least squares promises, and the model
+    delivers where it is linear.
+    """
     if subject.total > MANY or subject.output.numel() > SMALL:
         raise UnsupportedError("too large for least squares here")
     model, output = subject.model, subject.output
     table = dx.gradients(model, subject.loss, [(subject.inputs, None)])
     name = table[len(table) - 1].parameter
     generator = torch.Generator().manual_seed(0)
-    targets = output.detach().double() + torch.randn(output.shape, generator=generator, dtype=torch.float64)
+    targets = output.detach().double() + torch.randn(
+        output.shape, generator=generator, dtype=torch.float64
+    )
     found = dx.predict_growth(model, name, subject.inputs, targets, fit=False)
     finite(found)
     assert 0 <= found.predicted <= found.loss * (1 + 1e-9)
     assert found.parameters == dict(model.named_parameters())[name].numel() >= found.rank
     if not found.remark:
         assert found.linear_step > 0
-    ranked = dx.rank_growths({"one": (model, name), "two": (model, name)}, subject.inputs, targets, fit=False)
+    ranked = dx.rank_growths(
+        {"one": (model, name), "two": (model, name)}, subject.inputs, targets, fit=False
+    )
     assert ranked[0].predicted == ranked[1].predicted == found.predicted
     if isinstance(model, nn.Sequential) and isinstance(model[0], nn.Linear):
         deeper = dx.deepen(model, 0, model[0].out_features, nn.Tanh(), residual=True)
@@ -517,21 +664,39 @@ def growth(subject: Subject) -> str:
 
 
 def cost(subject: Subject) -> str:
-    """Multiplications against torch's counter and against hooks on linear and convolutional layers."""
+    """Multiplications against torch's counter and against hooks on linear
+    and convolutional layers.
+    """
     model, layered = subject.model, [0]
 
     def count(module: Any, args: Any, output: Tensor) -> None:
         if isinstance(module, nn.RNNBase):
-            steps = len(args[0].data) if isinstance(args[0], PackedSequence) else math.prod(args[0].shape[:2])
+            steps = (
+                len(args[0].data)
+                if isinstance(args[0], PackedSequence)
+                else math.prod(args[0].shape[:2])
+            )
             layered[0] += steps * sum(p.numel() for p in module.parameters() if p.dim() > 1)
         elif isinstance(module, nn.Linear):
             layered[0] += output.numel() * module.in_features
         else:
             # a transposed convolution spends a kernel on every input
-            place, channels = (args[0], module.out_channels) if module.transposed else (output, module.in_channels)
+            place, channels = (
+                (args[0], module.out_channels)
+                if module.transposed
+                else (output, module.in_channels)
+            )
             layered[0] += place.numel() * channels // module.groups * math.prod(module.kernel_size)
 
-    kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.RNNBase)
+    kinds = (
+        nn.Linear,
+        nn.Conv1d,
+        nn.Conv2d,
+        nn.Conv3d,
+        nn.ConvTranspose1d,
+        nn.ConvTranspose2d,
+        nn.RNNBase,
+    )
     handles = [m.register_forward_hook(count) for m in model.modules() if isinstance(m, kinds)]
     with subject.alone(), FlopCounterMode(display=False) as counter:
         model(*subject.args, **subject.kwargs)
@@ -543,7 +708,9 @@ def cost(subject: Subject) -> str:
     assert found.forward >= counter.get_total_flops() // 2
     assert found.forward >= layered[0] > 0 or layered[0] == 0
     assert found.multiplications >= found.forward and found.saved >= 0
-    table = dx.compare_costs({"a": model, "b": model}, *subject.args, kwargs=subject.kwargs, repeats=1)
+    table = dx.compare_costs(
+        {"a": model, "b": model}, *subject.args, kwargs=subject.kwargs, repeats=1
+    )
     assert table["a"].multiplications == table["b"].multiplications == found.multiplications
     assert (table["a"].seconds or 0) > 0
     return "counted"
@@ -561,7 +728,9 @@ def conserved(subject: Subject) -> str:
     directions = gauge_directions(subject.graph, starts, int(sizes[-1]))
     flat = np.concatenate([p.detach().double().reshape(-1).numpy() for p in names.values()])
     expected = directions.T @ flat
-    assert np.allclose(found.numpy(), expected, rtol=1e-9, atol=1e-9 * max(1.0, float(np.abs(flat).max()) ** 2))
+    assert np.allclose(
+        found.numpy(), expected, rtol=1e-9, atol=1e-9 * max(1.0, float(np.abs(flat).max()) ** 2)
+    )
     return f"{len(found)} sums"
 
 
@@ -580,22 +749,36 @@ def chain(subject: Subject) -> str:
     record = found.observe(subject.loss, subject.inputs, None)
     assert record.names == tuple(node.name for node in found.nodes)
     known = record.cosines[~record.cosines.isnan()]
-    assert bool((known.abs() <= 1).all()) and bool(record.direction_norms.nan_to_num().isfinite().all())
+    assert bool((known.abs() <= 1).all()) and bool(
+        record.direction_norms.nan_to_num().isfinite().all()
+    )
     compared = 0
     for node in found.nodes:
         total, alone = float(record.products[node.index].sum()), float(record.gauge[node.index])
         bound = float((record.direction_norms * record.gradient_norms)[node.index].sum())
-        repeated = sum(other.module == node.module and other.site.order == node.site.order for other in found.nodes) > 1
+        repeated = (
+            sum(
+                other.module == node.module and other.site.order == node.site.order
+                for other in found.nodes
+            )
+            > 1
+        )
         if alone == alone and total == total and not repeated:
             near(total, alone, subject.tolerance, f"<z, g> of {node.name}", bound)
             compared += 1
     with torch.random.fork_rng(devices=[]), found.watch() as watch:
         saved = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
         output = model(*subject.args, **subject.kwargs)
-        torch.autograd.grad(subject.loss(output), [p for p in model.parameters() if p.requires_grad], allow_unused=True)
+        torch.autograd.grad(
+            subject.loss(output),
+            [p for p in model.parameters() if p.requires_grad],
+            allow_unused=True,
+        )
     for buffer, value in saved:
         buffer.data.copy_(value)
-    assert torch.allclose(watch.records[-1].products, record.products, equal_nan=True, rtol=1e-3, atol=1e-9)
+    assert torch.allclose(
+        watch.records[-1].products, record.products, equal_nan=True, rtol=1e-3, atol=1e-9
+    )
     return f"{len(found)} nodes, {compared} by parameters"
 
 
@@ -612,11 +795,14 @@ def attention(subject: Subject) -> str:
         one = analyse(matrix)
         assert np.allclose(one.stationary @ one.matrix, one.stationary, atol=1e-8)
         assert 0 <= one.gap <= 1 + 1e-12 and 0 <= one.dobrushin <= 1 + 1e-12
-        # one step contracts at least by the Dobrushin coefficient, and no further than the second eigenvalue
+        # one step contracts at least by the Dobrushin coefficient, and no further
+        # than the second eigenvalue
         assert 1 - one.gap <= one.dobrushin + 1e-9
     alike = [matrix for matrix in square if matrix.shape == square[0].shape]
     if alike:
-        assert torch.allclose(rollout(alike).sum(1), torch.ones(len(alike[0]), dtype=torch.float64), atol=1e-5)
+        assert torch.allclose(
+            rollout(alike).sum(1), torch.ones(len(alike[0]), dtype=torch.float64), atol=1e-5
+        )
     return f"{len(found)} matrices"
 
 
@@ -631,7 +817,9 @@ class Scalars:
 
 
 def tables(subject: Subject) -> str:
-    """A table out and in again: dictionaries, CSV, JSON, a data frame, scalars; compared with itself and another."""
+    """A table out and in again: dictionaries, CSV, JSON, a data frame, scalars; compared
+    with itself and another.
+    """
     table = dx.signal(subject.model, *subject.args, kwargs=subject.kwargs, probes=2, jvp=False)
     if not len(table):
         raise UnsupportedError(table.notes[0])
@@ -643,13 +831,17 @@ def tables(subject: Subject) -> str:
     assert kept["title"] == table.title and kept["rows"][0]["mean"] == rows[0]["mean"]
     try:
         frame = table.to_frame()
-        assert list(frame.columns) == table.columns and list(frame["variance"]) == table.column("variance")
+        assert list(frame.columns) == table.columns and list(frame["variance"]) == table.column(
+            "variance"
+        )
     except UnsupportedError as error:
         assert "pandas" in str(error)
     scalars = Scalars()
     assert table.to_tensorboard(scalars, 3) >= len(scalars.found) >= 2 * len(table)
     change = dx.compare(table, table)
-    assert len(change) and all(row.ratio in (1.0, None) for row in change if math.isfinite(row.before))
+    assert len(change) and all(
+        row.ratio in (1.0, None) for row in change if math.isfinite(row.before)
+    )
     assert all(same(row.before, row.after) or row.before != row.before for row in change)
     twin = safe_deepcopy(subject.model)
     with torch.no_grad():
@@ -659,7 +851,11 @@ def tables(subject: Subject) -> str:
     moved = dx.compare(table, other, ["weight_gain"])
     # (a weight that is computed from others need not double with them)
     own = {name.removesuffix(".weight") for name, _ in twin.named_parameters()}
-    assert all(row.ratio is None or abs(row.ratio - 2) < 1e-5 for row in moved if row.before and row.row in own)
+    assert all(
+        row.ratio is None or abs(row.ratio - 2) < 1e-5
+        for row in moved
+        if row.before and row.row in own
+    )
     return f"{len(change)} numbers"
 
 
@@ -673,14 +869,27 @@ def page(subject: Subject) -> str:
     return f"{len(found.facts)} parts"
 
 
-MEASURED = (signal, gradients, optimizer, spectra, criticality, control, degeneracy, growth, cost, conserved)
+MEASURED = (
+    signal,
+    gradients,
+    optimizer,
+    spectra,
+    criticality,
+    control,
+    degeneracy,
+    growth,
+    cost,
+    conserved,
+)
 CHECKS: dict[str, Callable[[Subject], str]] = {
     check.__name__: check for check in (*MEASURED, chain, attention, tables, page)
 }
 
 
 def sentence(error: PathspaceError) -> str:
-    """The error's message, if it is a sentence: one line, a capital or a name first, a full stop or a reason last."""
+    """The error's message, if it is a sentence: one line, a capital or a name first, a
+    full stop or a reason last.
+    """
     text = str(error)
     assert "\n" not in text and len(text) > 20, f"no sentence: {text!r}"
     return text
@@ -692,7 +901,9 @@ def diagnose(subject: Subject, check: str) -> tuple[bool, str]:
     Raises:
         AssertionError: a number is wrong, or the model is not as it was.
     """
-    assert subject.output.numel()  # some libraries' models put hooks on themselves when they first run
+    assert (
+        subject.output.numel()
+    )  # some libraries' models put hooks on themselves when they first run
     before = state(subject)
     try:
         result = True, CHECKS[check](subject)

@@ -1,4 +1,6 @@
-"""Exact linear algebra over the integers: rank, inverse, and the textbook elimination that checks both."""
+"""Exact linear algebra over the integers: rank, inverse, and the textbook
+elimination that checks both.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ import numpy as np
 def exact_rank(matrix: np.ndarray) -> int:
     """Rank over the rationals of an integer matrix.
 
-    `rank(A) = rank(A^T A)` over the rationals, and the Gram matrix is small however many rows `A` has.
+    `rank(A) = rank(A^T A)` over the rationals, and the Gram matrix is small
+    however many rows `A` has.
     """
     rows = np.asarray(matrix, dtype=np.int64)
     if rows.size == 0:
@@ -41,10 +44,14 @@ def fraction_rank(matrix: np.ndarray) -> int:
 
 
 def integer_inverse(matrix: np.ndarray) -> np.ndarray:
-    """The inverse of a unimodular integer matrix; raises ValueError when the inverse is not integral."""
+    """The inverse of a unimodular integer matrix; raises ValueError when the
+    inverse is not integral.
+    """
     square = np.asarray(matrix, dtype=np.int64)
     inverse = flint.fmpz_mat(square.tolist()).inv()
     table = inverse.tolist() if len(square) else []
     if any(entry.q != 1 for row in table for entry in row):
         raise ValueError("the matrix is not unimodular: its inverse has fractions")
-    return np.array([[int(entry.p) for entry in row] for row in table], dtype=np.int64).reshape(square.shape)
+    return np.array([[int(entry.p) for entry in row] for row in table], dtype=np.int64).reshape(
+        square.shape
+    )

@@ -1,9 +1,11 @@
-"""Rank of the derivative of a network's outputs by its weights: an oracle that knows nothing of paths.
+"""Rank of the derivative of a network's outputs by its weights: an oracle
+that knows nothing of paths.
 
-Outputs depend on the weights only through path values, so this rank never exceeds `m - H`. A ReLU network
-attains it only where every unit is switched on by some inputs and off by others, hence many random inputs,
-weights drawn afresh several times (the largest rank counts), every second time positive so that no unit is
-dead, and biases kept away from zero so that kinks fall among the inputs.
+Outputs depend on the weights only through path values, so this rank never exceeds `m - H`. A
+ReLU network attains it only where every unit is switched on by some inputs and off by
+others, hence many random inputs, weights drawn afresh several times (the largest rank
+counts), every second time positive so that no unit is dead, and biases kept away from zero
+so that kinks fall among the inputs.
 """
 
 from __future__ import annotations
@@ -42,19 +44,26 @@ def jacobian_rank(model: nn.Module, *args: Any, draws: int = 4, seed: int = 0) -
         wanted = [parameter.requires_grad_() for parameter in parameters.values()]
         rows: list[torch.Tensor] = []
         while sum(map(len, rows)) < max(200, 3 * weights):
-            inputs = [2 * torch.randn(arg.shape, generator=generator, dtype=torch.float64) for arg in args]
+            inputs = [
+                2 * torch.randn(arg.shape, generator=generator, dtype=torch.float64) for arg in args
+            ]
 
-            leaves = torch.utils._pytree.tree_leaves(functional_call(twin, parameters, tuple(inputs)))
+            leaves = torch.utils._pytree.tree_leaves(
+                functional_call(twin, parameters, tuple(inputs))
+            )
             outputs = torch.cat([leaf.flatten() for leaf in leaves])
             every = torch.eye(len(outputs), dtype=torch.float64)
-            grads = torch.autograd.grad(outputs, wanted, every, is_grads_batched=True, allow_unused=True)
+            grads = torch.autograd.grad(
+                outputs, wanted, every, is_grads_batched=True, allow_unused=True
+            )
             blocks = [
                 every.new_zeros(len(every), weight.numel()) if grad is None else grad.flatten(1)
                 for weight, grad in zip(wanted, grads, strict=True)
             ]
             rows.append(torch.cat(blocks, 1))
         matrix = torch.cat(rows)
-        # each column is scaled to unit length: weights of deep layers would drown the others otherwise
+        # each column is scaled to unit length: weights of deep layers would
+        # drown the others otherwise
         norms = matrix.norm(dim=0)
         singular = torch.linalg.svdvals(matrix[:, norms > 0] / norms[norms > 0]).numpy()
         best = max(best, int((singular > 1e-9 * singular.max(initial=0.0)).sum()))

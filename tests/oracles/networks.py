@@ -1,7 +1,7 @@
 """Recurrent modules, and three seeded families of random networks.
 
-A random network is built from a small specification of plain integers in which every choice of integers is
-valid: `RandomDag`, `RandomConv`, `random_rnn`.
+A random network is built from a small specification of plain integers in which every choice of
+integers is valid: `RandomDag`, `RandomConv`, `random_rnn`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ class OpRNN(nn.Module):
     """`nn.RNN` with ReLU and a linear read-out of the last step or of all steps."""
 
     def __init__(
-        self, inputs: int, hidden: int, outputs: int, last: bool = True, out_bias: bool = True, **options: Any
+        self,
+        inputs: int,
+        hidden: int,
+        outputs: int,
+        last: bool = True,
+        out_bias: bool = True,
+        **options: Any,
     ) -> None:
         super().__init__()
         self.rnn = nn.RNN(inputs, hidden, nonlinearity="relu", **options)
@@ -50,7 +56,9 @@ class LoopRNN(nn.Module):
     ) -> None:
         super().__init__()
         widths = [inputs, *hidden]
-        self.w_x = nn.ModuleList(nn.Linear(a, b, bias=bias) for a, b in zip(widths, hidden, strict=False))
+        self.w_x = nn.ModuleList(
+            nn.Linear(a, b, bias=bias) for a, b in zip(widths, hidden, strict=False)
+        )
         self.w_h = nn.ModuleList(nn.Linear(b, b, bias=bias) for b in hidden)
         self.head = nn.Linear(widths[-1], outputs, bias=out_bias)
         self.widths, self.last, self.zeros, self.first_only = hidden, last, zeros, first_only
@@ -63,7 +71,9 @@ class LoopRNN(nn.Module):
         for t in range(x.shape[1]):
             below: Tensor | None = x[:, t] if t == 0 or not self.first_only else None
             for i, (w_x, w_h) in enumerate(zip(self.w_x, self.w_h, strict=True)):
-                terms = [w(value) for w, value in ((w_x, below), (w_h, state[i])) if value is not None]
+                terms = [
+                    w(value) for w, value in ((w_x, below), (w_h, state[i])) if value is not None
+                ]
                 below = state[i] = F.relu(terms[0] + terms[1] if len(terms) == 2 else terms[0])
             outputs.append(self.head(below))
         return outputs[-1] if self.last else torch.stack(outputs, 1)
@@ -90,16 +100,20 @@ class RNNWithState(nn.Module):
 
 
 class RandomDag(nn.Module):
-    """A random network of linear layers, additions and concatenations, with products and shared matrices if asked.
+    """A random network of linear layers, additions and concatenations, with products and
+    shared matrices if asked.
 
-    Each node reads values made before it. `(0, source, width, bias)` is a linear layer with ReLU; `(1, a, b, _)` adds
-    two values of equal width; `(2, a, b, _)` concatenates two (adds, where the result were wider than 6);
-    `(3, a, b, _)` multiplies two; `(4, source, b, transposed)` uses the matrix of an earlier layer again, if one fits
-    (else it makes one that maps the value to its own width). Sources count modulo the values there are, so that any
-    integers will do. What nobody reads goes into the read-out.
+    Each node reads values made before it. `(0, source, width, bias)` is a linear layer with ReLU;
+    `(1, a, b, _)` adds two values of equal width; `(2, a, b, _)` concatenates two (adds, where the
+    result were wider than 6); `(3, a, b, _)` multiplies two; `(4, source, b, transposed)` uses the
+    matrix of an earlier layer again, if one fits (else it makes one that maps the value to its own
+    width). Sources count modulo the values there are, so that any integers will do. What nobody
+    reads goes into the read-out.
     """
 
-    def __init__(self, inputs: int, outputs: int, nodes: Sequence[tuple[int, int, int, int]], seed: int = 0) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, nodes: Sequence[tuple[int, int, int, int]], seed: int = 0
+    ) -> None:
         super().__init__()
         self.inputs, self.layers, self.plan = inputs, nn.ModuleList(), []
         widths, unread = [inputs], {0}
@@ -153,9 +167,9 @@ class RandomDag(nn.Module):
 class RandomConv(nn.Module):
     """A random convolutional network on 4x4 images.
 
-    Each layer is `(kind, channels, kernel, bias)`: 0 convolution, 1 depthwise convolution (twice the channels
-    when `channels` is even), 2 residual block, 3 concatenating layer, 4 pooling (max if `bias`, else
-    average).
+    Each layer is `(kind, channels, kernel, bias)`: 0 convolution, 1 depthwise convolution (twice
+    the channels when `channels` is even), 2 residual block, 3 concatenating layer, 4 pooling (max
+    if `bias`, else average).
     """
 
     def __init__(
@@ -181,7 +195,9 @@ class RandomConv(nn.Module):
                 groups = c if kind == 1 else 1
                 out = {0: channels, 1: c * (1 + (channels % 2 == 0)), 2: c, 3: channels}[kind]
                 self.kinds.append(kind)
-                self.convs.append(nn.Conv2d(c, out, kernel, padding=kernel // 2, groups=groups, bias=bool(bias)))
+                self.convs.append(
+                    nn.Conv2d(c, out, kernel, padding=kernel // 2, groups=groups, bias=bool(bias))
+                )
                 c = c + out if kind == 3 else out
             self.head = nn.Linear(c * size * size if flat else c, outputs)
 
@@ -209,12 +225,22 @@ def random_rnn(
     form: str,
     seed: int = 0,
 ) -> Case:
-    """A stacked recurrent network; `form` is `"op"` (all widths `hidden[0]`), `"zeros"` or `"none"`."""
+    """A stacked recurrent network; `form` is `"op"` (all widths
+    `hidden[0]`), `"zeros"` or `"none"`.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: nn.Module
         if form == "op":
-            model = OpRNN(inputs, hidden[0], outputs, last, num_layers=len(hidden), bias=bias, batch_first=True)
+            model = OpRNN(
+                inputs,
+                hidden[0],
+                outputs,
+                last,
+                num_layers=len(hidden),
+                bias=bias,
+                batch_first=True,
+            )
         else:
             model = LoopRNN(inputs, hidden, outputs, last, bias=bias, zeros=form == "zeros")
         return model, (torch.randn(1, steps, inputs),)

@@ -1,12 +1,13 @@
-"""All paths of a network, enumerated by running its own forward pass on sets of paths instead of numbers.
+"""All paths of a network, enumerated by running its own forward pass on sets of
+paths instead of numbers.
 
-A path is written as the sorted tuple of the weights it uses (a weight used twice stands in it twice), a
-tensor element is the set of all paths that reach it, and arithmetic becomes that of the semiring of such
-sets: a sum is a union, a product joins every path of one factor with every path of the other, a positively
-homogeneous function of one element changes nothing, a maximum is a union, and a function that is not
-homogeneous ends every path that reaches it and starts new ones. Inputs and non-zero constants hold the empty
-path, zeros hold none. The forward pass that runs is the model's own Python code, so time loops, shared
-weights and reshapes need no description.
+A path is written as the sorted tuple of the weights it uses (a weight used twice stands in it
+twice), a tensor element is the set of all paths that reach it, and arithmetic becomes that of the
+semiring of such sets: a sum is a union, a product joins every path of one factor with every path of
+the other, a positively homogeneous function of one element changes nothing, a maximum is a union,
+and a function that is not homogeneous ends every path that reaches it and starts new ones. Inputs
+and non-zero constants hold the empty path, zeros hold none. The forward pass that runs is the
+model's own Python code, so time loops, shared weights and reshapes need no description.
 """
 
 from __future__ import annotations
@@ -59,10 +60,33 @@ MOVEMENT = frozenset(
     }
 )
 HOMOGENEOUS = frozenset(
-    {"relu", "relu_", "leaky_relu", "leaky_relu_", "dropout", "feature_dropout", "neg", "abs", "to", "double"}
+    {
+        "relu",
+        "relu_",
+        "leaky_relu",
+        "leaky_relu_",
+        "dropout",
+        "feature_dropout",
+        "neg",
+        "abs",
+        "to",
+        "double",
+    }
 )
 INHOMOGENEOUS = frozenset(
-    {"gelu", "softmax", "tanh", "sigmoid", "silu", "elu", "exp", "log_softmax", "softplus", "cos", "sin"}
+    {
+        "gelu",
+        "softmax",
+        "tanh",
+        "sigmoid",
+        "silu",
+        "elu",
+        "exp",
+        "log_softmax",
+        "softplus",
+        "cos",
+        "sin",
+    }
 )
 
 
@@ -101,7 +125,9 @@ class World:
 
 
 class PathTensor:
-    """A tensor whose elements are numbers of path sets; torch functions on it run in `ARITHMETIC` below."""
+    """A tensor whose elements are numbers of path sets; torch functions on it
+    run in `ARITHMETIC` below.
+    """
 
     dtype, device, is_cuda, requires_grad = torch.float32, torch.device("cpu"), False, True
 
@@ -172,7 +198,9 @@ def apply(world: World, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     else:
         # a case that needs it has to bring it: a wrong path set would make a wrong oracle
         raise LookupError(f"the path oracle has no rule for {name}")
-    return torch.utils._pytree.tree_map(lambda t: PathTensor(world, t) if isinstance(t, Tensor) else t, result)
+    return torch.utils._pytree.tree_map(
+        lambda t: PathTensor(world, t) if isinstance(t, Tensor) else t, result
+    )
 
 
 def tensor_of(numbers: list[int], shape: Any) -> Tensor:
@@ -220,7 +248,9 @@ def spread(value: Any, dims: int) -> tuple[int, ...]:
 def windows(
     x: Tensor, kernel: tuple[int, ...], stride: Any, padding: Any, dilation: Any = 1
 ) -> tuple[list[Tensor], tuple[int, ...]]:
-    """The patches `(batch, channels, *kernel)` of `x`, one per output position, zeros (no path) outside."""
+    """The patches `(batch, channels, *kernel)` of `x`, one per output position,
+    zeros (no path) outside.
+    """
     dims = len(kernel)
     stride, padding, dilation = spread(stride, dims), spread(padding, dims), spread(dilation, dims)
     x = nn.functional.pad(x, [p for size in reversed(padding) for p in (size, size)])
@@ -228,7 +258,10 @@ def windows(
     counts = tuple((n - r - 1) // s + 1 for n, r, s in zip(x.shape[2:], reach, stride, strict=True))
     patches = []
     for position in itertools.product(*(range(c) for c in counts)):
-        cut = (slice(p * s, p * s + r + 1, d) for p, s, r, d in zip(position, stride, reach, dilation, strict=True))
+        cut = (
+            slice(p * s, p * s + r + 1, d)
+            for p, s, r, d in zip(position, stride, reach, dilation, strict=True)
+        )
         patches.append(x[(slice(None), slice(None), *cut)])
     return patches, counts
 
@@ -256,12 +289,23 @@ def conv(
 
 def pool(dims: int) -> Any:
     def run(
-        world: World, x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, *rest: Any, **kw: Any
+        world: World,
+        x: Tensor,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        *rest: Any,
+        **kw: Any,
     ) -> Tensor:
         kernel = spread(kernel_size, dims)
-        patches, counts = windows(x, kernel, kernel if stride in (None, [], ()) else stride, padding)
+        patches, counts = windows(
+            x, kernel, kernel if stride in (None, [], ()) else stride, padding
+        )
         numbers = [
-            [[world.union(patch[b, c].flatten().tolist()) for patch in patches] for c in range(x.shape[1])]
+            [
+                [world.union(patch[b, c].flatten().tolist()) for patch in patches]
+                for c in range(x.shape[1])
+            ]
             for b in range(x.shape[0])
         ]
         return torch.tensor(numbers, dtype=torch.long).reshape(*x.shape[:2], *counts)
@@ -273,10 +317,15 @@ def adaptive_pool(dims: int) -> Any:
     def run(world: World, x: Tensor, output_size: Any, *rest: Any, **kw: Any) -> Tensor:
         sizes = spread(output_size, dims)
         spans = [
-            [(i * n // s, -(-(i + 1) * n // s)) for i in range(s)] for n, s in zip(x.shape[2:], sizes, strict=True)
+            [(i * n // s, -(-(i + 1) * n // s)) for i in range(s)]
+            for n, s in zip(x.shape[2:], sizes, strict=True)
         ]
         cells = [
-            reduce(world, x[(slice(None), slice(None), *(slice(a, b) for a, b in span))], range(2, 2 + dims))
+            reduce(
+                world,
+                x[(slice(None), slice(None), *(slice(a, b) for a, b in span))],
+                range(2, 2 + dims),
+            )
             for span in itertools.product(*spans)
         ]
         return torch.stack(cells, -1).reshape(*x.shape[:2], *sizes)
@@ -286,11 +335,19 @@ def adaptive_pool(dims: int) -> Any:
 
 def reduce(world: World, x: Tensor, dim: Any = None, keepdim: bool = False, **kw: Any) -> Tensor:
     """Union over dimensions: what sum, mean and amax do."""
-    dims = range(x.ndim) if dim is None else [d % x.ndim for d in ([dim] if isinstance(dim, int) else dim)]
+    dims = (
+        range(x.ndim)
+        if dim is None
+        else [d % x.ndim for d in ([dim] if isinstance(dim, int) else dim)]
+    )
     kept = [d for d in range(x.ndim) if d not in dims]
     moved = x.permute(*kept, *dims).reshape(*(x.shape[d] for d in kept), -1)
     numbers = [world.union(row) for row in moved.reshape(-1, moved.shape[-1]).tolist()]
-    shape = [1 if d in dims else x.shape[d] for d in range(x.ndim)] if keepdim else [x.shape[d] for d in kept]
+    shape = (
+        [1 if d in dims else x.shape[d] for d in range(x.ndim)]
+        if keepdim
+        else [x.shape[d] for d in kept]
+    )
     return tensor_of(numbers, shape)
 
 
@@ -339,8 +396,15 @@ def unrolled_rnn(rnn: nn.RNN, x: Any, state: Any = None) -> tuple[Any, Any]:
         outputs = []
         for way in ("", "_reverse")[: 2 if rnn.bidirectional else 1]:
             w_x, w_h = (getattr(rnn, f"weight_{kind}_l{layer}{way}") for kind in ("ih", "hh"))
-            b_x, b_h = (getattr(rnn, f"bias_{kind}_l{layer}{way}") if rnn.bias else None for kind in ("ih", "hh"))
-            h = inputs.new_zeros(inputs.shape[1], rnn.hidden_size) if state is None else state[len(last)]
+            b_x, b_h = (
+                getattr(rnn, f"bias_{kind}_l{layer}{way}") if rnn.bias else None
+                for kind in ("ih", "hh")
+            )
+            h = (
+                inputs.new_zeros(inputs.shape[1], rnn.hidden_size)
+                if state is None
+                else state[len(last)]
+            )
             steps: dict[int, Any] = {}
             for t in reversed(range(len(inputs))) if way else range(len(inputs)):
                 h = nn.functional.linear(inputs[t], w_x, b_x) + nn.functional.linear(h, w_h, b_h)
@@ -356,8 +420,8 @@ def unrolled_rnn(rnn: nn.RNN, x: Any, state: Any = None) -> tuple[Any, Any]:
 class Enumeration:
     """The distinct counting vectors of all paths of a network.
 
-    `columns[i]` is the (parameter name, flat index) of column i of `matrix`; paths without weights are left
-    out.
+    `columns[i]` is the (parameter name, flat index) of column i of `matrix`; paths
+    without weights are left out.
     """
 
     columns: list[tuple[str, int]]
@@ -375,7 +439,9 @@ def enumerate_paths(model: nn.Module, *args: Any) -> Enumeration:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     for parameter in model.parameters():
         count = parameter.numel()
-        ids = tensor_of([world.intern(frozenset({(len(columns) + i,)})) for i in range(count)], parameter.shape)
+        ids = tensor_of(
+            [world.intern(frozenset({(len(columns) + i,)})) for i in range(count)], parameter.shape
+        )
         columns += [(names[id(parameter)], i) for i in range(count)]
         replaced[id(parameter)] = PathTensor(world, ids)
     # the copy keeps the very parameters of the original, so that they can be told by identity

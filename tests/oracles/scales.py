@@ -1,8 +1,9 @@
-"""How many scale symmetries can there be? The null space of a Jacobian, by singular values: no graph, no rules.
+"""How many scale symmetries can there be? The null space of a Jacobian, by singular
+values: no graph, no rules.
 
 A symmetry multiplies each tensor by factors of its rows and columns. Its logarithm ``a`` solves
-``sum_e w_e df/dw_e (P a)_e = 0`` at every input, so the solutions, without the ``a`` that move nothing, bound the
-number of symmetries from above.
+``sum_e w_e df/dw_e (P a)_e = 0`` at every input, so the solutions, without the ``a`` that move
+nothing, bound the number of symmetries from above.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ def outputs(value: Any) -> Tensor:
 
 
 def patterns(shape: Sequence[int], stacked: bool) -> list[tuple[int, ...]]:
-    """Which dimensions a factor of a tensor may vary along: one each, or one with the first of a stack."""
+    """Which dimensions a factor of a tensor may vary along: one each, or one
+    with the first of a stack.
+    """
     if stacked:
         return [(0, dim) for dim in range(1, len(shape))]
     return [(dim,) for dim in range(min(len(shape), 2))] or [()]
@@ -47,7 +50,9 @@ def at_most(
         run: how to run the model, where calling it is not enough.
         tolerance: below which a singular value, relative to the largest, is 0.
     """
-    named = [(name, p) for name, p in model.named_parameters() if p.is_floating_point() or p.is_complex()]
+    named = [
+        (name, p) for name, p in model.named_parameters() if p.is_floating_point() or p.is_complex()
+    ]
     moves = []
     for name, parameter in named:
         columns = []
@@ -55,7 +60,12 @@ def at_most(
             sizes = [parameter.shape[dim] for dim in dims]
             for place in itertools.product(*map(range, sizes)):
                 mask = torch.zeros(parameter.shape, dtype=torch.float64)
-                mask[tuple(place[dims.index(d)] if d in dims else slice(None) for d in range(parameter.dim()))] = 1
+                mask[
+                    tuple(
+                        place[dims.index(d)] if d in dims else slice(None)
+                        for d in range(parameter.dim())
+                    )
+                ] = 1
                 columns.append(mask.reshape(-1))
         moves.append(torch.stack(columns, 1))
     rows = []
@@ -65,7 +75,9 @@ def at_most(
         for entry in out:
             if not entry.requires_grad:
                 continue
-            grads = torch.autograd.grad(entry / size, [p for _, p in named], retain_graph=True, allow_unused=True)
+            grads = torch.autograd.grad(
+                entry / size, [p for _, p in named], retain_graph=True, allow_unused=True
+            )
             row = []
             for (_, p), grad, move in zip(named, grads, moves, strict=True):
                 if grad is None:

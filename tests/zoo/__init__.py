@@ -1,4 +1,6 @@
-"""Models that people use, as data: `ZOO[name].make()` returns `(model, args, kwargs)` with random weights."""
+"""Models that people use, as data: `ZOO[name].make()` returns `(model, args,
+kwargs)` with random weights.
+"""
 
 from zoo.entry import ZOO, Entry, load, zoo
 

@@ -1,4 +1,6 @@
-"""Everything else people train: graphs, points, fields, tables, tied and parametrised weights, odd gates."""
+"""Everything else people train: graphs, points, fields, tables, tied and
+parametrised weights, odd gates.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class ClickModel(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bags = nn.ModuleList(nn.EmbeddingBag(9, 6, mode=mode) for mode in ("sum", "mean", "max"))
+        self.bags = nn.ModuleList(
+            nn.EmbeddingBag(9, 6, mode=mode) for mode in ("sum", "mean", "max")
+        )
         self.bottom, self.top = mlp(5, 8, 6), mlp(6 + 6, 8, 1)
         self.register_buffer("rows", torch.tensor([1, 2, 2, 3, 3, 3]))
         self.register_buffer("columns", torch.tensor([0, 0, 1, 0, 1, 2]))
@@ -52,11 +56,15 @@ class ClickModel(nn.Module):
         return torch.sigmoid(self.top(torch.cat([x, products], 1)))
 
 
-zoo("dlrm", "assorted", fast=True)(lambda: (ClickModel(), torch.randn(4, 5), torch.randint(0, 9, (4, 3, 2))))
+zoo("dlrm", "assorted", fast=True)(
+    lambda: (ClickModel(), torch.randn(4, 5), torch.randint(0, 9, (4, 3, 2)))
+)
 
 
 class GraphNetwork(nn.Module):
-    """Message passing: `"gcn"` (index_add), `"gin"` (scatter_add), `"gat"` (segment softmax), `"dense"`."""
+    """Message passing: `"gcn"` (index_add), `"gin"` (scatter_add), `"gat"`
+    (segment softmax), `"dense"`.
+    """
 
     def __init__(self, kind: str, dim: int = 6) -> None:
         super().__init__()
@@ -76,7 +84,9 @@ class GraphNetwork(nn.Module):
                 continue
             messages = x[source]
             if self.kind == "gat":
-                score = F.leaky_relu(self.attend(torch.cat([messages, x.index_select(0, target)], -1)), 0.2).exp()
+                score = F.leaky_relu(
+                    self.attend(torch.cat([messages, x.index_select(0, target)], -1)), 0.2
+                ).exp()
                 total = torch.zeros(x.shape[0], 1, dtype=x.dtype).index_add(0, target, score)
                 messages = messages * (score / total[target])
             if self.kind == "gin":
@@ -101,11 +111,16 @@ class PointNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.transform = nn.Sequential(nn.Conv1d(3, 8, 1), nn.BatchNorm1d(8), nn.ReLU())
-        self.matrix, self.body = nn.Linear(8, 9), nn.Sequential(nn.Conv1d(3, 12, 1), nn.ReLU(), nn.Conv1d(12, 16, 1))
+        self.matrix, self.body = (
+            nn.Linear(8, 9),
+            nn.Sequential(nn.Conv1d(3, 12, 1), nn.ReLU(), nn.Conv1d(12, 16, 1)),
+        )
         self.head = mlp(16, 8, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        matrix = self.matrix(self.transform(x).max(2).values).view(-1, 3, 3) + torch.eye(3, dtype=x.dtype)
+        matrix = self.matrix(self.transform(x).max(2).values).view(-1, 3, 3) + torch.eye(
+            3, dtype=x.dtype
+        )
         x = torch.bmm(x.transpose(2, 1), matrix).transpose(2, 1)
         return F.log_softmax(self.head(F.relu(self.body(x)).amax(-1)), -1)
 
@@ -123,7 +138,9 @@ class Field(nn.Module):
         self.colour = mlp(dim + 3, 8, 3)
 
     def forward(self, x: Tensor, direction: Tensor) -> Tensor:
-        code = torch.cat([x] + [f(2.0**i * x) for i in range(2) for f in (torch.sin, torch.cos)], -1)
+        code = torch.cat(
+            [x] + [f(2.0**i * x) for i in range(2) for f in (torch.sin, torch.cos)], -1
+        )
         y = F.relu(self.first(code))
         y = F.relu(self.second(torch.cat([y, code], -1)))
         colour = torch.sigmoid(self.colour(torch.cat([self.feature(y), direction], -1)))
@@ -131,7 +148,9 @@ class Field(nn.Module):
 
 
 zoo("nerf", "assorted", fast=True)(lambda: (Field(), torch.randn(6, 3), torch.randn(6, 3)))
-zoo("siren", "assorted")(lambda: (mlp(2, 8, 8, 3, act=lambda: Lambda(torch.sin)), torch.randn(5, 2)))
+zoo("siren", "assorted")(
+    lambda: (mlp(2, 8, 8, 3, act=lambda: Lambda(torch.sin)), torch.randn(5, 2))
+)
 zoo("softplus_field", "assorted")(lambda: (mlp(3, 8, 8, 1, act=nn.Softplus), torch.randn(5, 3)))
 
 
@@ -171,7 +190,9 @@ zoo("tied_autoencoder", "assorted", fast=True)(lambda: (TiedAutoencoder(), torch
 
 
 class DualEncoder(nn.Module):
-    """CLIP: normalised embeddings of two towers, an exponentiated temperature, a matrix of similarities."""
+    """CLIP: normalised embeddings of two towers, an exponentiated temperature,
+    a matrix of similarities.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -200,7 +221,9 @@ class CosineHead(nn.Module):
         return F.linear(F.normalize(self.body(x)), F.normalize(self.weight)) * 16
 
 
-zoo("cosine_head", "assorted", units=8 + 1 + 4, fast=True)(lambda: (CosineHead(), torch.randn(4, 5)))
+zoo("cosine_head", "assorted", units=8 + 1 + 4, fast=True)(
+    lambda: (CosineHead(), torch.randn(4, 5))
+)
 zoo("cosine_similarity", "assorted")(
     lambda: (Pair(lambda a, b: F.cosine_similarity(a, b)), torch.randn(4, 5), torch.randn(4, 5))
 )
@@ -227,7 +250,9 @@ def parametrised(kind: str) -> nn.Module:
         "spectral_norm": parametrizations.spectral_norm,
         "orthogonal": parametrizations.orthogonal,
     }[kind]
-    return nn.Sequential(wrap(nn.Linear(5, 8)), nn.ReLU(), wrap(nn.Linear(8, 6)), nn.ReLU(), nn.Linear(6, 3))
+    return nn.Sequential(
+        wrap(nn.Linear(5, 8)), nn.ReLU(), wrap(nn.Linear(8, 6)), nn.ReLU(), nn.Linear(6, 3)
+    )
 
 
 # a normalised row has a free direction; the units it reads have one scale
@@ -235,8 +260,12 @@ zoo("weight_norm_mlp", "assorted", units=8 + 1 + 6 + 6, fast=True)(
     lambda: (parametrised("weight_norm"), torch.randn(4, 5))
 )
 # a matrix divided by its spectral norm is free as a whole
-zoo("spectral_norm_mlp", "assorted", modes=("eval",))(lambda: (parametrised("spectral_norm"), torch.randn(4, 5)))
-zoo("orthogonal_mlp", "assorted", modes=("eval",))(lambda: (parametrised("orthogonal"), torch.randn(4, 5)))
+zoo("spectral_norm_mlp", "assorted", modes=("eval",))(
+    lambda: (parametrised("spectral_norm"), torch.randn(4, 5))
+)
+zoo("orthogonal_mlp", "assorted", modes=("eval",))(
+    lambda: (parametrised("orthogonal"), torch.randn(4, 5))
+)
 
 
 def old_weight_norm() -> nn.Module:
@@ -246,11 +275,14 @@ def old_weight_norm() -> nn.Module:
         warnings.simplefilter("ignore")
         return nn.Sequential(
             nn.utils.weight_norm(nn.Conv1d(3, 6, 3, padding=1)), nn.ReLU(),
-            nn.utils.weight_norm(nn.ConvTranspose1d(6, 4, 4, 2, 1), dim=1), nn.ReLU(), nn.Conv1d(4, 2, 1),
+            nn.utils.weight_norm(nn.ConvTranspose1d(6, 4, 4, 2, 1), dim=1), nn.ReLU(),
+            nn.Conv1d(4, 2, 1),
         )  # fmt: skip
 
 
-zoo("weight_norm_hooks", "assorted", units=6 + 1 + 4 + 4)(lambda: (old_weight_norm(), torch.randn(2, 3, 8)))
+zoo("weight_norm_hooks", "assorted", units=6 + 1 + 4 + 4)(
+    lambda: (old_weight_norm(), torch.randn(2, 3, 8))
+)
 
 
 class LowRank(nn.Module):
@@ -298,16 +330,23 @@ class HyperNetwork(nn.Module):
         return self.head(F.relu(torch.bmm(weight, x.unsqueeze(-1)).squeeze(-1)))
 
 
-zoo("hypernetwork", "assorted", units=6 + 4)(lambda: (HyperNetwork(), torch.randn(3, 5), torch.randn(3, 3)))
+zoo("hypernetwork", "assorted", units=6 + 4)(
+    lambda: (HyperNetwork(), torch.randn(3, 5), torch.randn(3, 3))
+)
 
 
 class ModulatedConv(nn.Module):
-    """StyleGAN2: the kernel is scaled by a style and demodulated, per sample, in one grouped convolution."""
+    """StyleGAN2: the kernel is scaled by a style and demodulated, per sample, in
+    one grouped convolution.
+    """
 
     def __init__(self, i: int = 4, o: int = 6) -> None:
         super().__init__()
         self.weight, self.style = nn.Parameter(torch.randn(o, i, 3, 3)), nn.Linear(3, i)
-        self.constant, self.bias = nn.Parameter(torch.randn(1, i, 4, 4)), nn.Parameter(torch.randn(o))
+        self.constant, self.bias = (
+            nn.Parameter(torch.randn(1, i, 4, 4)),
+            nn.Parameter(torch.randn(o)),
+        )
         self.rgb = nn.Conv2d(o, 3, 1)
 
     def forward(self, z: Tensor) -> Tensor:
@@ -330,7 +369,12 @@ class Highway(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.h, self.t, self.last = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+        self.first, self.h, self.t, self.last = (
+            nn.Linear(4, 6),
+            nn.Linear(6, 6),
+            nn.Linear(6, 6),
+            nn.Linear(6, 2),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.first(x))
@@ -353,7 +397,9 @@ class Modulation(nn.Module):
         return self.last(F.relu((1 + gamma) * self.first(x) + beta))
 
 
-zoo("film", "assorted", units=6, fast=True)(lambda: (Modulation(), torch.randn(3, 4), torch.randn(3, 3)))
+zoo("film", "assorted", units=6, fast=True)(
+    lambda: (Modulation(), torch.randn(3, 4), torch.randn(3, 3))
+)
 
 
 class Bilinear(nn.Module):
@@ -361,13 +407,20 @@ class Bilinear(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b, self.meet, self.last = nn.Linear(4, 5), nn.Linear(3, 6), nn.Bilinear(5, 6, 4), nn.Linear(4, 2)
+        self.a, self.b, self.meet, self.last = (
+            nn.Linear(4, 5),
+            nn.Linear(3, 6),
+            nn.Bilinear(5, 6, 4),
+            nn.Linear(4, 2),
+        )
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return self.last(F.relu(self.meet(F.relu(self.a(x)), F.relu(self.b(y)))))
 
 
-zoo("bilinear", "assorted", units=5 + 6 + 4, fast=True)(lambda: (Bilinear(), torch.randn(3, 4), torch.randn(3, 3)))
+zoo("bilinear", "assorted", units=5 + 6 + 4, fast=True)(
+    lambda: (Bilinear(), torch.randn(3, 4), torch.randn(3, 3))
+)
 
 
 ACTIVATIONS: dict[str, Any] = {
@@ -398,7 +451,9 @@ ACTIVATIONS: dict[str, Any] = {
     "cummax": lambda x: x.cummax(-1).values,
     "prod": lambda x: x * x.prod(-1, keepdim=True),
     "std": lambda x: x / x.std(-1, keepdim=True),
-    "var_mean": lambda x: (x - torch.var_mean(x, -1, keepdim=True)[1]) / torch.var_mean(x, -1, keepdim=True)[0].sqrt(),
+    "var_mean": lambda x: (
+        (x - torch.var_mean(x, -1, keepdim=True)[1]) / torch.var_mean(x, -1, keepdim=True)[0].sqrt()
+    ),
     "norm": lambda x: x / x.norm(dim=-1, keepdim=True),
     "norm_p1": lambda x: F.normalize(x, p=1.0, dim=-1),
     "softmax_gate": lambda x: x * x.softmax(-1),
@@ -406,8 +461,12 @@ ACTIVATIONS: dict[str, Any] = {
     "fft": lambda x: torch.fft.fft(x, dim=-1).real,
     "unfold": lambda x: x.unfold(1, 3, 1).sum(-1).repeat(1, 2)[:, : x.shape[1]],
     "roll_flip": lambda x: x.roll(1, -1) + x.flip(-1),
-    "gather": lambda x: x.gather(1, torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]]).expand(x.shape[0], -1)),
-    "einsum": lambda x: torch.einsum("bi,bi->b", x, x).unsqueeze(-1) + torch.einsum("...i->...i", x),
+    "gather": lambda x: x.gather(
+        1, torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]]).expand(x.shape[0], -1)
+    ),
+    "einsum": lambda x: (
+        torch.einsum("bi,bi->b", x, x).unsqueeze(-1) + torch.einsum("...i->...i", x)
+    ),
     "outer": lambda x: torch.einsum("bi,bj->bij", x, x).sum(-1),
     "triu": lambda x: (x.unsqueeze(-1) * x.unsqueeze(-2)).tril().sum(-1),
     "logit_scale": lambda x: torch.exp(torch.log(x.abs())),
@@ -417,7 +476,9 @@ ACTIVATIONS: dict[str, Any] = {
     "atan2": lambda x: x * torch.atan2(x, x.flip(-1)),
     "softshrink": lambda x: F.softshrink(x, 0.1),
     "round": torch.round,
-    "view_dtype": lambda x: x.float().to(torch.bfloat16).to(x.dtype) if x.dtype == torch.float32 else x,
+    "view_dtype": lambda x: (
+        x.float().to(torch.bfloat16).to(x.dtype) if x.dtype == torch.float32 else x
+    ),
 }
 """Functions between two layers of eight features."""
 
@@ -427,19 +488,26 @@ class Activated(nn.Module):
 
     def __init__(self, function: Any) -> None:
         super().__init__()
-        self.first, self.second, self.function = nn.Linear(5, 8), nn.Linear(8, 3), function or nn.PReLU(8)
+        self.first, self.second, self.function = (
+            nn.Linear(5, 8),
+            nn.Linear(8, 3),
+            function or nn.PReLU(8),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(self.function(self.first(x)))
 
 
 ACTIVATION_UNITS = {
-    "maxout": 4, "crelu": 4, "glu": 4, "threshold": 8, "threshold_moved": 0, "clamp_low": 8, "clamp_both": 0,
-    "where": 8, "masked": 8, "masked_float": 8, "abs": 8, "square": 8,
+    "maxout": 4, "crelu": 4, "glu": 4, "threshold": 8, "threshold_moved": 0, "clamp_low": 8,
+    "clamp_both": 0, "where": 8, "masked": 8, "masked_float": 8, "abs": 8, "square": 8,
     "relu2": 8, "hardtanh": 0, "relu6": 0, "elu": 0, "prelu": 8,
-    "sort": 1, "median": 1, "topk": 1, "logsumexp": 0, "cumsum": 1, "cummax": 1, "prod": 8, "std": 1, "var_mean": 1,
-    "norm": 1, "norm_p1": 1, "softmax_gate": 0, "sign": 8, "rrelu": 8, "unfold": 1, "roll_flip": 5, "gather": 4,
-    "einsum": 0, "outer": 1, "triu": 1, "lerp": 4, "hypot": 4, "softshrink": 0, "round": 0, "dropout": 8,
+    "sort": 1, "median": 1, "topk": 1, "logsumexp": 0, "cumsum": 1, "cummax": 1, "prod": 8,
+    "std": 1, "var_mean": 1,
+    "norm": 1, "norm_p1": 1, "softmax_gate": 0, "sign": 8, "rrelu": 8, "unfold": 1, "roll_flip": 5,
+    "gather": 4,
+    "einsum": 0, "outer": 1, "triu": 1, "lerp": 4, "hypot": 4, "softshrink": 0, "round": 0,
+    "dropout": 8,
 }  # fmt: skip
 
 for name, function in ACTIVATIONS.items():
@@ -453,7 +521,11 @@ class Involution(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.kernel, self.last = nn.Conv2d(3, 6, 1), nn.Conv2d(6, 2 * 9, 1), nn.Conv2d(6, 2, 1)
+        self.first, self.kernel, self.last = (
+            nn.Conv2d(3, 6, 1),
+            nn.Conv2d(6, 2 * 9, 1),
+            nn.Conv2d(6, 2, 1),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.first(x))
@@ -471,7 +543,11 @@ class UnfoldFold(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.map, self.last = nn.Conv2d(2, 3, 3, padding=1), nn.Linear(12, 12), nn.Conv2d(3, 2, 1)
+        self.first, self.map, self.last = (
+            nn.Conv2d(2, 3, 3, padding=1),
+            nn.Linear(12, 12),
+            nn.Conv2d(3, 2, 1),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.first(x))
@@ -543,7 +619,9 @@ class Interaction(nn.Module):
         return self.head(torch.cat([x, F.relu(self.deep(x0))], -1))
 
 
-zoo("deep_and_cross", "assorted")(lambda: (Interaction(), torch.randn(4, 2), torch.randint(0, 7, (4, 2))))
+zoo("deep_and_cross", "assorted")(
+    lambda: (Interaction(), torch.randn(4, 2), torch.randint(0, 7, (4, 2)))
+)
 
 
 class Masked(nn.Module):
@@ -571,7 +649,10 @@ class LocallyConnected(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.randn(16, 4, 18)), nn.Parameter(torch.randn(4, 16))
+        self.weight, self.bias = (
+            nn.Parameter(torch.randn(16, 4, 18)),
+            nn.Parameter(torch.randn(4, 16)),
+        )
         self.last = nn.Conv2d(4, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -583,13 +664,18 @@ class LocallyConnected(nn.Module):
 zoo("locally_connected", "assorted")(lambda: (LocallyConnected(), torch.randn(2, 2, 6, 6)))
 zoo("conv3d", "assorted", units=4 + 6)(
     lambda: (
-        nn.Sequential(nn.Conv3d(2, 4, 3, padding=1), nn.ReLU(), nn.MaxPool3d(2), nn.ConvTranspose3d(4, 6, 2, 2), nn.ReLU(), nn.Conv3d(6, 1, 1)),  # noqa: E501
+        nn.Sequential(nn.Conv3d(2, 4, 3, padding=1), nn.ReLU(), nn.MaxPool3d(2),
+                      nn.ConvTranspose3d(4, 6, 2, 2), nn.ReLU(), nn.Conv3d(6, 1, 1)),
         torch.randn(1, 2, 4, 4, 4),
     )
 )  # fmt: skip
 zoo("batchnorm_mlp", "assorted", fast=True)(
-    lambda: (nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)), torch.randn(6, 4))
+    lambda: (
+        nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)),
+        torch.randn(6, 4),
+    )
 )
 zoo("local_response_norm", "assorted")(
-    lambda: (nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.LocalResponseNorm(3), nn.Conv2d(8, 2, 1)), torch.randn(2, 3, 6, 6))  # noqa: E501
+    lambda: (nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.LocalResponseNorm(3),
+                           nn.Conv2d(8, 2, 1)), torch.randn(2, 3, 6, 6))
 )  # fmt: skip

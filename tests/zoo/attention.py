@@ -20,7 +20,9 @@ class EncoderBlock(nn.Module):
         super().__init__()
         self.ln1, self.ln2 = nn.LayerNorm(dim, eps=1e-6), nn.LayerNorm(dim, eps=1e-6)
         self.attention = nn.MultiheadAttention(dim, heads, batch_first=True)
-        self.mlp = nn.Sequential(nn.Linear(dim, inner), act or nn.GELU(), nn.Dropout(0.0), nn.Linear(inner, dim))
+        self.mlp = nn.Sequential(
+            nn.Linear(dim, inner), act or nn.GELU(), nn.Dropout(0.0), nn.Linear(inner, dim)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.ln1(x)
@@ -29,11 +31,13 @@ class EncoderBlock(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    """Patches, class token, position table, encoder, norm, head; `grid` interpolates the table to another size."""
+    """Patches, class token, position table, encoder, norm, head; `grid` interpolates
+    the table to another size.
+    """
 
     def __init__(
-        self, size: int, patch: int, depth: int, heads: int, dim: int, inner: int, classes: int = 1000,
-        table: int | None = None,
+        self, size: int, patch: int, depth: int, heads: int, dim: int, inner: int,
+        classes: int = 1000, table: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.grid, self.table = size // patch, table
@@ -72,20 +76,33 @@ zoo("vit_interpolated_table", "attention", units=1 + 2 * 4 * 48 + 48, fast=True)
 
 
 class WindowAttention(nn.Module):
-    """Swin's shifted window attention with a relative position bias table; `cosine` is its second version."""
+    """Swin's shifted window attention with a relative position bias table;
+    `cosine` is its second version.
+    """
 
     def __init__(self, dim: int, heads: int, window: int, shift: int, cosine: bool = False) -> None:
         super().__init__()
         self.heads, self.window, self.shift, self.cosine = heads, window, shift, cosine
         self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
-        coords = torch.stack(torch.meshgrid(torch.arange(window), torch.arange(window), indexing="ij")).flatten(1)
+        coords = torch.stack(
+            torch.meshgrid(torch.arange(window), torch.arange(window), indexing="ij")
+        ).flatten(1)
         relative = (coords[:, :, None] - coords[:, None, :]).permute(1, 2, 0) + window - 1
-        self.register_buffer("index", (relative[..., 0] * (2 * window - 1) + relative[..., 1]).flatten())
+        self.register_buffer(
+            "index", (relative[..., 0] * (2 * window - 1) + relative[..., 1]).flatten()
+        )
         if cosine:
             self.scale = nn.Parameter(torch.log(10 * torch.ones(heads, 1, 1)))
-            self.cpb = nn.Sequential(nn.Linear(2, 16), nn.ReLU(True), nn.Linear(16, heads, bias=False))
+            self.cpb = nn.Sequential(
+                nn.Linear(2, 16), nn.ReLU(True), nn.Linear(16, heads, bias=False)
+            )
             steps = torch.arange(-(window - 1), window, dtype=torch.float32)
-            table = torch.stack(torch.meshgrid(steps, steps, indexing="ij")).permute(1, 2, 0).contiguous() / window
+            table = (
+                torch.stack(torch.meshgrid(steps, steps, indexing="ij"))
+                .permute(1, 2, 0)
+                .contiguous()
+                / window
+            )
             self.register_buffer("coords", table.unsqueeze(0))
         else:
             self.table = nn.Parameter(torch.randn((2 * window - 1) ** 2, heads) * 0.02)
@@ -106,7 +123,9 @@ class WindowAttention(nn.Module):
             scores = scores + 16 * torch.sigmoid(bias.permute(2, 0, 1)).unsqueeze(0)
         else:
             scores = q * (c // heads) ** -0.5 @ k.transpose(-2, -1)
-            scores = scores + self.table[self.index].view(n, n, heads).permute(2, 0, 1).contiguous().unsqueeze(0)
+            scores = scores + self.table[self.index].view(n, n, heads).permute(
+                2, 0, 1
+            ).contiguous().unsqueeze(0)
         if shift:
             mask = x.new_zeros((h, w))
             count = 0
@@ -114,7 +133,11 @@ class WindowAttention(nn.Module):
                 for columns in (slice(0, -window), slice(-window, -shift), slice(-shift, None)):
                     mask[rows, columns] = count
                     count += 1
-            mask = mask.view(h // window, window, w // window, window).permute(0, 2, 1, 3).reshape(-1, n)
+            mask = (
+                mask.view(h // window, window, w // window, window)
+                .permute(0, 2, 1, 3)
+                .reshape(-1, n)
+            )
             mask = mask.unsqueeze(1) - mask.unsqueeze(2)
             mask = mask.masked_fill(mask != 0, -100.0).masked_fill(mask == 0, 0.0)
             scores = scores.view(b, -1, heads, n, n) + mask.unsqueeze(1).unsqueeze(0)
@@ -157,16 +180,25 @@ class PatchMerging(nn.Module):
 
 
 class Swin(nn.Module):
-    def __init__(self, dim: int, depths: Sequence[int], heads: Sequence[int], window: int, cosine: bool) -> None:
+    def __init__(
+        self, dim: int, depths: Sequence[int], heads: Sequence[int], window: int, cosine: bool
+    ) -> None:
         super().__init__()
         self.patch, self.norm0 = nn.Conv2d(3, dim, 4, 4), nn.LayerNorm(dim)
         layers: list[nn.Module] = []
         for stage, (depth, head_count) in enumerate(zip(depths, heads, strict=True)):
-            layers += [SwinBlock(dim, head_count, window, i % 2 * (window // 2), cosine) for i in range(depth)]
+            layers += [
+                SwinBlock(dim, head_count, window, i % 2 * (window // 2), cosine)
+                for i in range(depth)
+            ]
             if stage < len(depths) - 1:
                 layers.append(PatchMerging(dim))
                 dim *= 2
-        self.layers, self.norm, self.head = nn.Sequential(*layers), nn.LayerNorm(dim), nn.Linear(dim, 1000)
+        self.layers, self.norm, self.head = (
+            nn.Sequential(*layers),
+            nn.LayerNorm(dim),
+            nn.Linear(dim, 1000),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.layers(self.norm0(self.patch(x).permute(0, 2, 3, 1)))
@@ -176,20 +208,32 @@ class Swin(nn.Module):
 zoo("swin_t", "attention", weights=28_288_354)(
     lambda: (Swin(96, (2, 2, 6, 2), (3, 6, 12, 24), 7, False), image(1, 224))
 )
-zoo("swin_small", "attention", fast=True)(lambda: (Swin(24, (2, 2), (2, 4), 4, False), image(1, 32)))
-zoo("swin_v2_small", "attention", fast=True)(lambda: (Swin(24, (2, 2), (2, 4), 4, True), image(1, 32)))
+zoo("swin_small", "attention", fast=True)(
+    lambda: (Swin(24, (2, 2), (2, 4), 4, False), image(1, 32))
+)
+zoo("swin_v2_small", "attention", fast=True)(
+    lambda: (Swin(24, (2, 2), (2, 4), 4, True), image(1, 32))
+)
 
 
 class RelativeAttention(nn.Module):
-    """Attention over one axis of a partition (MaxViT's blocks and grids), with a two-dimensional bias."""
+    """Attention over one axis of a partition (MaxViT's blocks and grids),
+    with a two-dimensional bias.
+    """
 
     def __init__(self, dim: int, heads: int, side: int, grid: bool) -> None:
         super().__init__()
         self.heads, self.side, self.grid = heads, side, grid
-        self.norm, self.qkv, self.out = nn.LayerNorm(dim), nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.norm, self.qkv, self.out = (
+            nn.LayerNorm(dim),
+            nn.Linear(dim, 3 * dim),
+            nn.Linear(dim, dim),
+        )
         self.norm2, self.mlp = nn.LayerNorm(dim), nn.Sequential(nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, dim))  # noqa: E501  # fmt: skip
         self.bias = nn.Parameter(torch.randn((2 * side - 1) ** 2, heads) * 0.1)
-        coords = torch.stack(torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")).flatten(1)
+        coords = torch.stack(
+            torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
+        ).flatten(1)
         relative = (coords[:, :, None] - coords[:, None, :]).permute(1, 2, 0) + side - 1
         self.register_buffer("index", relative[..., 0] * (2 * side - 1) + relative[..., 1])
 
@@ -202,9 +246,16 @@ class RelativeAttention(nn.Module):
             y = x.reshape(b, c, h // side, side, w // side, side).permute(0, 2, 4, 3, 5, 1)
         shape = y.shape
         y = y.reshape(-1, side * side, c)
-        q, k, v = self.qkv(self.norm(y)).view(*y.shape[:2], 3, heads, c // heads).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = (
+            self.qkv(self.norm(y))
+            .view(*y.shape[:2], 3, heads, c // heads)
+            .permute(2, 0, 3, 1, 4)
+            .unbind(0)
+        )
         bias = self.bias[self.index.flatten()].view(side**2, side**2, heads).permute(2, 0, 1)
-        y = y + self.out(F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).reshape(y.shape))
+        y = y + self.out(
+            F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).reshape(y.shape)
+        )
         y = (y + self.mlp(self.norm2(y))).view(shape)
         y = y.permute(0, 5, 3, 1, 4, 2) if self.grid else y.permute(0, 5, 1, 3, 2, 4)
         return y.reshape(b, c, h, w)
@@ -226,13 +277,24 @@ class CrossCovariance(nn.Module):
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         self.heads, self.temperature = heads, nn.Parameter(torch.ones(heads, 1, 1))
-        self.norm, self.qkv, self.proj = nn.LayerNorm(dim), nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.norm, self.qkv, self.proj = (
+            nn.LayerNorm(dim),
+            nn.Linear(dim, 3 * dim),
+            nn.Linear(dim, dim),
+        )
         self.gamma = nn.Parameter(torch.full((dim,), 0.1))
 
     def forward(self, x: Tensor) -> Tensor:
         b, n, c = x.shape
-        q, k, v = self.qkv(self.norm(x)).reshape(b, n, 3, self.heads, c // self.heads).permute(2, 0, 3, 4, 1).unbind(0)
-        scores = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1) * self.temperature
+        q, k, v = (
+            self.qkv(self.norm(x))
+            .reshape(b, n, 3, self.heads, c // self.heads)
+            .permute(2, 0, 3, 4, 1)
+            .unbind(0)
+        )
+        scores = (
+            F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1) * self.temperature
+        )
         y = (scores.softmax(-1) @ v).permute(0, 3, 1, 2).reshape(b, n, c)
         return x + self.gamma * self.proj(y)
 
@@ -244,15 +306,30 @@ class ClassAttention(nn.Module):
         super().__init__()
         self.heads, self.norm = heads, nn.LayerNorm(dim)
         self.q, self.k, self.v = (nn.Linear(dim, dim) for _ in range(3))
-        self.before, self.after, self.proj = nn.Linear(heads, heads), nn.Linear(heads, heads), nn.Linear(dim, dim)
-        self.gamma, self.token = nn.Parameter(torch.full((dim,), 0.1)), nn.Parameter(torch.randn(1, 1, dim))
+        self.before, self.after, self.proj = (
+            nn.Linear(heads, heads),
+            nn.Linear(heads, heads),
+            nn.Linear(dim, dim),
+        )
+        self.gamma, self.token = (
+            nn.Parameter(torch.full((dim,), 0.1)),
+            nn.Parameter(torch.randn(1, 1, dim)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         token = self.token.expand(x.shape[0], -1, -1)
         y = self.norm(torch.cat([token, x], 1))
         b, n, c = y.shape
-        q = self.q(y[:, 0]).unsqueeze(1).reshape(b, 1, self.heads, c // self.heads).permute(0, 2, 1, 3)
-        k, v = (f(y).reshape(b, n, self.heads, c // self.heads).permute(0, 2, 1, 3) for f in (self.k, self.v))
+        q = (
+            self.q(y[:, 0])
+            .unsqueeze(1)
+            .reshape(b, 1, self.heads, c // self.heads)
+            .permute(0, 2, 1, 3)
+        )
+        k, v = (
+            f(y).reshape(b, n, self.heads, c // self.heads).permute(0, 2, 1, 3)
+            for f in (self.k, self.v)
+        )
         scores = self.before((q * 0.25 @ k.transpose(-2, -1)).permute(0, 2, 3, 1)).softmax(-2)
         y = self.after(scores).permute(0, 3, 1, 2) @ v
         return (token + self.gamma * self.proj(y.transpose(1, 2).reshape(b, 1, c)))[:, 0]
@@ -288,7 +365,10 @@ class LayerNorm2d(nn.LayerNorm):
 class ConvNeXtBlock(nn.Module):
     def __init__(self, dim: int, scale: float = 1e-6) -> None:
         super().__init__()
-        self.dw, self.norm = nn.Conv2d(dim, dim, 7, padding=3, groups=dim), nn.LayerNorm(dim, eps=1e-6)
+        self.dw, self.norm = (
+            nn.Conv2d(dim, dim, 7, padding=3, groups=dim),
+            nn.LayerNorm(dim, eps=1e-6),
+        )
         self.up, self.down = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
         self.layer_scale = nn.Parameter(torch.full((dim, 1, 1), scale))
 
@@ -301,22 +381,38 @@ def convnext(dims: Sequence[int], depths: Sequence[int], classes: int = 1000) ->
     layers: list[nn.Module] = [nn.Conv2d(3, dims[0], 4, 4), LayerNorm2d(dims[0], eps=1e-6)]
     for stage, depth in enumerate(depths):
         if stage:
-            layers += [LayerNorm2d(dims[stage - 1], eps=1e-6), nn.Conv2d(dims[stage - 1], dims[stage], 2, 2)]
+            layers += [
+                LayerNorm2d(dims[stage - 1], eps=1e-6),
+                nn.Conv2d(dims[stage - 1], dims[stage], 2, 2),
+            ]
         layers += [ConvNeXtBlock(dims[stage]) for _ in range(depth)]
-    tail = [nn.AdaptiveAvgPool2d(1), LayerNorm2d(dims[-1], eps=1e-6), nn.Flatten(), nn.Linear(dims[-1], classes)]
+    tail = [
+        nn.AdaptiveAvgPool2d(1),
+        LayerNorm2d(dims[-1], eps=1e-6),
+        nn.Flatten(),
+        nn.Linear(dims[-1], classes),
+    ]
     return nn.Sequential(*layers, *tail)
 
 
-zoo("convnext_tiny", "attention", weights=28_589_128)(lambda: (convnext((96, 192, 384, 768), (3, 3, 9, 3)), image()))
-zoo("convnext_small_replica", "attention", fast=True)(lambda: (convnext((16, 32), (1, 2), 10), image(size=32)))
+zoo("convnext_tiny", "attention", weights=28_589_128)(
+    lambda: (convnext((96, 192, 384, 768), (3, 3, 9, 3)), image())
+)
+zoo("convnext_small_replica", "attention", fast=True)(
+    lambda: (convnext((16, 32), (1, 2), 10), image(size=32))
+)
 
 
 class MixerBlock(nn.Module):
     def __init__(self, tokens: int, dim: int, token_dim: int, channel_dim: int) -> None:
         super().__init__()
         self.n1, self.n2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.tokens = nn.Sequential(nn.Linear(tokens, token_dim), nn.GELU(), nn.Linear(token_dim, tokens))
-        self.channels = nn.Sequential(nn.Linear(dim, channel_dim), nn.GELU(), nn.Linear(channel_dim, dim))
+        self.tokens = nn.Sequential(
+            nn.Linear(tokens, token_dim), nn.GELU(), nn.Linear(token_dim, tokens)
+        )
+        self.channels = nn.Sequential(
+            nn.Linear(dim, channel_dim), nn.GELU(), nn.Linear(channel_dim, dim)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.tokens(self.n1(x).transpose(1, 2)).transpose(1, 2)
@@ -332,13 +428,19 @@ class Mean(nn.Module):
 
 zoo("mixer_s_16", "attention", weights=18_528_264)(
     lambda: (
-        nn.Sequential(Patches(512, 16), *(MixerBlock(196, 512, 256, 2048) for _ in range(8)), nn.LayerNorm(512), Mean(), nn.Linear(512, 1000)),  # noqa: E501
+        nn.Sequential(Patches(512, 16), *(MixerBlock(196, 512, 256, 2048) for _ in range(8)),
+                      nn.LayerNorm(512), Mean(), nn.Linear(512, 1000)),
         image(1, 224),
     )
 )  # fmt: skip
 zoo("mixer_small", "attention", fast=True)(
     lambda: (
-        nn.Sequential(Patches(24, 8), *(MixerBlock(16, 24, 12, 48) for _ in range(2)), nn.LayerNorm(24), Mean()),
+        nn.Sequential(
+            Patches(24, 8),
+            *(MixerBlock(16, 24, 12, 48) for _ in range(2)),
+            nn.LayerNorm(24),
+            Mean(),
+        ),
         image(size=32),
     )
 )
@@ -349,7 +451,10 @@ class Affine(nn.Module):
 
     def __init__(self, dim: int, scale: float = 1.0) -> None:
         super().__init__()
-        self.alpha, self.beta = nn.Parameter(torch.full((1, 1, dim), scale)), nn.Parameter(torch.zeros(1, 1, dim))
+        self.alpha, self.beta = (
+            nn.Parameter(torch.full((1, 1, dim), scale)),
+            nn.Parameter(torch.zeros(1, 1, dim)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.addcmul(self.beta, self.alpha, x)
@@ -369,7 +474,14 @@ class ResMLPBlock(nn.Module):
 
 zoo("resmlp", "attention")(
     lambda: (
-        nn.Sequential(Patches(24, 8), ResMLPBlock(16, 24), ResMLPBlock(16, 24), Affine(24), Mean(), nn.Linear(24, 10)),
+        nn.Sequential(
+            Patches(24, 8),
+            ResMLPBlock(16, 24),
+            ResMLPBlock(16, 24),
+            Affine(24),
+            Mean(),
+            nn.Linear(24, 10),
+        ),
         image(size=32),
     )
 )
@@ -392,7 +504,12 @@ class PoolFormerBlock(nn.Module):
 
 @zoo("poolformer", "attention")
 def poolformer() -> tuple[Any, ...]:
-    layers = [nn.Conv2d(3, 16, 7, 4, 2), PoolFormerBlock(16), nn.Conv2d(16, 32, 3, 2, 1), PoolFormerBlock(32)]
+    layers = [
+        nn.Conv2d(3, 16, 7, 4, 2),
+        PoolFormerBlock(16),
+        nn.Conv2d(16, 32, 3, 2, 1),
+        PoolFormerBlock(32),
+    ]
     return nn.Sequential(*layers, nn.GroupNorm(1, 32), *head(32, 10)), image(size=32)
 
 
@@ -403,10 +520,19 @@ class Detector(nn.Module):
         super().__init__()
         trunk = Residual(conv_bn(16, 16, 3, act=None), act=nn.ReLU())
         self.trunk = nn.Sequential(conv_bn(3, 16, 3, 2), trunk, conv_bn(16, 32, 3, 2))
-        self.project, self.transformer = nn.Conv2d(32, dim, 1), nn.Transformer(dim, 4, 1, 1, 48, 0.0)
-        self.classes, self.box = nn.Linear(dim, 7), nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, 4))
+        self.project, self.transformer = (
+            nn.Conv2d(32, dim, 1),
+            nn.Transformer(dim, 4, 1, 1, 48, 0.0),
+        )
+        self.classes, self.box = (
+            nn.Linear(dim, 7),
+            nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, 4)),
+        )
         self.queries = nn.Parameter(torch.rand(5, dim))
-        self.rows, self.columns = nn.Parameter(torch.rand(20, dim // 2)), nn.Parameter(torch.rand(20, dim // 2))
+        self.rows, self.columns = (
+            nn.Parameter(torch.rand(20, dim // 2)),
+            nn.Parameter(torch.rand(20, dim // 2)),
+        )
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         y = self.project(self.trunk(x))
@@ -415,7 +541,9 @@ class Detector(nn.Module):
         rows = self.rows[:h].unsqueeze(1).repeat(1, w, 1)
         position = torch.cat([columns, rows], -1).flatten(0, 1).unsqueeze(1)
         queries = self.queries.unsqueeze(1).expand(-1, x.shape[0], -1)
-        y = self.transformer(position + 0.1 * y.flatten(2).permute(2, 0, 1), queries).transpose(0, 1)
+        y = self.transformer(position + 0.1 * y.flatten(2).permute(2, 0, 1), queries).transpose(
+            0, 1
+        )
         return self.classes(y), self.box(y).sigmoid()
 
 

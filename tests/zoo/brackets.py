@@ -1,6 +1,7 @@
 """Bracket the number of units of every model here: found, and at most. Goes on where it stopped.
 
-`python -m zoo.brackets [NAME or FAMILY ...] [--seconds 60] [--again]` from `tests/`; the page is `zoo.brackets_page`.
+`python -m zoo.brackets [NAME or FAMILY ...] [--seconds 60] [--again]` from `tests/`; the
+page is `zoo.brackets_page`.
 """
 
 from __future__ import annotations
@@ -46,7 +47,11 @@ class Task:
 
     def make(self) -> Built:
         """The model and its inputs, small ones where it takes any size."""
-        return load_trained(self.name) if self.entry is None else self.entry.make(self.mode, small=True)
+        return (
+            load_trained(self.name)
+            if self.entry is None
+            else self.entry.make(self.mode, small=True)
+        )
 
     @property
     def key(self) -> str:
@@ -74,7 +79,13 @@ def scalars(task: Task) -> int:
 
 def bracket(task: Task, seconds: float, size: int) -> dict[str, Any]:
     """Found and at most, or why not."""
-    row: dict[str, Any] = {"name": task.name, "family": task.family, "mode": task.mode, "scalars": size, "found": None}
+    row: dict[str, Any] = {
+        "name": task.name,
+        "family": task.family,
+        "mode": task.mode,
+        "scalars": size,
+        "found": None,
+    }
     if size > LARGE:
         reason = f"not attempted: {size:,} scalars, more than {LARGE:,}"
         return {**row, **dict.fromkeys(KEPT), "evidence": reason, "seconds": 0.0}
@@ -84,7 +95,9 @@ def bracket(task: Task, seconds: float, size: int) -> dict[str, Any]:
         graph = trace(model, *args, kwargs=kwargs, sizes="given")
         row["found"] = graph.num_units
         bench, dtype = bench_copy(model, graph, (args, kwargs))
-        bound = upper_bound(graph, bench, cast(args, dtype), cast(kwargs, dtype), most_seconds=seconds).to_dict()
+        bound = upper_bound(
+            graph, bench, cast(args, dtype), cast(kwargs, dtype), most_seconds=seconds
+        ).to_dict()
     except PathspaceError as error:
         bound = {"evidence": f"not attempted: {first_line(error).split(' (at ')[0]}"[:300]}
     except Exception as error:
@@ -102,9 +115,17 @@ def write(rows: dict[str, dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("wanted", nargs="*", help="names or families; everything by default")
-    parser.add_argument("--seconds", type=float, default=60.0, help="what the samples of one model may take")
-    parser.add_argument("--scalars", type=int, default=LARGE, help="leave larger models for another time")
-    parser.add_argument("--again", action="store_true", help="again where nothing was bounded, or the bracket is open")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="what the samples of one model may take"
+    )
+    parser.add_argument(
+        "--scalars", type=int, default=LARGE, help="leave larger models for another time"
+    )
+    parser.add_argument(
+        "--again",
+        action="store_true",
+        help="again where nothing was bounded, or the bracket is open",
+    )
     options = parser.parse_args()
     known = json.loads(Path(DATA).read_text()) if DATA.exists() else []
     rows = {f"{row['name']} {row['mode']}": row for row in known}
@@ -124,7 +145,9 @@ def main() -> None:
         torch.manual_seed(0)
         row = rows[task.key] = bracket(task, options.seconds, size)
         write(rows)
-        print(f"{task.key}: {row['seconds']} s, {row['evidence'][:150]}", file=sys.stderr, flush=True)
+        print(
+            f"{task.key}: {row['seconds']} s, {row['evidence'][:150]}", file=sys.stderr, flush=True
+        )
 
 
 if __name__ == "__main__":

@@ -25,33 +25,59 @@ they would take longer.
 BERT, ALBERT and XLM-RoBERTa, changes derivatives by less than the test can distinguish from zero: there this bracket is
 open.
 
-"""
+"""  # noqa: E501
 # why a bracket is open: name of the model -> a sentence
 OPEN: dict[str, str] = {
-    "hf_xlnet": "features of relative positions with the lowest frequencies are equal at all positions up to 1e-7, "
-    "and softmax ignores equal terms: the test counts two singular values of 8e-9 as zero",
-    "hf_xlstm": "the scale of a head's keys cancels in its quotient unless the quotient reaches its bound; no sample "
-    "reaches it in training mode, a few reach it in evaluation mode, where the bracket is closed",
-    "deeplab": "the pooled branch normalises one number per image over the batch, so its bias has an effect only "
-    "where a rectifier separates the images, which happens in few samples",
-    "silero-vad": "loud inputs saturate the gates of its LSTM; the singular values decrease without a gap, so the "
-    "test cannot distinguish small derivatives from zero",
-    "act_threshold_moved": "its threshold is above 0: the values that pass are homogeneous, only the jump is not, "
-    "and derivatives do not show jumps",
-    "act_logit_scale": "exp(log|h|) is |h|, whose scale is free; the rules read the operations one by one, and a "
-    "logarithm fixes the scale",
-    "orthogonal_mlp": "the parametrisation rounds the diagonal of a parameter to whole numbers, 0 for most random "
-    "weights, so only samples at its own weights reach the following layers",
-    "hf_levit": "in training mode its last batch norm maps the two samples of most batches to 1 and -1, so few "
-    "samples give information",
-    "detr": "its time limit allowed fewer samples than in training mode, where the bracket is closed: some singular "
-    "values are just below the threshold of 1e-8",
-    "hf_levit eval": "its singular values cross the threshold of 1e-8 without a gap, so the test cannot distinguish "
-    "small derivatives from zero",
-    "hf_glpn": "its singular values cross the threshold of 1e-8 without a gap, at queries and keys of the last stages, "
-    "so the test cannot distinguish small derivatives from zero",
-    "crepe-tiny": "its singular values cross the threshold of 1e-8 without a gap, so the test cannot distinguish "
-    "small derivatives from zero",
+    "hf_xlnet": (
+        "features of relative positions with the lowest frequencies are equal at all positions up"
+        " to 1e-7, and softmax ignores equal terms: the test counts two singular values of 8e-9 as"
+        " zero"
+    ),
+    "hf_xlstm": (
+        "the scale of a head's keys cancels in its quotient unless the quotient reaches its bound;"
+        " no sample reaches it in training mode, a few reach it in evaluation mode, where the"
+        " bracket is closed"
+    ),
+    "deeplab": (
+        "the pooled branch normalises one number per image over the batch, so its bias has an"
+        " effect only where a rectifier separates the images, which happens in few samples"
+    ),
+    "silero-vad": (
+        "loud inputs saturate the gates of its LSTM; the singular values decrease without a gap, so"
+        " the test cannot distinguish small derivatives from zero"
+    ),
+    "act_threshold_moved": (
+        "its threshold is above 0: the values that pass are homogeneous, only the jump is not, "
+        "and derivatives do not show jumps"
+    ),
+    "act_logit_scale": (
+        "exp(log|h|) is |h|, whose scale is free; the rules read the operations one by one, and a "
+        "logarithm fixes the scale"
+    ),
+    "orthogonal_mlp": (
+        "the parametrisation rounds the diagonal of a parameter to whole numbers, 0 for most random"
+        " weights, so only samples at its own weights reach the following layers"
+    ),
+    "hf_levit": (
+        "in training mode its last batch norm maps the two samples of most batches to 1 and -1, so"
+        " few samples give information"
+    ),
+    "detr": (
+        "its time limit allowed fewer samples than in training mode, where the bracket is closed:"
+        " some singular values are just below the threshold of 1e-8"
+    ),
+    "hf_levit eval": (
+        "its singular values cross the threshold of 1e-8 without a gap, so the test cannot"
+        " distinguish small derivatives from zero"
+    ),
+    "hf_glpn": (
+        "its singular values cross the threshold of 1e-8 without a gap, at queries and keys of the"
+        " last stages, so the test cannot distinguish small derivatives from zero"
+    ),
+    "crepe-tiny": (
+        "its singular values cross the threshold of 1e-8 without a gap, so the test cannot"
+        " distinguish small derivatives from zero"
+    ),
 }
 
 
@@ -69,8 +95,8 @@ def cells(row: Mapping[str, Any]) -> str:
     exact = (number(row.get("exact_found")), number(row.get("exact_at_most")))
     verdict = "not attempted" if row["at_most"] is None else "closed" if closed(row) else "open"
     return (
-        f"| {row['name']} | {row['mode']} | {row['scalars']:,} | {number(row['found'])} | {number(row['at_most'])} | "
-        f"{exact[0]} | {exact[1]} | {row['seconds']:.1f} | {verdict} |"
+        f"| {row['name']} | {row['mode']} | {row['scalars']:,} | {number(row['found'])} |"
+        f" {number(row['at_most'])} | {exact[0]} | {exact[1]} | {row['seconds']:.1f} | {verdict} |"
     )
 
 
@@ -91,14 +117,21 @@ def render(rows: Sequence[Mapping[str, Any]]) -> str:
             why = OPEN.get(f"{row['name']} {row['mode']}") or OPEN.get(
                 row["name"], f"left over: {', '.join(left[:4])}" if left else "not explained yet"
             )
-            lines.append(f"* {row['name']}, {row['mode']} ({row['found']:,} found, at most {row['at_most']:,}): {why}")
+            lines.append(
+                f"* {row['name']}, {row['mode']} ({row['found']:,} found, at most"
+                f" {row['at_most']:,}): {why}"
+            )
     skipped = [row for row in rows if row["at_most"] is None]
     if skipped:
         lines += ["", "## Not attempted", ""]
-        reasons = Counter((row["evidence"].removeprefix("not attempted: "), row["name"]) for row in skipped)
+        reasons = Counter(
+            (row["evidence"].removeprefix("not attempted: "), row["name"]) for row in skipped
+        )
         lines += [f"* {name}: {reason}" for reason, name in sorted(reasons)]
     lines += ["", "## Every model", ""]
-    lines += ["| model | mode | scalars | found | at most | exact | exact at most | seconds | bracket |"]
+    lines += [
+        "| model | mode | scalars | found | at most | exact | exact at most | seconds | bracket |"
+    ]
     lines += ["| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |"]
     for row in sorted(rows, key=lambda row: (row["family"], row["name"], row["mode"])):
         lines.append(cells(row))

@@ -1,7 +1,9 @@
-"""Null directions by cause, on every small model of the zoo and on small configurations of library models.
+"""Null directions by cause, on every small model of the zoo and on small
+configurations of library models.
 
-`python -m zoo.causes [NAME or PREFIX ...]` from `tests/` measures what is not in `docs/data/causes.json` yet, adds it,
-and writes `docs/causes.md`; `--again` measures everything that is named.
+`python -m zoo.causes [NAME or PREFIX ...]` from `tests/` measures what is not in
+`docs/data/causes.json` yet, adds it, and writes `docs/causes.md`; `--again` measures
+everything that is named.
 """
 
 from __future__ import annotations
@@ -31,26 +33,40 @@ DATA, PAGE = DOCS / "data" / "causes.json", DOCS / "causes.md"
 MOST = 3000
 # configurations of library models, smaller: key -> value in place of what the zoo has
 SMALLER = {
-    "vocab_size": 13, "hidden_size": 8, "n_embd": 8, "d_model": 8, "dim": 8, "hidden_dim": 12, "intermediate_size": 12,
-    "ffn_dim": 12, "word_embed_proj_dim": 8, "num_hidden_layers": 1, "n_layer": 1, "n_layers": 1, "num_layers": 1,
-    "num_attention_heads": 2, "n_head": 2, "n_heads": 2, "num_heads": 2, "num_key_value_heads": 1, "head_dim": 4,
-    "max_position_embeddings": 8, "n_positions": 8, "embedding_size": 4, "d_inner": 12, "dff": 12, "attention_heads": 2,
+    "vocab_size": 13, "hidden_size": 8, "n_embd": 8, "d_model": 8, "dim": 8, "hidden_dim": 12,
+    "intermediate_size": 12,
+    "ffn_dim": 12, "word_embed_proj_dim": 8, "num_hidden_layers": 1, "n_layer": 1, "n_layers": 1,
+    "num_layers": 1,
+    "num_attention_heads": 2, "n_head": 2, "n_heads": 2, "num_heads": 2, "num_key_value_heads": 1,
+    "head_dim": 4,
+    "max_position_embeddings": 8, "n_positions": 8, "embedding_size": 4, "d_inner": 12, "dff": 12,
+    "attention_heads": 2,
     "n_inner": 12, "attention_hidden_size": 8, "context_length": 8, "rotary_dim": 2,
 }  # fmt: skip
 LIBRARY = (
-    "albert", "arcee", "bert", "bert_generation", "biogpt", "bloom", "cohere", "cohere2", "ctrl", "deberta",
-    "distilbert", "electra", "ernie4_5", "esm", "exaone4", "falcon", "falcon_alibi", "fnet", "gemma", "gemma2", "glm",
-    "glm4", "gpt", "gpt2", "gpt_bigcode", "gpt_neox", "granite", "helium", "llama", "llama_relu", "mistral", "mpnet",
-    "nemotron", "olmo", "olmo2", "opt", "persimmon", "phi", "phi3", "qwen2", "qwen3", "roberta", "roformer",
-    "seed_oss", "smollm3", "stablelm", "starcoder2", "xlm_roberta", "xlnet",
+    "albert", "arcee", "bert", "bert_generation", "biogpt", "bloom", "cohere", "cohere2", "ctrl",
+    "deberta",
+    "distilbert", "electra", "ernie4_5", "esm", "exaone4", "falcon", "falcon_alibi", "fnet",
+    "gemma", "gemma2", "glm",
+    "glm4", "gpt", "gpt2", "gpt_bigcode", "gpt_neox", "granite", "helium", "llama", "llama_relu",
+    "mistral", "mpnet",
+    "nemotron", "olmo", "olmo2", "opt", "persimmon", "phi", "phi3", "qwen2", "qwen3", "roberta",
+    "roformer", "seed_oss", "smollm3", "stablelm", "starcoder2", "xlm_roberta", "xlnet",
 )  # fmt: skip
-_NO_GAP = "singular values cross the tolerance without a gap, so float64 cannot say how many are zero"
+_NO_GAP = (
+    "singular values cross the tolerance without a gap, so float64 cannot say how many are zero"
+)
 # what is likely to be behind the directions that have no cause
 LIKELY = {
-    "deep_and_cross": "in a product of factors `1 + x w`, one factor grows and the next shrinks; a shift of the tables "
-    "supplies the constant that this needs",
-    "pointnet": "the linear maps GL(3) without the common scale, between the predicted matrix `M f + b + I` and the "
-    "convolution after it; the three features are in separate rows of `M`, with a constant of their own",
+    "deep_and_cross": (
+        "in a product of factors `1 + x w`, one factor grows and the next shrinks; a shift of the"
+        " tables supplies the constant that this needs"
+    ),
+    "pointnet": (
+        "the linear maps GL(3) without the common scale, between the predicted matrix `M f + b + I`"
+        " and the convolution after it; the three features are in separate rows of `M`, with a"
+        " constant of their own"
+    ),
     "hf_bert_small": "not known; the same amount for all words that occur",
     "hf_llama_small": _NO_GAP,
     "hf_mistral_small": _NO_GAP,
@@ -68,18 +84,22 @@ The [reduction graph](reduction-graph.md) finds the directions of *rescaling*;
 symmetries and have no directions. `python -m zoo.causes` in `tests/` measures; the figures are in
 [`data/causes.json`](data/causes.json). Models of these lists that are not on this page have not been measured.
 
-"""
+"""  # noqa: E501
 
 
 class OnDraws(nn.Module):
-    """A model on several draws of its inputs, one run for each: not every model takes a larger batch."""
+    """A model on several draws of its inputs, one run for each: not every
+    model takes a larger batch.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, draws: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> Tensor:
-        parts = [leaf for args, kwargs in draws for leaf in tree_leaves(self.model(*args, **kwargs))]
+        parts = [
+            leaf for args, kwargs in draws for leaf in tree_leaves(self.model(*args, **kwargs))
+        ]
         real = [leaf for leaf in parts if isinstance(leaf, Tensor) and leaf.is_floating_point()]
         return torch.cat([leaf.reshape(-1) for leaf in real])
 
@@ -95,7 +115,9 @@ def entries() -> Iterator[Entry]:
     for name in LIBRARY:
         config, ending, options, inputs = transformers_models.TABLE[name]
 
-        def build(c: str = config, e: str = ending, o: Mapping[str, Any] = options, i: Any = inputs) -> tuple[Any, ...]:
+        def build(
+            c: str = config, e: str = ending, o: Mapping[str, Any] = options, i: Any = inputs
+        ) -> tuple[Any, ...]:
             kept = transformers_models.WORDS
             try:
                 transformers_models.WORDS = SMALLER["vocab_size"]
@@ -121,19 +143,31 @@ def look(entry: Entry) -> dict[str, Any] | None:
     with torch.no_grad():
         for parameter in model.double().parameters():
             if parameter.requires_grad:
-                parameter += 0.3 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+                parameter += 0.3 * torch.randn(
+                    parameter.shape, generator=generator, dtype=parameter.dtype
+                )
     subject = OnDraws(model).train(model.training)
     first = tree_map(double, (args, kwargs))
     try:
         each = subject([first]).numel()
-        draws = [tree_map(double, entry.make("eval", seed)[1:]) for seed in range(1, max(3, 4 * count // each + 2) + 1)]
+        draws = [
+            tree_map(double, entry.make("eval", seed)[1:])
+            for seed in range(1, max(3, 4 * count // each + 2) + 1)
+        ]
         found = degeneracy(subject, draws, graph=trace(subject, [first]))
     except Exception as error:
-        return {**row, "error": f"{type(error).__name__}: {first_line(error)}".split(" (at ")[0][:200]}
+        return {
+            **row,
+            "error": f"{type(error).__name__}: {first_line(error)}".split(" (at ")[0][:200],
+        }
     causes: Counter[str] = Counter()
     for each_of in found.symmetries:
         causes[each_of.cause] += each_of.directions
-    left = [share.parameter.removeprefix("model.") for share in found.tensors if (share.unexplained or 0) > 0.1]
+    left = [
+        share.parameter.removeprefix("model.")
+        for share in found.tensors
+        if (share.unexplained or 0) > 0.1
+    ]
     return {
         **row, "null": found.deficit, "dead": found.dead, "rescaling": found.gauge, **causes,
         "undetermined": found.undetermined, "unexplained": found.unexplained, "clear": found.clear,
@@ -159,7 +193,11 @@ def render(rows: Iterable[Mapping[str, Any]]) -> str:
     """The page."""
     rows = sorted(rows, key=lambda row: (row["family"], row["name"]))
     measured = [row for row in rows if "error" not in row]
-    whole = [row for row in measured if not row["unexplained"] and not row["undetermined"] and row["clear"]]
+    whole = [
+        row
+        for row in measured
+        if not row["unexplained"] and not row["undetermined"] and row["clear"]
+    ]
     lines = [f"For {len(whole)} of {len(measured)} models, every direction has a known cause:", ""]
     lines += ["| family | models | all explained |", "| --- | ---: | ---: |"]
     for family in sorted({row["family"] for row in measured}):
@@ -177,11 +215,19 @@ def render(rows: Iterable[Mapping[str, Any]]) -> str:
     failed = [row for row in rows if "error" in row]
     if failed:
         lines += ["", "Not measured:", "", *(f"* {row['name']}: {row['error']}" for row in failed)]
-    lines += ["", "## Every model", "", f"| model | parameters | null | {' | '.join(KINDS)} | unexplained |"]
+    lines += [
+        "",
+        "## Every model",
+        "",
+        f"| model | parameters | null | {' | '.join(KINDS)} | unexplained |",
+    ]
     lines.append("| --- |" + " ---: |" * (len(KINDS) + 3))
     for row in measured:
         numbers = " | ".join(str(row.get(kind, 0) or "") for kind in KINDS)
-        lines.append(f"| {row['name']} | {row['parameters']} | {row['null']} | {numbers} | {row['unexplained']} |")
+        lines.append(
+            f"| {row['name']} | {row['parameters']} | {row['null']} | {numbers} |"
+            f" {row['unexplained']} |"
+        )
     return HEAD + "\n".join(lines) + "\n"
 
 
@@ -196,7 +242,11 @@ def main() -> None:
     for entry in entries():
         wanted = not given.names or any(entry.name.startswith(name) for name in given.names)
         # the large replicas of image models need not be built to be too large
-        if not wanted or (entry.name in rows and not given.again) or entry.family in ("vision", "attention"):
+        if (
+            not wanted
+            or (entry.name in rows and not given.again)
+            or entry.family in ("vision", "attention")
+        ):
             continue
         start = time.perf_counter()
         row = look(entry)

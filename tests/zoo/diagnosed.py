@@ -1,4 +1,6 @@
-"""Every diagnostic on every model of the zoo: `python -m zoo.diagnosed [NAME or FAMILY ...] [--json FILE]`."""
+"""Every diagnostic on every model of the zoo: `python -m zoo.diagnosed [NAME or
+FAMILY ...] [--json FILE]`.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ def look(name: str, mode: str, checks: list[str]) -> list[dict[str, Any]]:
             row["applies"], row["found"] = diagnose(subject, check)
         except Exception as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
-            row["fault"] = f"{type(error).__name__}: {first_line(error)} ({Path(last.filename).name}:{last.lineno})"
+            row["fault"] = (
+                f"{type(error).__name__}: {first_line(error)}"
+                f" ({Path(last.filename).name}:{last.lineno})"
+            )
             subject = Subject(*load()[name].make(mode))
         rows.append({**row, "seconds": round(time.perf_counter() - start, 2)})
     return rows
@@ -43,7 +48,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="keep the rows in this file")
     parser.add_argument("--only", nargs="*", choices=list(CHECKS), help="these diagnostics alone")
     parser.add_argument("--but", nargs="*", choices=list(CHECKS), default=[], help="all but these")
-    parser.add_argument("--most", type=int, default=30_000_000, help="leave out models with more parameters")
+    parser.add_argument(
+        "--most", type=int, default=30_000_000, help="leave out models with more parameters"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -66,8 +73,14 @@ def main() -> None:
                 temporary.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
     for check in checks:
         mine = [row for row in rows if row["check"] == check]
-        count = Counter("fault" if "fault" in row else "applies" if row["applies"] else "declined" for row in mine)
-        print(f"{check}: {count['applies']} apply, {count['declined']} declined, {count['fault']} faults")
+        count = Counter(
+            "fault" if "fault" in row else "applies" if row["applies"] else "declined"
+            for row in mine
+        )
+        print(
+            f"{check}: {count['applies']} apply, {count['declined']} declined, {count['fault']}"
+            " faults"
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""The register of models: each entry knows how to build itself, and what is known about it by hand."""
+"""The register of models: each entry knows how to build itself, and what
+is known about it by hand.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ class Entry:
 ZOO: dict[str, Entry] = {}
 
 
-def zoo(name: str, family: str, **facts: Any) -> Callable[[Callable[[], tuple[Any, ...]]], Callable[[], Any]]:
+def zoo(
+    name: str, family: str, **facts: Any
+) -> Callable[[Callable[[], tuple[Any, ...]]], Callable[[], Any]]:
     """Register a builder of `(model, *args)` or `(model, *args, kwargs)`."""
 
     def register(build: Callable[[], tuple[Any, ...]]) -> Callable[[], Any]:

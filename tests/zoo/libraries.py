@@ -1,4 +1,6 @@
-"""Models of torchvision and timm, where these libraries are installed: classification models, random weights."""
+"""Models of torchvision and timm, where these libraries are installed:
+classification models, random weights.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ import torch
 
 from zoo.entry import Entry
 
-# a batch of two has only +-1 after a batch norm on single pixels, where gradients vanish up to rounding
+# a batch of two has only +-1 after a batch norm on single pixels, where
+# gradients vanish up to rounding
 BATCH = 4
 SIZES = {
     "huge": 9,
@@ -48,7 +51,9 @@ def torchvision_models() -> Iterator[Entry]:
 
     for name in list_models(module=torchvision.models):
 
-        def build(name: str = name, size: int = 299 if name == "inception_v3" else 224) -> tuple[Any, ...]:
+        def build(
+            name: str = name, size: int = 299 if name == "inception_v3" else 224
+        ) -> tuple[Any, ...]:
             options = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
             return get_model(name, weights=None, **options), torch.randn(BATCH, 3, size, size)
 

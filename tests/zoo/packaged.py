@@ -1,8 +1,9 @@
-"""Files of installed packages, and single modules of theirs, without importing the packages themselves.
+"""Files of installed packages, and single modules of theirs, without
+importing the packages themselves.
 
-A package that ships trained weights often imports much that its network does not need (audio files, image transforms).
-The network is taken from the package's own file, and the imports that only serve the rest are answered by empty modules
-while that file is loaded.
+A package that ships trained weights often imports much that its network does not need (audio files,
+image transforms). The network is taken from the package's own file, and the imports that only serve
+the rest are answered by empty modules while that file is loaded.
 """
 
 from __future__ import annotations
@@ -29,13 +30,17 @@ def folder(package: str) -> Path:
     """The folder of an installed package."""
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
-        raise Missing(f"the package {package} with trained weights is not installed: see tests/trained.txt")
+        raise Missing(
+            f"the package {package} with trained weights is not installed: see tests/trained.txt"
+        )
     return Path(spec.origin).parent
 
 
 @contextmanager
 def standing_in(names: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
-    """Within: modules of these names with these attributes, in place of what else would be imported."""
+    """Within: modules of these names with these attributes, in place of
+    what else would be imported.
+    """
     kept = {name: sys.modules.get(name) for name in names}
     for name, attributes in names.items():
         module = ModuleType(name)
@@ -53,7 +58,9 @@ def standing_in(names: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
 
 
 def file_as_module(name: str, path: Path, stand_ins: Mapping[str, Mapping[str, Any]]) -> ModuleType:
-    """One file of a package as a module of its own, loaded while some imports are answered by stand-ins."""
+    """One file of a package as a module of its own, loaded while some imports
+    are answered by stand-ins.
+    """
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise Missing(f"{path} is not a Python file")

@@ -1,4 +1,6 @@
-"""The survey as a page: `python -m zoo.page survey-1.json survey-2.json ...` from `tests/` merges and writes it."""
+"""The survey as a page: `python -m zoo.page survey-1.json survey-2.json ...` from
+`tests/` merges and writes it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ unit. *Sound* means that both are below 1e-8. The other models are too large to 
 `python -m zoo.survey` in `tests/` repeats the survey (`--library timm` and `--library torchvision` if these are
 installed); `python -m zoo.page` writes this page from [`data/survey.json`](data/survey.json).
 
-"""
+"""  # noqa: E501
 
 
 def trim(row: dict[str, Any]) -> dict[str, Any]:
@@ -41,7 +43,10 @@ def trim(row: dict[str, Any]) -> dict[str, Any]:
 def render(rows: Iterable[dict[str, Any]]) -> str:
     """The page."""
     rows = list(rows)
-    lines = ["| models | names | answers | measured | sound | largest change of outputs | largest imbalance |"]
+    lines = [
+        "| models | names | answers | measured | sound | largest change of outputs | largest"
+        " imbalance |"
+    ]
     lines.append("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     families = sorted({row["family"] for row in rows})
     for family in families:
@@ -49,23 +54,32 @@ def render(rows: Iterable[dict[str, Any]]) -> str:
         answered = [row for row in mine if not row["error"]]
         measured = [row for row in answered if row["rescaling"] is not None]
         sound = [row for row in measured if max(row["rescaling"], row["balance"] or 0) <= SOUND]
-        changes = [max((row[key] or 0 for row in measured), default=0) for key in ("rescaling", "balance")]
+        changes = [
+            max((row[key] or 0 for row in measured), default=0) for key in ("rescaling", "balance")
+        ]
         lines.append(
-            f"| {family} | {len({row['name'] for row in mine})} | {len(answered)} of {len(mine)} | {len(measured)} | "
-            f"{len(sound)} | {changes[0]:.1e} | {changes[1]:.1e} |"
+            f"| {family} | {len({row['name'] for row in mine})} | {len(answered)} of {len(mine)} |"
+            f" {len(measured)} | {len(sound)} | {changes[0]:.1e} | {changes[1]:.1e} |"
         )
     failed = [f"* {row['name']}, {row['mode']}: {row['error']}" for row in rows if row["error"]]
     if failed:
         lines += ["", "Not answered, with the error message:", "", *failed]
     for (name, mode), noise in ROUNDED.items():
-        lines += ["", f"{name} ({mode}): changing each weight by one part in 10^16 changes the outputs by {noise:.1e},"]
+        lines += [
+            "",
+            (
+                f"{name} ({mode}): changing each weight by one part in 10^16 changes the outputs by"
+                f" {noise:.1e},"
+            ),
+        ]
         lines += ["so the change by the rescaling is rounding."]
     lines += ["", "## Every model", "", "| model | mode | parameters | in path space | units |"]
     lines.append("| --- | --- | ---: | ---: | ---: |")
     for row in sorted(rows, key=lambda row: (row["family"], row["name"], row["mode"])):
         if not row["error"]:
             lines.append(
-                f"| {row['name']} | {row['mode']} | {row['scalars']:,} | {row['weights']:,} | {row['units']:,} |"
+                f"| {row['name']} | {row['mode']} | {row['scalars']:,} | {row['weights']:,} |"
+                f" {row['units']:,} |"
             )
     return HEAD + "\n".join(lines) + "\n"
 

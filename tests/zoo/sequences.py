@@ -62,9 +62,17 @@ class Packed(nn.Module):
         return self.head(out.data)
 
 
-for label, kind, options in [("relu", "RNN", {"nonlinearity": "relu"}), ("lstm", "LSTM", {}), ("gru", "GRU", {})]:
+for label, kind, options in [
+    ("relu", "RNN", {"nonlinearity": "relu"}),
+    ("lstm", "LSTM", {}),
+    ("gru", "GRU", {}),
+]:
     zoo(f"packed_{label}", "sequence")(
-        lambda kind=kind, options=options: (Packed(kind, **options), torch.randn(6, 5), torch.tensor([3, 2, 1]))  # type: ignore[misc]
+        lambda kind=kind, options=options: (
+            Packed(kind, **options),
+            torch.randn(6, 5),
+            torch.tensor([3, 2, 1]),
+        )  # type: ignore[misc]
     )
 
 
@@ -90,13 +98,19 @@ zoo("cells", "sequence")(lambda: (Cells(), torch.randn(2, 3, 4)))
 
 
 class Translator(nn.Module):
-    """GRU encoder and decoder with additive attention, teacher forcing, an output layer tied to the embedding."""
+    """GRU encoder and decoder with additive attention, teacher forcing, an output
+    layer tied to the embedding.
+    """
 
     def __init__(self, dim: int = 10) -> None:
         super().__init__()
         self.source, self.target = nn.Embedding(23, dim), nn.Embedding(23, dim)
         self.encoder, self.decoder = nn.GRU(dim, dim, batch_first=True), nn.GRUCell(2 * dim, dim)
-        self.wq, self.wk, self.v = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim), nn.Linear(dim, 1, bias=False)
+        self.wq, self.wk, self.v = (
+            nn.Linear(dim, dim, bias=False),
+            nn.Linear(dim, dim),
+            nn.Linear(dim, 1, bias=False),
+        )
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         memory, state = self.encoder(self.source(x))
@@ -123,7 +137,9 @@ class TorchTransformer(nn.Module):
         layer = nn.TransformerEncoderLayer(16, 2, 24, batch_first=True, **options)
         self.embedding, self.head = nn.Embedding(23, 16), nn.Linear(16, 23, bias=False)
         self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        angle = torch.arange(7)[:, None] * torch.exp(torch.arange(0, 16, 2) * (-math.log(100.0) / 16))
+        angle = torch.arange(7)[:, None] * torch.exp(
+            torch.arange(0, 16, 2) * (-math.log(100.0) / 16)
+        )
         self.register_buffer("position", torch.stack([angle.sin(), angle.cos()], -1).flatten(1))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -133,7 +149,9 @@ class TorchTransformer(nn.Module):
 
 
 zoo("torch_encoder_relu", "sequence", fast=True)(lambda: (TorchTransformer(), tokens()))
-zoo("torch_encoder_prenorm_gelu", "sequence")(lambda: (TorchTransformer(norm_first=True, activation="gelu"), tokens()))
+zoo("torch_encoder_prenorm_gelu", "sequence")(
+    lambda: (TorchTransformer(norm_first=True, activation="gelu"), tokens())
+)
 zoo("torch_transformer", "sequence")(
     lambda: (
         nn.Transformer(16, 2, 1, 1, 24, 0.1, batch_first=True, norm_first=True),
@@ -168,19 +186,30 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> T
 class DecoderBlock(nn.Module):
     """Grouped-query attention with rotary positions and a gated MLP.
 
-    `gate`: `"silu"` (SwiGLU), `"relu"` (ReGLU), `"bilinear"`, `"relu2"` (squared ReLU, ungated); `qk_norm`
-    normalises queries and keys per head; `written` spells the attention out; `softcap` squashes scores.
+    `gate`: `"silu"` (SwiGLU), `"relu"` (ReGLU), `"bilinear"`, `"relu2"` (squared ReLU,
+    ungated); `qk_norm` normalises queries and keys per head; `written` spells the attention
+    out; `softcap` squashes scores.
     """
 
-    def __init__(self, dim: int, heads: int, groups: int, inner: int, gate: str = "silu", **how: Any) -> None:
+    def __init__(
+        self, dim: int, heads: int, groups: int, inner: int, gate: str = "silu", **how: Any
+    ) -> None:
         super().__init__()
         norm = RMSNorm if how.get("own_norm", True) else nn.RMSNorm
         self.heads, self.groups, self.gate, self.how = heads, groups, gate, how
         size = dim // heads
-        self.q, self.k = nn.Linear(dim, heads * size, bias=False), nn.Linear(dim, groups * size, bias=False)
-        self.v, self.o = nn.Linear(dim, groups * size, bias=False), nn.Linear(heads * size, dim, bias=False)
+        self.q, self.k = (
+            nn.Linear(dim, heads * size, bias=False),
+            nn.Linear(dim, groups * size, bias=False),
+        )
+        self.v, self.o = (
+            nn.Linear(dim, groups * size, bias=False),
+            nn.Linear(heads * size, dim, bias=False),
+        )
         self.n1, self.n2 = norm(dim), norm(dim)
-        self.qn, self.kn = (norm(size), norm(size)) if how.get("qk_norm") else (nn.Identity(), nn.Identity())
+        self.qn, self.kn = (
+            (norm(size), norm(size)) if how.get("qk_norm") else (nn.Identity(), nn.Identity())
+        )
         self.up, self.down = nn.Linear(dim, inner, bias=False), nn.Linear(inner, dim, bias=False)
         self.gated = nn.Linear(dim, inner, bias=False) if gate != "relu2" else None
 
@@ -192,7 +221,10 @@ class DecoderBlock(nn.Module):
         q, k = (rotated(t, cos, sin, self.how.get("interleaved", False)) for t in (q, k))
         repeats = self.heads // self.groups
         if self.how.get("written"):
-            k, v = (t[:, :, None].expand(-1, -1, repeats, -1, -1).reshape(b, self.heads, n, -1) for t in (k, v))
+            k, v = (
+                t[:, :, None].expand(-1, -1, repeats, -1, -1).reshape(b, self.heads, n, -1)
+                for t in (k, v)
+            )
             scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
             if self.how.get("softcap"):
                 scores = 5 * torch.tanh(scores / 5)
@@ -216,10 +248,13 @@ class DecoderBlock(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A decoder-only language model; `tied` shares embedding and output layer, `shared` one block over depth."""
+    """A decoder-only language model; `tied` shares embedding and output layer,
+    `shared` one block over depth.
+    """
 
-    def __init__(self, dim: int = 16, heads: int = 4, groups: int = 2, depth: int = 2, tied: bool = False,
-                 shared: bool = False, gate: str = "silu", **how: Any) -> None:  # fmt: skip
+    def __init__(self, dim: int = 16, heads: int = 4, groups: int = 2, depth: int = 2,
+                 tied: bool = False, shared: bool = False, gate: str = "silu",
+                 **how: Any) -> None:  # fmt: skip
         super().__init__()
         self.embedding, self.head = nn.Embedding(23, dim), nn.Linear(dim, 23, bias=False)
         if tied:
@@ -239,9 +274,11 @@ class Decoder(nn.Module):
         return self.head(self.norm(x))
 
 
-# stream 1; per block two norms of 16, 4 query-key pairs (rotated together, per group of heads), 8 values, 24 gated
-# features with SwiGLU (48 without an activation); last norm 16
-zoo("decoder_swiglu", "sequence", units=1 + 2 * (2 * 16 + 4 + 8 + 24) + 16, fast=True)(lambda: (Decoder(), tokens()))
+# stream 1; per block two norms of 16, 4 query-key pairs (rotated together, per group of heads), 8
+# values, 24 gated features with SwiGLU (48 without an activation); last norm 16
+zoo("decoder_swiglu", "sequence", units=1 + 2 * (2 * 16 + 4 + 8 + 24) + 16, fast=True)(
+    lambda: (Decoder(), tokens())
+)
 zoo("decoder_reglu", "sequence", units=1 + 2 * (2 * 16 + 4 + 8 + 48) + 16, fast=True)(
     lambda: (Decoder(gate="relu", interleaved=True, written=True), tokens())
 )
@@ -254,7 +291,9 @@ zoo("decoder_squared_relu", "sequence", units=1 + 2 * (2 * 16 + 4 + 8 + 24) + 16
 zoo("decoder_qk_norm_softcap", "sequence", fast=True)(
     lambda: (Decoder(qk_norm=True, written=True, softcap=True), tokens())
 )
-zoo("decoder_shared_depth", "sequence", fast=True)(lambda: (Decoder(shared=True, depth=3), tokens()))
+zoo("decoder_shared_depth", "sequence", fast=True)(
+    lambda: (Decoder(shared=True, depth=3), tokens())
+)
 
 
 class TransformerXL(nn.Module):
@@ -264,8 +303,14 @@ class TransformerXL(nn.Module):
         super().__init__()
         self.heads, self.size = heads, dim // heads
         self.embedding, self.out = nn.Embedding(23, dim), nn.Linear(dim, dim, bias=False)
-        self.qkv, self.relative = nn.Linear(dim, 3 * dim, bias=False), nn.Linear(dim, dim, bias=False)
-        self.u, self.w = nn.Parameter(torch.randn(heads, self.size)), nn.Parameter(torch.randn(heads, self.size))
+        self.qkv, self.relative = (
+            nn.Linear(dim, 3 * dim, bias=False),
+            nn.Linear(dim, dim, bias=False),
+        )
+        self.u, self.w = (
+            nn.Parameter(torch.randn(heads, self.size)),
+            nn.Parameter(torch.randn(heads, self.size)),
+        )
         self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, 23)
         self.register_buffer("position", torch.randn(7, dim))
 
@@ -287,13 +332,22 @@ zoo("transformer_xl", "sequence")(lambda: (TransformerXL(), tokens()))
 
 
 class Experts(nn.Module):
-    """A layer of gated experts; the router picks the two best for every token (`soft` mixes all)."""
+    """A layer of gated experts; the router picks the two best for every
+    token (`soft` mixes all).
+    """
 
     def __init__(self, dim: int = 12, inner: int = 16, count: int = 4, soft: bool = False) -> None:
         super().__init__()
         self.soft, self.router = soft, nn.Linear(dim, count, bias=False)
-        self.embedding, self.norm, self.head = nn.Embedding(23, dim), nn.LayerNorm(dim), nn.Linear(dim, 5)
-        self.up, self.down = nn.Parameter(torch.randn(count, dim, inner)), nn.Parameter(torch.randn(count, inner, dim))
+        self.embedding, self.norm, self.head = (
+            nn.Embedding(23, dim),
+            nn.LayerNorm(dim),
+            nn.Linear(dim, 5),
+        )
+        self.up, self.down = (
+            nn.Parameter(torch.randn(count, dim, inner)),
+            nn.Parameter(torch.randn(count, inner, dim)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.embedding(x)
@@ -301,7 +355,9 @@ class Experts(nn.Module):
         weights = self.router(y).softmax(-1)
         if not self.soft:
             best, chosen = weights.topk(2, -1)
-            weights = torch.zeros_like(weights).scatter(-1, chosen, best / best.sum(-1, keepdim=True))
+            weights = torch.zeros_like(weights).scatter(
+                -1, chosen, best / best.sum(-1, keepdim=True)
+            )
         hidden = F.relu(torch.einsum("bnd,edh->bneh", y, self.up))
         mixed = torch.einsum("bneh,ehd->bned", hidden, self.down)
         return self.head(x + (mixed * weights.unsqueeze(-1)).sum(-2))
@@ -312,7 +368,9 @@ zoo("experts_soft", "sequence", units=1 + 12 + 4 * 16)(lambda: (Experts(soft=Tru
 
 
 class LinearAttention(nn.Module):
-    """Kernelised attention with a running sum (`elu + 1`, or squared ReLU features that keep scales)."""
+    """Kernelised attention with a running sum (`elu + 1`, or squared ReLU
+    features that keep scales).
+    """
 
     def __init__(self, feature: str, dim: int = 12) -> None:
         super().__init__()
@@ -374,7 +432,10 @@ class TemporalBlock(nn.Module):
     def __init__(self, i: int, o: int, dilation: int) -> None:
         super().__init__()
         norm = parametrizations.weight_norm
-        self.c1, self.c2 = norm(Causal(i, o, 3, dilation=dilation)), norm(Causal(o, o, 3, dilation=dilation))
+        self.c1, self.c2 = (
+            norm(Causal(i, o, 3, dilation=dilation)),
+            norm(Causal(o, o, 3, dilation=dilation)),
+        )
         self.shortcut = nn.Conv1d(i, o, 1) if i != o else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -385,7 +446,8 @@ class TemporalBlock(nn.Module):
 # every normalised row has a free direction; what such a layer reads has one scale
 zoo("tcn_weight_norm", "sequence", units=6 + 6 + 8 + 8 + 3 + 8, fast=True)(
     lambda: (
-        nn.Sequential(TemporalBlock(3, 6, 1), TemporalBlock(6, 8, 2), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(8, 2)),  # noqa: E501
+        nn.Sequential(TemporalBlock(3, 6, 1), TemporalBlock(6, 8, 2), nn.AdaptiveAvgPool1d(1),
+                      nn.Flatten(), nn.Linear(8, 2)),
         torch.randn(2, 3, 12),
     )
 )  # fmt: skip
@@ -398,12 +460,17 @@ class Conformer(nn.Module):
         super().__init__()
         self.front = nn.Conv1d(6, dim, 3, 2, 1)
         self.f1, self.f2 = (
-            nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 24), nn.SiLU(), nn.Linear(24, dim)) for _ in range(2)
+            nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 24), nn.SiLU(), nn.Linear(24, dim))
+            for _ in range(2)
         )
         self.na, self.attention = nn.LayerNorm(dim), nn.MultiheadAttention(dim, 2, batch_first=True)
         self.nc, self.pointwise = nn.LayerNorm(dim), nn.Conv1d(dim, 2 * dim, 1)
         self.depthwise, self.bn = nn.Conv1d(dim, dim, 3, padding=1, groups=dim), nn.BatchNorm1d(dim)
-        self.out, self.last, self.head = nn.Conv1d(dim, dim, 1), nn.LayerNorm(dim), nn.Linear(dim, 9)
+        self.out, self.last, self.head = (
+            nn.Conv1d(dim, dim, 1),
+            nn.LayerNorm(dim),
+            nn.Linear(dim, 9),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.front(x).transpose(1, 2)
@@ -424,7 +491,10 @@ class StateSpace(nn.Module):
     def __init__(self, dim: int = 6, states: int = 4) -> None:
         super().__init__()
         self.embed, self.gate = nn.Linear(3, dim), nn.Linear(3, dim)
-        self.log_a, self.b = nn.Parameter(torch.randn(dim, states)), nn.Parameter(torch.randn(dim, states))
+        self.log_a, self.b = (
+            nn.Parameter(torch.randn(dim, states)),
+            nn.Parameter(torch.randn(dim, states)),
+        )
         self.c, self.d, self.out = nn.Parameter(torch.randn(dim, states)), nn.Parameter(torch.randn(dim)), nn.Linear(dim, 2)  # noqa: E501  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:

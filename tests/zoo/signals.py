@@ -1,4 +1,6 @@
-"""Inputs that mean something to trained networks, made of formulas: tones, a voice, a scene, a protein."""
+"""Inputs that mean something to trained networks, made of formulas: tones, a
+voice, a scene, a protein.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,7 @@ from torch import Tensor
 
 RATE = 16_000
 # the variable domain of an antibody's heavy chain
-ANTIBODY = (
-    "EVQLVESGGGLVQPGGSLRLSCAASGFTFSSYAMSWVRQAPGKGLEWVSAISGSGGSTYYADSVKGRFTISRDNSKNTLYLQMNSLRAEDTAVYYCAKDYWGQGTLVTVSS"
-)
+ANTIBODY = "EVQLVESGGGLVQPGGSLRLSCAASGFTFSSYAMSWVRQAPGKGLEWVSAISGSGGSTYYADSVKGRFTISRDNSKNTLYLQMNSLRAEDTAVYYCAKDYWGQGTLVTVSS"  # noqa: E501
 # fundamental, and the first two formants of a, i, u (Hz)
 PITCH, VOWELS = 120.0, ((730.0, 1090.0), (270.0, 2290.0), (300.0, 870.0))
 
@@ -31,7 +31,9 @@ def frames(*frequencies: float) -> Tensor:
 
 
 def voice(samples: int, pitch: float = PITCH, syllable: float = 0.25) -> Tensor:
-    """Vowels in turn: harmonics of a gliding pitch, weighted by two formants, in syllables with pauses."""
+    """Vowels in turn: harmonics of a gliding pitch, weighted by two formants,
+    in syllables with pauses.
+    """
     time = torch.arange(samples, dtype=torch.float64) / RATE
     glide = pitch * (1 + 0.1 * torch.sin(2 * math.pi * 1.3 * time))
     phase = 2 * math.pi * torch.cumsum(glide, 0) / RATE
@@ -51,17 +53,23 @@ def mel(wave: Tensor, bands: int = 40) -> Tensor:
     from transformers.audio_utils import mel_filter_bank, spectrogram, window_function
 
     bank = mel_filter_bank(201, bands, 0.0, RATE / 2, RATE, norm="slaney", mel_scale="slaney")
-    power = spectrogram(wave.numpy(), window_function(400, "hann"), 400, 160, power=2.0, mel_filters=bank)
+    power = spectrogram(
+        wave.numpy(), window_function(400, "hann"), 400, 160, power=2.0, mel_filters=bank
+    )
     return torch.from_numpy(power).float().T.contiguous()
 
 
 def scene(size: int, count: int = 1) -> Tensor:
-    """`(count, 3, size, size)` in `[0, 1]`: a sky, a field, a sun and a bright ball, a little different each time."""
+    """`(count, 3, size, size)` in `[0, 1]`: a sky, a field, a sun and a bright ball, a
+    little different each time.
+    """
     y, x = torch.meshgrid(torch.linspace(0, 1, size), torch.linspace(0, 1, size), indexing="ij")
     images = []
     for i in range(count):
         sky = torch.stack([0.4 + 0.3 * y, 0.6 + 0.2 * y, 0.95 - 0.1 * y])
-        field = torch.stack([0.2 + 0.1 * torch.sin(40 * x), 0.5 + 0.2 * torch.sin(23 * y + i), 0.15 + 0 * x])
+        field = torch.stack(
+            [0.2 + 0.1 * torch.sin(40 * x), 0.5 + 0.2 * torch.sin(23 * y + i), 0.15 + 0 * x]
+        )
         image = torch.where(y > 0.6 + 0.05 * torch.sin(6 * x + i), field, sky)
         sun = ((x - 0.8) ** 2 + (y - 0.2) ** 2) < 0.01
         distance = ((x - 0.35 - 0.1 * i) ** 2 + (y - 0.7) ** 2) / 0.02
@@ -72,7 +80,9 @@ def scene(size: int, count: int = 1) -> Tensor:
 
 
 def face(size: int, count: int = 1) -> Tensor:
-    """`(count, 3, size, size)` in `[0, 1]`: an oval of skin with eyes, brows, nose and mouth before a plain wall."""
+    """`(count, 3, size, size)` in `[0, 1]`: an oval of skin with eyes, brows, nose and
+    mouth before a plain wall.
+    """
     y, x = torch.meshgrid(torch.linspace(0, 1, size), torch.linspace(0, 1, size), indexing="ij")
     images = []
     for i in range(count):

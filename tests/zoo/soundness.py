@@ -1,7 +1,8 @@
-"""Is what the analysis says about a model true? Measured in float64 on the captured graph, and by an exact oracle.
+"""Is what the analysis says about a model true? Measured in float64 on the captured
+graph, and by an exact oracle.
 
-The captured graph is run instead of the model, so that every cast to a lower precision can be lifted and every `eps`
-of a normalisation be set to (next to) nothing, wherever it is written.
+The captured graph is run instead of the model, so that every cast to a lower precision can be
+lifted and every `eps` of a normalisation be set to (next to) nothing, wherever it is written.
 """
 
 from __future__ import annotations
@@ -26,14 +27,19 @@ SMALL = torch.finfo(torch.float64).tiny
 LOW = {torch.float32: torch.float64, torch.float16: torch.float64, torch.bfloat16: torch.float64,
        torch.complex64: torch.complex128}  # fmt: skip
 EPS = {
-    "layer_norm": "eps", "native_layer_norm": "eps", "batch_norm": "eps", "group_norm": "eps", "instance_norm": "eps",
-    "rms_norm": "eps", "_native_batch_norm_legit": "eps", "_native_batch_norm_legit_no_training": "eps",
-    "_native_batch_norm_legit_functional": "eps", "native_group_norm": "eps", "cosine_similarity": "eps",
+    "layer_norm": "eps", "native_layer_norm": "eps", "batch_norm": "eps", "group_norm": "eps",
+    "instance_norm": "eps",
+    "rms_norm": "eps", "_native_batch_norm_legit": "eps",
+    "_native_batch_norm_legit_no_training": "eps",
+    "_native_batch_norm_legit_functional": "eps", "native_group_norm": "eps",
+    "cosine_similarity": "eps",
 }  # fmt: skip
 
 
 def spread(model: nn.Module, seed: int = 0) -> nn.Module:
-    """In place: float64, and weights of ordinary size everywhere, so that no defect hides behind a zero."""
+    """In place: float64, and weights of ordinary size everywhere, so that no
+    defect hides behind a zero.
+    """
     model = model.double()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -80,7 +86,9 @@ class Exact(fx.Interpreter):
             return getattr(self, n.op)(n.target, tuple(args), kwargs)
 
     def _differentiable(self, n: fx.Node, args: list[Any]) -> Tensor | None:
-        """Operations that have no derivative by all their operands, or dislike other strides, written differently."""
+        """Operations that have no derivative by all their operands, or dislike other
+        strides, written differently.
+        """
         name = str(getattr(n.target, "overloadpacket", ""))
         if name == "aten.batch_norm" and not args[5]:
             x, weight, bias, mean, var = args[:5]
@@ -96,7 +104,9 @@ class Exact(fx.Interpreter):
             return args[0].reshape(args[1])
         return None
 
-    def _without_eps(self, n: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    def _without_eps(
+        self, n: fx.Node, args: list[Any], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], dict[str, Any]]:
         if n.name in self.negligible:
             args = [0.0 if i and isinstance(arg, float) else arg for i, arg in enumerate(args)]
         schema = getattr(n.target, "_schema", None)
@@ -114,7 +124,9 @@ class Exact(fx.Interpreter):
 
 
 def _is_statistic(node: Any) -> bool:
-    """Whether an output of a graph without mutation is a running mean or variance, which follow the scales."""
+    """Whether an output of a graph without mutation is a running mean or variance,
+    which follow the scales.
+    """
     source = node.args[0] if isinstance(node, fx.Node) and node.args else None
     return (
         isinstance(source, fx.Node)
@@ -148,9 +160,13 @@ class Runner:
         self.negligible = negligible
         self.inputs = in_order(*inputs)
         self.training = model.training
-        self.results = pytree.tree_leaves(next(n for n in self.module.graph.nodes if n.op == "output").args[0])
+        self.results = pytree.tree_leaves(
+            next(n for n in self.module.graph.nodes if n.op == "output").args[0]
+        )
 
-    def __call__(self, tensors: Mapping[str, Tensor], inputs: list[Any] | None = None, seed: int = 0) -> Tensor:
+    def __call__(
+        self, tensors: Mapping[str, Tensor], inputs: list[Any] | None = None, seed: int = 0
+    ) -> Tensor:
         values = iter(self.inputs if inputs is None else inputs)
         feed = []
         for node in self.module.graph.nodes:
@@ -171,25 +187,36 @@ class Runner:
         outputs = Exact(self.module, self.negligible).run(*feed)
         leaves = [
             leaf
-            for number, (leaf, node) in enumerate(zip(pytree.tree_leaves(outputs), self.results, strict=True))
-            if isinstance(leaf, Tensor) and not _is_statistic(node) and number not in self.graph.captured.written
+            for number, (leaf, node) in enumerate(
+                zip(pytree.tree_leaves(outputs), self.results, strict=True)
+            )
+            if isinstance(leaf, Tensor)
+            and not _is_statistic(node)
+            and number not in self.graph.captured.written
         ]
         leaves = [torch.view_as_real(leaf) if leaf.is_complex() else leaf for leaf in leaves]
         return torch.cat([leaf.reshape(-1) for leaf in leaves if leaf.is_floating_point()])
 
     def moving(self) -> dict[str, Tensor]:
         """Everything a gauge may move: parameters, and in eval mode the running statistics."""
-        wanted = {} if self.training else {n for s in self.graph.statistics for n in (s.mean, s.var) if n}
+        wanted = (
+            {}
+            if self.training
+            else {n for s in self.graph.statistics for n in (s.mean, s.var) if n}
+        )
         return dict(self.weights) | {name: self.buffers[name] for name in wanted}
 
 
-def trace_double(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ps.ReductionGraph, Runner]:
+def trace_double(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[ps.ReductionGraph, Runner]:
     """Trace a float64 model, and make its runner."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
         args, kwargs = pytree.tree_map(
-            lambda leaf: leaf.double() if isinstance(leaf, Tensor) and leaf.dtype in LOW else leaf, (args, kwargs)
+            lambda leaf: leaf.double() if isinstance(leaf, Tensor) and leaf.dtype in LOW else leaf,
+            (args, kwargs),
         )
         captured = capture(model, args, kwargs)
     finally:
@@ -212,15 +239,21 @@ def computing(function: Callable[[], Any]) -> Any:
 
 def gradients(runner: Runner, seed: int = 1) -> dict[str, Tensor]:
     """Gradients of a random linear function of the outputs."""
-    leaves = {n: t.clone().requires_grad_(t.is_floating_point()) for n, t in runner.moving().items()}
+    leaves = {
+        n: t.clone().requires_grad_(t.is_floating_point()) for n, t in runner.moving().items()
+    }
 
     def back() -> dict[str, Tensor]:
         outputs = runner(leaves)
         if not outputs.requires_grad:
             return {}
-        weights = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(seed), dtype=outputs.dtype)
+        weights = torch.randn(
+            outputs.shape, generator=torch.Generator().manual_seed(seed), dtype=outputs.dtype
+        )
         names = [name for name, leaf in leaves.items() if leaf.requires_grad]
-        found = torch.autograd.grad((outputs * weights).sum(), [leaves[name] for name in names], allow_unused=True)
+        found = torch.autograd.grad(
+            (outputs * weights).sum(), [leaves[name] for name in names], allow_unused=True
+        )
         return {name: grad for name, grad in zip(names, found, strict=True) if grad is not None}
 
     return computing(back)
@@ -232,13 +265,16 @@ def added(graph: ps.ReductionGraph, name: str) -> float:
 
 
 def unbalanced(graph: ps.ReductionGraph, runner: Runner) -> float:
-    """Largest `|sum_in w g - sum_out w g|` over the units, relative to `sum |w g|` where that exceeds rounding."""
+    """Largest `|sum_in w g - sum_out w g|` over the units, relative to `sum |w g|`
+    where that exceeds rounding.
+    """
     weights, grads = runner.moving(), gradients(runner)
     net = torch.zeros(graph.expand.shape[0], dtype=torch.float64)
     size = torch.zeros_like(net)
     ends = [(block.name, block.head, block.tail, 1) for block in graph.blocks]
     for statistic in graph.statistics:
-        ends += [(n, statistic.units, torch.zeros(1, dtype=torch.long), k) for n, k in ((statistic.mean, 1), (statistic.var, 2)) if n]  # noqa: E501  # fmt: skip
+        ends += [(n, statistic.units, torch.zeros(1, dtype=torch.long), k) for n,
+                 k in ((statistic.mean, 1), (statistic.var, 2)) if n]  # fmt: skip
     for name, head, tail, factor in ends:
         if name not in grads:
             continue
@@ -247,17 +283,25 @@ def unbalanced(graph: ps.ReductionGraph, runner: Runner) -> float:
             flat = ids.expand(product.shape).reshape(-1)
             net.index_add_(0, flat.abs(), product.reshape(-1) * flat.sign() * sign)
             size.index_add_(0, flat.abs(), product.reshape(-1).abs())
-    net, size = (torch.from_numpy(m.T @ v.numpy())[1:] for m, v in ((graph.expand, net), (abs(graph.expand), size)))
+    net, size = (
+        torch.from_numpy(m.T @ v.numpy())[1:]
+        for m, v in ((graph.expand, net), (abs(graph.expand), size))
+    )
     kept = size > 1e-9 * size.max() if len(size) else size > 0
     return float((net.abs() / size)[kept].max()) if bool(kept.any()) else 0.0
 
 
 def rescaled(graph: ps.ReductionGraph, runner: Runner, seed: int = 0) -> float:
-    """Largest relative change of the outputs after a random rescaling by powers of two up to 4096."""
+    """Largest relative change of the outputs after a random rescaling by
+    powers of two up to 4096.
+    """
     factors = graph.gauge_factors(random_powers(graph, seed))
     moved = dict(runner.moving())
     for name in moved.keys() & factors.keys():
-        (head, tail), constant = (factor.to(moved[name]) for factor in factors[name]), added(graph, name)
+        (head, tail), constant = (
+            (factor.to(moved[name]) for factor in factors[name]),
+            added(graph, name),
+        )
         moved[name] = (moved[name] + constant) * head / tail - constant
     with torch.no_grad():
         before, after = computing(lambda: runner({})), computing(lambda: runner(moved))
@@ -275,7 +319,9 @@ def redrawn(leaf: Any, generator: torch.Generator) -> Any:
         return leaf
     if leaf.is_floating_point():
         return torch.randn(leaf.shape, generator=generator, dtype=torch.float64)
-    return torch.randint(int(leaf.min()), int(leaf.max()) + 1, leaf.shape, generator=generator, dtype=leaf.dtype)
+    return torch.randint(
+        int(leaf.min()), int(leaf.max()) + 1, leaf.shape, generator=generator, dtype=leaf.dtype
+    )
 
 
 def scaling_dimension(
@@ -285,10 +331,12 @@ def scaling_dimension(
     surplus: float = 1.5,
     sizes: tuple[float, ...] = (0.4, 1.0, 2.5),
 ) -> tuple[int, int]:
-    """The number of independent rescalings of single weights that leave the function alone, found numerically.
+    """The number of independent rescalings of single weights that leave the function
+    alone, found numerically.
 
-    A generator `d` (one number for each scalar) is a symmetry iff `sum_e d_e w_e df/dw_e = 0` for ALL weights `w`
-    and inputs; so `d` spans the kernel of the stacked matrices `J(w) diag(w)` over many random `w`.
+    A generator `d` (one number for each scalar) is a symmetry iff `sum_e d_e w_e df/dw_e = 0`
+    for ALL weights `w` and inputs; so `d` spans the kernel of the stacked matrices `J(w)
+    diag(w)` over many random `w`.
 
     Args:
         runner: a small model.
@@ -311,7 +359,9 @@ def scaling_dimension(
         size = sizes[draw % len(sizes)]
         leaves = {}
         for name in names:
-            noise = size * torch.randn(tensors[name].shape, generator=generator, dtype=torch.float64)
+            noise = size * torch.randn(
+                tensors[name].shape, generator=generator, dtype=torch.float64
+            )
             if name in runner.buffers and "var" in name:
                 noise = noise.abs() + 0.3
             elif draw % 2 and tensors[name].dim() > 1:
@@ -325,11 +375,18 @@ def scaling_dimension(
             for _ in range(min(rows, len(outputs))):
                 weights = torch.randn(outputs.shape, generator=generator, dtype=torch.float64)
                 grads = torch.autograd.grad(
-                    (outputs * weights).sum(), [leaves[n] for n in names], retain_graph=True, allow_unused=True
+                    (outputs * weights).sum(),
+                    [leaves[n] for n in names],
+                    retain_graph=True,
+                    allow_unused=True,
                 )
                 pairs = zip(names, grads, strict=True)
                 flat = [
-                    (torch.zeros_like(leaves[n]) if g is None else g * (leaves[n] + added(runner.graph, n))).reshape(-1)
+                    (
+                        torch.zeros_like(leaves[n])
+                        if g is None
+                        else g * (leaves[n] + added(runner.graph, n))
+                    ).reshape(-1)
                     for n, g in pairs
                 ]
                 found.append(torch.cat(flat).detach())

@@ -113,7 +113,17 @@ def survey(entry: Entry, mode: str, large: int = LARGE, oracle: int = 0) -> Row:
 def table(rows: list[Row]) -> Table:
     """One line for each model and mode."""
     result = Table(title="Model zoo")
-    for heading in ("model", "mode", "scalars", "in path space", "units", "capture s", "infer s", "MiB", "sound"):
+    for heading in (
+        "model",
+        "mode",
+        "scalars",
+        "in path space",
+        "units",
+        "capture s",
+        "infer s",
+        "MiB",
+        "sound",
+    ):
         result.add_column(heading, justify="left" if heading in ("model", "mode") else "right")
     result.add_column("pins, most frequent first", overflow="fold")
     for row in rows:
@@ -130,9 +140,9 @@ def table(rows: list[Row]) -> Table:
             ops[key.split(":")[0].removeprefix("aten.")] += count
         notes = ", ".join(f"{op} {count}" for op, count in ops.most_common(5))
         result.add_row(
-            row.name, row.mode, f"{row.scalars:,}", share, f"{row.units:,}", f"{row.seconds_capture:.2f}",
-            f"{row.seconds_inference:.2f}", f"{row.memory_mib:.0f}", sound,
-            f"[red]{row.error}[/red]" if row.error else notes,
+            row.name, row.mode, f"{row.scalars:,}", share, f"{row.units:,}",
+            f"{row.seconds_capture:.2f}", f"{row.seconds_inference:.2f}", f"{row.memory_mib:.0f}",
+            sound, f"[red]{row.error}[/red]" if row.error else notes,
         )  # fmt: skip
     return result
 
@@ -146,12 +156,20 @@ def write(rows: list[Row], file: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("wanted", nargs="*", help="names, families or prefixes; everything by default")
+    parser.add_argument(
+        "wanted", nargs="*", help="names, families or prefixes; everything by default"
+    )
     parser.add_argument("--json", type=Path, help="write all rows here")
-    parser.add_argument("--oracle", type=int, default=0, help="count symmetries numerically up to this many weights")
+    parser.add_argument(
+        "--oracle", type=int, default=0, help="count symmetries numerically up to this many weights"
+    )
     parser.add_argument("--modes", nargs="*", default=["train", "eval"])
-    parser.add_argument("--library", choices=sorted(LIBRARIES), help="the models of an installed library instead")
-    parser.add_argument("--large", type=int, default=LARGE, help="measure soundness up to this many weights")
+    parser.add_argument(
+        "--library", choices=sorted(LIBRARIES), help="the models of an installed library instead"
+    )
+    parser.add_argument(
+        "--large", type=int, default=LARGE, help="measure soundness up to this many weights"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
@@ -167,9 +185,17 @@ def main() -> int:
                 row = rows[-1]
                 if options.json:
                     write(rows, options.json)
-                print(f"{row.name} {row.mode} {row.units} {row.sound} {row.error}", file=sys.stderr, flush=True)
+                print(
+                    f"{row.name} {row.mode} {row.units} {row.sound} {row.error}",
+                    file=sys.stderr,
+                    flush=True,
+                )
     console.print(table(rows))
-    bad = [row for row in rows if row.error or row.sound is False or row.expected not in (None, row.units)]
+    bad = [
+        row
+        for row in rows
+        if row.error or row.sound is False or row.expected not in (None, row.units)
+    ]
     console.print(f"{len(rows)} rows, {len(bad)} to look at")
     return 1 if bad else 0
 

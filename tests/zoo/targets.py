@@ -1,4 +1,6 @@
-"""Trained networks as targets of the command line: `pathspace equalise zoo/targets.py:crepe`, from `tests/`."""
+"""Trained networks as targets of the command line: `pathspace equalise
+zoo/targets.py:crepe`, from `tests/`.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def mtcnn() -> tuple[nn.Module, Tensor]:
 
 def lite0() -> tuple[nn.Module, Tensor]:
     """EfficientNet-Lite0, and two small images of noise."""
-    return load("efficientnet-lite0")[0], torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    return load("efficientnet-lite0")[0], torch.randn(
+        2, 3, 64, 64, generator=torch.Generator().manual_seed(0)
+    )
 
 
 __all__ = ["crepe", "lite0", "mtcnn"]

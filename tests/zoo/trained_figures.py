@@ -1,7 +1,8 @@
-"""Everything the library does, done to every trained network: `python -m zoo.trained_figures [NAME ...]` from `tests/`.
+"""Everything the library does, done to every trained network: `python -m zoo.trained_figures
+[NAME ...]` from `tests/`.
 
-Rows are kept in `docs/data/trained.json` as they come; names that are given are measured again, others are kept. Then
-the page is written.
+Rows are kept in `docs/data/trained.json` as they come; names that are given are measured again,
+others are kept. Then the page is written.
 """
 
 from __future__ import annotations
@@ -59,14 +60,18 @@ class Subject:
     def outputs(self, model: nn.Module, scale: float = 1.0) -> Tensor:
         """All outputs in one vector, where all inputs of real numbers are multiplied by `scale`."""
         args, kwargs = pytree.tree_map(
-            lambda leaf: leaf * scale if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf,
+            lambda leaf: (
+                leaf * scale if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+            ),
             (self.args, self.kwargs),
         )
         return flat(model(*args, **kwargs))
 
     def moved(self, seed: int) -> nn.Module:
         """A copy that is rescaled by a standard normal log-scale for each unit."""
-        phi = torch.randn(self.graph.num_units, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        phi = torch.randn(
+            self.graph.num_units, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+        )
         return ps.rescale(self.copy(), self.graph, phi)
 
 
@@ -78,14 +83,20 @@ def cast(leaf: Any, dtype: torch.dtype) -> Any:
 def flat(outputs: Any) -> Tensor:
     """All real numbers among the outputs in one vector."""
     values = dict(outputs) if hasattr(outputs, "items") else outputs
-    leaves = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    leaves = [
+        leaf
+        for leaf in pytree.tree_leaves(values)
+        if isinstance(leaf, Tensor) and leaf.is_floating_point()
+    ]
     return torch.cat([leaf.reshape(-1) for leaf in leaves])
 
 
 def change(before: Tensor, after: Tensor) -> float:
     """Largest change, relative to the largest entry; infinite where a number is lost."""
     difference = (before.double() - after.double()).abs().max()
-    return float(difference / before.double().abs().max()) if bool(difference.isfinite()) else math.inf
+    return (
+        float(difference / before.double().abs().max()) if bool(difference.isfinite()) else math.inf
+    )
 
 
 @torch.no_grad()
@@ -116,7 +127,10 @@ def the_certificate(name: str) -> Facts:
     found = ps.verify(subject.model, *subject.args, kwargs=subject.kwargs, upper_bound=True)
     return {
         "holds": found.holds,
-        "theorems": [part["holds"] for part in (found.theorem1, found.theorem2, found.theorem3, found.invariance)],
+        "theorems": [
+            part["holds"]
+            for part in (found.theorem1, found.theorem2, found.theorem3, found.invariance)
+        ],
         "units_exact": found.units_exact,
         "units_at_most": found.units_at_most,
         "evidence": found.upper_bound["evidence"],
@@ -128,7 +142,9 @@ def the_proof(name: str) -> Facts:
     """What the independent checker says about the proof."""
     subject = Subject(name)
     skeleton = subject.graph.skeleton()
-    verdict = ps.check(ps.proof(skeleton), model=subject.model, args=subject.args, kwargs=subject.kwargs)
+    verdict = ps.check(
+        ps.proof(skeleton), model=subject.model, args=subject.args, kwargs=subject.kwargs
+    )
     return {"accepted": verdict.accepted, "reason": verdict.reason, "compared": verdict.compared}
 
 
@@ -177,10 +193,16 @@ def the_path_norm(name: str) -> Facts:
     subject = Subject(name, torch.float64)
 
     def norm(model: nn.Module, p: float) -> float:
-        return ps.path_norm(model, *subject.args, kwargs=subject.kwargs, p=p, log=True, until="fixed")
+        return ps.path_norm(
+            model, *subject.args, kwargs=subject.kwargs, p=p, log=True, until="fixed"
+        )
 
     found = [norm(subject.copy(), p) for p in (1, 2)]
-    return {"log_l1": found[0], "log_l2": found[1], "change": abs(norm(subject.moved(0), 2) - found[1])}
+    return {
+        "log_l1": found[0],
+        "log_l2": found[1],
+        "change": abs(norm(subject.moved(0), 2) - found[1]),
+    }
 
 
 def the_chain(name: str) -> Facts:
@@ -191,7 +213,9 @@ def the_chain(name: str) -> Facts:
     if len(chain):
         target = wanted(subject)
         inputs = subject.args if subject.args else subject.kwargs
-        record = chain.observe(lambda outputs, target: F.mse_loss(flat(outputs), target), inputs, target)
+        record = chain.observe(
+            lambda outputs, target: F.mse_loss(flat(outputs), target), inputs, target
+        )
         facts["cosines"] = record.cosines.mean(1).tolist()
     return facts
 
@@ -201,12 +225,17 @@ def wanted(subject: Subject) -> Tensor:
     model, generator = subject.copy(), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(1 + 0.01 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
+            parameter.mul_(
+                1 + 0.01 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+            )
         return subject.outputs(model)
 
 
 def trained_by(
-    subject: Subject, model: nn.Module, target: Tensor, make: Callable[[nn.Module], torch.optim.Optimizer]
+    subject: Subject,
+    model: nn.Module,
+    target: Tensor,
+    make: Callable[[nn.Module], torch.optim.Optimizer],
 ) -> list[float]:
     """The losses before and after each of a few steps."""
     optimizer, losses = make(model), []
@@ -223,7 +252,9 @@ def trained_by(
 def best_rate(name: str, train: Callable[[float], list[float]]) -> tuple[float, list[float]]:
     """The rate, among powers of ten, with the smallest loss at the end."""
     tried = {rate: train(rate) for rate in (RATES if TRAINED[name].fast else FEW)}
-    rate = min(tried, key=lambda rate: tried[rate][-1] if math.isfinite(tried[rate][-1]) else math.inf)
+    rate = min(
+        tried, key=lambda rate: tried[rate][-1] if math.isfinite(tried[rate][-1]) else math.inf
+    )
     return rate, tried[rate]
 
 
@@ -232,7 +263,10 @@ def the_sgd(name: str) -> Facts:
     subject = Subject(name, torch.float64)
     target = wanted(subject)
     rate, losses = best_rate(
-        name, lambda rate: trained_by(subject, subject.copy(), target, lambda m: torch.optim.SGD(m.parameters(), rate))
+        name,
+        lambda rate: trained_by(
+            subject, subject.copy(), target, lambda m: torch.optim.SGD(m.parameters(), rate)
+        ),
     )
     return {"rate": rate, "losses": [losses[0], losses[-1]]}
 
@@ -252,7 +286,11 @@ def the_gsgd(name: str) -> Facts:
 
     rate, losses = best_rate(name, train)
     again = train(rate, subject.moved(0))
-    return {"rate": rate, "losses": [losses[0], losses[-1]], "parting": abs(again[-1] / losses[-1] - 1)}
+    return {
+        "rate": rate,
+        "losses": [losses[0], losses[-1]],
+        "parting": abs(again[-1] / losses[-1] - 1),
+    }
 
 
 def the_canonical(name: str) -> Facts:
@@ -287,13 +325,20 @@ def measured(name: str, part: str) -> Facts:
         return {"refused": re.sub(r"/[\w./-]*/(?:site-packages|tests)/", "", str(error))}
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
-        return {"fault": f"{type(error).__name__}: {first_line(error)} ({last.filename.split('/')[-1]}:{last.lineno})"}
+        return {
+            "fault": (
+                f"{type(error).__name__}: {first_line(error)}"
+                f" ({last.filename.split('/')[-1]}:{last.lineno})"
+            )
+        }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="networks; all by default")
-    parser.add_argument("--only", nargs="*", choices=list(PARTS), default=list(PARTS), help="these parts alone")
+    parser.add_argument(
+        "--only", nargs="*", choices=list(PARTS), default=list(PARTS), help="these parts alone"
+    )
     parser.add_argument("--resume", action="store_true", help="leave out what is there already")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -305,17 +350,23 @@ def main() -> None:
                 continue
             start = time.perf_counter()
             found = measured(name, part)
-            print(f"{name} {part} {time.perf_counter() - start:.1f} s: {json.dumps(found)[:600]}", flush=True)
+            print(
+                f"{name} {part} {time.perf_counter() - start:.1f} s: {json.dumps(found)[:600]}",
+                flush=True,
+            )
             # (another process may have measured other networks in the meantime)
             rows = json.loads(DATA.read_text()) if DATA.exists() else {}
             row = rows.setdefault(name, {})
             row[part] = found
             with replacing(DATA) as temporary:
                 temporary.write_text(
-                    json.dumps({name: rows[name] for name in TRAINED if name in rows}, indent=1) + "\n"
+                    json.dumps({name: rows[name] for name in TRAINED if name in rows}, indent=1)
+                    + "\n"
                 )
     with replacing(PAGE) as temporary:
-        temporary.write_text(render({name: row for name, row in rows.items() if len(row) == len(PARTS)}))
+        temporary.write_text(
+            render({name: row for name, row in rows.items() if len(row) == len(PARTS)})
+        )
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ networks:
 from zoo.trained import load
 model, inputs, keyword_inputs = load("crepe-tiny")
 ```
-"""
+"""  # noqa: E501
 
 
 def table(heads: list[str], rows: list[list[str]]) -> list[str]:
@@ -52,21 +52,31 @@ def said(rows: Rows, part: str, what: str) -> list[str]:
 
 def plain(text: str) -> str:
     """A sentence without folders of the machine that it was said on."""
-    words = [word.split("site-packages/")[-1] if "site-packages/" in word else word for word in text.split(" ")]
+    words = [
+        word.split("site-packages/")[-1] if "site-packages/" in word else word
+        for word in text.split(" ")
+    ]
     return " ".join(word.split("/tests/")[-1] for word in words)
 
 
 def packages(rows: Rows) -> list[str]:
     """Where they come from."""
-    named = [[name, TRAINED[name].title, ", ".join(TRAINED[name].packages), TRAINED[name].license] for name in rows]
+    named = [
+        [name, TRAINED[name].title, ", ".join(TRAINED[name].packages), TRAINED[name].license]
+        for name in rows
+    ]
     lines = table(["network", "what it is", "package", "license"], named)
     return [lines[0], "| --- | --- | --- | --- |", *lines[2:]]
 
 
 def graphs(rows: Rows) -> list[str]:
-    """Weights, units at both levels, the bound from above (that of the page of brackets, where one took more time)."""
+    """Weights, units at both levels, the bound from above (that of the page of brackets,
+    where one took more time).
+    """
     body = []
-    brackets = {row["name"]: row for row in json.loads((DOCS / "data" / "brackets.json").read_text())}
+    brackets = {
+        row["name"]: row for row in json.loads((DOCS / "data" / "brackets.json").read_text())
+    }
     unbounded = {}
     for name, row in rows.items():
         facts, certificate = row["graph"], row["certificate"]
@@ -76,17 +86,31 @@ def graphs(rows: Rows) -> list[str]:
             unbounded[name] = bracket["evidence"].removeprefix("not attempted: ")
         other = ", ".join(f"{count:,} {kind}" for kind, count in facts["other"].items()) or "-"
         body.append(
-            [name, f"{TRAINED[name].weights:,}", f"{facts['weights']:,}", other, f"{facts['units']:,}",
-             f"{facts['exact_units']:,}", "-" if most is None else f"{most:,}", f"{facts['dimension']:,}"]
+            [name, f"{TRAINED[name].weights:,}", f"{facts['weights']:,}", other,
+             f"{facts['units']:,}",
+             f"{facts['exact_units']:,}", "-" if most is None else f"{most:,}",
+             f"{facts['dimension']:,}"]
         )  # fmt: skip
-    heads = ["network", "scalars", "in path space", "others", "units", "of them exact", "at most", "dimension"]
+    heads = [
+        "network",
+        "scalars",
+        "in path space",
+        "others",
+        "units",
+        "of them exact",
+        "at most",
+        "dimension",
+    ]
     lines = table(heads, body)
     if unbounded:
         lines += ["No upper bound, because the test was not attempted:", ""]
         lines += [*(f"* {name}: {reason}" for name, reason in unbounded.items()), ""]
     lines += ["Operations that fix scales:", ""]
     for name, row in rows.items():
-        pins = "; ".join(f"{count} x {what}" for what, count in row["graph"]["pins"].items()) or "nothing"
+        pins = (
+            "; ".join(f"{count} x {what}" for what, count in row["graph"]["pins"].items())
+            or "nothing"
+        )
         lines.append(f"* {name}: {pins}")
     return [*lines, ""]
 
@@ -103,9 +127,14 @@ def verdicts(rows: Rows) -> list[str]:
         found, proof = row["certificate"], row["proof"]
         if refused(found):
             continue
-        judged = "accepted" if proof.get("accepted") else f"rejected: {plain(proof.get('reason') or refused(proof))}"
+        judged = (
+            "accepted"
+            if proof.get("accepted")
+            else f"rejected: {plain(proof.get('reason') or refused(proof))}"
+        )
         body.append([name, *(verdict(value) for value in found["theorems"]), judged])
-    return [*table(["network", "theorem 1", "theorem 2", "theorem 3", "rescaling", "the checker"], body),
+    return [*table(["network", "theorem 1", "theorem 2", "theorem 3", "rescaling", "the checker"],
+                   body),
             *said(rows, "certificate", "Refused")]  # fmt: skip
 
 
@@ -121,7 +150,8 @@ def gauges(rows: Rows) -> list[str]:
         one, two, three = row["rescaling"], row["balance"], row["canonical"]
         cells = ["-", "-"] if refused(one) else [size(one["float32"]), size(one["float64"])]
         cells += ["-"] * 4 if refused(two) else [
-            f"{two['before']:,.0f}", f"{two['after']:,.0f}", f"{sum(two['left_alone'].values()):,}", size(two["change"])
+            f"{two['before']:,.0f}", f"{two['after']:,.0f}", f"{sum(two['left_alone'].values()):,}",
+            size(two["change"])
         ]  # fmt: skip
         body.append([name, *cells, "-" if refused(three) else size(three["change"])])
     heads = ["network", "rescaled, float32", "rescaled, float64", "sum of squares", "after balance",
@@ -129,11 +159,17 @@ def gauges(rows: Rows) -> list[str]:
     lines = table(heads, body)
     reasons = {
         name: "; ".join(
-            f"{count:,} unit{'s' * (count != 1)}, {why}" for why, count in row["balance"].get("left_alone", {}).items()
+            f"{count:,} unit{'s' * (count != 1)}, {why}"
+            for why, count in row["balance"].get("left_alone", {}).items()
         )
         for name, row in rows.items()
     }
-    lines += ["Not changed by the balance:", "", *(f"* {n}: {why}" for n, why in reasons.items() if why), ""]
+    lines += [
+        "Not changed by the balance:",
+        "",
+        *(f"* {n}: {why}" for n, why in reasons.items() if why),
+        "",
+    ]
     for part, what in (("balance", "Balance refused"), ("canonical", "Canonical form refused")):
         lines += said(rows, part, what)
     return lines
@@ -143,11 +179,13 @@ def norms(rows: Rows) -> list[str]:
     """Path norms."""
     ten = math.log(10)
     body = [
-        [name, f"10^{row['path_norm']['log_l1'] / ten:.2f}", f"10^{row['path_norm']['log_l2'] / ten:.2f}",
-         size(row["path_norm"]["change"])]
+        [name, f"10^{row['path_norm']['log_l1'] / ten:.2f}",
+         f"10^{row['path_norm']['log_l2'] / ten:.2f}", size(row["path_norm"]["change"])]
         for name, row in rows.items() if not refused(row["path_norm"])
     ]  # fmt: skip
-    lines = table(["network", "L1 path norm", "L2 path norm", "change of its logarithm by rescaling"], body)
+    lines = table(
+        ["network", "L1 path norm", "L2 path norm", "change of its logarithm by rescaling"], body
+    )
     return lines + said(rows, "path_norm", "Refused")
 
 
@@ -157,7 +195,11 @@ def chains(rows: Rows) -> list[str]:
     for name, row in rows.items():
         facts = row["chain"]
         cosines = facts.get("cosines")
-        more = f" Cosines of its steps with the gradients: {min(cosines):.3f} to {max(cosines):.3f}." if cosines else ""
+        more = (
+            f" Cosines of its steps with the gradients: {min(cosines):.3f} to {max(cosines):.3f}."
+            if cosines
+            else ""
+        )
         lines.append(f"* {name}: {plain(refused(facts)) or facts['sentence']}{more}")
     return [*lines, ""]
 
@@ -168,9 +210,21 @@ def training(rows: Rows) -> list[str]:
     for name, row in rows.items():
         one, two = row["sgd"], row["gsgd"]
         cells = [size(one["losses"][0]), size(one["losses"][1]), size(one["rate"])]
-        cells += ["-"] * 3 if refused(two) else [size(two["losses"][1]), size(two["rate"]), size(two["parting"])]
+        cells += (
+            ["-"] * 3
+            if refused(two)
+            else [size(two["losses"][1]), size(two["rate"]), size(two["parting"])]
+        )
         body.append([name, *cells])
-    heads = ["network", "loss at the start", "SGD", "its rate", "G-SGD", "its rate", "difference of rescaled copy"]
+    heads = [
+        "network",
+        "loss at the start",
+        "SGD",
+        "its rate",
+        "G-SGD",
+        "its rate",
+        "difference of rescaled copy",
+    ]
     return [*table(heads, body), *said(rows, "gsgd", "G-SGD refused")]
 
 
@@ -179,34 +233,40 @@ def reports(rows: Rows) -> list[str]:
     lines = []
     for name, row in rows.items():
         facts = row["report"]
-        absent = [plain(reason) for part, reason in facts.get("absent", {}).items() if part != "chain"]
+        absent = [
+            plain(reason) for part, reason in facts.get("absent", {}).items() if part != "chain"
+        ]
         told = " ".join(absent) or "every part was measured."
-        lines.append(f"* {name}: {plain(refused(facts)) or str(facts['kilobytes']) + ' kB; ' + told}")
+        lines.append(
+            f"* {name}: {plain(refused(facts)) or str(facts['kilobytes']) + ' kB; ' + told}"
+        )
     return [*lines, ""]
 
 
 SECTIONS = {
     "The networks": ("", packages),
     "Path space": (
-        "*Exact* units are free in the unchanged network, with every `eps`. *At most* is an upper bound on all units.",
+        "*Exact* units are free in the unchanged network, with every `eps`. *At most* is an upper bound on all units.",  # noqa: E501
         graphs),
-    "Proofs": ("Verdicts of `ps.verify`, and of the checker that shares no code with it.", verdicts),
+    "Proofs": ("Verdicts of `ps.verify`, and of the checker that shares no code with it.",
+               verdicts),
     "The gauge": (
-        "*Rescaled*, *balanced* and *canonical* give the largest change of the outputs, relative to the largest "
-        "output: by `ps.rescale` with `phi ~ N(0, 1)` (the worst of three), by `ps.balance` and by `ps.canonicalise` "
+        "*Rescaled*, *balanced* and *canonical* give the largest change of the outputs, relative to the largest "  # noqa: E501
+        "output: by `ps.rescale` with `phi ~ N(0, 1)` (the worst of three), by `ps.balance` and by `ps.canonicalise` "  # noqa: E501
         "(both in float64). The sum of squares is over all weights in path space.", gauges),
     "Path norms": (
-        "In float64, of all paths. A path ends at an operation that fixes the scale, for example a last sigmoid, and "
+        "In float64, of all paths. A path ends at an operation that fixes the scale, for example a last sigmoid, and "  # noqa: E501
         "new paths start after it.",
         norms,
     ),
     "Markov chains": ("", chains),
     "A few steps": (
-        "Five steps in float64. The targets are the outputs of a copy whose weights differ by one percent. The rate is "
+        "Five steps in float64. The targets are the outputs of a copy whose weights differ by one percent. The rate is "  # noqa: E501
         "the best of ten powers of ten (of five with larger gaps for the two large networks). "
-        "G-SGD has a skeleton of large weights (`rule=\"magnitude\"`). The last column gives the relative difference "
+        "G-SGD has a skeleton of large weights (`rule=\"magnitude\"`). The last column gives the relative difference "  # noqa: E501
         "between its loss and the loss that it reaches from a rescaled copy.", training),
-    "Reports": ("Size of the page of `pathspace report`, and the parts that it leaves out.", reports),
+    "Reports": ("Size of the page of `pathspace report`, and the parts that it leaves out.",
+                reports),
 }  # fmt: skip
 
 

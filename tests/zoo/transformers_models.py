@@ -15,7 +15,13 @@ SMALL = {
     "max_position_embeddings": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 GROUPED = {**SMALL, "num_key_value_heads": 2, "head_dim": 6}
-EXPERTS = {**GROUPED, "num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+EXPERTS = {
+    **GROUPED,
+    "num_local_experts": 4,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+}
 PAIRED = {
     "vocab_size": WORDS, "d_model": 24, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4,
     "decoder_attention_heads": 4, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40, "max_position_embeddings": 32,
@@ -76,7 +82,8 @@ SERIES = {
     "d_model": 12, "num_attention_heads": 2, "num_hidden_layers": 1, "ffn_dim": 16, "scaling": None,
 }  # fmt: skip
 
-# name: (configuration and model classes, options, inputs); classes abbreviate "XConfig" and "X" + ending
+# name: (configuration and model classes, options, inputs); classes abbreviate
+# "XConfig" and "X" + ending
 TABLE: dict[str, tuple[str, str, dict[str, Any], Any]] = {
     "bert": ("Bert", "ForMaskedLM", SMALL, text),
     "roberta": ("Roberta", "ForSequenceClassification", SMALL, text),
@@ -215,7 +222,18 @@ TABLE: dict[str, tuple[str, str, dict[str, Any], Any]] = {
     "patchtsmixer": ("PatchTSMixer", "ForPrediction", SERIES, lambda: {"past_values": torch.randn(2, 16, 2)}),
 }  # fmt: skip
 # ruff: noqa: E501
-FAST = ("bert", "gpt2", "llama_eager_tied", "albert", "t5", "deberta_v2", "dinov2", "resnet", "swin", "mamba")
+FAST = (
+    "bert",
+    "gpt2",
+    "llama_eager_tied",
+    "albert",
+    "t5",
+    "deberta_v2",
+    "dinov2",
+    "resnet",
+    "swin",
+    "mamba",
+)
 EVAL_ONLY: tuple[str, ...] = ()
 
 
@@ -235,7 +253,10 @@ def build(config: str, ending: str, options: dict[str, Any], inputs: Any) -> tup
 
 for label, row in TABLE.items():
     zoo(
-        f"hf_{label}", "transformers", fast=label in FAST, modes=("eval",) if label in EVAL_ONLY else ("train", "eval")
+        f"hf_{label}",
+        "transformers",
+        fast=label in FAST,
+        modes=("eval",) if label in EVAL_ONLY else ("train", "eval"),
     )(
         lambda row=row: build(*row)  # type: ignore[misc]
     )

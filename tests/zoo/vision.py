@@ -22,7 +22,13 @@ def image(batch: int = 2, size: int = 64, channels: int = 3) -> Tensor:
 
 
 def conv_bn(
-    i: int, o: int, k: int = 1, s: int = 1, groups: int = 1, act: Act | None = nn.ReLU, norm: Any = nn.BatchNorm2d
+    i: int,
+    o: int,
+    k: int = 1,
+    s: int = 1,
+    groups: int = 1,
+    act: Act | None = nn.ReLU,
+    norm: Any = nn.BatchNorm2d,
 ) -> nn.Sequential:
     """Convolution, normalisation and activation."""
     layers: list[nn.Module] = [nn.Conv2d(i, o, k, s, k // 2, groups=groups, bias=False), norm(o)]
@@ -32,7 +38,9 @@ def conv_bn(
 class Residual(nn.Module):
     """`act(shortcut(x) + body(x))`."""
 
-    def __init__(self, body: nn.Module, shortcut: nn.Module | None = None, act: nn.Module | None = None) -> None:
+    def __init__(
+        self, body: nn.Module, shortcut: nn.Module | None = None, act: nn.Module | None = None
+    ) -> None:
         super().__init__()
         self.body, self.shortcut, self.act = body, shortcut or nn.Identity(), act or nn.Identity()
 
@@ -43,7 +51,9 @@ class Residual(nn.Module):
 class SqueezeExcite(nn.Module):
     """Channels weighted by a gate computed from their means."""
 
-    def __init__(self, channels: int, inner: int, act: Act = nn.ReLU, gate: Act = nn.Sigmoid) -> None:
+    def __init__(
+        self, channels: int, inner: int, act: Act = nn.ReLU, gate: Act = nn.Sigmoid
+    ) -> None:
         super().__init__()
         self.down, self.up = nn.Conv2d(channels, inner, 1), nn.Conv2d(inner, channels, 1)
         self.act, self.gate = act(), gate()
@@ -81,18 +91,50 @@ def vgg11() -> tuple[Any, ...]:
     for o in (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0):
         layers += [nn.Conv2d(i, o, 3, padding=1), nn.ReLU(True)] if o else [nn.MaxPool2d(2)]
         i = o or i
-    classifier = [nn.Linear(512 * 49, 4096), nn.ReLU(True), nn.Dropout(), nn.Linear(4096, 4096), nn.ReLU(True)]
+    classifier = [
+        nn.Linear(512 * 49, 4096),
+        nn.ReLU(True),
+        nn.Dropout(),
+        nn.Linear(4096, 4096),
+        nn.ReLU(True),
+    ]
     tail = [nn.AdaptiveAvgPool2d(7), nn.Flatten(), *classifier, nn.Dropout(), nn.Linear(4096, 1000)]
     return nn.Sequential(*layers, *tail), image(1, 224)
 
 
-@zoo("alexnet", "vision", weights=61_100_840, units=64 + 192 + 384 + 256 + 256 + 2 * 4096, modes=("eval",))
+@zoo(
+    "alexnet",
+    "vision",
+    weights=61_100_840,
+    units=64 + 192 + 384 + 256 + 256 + 2 * 4096,
+    modes=("eval",),
+)
 def alexnet() -> tuple[Any, ...]:
     act, pool = partial(nn.ReLU, True), partial(nn.MaxPool2d, 3, 2)
-    features = [nn.Conv2d(3, 64, 11, 4, 2), act(), pool(), nn.Conv2d(64, 192, 5, padding=2), act(), pool()]
+    features = [
+        nn.Conv2d(3, 64, 11, 4, 2),
+        act(),
+        pool(),
+        nn.Conv2d(64, 192, 5, padding=2),
+        act(),
+        pool(),
+    ]
     features += [nn.Conv2d(192, 384, 3, padding=1), act(), nn.Conv2d(384, 256, 3, padding=1), act()]
-    features += [nn.Conv2d(256, 256, 3, padding=1), act(), pool(), nn.AdaptiveAvgPool2d(6), nn.Flatten()]
-    classifier = [nn.Dropout(), nn.Linear(9216, 4096), act(), nn.Dropout(), nn.Linear(4096, 4096), act()]
+    features += [
+        nn.Conv2d(256, 256, 3, padding=1),
+        act(),
+        pool(),
+        nn.AdaptiveAvgPool2d(6),
+        nn.Flatten(),
+    ]
+    classifier = [
+        nn.Dropout(),
+        nn.Linear(9216, 4096),
+        act(),
+        nn.Dropout(),
+        nn.Linear(4096, 4096),
+        act(),
+    ]
     return nn.Sequential(*features, *classifier, nn.Linear(4096, 1000)), image(1, 224)
 
 
@@ -102,7 +144,10 @@ class Fire(nn.Module):
     def __init__(self, i: int, squeeze: int, expand: int) -> None:
         super().__init__()
         self.squeeze = nn.Conv2d(i, squeeze, 1)
-        self.one, self.three = nn.Conv2d(squeeze, expand, 1), nn.Conv2d(squeeze, expand, 3, padding=1)
+        self.one, self.three = (
+            nn.Conv2d(squeeze, expand, 1),
+            nn.Conv2d(squeeze, expand, 3, padding=1),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.squeeze(x))
@@ -125,7 +170,9 @@ def squeezenet() -> tuple[Any, ...]:
 # --- residual networks
 
 
-def resnet(block: str, depths: Sequence[int], width: int = 64, groups: int = 1, classes: int = 1000) -> nn.Sequential:
+def resnet(
+    block: str, depths: Sequence[int], width: int = 64, groups: int = 1, classes: int = 1000
+) -> nn.Sequential:
     """ResNet, ResNeXt and Wide ResNet of torchvision."""
     layers = [conv_bn(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1)]
     channels = 64
@@ -139,7 +186,9 @@ def resnet(block: str, depths: Sequence[int], width: int = 64, groups: int = 1, 
             else:
                 inner, out = planes * width // 64 * groups, 4 * planes
                 body = nn.Sequential(
-                    conv_bn(channels, inner), conv_bn(inner, inner, 3, s, groups), conv_bn(inner, out, act=None)
+                    conv_bn(channels, inner),
+                    conv_bn(inner, inner, 3, s, groups),
+                    conv_bn(inner, out, act=None),
                 )
             shortcut = conv_bn(channels, out, 1, s, act=None) if s > 1 or channels != out else None
             layers.append(Residual(body, shortcut, nn.ReLU()))
@@ -147,24 +196,34 @@ def resnet(block: str, depths: Sequence[int], width: int = 64, groups: int = 1, 
     return nn.Sequential(*layers, *head(channels, classes))
 
 
-zoo("resnet18", "vision", weights=11_689_512, units=7_680, fast=True)(lambda: (resnet("basic", (2, 2, 2, 2)), image()))
+zoo("resnet18", "vision", weights=11_689_512, units=7_680, fast=True)(
+    lambda: (resnet("basic", (2, 2, 2, 2)), image())
+)
 zoo("resnet34", "vision", weights=21_797_672)(lambda: (resnet("basic", (3, 4, 6, 3)), image()))
 zoo("resnet50", "vision", weights=25_557_032)(lambda: (resnet("bottleneck", (3, 4, 6, 3)), image()))
-zoo("resnet152", "vision", weights=60_192_808, modes=("train",))(lambda: (resnet("bottleneck", (3, 8, 36, 3)), image()))
+zoo("resnet152", "vision", weights=60_192_808, modes=("train",))(
+    lambda: (resnet("bottleneck", (3, 8, 36, 3)), image())
+)
 zoo("wide_resnet50_2", "vision", weights=68_883_240, modes=("train",))(
     lambda: (resnet("bottleneck", (3, 4, 6, 3), 128), image())
 )
-zoo("resnext50_32x4d", "vision", weights=25_028_904)(lambda: (resnet("bottleneck", (3, 4, 6, 3), 4, 32), image()))
+zoo("resnext50_32x4d", "vision", weights=25_028_904)(
+    lambda: (resnet("bottleneck", (3, 4, 6, 3), 4, 32), image())
+)
 
 
 class StandardizedConv(nn.Conv2d):
-    """A convolution with a standardised kernel (`how`: by hand, by `batch_norm` on the weight, with a gain)."""
+    """A convolution with a standardised kernel (`how`: by hand, by `batch_norm` on
+    the weight, with a gain).
+    """
 
     how = "hand"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.gain = nn.Parameter(torch.ones(self.out_channels, 1, 1, 1)) if self.how == "gain" else None
+        self.gain = (
+            nn.Parameter(torch.ones(self.out_channels, 1, 1, 1)) if self.how == "gain" else None
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight
@@ -175,7 +234,9 @@ class StandardizedConv(nn.Conv2d):
         else:
             scale = None if self.gain is None else (self.gain * weight[0].numel() ** -0.5).view(-1)
             flat = weight.reshape(1, self.out_channels, -1)
-            weight = F.batch_norm(flat, None, None, weight=scale, training=True, momentum=0.0, eps=1e-10)
+            weight = F.batch_norm(
+                flat, None, None, weight=scale, training=True, momentum=0.0, eps=1e-10
+            )
             weight = weight.reshape_as(self.weight)
         return F.conv2d(x, weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
 
@@ -194,7 +255,11 @@ class PreActivation(nn.Module):
     def __init__(self, i: int, o: int, s: int, conv: Any) -> None:
         super().__init__()
         inner = o // 4
-        self.n1, self.n2, self.n3 = nn.GroupNorm(8, i), nn.GroupNorm(8, inner), nn.GroupNorm(8, inner)
+        self.n1, self.n2, self.n3 = (
+            nn.GroupNorm(8, i),
+            nn.GroupNorm(8, inner),
+            nn.GroupNorm(8, inner),
+        )
         self.c1, self.c2 = conv(i, inner, 1, bias=False), conv(inner, inner, 3, s, 1, bias=False)
         self.c3 = conv(inner, o, 1, bias=False)
         self.shortcut = conv(i, o, 1, s, bias=False) if i != o or s > 1 else None
@@ -221,16 +286,26 @@ zoo("resnetv2_bit_batchnorm_weight", "vision")(lambda: (bit(BatchedConv), image(
 
 
 class NormFreeBlock(nn.Module):
-    """NFNet: scaled activations, standardised convolutions with gains, squeeze-excite, a skip gain."""
+    """NFNet: scaled activations, standardised convolutions with gains,
+    squeeze-excite, a skip gain.
+    """
 
-    def __init__(self, i: int, o: int, s: int, act: Act, alpha: float = 0.2, beta: float = 1.0) -> None:
+    def __init__(
+        self, i: int, o: int, s: int, act: Act, alpha: float = 0.2, beta: float = 1.0
+    ) -> None:
         super().__init__()
         inner = o // 2
         self.act, self.alpha, self.beta = act(), alpha, beta
-        self.c1, self.c2 = GainConv(i, inner, 1), GainConv(inner, inner, 3, s, 1, groups=inner // 32)
+        self.c1, self.c2 = (
+            GainConv(i, inner, 1),
+            GainConv(inner, inner, 3, s, 1, groups=inner // 32),
+        )
         self.c3, self.se = GainConv(inner, o, 1), SqueezeExcite(o, o // 4)
         self.shortcut = GainConv(i, o, 1) if i != o else None
-        self.pool, self.skip_gain = nn.AvgPool2d(2) if s > 1 else nn.Identity(), nn.Parameter(torch.zeros(()))
+        self.pool, self.skip_gain = (
+            nn.AvgPool2d(2) if s > 1 else nn.Identity(),
+            nn.Parameter(torch.zeros(())),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.act(x) * 1.7 * self.beta
@@ -241,7 +316,11 @@ class NormFreeBlock(nn.Module):
 
 def nfnet(act: Act) -> nn.Sequential:
     stem = [GainConv(3, 16, 3, 2, 1), act(), GainConv(16, 64, 3, 2, 1)]
-    blocks = [NormFreeBlock(64, 128, 1, act), NormFreeBlock(128, 128, 1, act), NormFreeBlock(128, 256, 2, act)]
+    blocks = [
+        NormFreeBlock(64, 128, 1, act),
+        NormFreeBlock(128, 128, 1, act),
+        NormFreeBlock(128, 256, 2, act),
+    ]
     return nn.Sequential(*stem, *blocks, GainConv(256, 512, 1), act(), *head(512))
 
 
@@ -259,7 +338,9 @@ def regnet(widths: Sequence[int], depths: Sequence[int], group: int, se: bool) -
         for n in range(depth):
             s = 1 if n else 2
             excite = [SqueezeExcite(o, round(0.25 * i))] if se else []
-            body = nn.Sequential(conv_bn(i, o), conv_bn(o, o, 3, s, o // group), *excite, conv_bn(o, o, act=None))
+            body = nn.Sequential(
+                conv_bn(i, o), conv_bn(o, o, 3, s, o // group), *excite, conv_bn(o, o, act=None)
+            )
             shortcut = conv_bn(i, o, 1, s, act=None) if i != o or s > 1 else None
             layers.append(Residual(body, shortcut, nn.ReLU()))
             i = o
@@ -275,7 +356,14 @@ zoo("regnet_x_400mf", "vision", weights=5_495_976)(
 
 
 def inverted(
-    i: int, inner: int, o: int, k: int, s: int, act: Act, excite: nn.Module | None = None, drop: float = 0.0
+    i: int,
+    inner: int,
+    o: int,
+    k: int,
+    s: int,
+    act: Act,
+    excite: nn.Module | None = None,
+    drop: float = 0.0,
 ) -> nn.Module:
     """Inverted residual: expand, depthwise, squeeze-excite, project without activation."""
     expand = [conv_bn(i, inner, act=act)] if inner != i else []
@@ -289,7 +377,8 @@ def inverted(
 @zoo("mobilenet_v2", "vision", weights=3_504_872, fast=True)
 def mobilenet_v2() -> tuple[Any, ...]:
     layers, i = [conv_bn(3, 32, 3, 2, act=nn.ReLU6)], 32
-    for t, c, n, s in (1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1):  # fmt: skip  # noqa: E501
+    for t, c, n, s in (1, 16, 1, 1), (6, 24, 2,
+                                      2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1):  # fmt: skip  # noqa: E501
         for k in range(n):
             layers.append(inverted(i, i * t, c, 3, 1 if k else s, nn.ReLU6))
             i = c
@@ -297,8 +386,10 @@ def mobilenet_v2() -> tuple[Any, ...]:
 
 
 V3_LARGE = [
-    (3, 16, 16, False, "R", 1), (3, 64, 24, False, "R", 2), (3, 72, 24, False, "R", 1), (5, 72, 40, True, "R", 2),
-    (5, 120, 40, True, "R", 1), (5, 120, 40, True, "R", 1), (3, 240, 80, False, "H", 2), (3, 200, 80, False, "H", 1),
+    (3, 16, 16, False, "R", 1), (3, 64, 24, False, "R", 2), (3, 72, 24, False, "R", 1),
+    (5, 72, 40, True, "R", 2),
+    (5, 120, 40, True, "R", 1), (5, 120, 40, True, "R", 1), (3, 240, 80, False, "H", 2),
+    (3, 200, 80, False, "H", 1),
     (3, 184, 80, False, "H", 1), (3, 184, 80, False, "H", 1), (3, 480, 112, True, "H", 1),
     (3, 672, 112, True, "H", 1), (5, 672, 160, True, "H", 2), (5, 960, 160, True, "H", 1),
     (5, 960, 160, True, "H", 1),
@@ -315,14 +406,24 @@ def mobilenet_v3() -> tuple[Any, ...]:
         excite = SqueezeExcite(inner, squeeze, gate=nn.Hardsigmoid) if se else None
         layers.append(inverted(i, inner, o, k, s, nn.ReLU if act == "R" else nn.Hardswish, excite))
         i = o
-    tail = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(960, 1280), nn.Hardswish(), nn.Dropout(0.2)]
-    return nn.Sequential(*layers, conv_bn(i, 960, act=nn.Hardswish), *tail, nn.Linear(1280, 1000)), image()
+    tail = [
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(960, 1280),
+        nn.Hardswish(),
+        nn.Dropout(0.2),
+    ]
+    return (
+        nn.Sequential(*layers, conv_bn(i, 960, act=nn.Hardswish), *tail, nn.Linear(1280, 1000)),
+        image(),
+    )
 
 
 @zoo("efficientnet_b0", "vision", weights=5_288_548)
 def efficientnet_b0() -> tuple[Any, ...]:
     layers, i, drop = [conv_bn(3, 32, 3, 2, act=nn.SiLU)], 32, 0.0
-    for t, c, n, s, k in (1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3), (6, 112, 3, 1, 5), (6, 192, 4, 2, 5), (6, 320, 1, 1, 3):  # fmt: skip  # noqa: E501
+    for t, c, n, s, k in (1, 16, 1, 1,
+                          3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3), (6, 112, 3, 1, 5), (6, 192, 4, 2, 5), (6, 320, 1, 1, 3):  # fmt: skip  # noqa: E501
         for repeat in range(n):
             excite = SqueezeExcite(i * t, max(1, i // 4), nn.SiLU)
             layers.append(inverted(i, i * t, c, k, 1 if repeat else s, nn.SiLU, excite, drop))
@@ -339,7 +440,9 @@ class Shuffle(nn.Module):
         first = i if s > 1 else half
         self.s = s
         self.left = nn.Sequential(conv_bn(i, i, 3, s, i, None), conv_bn(i, half)) if s > 1 else None
-        self.right = nn.Sequential(conv_bn(first, half), conv_bn(half, half, 3, s, half, None), conv_bn(half, half))
+        self.right = nn.Sequential(
+            conv_bn(first, half), conv_bn(half, half, 3, s, half, None), conv_bn(half, half)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         left, right = (self.left(x), x) if self.left is not None else x.chunk(2, dim=1)
@@ -361,7 +464,8 @@ def shufflenet_v2() -> tuple[Any, ...]:
 def mnasnet() -> tuple[Any, ...]:
     layers = [conv_bn(3, 32, 3, 2), conv_bn(32, 32, 3, 1, 32), conv_bn(32, 16, act=None)]
     i = 16
-    for o, k, s, t, n in (24, 3, 2, 3, 3), (40, 5, 2, 3, 3), (80, 5, 2, 6, 3), (96, 3, 1, 6, 2), (192, 5, 2, 6, 4), (320, 3, 1, 6, 1):  # fmt: skip  # noqa: E501
+    for o, k, s, t, n in (24, 3, 2, 3,
+                          3), (40, 5, 2, 3, 3), (80, 5, 2, 6, 3), (96, 3, 1, 6, 2), (192, 5, 2, 6, 4), (320, 3, 1, 6, 1):  # fmt: skip  # noqa: E501
         for repeat in range(n):
             layers.append(inverted(i, i * t, o, k, 1 if repeat else s, nn.ReLU))
             i = o
@@ -394,7 +498,12 @@ def densenet() -> tuple[Any, ...]:
             layers.append(DenseLayer(i))
             i += 32
         if stage < 3:
-            layers += [nn.BatchNorm2d(i), nn.ReLU(), nn.Conv2d(i, i // 2, 1, bias=False), nn.AvgPool2d(2)]
+            layers += [
+                nn.BatchNorm2d(i),
+                nn.ReLU(),
+                nn.Conv2d(i, i // 2, 1, bias=False),
+                nn.AvgPool2d(2),
+            ]
             i //= 2
     return nn.Sequential(*layers, nn.BatchNorm2d(i), nn.ReLU(), *head(i)), image()
 
@@ -413,30 +522,53 @@ class Branches(nn.Module):
 def inception(i: int, a: int, b: int, c: int, d: int, e: int, f: int) -> Branches:
     pool = nn.MaxPool2d(3, 1, 1, ceil_mode=True)
     two, three = [conv_bn(i, b), conv_bn(b, c, 3)], [conv_bn(i, d), conv_bn(d, e, 3)]
-    return Branches(conv_bn(i, a), nn.Sequential(*two), nn.Sequential(*three), nn.Sequential(pool, conv_bn(i, f)))
+    return Branches(
+        conv_bn(i, a),
+        nn.Sequential(*two),
+        nn.Sequential(*three),
+        nn.Sequential(pool, conv_bn(i, f)),
+    )
 
 
 @zoo("googlenet", "vision", weights=6_624_904)
 def googlenet() -> tuple[Any, ...]:
     pool = partial(nn.MaxPool2d, 3, 2, ceil_mode=True)
-    layers: list[nn.Module] = [conv_bn(3, 64, 7, 2), pool(), conv_bn(64, 64), conv_bn(64, 192, 3), pool()]
-    layers += [inception(192, 64, 96, 128, 16, 32, 32), inception(256, 128, 128, 192, 32, 96, 64), pool()]
+    layers: list[nn.Module] = [
+        conv_bn(3, 64, 7, 2),
+        pool(),
+        conv_bn(64, 64),
+        conv_bn(64, 192, 3),
+        pool(),
+    ]
+    layers += [
+        inception(192, 64, 96, 128, 16, 32, 32),
+        inception(256, 128, 128, 192, 32, 96, 64),
+        pool(),
+    ]
     layers += [inception(480, 192, 96, 208, 16, 48, 64), inception(512, 160, 112, 224, 24, 64, 64)]
     layers += [inception(512, 128, 128, 256, 24, 64, 64), inception(512, 112, 144, 288, 32, 64, 64)]
     layers += [inception(528, 256, 160, 320, 32, 128, 128), nn.MaxPool2d(2, 2, ceil_mode=True)]
-    layers += [inception(832, 256, 160, 320, 32, 128, 128), inception(832, 384, 192, 384, 48, 128, 128)]
+    layers += [
+        inception(832, 256, 160, 320, 32, 128, 128),
+        inception(832, 384, 192, 384, 48, 128, 128),
+    ]
     tail = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(1024, 1000)]
     return nn.Sequential(*layers, *tail), image()
 
 
 class CrossStage(nn.Module):
-    """YOLO's cross stage partial block: chunk, residual bottlenecks, concatenate everything; SiLU or LeakyReLU."""
+    """YOLO's cross stage partial block: chunk, residual bottlenecks, concatenate
+    everything; SiLU or LeakyReLU.
+    """
 
     def __init__(self, i: int, o: int, n: int, act: Act) -> None:
         super().__init__()
         half = o // 2
         self.first, self.last = conv_bn(i, o, act=act), conv_bn((2 + n) * half, o, act=act)
-        bottleneck = [nn.Sequential(conv_bn(half, half, 3, act=act), conv_bn(half, half, 3, act=act)) for _ in range(n)]
+        bottleneck = [
+            nn.Sequential(conv_bn(half, half, 3, act=act), conv_bn(half, half, 3, act=act))
+            for _ in range(n)
+        ]
         self.inner = nn.ModuleList(Residual(body) for body in bottleneck)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -447,7 +579,9 @@ class CrossStage(nn.Module):
 
 
 class Yolo(nn.Module):
-    """A small detector: stem, cross stages, spatial pyramid pooling, upsampling and concatenation, two heads."""
+    """A small detector: stem, cross stages, spatial pyramid pooling, upsampling and
+    concatenation, two heads.
+    """
 
     def __init__(self, act: Act) -> None:
         super().__init__()
@@ -465,7 +599,8 @@ class Yolo(nn.Module):
             pooled.append(F.max_pool2d(pooled[-1], 5, 1, 2))
         coarse = self.spread(torch.cat(pooled, 1))
         fine = self.up(torch.cat([F.interpolate(coarse, scale_factor=2, mode="nearest"), fine], 1))
-        boxes = [head(y).view(y.shape[0], 3, 15, *y.shape[2:]) for head, y in zip(self.heads, (fine, coarse), strict=True)]  # noqa: E501  # fmt: skip
+        boxes = [head(y).view(y.shape[0], 3, 15, *y.shape[2:]) for head,
+                 y in zip(self.heads, (fine, coarse), strict=True)]  # fmt: skip
         return boxes[0].permute(0, 1, 3, 4, 2), boxes[1].permute(0, 1, 3, 4, 2).sigmoid()
 
 
@@ -487,9 +622,13 @@ class UNet(nn.Module):
         back = list(zip(widths[:0:-1], widths[-2::-1], strict=True))
         kernel = {"transpose": 2, "transpose_odd": 3}.get(up)
         self.grow = nn.ModuleList(
-            nn.ConvTranspose2d(i, o, kernel, 2, kernel // 2 if kernel == 3 else 0, 1 if kernel == 3 else 0)
-            if kernel
-            else nn.Conv2d(i, o, 1)
+            (
+                nn.ConvTranspose2d(
+                    i, o, kernel, 2, kernel // 2 if kernel == 3 else 0, 1 if kernel == 3 else 0
+                )
+                if kernel
+                else nn.Conv2d(i, o, 1)
+            )
             for i, o in back
         )
         self.merge = nn.ModuleList(self.twice(2 * o, o, norm) for _, o in back)
@@ -517,17 +656,26 @@ for mode in ("transpose", "transpose_odd", "bilinear", "nearest", "bicubic"):
         lambda mode=mode: (UNet((16, 32, 64), mode), image(size=32))  # type: ignore[misc]
     )
 zoo("unet_instance_norm", "vision")(
-    lambda: (UNet((8, 16, 32), "transpose", partial(nn.InstanceNorm2d, affine=True)), image(size=32))
+    lambda: (
+        UNet((8, 16, 32), "transpose", partial(nn.InstanceNorm2d, affine=True)),
+        image(size=32),
+    )
 )
 
 
 @zoo("dcgan_generator", "vision")
 def dcgan() -> tuple[Any, ...]:
     widths = (512, 256, 128, 64)
-    layers: list[nn.Module] = [nn.ConvTranspose2d(100, 512, 4, 1, 0, bias=False), nn.BatchNorm2d(512), nn.ReLU()]
+    layers: list[nn.Module] = [
+        nn.ConvTranspose2d(100, 512, 4, 1, 0, bias=False),
+        nn.BatchNorm2d(512),
+        nn.ReLU(),
+    ]
     for i, o in itertools.pairwise(widths):
         layers += [nn.ConvTranspose2d(i, o, 4, 2, 1, bias=False), nn.BatchNorm2d(o), nn.ReLU()]
-    return nn.Sequential(*layers, nn.ConvTranspose2d(64, 3, 4, 2, 1, bias=False), nn.Tanh()), torch.randn(2, 100, 1, 1)
+    return nn.Sequential(
+        *layers, nn.ConvTranspose2d(64, 3, 4, 2, 1, bias=False), nn.Tanh()
+    ), torch.randn(2, 100, 1, 1)
 
 
 @zoo("cyclegan_generator", "vision")
@@ -537,11 +685,19 @@ def cyclegan() -> tuple[Any, ...]:
     for i in (32, 64):
         layers += [nn.Conv2d(i, 2 * i, 3, 2, 1), norm(2 * i), act()]
     for _ in range(2):
-        pads = [nn.ReflectionPad2d(1), nn.Conv2d(128, 128, 3), norm(128), act(), nn.ReflectionPad2d(1)]
+        pads = [
+            nn.ReflectionPad2d(1),
+            nn.Conv2d(128, 128, 3),
+            norm(128),
+            act(),
+            nn.ReflectionPad2d(1),
+        ]
         layers.append(Residual(nn.Sequential(*pads, nn.Conv2d(128, 128, 3), norm(128))))
     for i in (128, 64):
         layers += [nn.ConvTranspose2d(i, i // 2, 3, 2, 1, 1), norm(i // 2), act()]
-    return nn.Sequential(*layers, nn.ReflectionPad2d(3), nn.Conv2d(32, 3, 7), nn.Tanh()), image(size=32)
+    return nn.Sequential(*layers, nn.ReflectionPad2d(3), nn.Conv2d(32, 3, 7), nn.Tanh()), image(
+        size=32
+    )
 
 
 class DeepLab(nn.Module):
@@ -551,7 +707,9 @@ class DeepLab(nn.Module):
         super().__init__()
         self.trunk = nn.Sequential(conv_bn(3, 32, 3, 2), conv_bn(32, 64, 3, 2))
         dilated = [nn.Conv2d(64, 32, 3, padding=r, dilation=r, bias=False) for r in (1, 2, 4)]
-        self.rates = nn.ModuleList(nn.Sequential(conv, nn.BatchNorm2d(32), nn.ReLU()) for conv in dilated)
+        self.rates = nn.ModuleList(
+            nn.Sequential(conv, nn.BatchNorm2d(32), nn.ReLU()) for conv in dilated
+        )
         self.pool, self.project = nn.Conv2d(64, 32, 1), conv_bn(128, 32)
         self.last = nn.Conv2d(32, 5, 1)
 
@@ -598,7 +756,8 @@ class SubPixel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.last = nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 12, 3, padding=1)
-        body = [nn.Sequential(nn.Conv2d(32, 32, 3, padding=1), nn.PReLU(), nn.Conv2d(32, 32, 3, padding=1)) for _ in range(2)]  # noqa: E501  # fmt: skip
+        body = [nn.Sequential(nn.Conv2d(32, 32, 3, padding=1), nn.PReLU(),
+                              nn.Conv2d(32, 32, 3, padding=1)) for _ in range(2)]  # fmt: skip
         self.body = nn.Sequential(*(Residual(block) for block in body))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 r"""Other optimizers for low-rank adapters, from the formulas of their papers: LoRA+ and LoRA-RITE.
 
-An adapter adds ``up @ down`` to a frozen matrix, ``up`` of shape ``(m, r)``, ``down`` of shape ``(r, n)``.
+An adapter adds ``up @ down`` to a frozen matrix, ``up`` of shape ``(m, r)``,
+``down`` of shape ``(r, n)``.
 """
 
 from __future__ import annotations
@@ -34,21 +35,23 @@ def lora_plus(pairs: Pairs, lr: float, ratio: float = 16.0) -> AdamW:
 
 
 class LoRARite(Optimizer):
-    r"""Matrix preconditioning that does not depend on the factorisation of an adapter's product (LoRA-RITE).
+    r"""Matrix preconditioning that does not depend on the factorisation of an
+    adapter's product (LoRA-RITE).
 
     For a factor ``A`` with partner ``B``, ``Z = A B^T``, and ``B = U R`` (QR)::
 
-        g = dL/dA R^-1                                    the gradient without the partner's size, (m, r)
-        P = U^T U_before                                  from the basis of the step before
-        rho <- b2 (rho + max_i (l_i(V) - l_i(P V P^T)))   what the change of basis has lost
+        g = dL/dA R^-1                               the gradient without the partner's size, (m, r)
+        P = U^T U_before                             from the basis of the step before
+        rho <- b2 (rho + max_i (l_i(V) - l_i(P V P^T)))  what the change of basis has lost
         V <- b2 P V P^T + (1 - b2) g^T g
         S = g (V + rho 1)^(-1/2)
         M <- b1 M P^T + (1 - b1) S
         A <- A - lr M R^-T
 
-    Both factors step from the same values, so that ``Z`` does not see invertible ``G`` in ``A G``, ``B G^-T``. Moving
-    averages stand in place of the paper's sums, with Adam's correction for their start, as in the authors' code. A
-    partner of 0 has the pseudo-inverse 0 for ``R^-1``: the factor waits.
+    Both factors step from the same values, so that ``Z`` does not see invertible ``G`` in ``A
+    G``, ``B G^-T``. Moving averages stand in place of the paper's sums, with Adam's correction
+    for their start, as in the authors' code. A partner of 0 has the pseudo-inverse 0 for
+    ``R^-1``: the factor waits.
 
     Args:
         pairs: ``(up, down)`` of every adapter.
@@ -64,8 +67,8 @@ class LoRARite(Optimizer):
         True
 
     Reference:
-        Yen et al., LoRA Done RITE: Robust Invariant Transformation Equilibration for LoRA Optimization, 2024,
-        algorithm 1.
+        Yen et al., LoRA Done RITE: Robust Invariant Transformation Equilibration for LoRA
+        Optimization, 2024, algorithm 1.
     """
 
     def __init__(self, pairs: Pairs, lr: float, betas: tuple[float, float] = (0.9, 0.999)) -> None:
@@ -80,31 +83,45 @@ class LoRARite(Optimizer):
         for up, down in self.pairs:
             if up.grad is not None and down.grad is not None:
                 changes.append((up, self._change(self.state[up], up.grad, down.T, group["betas"])))
-                changes.append((down, self._change(self.state[down], down.grad.T, up, group["betas"]).T))
+                changes.append(
+                    (down, self._change(self.state[down], down.grad.T, up, group["betas"]).T)
+                )
         for factor, change in changes:
             factor.sub_(change, alpha=group["lr"])
 
     @staticmethod
-    def _change(state: dict[str, Any], grad: Tensor, partner: Tensor, betas: tuple[float, float]) -> Tensor:
+    def _change(
+        state: dict[str, Any], grad: Tensor, partner: Tensor, betas: tuple[float, float]
+    ) -> Tensor:
         basis, size = torch.linalg.qr(partner)
         inverse = torch.linalg.pinv(size)
         if not state:
             rank = len(size)
-            state.update(basis=basis, second=grad.new_zeros(rank, rank), lost=grad.new_zeros(()), steps=0)
+            state.update(
+                basis=basis, second=grad.new_zeros(rank, rank), lost=grad.new_zeros(()), steps=0
+            )
             state["first"] = torch.zeros_like(grad)
         own, turn = grad @ inverse, basis.T @ state["basis"]
         turned = turn @ state["second"] @ turn.T
-        gone = (torch.linalg.eigvalsh(state["second"]) - torch.linalg.eigvalsh(turned)).max().clamp(min=0)
+        gone = (
+            (torch.linalg.eigvalsh(state["second"]) - torch.linalg.eigvalsh(turned))
+            .max()
+            .clamp(min=0)
+        )
         state["lost"] = betas[1] * (state["lost"] + gone)
         state["second"] = betas[1] * turned + (1 - betas[1]) * own.T @ own
         state["steps"] += 1
         one, two = (1 - beta ** state["steps"] for beta in betas)
         values, vectors = torch.linalg.eigh(state["second"] / two)
         values = (values + state["lost"] / two).clamp(min=0)
-        # directions without a gradient do not move; rounding errors of the largest one are not a gradient
+        # directions without a gradient do not move; rounding errors of the
+        # largest one are not a gradient
         some = values > values.max() * torch.finfo(grad.dtype).eps * len(values)
         roots = torch.where(some, values, torch.inf).rsqrt()
-        state["first"] = betas[0] * state["first"] @ turn.T + (1 - betas[0]) * own @ (vectors * roots) @ vectors.T
+        state["first"] = (
+            betas[0] * state["first"] @ turn.T
+            + (1 - betas[0]) * own @ (vectors * roots) @ vectors.T
+        )
         state["basis"] = basis
         change: Tensor = state["first"] / one @ inverse.T
         return change

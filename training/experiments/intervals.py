@@ -23,14 +23,17 @@ class Interval:
         if not self.count:
             return "–"
         text = format(self.mean, pattern)
-        return text if math.isnan(self.half_width) else f"{text} ± {format(self.half_width, pattern)}"
+        return (
+            text if math.isnan(self.half_width) else f"{text} ± {format(self.half_width, pattern)}"
+        )
 
 
 def t_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
-    """Return the interval ``mean ± t s / sqrt(n)``, ``t`` from Student's distribution of ``n - 1`` degrees.
+    """Return the interval ``mean ± t s / sqrt(n)``, ``t`` from Student's
+    distribution of ``n - 1`` degrees.
 
-    The values should be independent and nearly normal. With three values ``t`` is 4.30, so that such
-    an interval is wide.
+    The values should be independent and nearly normal. With three values ``t`` is 4.30, so that
+    such an interval is wide.
 
     Args:
         values: one number per seed.

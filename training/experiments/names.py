@@ -1,4 +1,6 @@
-"""The names of tasks and experiments without an import of torch, so that a wrong name is an error at once."""
+"""The names of tasks and experiments without an import of torch, so that a wrong
+name is an error at once.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,37 @@ from pathspace.errors import expect_known
 
 TASKS = (
     *("bible-characters", "catalogue", "cifar10", "cifar100"),
-    *("digits-images", "digits-pixels", "digits-pixels-permuted", "digits-rows", "digits-rows-permuted"),
+    *(
+        "digits-images",
+        "digits-pixels",
+        "digits-pixels-permuted",
+        "digits-rows",
+        "digits-rows-permuted",
+    ),
     *("enwik8", "fashion-14", "fashion-28", "fashion-28-permuted", "fashion-images"),
-    *("mnist-28", "mnist-28-permuted", "mnist-98", "mnist-98-permuted", "mnist-images", "number-words"),
+    *(
+        "mnist-28",
+        "mnist-28-permuted",
+        "mnist-98",
+        "mnist-98-permuted",
+        "mnist-images",
+        "number-words",
+    ),
     *("ptb", "ptb-characters", "text-characters", "text-masked-words", "wikitext-2", "wmt16"),
 )
 EXPERIMENTS = (
-    *("optimizers", "race", "smnist", "language", "rcnn", "time", "toy", "translation", "image", "depth"),
+    *(
+        "optimizers",
+        "race",
+        "smnist",
+        "language",
+        "rcnn",
+        "time",
+        "toy",
+        "translation",
+        "image",
+        "depth",
+    ),
     *("regularisers", "ideal-direction", "page", "claims", "recipes"),
 )
 

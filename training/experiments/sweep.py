@@ -1,4 +1,6 @@
-"""``pathspace sweep``: every combination of learning rate, penal strength and seed, resumable, in one table."""
+"""``pathspace sweep``: every combination of learning rate, penal strength and
+seed, resumable, in one table.
+"""
 
 from __future__ import annotations
 
@@ -60,11 +62,17 @@ def grid(base: Trial, rates: Sequence[float], taus: Sequence[float], seeds: int)
     ):
         if not values or not all(math.isfinite(v) and fits(v) for v in values):  # type: ignore[no-untyped-call]
             raise InputError(f"A sweep found {what} {list(values)}, expected {expected}.")
-    return [replace(base, lr=lr, tau=tau, seed=seed) for lr in rates for tau in taus for seed in range(seeds)]
+    return [
+        replace(base, lr=lr, tau=tau, seed=seed)
+        for lr in rates
+        for tau in taus
+        for seed in range(seeds)
+    ]
 
 
 def cells(trials: Sequence[Trial], outcomes: Sequence[Outcome]) -> list[Cell]:
-    """Gather the outcomes of each combination, the best first; combinations with divergence come last.
+    """Gather the outcomes of each combination, the best first; combinations
+    with divergence come last.
 
     Args:
         trials: of a grid.
@@ -79,7 +87,13 @@ def cells(trials: Sequence[Trial], outcomes: Sequence[Outcome]) -> list[Cell]:
         sound = [o.valid_metrics[-1] for o in here if not o.diverged]
         found.append(Cell(lr, tau, t_interval(sound), len(here) - len(sound)))
     return sorted(
-        found, key=lambda cell: (cell.diverged, np.nan_to_num(cell.valid.mean, nan=np.inf), cell.lr, cell.tau)
+        found,
+        key=lambda cell: (
+            cell.diverged,
+            np.nan_to_num(cell.valid.mean, nan=np.inf),
+            cell.lr,
+            cell.tau,
+        ),
     )
 
 
@@ -118,7 +132,10 @@ def run_sweep(
         bar = progress.add_task("runs", total=len(trials))
         outcomes = run_all(trials, cache, jobs, lambda _trial, _outcome: progress.advance(bar))
     rows = cells(trials, outcomes)
-    table = Table(title=f"{task.name} with {base.optimizer}: validation {task.metric_name}", title_justify="left")
+    table = Table(
+        title=f"{task.name} with {base.optimizer}: validation {task.metric_name}",
+        title_justify="left",
+    )
     for column in ("learning rate", "tau", f"validation {task.metric_name}", "diverged"):
         table.add_column(column, justify="right")
     for cell in rows:
@@ -127,9 +144,23 @@ def run_sweep(
     spent = f"{base.epochs} epoch{'s' * (base.epochs != 1)}, {seeds} seed{'s' * (seeds != 1)}"
     table.caption = f"{spent}, 95 % t-intervals; the test split was not looked at."
     console.print(table)
-    with replacing(Path(folder) / "sweep.csv") as temporary, open(temporary, "w", newline="") as file:
+    with (
+        replacing(Path(folder) / "sweep.csv") as temporary,
+        open(temporary, "w", newline="") as file,
+    ):
         writer = csv.writer(file)
-        writer.writerow(["learning_rate", "tau", f"valid_{task.metric_name}", "half_width_95", "seeds", "diverged"])
+        writer.writerow(
+            [
+                "learning_rate",
+                "tau",
+                f"valid_{task.metric_name}",
+                "half_width_95",
+                "seeds",
+                "diverged",
+            ]
+        )
         for c in rows:
-            writer.writerow([c.lr, c.tau, c.valid.mean, c.valid.half_width, c.valid.count, c.diverged])
+            writer.writerow(
+                [c.lr, c.tau, c.valid.mean, c.valid.half_width, c.valid.count, c.diverged]
+            )
     return rows

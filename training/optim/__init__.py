@@ -13,4 +13,14 @@ register_transport(GAdam, {"exp_avg": 0, "exp_avg_sq": 0})
 # relative steps average derivatives with respect to logarithms of path values
 register_transport(GSGD, {"momentum_buffer": lambda optimizer: 0 if optimizer.relative else 1})
 
-__all__ = ["EMASGD", "GSGD", "GAdam", "GaugeFixed", "PathNorm", "PathSGD", "RescaleSGD", "SignProp", "init_skeleton"]
+__all__ = [
+    "EMASGD",
+    "GSGD",
+    "GAdam",
+    "GaugeFixed",
+    "PathNorm",
+    "PathSGD",
+    "RescaleSGD",
+    "SignProp",
+    "init_skeleton",
+]

@@ -1,12 +1,13 @@
 r"""An upper bound on the multipliers of a step, in the balanced gauge.
 
-A step multiplies the gradient of a weight ``u -> v`` by ``1 / (pre_u s_v)^2``. In the gauge in which the network is
-balanced, ``pre`` becomes ``pre E`` and ``s`` becomes ``s / E``, and each end is bounded by the root of the bound::
+A step multiplies the gradient of a weight ``u -> v`` by ``1 / (pre_u s_v)^2``. In the gauge in
+which the network is balanced, ``pre`` becomes ``pre E`` and ``s`` becomes ``s / E``, and each end
+is bounded by the root of the bound::
 
     1 / (pre_u E_u)^2 <= sqrt(cap)        1 / (s_v / E_v)^2 <= sqrt(cap)
 
-A step changes neither ``s`` nor ``E``, so both bounds are constants. Steps with ``1 / scale`` instead of its square are
-bounded in the same way without the squares.
+A step changes neither ``s`` nor ``E``, so both bounds are constants. Steps with ``1 / scale``
+instead of its square are bounded in the same way without the squares.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from pathspace.training.optim.canonical_gauge import canonical
 
 
 def balancing_factors(graph: Structure, tensors: Mapping[str, Tensor]) -> Tensor:
-    """``E``: the factor of every id from the current to the balanced gauge, 1 for the root, ``(H + 1 + derived,)``.
+    """``E``: the factor of every id from the current to the balanced gauge, 1 for the
+    root, ``(H + 1 + derived,)``.
 
     Args:
         graph: the reduction graph.

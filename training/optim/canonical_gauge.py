@@ -1,16 +1,18 @@
-r"""One representative of every orbit of the gauge: balanced units, and fixed norms for units that cannot be balanced.
+r"""One representative of every orbit of the gauge: balanced units, and fixed norms for
+units that cannot be balanced.
 
-With ``E_k`` the sum of squares of the weights that enter a unit and ``L_k`` of those that leave it, a canonical network
-has
+With ``E_k`` the sum of squares of the weights that enter a unit and ``L_k`` of those that leave
+it, a canonical network has
 
 * ``E_k = L_k`` for every unit with both sides;
-* ``mean over tensors of log(E_k / target) = 0``, over tensors with two or more dimensions, for a unit without leaving
-  weights (a normalisation follows, whose output does not depend on the scale) or with leaving weights that are all 0
-  (as in a fresh adapter); the target of the latter is ``FRESH`` times as large, if there are no units of the next kind;
+* ``mean over tensors of log(E_k / target) = 0``, over tensors with two or more dimensions, for a
+  unit without leaving weights (a normalisation follows, whose output does not depend on the scale)
+  or with leaving weights that are all 0 (as in a fresh adapter); the target of the latter is
+  ``FRESH`` times as large, if there are no units of the next kind;
 * the same with ``L_k`` for a unit without entering weights.
 
-For given ``E_k`` of the second kind this is the minimum of ``sum_e w_e^2 exp(2 (A phi)_e) - 2 c . phi``, a convex
-programme; an outer loop finds the ``c`` for the targets.
+For given ``E_k`` of the second kind this is the minimum of ``sum_e w_e^2 exp(2 (A phi)_e) - 2 c .
+phi``, a convex programme; an outer loop finds the ``c`` for the targets.
 """
 
 from __future__ import annotations
@@ -24,7 +26,14 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from pathspace import InputError
-from pathspace.attained import ALL_ZERO, NOTHING_ENTERS, NOTHING_LEAVES, ZEROS_ENTER, ZEROS_LEAVE, attained
+from pathspace.attained import (
+    ALL_ZERO,
+    NOTHING_ENTERS,
+    NOTHING_LEAVES,
+    ZEROS_ENTER,
+    ZEROS_LEAVE,
+    attained,
+)
 from pathspace.pairs import Pairs
 from pathspace.programme import minimise
 from pathspace.structure import Structure
@@ -32,9 +41,16 @@ from pathspace.training.optim.kernels import CACHED, by_column
 
 NORMS = ("unit", "tensor", "initial")
 BALANCED, ENTERED, LEFT, KEPT = 0, 1, -1, 2
-_KINDS = {NOTHING_LEAVES: ENTERED, ZEROS_LEAVE: ENTERED, NOTHING_ENTERS: LEFT, ZEROS_ENTER: LEFT, ALL_ZERO: KEPT}
-# Weights that start at 0 need larger steps of Adam than those before them: by 16, says LoRA+. Steps of one rate have
-# this effect where the weights before them are 4 times as large, and their squares 16 times.
+_KINDS = {
+    NOTHING_LEAVES: ENTERED,
+    ZEROS_LEAVE: ENTERED,
+    NOTHING_ENTERS: LEFT,
+    ZEROS_ENTER: LEFT,
+    ALL_ZERO: KEPT,
+}
+# Weights that start at 0 need larger steps of Adam than those before them: by 16, says
+# LoRA+. Steps of one rate have this effect where the weights before them are 4 times as
+# large, and their squares 16 times.
 FRESH = 16.0
 ROUNDS = 100
 # tolerance of the solution, about the rounding error
@@ -65,15 +81,28 @@ class Side:
         value = tensor + self.shift if self.shift else tensor
         if self.unused is not None:
             value = value.masked_fill(self.unused.to(value.device), 0)
-        dims = [d for d, (n, size) in enumerate(zip(self.ids.shape, value.shape, strict=True)) if n == 1 < size]
+        dims = [
+            d
+            for d, (n, size) in enumerate(zip(self.ids.shape, value.shape, strict=True))
+            if n == 1 < size
+        ]
         # in float32 at least, because scales would inherit rounding errors
         kind = torch.promote_types(value.dtype, torch.float32)
-        if 0 in dims and value.dtype == kind and value.is_contiguous() and value.device.type == "cpu":
+        if (
+            0 in dims
+            and value.dtype == kind
+            and value.is_contiguous()
+            and value.device.type == "cpu"
+        ):
             # ten times faster than a norm along the first dimension
             rows = value.view(len(value), -1)
-            found = by_column(rows, rows, max(1, CACHED // max(rows.shape[1], 1))).view(1, *value.shape[1:])
+            found = by_column(rows, rows, max(1, CACHED // max(rows.shape[1], 1))).view(
+                1, *value.shape[1:]
+            )
             return found.sum(dims[1:], keepdim=True).double() if dims[1:] else found.double()
-        size = torch.linalg.vector_norm(value, dim=dims, keepdim=True, dtype=kind) if dims else value
+        size = (
+            torch.linalg.vector_norm(value, dim=dims, keepdim=True, dtype=kind) if dims else value
+        )
         return size.double().square()
 
 
@@ -105,8 +134,12 @@ class Incidence:
 
 def incidence(graph: Structure, chosen: list[Side]) -> Incidence:
     """The incidence of units and entries."""
-    ids = np.concatenate([np.zeros(0, np.int64), *(side.ids.reshape(-1).numpy() for side in chosen)])
-    signs = np.concatenate([np.zeros(0, np.int64), *(np.full(side.ids.numel(), side.sign) for side in chosen)])
+    ids = np.concatenate(
+        [np.zeros(0, np.int64), *(side.ids.reshape(-1).numpy() for side in chosen)]
+    )
+    signs = np.concatenate(
+        [np.zeros(0, np.int64), *(np.full(side.ids.numel(), side.sign) for side in chosen)]
+    )
     found = csr_array(graph.expand[:, 1:])[np.abs(ids)].tocoo()
     entry, unit = found.coords
     return Incidence(unit, entry, found.data * np.sign(ids[entry]) * signs[entry])
@@ -117,9 +150,11 @@ class Canonical:
     """The canonical representative.
 
     Attributes:
-        kinds: the kind of every unit: balanced, fixed norm of the entering or of the leaving weights, or unchanged.
+        kinds: the kind of every unit: balanced, fixed norm of the entering or of the
+            leaving weights, or unchanged.
         phi: log-scales from the current to the canonical gauge, ``(H,)``.
-        targets: side (position in :func:`sides`) -> target squares of its entries, 0 for entries that are not used.
+        targets: side (position in :func:`sides`) -> target squares of its entries, 0 for
+            entries that are not used.
     """
 
     kinds: np.ndarray
@@ -128,7 +163,8 @@ class Canonical:
 
 
 def nominal(side: Side, shape: tuple[int, ...]) -> Tensor:
-    """Expected squares of an entry under torch's default initialisation: ``1 / (3 inputs)`` for each weight.
+    """Expected squares of an entry under torch's default initialisation: ``1 / (3
+    inputs)`` for each weight.
 
     For tensors of one dimension (gains, biases) it is 1 for each scalar.
     """
@@ -144,9 +180,9 @@ def canonical(graph: Structure, tensors: Mapping[str, Tensor], norms: str = "uni
     Args:
         graph: the reduction graph.
         tensors: its parameters by name.
-        norms: the fixed norms of units that cannot be balanced: ``unit``, the norm of every unit under torch's default
-            initialisation, 4 times this norm before weights that are all 0; ``tensor``, that of every tensor;
-            ``initial``, the current norm of every unit.
+        norms: the fixed norms of units that cannot be balanced: ``unit``, the norm of every unit
+            under torch's default initialisation, 4 times this norm before weights that are all 0;
+            ``tensor``, that of every tensor; ``initial``, the current norm of every unit.
 
     Raises:
         InputError: weights are not finite, ``norms`` is unknown, or no solution is found.
@@ -155,7 +191,9 @@ def canonical(graph: Structure, tensors: Mapping[str, Tensor], norms: str = "uni
         raise InputError(f"GaugeFixed found norms={norms!r}, expected one of {', '.join(NORMS)}.")
     pairs = Pairs(graph, 2.0, tensors)
     if not np.isfinite(pairs.sides(np.zeros(graph.num_units))[2]):
-        raise InputError("GaugeFixed found weights that are not finite; load weights from before they diverged.")
+        raise InputError(
+            "GaugeFixed found weights that are not finite; load weights from before they diverged."
+        )
     found = attained(pairs)
     kinds = np.full(graph.num_units, BALANCED)
     for reason, units in found.reasons.items():
@@ -163,7 +201,8 @@ def canonical(graph: Structure, tensors: Mapping[str, Tensor], norms: str = "uni
     chosen = sides(graph)
     within = _heads_of_groups(chosen, tensors, kinds, found.groups)
     fresh = np.ones(graph.num_units)
-    # (balanced units pass sums of squares on: those of both ends of a network cannot be chosen independently)
+    # (balanced units pass sums of squares on: those of both ends of a network cannot
+    # be chosen independently)
     if not (kinds == LEFT).any():
         fresh[found.reasons.get(ZEROS_LEAVE, np.zeros(0, np.int64)) - 1] = FRESH
     votes = _votes(graph, chosen, tensors, kinds, norms, within, fresh)
@@ -182,8 +221,8 @@ def canonical(graph: Structure, tensors: Mapping[str, Tensor], norms: str = "uni
         tilt = tilt * np.exp(-off)
     if worst > ENOUGH:
         raise InputError(
-            f"GaugeFixed found norms that differ from those wanted by {worst:.0e} after {ROUNDS} rounds; start from "
-            "weights that are not zero."
+            f"GaugeFixed found norms that differ from those wanted by {worst:.0e} after {ROUNDS}"
+            " rounds; start from weights that are not zero."
         )
     return Canonical(kinds, phi, votes.targets)
 
@@ -191,10 +230,13 @@ def canonical(graph: Structure, tensors: Mapping[str, Tensor], norms: str = "uni
 class _Votes:
     """The deviation of units with a fixed norm from their targets, averaged over tensors."""
 
-    def __init__(self, graph: Structure, chosen: list[Side], tensors: Mapping[str, Tensor], norms: str) -> None:
+    def __init__(
+        self, graph: Structure, chosen: list[Side], tensors: Mapping[str, Tensor], norms: str
+    ) -> None:
         self.graph, self.sides, self.norms = graph, chosen, norms
         self.tensors = {
-            side.name: tensors[side.name].detach().double().cpu() + graph.shifts.get(side.name, 0.0) for side in chosen
+            side.name: tensors[side.name].detach().double().cpu() + graph.shifts.get(side.name, 0.0)
+            for side in chosen
         }
         self.targets: dict[int, np.ndarray] = {}
         self.unit: dict[int, np.ndarray] = {}
@@ -208,7 +250,12 @@ class _Votes:
         for other in self.sides:
             if other.name == side.name:
                 value = value * (logs[other.ids.abs()] * other.ids.sign() * other.sign).exp()
-        return Side(side.name, side.ids, side.sign, side.unused, 0.0).squares(value).reshape(-1).numpy()
+        return (
+            Side(side.name, side.ids, side.sign, side.unused, 0.0)
+            .squares(value)
+            .reshape(-1)
+            .numpy()
+        )
 
     def deviation(self, phi: np.ndarray) -> np.ndarray:
         """Mean of ``log(squares / target)`` for every unit."""
@@ -230,8 +277,8 @@ def _heads_of_groups(
 ) -> dict[int, set[str]]:
     """Give one unit a fixed norm in every group of units that weights only enter, or only leave.
 
-    It is the first unit with such weights that are not all 0; all others can then be balanced. (A residual branch
-    before a norm is such a group.)
+    It is the first unit with such weights that are not all 0; all others can then be balanced. (A
+    residual branch before a norm is such a group.)
 
     Returns:
         Unit -> the tensors inside its group, which do not depend on the scale of the group.
@@ -263,7 +310,8 @@ def _votes(
     within: Mapping[int, set[str]],
     fresh: np.ndarray,
 ) -> _Votes:
-    """The sides that determine a unit's norm: those of matrices, or if all of these are 0, the largest vector.
+    """The sides that determine a unit's norm: those of matrices, or if all of these
+    are 0, the largest vector.
 
     Nominal squares are multiplied by ``fresh``, one number for each unit.
     """
@@ -279,7 +327,12 @@ def _votes(
             ids = side.ids.reshape(-1).numpy()
             unit = np.where(np.abs(ids) <= graph.num_units, np.abs(ids), 0) - 1
             squares = result.squares(number, zero)
-            some = (unit >= 0) & lacking[unit] & (kinds[unit] == np.sign(ids) * side.sign) & (squares > 0)
+            some = (
+                (unit >= 0)
+                & lacking[unit]
+                & (kinds[unit] == np.sign(ids) * side.sign)
+                & (squares > 0)
+            )
             some &= ~np.isin(unit, [head for head, names in within.items() if side.name in names])
             np.maximum.at(most, unit[some], squares[some])
             able[number] = unit, squares, some
@@ -289,7 +342,11 @@ def _votes(
             if some.any():
                 side = chosen[number]
                 shape = tuple(result.tensors[side.name].shape)
-                wanted = squares if norms == "initial" else nominal(side, shape).reshape(-1).numpy() * fresh[unit]
+                wanted = (
+                    squares
+                    if norms == "initial"
+                    else nominal(side, shape).reshape(-1).numpy() * fresh[unit]
+                )
                 result.targets[number] = np.where(some, wanted, 0.0)
                 result.unit[number] = unit
                 np.add.at(result.count, unit[some], 1)
@@ -297,5 +354,16 @@ def _votes(
     return result
 
 
-__all__ = ["BALANCED", "ENTERED", "KEPT", "LEFT", "NORMS", "Canonical", "Incidence", "Side", "canonical", "incidence"]
+__all__ = [
+    "BALANCED",
+    "ENTERED",
+    "KEPT",
+    "LEFT",
+    "NORMS",
+    "Canonical",
+    "Incidence",
+    "Side",
+    "canonical",
+    "incidence",
+]
 __all__ += ["nominal", "sides"]

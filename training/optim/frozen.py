@@ -1,8 +1,9 @@
 """Frozen weights, and the path values that are constant because of them.
 
-The derivative with respect to the logarithm of ``p_k`` is a sum over the edges that a step on ``p_k`` changes: those of
-``T_in`` alone that enter ``k``, and those outside ``T_out`` that leave it. If one of them is frozen, its term is
-unknown, and the step would change it; so ``p_k`` is constant, ``R_k = 1``, and frozen weights keep their exact values.
+The derivative with respect to the logarithm of ``p_k`` is a sum over the edges that a step on
+``p_k`` changes: those of ``T_in`` alone that enter ``k``, and those outside ``T_out`` that leave
+it. If one of them is frozen, its term is unknown, and the step would change it; so ``p_k`` is
+constant, ``R_k = 1``, and frozen weights keep their exact values.
 """
 
 from __future__ import annotations

@@ -37,7 +37,9 @@ def kernels_for(owner: str, device: torch.device) -> Any:
 
         return triton_kernels
     if importlib.util.find_spec("numba") is None:
-        raise UnsupportedError(f"{owner} found fused=True without Numba; install pathspace[cpu], or leave fused out.")
+        raise UnsupportedError(
+            f"{owner} found fused=True without Numba; install pathspace[cpu], or leave fused out."
+        )
     from pathspace.training.optim import numba_kernels
 
     return numba_kernels
@@ -51,11 +53,13 @@ def check_device(owner: str, device: torch.device) -> None:
     """
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         raise UnsupportedError(
-            f"{owner} found fused=True for weights on {device.type}, expected a CUDA device; leave fused out, or set "
-            "TRITON_INTERPRET=1 to run the kernels slowly on a processor."
+            f"{owner} found fused=True for weights on {device.type}, expected a CUDA device; leave"
+            " fused out, or set TRITON_INTERPRET=1 to run the kernels slowly on a processor."
         )
     if importlib.util.find_spec("triton") is None:
-        raise UnsupportedError(f"{owner} found fused=True without Triton; install pathspace[gpu], or leave fused out.")
+        raise UnsupportedError(
+            f"{owner} found fused=True without Triton; install pathspace[gpu], or leave fused out."
+        )
 
 
 class Table:
@@ -85,7 +89,8 @@ class Table:
 
 
 def address(ids: Tensor, part: Part, taps: int = 1) -> tuple[int, int, int] | None:
-    """Position of ids from row and column: ``row * stride + column // taps % period``; ``None`` if impossible.
+    """Position of ids from row and column: ``row * stride + column // taps %
+    period``; ``None`` if impossible.
 
     Args:
         ids: ids that broadcast to the part's view after repetition over the taps.
@@ -131,8 +136,15 @@ class Fused:
         buffers: Sequence[str],
     ) -> None:
         if space.manner.relative:
-            raise UnsupportedError(f"{space.owner} found fused=True with relative=True, expected one; leave one out.")
-        self.kernels, self.space, self.kept, self.buffers = kernels_for(space.owner, space.device), space, kept, buffers
+            raise UnsupportedError(
+                f"{space.owner} found fused=True with relative=True, expected one; leave one out."
+            )
+        self.kernels, self.space, self.kept, self.buffers = (
+            kernels_for(space.owner, space.device),
+            space,
+            kept,
+            buffers,
+        )
         self.block = self.kernels.BLOCK
         self._memory: dict[int, Any] = {}
         self.launches = 0
@@ -148,29 +160,51 @@ class Fused:
         self.groups = (alike if space.group_index is None else space.group_index).to(torch.int32)
         self.ages = kept.get("steps", self.total)
         # 0 where there is none
-        by_chain = [self.total, vectors.value, vectors.kept.least, None, *(kept[name] for name in chains)]
-        self._by_chain = [0 if vector is None else vector.data_ptr() for vector in by_chain] + [0, 0]
+        by_chain = [
+            self.total,
+            vectors.value,
+            vectors.kept.least,
+            None,
+            *(kept[name] for name in chains),
+        ]
+        self._by_chain = [0 if vector is None else vector.data_ptr() for vector in by_chain] + [
+            0,
+            0,
+        ]
         self._held: Tensor | None = None
 
     def _describe(self) -> None:
-        """Build the table of numbers, the programs of each kernel, and the positions of factors by head and by tail."""
+        """Build the table of numbers, the programs of each kernel, and the positions of
+        factors by head and by tail.
+        """
         numbers, tiles, sums, edges = [], [], [], []
         heads = tails = 1
         self._head_slots: list[tuple[Slot, slice]] = []
         self._tail_slots: list[tuple[Slot, slice]] = []
         for i, slot in enumerate(self.space.slots):
             part, by_head = slot.part, self._by_head(slot)
-            tail, head = address(part.tail, part, part.taps), address(part.head, part) if by_head else (0, 1, 1)
-            if slot.held.dtype not in self.kernels.SUPPORTED or tail is None or head is None or slot.flat is None:
+            tail, head = (
+                address(part.tail, part, part.taps),
+                address(part.head, part) if by_head else (0, 1, 1),
+            )
+            if (
+                slot.held.dtype not in self.kernels.SUPPORTED
+                or tail is None
+                or head is None
+                or slot.flat is None
+            ):
                 name = self.space.names[i]
                 raise UnsupportedError(
-                    f"{self.space.owner} found fused=True for parameter {name!r} of shape {tuple(slot.held.shape)} and "
-                    f"type {slot.held.dtype}, whose memory the kernels cannot walk; leave fused out."
+                    f"{self.space.owner} found fused=True for parameter {name!r} of shape"
+                    f" {tuple(slot.held.shape)} and type {slot.held.dtype}, whose memory the"
+                    " kernels cannot walk; leave fused out."
                 )
             rows, columns = (part.view[0], math.prod(part.view[1:])) if part.view else (1, 1)
             kind = KINDS[part.kind] if part.kind == DYNAMIC or slot.tail is not None else 0
             tail = tail if kind else (0, 1, 1)
-            if columns == 1 or (columns < self.block and tail[0] == head[0] == 0 and tail[2] == head[2] == 1):
+            if columns == 1 or (
+                columns < self.block and tail[0] == head[0] == 0 and tail[2] == head[2] == 1
+            ):
                 # one long row
                 tail, head = ((0, 1, rows if stride else 1) for stride, _, _ in (tail, head))
                 rows, columns = 1, rows * columns
@@ -183,7 +217,18 @@ class Fused:
                 first, heads = heads, heads + part.head.numel()
                 self._head_slots.append((slot, slice(first, heads)))
             numbers.append(
-                [TYPES[slot.held.dtype], rows, columns, slot.group, start, *tail, first, *head, part.edges.start, kind]
+                [
+                    TYPES[slot.held.dtype],
+                    rows,
+                    columns,
+                    slot.group,
+                    start,
+                    *tail,
+                    first,
+                    *head,
+                    part.edges.start,
+                    kind,
+                ]
             )
             mine = [
                 [i, row, min(row + ROWS, rows), column]
@@ -208,7 +253,9 @@ class Fused:
 
     def _by_head(self, slot: Slot) -> bool:
         """Whether a tensor has factors by head."""
-        return slot.part.kind != PLAIN and (slot.head is not None or self.space.manner.cap is not None)
+        return slot.part.kind != PLAIN and (
+            slot.head is not None or self.space.manner.cap is not None
+        )
 
     # --- values that can change between steps
 
@@ -243,7 +290,9 @@ class Fused:
 
     def _rates(self, groups: Groups) -> list[list[int]]:
         lrs = [group["lr"] for group in groups]
-        return [[lr.data_ptr(), TYPES[lr.dtype]] if isinstance(lr, Tensor) else [0, 0] for lr in lrs]
+        return [
+            [lr.data_ptr(), TYPES[lr.dtype]] if isinstance(lr, Tensor) else [0, 0] for lr in lrs
+        ]
 
     def _prepare(self) -> None:
         """Update constants of a step and the mask of constant chains if they have changed."""
@@ -261,8 +310,12 @@ class Fused:
             self._held_numbers = None if space.held is None else space.held.double()
             self._by_chain[3] = 0 if self._held_numbers is None else self._held_numbers.data_ptr()
 
-    def _pointers(self, groups: Groups, state: State, grads: Sequence[Tensor | None]) -> list[list[int]]:
-        """Addresses of weights, gradients and moments, which are created if needed; 0 for tensors that do not move."""
+    def _pointers(
+        self, groups: Groups, state: State, grads: Sequence[Tensor | None]
+    ) -> list[list[int]]:
+        """Addresses of weights, gradients and moments, which are created if needed; 0 for
+        tensors that do not move.
+        """
         rows = []
         for slot, grad in zip(self.space.slots, grads, strict=True):
             if slot.idle:
@@ -273,7 +326,10 @@ class Fused:
             for name in self.buffers if wanted else ():
                 if name not in mine:
                     mine[name], fresh = torch.zeros_like(slot.parameter), 1
-            moments = [self.space.moments(slot, mine, name).data_ptr() if wanted else 0 for name in self.buffers]
+            moments = [
+                self.space.moments(slot, mine, name).data_ptr() if wanted else 0
+                for name in self.buffers
+            ]
             gradient = 0 if grad is None else grad.data_ptr()
             # (a device that holds no part of a tensor still counts its steps)
             held = slot.held.data_ptr() or self.total.data_ptr()
@@ -289,36 +345,45 @@ class Fused:
         """
         space, layout, vectors, k = self.space, self.space.layout, self.space.vectors, self.kernels
         found = [local_gradient(s.parameter) if s.given else None for s in space.slots]
-        grads = [None if g is None else s.part.shaped(g).contiguous() for s, g in zip(space.slots, found, strict=True)]
+        grads = [
+            None if g is None else s.part.shaped(g).contiguous()
+            for s, g in zip(space.slots, found, strict=True)
+        ]
         inside = [slot.parameter for slot in space.slots if slot.block is not None]
         started = any(self.buffers[0] in state.get(parameter, {}) for parameter in inside)
         self._prepare()
         pointers = self._upload("pointers", self._pointers(groups, state, grads))
         settings = self._upload("settings", self._settings(groups, started), torch.float64)
         rates = self._upload("rates", self._rates(groups))
-        chains, parts, adam = self._upload("chains", list(self._by_chain[:7])), vectors.kept, space.manner.linear
+        chains, parts, adam = (
+            self._upload("chains", list(self._by_chain[:7])),
+            vectors.kept,
+            space.manner.linear,
+        )
         tiles, sums, edges = self.grids
         before = vectors.value.clone() if space.cut else vectors.value
         target, tails, count = layout.target, layout.tails, layout.count
         by_chain = (chains, count, settings, self.groups)
         self._launch(
-            k.reduce, max(sums, 1), pointers, self.numbers, self.sums, self.total, target, self.signs, parts.tree,
+            k.reduce, max(sums, 1), pointers, self.numbers, self.sums, self.total, target,
+            self.signs, parts.tree,
             layout.places, tails, settings, rates, len(groups), SIGNED=layout.signs is not None,
         )  # fmt: skip
         space.spread.sum(self.total)
         self._launch(
-            k.pass_on, -(-(tails + layout.edges) // self.block), *by_chain, vectors.factor, self.limits, parts.step,
+            k.pass_on, -(-(tails + layout.edges) // self.block), *by_chain, vectors.factor,
+            self.limits, parts.step,
             parts.keep, parts.tree, layout.of_tails, layout.of_edges, tails, layout.edges,
             OTHERS=len(layout.of_edges) > layout.edges, ADAM=adam,
         )  # fmt: skip
         self._launch(
-            k.update, tiles, pointers, self.numbers, self.tiles, settings, parts.step, parts.keep, self.static,
-            self.heads, self.shares, self.ages, ADAM=adam,
+            k.update, tiles, pointers, self.numbers, self.tiles, settings, parts.step, parts.keep,
+            self.static, self.heads, self.shares, self.ages, ADAM=adam,
         )  # fmt: skip
         blocks = -(-count // self.block)
         self._launch(
-            k.finish, blocks + edges, pointers, self.numbers, self.edges, *by_chain, space.counts, layout.places,
-            parts.tree, self.ages, len(space.slots), blocks, ADAM=adam,
+            k.finish, blocks + edges, pointers, self.numbers, self.edges, *by_chain, space.counts,
+            layout.places, parts.tree, self.ages, len(space.slots), blocks, ADAM=adam,
         )  # fmt: skip
         for slot in space.slots:
             if not slot.idle:

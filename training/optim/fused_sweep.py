@@ -1,4 +1,6 @@
-"""A sweep of the gauge in three kernel launches for any number of tensors; ``sweeps.py`` is its reference."""
+"""A sweep of the gauge in three kernel launches for any number of tensors;
+``sweeps.py`` is its reference.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,11 @@ def _walk(side: Side, tensor: Tensor) -> tuple[tuple[int, int], tuple[int, int, 
     full = all(ids.shape[d] == shape[d] for d in range(inner[0], inner[-1] + 1))
     if not full or (moved and len(varying) > 1):
         return None
-    return (rows, columns), (stride, math.prod(shape[inner[-1] + 1 :]), math.prod(shape[inner[0] : inner[-1] + 1]))
+    return (rows, columns), (
+        stride,
+        math.prod(shape[inner[-1] + 1 :]),
+        math.prod(shape[inner[0] : inner[-1] + 1]),
+    )
 
 
 def _starts(owner: np.ndarray, count: int) -> np.ndarray:
@@ -96,7 +102,9 @@ class FusedSweep:
         self.balanced, self.places = chosen.balanced.to(torch.int32), chosen.units
         self.rate = torch.tensor([chosen.rate], dtype=torch.float64, device=device)
         # sums of entering squares, of leaving squares, and of squares by group
-        self.sums = torch.zeros(2 * self.count + len(self.target), dtype=torch.float64, device=device)
+        self.sums = torch.zeros(
+            2 * self.count + len(self.target), dtype=torch.float64, device=device
+        )
         self.changes = torch.zeros(self.count, dtype=torch.float64, device=device)
 
     def _describe(self, chosen: UnitSet, names: Sequence[str], device: torch.device) -> None:
@@ -112,11 +120,15 @@ class FusedSweep:
             walks = [_walk(side, tensor) for _, side in own]
             if tensor.dtype not in TYPES or any(walk is None for walk in walks) or len(own) > 2:
                 raise UnsupportedError(
-                    f"GaugeFixed found fused=True for {name!r} of shape {tuple(tensor.shape)} and type {tensor.dtype}, "
-                    "whose memory the kernels cannot walk; leave fused out."
+                    f"GaugeFixed found fused=True for {name!r} of shape {tuple(tensor.shape)} and"
+                    f" type {tensor.dtype}, whose memory the kernels cannot walk; leave fused out."
                 )
             (rows, columns), _ = walks[0] or ((1, 1), None)
-            places = [[int(first[k]), *walk[1]] for (k, _), walk in zip(own, walks, strict=True) if walk is not None]
+            places = [
+                [int(first[k]), *walk[1]]
+                for (k, _), walk in zip(own, walks, strict=True)
+                if walk is not None
+            ]
             places += [[self.entries, 0, 1, 1]] * (2 - len(places))
             numbers.append([TYPES[tensor.dtype], rows, columns, *places[0], *places[1], 0, 0, 0])
             mine = [
@@ -126,10 +138,18 @@ class FusedSweep:
             ]
             tiles += [[*program, 0] for program in mine]
             for place, (k, _) in enumerate(own):
-                sums += [[*program, 3 + 4 * place] for program in mine] if k < len(chosen.summed) else []
+                sums += (
+                    [[*program, 3 + 4 * place] for program in mine]
+                    if k < len(chosen.summed)
+                    else []
+                )
         self.numbers_rows = numbers
-        self.shifts = [next(side.shift for side in chosen.moved if side.name == name) for name in names]
-        self.tiles, self.sum_tiles = (torch.tensor(p, dtype=torch.int32, device=device) for p in (tiles, sums))
+        self.shifts = [
+            next(side.shift for side in chosen.moved if side.name == name) for name in names
+        ]
+        self.tiles, self.sum_tiles = (
+            torch.tensor(p, dtype=torch.int32, device=device) for p in (tiles, sums)
+        )
         self.numbers = Table(torch.zeros(len(numbers), 14, dtype=torch.int32, device=device))
         self.pointers = Table(torch.zeros(len(numbers), 4, dtype=torch.int64, device=device))
         self.kinds = Table(torch.zeros(len(numbers), 4, dtype=torch.float64, device=device))
@@ -138,40 +158,50 @@ class FusedSweep:
         """One sweep over the tensors, their buffers and the log-scales.
 
         Args:
-            buffers: function of a tensor that returns the optimizer's buffers for it, each with its power.
+            buffers: function of a tensor that returns the optimizer's buffers for
+                it, each with its power.
 
         Raises:
-            UnsupportedError: there are more than three buffers, or one has another memory layout than its tensor.
+            UnsupportedError: there are more than three buffers, or one has another
+                memory layout than its tensor.
         """
         pointers, numbers, kinds, written = [], [], [], list(self.tensors)
         for row, tensor, shift in zip(self.numbers_rows, self.tensors, self.shifts, strict=True):
             own = [(buffer, power) for buffer, power in buffers(tensor) if power]
-            if len(own) > 3 or any(b.stride() != tensor.stride() or b.dtype not in TYPES for b, _ in own):
+            if len(own) > 3 or any(
+                b.stride() != tensor.stride() or b.dtype not in TYPES for b, _ in own
+            ):
                 raise UnsupportedError(
-                    f"GaugeFixed found fused=True with {len(own)} buffers for a tensor of shape {tuple(tensor.shape)}, "
-                    "expected at most 3, each in the memory layout of its tensor; leave fused out."
+                    f"GaugeFixed found fused=True with {len(own)} buffers for a tensor of shape"
+                    f" {tuple(tensor.shape)}, expected at most 3, each in the memory layout of its"
+                    " tensor; leave fused out."
                 )
             written += [buffer for buffer, _ in own]
             rest = [0] * (3 - len(own))
             pointers.append([tensor.data_ptr(), *(buffer.data_ptr() for buffer, _ in own), *rest])
             numbers.append([*row[:11], *(TYPES[buffer.dtype] for buffer, _ in own), *rest])
             kinds.append([*(float(power) for _, power in own), *map(float, rest), shift])
-        at, about, powers = self.pointers.put(pointers), self.numbers.put(numbers), self.kinds.put(kinds)
+        at, about, powers = (
+            self.pointers.put(pointers),
+            self.numbers.put(numbers),
+            self.kinds.put(kinds),
+        )
         k, found = self.kernels, self.sums[2 * self.count :]
         pairs = (self.starts, self.units, self.powers)
         sizes = {"AT_ONCE": AT_ONCE, "BLOCK": BLOCK}
         self._launch(
-            k.squares, len(self.sum_tiles), at, about, self.sum_tiles, powers, self.sums, found, *pairs, self.voters,
-            self.count, self.pairs, **sizes,
+            k.squares, len(self.sum_tiles), at, about, self.sum_tiles, powers, self.sums, found,
+            *pairs, self.voters, self.count, self.pairs, **sizes,
         )  # fmt: skip
         self._launch(
-            k.change_units, -(-self.count // BLOCK), self.sums, found, self.target, self.balanced, self.rate,
-            self.changes, self.phi, self.places, self.vote_starts, self.groups, self.weights, self.count, self.votes,
-            BLOCK=BLOCK,
+            k.change_units, -(-self.count // BLOCK), self.sums, found, self.target, self.balanced,
+            self.rate,
+            self.changes, self.phi, self.places, self.vote_starts, self.groups, self.weights,
+            self.count, self.votes, BLOCK=BLOCK,
         )  # fmt: skip
         self._launch(
-            k.scale, len(self.tiles), at, about, self.tiles, powers, *pairs, self.changes, self.sums, len(self.sums),
-            self.pairs, **sizes,
+            k.scale, len(self.tiles), at, about, self.tiles, powers, *pairs, self.changes,
+            self.sums, len(self.sums), self.pairs, **sizes,
         )  # fmt: skip
         for tensor in written:
             torch.autograd.graph.increment_version(tensor)

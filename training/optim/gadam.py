@@ -1,8 +1,8 @@
 r"""G-Adam: Adam on the values of basis paths, as a step on the weights.
 
-With ``D_e = pre_tail s_head`` for an edge ``e`` in neither tree and ``D_k = (pre s)_k`` for a chain, the gradients with
-respect to path values are ``G_e = g_e / D_e`` and ``G_k = c_k / D_k`` (``c_k`` as in G-SGD). Adam computes directions
-``U`` from them, and::
+With ``D_e = pre_tail s_head`` for an edge ``e`` in neither tree and ``D_k = (pre s)_k`` for a
+chain, the gradients with respect to path values are ``G_e = g_e / D_e`` and ``G_k = c_k / D_k``
+(``c_k`` as in G-SGD). Adam computes directions ``U`` from them, and::
 
     R_k = 1 - lr U_k / D_k
     w_e <- (w_e - lr U_e / D_e) / R_tail                      edges in neither tree
@@ -76,7 +76,9 @@ class GAdamStep(StepRule):
 
     @staticmethod
     def _rates(step: Step) -> dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]]:
-        """For every group and type, ``lr sqrt(1 - b2^t) / (1 - b1^t)`` and ``eps sqrt(1 - b2^t)`` of all tensors."""
+        """For every group and type, ``lr sqrt(1 - b2^t) / (1 - b1^t)`` and ``eps sqrt(1
+        - b2^t)`` of all tensors.
+        """
         result: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = {}
         for slot in step.space.slots:
             key = (slot.group, slot.held.dtype)
@@ -90,9 +92,17 @@ class GAdamStep(StepRule):
                 result[key] = rate.to(slot.held.dtype), small.to(slot.held.dtype)
         return result
 
-    def _move(self, step: Step, number: int, direction: Tensor, rate: Tensor, small: Tensor) -> None:
-        """Adam on one tensor: gradients with respect to path values, moments, and the step on weights."""
-        slot, weight, columns = step.space.slots[number], step.weights[number], step.parts.columns[number]
+    def _move(
+        self, step: Step, number: int, direction: Tensor, rate: Tensor, small: Tensor
+    ) -> None:
+        """Adam on one tensor: gradients with respect to path values, moments,
+        and the step on weights.
+        """
+        slot, weight, columns = (
+            step.space.slots[number],
+            step.weights[number],
+            step.parts.columns[number],
+        )
         part, group, state = slot.part, step.groups[slot.group], step.state[slot.parameter]
         if "exp_avg" not in state:
             state["exp_avg"] = torch.zeros_like(slot.parameter)
@@ -105,7 +115,8 @@ class GAdamStep(StepRule):
             # bounded 1 / pre before this step
             first = step.space.bounded_factor[part.span].view(part.tail.shape).to(weight.dtype)
         if self.manner.relative and slot.block is not None:
-            # gradients with respect to logarithms of path values: times the weight, for gradient and step
+            # gradients with respect to logarithms of path values: times the
+            # weight, for gradient and step
             first, factor, head, own = None, keep, None, weight.clone()
         if group["weight_decay"]:
             shrink = 1 - group["lr"] * group["weight_decay"]
@@ -113,9 +124,13 @@ class GAdamStep(StepRule):
         factors = (part.spread(first), part.spread(keep), part.spread(factor), head, own)
         # without eps, a weight without any gradient so far does not move
         exact = not isinstance(group["eps"], Tensor) and group["eps"] == 0
-        for w, d, m, v, f, k, s, h, o in groups(step.space.rows(slot), weight, direction, *moments, *factors):
+        for w, d, m, v, f, k, s, h, o in groups(
+            step.space.rows(slot), weight, direction, *moments, *factors
+        ):
             assert w is not None and d is not None and m is not None and v is not None
-            moved = adam(d if share == 1 else d * share, m, v, (f, h, o), group["betas"], small, exact)
+            moved = adam(
+                d if share == 1 else d * share, m, v, (f, h, o), group["betas"], small, exact
+            )
             for side in (h, o):
                 if side is not None:
                     moved.mul_(side)
@@ -159,39 +174,42 @@ def adam(
 class GAdam(PathOptimizer):
     r"""Adam on basis path values (G-Adam), with the conventions of ``torch.optim.AdamW``.
 
-    The moments are those of path values: the moments of ``P(e)`` are stored like the weight ``w_e``, those of ``p_k``
-    in vectors with one entry per chain. Moments of ``dL/dw`` would depend on the scale: a rescaling multiplies them by
-    factors that differ between steps, and ``eps`` would depend on the scale. No rescaling changes a path value or its
-    gradient, so every step, including ``eps`` and the decay, commutes with every rescaling.
+    The moments are those of path values: the moments of ``P(e)`` are stored like the weight
+    ``w_e``, those of ``p_k`` in vectors with one entry per chain. Moments of ``dL/dw`` would depend
+    on the scale: a rescaling multiplies them by factors that differ between steps, and ``eps``
+    would depend on the scale. No rescaling changes a path value or its gradient, so every step,
+    including ``eps`` and the decay, commutes with every rescaling.
 
     Args:
-        params: ``model.named_parameters()``, named parameter groups, or parameters of the traced model itself.
+        params: ``model.named_parameters()``, named parameter groups, or parameters of
+            the traced model itself.
         lr: learning rate (a number or a tensor).
         betas: decay rates of the two moments.
-        eps: constant added to the root of the second moment; with 0, a path value without any gradient so far does not
-            change.
+        eps: constant added to the root of the second moment; with 0, a path value without any
+            gradient so far does not change.
         weight_decay: decoupled decay of path values, ``v <- (1 - lr weight_decay) v - lr U``.
         skeleton: the skeleton of the traced model.
         maximize: maximise the loss.
         amsgrad: refused when true.
         foreach: accepted as by torch, without effect.
         capturable: accepted as by torch; a step never waits for the device either way.
-        fused: take each step in four kernels, whatever the number of tensors: of Triton on a CUDA device, of Numba on a
-            processor (``pathspace[gpu]``, ``pathspace[cpu]``).
+        fused: take each step in four kernels, whatever the number of tensors: of Triton on a CUDA
+            device, of Numba on a processor (``pathspace[gpu]``, ``pathspace[cpu]``).
         differentiable: refused when true.
-        min_ratio: smallest ratio of a path value to its initial value; see :class:`pathspace.training.GSGD`.
-        max_multiplier: upper bound of the multiplier of the learning rate in the balanced gauge at the start: of
-            ``1 / |pre_u s_v|`` for an edge ``u -> v``, with its root at each end, and of ``1 / |p_k|`` for a chain.
-            With ``b`` the ratio of bounded to unbounded multiplier, this is Adam on ``v / b``:
-            ``v <- v - lr b U(b dL/dv)``. Invariant under rescaling.
-        relative: steps relative to the path value, ``v <- v (1 - lr U)`` with Adam's direction ``U`` for ``v dL/dv``:
-            without multipliers, and invariant. A path value of 0 does not change, and with ``lr`` below 1 path values
-            hardly ever change their signs.
+        min_ratio: smallest ratio of a path value to its initial value; see
+            :class:`pathspace.training.GSGD`.
+        max_multiplier: upper bound of the multiplier of the learning rate in the balanced gauge at
+            the start: of ``1 / |pre_u s_v|`` for an edge ``u -> v``, with its root at each end, and
+            of ``1 / |p_k|`` for a chain. With ``b`` the ratio of bounded to unbounded multiplier,
+            this is Adam on ``v / b``: ``v <- v - lr b U(b dL/dv)``. Invariant under rescaling.
+        relative: steps relative to the path value, ``v <- v (1 - lr U)`` with Adam's direction
+            ``U`` for ``v dL/dv``: without multipliers, and invariant. A path value of 0 does not
+            change, and with ``lr`` below 1 path values hardly ever change their signs.
 
     Raises:
         InputError: a parameter of the skeleton is missing, or a setting is out of range.
-        UnsupportedError: a skeleton weight is 0, FullyShardedDataParallel or ZeRO has split parameters, or a mode is
-            refused.
+        UnsupportedError: a skeleton weight is 0, FullyShardedDataParallel or ZeRO has split
+            parameters, or a mode is refused.
 
     Parameters outside path space move by Adam on their weights in the same step.
 
@@ -199,7 +217,9 @@ class GAdam(PathOptimizer):
         >>> import torch, pathspace as ps
         >>> from pathspace.training import GAdam, init_skeleton
         >>> _ = torch.manual_seed(0)
-        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)
+        ... )
         >>> x, y = torch.randn(64, 4), torch.randn(64, 1)
         >>> skeleton = ps.trace(model, x).skeleton()
         >>> init_skeleton(model, skeleton)
@@ -215,7 +235,8 @@ class GAdam(PathOptimizer):
         True
 
     Reference:
-        Path space for recurrent neural networks with ReLU activations, appendix E (which gives results, no formulas).
+        Path space for recurrent neural networks with ReLU activations, appendix E (which
+        gives results, no formulas).
     """
 
     def __init__(
@@ -243,7 +264,8 @@ class GAdam(PathOptimizer):
         pair("GAdam", "betas", betas)
         if amsgrad:
             raise InputError(
-                "GAdam found amsgrad=True, expected False: the maximum of moments is not kept; leave it out."
+                "GAdam found amsgrad=True, expected False: the maximum of moments is not kept;"
+                " leave it out."
             )
         modes("GAdam", None, differentiable)
         defaults = {
@@ -258,7 +280,9 @@ class GAdam(PathOptimizer):
             "fused": fused,
             "differentiable": differentiable,
         }
-        manner = Manner(True, max_multiplier, relative, "" if max_multiplier else ", pass max_multiplier=1.0")
+        manner = Manner(
+            True, max_multiplier, relative, "" if max_multiplier else ", pass max_multiplier=1.0"
+        )
         super().__init__(params, defaults, skeleton, min_ratio, GAdamStep(manner))
 
 

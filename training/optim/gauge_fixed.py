@@ -29,33 +29,38 @@ RETURNS = ("canonical", "user")
 
 
 class GaugeFixed(Joined):
-    r"""Run an optimizer in the canonical gauge, so that rescaled copies of a network have identical trajectories.
+    r"""Run an optimizer in the canonical gauge, so that rescaled copies of a network
+    have identical trajectories.
 
-    At construction the network is rescaled to the balanced representative of its orbit, with fixed norms for scales
-    before a normalisation; its function does not change (up to the ``eps`` of norms by statistics of the data). Every
-    step is a step of the given optimizer, followed by one sweep over a set of units without weights between them::
+    At construction the network is rescaled to the balanced representative of its orbit, with fixed
+    norms for scales before a normalisation; its function does not change (up to the ``eps`` of
+    norms by statistics of the data). Every step is a step of the given optimizer, followed by one
+    sweep over a set of units without weights between them::
 
         phi_k += 1/4 log(squares leaving k / squares entering k)
 
-    which divides first moments by the factor of their weight and second moments by its square. Weight decay and
-    ``clip_grad_norm_`` are invariant too, because they act on the canonical weights.
+    which divides first moments by the factor of their weight and second moments by
+    its square. Weight decay and ``clip_grad_norm_`` are invariant too, because they
+    act on the canonical weights.
 
-    The start is exact to rounding; the sweeps maintain the balance approximately, equally for all copies. A rescaling
-    by other code during training is undone over several sweeps.
+    The start is exact to rounding; the sweeps maintain the balance approximately, equally for all
+    copies. A rescaling by other code during training is undone over several sweeps.
 
     Args:
-        optimizer: any optimizer of ``torch.optim`` whose buffers are known (:func:`pathspace.register_transport`), or a
-            list of several that share the parameters, such as ``Muon`` for matrices and ``AdamW`` for the rest.
-        graph: the reduction graph of the model. Weights outside the optimizer, or without ``requires_grad``, keep their
-            values: only the gauge of the others is used.
+        optimizer: any optimizer of ``torch.optim`` whose buffers are known
+            (:func:`pathspace.register_transport`), or a list of several that share the parameters,
+            such as ``Muon`` for matrices and ``AdamW`` for the rest.
+        graph: the reduction graph of the model. Weights outside the optimizer, or without
+            ``requires_grad``, keep their values: only the gauge of the others is used.
         gauge: the canonical gauge; ``"balanced"``.
-        norms: the fixed norms for scales on which the loss does not depend (and for units whose weights on one side
-            are all 0, as in fresh adapters): ``"unit"``, the norm of each unit, at its expectation under torch's
-            default initialisation (4 times that before weights that are all 0); ``"tensor"``, the norm of each tensor;
-            ``"initial"``, each unit's norm at construction. Only with ``"unit"`` are copies equal whose scales before
+        norms: the fixed norms for scales on which the loss does not depend (and for units whose
+            weights on one side are all 0, as in fresh adapters): ``"unit"``, the norm of each unit,
+            at its expectation under torch's default initialisation (4 times that before weights
+            that are all 0); ``"tensor"``, the norm of each tensor; ``"initial"``, each unit's norm
+            at construction. Only with ``"unit"`` are copies equal whose scales before
             normalisations differ at the start.
-        return_to: ``"canonical"``: the model remains in the canonical gauge. ``"user"``: between steps it has its
-            original gauge.
+        return_to: ``"canonical"``: the model remains in the canonical gauge. ``"user"``: between
+            steps it has its original gauge.
         model: the model, if it is a copy of the traced one.
         fused: sweep in three kernels for any number of tensors (needs Triton and a CUDA device).
 
@@ -68,13 +73,17 @@ class GaugeFixed(Joined):
         >>> import copy, torch, pathspace as ps
         >>> from pathspace.training import GaugeFixed
         >>> _ = torch.manual_seed(0)
-        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)).double()
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)
+        ... ).double()
         >>> x, y = torch.randn(64, 4).double(), torch.randn(64, 1).double()
         >>> twin = copy.deepcopy(model)
         >>> _ = ps.rescale(twin, ps.trace(twin, x), 3 * torch.randn(8).double())
         >>> losses = []
         >>> for one in (model, twin):
-        ...     optimizer = GaugeFixed(torch.optim.AdamW(one.parameters(), lr=0.01), ps.trace(one, x))
+        ...     optimizer = GaugeFixed(
+        ...         torch.optim.AdamW(one.parameters(), lr=0.01), ps.trace(one, x)
+        ...     )
         ...     for _ in range(50):
         ...         optimizer.zero_grad()
         ...         loss = torch.nn.functional.mse_loss(one(x), y)
@@ -98,20 +107,31 @@ class GaugeFixed(Joined):
     ) -> None:
         expect_arguments("GaugeFixed", graph=graph)
         if gauge != "balanced":
-            raise InputError(f"GaugeFixed found gauge={gauge!r}, expected 'balanced', the one there is.")
+            raise InputError(
+                f"GaugeFixed found gauge={gauge!r}, expected 'balanced', the one there is."
+            )
         if return_to not in RETURNS:
-            raise InputError(f"GaugeFixed found return_to={return_to!r}, expected one of {', '.join(RETURNS)}.")
+            raise InputError(
+                f"GaugeFixed found return_to={return_to!r}, expected one of {', '.join(RETURNS)}."
+            )
         if fused and return_to != "canonical":
-            raise InputError("GaugeFixed found fused=True with return_to='user', expected 'canonical'; leave one out.")
+            raise InputError(
+                "GaugeFixed found fused=True with return_to='user', expected 'canonical'; leave one"
+                " out."
+            )
         super().__init__(optimizer)
         for one in self.optimizers:
             expect_transport("GaugeFixed", one)
         self.norms, self.return_to, self.fused = norms, return_to, fused
-        self._tensors, self._places = find_tensors(self.param_groups, graph, model), find_places(graph, model)
+        self._tensors, self._places = (
+            find_tensors(self.param_groups, graph, model),
+            find_places(graph, model),
+        )
         refuse_shards(
             "GaugeFixed",
             list(self._tensors.values()),
-            "a sweep goes from layer to layer; use DistributedDataParallel, or GSGD and GAdam, which take shards.",
+            "a sweep goes from layer to layer; use DistributedDataParallel, or GSGD and GAdam,"
+            " which take shards.",
         )
         given = {id(p) for group in self.param_groups for p in group["params"]}
         self._asked = {
@@ -119,12 +139,14 @@ class GaugeFixed(Joined):
             for block in graph.blocks
             if id(self._tensors[block.name]) in given
         }
-        self._graph, self._turn = movable(graph, {name for name, asked in self._asked.items() if asked})
+        self._graph, self._turn = movable(
+            graph, {name for name, asked in self._asked.items() if asked}
+        )
         devices = {self._tensors[block.name].device for block in self._graph.blocks}
         if len(devices) > 1:
             raise InputError(
-                f"GaugeFixed found weights on {', '.join(sorted(map(str, devices)))}, expected one device; give every "
-                "device a model of its own."
+                f"GaugeFixed found weights on {', '.join(sorted(map(str, devices)))}, expected one"
+                " device; give every device a model of its own."
             )
         self._canonical = canonical(self._graph, self._tensors, norms)
         self._device = next(iter(devices), torch.device("cpu"))
@@ -132,7 +154,9 @@ class GaugeFixed(Joined):
         self._phi = torch.from_numpy(self._canonical.phi).to(self._device)
         self._find_sets()
         self._turns = 0
-        self._compiles = worth_compiling([p for group in self.param_groups for p in group["params"]])
+        self._compiles = worth_compiling(
+            [p for group in self.param_groups for p in group["params"]]
+        )
         # (raises an error before anything is changed)
         self._buffers()
         with torch.no_grad():
@@ -147,13 +171,19 @@ class GaugeFixed(Joined):
     # --- the interface of optimizers
 
     def unwrap(self) -> tuple[Optimizer, ...]:
-        """The inner optimizers, with their state in the gauge of the weights; this wrapper takes no further step.
+        """The inner optimizers, with their state in the gauge of the weights; this
+        wrapper takes no further step.
 
         Example:
             >>> import torch, pathspace as ps
             >>> from pathspace.training import GaugeFixed
-            >>> model, x = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1)), torch.randn(3, 4)
-            >>> wrapped = GaugeFixed(torch.optim.SGD(model.parameters(), lr=0.1), ps.trace(model, x))
+            >>> model, x = (
+            ...     torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1)),
+            ...     torch.randn(3, 4),
+            ... )
+            >>> wrapped = GaugeFixed(
+            ...     torch.optim.SGD(model.parameters(), lr=0.1), ps.trace(model, x)
+            ... )
             >>> _ = model[0].requires_grad_(False)
             >>> wrapped = GaugeFixed(wrapped.unwrap(), ps.trace(model, x))
         """
@@ -171,8 +201,9 @@ class GaugeFixed(Joined):
         """
         if hasattr(self, "_graph"):
             raise InputError(
-                "GaugeFixed found a parameter group after it was made, expected all of them before: the free scales "
-                "depend on what is trained; add it to the inner optimizer and wrap that again."
+                "GaugeFixed found a parameter group after it was made, expected all of them before:"
+                " the free scales depend on what is trained; add it to the inner optimizer and wrap"
+                " that again."
             )
 
     def _state(self) -> dict[str, Any]:
@@ -181,24 +212,34 @@ class GaugeFixed(Joined):
             "phi": self._phi.clone(),
             "turns": self._turns,
             "kinds": torch.from_numpy(self._canonical.kinds.copy()),
-            "targets": {key: torch.from_numpy(value.copy()) for key, value in self._canonical.targets.items()},
+            "targets": {
+                key: torch.from_numpy(value.copy())
+                for key, value in self._canonical.targets.items()
+            },
             "norms": self.norms,
             "return_to": self.return_to,
         }
         return {**super()._state(), "gauge": gauge}
 
     def _load(self, state_dict: Mapping[str, Any]) -> None:
-        """Load a state; weights are loaded into the model as usual, at any time before the next step."""
+        """Load a state; weights are loaded into the model as usual, at any
+        time before the next step.
+        """
         gauge = state_dict.get("gauge") if isinstance(state_dict, Mapping) else None
-        if not isinstance(gauge, Mapping) or getattr(gauge.get("phi"), "shape", None) != self._phi.shape:
+        if (
+            not isinstance(gauge, Mapping)
+            or getattr(gauge.get("phi"), "shape", None) != self._phi.shape
+        ):
             raise InputError(
-                "GaugeFixed found a state without the gauge of this model, expected what GaugeFixed.state_dict() "
-                "returned; load the state of a plain optimizer into that one, before wrapping it."
+                "GaugeFixed found a state without the gauge of this model, expected what"
+                " GaugeFixed.state_dict() returned; load the state of a plain optimizer into that"
+                " one, before wrapping it."
             )
         if (gauge["norms"], gauge["return_to"]) != (self.norms, self.return_to):
             raise InputError(
-                f"GaugeFixed found a state with norms={gauge['norms']!r}, return_to={gauge['return_to']!r}, expected "
-                f"{self.norms!r} and {self.return_to!r}; use the settings it was saved with."
+                f"GaugeFixed found a state with norms={gauge['norms']!r},"
+                f" return_to={gauge['return_to']!r}, expected {self.norms!r} and"
+                f" {self.return_to!r}; use the settings it was saved with."
             )
         super()._load(state_dict)
         found = self._canonical
@@ -219,7 +260,11 @@ class GaugeFixed(Joined):
         """State for copies and pickles, without the traced model."""
         graph = replace(self._graph, captured=None, parameters={}, modules={})  # type: ignore[arg-type]
         return {
-            **{key: value for key, value in super().__getstate__().items() if key not in ("sets", "_kernels")},
+            **{
+                key: value
+                for key, value in super().__getstate__().items()
+                if key not in ("sets", "_kernels")
+            },
             "_graph": graph,
             "_places": {},
         }
@@ -234,7 +279,9 @@ class GaugeFixed(Joined):
     def _find_sets(self) -> None:
         """Create the sets of units and their kernels."""
         self.sets = unit_sets(self._graph, self._canonical, self._device, self.norms)
-        self._kernels = [FusedSweep(chosen, self._tensors, self._phi) for chosen in self.sets if self.fused]
+        self._kernels = [
+            FusedSweep(chosen, self._tensors, self._phi) for chosen in self.sets if self.fused
+        ]
 
     @property
     def phi(self) -> Tensor:
@@ -243,7 +290,9 @@ class GaugeFixed(Joined):
 
     @property
     def fixed_units(self) -> dict[str, np.ndarray]:
-        """Kind -> ids of the units: ``balanced``, ``norm`` (fixed) or ``nothing`` (their scale is not changed)."""
+        """Kind -> ids of the units: ``balanced``, ``norm`` (fixed) or ``nothing``
+        (their scale is not changed).
+        """
         kinds = np.full(self._turn.shape[0], KEPT)
         units, joined = self._turn.nonzero()
         kinds[units] = self._canonical.kinds[joined]
@@ -255,7 +304,9 @@ class GaugeFixed(Joined):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of the optimizer in the canonical gauge, then a sweep; returns the loss of the closure."""
+        """One step of the optimizer in the canonical gauge, then a sweep; returns
+        the loss of the closure.
+        """
         return taken(self._take, closure, self._compiles)
 
     def _take(self, closure: Callable[[], Any] | None) -> Any:
@@ -282,27 +333,40 @@ class GaugeFixed(Joined):
             if self._tensors[name].requires_grad is not asked:
                 change = "frozen" if asked else "released"
                 raise InputError(
-                    f"GaugeFixed found parameter {name!r} {change} since it was made, which changes the free scales; "
-                    "go on with GaugeFixed(gauge_fixed.unwrap(), graph), which keeps the state."
+                    f"GaugeFixed found parameter {name!r} {change} since it was made, which changes"
+                    " the free scales; go on with GaugeFixed(gauge_fixed.unwrap(), graph), which"
+                    " keeps the state."
                 )
 
     def _follow(self) -> None:
-        """Follow the model to another device or type: parameters remain the same objects there, buffers do not."""
+        """Follow the model to another device or type: parameters remain the same
+        objects there, buffers do not.
+        """
         others = moved_away(self._tensors, self._places)
         self._tensors |= others
-        device = next((self._tensors[block.name].device for block in self._graph.blocks), self._device)
+        device = next(
+            (self._tensors[block.name].device for block in self._graph.blocks), self._device
+        )
         if others or device != self._device:
             self._device, self._phi = device, self._phi.to(device)
             self._find_sets()
 
     def _copies(self, phi: Tensor) -> dict[str, Tensor]:
         """Copies of the tensors that a gauge transformation changes."""
-        ones = {name: bool((up == down).all()) for name, (up, down) in self._graph.gauge_factors(phi.cpu()).items()}
-        return {name: tensor.clone() for name, tensor in self._tensors.items() if not ones.get(name, True)}
+        ones = {
+            name: bool((up == down).all())
+            for name, (up, down) in self._graph.gauge_factors(phi.cpu()).items()
+        }
+        return {
+            name: tensor.clone()
+            for name, tensor in self._tensors.items()
+            if not ones.get(name, True)
+        }
 
     @torch.no_grad()
     def _give_back(self, phi: Tensor) -> None:
-        """Undo the rescaling at construction in tensors that nothing has changed since: a state belongs to them.
+        """Undo the rescaling at construction in tensors that nothing has changed since:
+        a state belongs to them.
 
         Args:
             phi: the log-scales of that rescaling.
@@ -310,14 +374,19 @@ class GaugeFixed(Joined):
         factors = self._graph.gauge_factors(phi)
         for name, before in self._given.items():
             up, down = (side.to(before.device) for side in factors[name])
-            tensor, there = self._tensors[name], moved(before, up, down, self._graph.shifts.get(name, 0.0))
+            tensor, there = (
+                self._tensors[name],
+                moved(before, up, down, self._graph.shifts.get(name, 0.0)),
+            )
             if torch.equal(tensor, there.to(tensor)):
                 tensor.copy_(before)
         self._given = {}
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _sweep(self) -> None:
-        """Sweep one set of units, uncompiled, because each set would need its own graph for few operations."""
+        """Sweep one set of units, uncompiled, because each set would need its own
+        graph for few operations.
+        """
         turn = self._turns % len(self.sets)
         chosen = self.sets[turn]
         self._turns += 1
@@ -339,7 +408,9 @@ class GaugeFixed(Joined):
                 move_(tensor, factor, torch.ones_like(factor), side.shift)
             else:
                 scaled.append((tensor, factor))
-            scaled += [(buffer, factor**-power) for buffer, power in self._buffers_of(tensor) if power]
+            scaled += [
+                (buffer, factor**-power) for buffer, power in self._buffers_of(tensor) if power
+            ]
         if scaled:
             rows = [in_rows(tensor, factor.to(tensor.dtype)) for tensor, factor in scaled]
             torch._foreach_mul_([tensor for tensor, _ in rows], [factor for _, factor in rows])
@@ -351,13 +422,23 @@ class GaugeFixed(Joined):
         return ()
 
     def _fresh(self, tensor: Tensor) -> bool:
-        """Whether a state is that of no step, such as Adagrad's first sums: constants without a scale."""
-        return any(one.state[tensor].get("step", 1) == 0 for one in self.optimizers if tensor in one.state)
+        """Whether a state is that of no step, such as Adagrad's first sums:
+        constants without a scale.
+        """
+        return any(
+            one.state[tensor].get("step", 1) == 0 for one in self.optimizers if tensor in one.state
+        )
 
     def _buffers(self) -> list[tuple[Tensor, int]]:
-        return [pair for block in self._graph.blocks for pair in self._buffers_of(self._tensors[block.name])]
+        return [
+            pair
+            for block in self._graph.blocks
+            for pair in self._buffers_of(self._tensors[block.name])
+        ]
 
-    def _move(self, phi: Tensor, state: bool = False, weights: bool = False, gradients: bool = False) -> None:
+    def _move(
+        self, phi: Tensor, state: bool = False, weights: bool = False, gradients: bool = False
+    ) -> None:
         """Apply a gauge transformation."""
         user = self.return_to == "user"
         for name, (head, tail) in self._graph.gauge_factors(phi.cpu()).items():
@@ -375,7 +456,9 @@ class GaugeFixed(Joined):
 
 
 def in_rows(tensor: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
-    """Kernels and their factors along inner dimensions as matrices, whose long rows are multiplied faster."""
+    """Kernels and their factors along inner dimensions as matrices, whose long
+    rows are multiplied faster.
+    """
     if factor.dim() < 3 or len(factor) > 1 or not tensor.is_contiguous():
         return tensor, factor
     return tensor.view(len(tensor), -1), factor.expand(1, *tensor.shape[1:]).reshape(1, -1)

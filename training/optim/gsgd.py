@@ -1,15 +1,18 @@
-r"""G-SGD: gradient descent on the values of basis paths, as an exact closed-form step on the weights.
+r"""G-SGD: gradient descent on the values of basis paths, as an exact
+closed-form step on the weights.
 
-With ``lambda_e = w_e dL/dw_e``, prefixes ``pre``, suffixes ``s`` and chains ``k`` of units that share a basis path::
+With ``lambda_e = w_e dL/dw_e``, prefixes ``pre``, suffixes ``s`` and chains ``k`` of units
+that share a basis path::
 
-    c_k = sum over e in T_in \\ T_out entering k of lambda_e  -  sum over e not in T_out leaving k of lambda_e
-    R_k = 1 - lr c_k / (pre s)_k^2                            the ratio new / old of the value of p_k
+    c_k = sum over e in T_in \\ T_out entering k of lambda_e
+        - sum over e not in T_out leaving k of lambda_e
+    R_k = 1 - lr c_k / (pre s)_k^2                          the ratio new / old of the value of p_k
     w_e <- (w_e - lr g_e / (pre_tail s_head)^2) / R_tail      edges in neither tree
     w_e <- w_e R_head / R_tail                                edges of T_in that are not in T_out
 
-A step needs one masked reduction and one update per tensor, and vectors with one entry per unit; it has no loop over
-depth and does not synchronise with the host. It equals gradient descent on path values to rounding, and therefore
-commutes with every rescaling of the network.
+A step needs one masked reduction and one update per tensor, and vectors with one entry per unit; it
+has no loop over depth and does not synchronise with the host. It equals gradient descent on path
+values to rounding, and therefore commutes with every rescaling of the network.
 """
 
 from __future__ import annotations
@@ -98,15 +101,24 @@ class GSGDStep(StepRule):
         if relative:
             # gradients with respect to logarithms of path values
             inside = [slot.block is not None for slot in step.space.slots]
-            grads = [w * g if one else g for one, w, g in zip(inside, step.weights, grads, strict=True)]
+            grads = [
+                w * g if one else g for one, w, g in zip(inside, step.weights, grads, strict=True)
+            ]
         if any(group["momentum"] for group in step.groups):
-            grads = [self._averaged(step, slot, grad) for slot, grad in zip(step.space.slots, grads, strict=True)]
+            grads = [
+                self._averaged(step, slot, grad)
+                for slot, grad in zip(step.space.slots, grads, strict=True)
+            ]
         for i, slot in enumerate(step.space.slots):
             if not slot.idle:
                 self._move(step, i, grads[i], together)
         together.run()
         # (even if the momentum is 0 now)
-        kept = zip(step.space.slots, step.parts.columns, strict=True) if step.state and not relative else ()
+        kept = (
+            zip(step.space.slots, step.parts.columns, strict=True)
+            if step.state and not relative
+            else ()
+        )
         for slot, columns in kept:
             if columns is not None and "momentum_buffer" in step.state.get(slot.parameter, {}):
                 # it contains the factor pre_tail s_head, and pre has changed
@@ -114,7 +126,11 @@ class GSGDStep(StepRule):
                 buffer.div_(slot.part.spread(columns[0]))
 
     def _move(self, step: Step, number: int, grad: Tensor, together: Together) -> None:
-        slot, weight, columns = step.space.slots[number], step.weights[number], step.parts.columns[number]
+        slot, weight, columns = (
+            step.space.slots[number],
+            step.weights[number],
+            step.parts.columns[number],
+        )
         part, group = slot.part, step.groups[slot.group]
         lr = rate = group["lr"]
         if isinstance(lr, Tensor):
@@ -132,15 +148,23 @@ class GSGDStep(StepRule):
             together.add(together.plain, rate, weight, grad)
             return
         if step.space.few and head is None and keep is not None and factor is not None:
-            together.add(together.scaled, rate, weight, grad, part.spread(keep), part.spread(factor))
+            together.add(
+                together.scaled, rate, weight, grad, part.spread(keep), part.spread(factor)
+            )
             return
-        descend(weight, grad, part.spread(keep), part.spread(factor), head, rate, step.space.rows(slot))
+        descend(
+            weight, grad, part.spread(keep), part.spread(factor), head, rate, step.space.rows(slot)
+        )
 
     @staticmethod
     def _averaged(step: Step, slot: Slot, grad: Tensor) -> Tensor:
         """A gradient, or its moving average with momentum."""
         group = step.groups[slot.group]
-        if group["momentum"] == 0 or slot.still or (slot.part.kind == PLAIN and slot.parameter.grad is None):
+        if (
+            group["momentum"] == 0
+            or slot.still
+            or (slot.part.kind == PLAIN and slot.parameter.grad is None)
+        ):
             return grad
         state = step.state[slot.parameter]
         first = "momentum_buffer" not in state
@@ -160,7 +184,9 @@ class GSGDStep(StepRule):
             for slot in step.space.slots
             if slot.block is not None
         )
-        momentum, dampening, nesterov = (step.setting(name) for name in ("momentum", "dampening", "nesterov"))
+        momentum, dampening, nesterov = (
+            step.setting(name) for name in ("momentum", "dampening", "nesterov")
+        )
         by_value = gradient / value
         # as in torch, dampening applies neither to the first gradient nor without momentum
         share = 1 - dampening * (momentum != 0) if seen else 1.0
@@ -178,44 +204,53 @@ class GSGD(PathOptimizer):
     r"""Gradient descent on basis path values (G-SGD), with the conventions of ``torch.optim.SGD``.
 
     Args:
-        params: ``model.named_parameters()``, named parameter groups, or parameters of the traced model itself.
+        params: ``model.named_parameters()``, named parameter groups, or parameters of
+            the traced model itself.
         lr: learning rate on path values (a number or a tensor).
         skeleton: the skeleton of the traced model: ``ps.trace(model, ...).skeleton()``.
-        momentum: momentum factor: that of ``torch.optim.SGD`` on path values. The buffer of a tensor holds the momentum
-            of ``dL/dP(e)`` times ``pre_tail s_head``, and is multiplied by the ratio of ``pre_tail`` after every step.
+        momentum: momentum factor: that of ``torch.optim.SGD`` on path values. The buffer of a
+            tensor holds the momentum of ``dL/dP(e)`` times ``pre_tail s_head``, and is multiplied
+            by the ratio of ``pre_tail`` after every step.
         dampening: dampening of the momentum.
         nesterov: Nesterov's momentum.
-        weight_decay: decay of *path values*, ``v <- (1 - lr weight_decay) v - lr dL/dv``, which is invariant under
-            rescaling (decay of weights is not); it does not enter the momentum.
+        weight_decay: decay of *path values*, ``v <- (1 - lr weight_decay) v - lr dL/dv``, which is
+            invariant under rescaling (decay of weights is not); it does not enter the momentum.
         maximize: maximise the loss.
-        foreach: accepted as by torch; tensors outside path space are updated together unless this is ``False``.
+        foreach: accepted as by torch; tensors outside path space are updated together
+            unless this is ``False``.
         capturable: accepted as by torch; a step never waits for the device either way.
-        fused: take each step in four kernels, whatever the number of tensors: of Triton on a CUDA device, of Numba on a
-            processor (``pathspace[gpu]``, ``pathspace[cpu]``).
+        fused: take each step in four kernels, whatever the number of tensors: of Triton on a CUDA
+            device, of Numba on a processor (``pathspace[gpu]``, ``pathspace[cpu]``).
         differentiable: refused when true.
-        min_ratio: smallest absolute ratio of a path value to its value at the start (or when other code last changed
-            the weights). A path value that would come closer to zero is set to this limit with its sign, because the
-            weights could not be recovered from 0. Ratios ``R_k`` below 0 (changes of sign) are performed exactly. Both
-            are counted in :attr:`clip_counts`.
-        max_multiplier: upper bound of the multiplier of the learning rate in the balanced gauge at the start: of
-            ``1 / (pre_u s_v)^2`` for an edge ``u -> v``, with its root at each end, and of ``1 / p_k^2`` for a chain.
-            These are invariant under rescaling, so the bounded step is invariant too.
-        relative: steps relative to the path value, ``v <- v (1 - lr v dL/dv)``: without multipliers, and invariant. A
-            path value of 0 does not change, and signs change only if ``lr v dL/dv`` exceeds 1.
+        min_ratio: smallest absolute ratio of a path value to its value at the start (or when
+            other code last changed the weights). A path value that would come closer to zero
+            is set to this limit with its sign, because the weights could not be recovered
+            from 0. Ratios ``R_k`` below 0 (changes of sign) are performed exactly. Both are
+            counted in :attr:`clip_counts`.
+        max_multiplier: upper bound of the multiplier of the learning rate in the balanced gauge
+            at the start: of ``1 / (pre_u s_v)^2`` for an edge ``u -> v``, with its root at each
+            end, and of ``1 / p_k^2`` for a chain. These are invariant under rescaling, so the
+            bounded step is invariant too.
+        relative: steps relative to the path value, ``v <- v (1 - lr v dL/dv)``: without
+            multipliers, and invariant. A path value of 0 does not change, and signs change only if
+            ``lr v dL/dv`` exceeds 1.
 
     Raises:
         InputError: a parameter of the skeleton is missing, or a setting is out of range.
-        UnsupportedError: a skeleton weight is 0, products of skeleton weights are too small to divide by,
-            FullyShardedDataParallel or ZeRO has split parameters, or a mode is refused.
+        UnsupportedError: a skeleton weight is 0, products of skeleton weights are too small to
+            divide by, FullyShardedDataParallel or ZeRO has split parameters, or a mode is refused.
 
-    Parameters outside path space (pinned or unused ones) move by plain gradient descent in the same step. A parameter
-    of path space without ``requires_grad`` keeps its value, and path values that would change it are constant.
+    Parameters outside path space (pinned or unused ones) move by plain gradient descent in the same
+    step. A parameter of path space without ``requires_grad`` keeps its value, and path values that
+    would change it are constant.
 
     Example:
         >>> import torch, pathspace as ps
         >>> from pathspace.training import GSGD, init_skeleton
         >>> _ = torch.manual_seed(0)
-        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)
+        ... )
         >>> x, y = torch.randn(64, 4), torch.randn(64, 1)
         >>> skeleton = ps.trace(model, x).skeleton()
         >>> init_skeleton(model, skeleton)
@@ -231,8 +266,8 @@ class GSGD(PathOptimizer):
         True
 
     Reference:
-        Path space for recurrent neural networks with ReLU activations, section 4 and Algorithm 2, in the corrected
-        general form of the documentation.
+        Path space for recurrent neural networks with ReLU activations, section 4 and Algorithm 2,
+        in the corrected general form of the documentation.
     """
 
     def __init__(
@@ -259,7 +294,9 @@ class GSGD(PathOptimizer):
         number("GSGD", "dampening", dampening, low=-float("inf"))
         check_bound("GSGD", max_multiplier, relative)
         if nesterov and (momentum <= 0 or dampening != 0):
-            raise InputError("GSGD found nesterov=True, which needs momentum above 0 and dampening 0.")
+            raise InputError(
+                "GSGD found nesterov=True, which needs momentum above 0 and dampening 0."
+            )
         modes("GSGD", None, differentiable)
         defaults = {
             "lr": lr,
@@ -273,7 +310,9 @@ class GSGD(PathOptimizer):
             "fused": fused,
             "differentiable": differentiable,
         }
-        manner = Manner(False, max_multiplier, relative, "" if max_multiplier else ", pass max_multiplier=1.0")
+        manner = Manner(
+            False, max_multiplier, relative, "" if max_multiplier else ", pass max_multiplier=1.0"
+        )
         super().__init__(params, defaults, skeleton, min_ratio, GSGDStep(manner))
 
 

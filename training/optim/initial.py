@@ -14,15 +14,17 @@ from pathspace.without_values import require_values
 
 @torch.no_grad()
 def init_skeleton(model: nn.Module, skeleton: Skeleton) -> None:
-    """Set every skeleton weight of ``model`` to +1 or -1 in place, with its sign; the function of the model changes.
+    """Set every skeleton weight of ``model`` to +1 or -1 in place, with its sign; the
+    function of the model changes.
 
-    The step of G-SGD on a free edge ``u -> v`` is multiplied by ``1 / (pre_u s_v)^2``, a product of skeleton weights.
-    With the usual initialisations it reaches ``1e13`` and more, and no function-preserving rescaling can reduce it:
-    ``1 / p_k^2`` of a chain and the relative change of a weight are invariant. With skeleton weights of absolute value
-    1 every multiplier is 1. (The paper does not state its initialisation.)
+    The step of G-SGD on a free edge ``u -> v`` is multiplied by ``1 / (pre_u s_v)^2``, a product of
+    skeleton weights. With the usual initialisations it reaches ``1e13`` and more, and no
+    function-preserving rescaling can reduce it: ``1 / p_k^2`` of a chain and the relative change of
+    a weight are invariant. With skeleton weights of absolute value 1 every multiplier is 1. (The
+    paper does not state its initialisation.)
 
-    Frozen weights (without ``requires_grad``) and weights at dead units (``skeleton.dead``) are not changed. In a
-    sharded model, every process sets the weights that it holds.
+    Frozen weights (without ``requires_grad``) and weights at dead units (``skeleton.dead``) are not
+    changed. In a sharded model, every process sets the weights that it holds.
 
     Args:
         model: the traced model, or a copy of it with the same parameter names.
@@ -36,7 +38,9 @@ def init_skeleton(model: nn.Module, skeleton: Skeleton) -> None:
     Example:
         >>> import torch, pathspace as ps
         >>> from pathspace.training import init_skeleton
-        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1))
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1)
+        ... )
         >>> skeleton = ps.trace(model, torch.randn(1, 2)).skeleton()
         >>> init_skeleton(model, skeleton)
         >>> model[2].weight.abs().tolist()
@@ -48,8 +52,8 @@ def init_skeleton(model: nn.Module, skeleton: Skeleton) -> None:
     for name, mask in skeleton.live.masks.items():
         if name not in names:
             raise InputError(
-                f"init_skeleton found no parameter {name!r} in {type(model).__name__}; pass the model that was "
-                "traced, or a copy of it."
+                f"init_skeleton found no parameter {name!r} in {type(model).__name__}; pass the"
+                " model that was traced, or a copy of it."
             )
         weight = parameters[names[name]]
         if not weight.requires_grad:

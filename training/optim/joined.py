@@ -15,7 +15,8 @@ from pathspace import InputError, InputTypeError
 class Joined(Optimizer):
     """Several optimizers of one model as a single optimizer, with their groups and states.
 
-    Schedulers may change the settings that all of the optimizers have: :attr:`defaults` holds no others.
+    Schedulers may change the settings that all of the optimizers have:
+    :attr:`defaults` holds no others.
 
     Args:
         optimizer: one optimizer of torch's kind, or several.
@@ -26,7 +27,9 @@ class Joined(Optimizer):
     Example:
         >>> import torch
         >>> model = torch.nn.Linear(3, 2)
-        >>> both = Joined([torch.optim.Muon([model.weight], lr=0.1), torch.optim.AdamW([model.bias], lr=0.01)])
+        >>> both = Joined(
+        ...     [torch.optim.Muon([model.weight], lr=0.1), torch.optim.AdamW([model.bias], lr=0.01)]
+        ... )
         >>> [group["lr"] for group in both.param_groups]
         [0.1, 0.01]
     """
@@ -35,12 +38,15 @@ class Joined(Optimizer):
         self.optimizers = tuple(optimizer) if isinstance(optimizer, list | tuple) else (optimizer,)
         if not self.optimizers or not all(isinstance(one, Optimizer) for one in self.optimizers):
             raise InputTypeError(
-                f"{type(self).__name__} found an optimizer of type {type(optimizer).__name__}, expected one of "
-                "torch.optim, or a list of several."
+                f"{type(self).__name__} found an optimizer of type {type(optimizer).__name__},"
+                " expected one of torch.optim, or a list of several."
             )
-        # a scheduler that finds a setting here, such as betas, changes it in every group: all of them must have it
+        # a scheduler that finds a setting here, such as betas, changes it in every group:
+        # all of them must have it
         first, *others = (one.defaults for one in self.optimizers)
-        shared = {key: value for key, value in first.items() if all(key in other for other in others)}
+        shared = {
+            key: value for key, value in first.items() if all(key in other for other in others)
+        }
         super().__init__(self.param_groups, shared)
 
     @property
@@ -67,7 +73,9 @@ class Joined(Optimizer):
         """No effect; torch's constructor assigns a state."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Ignore the groups that torch's constructor adds; new groups belong to an inner optimizer."""
+        """Ignore the groups that torch's constructor adds; new groups
+        belong to an inner optimizer.
+        """
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear all gradients."""
@@ -81,7 +89,9 @@ class Joined(Optimizer):
 
     def _inner_steps(self, closure: Callable[[], Any] | None) -> Any:
         if len(self.optimizers) == 1:
-            return self.optimizers[0].step() if closure is None else self.optimizers[0].step(closure)
+            return (
+                self.optimizers[0].step() if closure is None else self.optimizers[0].step(closure)
+            )
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -117,12 +127,20 @@ class Joined(Optimizer):
         return join_states([one.state_dict() for one in self.optimizers])
 
     def _load(self, state_dict: Mapping[str, Any]) -> None:
-        for one, part in zip(self.optimizers, split_state(state_dict, self.optimizers), strict=True):
+        for one, part in zip(
+            self.optimizers, split_state(state_dict, self.optimizers), strict=True
+        ):
             one.load_state_dict(part)
 
     def __getstate__(self) -> dict[str, Any]:
-        """State for copies and pickles, without hooks and without the step that a scheduler has put in its place."""
-        return {key: value for key, value in self.__dict__.items() if "hook" not in key and key != "step"}
+        """State for copies and pickles, without hooks and without the step that a
+        scheduler has put in its place.
+        """
+        return {
+            key: value
+            for key, value in self.__dict__.items()
+            if "hook" not in key and key != "step"
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a copy or a pickle."""
@@ -136,7 +154,10 @@ def join_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     Example:
         >>> one = {"state": {0: "a"}, "param_groups": [{"lr": 1.0, "params": [0]}]}
-        >>> join_states([one, one])["state"], [group["params"] for group in join_states([one, one])["param_groups"]]
+        >>> (
+        ...     join_states([one, one])["state"],
+        ...     [group["params"] for group in join_states([one, one])["param_groups"]],
+        ... )
         ({0: 'a', 1: 'a'}, [[0], [1]])
     """
     if len(states) == 1:
@@ -146,7 +167,8 @@ def join_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for state in states:
         joined["state"] |= {first + key: value for key, value in state["state"].items()}
         joined["param_groups"] += [
-            {**group, "params": [first + number for number in group["params"]]} for group in state["param_groups"]
+            {**group, "params": [first + number for number in group["params"]]}
+            for group in state["param_groups"]
         ]
         first += sum(len(group["params"]) for group in state["param_groups"])
     return joined
@@ -162,8 +184,8 @@ def split_state(state: Mapping[str, Any], optimizers: Sequence[Optimizer]) -> li
     wanted = [len(group["params"]) for one in optimizers for group in one.param_groups]
     if [len(group["params"]) for group in groups] != wanted:
         raise InputError(
-            f"The state has groups of {[len(group['params']) for group in groups]} parameters, expected {wanted}; load "
-            "the state of the same optimizer."
+            f"The state has groups of {[len(group['params']) for group in groups]} parameters,"
+            f" expected {wanted}; load the state of the same optimizer."
         )
     parts, first, place = [], 0, 0
     for one in optimizers:
@@ -173,8 +195,13 @@ def split_state(state: Mapping[str, Any], optimizers: Sequence[Optimizer]) -> li
         numbers = range(first, first + count)
         parts.append(
             {
-                "state": {key - first: value for key, value in state["state"].items() if key in numbers},
-                "param_groups": [{**group, "params": [number - first for number in group["params"]]} for group in mine],
+                "state": {
+                    key - first: value for key, value in state["state"].items() if key in numbers
+                },
+                "param_groups": [
+                    {**group, "params": [number - first for number in group["params"]]}
+                    for group in mine
+                ],
             }
         )
         first += count

@@ -1,4 +1,6 @@
-"""The computations on whole tensors: one masked reduction and one update, in groups of rows that fit into the cache."""
+"""The computations on whole tensors: one masked reduction and one update, in groups of
+rows that fit into the cache.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,12 @@ CACHED = 1 << 17
 
 
 def group_size(weights: int, device: torch.device) -> int:
-    """Number of elements per group: small enough for the cache of a CPU, larger if kernel launches are expensive.
+    """Number of elements per group: small enough for the cache of a CPU, larger if
+    kernel launches are expensive.
 
     Args:
-        weights: number of weights of all tensors; from two million on, a group is at most 1/128 of them.
+        weights: number of weights of all tensors; from two million on, a group
+            is at most 1/128 of them.
         device: their device.
     """
     return max(1 << 14, min(weights // 128, CACHED if device.type == "cpu" else (1 << 22)))
@@ -40,8 +44,8 @@ def rows_of_group(part: Part, size: int) -> int:
 def worth_compiling(tensors: Sequence[Tensor], most: float = math.inf) -> bool:
     """Whether ``torch.compile`` should compile a step on these tensors.
 
-    For a CPU it creates a kernel for nearly every tensor, in some seconds each: a ResNet-50 takes many minutes. It also
-    does not use groups of rows, which makes steps on large tensors slower.
+    For a CPU it creates a kernel for nearly every tensor, in some seconds each: a ResNet-50 takes
+    many minutes. It also does not use groups of rows, which makes steps on large tensors slower.
 
     Args:
         tensors: the weights.
@@ -65,7 +69,9 @@ def _uncompiled(take: Step, closure: Closure | None) -> Any:
 
 
 def groups(count: int, *tensors: Tensor | None) -> Iterator[list[Tensor | None]]:
-    """Iterate over tensors in groups of ``count`` rows (0: all); one-row tensors and ``None`` are in every group."""
+    """Iterate over tensors in groups of ``count`` rows (0: all); one-row tensors and
+    ``None`` are in every group.
+    """
     if count == 0:
         yield list(tensors)
         return
@@ -83,7 +89,9 @@ def leaving(part: Part, weight: Tensor, grad: Tensor, count: int) -> Tensor:
         grad: their gradient, in the part's view.
         count: rows per group (0: all at once).
     """
-    return summed(part, weight * grad) if not count else part.gathered(by_column(weight, grad, count))
+    return (
+        summed(part, weight * grad) if not count else part.gathered(by_column(weight, grad, count))
+    )
 
 
 def by_column(first: Tensor, second: Tensor, count: int) -> Tensor:
@@ -135,7 +143,9 @@ def descend(
         if k is not None:
             w.mul_(k)
         if s is not None and h is not None:
-            w.addcmul_(torch.mul(g, s, out=None if work is None else work[: len(w)]), h, value=-rate)
+            w.addcmul_(
+                torch.mul(g, s, out=None if work is None else work[: len(w)]), h, value=-rate
+            )
         elif s is None and h is None:
             w.add_(g, alpha=-rate)
         else:

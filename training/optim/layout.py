@@ -1,8 +1,8 @@
 """Index vectors of the values that a step needs from every tensor, computed once.
 
-The per-unit values of all tensors are concatenated, so that a step works on a few long vectors instead of several
-short ones per tensor: first the tails of the edges (one per column of a matrix, or channel of a kernel), then the edges
-on the trees.
+The per-unit values of all tensors are concatenated, so that a step works on a few long vectors
+instead of several short ones per tensor: first the tails of the edges (one per column of a matrix,
+or channel of a kernel), then the edges on the trees.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ class Part:
     """One tensor in a step.
 
     Attributes:
-        order: dimensions by decreasing stride (for channels-last weights), or ``None`` for their own order.
+        order: dimensions by decreasing stride (for channels-last weights), or
+            ``None`` for their own order.
         view: shape of the tensor in a step: ``(rows, columns)`` if no tail depends on the row.
         tail: ids of the tails, which broadcast to ``view`` after repetition over the taps.
         head: ids of the heads, which broadcast to ``view``.
         reduced: dimensions of ``view`` along which ``tail`` is constant.
         tree: flat positions (in ``view``) of the edges on the trees.
-        kind: ``dynamic`` if factors depend on path values of chains, ``static`` if they are constant, ``plain`` if they
-            are all 1 (both ends at the root, or outside path space).
+        kind: ``dynamic`` if factors depend on path values of chains, ``static`` if they are
+            constant, ``plain`` if they are all 1 (both ends at the root, or outside path space).
         span: positions of its tails among those of all tensors; ``None`` if none of them moves.
         edges: positions of its tree edges among those of all tensors.
         indices: indices by dimension of the part of the tensor on this device; ``None`` for all.
@@ -71,7 +72,9 @@ class Part:
         return value if self.taps == 1 else value.view(-1, self.taps).sum(1)
 
     def shaped(self, value: Tensor) -> Tensor:
-        """A tensor in the layout of the parameter, in the shape ``view`` (without a copy if memory allows)."""
+        """A tensor in the layout of the parameter, in the shape ``view`` (without
+        a copy if memory allows).
+        """
         return (value if self.order is None else value.permute(self.order)).reshape(self.view)
 
     @property
@@ -84,11 +87,11 @@ class Part:
 class Layout:
     """Index vectors over all tensors, on the device of the weights.
 
-    ``target`` has the chain to which an entry contributes, first for the ``tails`` tails, then for the edges on the
-    trees. ``of_tails`` and ``of_edges`` have the positions of the entries' factors in ``[R, 1 / R]`` (ratios of all
-    chains, then their reciprocals): ``1 / R_tail`` for the tails; ``R_head`` and then ``1 / R_tail`` for the edges on
-    the trees (for those in ``T_in`` alone; the root's for constant weights). The last are left out if all are the
-    root's.
+    ``target`` has the chain to which an entry contributes, first for the ``tails`` tails, then for
+    the edges on the trees. ``of_tails`` and ``of_edges`` have the positions of the entries' factors
+    in ``[R, 1 / R]`` (ratios of all chains, then their reciprocals): ``1 / R_tail`` for the tails;
+    ``R_head`` and then ``1 / R_tail`` for the edges on the trees (for those in ``T_in`` alone; the
+    root's for constant weights). The last are left out if all are the root's.
 
     Attributes:
         parts: one per tensor.
@@ -130,14 +133,22 @@ def plain_part(parameter: Tensor, edges: slice) -> Part:
     return Part(order, view, ids, ids, (), empty, PLAIN, None, edges)
 
 
-def _rows_and_columns(tail: Tensor, head: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor, int]:
-    """Ids of tails of shape ``(1, tails)`` and of heads of a tensor seen as a matrix; taps per tail."""
+def _rows_and_columns(
+    tail: Tensor, head: Tensor, shape: tuple[int, ...]
+) -> tuple[Tensor, Tensor, int]:
+    """Ids of tails of shape ``(1, tails)`` and of heads of a tensor seen as
+    a matrix; taps per tail.
+    """
     last = max((d + 1 for d in range(1, len(shape)) if tail.shape[d] != 1), default=1)
     taps = max(1, int(np.prod(shape[last:], dtype=int)))
     tail = tail.expand(1, *shape[1:last], *[1] * (len(shape) - last)).reshape(1, -1)
     across = max(head.shape[1:], default=1) > 1
     rest = int(np.prod(shape[1:], dtype=int))
-    return tail, head.expand(-1, *shape[1:]).reshape(head.shape[0], rest) if across else head.reshape(-1, 1), taps
+    return (
+        tail,
+        head.expand(-1, *shape[1:]).reshape(head.shape[0], rest) if across else head.reshape(-1, 1),
+        taps,
+    )
 
 
 def tree_edges(skeleton: Skeleton, block: int) -> tuple[np.ndarray, np.ndarray]:
@@ -146,14 +157,22 @@ def tree_edges(skeleton: Skeleton, block: int) -> tuple[np.ndarray, np.ndarray]:
     return np.setdiff1d(skeleton.tree_in.index[skeleton.tree_in.block == block], outer), outer
 
 
-def ratio_places(skeleton: Skeleton, count: int, ids: np.ndarray, divides: np.ndarray | bool) -> np.ndarray:
-    """Positions in ``[R, 1 / R]`` of the factors of ids, which are multiplied or divided by them."""
+def ratio_places(
+    skeleton: Skeleton, count: int, ids: np.ndarray, divides: np.ndarray | bool
+) -> np.ndarray:
+    """Positions in ``[R, 1 / R]`` of the factors of ids, which are
+    multiplied or divided by them.
+    """
     against = np.where(ids < 0, -1, 1) * skeleton.chain_sign[np.abs(ids)] < 0
     return np.asarray(skeleton.chain[np.abs(ids)] + count * (divides != against), np.int32)
 
 
-def find_held(indices: Indices | None, shape: tuple[int, ...], flat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The flat positions in a tensor that are on this device, and their positions in the local part."""
+def find_held(
+    indices: Indices | None, shape: tuple[int, ...], flat: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The flat positions in a tensor that are on this device, and their
+    positions in the local part.
+    """
     if indices is None or not len(flat):
         return np.arange(len(flat)), flat
     places = []
@@ -164,7 +183,9 @@ def find_held(indices: Indices | None, shape: tuple[int, ...], flat: np.ndarray)
     among = np.flatnonzero(np.min(places, axis=0) >= 0)
     if not len(among):
         return among, among
-    return among, np.ravel_multi_index([place[among] for place in places], [len(held) for held in indices])
+    return among, np.ravel_multi_index(
+        [place[among] for place in places], [len(held) for held in indices]
+    )
 
 
 def make_part(
@@ -184,8 +205,8 @@ def make_part(
         start: number of tails and of tree edges before those of this tensor.
 
     Returns:
-        The part; head and tail ids of its tree edges (0 for edges of ``T_out``, which are constant); ids of the units
-        to whose chains these edges contribute.
+        The part; head and tail ids of its tree edges (0 for edges of ``T_out``, which are
+        constant); ids of the units to whose chains these edges contribute.
     """
     entry = skeleton.graph.blocks[block]
     order = memory_order(parameter)
@@ -194,7 +215,10 @@ def make_part(
     among, flat = find_held(indices, whole, np.concatenate([inner, outer]))
     if indices is not None:
         for d, held in enumerate(indices):
-            tail, head = (ids[(slice(None),) * d + (held,)] if ids.shape[d] > 1 else ids for ids in (tail, head))
+            tail, head = (
+                ids[(slice(None),) * d + (held,)] if ids.shape[d] > 1 else ids
+                for ids in (tail, head)
+            )
         whole = tuple(map(len, indices))
     tail, head = (ids if order is None else ids.permute(order) for ids in (tail, head))
     shape = view = whole if order is None else tuple(whole[d] for d in order)
@@ -216,7 +240,12 @@ def make_part(
     place = torch.from_numpy(flat).to(parameter.device)
     part = Part(order, view, tail, head, reduced, place, kind, span, edges, indices, among, taps)
     moves = among < len(inner)
-    return part, np.where(moves, units[1], 0), np.where(moves, units[0], 0), np.where(moves, units[1], units[0])
+    return (
+        part,
+        np.where(moves, units[1], 0),
+        np.where(moves, units[0], 0),
+        np.where(moves, units[1], units[0]),
+    )
 
 
 def ids_at(ids: Tensor, flat: np.ndarray, view: tuple[int, ...], taps: int = 1) -> np.ndarray:
@@ -250,7 +279,9 @@ def make_layout(
     found: list[tuple[np.ndarray, ...]] = [(none, none, none, none)]
     tails = edges = 0
     counted: tuple[list[np.ndarray], list[np.ndarray]] = ([none], [none])
-    for parameter, block, indices, counts in zip(parameters, blocks, spread.indices, spread.counted, strict=True):
+    for parameter, block, indices, counts in zip(
+        parameters, blocks, spread.indices, spread.counted, strict=True
+    ):
         if block is None:
             parts.append(plain_part(parameter, slice(edges, edges)))
             continue
@@ -265,7 +296,9 @@ def make_layout(
         other = none
     target = np.concatenate([tail, toward])
     # parts on several devices are counted by one of them
-    signs = np.where(target < 0, -1, 1) * sign[np.abs(target)] * np.concatenate(counted[0] + counted[1])
+    signs = (
+        np.where(target < 0, -1, 1) * sign[np.abs(target)] * np.concatenate(counted[0] + counted[1])
+    )
     first = np.unique(chain, return_index=True)[1]
     device = parameters[0].device if parameters else torch.device("cpu")
 
@@ -274,7 +307,9 @@ def make_layout(
 
     places = torch.cat([put(none), *(part.tree for part in parts if len(part.tree))]).to(index)
     sides = [(tail, True), (head, False), (other, True)]
-    of_tails, *of_edges = (ratio_places(skeleton, len(first), ids, divides) for ids, divides in sides)
+    of_tails, *of_edges = (
+        ratio_places(skeleton, len(first), ids, divides) for ids, divides in sides
+    )
     return Layout(
         parts=tuple(replace(part, tree=places[part.edges]) for part in parts),
         places=places,

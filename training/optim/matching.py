@@ -31,7 +31,8 @@ def refuse_complex(owner: str, parameters: Sequence[tuple[str | None, Tensor]]) 
     for name, parameter in parameters:
         if parameter.is_complex():
             raise UnsupportedError(
-                f"{owner} found parameter {name!r} with complex numbers, expected real ones: path values are real."
+                f"{owner} found parameter {name!r} with complex numbers, expected real ones: path"
+                " values are real."
             )
 
 
@@ -44,9 +45,9 @@ def refuse_shifts(owner: str, graph: Structure) -> None:
     block = next((block for block in graph.blocks if block.shift), None)
     if block is not None:
         raise UnsupportedError(
-            f"{owner} found parameter {block.name!r}, to which the model adds {block.shift:g}, expected weights that "
-            "scale themselves; take the skeleton of ps.trace(model, ..., affine=False), which keeps such parameters "
-            "out of the gauge."
+            f"{owner} found parameter {block.name!r}, to which the model adds {block.shift:g},"
+            " expected weights that scale themselves; take the skeleton of ps.trace(model, ...,"
+            " affine=False), which keeps such parameters out of the gauge."
         )
 
 
@@ -54,7 +55,9 @@ def find_names(given: Iterable[str], wanted: Iterable[str]) -> dict[str, str]:
     """Wanted name -> given name, which is the same without the parts that wrappers insert.
 
     Example:
-        >>> find_names(["module._orig_mod.0.weight", "1.weight"], ["0.weight", "1.weight", "2.weight"])
+        >>> find_names(
+        ...     ["module._orig_mod.0.weight", "1.weight"], ["0.weight", "1.weight", "2.weight"]
+        ... )
         {'0.weight': 'module._orig_mod.0.weight', '1.weight': '1.weight'}
     """
     loose: dict[str, list[str]] = {}
@@ -76,18 +79,22 @@ def refuse_parts(owner: str, parameters: Sequence[tuple[str | None, Tensor]]) ->
     """
     words = {part for name, _ in parameters for part in (name or "").split(".")}
     makers = {
-        "FullyShardedDataParallel": bool(words & {"_fsdp_wrapped_module", "_flat_param"})
-        or any(hasattr(parameter, "_is_flat_param") for _, parameter in parameters),
+        "FullyShardedDataParallel": (
+            bool(words & {"_fsdp_wrapped_module", "_flat_param"})
+            or any(hasattr(parameter, "_is_flat_param") for _, parameter in parameters)
+        ),
         "DeepSpeed (ZeRO 3)": any(hasattr(parameter, "ds_id") for _, parameter in parameters),
         "ZeroRedundancyOptimizer": any(
-            type(frame.f_locals.get("self")).__name__ == "ZeroRedundancyOptimizer" for frame, _ in walk_stack(None)
+            type(frame.f_locals.get("self")).__name__ == "ZeroRedundancyOptimizer"
+            for frame, _ in walk_stack(None)
         ),
     }
     maker = next((maker for maker, found in makers.items() if found), None)
     if maker is not None:
         raise UnsupportedError(
-            f"{owner} found parts of parameters, or some of them, as {maker} hands them out, expected all parameters "
-            "of the model; shard it by torch.distributed.fsdp.fully_shard instead."
+            f"{owner} found parts of parameters, or some of them, as {maker} hands them out,"
+            " expected all parameters of the model; shard it by torch.distributed.fsdp.fully_shard"
+            " instead."
         )
 
 
@@ -96,8 +103,9 @@ def match(
 ) -> tuple[list[int | None], dict[int, Tensor]]:
     """Match parameters with blocks of the graph.
 
-    Parameters of the traced model are matched by identity; all others by name: those of copies of the model, and
-    parameters that were replaced later. Weights of the traced model itself may be missing.
+    Parameters of the traced model are matched by identity; all others by name: those of
+    copies of the model, and parameters that were replaced later. Weights of the traced
+    model itself may be missing.
 
     Args:
         owner: name of the optimizer, for messages.
@@ -105,8 +113,8 @@ def match(
         graph: the reduction graph of the skeleton.
 
     Returns:
-        The position in ``graph.blocks`` of every parameter, ``None`` outside path space; and position -> weight of the
-        traced model that is not among the parameters.
+        The position in ``graph.blocks`` of every parameter, ``None`` outside path space; and
+        position -> weight of the traced model that is not among the parameters.
 
     Raises:
         InputError: a block has no parameter, two of them, or one of another shape.
@@ -114,7 +122,11 @@ def match(
     """
     refuse_complex(owner, parameters)
     refuse_shifts(owner, graph)
-    own = {id(graph.parameters[b.name]): i for i, b in enumerate(graph.blocks) if b.name in graph.parameters}
+    own = {
+        id(graph.parameters[b.name]): i
+        for i, b in enumerate(graph.blocks)
+        if b.name in graph.parameters
+    }
     result = [own.get(id(parameter)) for _, parameter in parameters]
     taken = {block for block in result if block is not None}
     alike = find_names((name for name, _ in parameters if name is not None), graph.index)
@@ -135,8 +147,9 @@ def match(
             )
         if block in seen:
             raise InputError(
-                f"{owner} found two parameters for {graph.blocks[block].name!r} of the skeleton, expected one; pass "
-                "each parameter once, and name those of other modules differently."
+                f"{owner} found two parameters for {graph.blocks[block].name!r} of the skeleton,"
+                " expected one; pass each parameter once, and name those of other modules"
+                " differently."
             )
         seen.add(block)
         result[i] = block
@@ -144,12 +157,14 @@ def match(
     if missing:
         refuse_parts(owner, parameters)
     # (the other weights of a copy are not known)
-    own_only = bool(taken) and seen <= taken and all(name in graph.parameters for name in missing.values())
+    own_only = (
+        bool(taken) and seen <= taken and all(name in graph.parameters for name in missing.values())
+    )
     if missing and not own_only:
         raise InputError(
-            f"{owner} found no parameter for {len(missing)} blocks of the skeleton (first: "
-            f"{next(iter(missing.values()))!r}); pass model.named_parameters() of the traced model or of a copy with "
-            "the same names."
+            f"{owner} found no parameter for {len(missing)} blocks of the skeleton (first:"
+            f" {next(iter(missing.values()))!r}); pass model.named_parameters() of the traced model"
+            " or of a copy with the same names."
         )
     return result, {i: graph.parameters[name] for i, name in missing.items()}
 

@@ -17,11 +17,14 @@ from pathspace.training.optim.matching import find_names
 Place = tuple[ref[nn.Module], str]
 
 
-def find_tensors(groups: Iterable[Mapping[str, Any]], graph: Structure, model: nn.Module | None) -> dict[str, Tensor]:
+def find_tensors(
+    groups: Iterable[Mapping[str, Any]], graph: Structure, model: nn.Module | None
+) -> dict[str, Tensor]:
     """Parameters and running statistics of a graph by name.
 
-    They are those of ``model``, if it is given; otherwise those of the traced model, if the optimizer has them; else
-    the optimizer's parameters with the names in the graph (without prefixes of wrappers).
+    They are those of ``model``, if it is given; otherwise those of the traced model, if
+    the optimizer has them; else the optimizer's parameters with the names in the graph
+    (without prefixes of wrappers).
 
     Args:
         groups: the parameter groups of the optimizer.
@@ -40,7 +43,9 @@ def find_tensors(groups: Iterable[Mapping[str, Any]], graph: Structure, model: n
         known = {id(p) for p in graph.parameters.values()}
         if not any(id(p) in known for group in groups for p in group["params"]):
             given = [
-                pair for group in groups for pair in zip(group.get("param_names", ()), group["params"], strict=False)
+                pair
+                for group in groups
+                for pair in zip(group.get("param_names", ()), group["params"], strict=False)
             ]
             own = dict(given)
     found: dict[str, Tensor] = {}
@@ -49,21 +54,23 @@ def find_tensors(groups: Iterable[Mapping[str, Any]], graph: Structure, model: n
     for name in wanted:
         if name not in names:
             raise InputError(
-                f"GaugeFixed found no tensor {name!r} of the reduction graph; trace the model that is trained, or pass "
-                "it as model=."
+                f"GaugeFixed found no tensor {name!r} of the reduction graph; trace the model that"
+                " is trained, or pass it as model=."
             )
         found[name] = own[names[name]]
     for block in graph.blocks:
         if tuple(found[block.name].shape) != block.shape:
             raise InputError(
-                f"GaugeFixed found parameter {block.name!r} of shape {tuple(found[block.name].shape)}, expected "
-                f"{block.shape} as traced; trace the model that is trained."
+                f"GaugeFixed found parameter {block.name!r} of shape"
+                f" {tuple(found[block.name].shape)}, expected {block.shape} as traced; trace the"
+                " model that is trained."
             )
     return found
 
 
 def find_places(graph: Structure, model: nn.Module | None) -> dict[str, Place]:
-    """The modules of running statistics: ``model.double()`` or ``model.to(device)`` gives them other tensors there.
+    """The modules of running statistics: ``model.double()`` or ``model.to(device)`` gives
+    them other tensors there.
 
     Args:
         graph: the reduction graph.
@@ -74,9 +81,13 @@ def find_places(graph: Structure, model: nn.Module | None) -> dict[str, Place]:
     names = dict(zip(wanted, wanted, strict=True))
     if model is not None:
         modules = dict(model.named_modules(remove_duplicate=False))
-        names = find_names((name for name, _ in model.named_buffers(remove_duplicate=False)), wanted)
+        names = find_names(
+            (name for name, _ in model.named_buffers(remove_duplicate=False)), wanted
+        )
     return {
-        name: (ref(modules[owner(own)]), own.rpartition(".")[2]) for name, own in names.items() if owner(own) in modules
+        name: (ref(modules[owner(own)]), own.rpartition(".")[2])
+        for name, own in names.items()
+        if owner(own) in modules
     }
 
 

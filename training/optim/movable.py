@@ -15,23 +15,28 @@ from pathspace.structure import Structure
 
 
 def movable(graph: Structure, names: Collection[str]) -> tuple[Structure, csr_array]:
-    """Merge units connected by a frozen weight, which is constant only if both ends have the same scale.
+    """Merge units connected by a frozen weight, which is constant only if both
+    ends have the same scale.
 
-    Units that frozen weights connect to the root are fixed, and so are all factors of a product at a frozen weight.
+    Units that frozen weights connect to the root are fixed, and so are all factors of a
+    product at a frozen weight.
 
     Args:
         graph: the reduction graph.
         names: the tensors that may change.
 
     Returns:
-        The graph of these tensors over merged units; and the integer matrix ``(H, merged)`` from log-scales of merged
-        units to those of units.
+        The graph of these tensors over merged units; and the integer matrix ``(H, merged)`` from
+        log-scales of merged units to those of units.
 
     Example:
         >>> import torch, pathspace as ps
         >>> layers = torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
         >>> graph = ps.trace(torch.nn.Sequential(*layers), torch.randn(1, 2))
-        >>> movable(graph, ["0.weight", "0.bias", "2.weight"])[0].num_units, movable(graph, ["0.weight"])[0].num_units
+        >>> (
+        ...     movable(graph, ["0.weight", "0.bias", "2.weight"])[0].num_units,
+        ...     movable(graph, ["0.weight"])[0].num_units,
+        ... )
         (3, 0)
     """
     count = graph.num_units + 1
@@ -81,7 +86,11 @@ def movable(graph: Structure, names: Collection[str]) -> tuple[Structure, csr_ar
         exact=csr_array((len(groups), 0), dtype=np.int64),
         forms=csr_array(graph.forms @ turn),
         statistics=tuple(replace(entry, units=moved(entry.units)) for entry in graph.statistics),
-        beyond={name: (moved(tail), moved(head)) for name, (tail, head) in graph.beyond.items() if name in names},
+        beyond={
+            name: (moved(tail), moved(head))
+            for name, (tail, head) in graph.beyond.items()
+            if name in names
+        },
     )
     return joined, turn
 

@@ -1,8 +1,9 @@
 r"""Multipliers of the learning rate in a step on path values, known before the first step.
 
-A step of G-SGD changes a weight ``u -> v`` by ``lr / |p_u p_v|`` times its gradient in the gauge with
-``|pre_v| = |s_v|``, and the logarithm of a chain's path value by ``lr / p_k^2`` times its derivative. Both factors are
-invariant under rescaling. With products of many small weights they reach ``1e13``.
+A step of G-SGD changes a weight ``u -> v`` by ``lr / |p_u p_v|`` times its gradient in the
+gauge with ``|pre_v| = |s_v|``, and the logarithm of a chain's path value by ``lr / p_k^2``
+times its derivative. Both factors are invariant under rescaling. With products of many small
+weights they reach ``1e13``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Multipliers:
     """The distribution of the multipliers of a skeleton.
 
     Attributes:
-        decades: power of ten -> number of scalars and chains with a multiplier between it and the next power.
+        decades: power of ten -> number of scalars and chains with a multiplier
+            between it and the next power.
         median: their median.
         largest: the largest.
     """
@@ -61,7 +63,9 @@ def multipliers(skeleton: Skeleton) -> Multipliers:
     Example:
         >>> import torch, pathspace as ps
         >>> from pathspace.training import init_skeleton
-        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
+        ... )
         >>> skeleton = ps.trace(model, torch.randn(1, 2)).skeleton()
         >>> init_skeleton(model, skeleton)
         >>> multipliers(skeleton).largest
@@ -77,7 +81,9 @@ def multipliers(skeleton: Skeleton) -> Multipliers:
         nonlocal largest
         if powers.size:
             # rounding errors of sums of logarithms must not move a 1 to the decade below
-            tenths, numbers = np.unique(np.floor(10 * powers + 1e-6).astype(np.int64), return_counts=True)
+            tenths, numbers = np.unique(
+                np.floor(10 * powers + 1e-6).astype(np.int64), return_counts=True
+            )
             for tenth, number in zip(tenths.tolist(), numbers.tolist(), strict=True):
                 fine[tenth] = fine.get(tenth, 0) + times * number
             largest = max(largest, float(powers.max()))
@@ -102,7 +108,9 @@ def _power(exponent: float) -> float:
     return float(10.0 ** min(max(exponent, -300.0), 300.0))
 
 
-def warn_of_multipliers(owner: str, skeleton: Skeleton, given: Mapping[str, Tensor], bound: float | None) -> None:
+def warn_of_multipliers(
+    owner: str, skeleton: Skeleton, given: Mapping[str, Tensor], bound: float | None
+) -> None:
     """Warn if an ordinary learning rate would overflow.
 
     Args:
@@ -119,10 +127,11 @@ def warn_of_multipliers(owner: str, skeleton: Skeleton, given: Mapping[str, Tens
     if found.largest > LARGE:
         other = "" if skeleton.rule == "magnitude" else "take rule='magnitude', "
         warnings.warn(
-            f"{owner} multiplies the learning rate by {found.median:.0e} at the median and {found.largest:.0e} at most "
-            f"(rule {skeleton.rule!r}), so that rates which train most weights make others overflow: pass "
-            f"max_multiplier=1.0 or relative=True, start from init_skeleton(model, skeleton), {other}or "
-            "see pathspace.training.suggest(model, graph).",
+            f"{owner} multiplies the learning rate by {found.median:.0e} at the median and"
+            f" {found.largest:.0e} at most (rule {skeleton.rule!r}), so that rates which train most"
+            " weights make others overflow: pass max_multiplier=1.0 or relative=True, start from"
+            f" init_skeleton(model, skeleton), {other}or see pathspace.training.suggest(model,"
+            " graph).",
             stacklevel=4,
         )
 
@@ -146,8 +155,9 @@ def warn_of_zeros(
     if any(zeros.values()):
         first = next(name for name, count in zeros.items() if count)
         warnings.warn(
-            f"{owner} found {sum(zeros.values()):,} of {sum(p.numel() for p in trained.values()):,} weights at 0 "
-            f"(first: {first!r}), which relative steps leave there: set them to small numbers, or leave relative out.",
+            f"{owner} found {sum(zeros.values()):,} of {sum(p.numel() for p in trained.values()):,}"
+            f" weights at 0 (first: {first!r}), which relative steps leave there: set them to small"
+            " numbers, or leave relative out.",
             stacklevel=4,
         )
 

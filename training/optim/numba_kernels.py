@@ -1,8 +1,9 @@
-"""The kernels of ``triton_kernels`` for a processor: the same tables and results, in loops that Numba compiles.
+"""The kernels of ``triton_kernels`` for a processor: the same tables and results, in
+loops that Numba compiles.
 
-Each kernel handles the programs from ``first`` to ``last``. Where a program of Triton is a block of columns, one is a
-group of rows here, as long as they are in memory, and sums over rows stay in the cache. Numbers are computed in float64
-and rounded once, when they are written.
+Each kernel handles the programs from ``first`` to ``last``. Where a program of Triton is a block of
+columns, one is a group of rows here, as long as they are in memory, and sums over rows stay in the
+cache. Numbers are computed in float64 and rounded once, when they are written.
 """
 
 # (no postponed annotations here: the compiler reads them)
@@ -24,7 +25,9 @@ MANY = 16
 WEIGHT, GRAD, FIRST, SECOND, FRESH = range(5)
 TYPE, ROWS, COLUMNS, GROUP, TAIL, HEAD, EDGE, KIND = 0, 1, 2, 3, 4, 8, 12, 13
 NONE, DYNAMIC, STATIC = range(3)
-LR, DECAY, UP, MOMENTUM, DAMPENING, NESTEROV, STARTED, BETA1, BETA2, LOG1, LOG2, EPS, CAP = range(13)
+LR, DECAY, UP, MOMENTUM, DAMPENING, NESTEROV, STARTED, BETA1, BETA2, LOG1, LOG2, EPS, CAP = range(
+    13
+)
 TOTAL, VALUE, LEAST, HELD, MEAN, SQUARE, AGE = range(7)
 
 
@@ -56,7 +59,9 @@ def by_chain(chains, row, count):
 
 @kernel
 def positions(about, row, first, found):
-    """Write ``start + row * stride + column // taps % period`` for all columns from ``first`` on to ``found``."""
+    """Write ``start + row * stride + column // taps % period`` for all columns from
+    ``first`` on to ``found``.
+    """
     start, taps, period = about[0] + np.int64(row) * about[1], about[2], about[3]
     place, tap = first // taps % period, first % taps
     for column in range(len(found)):
@@ -79,13 +84,21 @@ def reduce_tile(at, about, program, total, target, signs, signed, kind, size):
     """The sums of one program, by tail."""
     if at[WEIGHT] == 0 or at[GRAD] == 0:
         return
-    columns, first_row, last_row, first = np.int64(about[COLUMNS]), program[1], program[2], program[3]
+    columns, first_row, last_row, first = (
+        np.int64(about[COLUMNS]),
+        program[1],
+        program[2],
+        program[3],
+    )
     width = min(columns - first, BLOCK)
     added, tails = np.zeros(width), np.empty(width, np.int64)
     by_row = about[TAIL + 1] != 0
     for row in range(first_row, last_row):
         start = row * columns + first
-        w, g = cells(at[WEIGHT], start, width, kind, size), cells(at[GRAD], start, width, kind, size)
+        w, g = (
+            cells(at[WEIGHT], start, width, kind, size),
+            cells(at[GRAD], start, width, kind, size),
+        )
         add_products(w, g, added)
         if by_row or row + 1 == last_row:
             # (if tails do not depend on rows: once)
@@ -109,18 +122,46 @@ def reduce_edges(at, about, program, total, target, signs, tree, places, tails, 
 
 @kernel
 def reduce(
-    first, last, pointers, numbers, programs, total, target, signs, tree, places, tails, settings, rates, groups,
-    signed
+    first, last, pointers, numbers, programs, total, target, signs, tree, places, tails, settings,
+    rates, groups, signed
 ):  # fmt: skip
-    """Add ``c_k`` to ``total``: products of weights and gradients by tail, and those of tree edges."""
+    """Add ``c_k`` to ``total``: products of weights and gradients by tail,
+    and those of tree edges.
+    """
     for i in range(first, last):
         program = programs[i]
         at, about = pointers[program[0]], numbers[program[0]]
         if program[2] < 0:
             if about[TYPE] == 0:
-                reduce_edges(at, about, program, total, target, signs, tree, places, tails, signed, np.float64, 8)
+                reduce_edges(
+                    at,
+                    about,
+                    program,
+                    total,
+                    target,
+                    signs,
+                    tree,
+                    places,
+                    tails,
+                    signed,
+                    np.float64,
+                    8,
+                )
             else:
-                reduce_edges(at, about, program, total, target, signs, tree, places, tails, signed, np.float32, 4)
+                reduce_edges(
+                    at,
+                    about,
+                    program,
+                    total,
+                    target,
+                    signs,
+                    tree,
+                    places,
+                    tails,
+                    signed,
+                    np.float32,
+                    4,
+                )
         elif about[TYPE] == 0:
             reduce_tile(at, about, program, total, target, signs, signed, np.float64, 8)
         else:
@@ -140,8 +181,13 @@ def ratio_of(chain, total, value, least, held, mean, square, age, table, cap, ad
     after, squared = mean, square
     if adam:
         one, two = table[BETA1], table[BETA2]
-        after, squared = mean * one + gradient * (1.0 - one), square * two + gradient * gradient * (1.0 - two)
-        root = math.sqrt(squared) / math.sqrt(1.0 - math.exp((age + 1.0) * table[LOG2])) + table[EPS]
+        after, squared = (
+            mean * one + gradient * (1.0 - one),
+            square * two + gradient * gradient * (1.0 - two),
+        )
+        root = (
+            math.sqrt(squared) / math.sqrt(1.0 - math.exp((age + 1.0) * table[LOG2])) + table[EPS]
+        )
         # with eps = 0, what never had a gradient keeps its value
         moved = 0.0 if root == 0.0 else after / (1.0 - math.exp((age + 1.0) * table[LOG1])) / root
         relative = moved / value
@@ -162,14 +208,23 @@ def ratio_of(chain, total, value, least, held, mean, square, age, table, cap, ad
 @kernel
 def ratios_of(chains, count, settings, groups, adam):
     """``[R, 1 / R]`` of all chains, the ratios asked for, and their moments after the step."""
-    total, value, least = by_chain(chains, TOTAL, count), by_chain(chains, VALUE, count), by_chain(chains, LEAST, count)
+    total, value, least = (
+        by_chain(chains, TOTAL, count),
+        by_chain(chains, VALUE, count),
+        by_chain(chains, LEAST, count),
+    )
     held, mean = by_chain(chains, HELD, count), by_chain(chains, MEAN, count)
     square, age = by_chain(chains, SQUARE, count), by_chain(chains, AGE, count)
-    both, asked, after, squared = np.empty(2 * count), np.empty(count), np.empty(count), np.empty(count)
+    both, asked, after, squared = (
+        np.empty(2 * count),
+        np.empty(count),
+        np.empty(count),
+        np.empty(count),
+    )
     for k in range(count):
         both[k], asked[k], after[k], squared[k] = ratio_of(
-            k, total[k], value[k], least[k], held[k], mean[k], square[k], age[k], settings[groups[k]], settings[0, CAP],
-            adam,
+            k, total[k], value[k], least[k], held[k], mean[k], square[k], age[k],
+            settings[groups[k]], settings[0, CAP], adam,
         )  # fmt: skip
         both[count + k] = 1.0 / both[k]
     return both, asked, after, squared
@@ -177,8 +232,8 @@ def ratios_of(chains, count, settings, groups, adam):
 
 @kernel
 def pass_on(
-    first, last, chains, count, settings, groups, factor, limits, step, keep, tree, of_tails, of_edges, tails, edges,
-    others, adam
+    first, last, chains, count, settings, groups, factor, limits, step, keep, tree, of_tails,
+    of_edges, tails, edges, others, adam
 ):  # fmt: skip
     """Factors by tail, and the weights on the trees, after the ratios."""
     both, _, _, _ = ratios_of(chains, count, settings, groups, adam)
@@ -221,7 +276,9 @@ def descend_with_momentum(w, g, keep, moves, rate, buffer, fresh, decay, table):
 
 @kernel
 def descend_with_moments(w, g, keep, moves, scale, first, second, age, decay, table):
-    """Adam's step; its moments are by path values, so gradients have the factor ``1 / (pre s)`` before the step."""
+    """Adam's step; its moments are by path values, so gradients have the factor ``1 /
+    (pre s)`` before the step.
+    """
     one, two = table[BETA1], table[BETA2]
     root = math.sqrt(1.0 - math.exp(age * table[LOG2]))
     rate = table[LR] * scale * root / (1.0 - math.exp(age * table[LOG1]))
@@ -239,7 +296,12 @@ def descend_with_moments(w, g, keep, moves, scale, first, second, age, decay, ta
 @kernel
 def update_tile(at, about, program, table, step, keep, static, heads, share, age, adam, kind, size):
     """The weights of one program, and what is remembered of them."""
-    columns, first_row, last_row, first = np.int64(about[COLUMNS]), program[1], program[2], program[3]
+    columns, first_row, last_row, first = (
+        np.int64(about[COLUMNS]),
+        program[1],
+        program[2],
+        program[3],
+    )
     width = min(columns - first, BLOCK)
     tails = np.empty(width, np.int64)
     kept, moves, none = np.empty(width, kind), np.empty(width, kind), np.zeros(width, kind)
@@ -253,7 +315,11 @@ def update_tile(at, about, program, table, step, keep, static, heads, share, age
             for i in range(width):
                 kept[i] = decay * (keep[tails[i]] if about[KIND] == DYNAMIC else 1.0)
                 moves[i] = (
-                    step[tails[i]] if about[KIND] == DYNAMIC else static[tails[i]] if about[KIND] == STATIC else 1.0
+                    step[tails[i]]
+                    if about[KIND] == DYNAMIC
+                    else static[tails[i]]
+                    if about[KIND] == STATIC
+                    else 1.0
                 )
             if by_both:
                 positions(about[HEAD:EDGE], row, first, tails)
@@ -271,23 +337,73 @@ def update_tile(at, about, program, table, step, keep, static, heads, share, age
             square = cells(at[SECOND], start, width, kind, size)
             descend_with_moments(w, g, kept, moves, scale, mean, square, age, decay, table)
         else:
-            descend_with_momentum(w, g, kept, moves, table[LR] * scale, mean, at[FRESH] != 0, decay, table)
+            descend_with_momentum(
+                w, g, kept, moves, table[LR] * scale, mean, at[FRESH] != 0, decay, table
+            )
 
 
 @kernel
-def update(first, last, pointers, numbers, programs, settings, step, keep, static, heads, shares, ages, adam):
-    """All weights, edges on the trees too (they are written once more later), and what is remembered of them."""
+def update(
+    first,
+    last,
+    pointers,
+    numbers,
+    programs,
+    settings,
+    step,
+    keep,
+    static,
+    heads,
+    shares,
+    ages,
+    adam,
+):
+    """All weights, edges on the trees too (they are written once more later), and
+    what is remembered of them.
+    """
     # backwards, because what was read last is still in the cache
     for i in range(last - 1, first - 1, -1):
         program = programs[i]
         at, about = pointers[program[0]], numbers[program[0]]
         if at[WEIGHT] == 0:
             continue
-        table, share, age = settings[about[GROUP]], shares[program[0]], ages[program[0] if adam else 0] + 1.0
+        table, share, age = (
+            settings[about[GROUP]],
+            shares[program[0]],
+            ages[program[0] if adam else 0] + 1.0,
+        )
         if about[TYPE] == 0:
-            update_tile(at, about, program, table, step, keep, static, heads, share, age, adam, np.float64, 8)
+            update_tile(
+                at,
+                about,
+                program,
+                table,
+                step,
+                keep,
+                static,
+                heads,
+                share,
+                age,
+                adam,
+                np.float64,
+                8,
+            )
         else:
-            update_tile(at, about, program, table, step, keep, static, heads, share, age, adam, np.float32, 4)
+            update_tile(
+                at,
+                about,
+                program,
+                table,
+                step,
+                keep,
+                static,
+                heads,
+                share,
+                age,
+                adam,
+                np.float32,
+                4,
+            )
 
 
 @kernel
@@ -300,14 +416,20 @@ def write_edges(at, about, program, tree, places, kind, size):
 
 @kernel
 def finish(
-    first, last, pointers, numbers, programs, chains, count, settings, groups, counts, places, tree, ages, tensors,
-    blocks, adam
+    first, last, pointers, numbers, programs, chains, count, settings, groups, counts, places, tree,
+    ages, tensors, blocks, adam
 ):  # fmt: skip
-    """Everything that is kept by chain, how many steps tensors have taken, and the weights on the trees."""
+    """Everything that is kept by chain, how many steps tensors have taken, and
+    the weights on the trees.
+    """
     both, asked, after, squared = ratios_of(chains, count, settings, groups, adam)
     value, least = by_chain(chains, VALUE, count), by_chain(chains, LEAST, count)
     total, mean = by_chain(chains, TOTAL, count), by_chain(chains, MEAN, count)
-    square, age, held = by_chain(chains, SQUARE, count), by_chain(chains, AGE, count), by_chain(chains, HELD, count)
+    square, age, held = (
+        by_chain(chains, SQUARE, count),
+        by_chain(chains, AGE, count),
+        by_chain(chains, HELD, count),
+    )
     for k in range(count):
         counts[0, k] += asked[k] <= 0.0
         counts[1, k] += abs(asked[k]) <= least[k]
@@ -346,7 +468,9 @@ def launch(memory, function, programs, arguments, options):
     if function is reduce:
         for one in lists[1:]:
             one[3] = np.zeros_like(given[3])
-    threads = [Thread(target=function, args=(*ends[i : i + 2], *one)) for i, one in enumerate(lists) if i]
+    threads = [
+        Thread(target=function, args=(*ends[i : i + 2], *one)) for i, one in enumerate(lists) if i
+    ]
     for thread in threads:
         thread.start()
     function(*ends[:2], *given)

@@ -1,14 +1,17 @@
-r"""Path-SGD: gradient descent in which the step of each weight is divided by the curvature of the path norm.
+r"""Path-SGD: gradient descent in which the step of each weight is divided by the
+curvature of the path norm.
 
-``gamma^2 = sum over paths of the product of squared weights`` is the sum of the outputs of the network with squared
-weights on inputs of ones (all activations are then at least 0, so every ReLU passes them). With ``theta = w^2``::
+``gamma^2 = sum over paths of the product of squared weights`` is the sum of the outputs of the
+network with squared weights on inputs of ones (all activations are then at least 0, so every ReLU
+passes them). With ``theta = w^2``::
 
     kappa = 1/2 d^2 gamma^2 / dw^2 = d gamma^2 / d theta + 2 theta d^2 gamma^2 / d theta^2
     w <- w - lr dL/dw / kappa
 
-The first term needs one forward and one backward pass of the squared network: for a feedforward network it is
-``gamma_in(tail) gamma_out(head)``, and the second is 0. If paths pass a weight several times (recurrence), the second
-is not 0, and for weights near the identity it dominates on the diagonal of the recurrent matrix.
+The first term needs one forward and one backward pass of the squared network: for a feedforward
+network it is ``gamma_in(tail) gamma_out(head)``, and the second is 0. If paths pass a weight
+several times (recurrence), the second is not 0, and for weights near the identity it dominates on
+the diagonal of the recurrent matrix.
 """
 
 from __future__ import annotations
@@ -37,14 +40,24 @@ from pathspace.training.optim.sharding import refuse_shards
 CHUNK = 256
 # operations that are no sums over paths: choices, sizes, and gates
 CROOKED = frozenset(
-    ["maximum pooling", "norm pooling", "maximum", "order", "norm", "normalisation", "gated recurrence", "attention"]
+    [
+        "maximum pooling",
+        "norm pooling",
+        "maximum",
+        "order",
+        "norm",
+        "normalisation",
+        "gated recurrence",
+        "attention",
+    ]
 )
 
 
 def ones_like_inputs(example: Any) -> Any:
     """Nested example inputs in which every floating-point tensor is one sample of ones."""
     return pytree.tree_map(
-        lambda x: torch.ones_like(x) if isinstance(x, Tensor) and x.is_floating_point() else x, example
+        lambda x: torch.ones_like(x) if isinstance(x, Tensor) and x.is_floating_point() else x,
+        example,
     )
 
 
@@ -64,21 +77,27 @@ class PathNorm:
     """``gamma^2`` of a model as a function of squared weights, and its curvatures.
 
     Args:
-        model: a network of linear and convolutional layers, ReLU-like activations, sums and averages.
+        model: a network of linear and convolutional layers, ReLU-like
+            activations, sums and averages.
         args: example inputs; a single sample is enough, because all samples of ones are equal.
-        reused: names of parameters that paths pass several times; ``None`` finds those of ``nn.RNN`` layers and those
-            that the forward pass uses more than once.
+        reused: names of parameters that paths pass several times; ``None`` finds those of
+            ``nn.RNN`` layers and those that the forward pass uses more than once.
 
     Raises:
         UnsupportedError: the model has layers whose outputs are not sums over paths.
     """
 
-    def __init__(self, model: nn.Module, args: tuple[Any, ...], reused: Iterable[str] | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, args: tuple[Any, ...], reused: Iterable[str] | None = None
+    ) -> None:
         expect_arguments("PathSGD", model=model)
         args = (args,) if isinstance(args, Tensor) else tuple(args)
         with evaluating(model):
             graph = trace_graph(model, *args, affine=False)
-        expected = "expected weighted sums, averages and ReLU-like activations from the inputs to the outputs"
+        expected = (
+            "expected weighted sums, averages and ReLU-like activations from the inputs to the"
+            " outputs"
+        )
         driven: set[fx.Node] = set()
         for node in graph.captured.graph.graph.nodes:
             facts = facts_of(node)
@@ -87,26 +106,35 @@ class PathNorm:
             operands = [each for each in leaves if isinstance(each, fx.Node) and each in driven]
             if operands or (node.op == "placeholder" and kind == "input"):
                 driven.add(node)
-            bias = node.args[facts.bias] if facts.bias is not None and len(node.args) > facts.bias else None
+            bias = (
+                node.args[facts.bias]
+                if facts.bias is not None and len(node.args) > facts.bias
+                else None
+            )
             factors = [each for each in operands if each is not bias]
             multiplies = facts.linear == "each" or facts.kind == "quotient"
             if (multiplies and len(factors) > 1) or (facts.kind == "power" and factors):
                 name = operation_name(node.target)
-                raise UnsupportedError(f"PathSGD found {name} of values that depend on the inputs, {expected}.")
+                raise UnsupportedError(
+                    f"PathSGD found {name} of values that depend on the inputs, {expected}."
+                )
             if facts.kind in CROOKED:
                 name = operation_name(node.target)
                 raise UnsupportedError(
-                    f"PathSGD found {name} in the model, {expected}; leave it out, or pool by averages."
+                    f"PathSGD found {name} in the model, {expected}; leave it out, or pool by"
+                    " averages."
                 )
         if graph.has_cuts:
             raise UnsupportedError(
-                f"PathSGD found a normalisation or a comparison in the model, {expected}; remove it, or multiply by a "
-                "mask in place of torch.where."
+                f"PathSGD found a normalisation or a comparison in the model, {expected}; remove"
+                " it, or multiply by a mask in place of torch.where."
             )
         if graph.pinned:
             pin = graph.pinned[0]
             where = " at ".join(part for part in (pin.op, pin.source) if part)
-            raise UnsupportedError(f"PathSGD found {where} ({pin.reason}), {expected}; leave it out of the model.")
+            raise UnsupportedError(
+                f"PathSGD found {where} ({pin.reason}), {expected}; leave it out of the model."
+            )
         self.model, self.args = model, ones_like_inputs(args)
         names = {id(p): name for name, p in model.named_parameters()}
         if reused is None:
@@ -127,31 +155,46 @@ class PathNorm:
         self.reused = tuple(reused)
         unknown = [name for name in self.reused if name not in set(names.values())]
         if unknown:
-            raise InputError(f"PathSGD found reused={unknown[0]!r}, expected names of parameters of the model.")
+            raise InputError(
+                f"PathSGD found reused={unknown[0]!r}, expected names of parameters of the model."
+            )
         self._check([block.name for block in graph.blocks])
 
     def _check(self, names: Iterable[str]) -> None:
-        """Refuse a network that is not a sum over paths, for which ``kappa`` is positive at positive weights.
+        """Refuse a network that is not a sum over paths, for which ``kappa`` is
+        positive at positive weights.
 
         Raises:
             UnsupportedError: ``kappa`` of a parameter is negative, or 0 for all of its scalars.
         """
         # (scaled so that sums do not grow with the width)
-        even = {name: torch.full_like(p, len(p) / p.numel() if p.ndim else 1.0) for name, p in self._squares()}
+        even = {
+            name: torch.full_like(p, len(p) / p.numel() if p.ndim else 1.0)
+            for name, p in self._squares()
+        }
         with evaluating(self.model):
             kappa = grad(self.value)(even)
         for name in names:
-            bad = "negative" if bool((kappa[name] < 0).any()) else "0" if not kappa[name].any() else ""
+            bad = (
+                "negative"
+                if bool((kappa[name] < 0).any())
+                else "0"
+                if not kappa[name].any()
+                else ""
+            )
             if bad:
                 raise UnsupportedError(
-                    f"PathSGD found kappa {bad} for {name!r}, expected a positive one: its paths are subtracted, "
-                    "negated or cut off by an activation somewhere; exclude the parameter, or write the model as sums."
+                    f"PathSGD found kappa {bad} for {name!r}, expected a positive one: its paths"
+                    " are subtracted, negated or cut off by an activation somewhere; exclude the"
+                    " parameter, or write the model as sums."
                 )
 
     def value(self, theta: Mapping[str, Tensor]) -> Tensor:
         """``gamma^2`` at squared weights ``theta``."""
         out = evaluate(self.model, theta, cast(self.args, precision(self.model)))
-        return torch.stack([leaf.sum() for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor)]).sum()
+        return torch.stack(
+            [leaf.sum() for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor)]
+        ).sum()
 
     def _squares(self) -> list[tuple[str, Tensor]]:
         return [(name, p.detach().square()) for name, p in self.model.named_parameters()]
@@ -194,27 +237,33 @@ class PathSGD(Optimizer):
         lr: learning rate.
         model: the model whose parameters these are.
         example: example inputs, one sample.
-        second: include the second term for weights that paths pass several times (see the module's text).
+        second: include the second term for weights that paths pass several times
+            (see the module's text).
         every: number of steps between computations of ``kappa``.
-        reused: names of parameters that paths pass several times; ``None`` finds those of ``nn.RNN`` layers and those
-            that the forward pass uses more than once.
-        min_kappa: a weight whose ``kappa`` is not above this (on no path, or only on paths of value 0) does not move.
+        reused: names of parameters that paths pass several times; ``None`` finds those of
+            ``nn.RNN`` layers and those that the forward pass uses more than once.
+        min_kappa: a weight whose ``kappa`` is not above this (on no path, or only on paths
+            of value 0) does not move.
         maximize: maximise the loss.
 
     Raises:
         InputError: parameters have no names, or a setting is out of range.
-        UnsupportedError: the model has layers whose outputs are not sums over paths, or sharded parameters.
+        UnsupportedError: the model has layers whose outputs are not sums over
+            paths, or sharded parameters.
 
     Example:
         >>> import torch
         >>> from pathspace.training import PathSGD
         >>> model = torch.nn.Linear(1, 1, bias=False)
-        >>> optimizer = PathSGD(model.named_parameters(), lr=0.5, model=model, example=(torch.ones(1, 1),))
+        >>> optimizer = PathSGD(
+        ...     model.named_parameters(), lr=0.5, model=model, example=(torch.ones(1, 1),)
+        ... )
         >>> optimizer.path_norm.kappa()["weight"].tolist()
         [[1.0]]
 
     Reference:
-        Neyshabur, Salakhutdinov and Srebro, Path-SGD, 2015; for recurrent networks Neyshabur et al., 2016.
+        Neyshabur, Salakhutdinov and Srebro, Path-SGD, 2015; for recurrent
+        networks Neyshabur et al., 2016.
     """
 
     def __init__(
@@ -238,7 +287,8 @@ class PathSGD(Optimizer):
         refuse_shards(
             "PathSGD",
             [p for group in self.param_groups for p in group["params"]],
-            "the path norm is a pass through the whole network; use DistributedDataParallel instead.",
+            "the path norm is a pass through the whole network; use DistributedDataParallel"
+            " instead.",
         )
         self.path_norm = PathNorm(model, example, reused)
         self.second, self.every, self.min_kappa = second, every, min_kappa
@@ -252,11 +302,13 @@ class PathSGD(Optimizer):
             InputError: a parameter does not belong to the model.
         """
         self._name = {id(p): name for name, p in self.path_norm.model.named_parameters()}
-        strange = [p for group in self.param_groups for p in group["params"] if id(p) not in self._name]
+        strange = [
+            p for group in self.param_groups for p in group["params"] if id(p) not in self._name
+        ]
         if strange:
             raise InputError(
-                f"PathSGD found a parameter of shape {tuple(strange[0].shape)} that is not the model's, expected "
-                "parameters of the model given."
+                f"PathSGD found a parameter of shape {tuple(strange[0].shape)} that is not the"
+                " model's, expected parameters of the model given."
             )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -289,10 +341,15 @@ class PathSGD(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        parameters = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        parameters = [
+            (p, group) for group in self.param_groups for p in group["params"] if p.grad is not None
+        ]
         if not parameters:
             return loss
-        if any("kappa" not in self.state[p] for p, _ in parameters) or self._count % self.every == 0:
+        if (
+            any("kappa" not in self.state[p] for p, _ in parameters)
+            or self._count % self.every == 0
+        ):
             kappa = self.path_norm.kappa(self.second)
             for p, _ in parameters:
                 self.state[p]["kappa"] = kappa[self._name[id(p)]]

@@ -1,7 +1,9 @@
-r"""The base of optimizers on path values: exact conversion of steps on path values to steps on weights.
+r"""The base of optimizers on path values: exact conversion of steps on path
+values to steps on weights.
 
-Weights on ``T_out`` are constant. A step changes the value of the chain ``p_k`` by the ratio ``R_k`` and the value of
-``P(e)``, for an edge ``e`` in neither tree, from ``v_e`` to ``v_e'``. The weights then are::
+Weights on ``T_out`` are constant. A step changes the value of the chain ``p_k`` by the ratio
+``R_k`` and the value of ``P(e)``, for an edge ``e`` in neither tree, from ``v_e`` to
+``v_e'``. The weights then are::
 
     w_e <- v_e' / (pre_tail s_head) / R_tail                  edges in neither tree
     w_e <- w_e R_head / R_tail                                edges of T_in that are not in T_out
@@ -9,7 +11,8 @@ Weights on ``T_out`` are constant. A step changes the value of the chain ``p_k``
 
 and the derivative with respect to the logarithm of ``p_k`` is, with ``lambda_e = w_e dL/dw_e``::
 
-    c_k = sum over e in T_in \\ T_out entering k of lambda_e  -  sum over e not in T_out leaving k of lambda_e
+    c_k = sum over e in T_in \\ T_out entering k of lambda_e
+        - sum over e not in T_out leaving k of lambda_e
 """
 
 from __future__ import annotations
@@ -42,7 +45,8 @@ from pathspace.training.optim.vectors import Parts
 
 @dataclass
 class Step:
-    """The arguments of a rule in one step (not frozen, which would take a microsecond more to create).
+    """The arguments of a rule in one step (not frozen, which would take a
+    microsecond more to create).
 
     Attributes:
         space: the path space.
@@ -101,10 +105,12 @@ class StepRule(ABC):
 
 
 class PathOptimizer(Optimizer):
-    """Base class of the optimizers on path values: torch's interface for one rule in one path space.
+    """Base class of the optimizers on path values: torch's interface for
+    one rule in one path space.
 
     Args:
-        params: ``model.named_parameters()``, named parameter groups, or parameters of the traced model itself.
+        params: ``model.named_parameters()``, named parameter groups, or parameters of
+            the traced model itself.
         defaults: the settings of a group.
         skeleton: the skeleton of the traced model.
         min_ratio: smallest absolute ratio of a path value to its value at the start.
@@ -112,15 +118,20 @@ class PathOptimizer(Optimizer):
 
     Raises:
         InputError: a parameter of the skeleton is missing, given twice or of another shape.
-        UnsupportedError: parameters are complex or split by FullyShardedDataParallel or ZeRO, a skeleton weight is 0,
-            or path values are too small to divide by.
+        UnsupportedError: parameters are complex or split by FullyShardedDataParallel or ZeRO, a
+            skeleton weight is 0, or path values are too small to divide by.
 
     Reference:
         The two-tree basis and its closed form: ``docs/g-sgd.md``.
     """
 
     def __init__(
-        self, params: Iterable[Any], defaults: dict[str, Any], skeleton: Skeleton, min_ratio: float, rule: StepRule
+        self,
+        params: Iterable[Any],
+        defaults: dict[str, Any],
+        skeleton: Skeleton,
+        min_ratio: float,
+        rule: StepRule,
     ) -> None:
         owner = type(self).__name__
         expect_arguments(owner, skeleton=skeleton)
@@ -143,7 +154,9 @@ class PathOptimizer(Optimizer):
             )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters outside path space; those inside are already in the optimizer."""
+        """Add a group of parameters outside path space; those inside are
+        already in the optimizer.
+        """
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
@@ -169,12 +182,26 @@ class PathOptimizer(Optimizer):
     def weights(self) -> dict[str, Tensor]:
         """Name in the reduction graph -> parameter in path space."""
         blocks = self.skeleton.graph.blocks
-        return {blocks[slot.block].name: slot.parameter for slot in self.space.slots if slot.block is not None}
+        return {
+            blocks[slot.block].name: slot.parameter
+            for slot in self.space.slots
+            if slot.block is not None
+        }
 
     def _connect(self, blocks: Sequence[int | None]) -> None:
-        """Create the path space for the current memory of the weights; the rule's vectors are kept."""
+        """Create the path space for the current memory of the weights; the
+        rule's vectors are kept.
+        """
         owner, manner = type(self).__name__, self._rule.manner
-        given = owner, self.param_groups, blocks, self.skeleton, manner, self.min_ratio, self._absent
+        given = (
+            owner,
+            self.param_groups,
+            blocks,
+            self.skeleton,
+            manner,
+            self.min_ratio,
+            self._absent,
+        )
         space = PathSpace(*given, before=self._space)
         kept = self._rule.vectors(space.vectors.value, len(space.slots))
         vectors, parts = space.vectors, space.vectors.kept
@@ -195,9 +222,13 @@ class PathOptimizer(Optimizer):
             everything["balancing"] = space.balancing
         everything |= kept
         fused = any(group.get("fused") for group in self.param_groups)
-        self._fused = Fused(space, everything, self._rule.chains, self._rule.buffers) if fused else None
+        self._fused = (
+            Fused(space, everything, self._rule.chains, self._rule.buffers) if fused else None
+        )
         self._space, self._kept = space, everything
-        self._compiles = worth_compiling([slot.held for slot in space.slots], math.inf if space.few else 0)
+        self._compiles = worth_compiling(
+            [slot.held for slot in space.slots], math.inf if space.few else 0
+        )
 
     @property
     def space(self) -> PathSpace:
@@ -206,19 +237,21 @@ class PathOptimizer(Optimizer):
         return self._space
 
     def _ready(self) -> bool:
-        """Whether there are gradients; if so, update path space after changes of weights by other code."""
+        """Whether there are gradients; if so, update path space after changes
+        of weights by other code.
+        """
         found = [slot.grad for slot in self.space.slots if slot.grad is not None]
         if any(grad.is_sparse or grad.is_complex() for grad in found):
             raise UnsupportedError(
-                f"{type(self).__name__} found a sparse or complex gradient, expected a dense real one; use dense "
-                "embeddings."
+                f"{type(self).__name__} found a sparse or complex gradient, expected a dense real"
+                " one; use dense embeddings."
             )
         if not found:
             if any(p.grad is not None for group in self.param_groups for p in group["params"]):
                 raise UnsupportedError(
-                    f"{type(self).__name__} found other parameters in its groups than it was made with, as the ZeRO "
-                    "optimizers of DeepSpeed put there, expected those; shard the model by "
-                    "torch.distributed.fsdp.fully_shard instead."
+                    f"{type(self).__name__} found other parameters in its groups than it was made"
+                    " with, as the ZeRO optimizers of DeepSpeed put there, expected those; shard"
+                    " the model by torch.distributed.fsdp.fully_shard instead."
                 )
             return False
         if not torch.compiler.is_compiling() and self.space.refresh():
@@ -230,7 +263,10 @@ class PathOptimizer(Optimizer):
         """The arguments of a step, with zeros for missing gradients."""
         space = self.space
         found = [local_gradient(slot.parameter) if slot.given else None for slot in space.slots]
-        grads = [torch.zeros_like(s.held) if g is None else g for s, g in zip(space.slots, found, strict=True)]
+        grads = [
+            torch.zeros_like(s.held) if g is None else g
+            for s, g in zip(space.slots, found, strict=True)
+        ]
         tensors = space.weights(), space.views(grads), [slot.head for slot in space.slots]
         return Step(space, self.param_groups, self.state, self._kept, space.vectors.parts, *tensors)
 
@@ -252,7 +288,9 @@ class PathOptimizer(Optimizer):
             return loss
         step = self._working()
         space = step.space
-        self._rule.ratios(step, space.log_gradient(step.groups, step.parts, step.weights, step.grads))
+        self._rule.ratios(
+            step, space.log_gradient(step.groups, step.parts, step.weights, step.grads)
+        )
         space.carry(step.parts)
         self._rule.move(step)
         space.finish(step.parts, step.weights)
@@ -261,8 +299,9 @@ class PathOptimizer(Optimizer):
     def resync(self) -> None:
         """Recompute all products along the trees from the weights.
 
-        The optimizer calls it after other in-place operations on weights (loading a model's state, clipping weights).
-        Call it after changes of ``parameter.data``, which the optimizer cannot detect.
+        The optimizer calls it after other in-place operations on weights (loading a model's
+        state, clipping weights). Call it after changes of ``parameter.data``, which the
+        optimizer cannot detect.
 
         Raises:
             UnsupportedError: a skeleton weight is 0.
@@ -271,22 +310,27 @@ class PathOptimizer(Optimizer):
 
     @property
     def dead(self) -> np.ndarray:
-        """Ids of the units with only weights of 0 between them and the root; all weights at them are constant."""
+        """Ids of the units with only weights of 0 between them and the root; all
+        weights at them are constant.
+        """
         return self.skeleton.dead
 
     @property
     def clip_counts(self) -> Tensor:
-        """Number of sign changes of path values, and number of path values stopped before 0 (two integers)."""
+        """Number of sign changes of path values, and number of path values stopped
+        before 0 (two integers).
+        """
         return self.space.counts.sum(1)
 
     @torch.no_grad()
     def clip_path_grad_norm_(self, max_norm: float) -> Tensor:
-        """Scale all gradients so that the norm of ``dL/dv`` over basis path values is at most ``max_norm``.
+        """Scale all gradients so that the norm of ``dL/dv`` over basis path values
+        is at most ``max_norm``.
 
-        Call it instead of ``torch.nn.utils.clip_grad_norm_``. The norm of ``dL/dw`` depends on the scales of the
-        weights; this norm does not. Its square is the sum of ``M_e (dL/dw_e)^2`` with the multipliers ``M_e`` of the
-        step, bounded with ``max_multiplier``; for relative steps it is the norm of ``v dL/dv``. Parameters outside path
-        space count with their own gradients.
+        Call it instead of ``torch.nn.utils.clip_grad_norm_``. The norm of ``dL/dw`` depends on the
+        scales of the weights; this norm does not. Its square is the sum of ``M_e (dL/dw_e)^2`` with
+        the multipliers ``M_e`` of the step, bounded with ``max_multiplier``; for relative steps it
+        is the norm of ``v dL/dv``. Parameters outside path space count with their own gradients.
 
         Args:
             max_norm: the bound.
@@ -309,7 +353,9 @@ class PathOptimizer(Optimizer):
             for side in space.applied(i):
                 square = square * (side.double().square() if by_square else side.double())
             square = square.reshape(-1).index_fill(0, slot.part.tree.long(), 0.0)
-            total = total + square.sum().to(total) * space.share(i) ** (2 if space.manner.linear else 1)
+            total = total + square.sum().to(total) * space.share(i) ** (
+                2 if space.manner.linear else 1
+            )
         norm = (chains + space.spread.sum(total)).sqrt()
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for slot in space.slots:
@@ -321,11 +367,15 @@ class PathOptimizer(Optimizer):
     # --- state dicts, copies and pickles
 
     def fingerprint(self) -> str:
-        """A hash of the two trees, stored in the state, so that a state of another skeleton is refused."""
+        """A hash of the two trees, stored in the state, so that a state of
+        another skeleton is refused.
+        """
         return state.fingerprint(self.skeleton)
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the optimizer, with copies of the vectors of path space and the skeleton's fingerprint."""
+        """State of the optimizer, with copies of the vectors of path space and
+        the skeleton's fingerprint.
+        """
         fresh = not self.state
         state.publish(type(self).__name__, self.space, self._kept, self.state)
         try:

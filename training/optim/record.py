@@ -1,9 +1,11 @@
-"""Factors by tail and weights on the trees for saved states, in an order that depends only on the skeleton.
+"""Factors by tail and weights on the trees for saved states, in an order that
+depends only on the skeleton.
 
-A step stores them in the memory order of a device's tensors. A state must be readable with another number of devices,
-so it has one factor per tail of the graph and all edges on the trees. For unsharded tensors the record is filled when
-a state is requested. For sharded tensors a device knows only its own part, and saving must not wait for the others; so
-each device updates the whole record in every step, by the ratios that all devices know.
+A step stores them in the memory order of a device's tensors. A state must be readable with another
+number of devices, so it has one factor per tail of the graph and all edges on the trees. For
+unsharded tensors the record is filled when a state is requested. For sharded tensors a device knows
+only its own part, and saving must not wait for the others; so each device updates the whole record
+in every step, by the ratios that all devices know.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class Record:
         spans: the range of each block in ``tree``.
     """
 
-    def __init__(self, skeleton: Skeleton, blocks: Sequence[int | None], vectors: Vectors, carried: bool) -> None:
+    def __init__(
+        self, skeleton: Skeleton, blocks: Sequence[int | None], vectors: Vectors, carried: bool
+    ) -> None:
         layout: Layout = vectors.layout
         none = np.zeros(0, np.int64)
         self.vectors, self.carried, device = vectors, carried, vectors.value.device
@@ -46,12 +50,19 @@ class Record:
         ends = np.cumsum([0, *map(len, edges)]).tolist()
         self.spans = [slice(start, end) for start, end in pairwise(ends)]
         here = [part.tail.reshape(-1).numpy() for part in layout.parts if part.span is not None]
-        among = [part.among + ends[b] for part, b in zip(layout.parts, blocks, strict=True) if b is not None]
+        among = [
+            part.among + ends[b]
+            for part, b in zip(layout.parts, blocks, strict=True)
+            if b is not None
+        ]
 
         def put(*arrays: np.ndarray) -> Tensor:
             return torch.from_numpy(np.concatenate([none, *arrays])).to(device)
 
-        self._tails, self._edges = put(np.searchsorted(self.ids, np.concatenate([none, *here]))), put(*among)
+        self._tails, self._edges = (
+            put(np.searchsorted(self.ids, np.concatenate([none, *here]))),
+            put(*among),
+        )
         self.factor = torch.ones(len(self.ids), dtype=torch.float64, device=device)
         self.tree = torch.ones(ends[-1], dtype=torch.float64, device=device)
         if carried:
@@ -61,16 +72,22 @@ class Record:
 
     @staticmethod
     def _followed(skeleton: Skeleton, count: int, edges: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Positions of the factors of all tree edges: first those at the heads, then the divisors at the tails."""
+        """Positions of the factors of all tree edges: first those at the heads, then
+        the divisors at the tails.
+        """
         heads, tails = [], []
         for number, (block, flat) in enumerate(zip(skeleton.graph.blocks, edges, strict=True)):
             moves = np.arange(len(flat)) < len(tree_edges(skeleton, number)[0])
             heads.append(np.where(moves, ids_at(block.head, flat, block.shape), 0))
             tails.append(np.where(moves, ids_at(block.tail, flat, block.shape), 0))
         sides = ((heads, False), (tails, True))
-        return [ratio_places(skeleton, count, ids, divides) for some, divides in sides for ids in some]
+        return [
+            ratio_places(skeleton, count, ids, divides) for some, divides in sides for ids in some
+        ]
 
-    def _found(self, skeleton: Skeleton, edges: Sequence[np.ndarray], tree_in: bool) -> tuple[np.ndarray, np.ndarray]:
+    def _found(
+        self, skeleton: Skeleton, edges: Sequence[np.ndarray], tree_in: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
         """The units with an edge in a tree, and the position of this edge."""
         tree = skeleton.tree_in if tree_in else skeleton.tree_out
         places = np.full(len(tree.block), -1)

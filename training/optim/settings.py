@@ -25,14 +25,14 @@ def expect_parameters(owner: str, params: object) -> list[Any]:
     """
     if isinstance(params, nn.Module | Tensor | str) or not isinstance(params, Iterable):
         raise InputTypeError(
-            f"{owner} found a {type(params).__name__} as its parameters, expected an iterable of parameters; pass "
-            "model.parameters() or model.named_parameters()."
+            f"{owner} found a {type(params).__name__} as its parameters, expected an iterable of"
+            " parameters; pass model.parameters() or model.named_parameters()."
         )
     found = list(params)
     if not found:
         raise InputError(
-            f"{owner} found no parameters, expected at least one; pass model.parameters() of a model that has some "
-            "(an iterator can be read only once)."
+            f"{owner} found no parameters, expected at least one; pass model.parameters() of a"
+            " model that has some (an iterator can be read only once)."
         )
     return found
 
@@ -53,7 +53,10 @@ def number(owner: str, name: str, value: Any, low: float = 0.0, high: float = fl
     found = value
     if isinstance(value, Tensor):
         if value.numel() != 1:
-            raise InputError(f"{owner} found {name} as a tensor of {value.numel()} elements, expected one element.")
+            raise InputError(
+                f"{owner} found {name} as a tensor of {value.numel()} elements, expected one"
+                " element."
+            )
         if torch.compiler.is_compiling() or value.is_meta:
             return
         found = value.item()
@@ -85,8 +88,8 @@ def check_bound(owner: str, max_multiplier: float | None, relative: bool) -> Non
         number(owner, "max_multiplier", max_multiplier, low=SMALLEST)
         if relative:
             raise InputError(
-                f"{owner} found max_multiplier={max_multiplier:g} with relative=True, whose steps have no multipliers; "
-                "leave one out."
+                f"{owner} found max_multiplier={max_multiplier:g} with relative=True, whose steps"
+                " have no multipliers; leave one out."
             )
 
 
@@ -116,10 +119,11 @@ def modes(owner: str, fused: bool | None, differentiable: bool) -> None:
     """
     if fused:
         raise UnsupportedError(
-            f"{owner} found fused=True, expected False: its kernels are chosen for the device; leave fused out."
+            f"{owner} found fused=True, expected False: its kernels are chosen for the device;"
+            " leave fused out."
         )
     if differentiable:
         raise UnsupportedError(
-            f"{owner} found differentiable=True, expected False: the step writes into the weights in place; "
-            "differentiate through a functional step of your own instead."
+            f"{owner} found differentiable=True, expected False: the step writes into the weights"
+            " in place; differentiate through a functional step of your own instead."
         )

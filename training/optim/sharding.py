@@ -1,9 +1,11 @@
-"""Sharded weights: whole on every device, or split along any dimension over the dimensions of a mesh.
+"""Sharded weights: whole on every device, or split along any dimension over
+the dimensions of a mesh.
 
-A step needs only sums over all edges of a unit from other devices. Each device sums over its own edges; edges on
-several devices are counted by the first of them. Then, for each dimension of the mesh along which tensors are split,
-one ``all_reduce`` over a vector with one entry per chain sums over the devices, and all values by unit are equal on all
-devices. Weights and gradients are not sent.
+A step needs only sums over all edges of a unit from other devices. Each device sums over its
+own edges; edges on several devices are counted by the first of them. Then, for each
+dimension of the mesh along which tensors are split, one ``all_reduce`` over a vector with
+one entry per chain sums over the devices, and all values by unit are equal on all devices.
+Weights and gradients are not sent.
 """
 
 from __future__ import annotations
@@ -32,9 +34,11 @@ class Spread:
     """How the tensors of an optimizer are sharded.
 
     Attributes:
-        groups: the processes along each dimension of the mesh over which a tensor is split; empty without sharding.
+        groups: the processes along each dimension of the mesh over which a tensor is
+            split; empty without sharding.
         indices: local indices of each tensor; ``None`` for all.
-        counted: for each tensor, whether this device counts it if several devices hold the same part.
+        counted: for each tensor, whether this device counts it if several
+            devices hold the same part.
     """
 
     groups: tuple[dist.ProcessGroup, ...]
@@ -98,11 +102,15 @@ def refuse_shards(owner: str, tensors: Sequence[Tensor], why: str) -> None:
         UnsupportedError: a tensor is sharded.
     """
     if any(sharded(tensor) for tensor in tensors):
-        raise UnsupportedError(f"{owner} found parameters sharded over several devices, expected whole tensors: {why}")
+        raise UnsupportedError(
+            f"{owner} found parameters sharded over several devices, expected whole tensors: {why}"
+        )
 
 
 def piece(held: np.ndarray, parts: int, number: int) -> np.ndarray:
-    """One of the parts into which a device mesh splits indices; the last ones may be shorter, or empty."""
+    """One of the parts into which a device mesh splits indices; the last ones
+    may be shorter, or empty.
+    """
     size = -(-len(held) // parts)
     return held[number * size : (number + 1) * size]
 
@@ -119,27 +127,31 @@ def find_indices(owner: str, name: str | None, tensor: Tensor) -> Indices | None
     coordinate = tensor.device_mesh.get_coordinate()
     if coordinate is None:
         raise UnsupportedError(
-            f"{owner} found parameter {name!r} on a mesh that this process is not in, expected one with a part on "
-            "every process; make the optimizer on the processes of the mesh."
+            f"{owner} found parameter {name!r} on a mesh that this process is not in, expected one"
+            " with a part on every process; make the optimizer on the processes of the mesh."
         )
     indices = [np.arange(size) for size in tensor.shape]
-    for place, size, placement in zip(coordinate, tensor.device_mesh.shape, tensor.placements, strict=True):
+    for place, size, placement in zip(
+        coordinate, tensor.device_mesh.shape, tensor.placements, strict=True
+    ):
         if placement.is_partial():
             raise UnsupportedError(
-                f"{owner} found parameter {name!r} placed as {tensor.placements}, terms of a sum over devices, "
-                "expected shards or whole tensors; redistribute it first."
+                f"{owner} found parameter {name!r} placed as {tensor.placements}, terms of a sum"
+                " over devices, expected shards or whole tensors; redistribute it first."
             )
         if not placement.is_replicate():
             # fully_shard splits each piece of a tensor that tensor parallelism has split before
             before: int = getattr(placement, "split_factor", 1)
             dim: int = getattr(placement, "dim")  # noqa: B009 (shards have it, placements in general do not)
-            pieces = [piece(piece(indices[dim], before, number), size, place) for number in range(before)]
+            pieces = [
+                piece(piece(indices[dim], before, number), size, place) for number in range(before)
+            ]
             indices[dim] = np.concatenate(pieces)
     shape, held_shape = tuple(map(len, indices)), tuple(local(tensor).shape)
     if shape != held_shape:
         raise InputError(
-            f"{owner} found a part of shape {held_shape} of parameter {name!r} on this device, expected {shape}; build "
-            "the optimizer after sharding, from model.named_parameters()."
+            f"{owner} found a part of shape {held_shape} of parameter {name!r} on this device,"
+            f" expected {shape}; build the optimizer after sharding, from model.named_parameters()."
         )
     return None if shape == tuple(tensor.shape) else tuple(indices)
 
@@ -174,10 +186,13 @@ def find_spread(owner: str, named: Sequence[tuple[str | None, Tensor]]) -> Sprea
             if len(set(one) & set(other)) > 1:
                 name = next(name for (name, _), cut in zip(named, cuts, strict=True) if one in cut)
                 raise UnsupportedError(
-                    f"{owner} found parameter {name!r} cut over processes {list(one)} and another over {list(other)}, "
-                    "expected dimensions of one mesh; give all modules the same mesh, or dimensions of it."
+                    f"{owner} found parameter {name!r} cut over processes {list(one)} and another"
+                    f" over {list(other)}, expected dimensions of one mesh; give all modules the"
+                    " same mesh, or dimensions of it."
                 )
-    counted = tuple(all(one in cut or dist.get_rank(groups[one]) == 0 for one in found) for cut in cuts)
+    counted = tuple(
+        all(one in cut or dist.get_rank(groups[one]) == 0 for one in found) for cut in cuts
+    )
     return Spread(tuple(groups.values()), indices, counted)
 
 

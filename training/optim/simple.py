@@ -1,8 +1,12 @@
-"""The three optimizers of the evolution notes (2.2 to 2.4), corrected, with torch's own code where it is equivalent.
+"""The three optimizers of the evolution notes (2.2 to 2.4), corrected, with torch's own
+code where it is equivalent.
 
-* Moving-average descent is ``torch.optim.SGD`` with ``dampening = momentum`` and a zero initial buffer.
-* Rescaled descent divides each tensor's gradient by its root mean square over elements; torch has no equivalent.
-* Sign descent without memory is ``torch.optim.Adam(betas=(0, 0), eps=0)``; with memory it is Lion with equal betas.
+* Moving-average descent is ``torch.optim.SGD`` with ``dampening = momentum``
+  and a zero initial buffer.
+* Rescaled descent divides each tensor's gradient by its root mean square over elements;
+  torch has no equivalent.
+* Sign descent without memory is ``torch.optim.Adam(betas=(0, 0), eps=0)``; with memory it
+  is Lion with equal betas.
 """
 
 from __future__ import annotations
@@ -21,10 +25,12 @@ from pathspace.training.optim.settings import expect_parameters, modes, number
 
 
 class EMASGD(SGD):
-    r"""Moving-average descent: ``g <- gamma g + (1 - gamma) dL/dw``, ``w <- w - lr g``, from ``g = 0``.
+    r"""Moving-average descent: ``g <- gamma g + (1 - gamma) dL/dw``, ``w <- w
+    - lr g``, from ``g = 0``.
 
-    It differs from ``torch.optim.SGD(momentum=gamma, dampening=gamma)`` only in the first step: torch initialises its
-    buffer with the first gradient, the notes with zero. All of torch's code is reused.
+    It differs from ``torch.optim.SGD(momentum=gamma, dampening=gamma)`` only in the first
+    step: torch initialises its buffer with the first gradient, the notes with zero. All
+    of torch's code is reused.
 
     Args:
         params: parameters, as for every torch optimizer.
@@ -72,7 +78,13 @@ class EMASGD(SGD):
         number("EMASGD", "gamma", gamma, high=1.0)
         params = expect_parameters("EMASGD", params)
         super().__init__(
-            params, lr=lr, momentum=gamma, dampening=gamma, maximize=maximize, foreach=foreach, fused=fused
+            params,
+            lr=lr,
+            momentum=gamma,
+            dampening=gamma,
+            maximize=maximize,
+            foreach=foreach,
+            fused=fused,
         )
 
     @torch.no_grad()
@@ -85,7 +97,11 @@ class EMASGD(SGD):
         for group in self.param_groups:
             for parameter in group["params"]:
                 state = self.state[parameter]
-                if parameter.grad is not None and group["momentum"] and state.get("momentum_buffer") is None:
+                if (
+                    parameter.grad is not None
+                    and group["momentum"]
+                    and state.get("momentum_buffer") is None
+                ):
                     state["momentum_buffer"] = torch.zeros_like(parameter)
         # torch's step without its wrapper, because hooks are already called for this step
         inspect.unwrap(SGD.step)(self)
@@ -95,8 +111,8 @@ class EMASGD(SGD):
 class _PerTensor(Optimizer, ABC):
     """Base class of optimizers with a moving average from zero and a direction for each tensor.
 
-    ``foreach`` and ``capturable`` are accepted as by torch (a step processes one tensor after the other, and never
-    waits for the device); ``fused`` and ``differentiable`` are refused.
+    ``foreach`` and ``capturable`` are accepted as by torch (a step processes one tensor after the
+    other, and never waits for the device); ``fused`` and ``differentiable`` are refused.
     """
 
     def __init__(
@@ -112,7 +128,9 @@ class _PerTensor(Optimizer, ABC):
         number(type(self).__name__, "gamma", gamma, high=1.0)
         modes(type(self).__name__, modes_of_torch["fused"], modes_of_torch["differentiable"])
         params = expect_parameters(type(self).__name__, params)
-        super().__init__(params, {"lr": lr, "gamma": gamma, "maximize": maximize, **modes_of_torch, **more})
+        super().__init__(
+            params, {"lr": lr, "gamma": gamma, "maximize": maximize, **modes_of_torch, **more}
+        )
 
     @abstractmethod
     def _direction(self, average: Tensor, group: dict[str, Any]) -> Tensor:
@@ -131,8 +149,8 @@ class _PerTensor(Optimizer, ABC):
                     continue
                 if parameter.grad.is_sparse or parameter.grad.is_complex():
                     raise UnsupportedError(
-                        f"{type(self).__name__} found a sparse or complex gradient, expected a dense real one; use "
-                        "dense embeddings."
+                        f"{type(self).__name__} found a sparse or complex gradient, expected a"
+                        " dense real one; use dense embeddings."
                     )
                 grad = -parameter.grad if group["maximize"] else parameter.grad
                 if group["gamma"]:
@@ -147,17 +165,20 @@ class _PerTensor(Optimizer, ABC):
 
 
 class RescaleSGD(_PerTensor):
-    r"""Rescaled descent: ``w <- w - lr g / rms(g)`` for every tensor, ``g`` a moving average from zero.
+    r"""Rescaled descent: ``w <- w - lr g / rms(g)`` for every tensor, ``g`` a
+    moving average from zero.
 
-    The notes use the standard deviation, which is 0 for a tensor of one element and close to 0 for a nearly constant
-    gradient; here it is the root mean square. All gradients are computed at one point. Steps have a fixed length, so
-    they oscillate around a minimum unless the learning rate decays.
+    The notes use the standard deviation, which is 0 for a tensor of one element and close to
+    0 for a nearly constant gradient; here it is the root mean square. All gradients are
+    computed at one point. Steps have a fixed length, so they oscillate around a minimum
+    unless the learning rate decays.
 
     Args:
         params: parameters, as for every torch optimizer.
         lr: learning rate.
         gamma: decay of the average.
-        eps: constant added to the root mean square; it is absolute, so choose it far below all gradients.
+        eps: constant added to the root mean square; it is absolute, so choose it
+            far below all gradients.
         maximize: ascend instead.
         foreach: accepted as by torch.
         capturable: accepted as by torch.
@@ -195,7 +216,12 @@ class RescaleSGD(_PerTensor):
         differentiable: bool = False,
     ) -> None:
         number("RescaleSGD", "eps", eps)
-        more = {"foreach": foreach, "capturable": capturable, "fused": fused, "differentiable": differentiable}
+        more = {
+            "foreach": foreach,
+            "capturable": capturable,
+            "fused": fused,
+            "differentiable": differentiable,
+        }
         super().__init__(params, lr, gamma, maximize, more, eps=eps)
 
     def _direction(self, average: Tensor, group: dict[str, Any]) -> Tensor:
@@ -210,8 +236,8 @@ class RescaleSGD(_PerTensor):
 class SignProp(_PerTensor):
     r"""Sign descent: ``w <- w - lr sign(g)``, ``g`` a moving average from zero.
 
-    With ``gamma = 0`` this is ``torch.optim.Adam(betas=(0, 0), eps=0)`` (which divides 0 by 0 for zero gradients); with
-    ``gamma > 0`` it is Lion with equal betas.
+    With ``gamma = 0`` this is ``torch.optim.Adam(betas=(0, 0), eps=0)`` (which divides 0 by 0 for
+    zero gradients); with ``gamma > 0`` it is Lion with equal betas.
 
     Args:
         params: parameters, as for every torch optimizer.
@@ -252,7 +278,12 @@ class SignProp(_PerTensor):
         fused: bool | None = None,
         differentiable: bool = False,
     ) -> None:
-        more = {"foreach": foreach, "capturable": capturable, "fused": fused, "differentiable": differentiable}
+        more = {
+            "foreach": foreach,
+            "capturable": capturable,
+            "fused": fused,
+            "differentiable": differentiable,
+        }
         super().__init__(params, lr, gamma, maximize, more)
 
     def _direction(self, average: Tensor, group: dict[str, Any]) -> Tensor:  # noqa: ARG002

@@ -65,7 +65,8 @@ def make_slots(
     absent: Mapping[int, Tensor],
     size: int,
 ) -> list[Slot]:
-    """One slot for each parameter of the groups, then for each weight that the optimizer does not have.
+    """One slot for each parameter of the groups, then for each weight that the
+    optimizer does not have.
 
     Args:
         groups: the parameter groups.
@@ -84,7 +85,9 @@ def make_slots(
         dense = weight.data_ptr() == tensor.data_ptr() and weight.is_contiguous()
         flat = weight.view(-1) if dense else None
         rows = rows_of_group(part, size)
-        slots.append(Slot(parameter, g, block, part, tensor, weight, flat, rows, given=len(slots) < given))
+        slots.append(
+            Slot(parameter, g, block, part, tensor, weight, flat, rows, given=len(slots) < given)
+        )
     return slots
 
 

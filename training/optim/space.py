@@ -1,7 +1,7 @@
 """The path space of an optimizer: the layout of its weights, with the products along the trees.
 
-Factors by tail and head, path values and weights on the trees are computed from the weights once, and again after
-changes of the weights by other code. The rule of a step determines how they change.
+Factors by tail and head, path values and weights on the trees are computed from the weights once,
+and again after changes of the weights by other code. The rule of a step determines how they change.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class PathSpace:
         before: the previous path space of these weights.
 
     Raises:
-        UnsupportedError: path space is on several devices, a skeleton weight is 0, or path values are too small.
+        UnsupportedError: path space is on several devices, a skeleton weight is 0, or
+            path values are too small.
     """
 
     def __init__(
@@ -82,17 +83,23 @@ class PathSpace:
         self.owner, self.given, self.skeleton = owner, list(blocks), skeleton
         self.manner, self.min_ratio = manner, min_ratio
         self.blocks = blocks = [*blocks, *absent]
-        names = [*named(groups), *((skeleton.graph.blocks[block].name, p) for block, p in absent.items())]
+        names = [
+            *named(groups),
+            *((skeleton.graph.blocks[block].name, p) for block, p in absent.items()),
+        ]
         self.names = [name for name, _ in names]
-        self.spread, self.cut = find_spread(owner, names), any(sharded(parameter) for _, parameter in names)
+        self.spread, self.cut = (
+            find_spread(owner, names),
+            any(sharded(parameter) for _, parameter in names),
+        )
         held = [local(parameter) for _, parameter in names]
         fused = any(group.get("fused") for group in groups)
         index = torch.int32 if fused else torch.int64
         devices = {p.device for p, block in zip(held, blocks, strict=True) if block is not None}
         if len(devices) > 1:
             raise UnsupportedError(
-                f"{owner} found path space spread over {', '.join(sorted(map(str, devices)))}, expected one device; "
-                "give every device a model of its own."
+                f"{owner} found path space spread over {', '.join(sorted(map(str, devices)))},"
+                " expected one device; give every device a model of its own."
             )
         self.layout = make_layout(skeleton, held, blocks, self.spread, index)
         self.device = self.layout.first.device
@@ -103,8 +110,13 @@ class PathSpace:
         # with so few elements, the cost of a step is the number of operations
         self.few = count <= size
         self.slots = make_slots(groups, self.blocks, self.layout.parts, held, absent, size)
-        # factors by unit to the balanced gauge, and suffixes when it was computed; upper bounds of factors by tail
-        ids = 0 if manner.cap is None else 1 + skeleton.graph.num_units + skeleton.graph.forms.shape[0]
+        # factors by unit to the balanced gauge, and suffixes when it was computed; upper
+        # bounds of factors by tail
+        ids = (
+            0
+            if manner.cap is None
+            else 1 + skeleton.graph.num_units + skeleton.graph.forms.shape[0]
+        )
         self.balancing = torch.ones(ids, dtype=torch.float64)
         self.limits: Tensor | None = None
         self.suffix_then: Tensor | None = None
@@ -121,31 +133,49 @@ class PathSpace:
         # number of computations of the constant factors
         self.constants = 0
         self.held: Tensor | None = None
-        self._freeze([s.block is not None and not (s.given and s.parameter.requires_grad) for s in self.slots])
+        self._freeze(
+            [
+                s.block is not None and not (s.given and s.parameter.requires_grad)
+                for s in self.slots
+            ]
+        )
         self.resync()
 
     # --- tensors
 
     def _find_groups(self) -> None:
         """Assign to each chain the settings of the group of its first unit's entering edge."""
-        group_of = {slot.block: slot.group for slot in self.slots if slot.block is not None and slot.given}
+        group_of = {
+            slot.block: slot.group for slot in self.slots if slot.block is not None and slot.given
+        }
         blocks = self.skeleton.tree_in.block
-        groups = [group_of.get(int(blocks[u]), 0) if u < len(blocks) else 0 for u in self.layout.first.tolist()]
+        groups = [
+            group_of.get(int(blocks[u]), 0) if u < len(blocks) else 0
+            for u in self.layout.first.tolist()
+        ]
         # with a single group, settings are numbers; otherwise vectors over chains
         self.one_group = groups[-1] if len(set(groups)) == 1 else None
-        self.group_index = None if self.one_group is not None else torch.tensor(groups, device=self.device)
+        self.group_index = (
+            None if self.one_group is not None else torch.tensor(groups, device=self.device)
+        )
 
     def setting(self, groups: Groups, name: str, place: int | None = None) -> Any:
-        """A setting of path space, or an element of a pair: a number, one-element tensor or vector over chains."""
+        """A setting of path space, or an element of a pair: a number, one-element
+        tensor or vector over chains.
+        """
         found = [group[name] if place is None else group[name][place] for group in groups]
         if self.one_group is not None:
             return found[self.one_group]
         assert self.group_index is not None
-        values = [torch.as_tensor(value, dtype=torch.float64, device=self.device) for value in found]
+        values = [
+            torch.as_tensor(value, dtype=torch.float64, device=self.device) for value in found
+        ]
         return torch.stack([v.reshape(()) for v in values])[self.group_index]
 
     def rows(self, slot: Slot) -> int:
-        """Number of rows of a tensor that are processed together (0: all, also for compiled steps)."""
+        """Number of rows of a tensor that are processed together (0: all,
+        also for compiled steps).
+        """
         return 0 if torch.compiler.is_compiling() else slot.rows
 
     def views(self, tensors: Iterable[Tensor]) -> list[Tensor]:
@@ -160,13 +190,20 @@ class PathSpace:
         if torch.compiler.is_compiling():
             # a compiler needs the origin of these views
             views = self.views([slot.held.detach() for slot in self.slots])
-            return [v if s.flat is not None else v.contiguous() for v, s in zip(views, self.slots, strict=True)]
-        return [s.weight if s.flat is not None else s.part.shaped(s.held.detach()).contiguous() for s in self.slots]
+            return [
+                v if s.flat is not None else v.contiguous()
+                for v, s in zip(views, self.slots, strict=True)
+            ]
+        return [
+            s.weight if s.flat is not None else s.part.shaped(s.held.detach()).contiguous()
+            for s in self.slots
+        ]
 
     def moments(self, slot: Slot, state: dict[str, Any], key: str) -> Tensor:
         """A tensor of the state of a parameter, in the parameter's view.
 
-        After loading a state or moving a parameter, the tensor can have another memory layout or type.
+        After loading a state or moving a parameter, the tensor can have
+        another memory layout or type.
         """
         held = local(state[key])
         shaped = slot.part.shaped(held)
@@ -216,7 +253,11 @@ class PathSpace:
             self.balancing *= (suffix / before).abs()
             return
         blocks = self.skeleton.graph.blocks
-        tensors = {blocks[s.block].name: whole(s.parameter.detach()) for s in self.slots if s.block is not None}
+        tensors = {
+            blocks[s.block].name: whole(s.parameter.detach())
+            for s in self.slots
+            if s.block is not None
+        }
         self.balancing.copy_(balancing_factors(self.skeleton.graph, tensors))
 
     def recall(self) -> None:
@@ -226,20 +267,26 @@ class PathSpace:
     def _tree_weights(self) -> Tensor:
         """Current weights of the edges on the trees, in the order of the layout, in float64."""
         inside = [slot for slot in self.slots if slot.block is not None]
-        some = [s.part.shaped(s.held.detach()).reshape(-1)[s.part.tree.long()].double() for s in inside]
+        some = [
+            s.part.shaped(s.held.detach()).reshape(-1)[s.part.tree.long()].double() for s in inside
+        ]
         return torch.cat(some) if some else torch.zeros(0, dtype=torch.float64)
 
     def _as_written(self) -> Tensor:
         """The tree weights rounded to the types of their tensors."""
         tree = self.vectors.kept.tree
-        some = [tree[s.part.edges].to(s.held.dtype).double() for s in self.slots if s.block is not None]
+        some = [
+            tree[s.part.edges].to(s.held.dtype).double() for s in self.slots if s.block is not None
+        ]
         return torch.cat(some) if some else tree
 
     def _products(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Prefixes and suffixes of all units, and the weights of their edges in both trees."""
         skeleton, tables = self.skeleton, []
         slots = zip(self.slots, self.spread.counted, strict=True)
-        slot_of = {slot.block: slot for slot, counted in slots if slot.block is not None and counted}
+        slot_of = {
+            slot.block: slot for slot, counted in slots if slot.block is not None and counted
+        }
         for tree in (skeleton.tree_in, skeleton.tree_out):
             values = torch.zeros(len(tree.block), dtype=torch.float64)
             for block, units in tree.by_block():
@@ -259,8 +306,8 @@ class PathSpace:
                 raise UnsupportedError(
                     f"{self.owner} found a skeleton weight of {found:g} in {name!r}, expected "
                     + (
-                        "non-zero ones; choose the skeleton again from the model as it stands, or init_skeleton(model, "
-                        "skeleton) first."
+                        "non-zero ones; choose the skeleton again from the model as it stands, or"
+                        " init_skeleton(model, skeleton) first."
                         if found == 0
                         else "finite ones; load weights from before they diverged."
                     )
@@ -269,10 +316,14 @@ class PathSpace:
         return skeleton.prefixes(tables[0]), skeleton.suffixes(tables[1]), tables[0], tables[1]
 
     def _inverse(self, table: Tensor, ids: Tensor) -> Tensor:
-        """``1 / table`` to the power in the step, for some ids; 0 at dead units, whose weights are constant."""
+        """``1 / table`` to the power in the step, for some ids; 0 at dead units,
+        whose weights are constant.
+        """
         lost = self.skeleton.lost
         values = power(table, ids).reciprocal()
-        values = values.masked_fill_(torch.from_numpy(lost)[ids.abs()], 0.0) if lost.any() else values
+        values = (
+            values.masked_fill_(torch.from_numpy(lost)[ids.abs()], 0.0) if lost.any() else values
+        )
         return values if self.manner.linear else values.square()
 
     def _factors_by_tail(self, prefix: Tensor) -> Tensor:
@@ -284,19 +335,32 @@ class PathSpace:
         return torch.cat(tails) if tails else torch.zeros(0, dtype=torch.int64)
 
     def _constants(self, prefix: Tensor, suffix: Tensor) -> None:
-        """Compute the constant factors: ``1 / s_head``, and ``1 / pre_tail`` if no chain is involved."""
+        """Compute the constant factors: ``1 / s_head``, and ``1 / pre_tail``
+        if no chain is involved.
+        """
         self.constants += 1
         cap, linear = self.manner.cap, self.manner.linear
         if cap is not None:
             self.suffix_then = suffix
-            self.limits = limits(power(self.balancing, self._moving_tails()), cap, linear).to(self.vectors.factor)
+            self.limits = limits(power(self.balancing, self._moving_tails()), cap, linear).to(
+                self.vectors.factor
+            )
         for slot in self.slots:
-            head, tail = self._inverse(suffix, slot.part.head), self._inverse(prefix, slot.part.tail)
+            head, tail = (
+                self._inverse(suffix, slot.part.head),
+                self._inverse(prefix, slot.part.tail),
+            )
             if cap is not None:
-                head = limited(head, power(self.balancing, slot.part.head).reciprocal(), cap, linear)
+                head = limited(
+                    head, power(self.balancing, slot.part.head).reciprocal(), cap, linear
+                )
                 tail = limited(tail, power(self.balancing, slot.part.tail), cap, linear)
-            slot.head = None if slot.part.kind == PLAIN or bool((head == 1).all()) else head.to(slot.held)
-            slot.tail = None if slot.part.kind != STATIC or bool((tail == 1).all()) else tail.to(slot.held)
+            slot.head = (
+                None if slot.part.kind == PLAIN or bool((head == 1).all()) else head.to(slot.held)
+            )
+            slot.tail = (
+                None if slot.part.kind != STATIC or bool((tail == 1).all()) else tail.to(slot.held)
+            )
 
     def share(self, number: int) -> float:
         """The factor by which a bound reduces the step of a tensor with multiplier 1."""
@@ -309,7 +373,9 @@ class PathSpace:
         return factor if self.limits is None else factor.clamp(-self.limits, self.limits)
 
     def applied(self, number: int) -> list[Tensor]:
-        """The factors of a tensor's gradient in a step, by head and by tail, which broadcast to its view."""
+        """The factors of a tensor's gradient in a step, by head and by tail,
+        which broadcast to its view.
+        """
         slot = self.slots[number]
         if self.manner.relative:
             return [slot.part.shaped(slot.held.detach())] if slot.block is not None else []
@@ -320,17 +386,24 @@ class PathSpace:
 
     @property
     def scales(self) -> Tensor:
-        """Divisors by chain that convert derivatives with respect to logarithms; infinite for the root.
+        """Divisors by chain that convert derivatives with respect to
+        logarithms; infinite for the root.
 
         They are path values (bounded, for steps with ``1 / scale``), or 1 for relative steps.
         """
         value, cap = self.vectors.value, self.manner.cap
         if self.manner.relative:
             return self.one
-        return value if cap is None or not self.manner.linear else value.abs().clamp_(min=1 / cap).copysign_(value)
+        return (
+            value
+            if cap is None or not self.manner.linear
+            else value.abs().clamp_(min=1 / cap).copysign_(value)
+        )
 
     def divisors(self) -> Tensor:
-        """Divisors by chain of the derivatives with respect to logarithms in a step: bounded squares of path values."""
+        """Divisors by chain of the derivatives with respect to logarithms in a step:
+        bounded squares of path values.
+        """
         square, cap = self.scales.square(), self.manner.cap
         return square if cap is None or self.manner.linear else square.clamp_(min=1 / cap)
 
@@ -342,22 +415,30 @@ class PathSpace:
         """
         if self.manner.relative:
             return
-        bad = [self.manner.cap is None and not bool(self.vectors.value.square().reciprocal().isfinite().all())]
+        bad = [
+            self.manner.cap is None
+            and not bool(self.vectors.value.square().reciprocal().isfinite().all())
+        ]
         for i, slot in enumerate(self.slots):
             sizes = [float(factor.abs().amax()) for factor in self.applied(i) if factor.numel()]
             numbers = torch.finfo(slot.held.dtype)
             if self.manner.linear:
                 # second moments of gradients as small as a rounding error must be representable
-                sizes += [math.prod(sizes), (math.prod(sizes) * numbers.eps) * (math.prod(sizes) * numbers.eps)]
+                sizes += [
+                    math.prod(sizes),
+                    (math.prod(sizes) * numbers.eps) * (math.prod(sizes) * numbers.eps),
+                ]
             bad.append(not all(size <= numbers.max for size in sizes))
         everywhere = self.spread.sum(torch.tensor(bad, device=self.device).to(torch.int64)).tolist()
         if any(everywhere):
             names = [f" at {name!r}" if name else "" for name in self.names]
-            where = next((name for name, wrong in zip(names, everywhere[1:], strict=True) if wrong), "")
+            where = next(
+                (name for name, wrong in zip(names, everywhere[1:], strict=True) if wrong), ""
+            )
             raise UnsupportedError(
-                f"{self.owner} found products of skeleton weights so small that dividing by them leads beyond "
-                f"the range of numbers{where}, expected larger ones; start with init_skeleton(model, skeleton)"
-                f"{self.manner.way_out}, or compute in float64."
+                f"{self.owner} found products of skeleton weights so small that dividing by them"
+                f" leads beyond the range of numbers{where}, expected larger ones; start with"
+                f" init_skeleton(model, skeleton){self.manner.way_out}, or compute in float64."
             )
 
     # --- changes of the weights by other code
@@ -372,7 +453,8 @@ class PathSpace:
             self.note_versions()
         else:
             self._seen = [
-                (where, s.held._version, strides) for s, (where, _, strides) in zip(self.slots, self._seen, strict=True)
+                (where, s.held._version, strides)
+                for s, (where, _, strides) in zip(self.slots, self._seen, strict=True)
             ]
 
     def _look(self) -> list[tuple[int, int, tuple[int, ...]]]:
@@ -383,10 +465,12 @@ class PathSpace:
         return [(s.held.data_ptr(), s.held._version, s.held.stride()) for s in self.slots]
 
     def refresh(self) -> bool:
-        """Update path space after other code has changed or frozen weights; otherwise without waiting for the device.
+        """Update path space after other code has changed or frozen weights; otherwise
+        without waiting for the device.
 
         Returns:
-            Whether the memory of the weights has changed: then nothing is done, and a new layout is needed.
+            Whether the memory of the weights has changed: then nothing is done,
+            and a new layout is needed.
         """
         now = self._look()
         if now != self._seen or self.loaded:
@@ -410,14 +494,21 @@ class PathSpace:
         """
         parameters = [slot.parameter for slot in self.slots]
         # (a fast exit if nothing is frozen and all have gradients)
-        if self.held is None and not self.frozen and all(p.grad is not None and p.requires_grad for p in parameters):
+        if (
+            self.held is None
+            and not self.frozen
+            and all(p.grad is not None and p.requires_grad for p in parameters)
+        ):
             return
         asked = [slot.given and slot.parameter.requires_grad for slot in self.slots]
         inside = [slot.block is not None for slot in self.slots]
         reached = any(
-            mine and one and slot.grad is not None for mine, one, slot in zip(inside, asked, self.slots, strict=True)
+            mine and one and slot.grad is not None
+            for mine, one, slot in zip(inside, asked, self.slots, strict=True)
         )
-        self._freeze([mine and not (one and reached) for mine, one in zip(inside, asked, strict=True)])
+        self._freeze(
+            [mine and not (one and reached) for mine, one in zip(inside, asked, strict=True)]
+        )
 
     def _freeze(self, still: list[bool]) -> None:
         if still == [slot.still for slot in self.slots]:
@@ -431,7 +522,9 @@ class PathSpace:
 
     # --- parts of a step
 
-    def log_gradient(self, groups: Groups, parts: Parts, weights: Sequence[Tensor], grads: Sequence[Tensor]) -> Tensor:
+    def log_gradient(
+        self, groups: Groups, parts: Parts, weights: Sequence[Tensor], grads: Sequence[Tensor]
+    ) -> Tensor:
         """``c_k`` of all chains, shape ``(chains,)``; the root's entry is not used.
 
         Args:
@@ -457,10 +550,16 @@ class PathSpace:
         """Sums of ``w g`` by tail, then the gradients of the edges on the trees."""
         chained = [i for i, slot in enumerate(self.slots) if slot.part.span is not None]
         if self.few and not torch.compiler.is_compiling() and chained:
-            products = torch._foreach_mul([weights[i] for i in chained], [grads[i] for i in chained])
+            products = torch._foreach_mul(
+                [weights[i] for i in chained], [grads[i] for i in chained]
+            )
             sums = [summed(self.slots[i].part, p) for i, p in zip(chained, products, strict=True)]
         else:
-            sums = [leaving(s.part, weights[i], grads[i], self.rows(s)) for i in chained for s in (self.slots[i],)]
+            sums = [
+                leaving(s.part, weights[i], grads[i], self.rows(s))
+                for i in chained
+                for s in (self.slots[i],)
+            ]
         return sums + [
             grad.take(s.part.tree.long())
             for grad, s in zip(grads, self.slots, strict=True)
@@ -474,7 +573,9 @@ class PathSpace:
             self.record.follow(self.vectors.ratios, self.manner.linear)
 
     def finish(self, parts: Parts, weights: Sequence[Tensor]) -> None:
-        """Write the tree weights, which are stored in float64, to the tensors, and write back copies."""
+        """Write the tree weights, which are stored in float64, to the
+        tensors, and write back copies.
+        """
         if self.manner.linear:
             self.vectors.settle(parts)
         compiling = torch.compiler.is_compiling()
@@ -484,7 +585,9 @@ class PathSpace:
                 flat.index_copy_(0, slot.part.tree.long(), values)
             if slot.flat is None:
                 order = slot.part.order or tuple(range(slot.held.ndim))
-                slot.held.detach().permute(order).copy_(weight.view([slot.held.shape[d] for d in order]))
+                slot.held.detach().permute(order).copy_(
+                    weight.view([slot.held.shape[d] for d in order])
+                )
         if not compiling:
             self.note_step()
 

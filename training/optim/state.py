@@ -1,8 +1,10 @@
-"""Saving, checking and loading of the state of an optimizer on path values, which belongs to the two trees.
+"""Saving, checking and loading of the state of an optimizer on path values, which
+belongs to the two trees.
 
-All values are in ``state``, as tensors that are equal on every device: vectors by chain and by tail in the entry of
-the first tensor of path space, and for each tensor its weights on the trees and its number of steps. So
-``torch.distributed.checkpoint`` can save them, and any number of devices can load them.
+All values are in ``state``, as tensors that are equal on every device: vectors by chain and by
+tail in the entry of the first tensor of path space, and for each tensor its weights on the
+trees and its number of steps. So ``torch.distributed.checkpoint`` can save them, and any number
+of devices can load them.
 """
 
 from __future__ import annotations
@@ -49,7 +51,10 @@ def _by_chain(kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def publish(
-    owner: str, space: PathSpace, kept: Mapping[str, Tensor], state: MutableMapping[Tensor, dict[str, Any]]
+    owner: str,
+    space: PathSpace,
+    kept: Mapping[str, Tensor],
+    state: MutableMapping[Tensor, dict[str, Any]],
 ) -> None:
     """Add copies of all vectors of path space to the state of an optimizer.
 
@@ -78,15 +83,25 @@ def publish(
 
 
 def trees(state: Any, skeleton: Skeleton) -> Skeleton | None:
-    """The skeleton of a state, where its rule has chosen other trees than for the weights now; ``None`` otherwise."""
+    """The skeleton of a state, where its rule has chosen other trees than for the weights
+    now; ``None`` otherwise.
+    """
     entries = state.get("state") if isinstance(state, Mapping) else None
-    some = [entry.get("path_space") for entry in entries.values()] if isinstance(entries, Mapping) else []
-    inside = next((entry for entry in some if isinstance(entry, Mapping) and "fingerprint" in entry), {})
+    some = (
+        [entry.get("path_space") for entry in entries.values()]
+        if isinstance(entries, Mapping)
+        else []
+    )
+    inside = next(
+        (entry for entry in some if isinstance(entry, Mapping) and "fingerprint" in entry), {}
+    )
     found = unpacked(skeleton, inside)
     return None if found is None or fingerprint(found) == fingerprint(skeleton) else found
 
 
-def checked(owner: str, state: dict[str, Any], space: PathSpace, kept: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+def checked(
+    owner: str, state: dict[str, Any], space: PathSpace, kept: Mapping[str, Tensor]
+) -> list[dict[str, Any]]:
     """The entries of path space in a state, by parameter.
 
     Raises:
@@ -94,20 +109,33 @@ def checked(owner: str, state: dict[str, Any], space: PathSpace, kept: Mapping[s
     """
     entries: Any = state.get("state")
     keys = [key for group in state.get("param_groups", ()) for key in group.get("params", ())]
-    mine = [entries.get(key, {}).get("path_space") for key in keys] if isinstance(entries, Mapping) else []
+    mine = (
+        [entries.get(key, {}).get("path_space") for key in keys]
+        if isinstance(entries, Mapping)
+        else []
+    )
     found = [entry if isinstance(entry, dict) else {} for entry in mine]
     inside = next((entry for entry in found if "fingerprint" in entry), {})
     mark = inside.get("fingerprint")
     if not isinstance(mark, Tensor) or not torch.equal(mark.cpu(), _owned(owner, space.skeleton)):
         raise InputError(
-            f"{owner} found a state dict of another optimizer or skeleton, expected one saved with these two trees; "
-            "rebuild the skeleton with the rule and seed it was trained with."
+            f"{owner} found a state dict of another optimizer or skeleton, expected one saved with"
+            " these two trees; rebuild the skeleton with the rule and seed it was trained with."
         )
     wanted = {"factor": space.record.factor, **_by_chain(kept)}
     pairs: list[tuple[str, Any, tuple[int, ...]]]
-    pairs = [(f"path_space[{name!r}]", inside.get(name), tuple(vector.shape)) for name, vector in wanted.items()]
-    spans = [space.record.spans[slot.block] for slot in space.slots if slot.given and slot.block is not None]
-    owned = [entry for entry, slot in zip(found, space.slots, strict=False) if slot.block is not None]
+    pairs = [
+        (f"path_space[{name!r}]", inside.get(name), tuple(vector.shape))
+        for name, vector in wanted.items()
+    ]
+    spans = [
+        space.record.spans[slot.block]
+        for slot in space.slots
+        if slot.given and slot.block is not None
+    ]
+    owned = [
+        entry for entry, slot in zip(found, space.slots, strict=False) if slot.block is not None
+    ]
     pairs += [
         ("tree", entry["tree"], (span.stop - span.start,))
         for entry, span in zip(owned, spans, strict=False)
@@ -116,8 +144,8 @@ def checked(owner: str, state: dict[str, Any], space: PathSpace, kept: Mapping[s
     for name, value, shape in pairs:
         if getattr(value, "shape", None) != torch.Size(shape):
             raise InputError(
-                f"{owner} found a damaged state: {name} is not a tensor of shape {shape}, expected what "
-                "optimizer.state_dict() returned; load another checkpoint."
+                f"{owner} found a damaged state: {name} is not a tensor of shape {shape}, expected"
+                " what optimizer.state_dict() returned; load another checkpoint."
             )
     return found
 

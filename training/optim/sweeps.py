@@ -1,10 +1,11 @@
 r"""Keep a network in its canonical gauge during training, one set of units at a time.
 
-If its neighbours do not change, a unit is balanced exactly by ``phi += 1/4 log(L / E)``, with ``E`` the squares of
-entering and ``L`` of leaving weights; a unit of fixed norm is corrected by ``phi -= 1/2 mean log(E / target)``. Units
-form sets without weights between them, and every step of an optimizer treats one set: it reads the weights at the set
-once, and multiplies them and their buffers once. If there are weights between units of one set (recurrent layers),
-``1/4`` is divided by the largest number of scales at one weight: the sum of squares then still decreases, by the
+If its neighbours do not change, a unit is balanced exactly by ``phi += 1/4 log(L / E)``, with ``E``
+the squares of entering and ``L`` of leaving weights; a unit of fixed norm is corrected by ``phi -=
+1/2 mean log(E / target)``. Units form sets without weights between them, and every step of an
+optimizer treats one set: it reads the weights at the set once, and multiplies them and their
+buffers once. If there are weights between units of one set (recurrent layers), ``1/4`` is divided
+by the largest number of scales at one weight: the sum of squares then still decreases, by the
 inequality of arithmetic and geometric means.
 """
 
@@ -18,7 +19,14 @@ import torch
 from torch import Tensor
 
 from pathspace.structure import Structure
-from pathspace.training.optim.canonical_gauge import BALANCED, KEPT, Canonical, Side, incidence, sides
+from pathspace.training.optim.canonical_gauge import (
+    BALANCED,
+    KEPT,
+    Canonical,
+    Side,
+    incidence,
+    sides,
+)
 
 # a set has about 1 / PART of all weights, so that a step is cheap
 PART = 8
@@ -38,7 +46,8 @@ class UnitSet:
         summed_pairs: number of the pairs that belong to ``summed``; they come first.
         balanced: mask of the units that are balanced.
         rate: the factor of ``log(L / E)``.
-        voters: positions of the entries whose squares are compared with a target, and the groups of their sums.
+        voters: positions of the entries whose squares are compared with a target, and
+            the groups of their sums.
         votes: positions of units, their groups, and the weights of the logarithms.
         target: target squares, by group.
     """
@@ -63,14 +72,17 @@ class UnitSet:
             tensors: parameters by name.
 
         Returns:
-            Changes, one for each of ``units``; sides with factors that are broadcastable to their tensors.
+            Changes, one for each of ``units``; sides with factors that are
+            broadcastable to their tensors.
         """
         squares = torch.cat([side.squares(tensors[side.name]).reshape(-1) for side in self.summed])
         n, count = self.summed_pairs, len(self.units)
         power = self.power[:n]
         # sums of entering, then of leaving squares
         place = self.unit[:n] + count * (power < 0)
-        both = squares.new_zeros(2 * count).index_add_(0, place, squares[self.entry[:n]] * power.abs())
+        both = squares.new_zeros(2 * count).index_add_(
+            0, place, squares[self.entry[:n]] * power.abs()
+        )
         entering, leaving = both[:count], both[count:]
         known = self.balanced & (entering > 0) & (leaving > 0)
         change = torch.where(known, self.rate * (leaving / entering).log(), 0.0)
@@ -83,10 +95,14 @@ class UnitSet:
         logs = squares.new_zeros(sum(side.ids.numel() for side in self.moved))
         logs.index_add_(0, self.entry, self.power * change[self.unit])
         parts = logs.exp_().split([side.ids.numel() for side in self.moved])
-        return change, [(side, part.view(side.ids.shape)) for side, part in zip(self.moved, parts, strict=True)]
+        return change, [
+            (side, part.view(side.ids.shape)) for side, part in zip(self.moved, parts, strict=True)
+        ]
 
 
-def unit_sets(graph: Structure, found: Canonical, device: torch.device, norms: str) -> list[UnitSet]:
+def unit_sets(
+    graph: Structure, found: Canonical, device: torch.device, norms: str
+) -> list[UnitSet]:
     """Divide the units into independent sets.
 
     Args:
@@ -138,7 +154,9 @@ def _color(
     return [members for members, _, _ in sets]
 
 
-def _make(graph: Structure, found: Canonical, units: np.ndarray, device: torch.device, norms: str) -> UnitSet:
+def _make(
+    graph: Structure, found: Canonical, units: np.ndarray, device: torch.device, norms: str
+) -> UnitSet:
     inside = np.full(graph.num_units, -1)
     inside[units] = np.arange(len(units))
     every = sides(graph)
@@ -162,7 +180,9 @@ def _make(graph: Structure, found: Canonical, units: np.ndarray, device: torch.d
     unit, entry, power = unit[order], entry[order], power[order]
     starts = np.concatenate([[0], np.cumsum(sizes)])
     total = int(starts[len(summed)])
-    voter, group, voting, deciding, weight, target = _voters(graph, found, numbers, every, inside, starts, norms)
+    voter, group, voting, deciding, weight, target = _voters(
+        graph, found, numbers, every, inside, starts, norms
+    )
 
     def on(array: np.ndarray, dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.as_tensor(array, dtype=dtype, device=device)
@@ -207,7 +227,9 @@ def _voters(
     starts: np.ndarray,
     norms: str,
 ) -> tuple[np.ndarray, ...]:
-    """Entries that are compared with targets, and their units: the arrays ``voters`` and ``votes`` of a set."""
+    """Entries that are compared with targets, and their units: the arrays
+    ``voters`` and ``votes`` of a set.
+    """
     owners = {number: np.abs(every[number].ids.reshape(-1).numpy()) - 1 for number in found.targets}
     count = np.zeros(graph.num_units)
     for number, target in found.targets.items():

@@ -30,18 +30,30 @@ def packed(skeleton: Skeleton) -> dict[str, Tensor]:
     """Both trees as tensors.
 
     Returns:
-        ``choice``; ``trees``, shape ``(2, 8, H + 1)``: block, index, direction, parent, two signs, round and whether it
-        is dead, of every unit; ``rest``, shape ``(4, entries)``: tree, row, column and exponent of other factors.
+        ``choice``; ``trees``, shape ``(2, 8, H + 1)``: block, index, direction, parent, two signs,
+        round and whether it is dead, of every unit; ``rest``, shape ``(4, entries)``: tree, row,
+        column and exponent of other factors.
     """
     trees, rest = [], [np.zeros((4, 0), np.int64)]
     for number, tree in enumerate((skeleton.tree_in, skeleton.tree_out)):
         rounds = np.full(len(tree.block), -1)
         for turn, units in enumerate(tree.rounds):
             rounds[units] = turn
-        arrays = tree.block, tree.index, tree.forward, tree.parent, tree.own, tree.other, rounds, tree.dead
+        arrays = (
+            tree.block,
+            tree.index,
+            tree.forward,
+            tree.parent,
+            tree.own,
+            tree.other,
+            rounds,
+            tree.dead,
+        )
         trees.append(np.stack([array.astype(np.int64) for array in arrays]))
         entries = tree.rest.tocoo()
-        rest.append(np.stack([np.full(entries.nnz, number), *entries.coords, entries.data]).astype(np.int64))
+        rest.append(
+            np.stack([np.full(entries.nnz, number), *entries.coords, entries.data]).astype(np.int64)
+        )
     return {
         "choice": choice(skeleton),
         "trees": torch.from_numpy(np.stack(trees)),
@@ -50,7 +62,8 @@ def packed(skeleton: Skeleton) -> dict[str, Tensor]:
 
 
 def unpacked(skeleton: Skeleton, kept: Mapping[str, Any]) -> Skeleton | None:
-    """A skeleton with the trees of a state, if the same rule and seed chose them for the same graph.
+    """A skeleton with the trees of a state, if the same rule and seed chose
+    them for the same graph.
 
     Args:
         skeleton: another skeleton of the graph.
@@ -60,9 +73,15 @@ def unpacked(skeleton: Skeleton, kept: Mapping[str, Any]) -> Skeleton | None:
     count = len(skeleton.tree_in.block)
     if not (isinstance(mark, Tensor) and isinstance(trees, Tensor) and isinstance(rest, Tensor)):
         return None
-    if not torch.equal(mark.cpu(), choice(skeleton)) or trees.shape != (2, 8, count) or rest.shape[:-1] != (4,):
+    if (
+        not torch.equal(mark.cpu(), choice(skeleton))
+        or trees.shape != (2, 8, count)
+        or rest.shape[:-1] != (4,)
+    ):
         return None
-    found = [_tree(table, rest.cpu().numpy(), number) for number, table in enumerate(trees.cpu().numpy())]
+    found = [
+        _tree(table, rest.cpu().numpy(), number) for number, table in enumerate(trees.cpu().numpy())
+    ]
     one = skeleton.tree_out is skeleton.tree_in
     return replace(skeleton, tree_in=found[0], tree_out=found[0] if one else found[1])
 

@@ -1,7 +1,7 @@
 """Device code of a step on path values: four launches, whatever the number of tensors.
 
-All tensors are described by two tables, one row each: pointers (they may change from step to step) and numbers (they
-do not). Numbers are computed in float64 and rounded once, when they are written.
+All tensors are described by two tables, one row each: pointers (they may change from step to step)
+and numbers (they do not). Numbers are computed in float64 and rounded once, when they are written.
 """
 
 # (no postponed annotations here: the compiler reads them)
@@ -16,7 +16,8 @@ BLOCK = 128
 # columns of the table of pointers
 WEIGHT, GRAD, FIRST, SECOND, FRESH = (tl.constexpr(i) for i in range(5))
 POINTERS = tl.constexpr(5)
-# columns of the table of numbers; addresses of tails and heads are ``start + row * stride + column // taps % period``
+# columns of the table of numbers; addresses of tails and heads are ``start + row * stride +
+# column // taps % period``
 TYPE, ROWS, COLUMNS, GROUP = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 TAIL, HEAD, EDGE, KIND = tl.constexpr(4), tl.constexpr(8), tl.constexpr(12), tl.constexpr(13)
 NUMBERS = tl.constexpr(14)
@@ -38,11 +39,17 @@ def load(pointer, place, mask, kind):
         if kind == 0:
             found = tl.load(pointer.to(tl.pointer_type(tl.float64)) + place, mask=mask, other=0.0)
         elif kind == 1:
-            found = tl.load(pointer.to(tl.pointer_type(tl.float32)) + place, mask=mask, other=0.0).to(tl.float64)
+            found = tl.load(
+                pointer.to(tl.pointer_type(tl.float32)) + place, mask=mask, other=0.0
+            ).to(tl.float64)
         elif kind == 2:
-            found = tl.load(pointer.to(tl.pointer_type(tl.bfloat16)) + place, mask=mask, other=0.0).to(tl.float64)
+            found = tl.load(
+                pointer.to(tl.pointer_type(tl.bfloat16)) + place, mask=mask, other=0.0
+            ).to(tl.float64)
         else:
-            found = tl.load(pointer.to(tl.pointer_type(tl.float16)) + place, mask=mask, other=0.0).to(tl.float64)
+            found = tl.load(
+                pointer.to(tl.pointer_type(tl.float16)) + place, mask=mask, other=0.0
+            ).to(tl.float64)
     return found
 
 
@@ -55,7 +62,11 @@ def store(pointer, place, value, mask, kind):
         tl.store(pointer.to(tl.pointer_type(tl.float32)) + place, value.to(tl.float32), mask=mask)
     elif kind == 2:
         # by way of float32, as all conversions to bfloat16 go
-        tl.store(pointer.to(tl.pointer_type(tl.bfloat16)) + place, value.to(tl.float32).to(tl.bfloat16), mask=mask)
+        tl.store(
+            pointer.to(tl.pointer_type(tl.bfloat16)) + place,
+            value.to(tl.float32).to(tl.bfloat16),
+            mask=mask,
+        )
     else:
         tl.store(pointer.to(tl.pointer_type(tl.float16)) + place, value.to(tl.float16), mask=mask)
 
@@ -82,8 +93,8 @@ def address(numbers, row, column):
 
 
 @triton.jit
-def reduce(pointers, numbers, programs, total, target, signs, tree, places, tails, settings, rates, groups,
-           SIGNED: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def reduce(pointers, numbers, programs, total, target, signs, tree, places, tails, settings, rates,
+           groups, SIGNED: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Add ``c_k`` to ``total``: products of weights and gradients by tail, and those of tree edges.
 
     The first program also fetches learning rates that are tensors.
@@ -93,7 +104,10 @@ def reduce(pointers, numbers, programs, total, target, signs, tree, places, tail
             pointer = tl.load(rates + 2 * group)
             if pointer != 0:
                 rate = load(
-                    pointer, tl.zeros((1,), tl.int32), tl.full((1,), True, tl.int1), tl.load(rates + 2 * group + 1)
+                    pointer,
+                    tl.zeros((1,), tl.int32),
+                    tl.full((1,), True, tl.int1),
+                    tl.load(rates + 2 * group + 1),
                 )
                 tl.store(settings + group * SETTINGS + LR + tl.zeros((1,), tl.int32), rate)
     program = programs + 4 * tl.program_id(0)
@@ -112,7 +126,9 @@ def reduce(pointers, numbers, programs, total, target, signs, tree, places, tail
         entry = entry * tl.load(tree + edge, mask=inside, other=0.0)
         if SIGNED:
             entry = entry * tl.load(signs + tails + edge, mask=inside, other=0.0)
-        tl.atomic_add(total + tl.load(target + tails + edge, mask=inside, other=0), entry, mask=inside)
+        tl.atomic_add(
+            total + tl.load(target + tails + edge, mask=inside, other=0), entry, mask=inside
+        )
     elif tl.load(about + TAIL + 1) == 0:
         # the tail does not depend on the row: sum rows first
         inside = column < columns
@@ -143,7 +159,9 @@ def reduce(pointers, numbers, programs, total, target, signs, tree, places, tail
 
 @triton.jit
 def ratio_of(chains, chain, mask, settings, groups, ADAM: tl.constexpr):
-    """``R_k``, with what the last kernel needs: the ratio asked for, the smallest allowed, and moments."""
+    """``R_k``, with what the last kernel needs: the ratio asked for, the
+    smallest allowed, and moments.
+    """
     table = settings + tl.load(groups + chain, mask=mask, other=0) * SETTINGS
     lr, decay, up = tl.load(table + LR), tl.load(table + DECAY), tl.load(table + UP)
     # the root has no path value; it stands for what is beyond the end, too
@@ -153,7 +171,9 @@ def ratio_of(chains, chain, mask, settings, groups, ADAM: tl.constexpr):
     cap = tl.load(settings + CAP)
     if ADAM:
         # a bound on 1 / |p|
-        size = tl.maximum(tl.abs(value), tl.where(cap == 0.0, 0.0, 1.0 / tl.where(cap == 0.0, 1.0, cap)))
+        size = tl.maximum(
+            tl.abs(value), tl.where(cap == 0.0, 0.0, 1.0 / tl.where(cap == 0.0, 1.0, cap))
+        )
         value = tl.where(value < 0.0, -size, size)
     gradient = tl.where(held, 0.0, total) / value
     mean = by_chain(chains, MEAN, chain, mask)
@@ -163,21 +183,31 @@ def ratio_of(chains, chain, mask, settings, groups, ADAM: tl.constexpr):
         one, two = tl.load(table + BETA1), tl.load(table + BETA2)
         after = mean * one + gradient * (1.0 - one)
         squared = second * two + gradient * gradient * (1.0 - two)
-        root = tl.sqrt(squared) / tl.sqrt(1.0 - tl.exp(age * tl.load(table + LOG2))) + tl.load(table + EPS)
+        root = tl.sqrt(squared) / tl.sqrt(1.0 - tl.exp(age * tl.load(table + LOG2))) + tl.load(
+            table + EPS
+        )
         # with eps = 0, what never had a gradient keeps its value
-        moved = after / (1.0 - tl.exp(age * tl.load(table + LOG1))) / tl.where(root == 0.0, float("inf"), root)
+        moved = (
+            after
+            / (1.0 - tl.exp(age * tl.load(table + LOG1)))
+            / tl.where(root == 0.0, float("inf"), root)
+        )
         after, squared = tl.where(held, mean, after), tl.where(held, second, squared)
         relative = moved / value
     else:
         momentum = tl.load(table + MOMENTUM)
         # as torch does, the first gradient enters whole
-        after = mean * momentum + gradient * (1.0 - tl.load(table + DAMPENING) * tl.load(table + STARTED))
+        after = mean * momentum + gradient * (
+            1.0 - tl.load(table + DAMPENING) * tl.load(table + STARTED)
+        )
         ahead = tl.where(tl.load(table + NESTEROV) != 0.0, gradient + momentum * after, after)
         moved = tl.where(momentum != 0.0, ahead, gradient)
         after, squared = tl.where(held | (momentum == 0.0), mean, after), mean
         # over p^2, with a bound on 1 / p^2
         square = value * value
-        square = tl.where(cap == 0.0, square, tl.maximum(square, 1.0 / tl.where(cap == 0.0, 1.0, cap)))
+        square = tl.where(
+            cap == 0.0, square, tl.maximum(square, 1.0 / tl.where(cap == 0.0, 1.0, cap))
+        )
         relative = moved * value / square
     asked = tl.where(held, 1.0, 1.0 - lr * decay - lr * relative)
     least = by_chain(chains, LEAST, chain, mask)
@@ -186,8 +216,9 @@ def ratio_of(chains, chain, mask, settings, groups, ADAM: tl.constexpr):
 
 
 @triton.jit
-def pass_on(chains, count, settings, groups, factor, limits, step, keep, tree, of_tails, of_edges, tails, edges,
-            OTHERS: tl.constexpr, ADAM: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def pass_on(chains, count, settings, groups, factor, limits, step, keep, tree, of_tails, of_edges,
+            tails, edges, OTHERS: tl.constexpr, ADAM: tl.constexpr,
+            BLOCK: tl.constexpr):  # fmt: skip
     """Factors by tail, and the weights on the trees, after the ratios."""
     number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = number < tails + edges
@@ -219,7 +250,9 @@ def pass_on(chains, count, settings, groups, factor, limits, step, keep, tree, o
 @triton.jit
 def update(pointers, numbers, programs, settings, step, keep, static, heads, shares, ages,
            ADAM: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """All weights, edges on the trees too (they are written once more later), and what is remembered of them."""
+    """All weights, edges on the trees too (they are written once more later), and
+    what is remembered of them.
+    """
     program = programs + 4 * tl.program_id(0)
     tensor, first_row, last_row, first = (
         tl.load(program), tl.load(program + 1), tl.load(program + 2), tl.load(program + 3)
@@ -240,7 +273,10 @@ def update(pointers, numbers, programs, settings, step, keep, static, heads, sha
             here = (row < last_row) & (column < columns)[None, :]
             place = row.to(tl.int64) * columns + column[None, :]
             w, g = load(weight, place, here, kind), load(grad, place, here, kind) * up
-            tail, head = address(about + TAIL, row, column[None, :]), address(about + HEAD, row, column[None, :])
+            tail, head = (
+                address(about + TAIL, row, column[None, :]),
+                address(about + HEAD, row, column[None, :]),
+            )
             kept, moves = tl.full(w.shape, 1.0, tl.float64), tl.full(w.shape, 1.0, tl.float64)
             if factors == DYNAMIC:
                 kept = tl.load(keep + tail, mask=here, other=1.0)
@@ -253,7 +289,10 @@ def update(pointers, numbers, programs, settings, step, keep, static, heads, sha
                 age = tl.load(ages + tensor) + 1.0
                 # by path values: 1 / (pre s) before the step
                 g = g * (moves / kept) * by_head * share
-                mean, square = load(first_moment, place, here, kind), load(second_moment, place, here, kind)
+                mean, square = (
+                    load(first_moment, place, here, kind),
+                    load(second_moment, place, here, kind),
+                )
                 mean = mean + (g - mean) * (1.0 - one)
                 square = square * two + g * g * (1.0 - two)
                 store(first_moment, place, mean, here, kind)
@@ -278,7 +317,9 @@ def update(pointers, numbers, programs, settings, step, keep, static, heads, sha
 @triton.jit
 def finish(pointers, numbers, programs, chains, count, settings, groups, counts, places, tree, ages,
            tensors, blocks, ADAM: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Everything that is kept by chain, how many steps tensors have taken, and the weights on the trees."""
+    """Everything that is kept by chain, how many steps tensors have taken, and
+    the weights on the trees.
+    """
     number = tl.arange(0, BLOCK)
     if tl.program_id(0) < blocks:
         chain = tl.program_id(0) * BLOCK + number
@@ -303,7 +344,9 @@ def finish(pointers, numbers, programs, chains, count, settings, groups, counts,
             for start in range(0, tensors, BLOCK):
                 tensor = start + number
                 moved = tl.load(pointers + tensor * POINTERS, mask=tensor < tensors, other=0) != 0
-                tl.store(ages + tensor, tl.load(ages + tensor, mask=moved, other=0.0) + 1.0, mask=moved)
+                tl.store(
+                    ages + tensor, tl.load(ages + tensor, mask=moved, other=0.0) + 1.0, mask=moved
+                )
     else:
         program = programs + 4 * (tl.program_id(0) - blocks)
         tensor, last, first = tl.load(program), -tl.load(program + 2), tl.load(program + 3)
@@ -313,10 +356,18 @@ def finish(pointers, numbers, programs, chains, count, settings, groups, counts,
             inside = first + number < last
             edge = tl.load(about + EDGE) + first + number
             value = tl.load(tree + edge, mask=inside, other=0.0)
-            store(weight, tl.load(places + edge, mask=inside, other=0), value, inside, tl.load(about + TYPE))
+            store(
+                weight,
+                tl.load(places + edge, mask=inside, other=0),
+                value,
+                inside,
+                tl.load(about + TYPE),
+            )
 
 
 def launch(_memory, kernel, programs, arguments, options):
     """Start a kernel with so many programs."""
     sizes = {"AT_ONCE": 8, "BLOCK": BLOCK}
-    kernel[(programs,)](*arguments, **options, **{key: sizes[key] for key in sizes if key in kernel.arg_names})
+    kernel[(programs,)](
+        *arguments, **options, **{key: sizes[key] for key in sizes if key in kernel.arg_names}
+    )

@@ -1,7 +1,7 @@
 """The long vectors of a step, and their update by the ratios of path values.
 
-One float64 buffer has, concatenated, the coefficients of entries in the sums of chains (-1 for each tail, then the
-weights on the trees), the step by tail and ``1 / R`` by tail.
+One float64 buffer has, concatenated, the coefficients of entries in the sums of chains (-1 for each
+tail, then the weights on the trees), the step by tail and ``1 / R`` by tail.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class Parts:
         inverse: the second row, their reciprocals.
         zero: 0 for all chains.
         least: smallest allowed ratios, at which path values reach their limits.
-        coefficient: coefficients of entries in the sums of chains: -1 for each tail, then the weights on the trees.
+        coefficient: coefficients of entries in the sums of chains: -1 for each tail, then
+            the weights on the trees.
         tree: the weights on the trees.
         step: factors of gradients, by tail.
         keep: ``1 / R``, by tail.
@@ -65,7 +66,11 @@ class Vectors:
     """
 
     def __init__(
-        self, layout: Layout, dtypes: Sequence[torch.dtype | None], device: torch.device, fused: bool = False
+        self,
+        layout: Layout,
+        dtypes: Sequence[torch.dtype | None],
+        device: torch.device,
+        fused: bool = False,
     ) -> None:
         def vector(size: int, dtype: torch.dtype = torch.float64) -> Tensor:
             return torch.ones(size, dtype=dtype, device=device)
@@ -95,7 +100,11 @@ class Vectors:
         """Create the views."""
         layout, buffer = self.layout, self.buffer
         # (compiled steps use whole tensors)
-        rounded = self.make_rounded() if not self.rounded and torch.compiler.is_compiling() else self.rounded
+        rounded = (
+            self.make_rounded()
+            if not self.rounded and torch.compiler.is_compiling()
+            else self.rounded
+        )
         tails, edges = layout.tails, layout.edges
         both = self.ratios.view(2, layout.count)
         exact = buffer[tails:]
@@ -107,7 +116,11 @@ class Vectors:
             on_tree.append(mine[part.edges] if part.edges.stop > part.edges.start else None)
             by_tail = mine[edges:].view(2, tails)
             span, shape = part.span, part.tail.shape
-            columns.append(None if span is None else (by_tail[1, span].view(shape), by_tail[0, span].view(shape)))
+            columns.append(
+                None
+                if span is None
+                else (by_tail[1, span].view(shape), by_tail[0, span].view(shape))
+            )
         return Parts(
             both=both,
             ratio=both[0],
@@ -136,10 +149,11 @@ class Vectors:
 
         Args:
             parts: the vectors.
-            counts: numbers of sign changes, and of values stopped before 0, by chain; they are increased.
+            counts: numbers of sign changes, and of values stopped before 0, by
+                chain; they are increased.
             held: mask of constant chains; ``None`` if there are none.
-            linear: whether the step has ``1 / pre`` instead of its square. Then :attr:`factor` is updated later, by
-                :meth:`settle`.
+            linear: whether the step has ``1 / pre`` instead of its square. Then :attr:`factor` is
+                updated later, by :meth:`settle`.
             limits: upper bounds of the factors of a step, by tail.
         """
         ratio, size = parts.ratio, torch.abs(parts.ratio, out=parts.inverse)
@@ -152,7 +166,8 @@ class Vectors:
         self.value.mul_(ratio)
         torch.reciprocal(ratio, out=parts.inverse)
         torch.index_select(self.ratios, 0, self.layout.of_tails, out=parts.keep)
-        # 1 / (pre^n R): the factor of the step that includes the change of the tail; then 1 / (pre R)^n
+        # 1 / (pre^n R): the factor of the step that includes the change of the
+        # tail; then 1 / (pre R)^n
         torch.mul(self.factor, parts.keep, out=parts.step)
         bounded = None if limits is None else self.factor.clamp(-limits, limits).mul_(parts.keep)
         if not linear:
@@ -168,7 +183,9 @@ class Vectors:
             rounded.copy_(parts.exact)
 
     def settle(self, parts: Parts) -> None:
-        """Update :attr:`factor` at the end of a step with ``1 / pre``, when the old value is no longer needed."""
+        """Update :attr:`factor` at the end of a step with ``1 / pre``, when the old
+        value is no longer needed.
+        """
         torch.mul(self.factor, parts.keep, out=self.factor)
 
 

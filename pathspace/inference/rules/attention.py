@@ -17,12 +17,22 @@ from pathspace.inference.values import Value, Weight, constant, reshaped, shape_
 
 @rule("aten.scaled_dot_product_attention", kind="attention")
 def attention(
-    semantics: Semantics, query: Value, key: Value, value: Value, mask: Value | None = None, *args: Any, **kwargs: Any
+    semantics: Semantics,
+    query: Value,
+    key: Value,
+    value: Value,
+    mask: Value | None = None,
+    *args: Any,
+    **kwargs: Any,
 ) -> Tensor:
-    """``softmax(q k^T + mask) v``: queries and keys have opposite scales per feature, values pass theirs on."""
+    """``softmax(q k^T + mask) v``: queries and keys have opposite scales per
+    feature, values pass theirs on.
+    """
     q, k, v = (semantics.activation(entry) for entry in (query, key, value))
     if kwargs.get("enable_gqa") and k.shape[-3] != q.shape[-3]:
-        k, v = (torch.repeat_interleave(entry, q.shape[-3] // entry.shape[-3], -3) for entry in (k, v))
+        k, v = (
+            torch.repeat_interleave(entry, q.shape[-3] // entry.shape[-3], -3) for entry in (k, v)
+        )
     scores = contract_ids(semantics, q.unsqueeze(-2), k.unsqueeze(-3), [-1])
     mask = kwargs.get("attn_mask", mask)
     if isinstance(mask, Tensor | Weight):
@@ -33,14 +43,20 @@ def attention(
     return times(semantics, tokens, semantics.reduce(chances, [-1], keepdim=True))
 
 
-@rule("aten._scaled_dot_product_flash_attention", "aten._scaled_dot_product_flash_attention_for_cpu",
+@rule("aten._scaled_dot_product_flash_attention",
+      "aten._scaled_dot_product_flash_attention_for_cpu",
       "aten._scaled_dot_product_efficient_attention", "aten._scaled_dot_product_cudnn_attention",
-      "aten._scaled_dot_product_attention_math", "aten._scaled_dot_product_fused_attention_overrideable",
+      "aten._scaled_dot_product_attention_math",
+      "aten._scaled_dot_product_fused_attention_overrideable",
       kind="attention")  # fmt: skip
-def fused_attention(semantics: Semantics, query: Value, key: Value, value: Value, *args: Any, **kwargs: Any) -> Any:
+def fused_attention(
+    semantics: Semantics, query: Value, key: Value, value: Value, *args: Any, **kwargs: Any
+) -> Any:
     """Attention that also returns tensors for its backward pass."""
     masks = [
-        arg for arg in (*args, kwargs.get("attn_mask"), kwargs.get("attn_bias")) if isinstance(arg, Tensor | Weight)
+        arg
+        for arg in (*args, kwargs.get("attn_mask"), kwargs.get("attn_bias"))
+        if isinstance(arg, Tensor | Weight)
     ]
     out = attention(semantics, query, key, value, masks[0] if masks else None, enable_gqa=True)
     shown = semantics.place.result
@@ -53,15 +69,21 @@ def _heads(ids: Tensor, heads: int) -> Tensor:
 
 
 def _multi_head(
-    semantics: Semantics, inputs: tuple[Value, Value, Value], heads: int, weight: Value, bias: Value,
-    out_weight: Value, out_bias: Value, mask: Value | None,
+    semantics: Semantics, inputs: tuple[Value, Value, Value], heads: int, weight: Value,
+    bias: Value, out_weight: Value, out_bias: Value, mask: Value | None,
 ) -> Tensor:  # fmt: skip
     size = weight.shape[0] // 3
     parts = [
-        tuple(semantics.moved(lambda t, i=i: t.narrow(0, i * size, size), value) for value in (weight, bias))  # type: ignore[misc]
+        tuple(
+            semantics.moved(lambda t, i=i: t.narrow(0, i * size, size), value)  # type: ignore[misc]
+            for value in (weight, bias)
+        )
         for i in range(3)
     ]
-    q, k, v = (_heads(linear(semantics, x, own, shift), heads) for x, (own, shift) in zip(inputs, parts, strict=True))
+    q, k, v = (
+        _heads(linear(semantics, x, own, shift), heads)
+        for x, (own, shift) in zip(inputs, parts, strict=True)
+    )
     fixed = None if mask is None else semantics.activation(mask)
     if fixed is not None:
         semantics.pin([fixed], "an attention mask")
@@ -71,20 +93,26 @@ def _multi_head(
 
 @rule("aten._native_multi_head_attention", kind="attention")
 def native_multi_head(
-    semantics: Semantics, query: Value, key: Value, value: Value, size: int, heads: int, weight: Value, bias: Value,
+    semantics: Semantics, query: Value, key: Value, value: Value, size: int, heads: int,
+    weight: Value, bias: Value,
     out_weight: Value, out_bias: Value, mask: Value | None = None, *args: Any, **kwargs: Any,
 ) -> Any:  # fmt: skip
     """``nn.MultiheadAttention`` in one operation."""
-    out = _multi_head(semantics, (query, key, value), heads, weight, bias, out_weight, out_bias, mask)
+    out = _multi_head(
+        semantics, (query, key, value), heads, weight, bias, out_weight, out_bias, mask
+    )
     shown = semantics.place.result
     return (out, *(constant(shape_of(x)) if isinstance(x, Tensor) else x for x in shown[1:]))
 
 
 @rule("aten._transformer_encoder_layer_fwd", kind="attention")
 def encoder_layer(
-    semantics: Semantics, x: Value, size: int, heads: int, weight: Value, bias: Value, out_weight: Value,
-    out_bias: Value, use_gelu: bool, norm_first: bool, eps: float, gamma1: Value, beta1: Value, gamma2: Value,
-    beta2: Value, up: Value, up_bias: Value, down: Value, down_bias: Value, mask: Value | None = None, *args: Any,
+    semantics: Semantics, x: Value, size: int, heads: int, weight: Value, bias: Value,
+    out_weight: Value,
+    out_bias: Value, use_gelu: bool, norm_first: bool, eps: float, gamma1: Value, beta1: Value,
+    gamma2: Value,
+    beta2: Value, up: Value, up_bias: Value, down: Value, down_bias: Value,
+    mask: Value | None = None, *args: Any,
 ) -> Tensor:  # fmt: skip
     """``nn.TransformerEncoderLayer`` in one operation."""
     ids = semantics.activation(x)

@@ -12,10 +12,24 @@ from torch import Tensor
 from pathspace.inference.registry import rule
 from pathspace.inference.rules.edges import LARGEST, edges, is_plain, times, varying
 from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import NEUTRAL, Value, Weight, along, broadcast_shape, constant, distinct, shape_of
+from pathspace.inference.values import (
+    NEUTRAL,
+    Value,
+    Weight,
+    along,
+    broadcast_shape,
+    constant,
+    distinct,
+    shape_of,
+)
 
 # properties of every bilinear sum of products
-BILINEAR: dict[str, Any] = {"kind": "contraction", "degree": (1, 1), "linear": "each", "coefficients": "one"}
+BILINEAR: dict[str, Any] = {
+    "kind": "contraction",
+    "degree": (1, 1),
+    "linear": "each",
+    "coefficients": "one",
+}
 
 
 def with_bias(semantics: Semantics, out: Tensor, bias: Value | None, dim: int) -> Tensor:
@@ -28,10 +42,12 @@ def with_bias(semantics: Semantics, out: Tensor, bias: Value | None, dim: int) -
 
 
 def contract_ids(semantics: Semantics, left: Tensor, right: Tensor, dims: Sequence[int]) -> Tensor:
-    """``sum over dims of left * right`` for two activations, broadcast against each other: scales add up.
+    """``sum over dims of left * right`` for two activations, broadcast against
+    each other: scales add up.
 
-    Along a summed dimension the product must have one scale. If one operand is constant there, the other must be
-    constant too; it is unified first, so that no tensor larger than the distinct ids is created.
+    Along a summed dimension the product must have one scale. If one operand is constant there,
+    the other must be constant too; it is unified first, so that no tensor larger than the
+    distinct ids is created.
     """
     full = broadcast_shape(left.shape, right.shape)
     left, right = left.expand(full), right.expand(full)
@@ -47,11 +63,16 @@ def contract_ids(semantics: Semantics, left: Tensor, right: Tensor, dims: Sequen
         if varying(left, right) <= LARGEST:
             return semantics.reduce(times(semantics, left, right), summed)
         if not attempt:
-            left, right = semantics.compact(left).expand(full), semantics.compact(right).expand(full)
+            left, right = (
+                semantics.compact(left).expand(full),
+                semantics.compact(right).expand(full),
+            )
     kept = [_not_zero(left, right, dim) for dim in range(len(full))]
     if any(len(places) < n for places, n in zip(kept, full, strict=True)):
         return _contract_kept(semantics, left, right, summed, kept)
-    semantics.pin([left, right], "a product of activations whose scales vary in too many ways to follow")
+    semantics.pin(
+        [left, right], "a product of activations whose scales vary in too many ways to follow"
+    )
     return constant([n for d, n in enumerate(full) if d not in summed])
 
 
@@ -63,13 +84,20 @@ def _not_zero(left: Tensor, right: Tensor, dim: int) -> Tensor:
     return kept.nonzero().flatten()
 
 
-def _contract_kept(semantics: Semantics, left: Tensor, right: Tensor, summed: set[int], kept: list[Tensor]) -> Tensor:
-    """The same at the ``kept`` positions of every dimension; elsewhere the products are exact zeros."""
+def _contract_kept(
+    semantics: Semantics, left: Tensor, right: Tensor, summed: set[int], kept: list[Tensor]
+) -> Tensor:
+    """The same at the ``kept`` positions of every dimension; elsewhere the
+    products are exact zeros.
+    """
     full, rest = left.shape, [dim for dim in range(left.dim()) if dim not in summed]
     if any(not len(places) for places in kept):
         return constant([full[dim] for dim in rest], NEUTRAL)
     for dim, places in enumerate(kept):
-        left, right = (along(lambda t, d=dim, k=places: t.index_select(d, k), ids, [dim]) for ids in (left, right))  # type: ignore[misc]
+        left, right = (
+            along(lambda t, d=dim, k=places: t.index_select(d, k), ids, [dim])  # type: ignore[misc]
+            for ids in (left, right)
+        )
     out = contract_ids(semantics, left, right, sorted(summed))
 
     def widened(t: Tensor, dim: int, size: int, places: Tensor) -> Tensor:
@@ -104,12 +132,14 @@ def _vector(semantics: Semantics, ids: Tensor, vector: Value) -> Tensor:
     return contract_ids(semantics, ids, vector, [-1])
 
 
-@rule("aten.addmm", "aten.addmm_", "aten.addmv", "aten.baddbmm", "aten.baddbmm_", "aten._sparse_addmm",
-      "aten.sspaddmm", **BILINEAR, bias=0)  # fmt: skip
+@rule("aten.addmm", "aten.addmm_", "aten.addmv", "aten.baddbmm", "aten.baddbmm_",
+      "aten._sparse_addmm", "aten.sspaddmm", **BILINEAR, bias=0)  # fmt: skip
 def addmm(semantics: Semantics, bias: Value, x: Value, weight: Value, **kwargs: Any) -> Tensor:
     """``b + x W`` with ``W`` of shape (in, out)."""
     product = matmul(semantics, x, weight)
-    return product if kwargs.get("beta") == 0 else semantics.join(bias, product).expand(product.shape)
+    return (
+        product if kwargs.get("beta") == 0 else semantics.join(bias, product).expand(product.shape)
+    )
 
 
 @rule("aten.addbmm", **BILINEAR, bias=0)
@@ -119,8 +149,8 @@ def addbmm(semantics: Semantics, bias: Value, x: Value, y: Value, **kwargs: Any)
 
 
 @rule(
-    "aten.mm", "aten.matmul", "aten.bmm", "aten.mv", "aten.dot", "aten.vdot", "aten.linalg_matmul", "aten.chain_matmul",
-    "aten._sparse_mm", "aten.hspmm", "aten.smm", **BILINEAR,
+    "aten.mm", "aten.matmul", "aten.bmm", "aten.mv", "aten.dot", "aten.vdot", "aten.linalg_matmul",
+    "aten.chain_matmul", "aten._sparse_mm", "aten.hspmm", "aten.smm", **BILINEAR,
 )  # fmt: skip
 def matmul(semantics: Semantics, x: Value, y: Value) -> Tensor:
     """A product of matrices or vectors, each a parameter or an activation."""
@@ -130,7 +160,9 @@ def matmul(semantics: Semantics, x: Value, y: Value) -> Tensor:
         ids = semantics.moved(lambda t: t.transpose(-1, -2), y)
         return _vector(semantics, semantics.activation(ids), x)
     if isinstance(y, Weight) and len(y.shape) == 2:
-        return linear(semantics, semantics.activation(x), y.moved(lambda t: t.t(), semantics.offsets))
+        return linear(
+            semantics, semantics.activation(x), y.moved(lambda t: t.t(), semantics.offsets)
+        )
     if isinstance(x, Weight) and len(x.shape) == 2:
         return linear(semantics, semantics.activation(y).transpose(-1, -2), x).transpose(-1, -2)
     if isinstance(x, Weight) and isinstance(y, Tensor):
@@ -139,7 +171,9 @@ def matmul(semantics: Semantics, x: Value, y: Value) -> Tensor:
         return edges(semantics, view, y.unsqueeze(-3), [-2])
     left, right = semantics.activation(x).unsqueeze(-1), y
     if isinstance(right, Weight):
-        return edges(semantics, right.moved(lambda t: t.unsqueeze(-3), semantics.offsets), left, [-2])
+        return edges(
+            semantics, right.moved(lambda t: t.unsqueeze(-3), semantics.offsets), left, [-2]
+        )
     return contract_ids(semantics, left, right.unsqueeze(-3), [-2])
 
 
@@ -163,7 +197,9 @@ def outer(semantics: Semantics, x: Value, y: Value) -> Value:
 
 
 @rule("aten.tensordot", **BILINEAR)
-def tensordot(semantics: Semantics, x: Value, y: Value, first: Sequence[int], second: Sequence[int]) -> Tensor:
+def tensordot(
+    semantics: Semantics, x: Value, y: Value, first: Sequence[int], second: Sequence[int]
+) -> Tensor:
     """Sums over pairs of dimensions."""
     names = iter(string.ascii_letters)
     left, right = ([next(names) for _ in value.shape] for value in (x, y))
@@ -174,10 +210,16 @@ def tensordot(semantics: Semantics, x: Value, y: Value, first: Sequence[int], se
     return einsum(semantics, f"{''.join(left)},{''.join(right)}->{out}", [x, y])
 
 
-@rule("aten.bilinear", kind="contraction", degree=(1, 1, 1), linear="each", coefficients="one", bias=3)
-def bilinear(semantics: Semantics, x: Value, y: Value, weight: Value, bias: Value | None = None) -> Tensor:
+@rule(
+    "aten.bilinear", kind="contraction", degree=(1, 1, 1), linear="each", coefficients="one", bias=3
+)
+def bilinear(
+    semantics: Semantics, x: Value, y: Value, weight: Value, bias: Value | None = None
+) -> Tensor:
     """``sum_ij x[i] A[k, i, j] y[j] + b[k]``."""
-    pair = times(semantics, semantics.activation(x).unsqueeze(-1), semantics.activation(y).unsqueeze(-2))
+    pair = times(
+        semantics, semantics.activation(x).unsqueeze(-1), semantics.activation(y).unsqueeze(-2)
+    )
     out = _einsum(semantics, ["kij", "zij"], [weight, pair.reshape(-1, *pair.shape[-2:])], "zk")
     return with_bias(semantics, out.reshape(shape_of(semantics.place.result)), bias, -1)
 
@@ -187,7 +229,9 @@ def trilinear(
     semantics: Semantics, x: Value, y: Value, z: Value, first: Sequence[int], second: Sequence[int],
     third: Sequence[int], summed: Sequence[int], *args: Any,
 ) -> Tensor:  # fmt: skip
-    """``sum x y z`` over dimensions, with new dimensions in each operand; the second one can be a parameter."""
+    """``sum x y z`` over dimensions, with new dimensions in each operand; the
+    second one can be a parameter.
+    """
 
     def wide(value: Value, dims: Sequence[int]) -> Value:
         def widened(t: Tensor) -> Tensor:
@@ -197,7 +241,9 @@ def trilinear(
 
         return semantics.moved(widened, value)
 
-    pair = times(semantics, semantics.activation(wide(x, first)), semantics.activation(wide(z, third)))
+    pair = times(
+        semantics, semantics.activation(wide(x, first)), semantics.activation(wide(z, third))
+    )
     middle = wide(y, second)
     if isinstance(middle, Weight):
         return edges(semantics, middle, pair, summed)
@@ -213,7 +259,10 @@ def _spelled(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
     inputs, arrow, output = equation.partition("->")
     terms = inputs.split(",")
     spare = [letter for letter in string.ascii_letters if letter not in equation]
-    widest = max((r - len(t.replace("...", "")) for t, r in zip(terms, ranks, strict=True) if "..." in t), default=0)
+    widest = max(
+        (r - len(t.replace("...", "")) for t, r in zip(terms, ranks, strict=True) if "..." in t),
+        default=0,
+    )
     dots = "".join(spare[:widest])
 
     def write_out(term: str, rank: int) -> str:
@@ -223,13 +272,17 @@ def _spelled(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
     terms = [write_out(term, rank) for term, rank in zip(terms, ranks, strict=True)]
     if not arrow:
         plain = "".join(terms)
-        output = dots + "".join(sorted(letter for letter in set(plain) - set(dots) if plain.count(letter) == 1))
+        output = dots + "".join(
+            sorted(letter for letter in set(plain) - set(dots) if plain.count(letter) == 1)
+        )
     return terms, output.replace("...", dots)
 
 
 @rule("aten.einsum", kind="contraction", linear="each", coefficients="one")
 def einsum(semantics: Semantics, equation: str, operands: Sequence[Value], **kwargs: Any) -> Tensor:
-    """Sums of products by index letters; more than two operands are contracted one after the other."""
+    """Sums of products by index letters; more than two operands are
+    contracted one after the other.
+    """
     terms, output = _spelled(equation, [len(operand.shape) for operand in operands])
     values = list(operands)
     for i, term in enumerate(terms):
@@ -237,14 +290,19 @@ def einsum(semantics: Semantics, equation: str, operands: Sequence[Value], **kwa
             # a diagonal
             while term.count(letter) > 1:
                 first, second = term.index(letter), term.rindex(letter)
-                values[i] = semantics.moved(lambda t, a=first, b=second: t.diagonal(0, a, b), values[i])  # type: ignore[misc]
+                values[i] = semantics.moved(
+                    lambda t, a=first, b=second: t.diagonal(0, a, b),  # type: ignore[misc]
+                    values[i],
+                )
                 term = term[:second] + term[second + 1 :]
                 term = term[:first] + term[first + 1 :] + letter
         terms[i] = term
     return _einsum(semantics, terms, values, output)
 
 
-def _einsum(semantics: Semantics, terms: Sequence[str], operands: Sequence[Value], output: str) -> Tensor:
+def _einsum(
+    semantics: Semantics, terms: Sequence[str], operands: Sequence[Value], output: str
+) -> Tensor:
     letters, value = terms[0], operands[0]
     if len(operands) == 1:
         lost = [i for i, letter in enumerate(letters) if letter not in output]
@@ -264,7 +322,11 @@ def _einsum(semantics: Semantics, terms: Sequence[str], operands: Sequence[Value
                     t = t if present else t.unsqueeze(dim)
                 return t
 
-            sides.append(operand.moved(align, semantics.offsets) if isinstance(operand, Weight) else align(operand))
+            sides.append(
+                operand.moved(align, semantics.offsets)
+                if isinstance(operand, Weight)
+                else align(operand)
+            )
         lost = [i for i, letter in enumerate(every) if letter not in later]
         left, right = sides
         if isinstance(left, Weight) and isinstance(right, Weight):

@@ -25,10 +25,19 @@ Sizes = int | Sequence[int]
 
 
 def _convolved(
-    semantics: Semantics, ids: Tensor, weight: Value, steps: Sequence[int], margins: Margins, holes: Sequence[int]
+    semantics: Semantics,
+    ids: Tensor,
+    weight: Value,
+    steps: Sequence[int],
+    margins: Margins,
+    holes: Sequence[int],
 ) -> Tensor:
     """Correlate ``ids`` (N, C, ...) with ``weight`` (groups, out / groups, C / groups, ...)."""
-    rank, (groups, outs, ins), kernel = len(weight.shape) - 3, weight.shape[:3], list(weight.shape[3:])
+    rank, (groups, outs, ins), kernel = (
+        len(weight.shape) - 3,
+        weight.shape[:3],
+        list(weight.shape[3:]),
+    )
     # (N, C, out..., kernel...)
     seen = windows(semantics, ids, kernel, steps, margins, holes)
     batch, sizes = seen.shape[0], list(seen.shape[2 : 2 + rank])
@@ -48,14 +57,16 @@ def _met(
     semantics: Semantics, ids: Tensor, weight: Value, steps: Sequence[int], margins: Sequence[int],
     holes: Sequence[int], groups: int, transposed: bool = False,
 ) -> Value:  # fmt: skip
-    """The kernel without the taps that meet only zeros where the result reaches an output: they are on no path.
+    """The kernel without the taps that meet only zeros where the result reaches an
+    output: they are on no path.
 
     Args:
         semantics: the interpretation.
         ids: the operand (N, C, ...).
         weight: its kernel.
         steps: the stride.
-        margins: zeros before the operand, or, for a transposed convolution, positions cut off from its result.
+        margins: zeros before the operand, or, for a transposed convolution, positions
+            cut off from its result.
         holes: the dilation.
         groups: number of groups of channels.
         transposed: whether the convolution is transposed.
@@ -71,17 +82,30 @@ def _met(
     small, large = (data, read) if transposed else (read, data)
     pads: list[int] = []
     for dim, (s, p, h) in enumerate(zip(steps, margins, holes, strict=True), 2):
-        pads = [p, (weight.shape[dim] - 1) * h + (small.shape[dim] - 1) * s + 1 - p - large.shape[dim], *pads]
+        pads = [
+            p,
+            (weight.shape[dim] - 1) * h + (small.shape[dim] - 1) * s + 1 - p - large.shape[dim],
+            *pads,
+        ]
     large = torch.nn.functional.pad(large.double(), pads)
-    met = torch.convolution(large, small.double(), None, holes, [0] * rank, steps, False, [0] * rank, 1) != 0
+    met = (
+        torch.convolution(
+            large, small.double(), None, holes, [0] * rank, steps, False, [0] * rank, 1
+        )
+        != 0
+    )
     if bool(met.all()):
         return weight
     # (in, out, ...), of which every group has its own channels
     met, kernel = met.transpose(0, 1) if transposed else met, weight.shape[2:]
     ins, outs = (
-        (weight.shape[0], weight.shape[1] * groups) if transposed else (weight.shape[1] * groups, weight.shape[0])
+        (weight.shape[0], weight.shape[1] * groups)
+        if transposed
+        else (weight.shape[1] * groups, weight.shape[0])
     )
-    split = met.expand(ins, outs, *kernel).reshape(groups, ins // groups, groups, outs // groups, *kernel)
+    split = met.expand(ins, outs, *kernel).reshape(
+        groups, ins // groups, groups, outs // groups, *kernel
+    )
     own = split.diagonal(0, 0, 2).movedim(-1, 0)
     met = (own if transposed else own.transpose(1, 2)).reshape(weight.shape)
     return weight.masked(met) if isinstance(weight, Weight) else torch.where(met, weight, NEUTRAL)
@@ -103,7 +127,10 @@ def convolution(
     batched = ids.dim() == rank + 2
     steps, holes = pair(stride, rank), pair(dilation, rank)
     if isinstance(padding, str):
-        total = [h * (k - 1) if padding == "same" else 0 for h, k in zip(holes, weight.shape[2:], strict=True)]
+        total = [
+            h * (k - 1) if padding == "same" else 0
+            for h, k in zip(holes, weight.shape[2:], strict=True)
+        ]
         margins = [(t // 2, t - t // 2) for t in total]
     else:
         margins = [(p, p) for p in pair(padding, rank)]
@@ -131,20 +158,23 @@ def transposed_convolution(
 ) -> Tensor:
     """The transpose of a convolution, ``weight`` (in, out / groups, ...).
 
-    With stride ``s`` the outputs at positions ``r, r + s, r + 2 s, ...`` use only every ``s``-th tap: each such comb
-    is a separate convolution with its own units.
+    With stride ``s`` the outputs at positions ``r, r + s, r + 2 s, ...`` use only every ``s``-th
+    tap: each such comb is a separate convolution with its own units.
     """
     ids, rank = semantics.activation(x), len(weight.shape) - 2
     batched = ids.dim() == rank + 2
     ids = ids if batched else ids.unsqueeze(0)
-    steps, crops, extras, holes = (pair(v, rank) for v in (stride, padding, output_padding, dilation))
+    steps, crops, extras, holes = (
+        pair(v, rank) for v in (stride, padding, output_padding, dilation)
+    )
     kernel = weight.shape[2:]
     # as a convolution's weight: (groups, out / groups, in / groups, kernel)
     split = (groups, weight.shape[0] // groups, *weight.shape[1:])
     met = _met(semantics, ids, weight, steps, crops, holes, groups, transposed=True)
     own = semantics.moved(lambda t: t.reshape(split).transpose(1, 2), met)
     sizes = [(n - 1) * s - 2 * p + h * (k - 1) + e + 1
-             for n, s, p, h, k, e in zip(ids.shape[2:], steps, crops, holes, kernel, extras, strict=True)]  # fmt: skip
+             for n, s, p, h, k, e
+             in zip(ids.shape[2:], steps, crops, holes, kernel, extras, strict=True)]  # fmt: skip
     outs = weight.shape[1] * groups
     combs: dict[tuple[int, ...], Tensor] = {}
     for residue in itertools.product(*(range(s) for s in steps)):
@@ -159,7 +189,9 @@ def _comb(
     semantics: Semantics, ids: Tensor, weight: Value, residue: Sequence[int], sizes: Sequence[int],
     steps: Sequence[int], crops: Sequence[int], holes: Sequence[int],
 ) -> Tensor:  # fmt: skip
-    """Outputs at positions ``residue + s * n``: tap k connects input i and output p if ``p + crop = i s + k h``."""
+    """Outputs at positions ``residue + s * n``: tap k connects input i and output p if
+    ``p + crop = i s + k h``.
+    """
     taps, margins, counts, small = [], [], [], ids
     for dim, (r, size, s, p, h) in enumerate(zip(residue, sizes, steps, crops, holes, strict=True)):
         count = max(0, -(-(size - r) // s))
@@ -204,24 +236,34 @@ def _varies(ids: Tensor) -> bool:
 
 
 def _interleaved(
-    semantics: Semantics, combs: dict[tuple[int, ...], Tensor], shape: Sequence[int], steps: Sequence[int]
+    semantics: Semantics,
+    combs: dict[tuple[int, ...], Tensor],
+    shape: Sequence[int],
+    steps: Sequence[int],
 ) -> Tensor:
     """Interleave the combs; combs with equal constant ids become one tensor of stride 0."""
     first = next(iter(combs.values()))
     thin = 1 if all(comb.stride(0) == 0 for comb in combs.values()) else shape[0]
     out = torch.full((thin, *shape[1:]), NEUTRAL, dtype=first.dtype)
     for residue, comb in combs.items():
-        place = (slice(None), slice(None), *(slice(r, None, s) for r, s in zip(residue, steps, strict=True)))
+        place = (
+            slice(None),
+            slice(None),
+            *(slice(r, None, s) for r, s in zip(residue, steps, strict=True)),
+        )
         out[place] = comb[:thin]
     return compress(out).expand(tuple(shape))
 
 
 @rule("aten.convolution", "aten._convolution", **CONVOLVED)
 def general(
-    semantics: Semantics, x: Value, weight: Value, bias: Value | None, stride: Sizes, padding: Sizes, dilation: Sizes,
-    transposed: bool, output_padding: Sizes, groups: int, *args: Any,
+    semantics: Semantics, x: Value, weight: Value, bias: Value | None, stride: Sizes,
+    padding: Sizes, dilation: Sizes, transposed: bool, output_padding: Sizes, groups: int,
+    *args: Any,
 ) -> Tensor:  # fmt: skip
     """A convolution or a transposed one."""
     if transposed:
-        return transposed_convolution(semantics, x, weight, bias, stride, padding, output_padding, groups, dilation)
+        return transposed_convolution(
+            semantics, x, weight, bias, stride, padding, output_padding, groups, dilation
+        )
     return convolution(semantics, x, weight, bias, stride, padding, dilation, groups)

@@ -18,12 +18,22 @@ def zeros(semantics: Semantics, *args: Any, **kwargs: Any) -> Tensor:
     return constant(shape_of(semantics.place.result), NEUTRAL)
 
 
-@rule("aten.full", "aten.full_like", "aten.new_full", "aten.scalar_tensor", "aten.fill", "aten.fill_", kind="creation")
+@rule(
+    "aten.full",
+    "aten.full_like",
+    "aten.new_full",
+    "aten.scalar_tensor",
+    "aten.fill",
+    "aten.fill_",
+    kind="creation",
+)
 def full(semantics: Semantics, *args: Any, **kwargs: Any) -> Tensor:
     """A constant, or one activation everywhere; zero and infinity have any scale."""
     name = semantics.place.op.removeprefix("aten.")
     position = {"scalar_tensor": 0, "new_full": 2}.get(name, 1)
-    value = args[position] if len(args) > position else kwargs.get("fill_value", kwargs.get("value"))
+    value = (
+        args[position] if len(args) > position else kwargs.get("fill_value", kwargs.get("value"))
+    )
     shown = semantics.place.result
     if isinstance(value, Tensor | Weight):
         value = converted(semantics, value, shown.dtype)
@@ -45,9 +55,11 @@ def full(semantics: Semantics, *args: Any, **kwargs: Any) -> Tensor:
     "aten.hann_window",
     kind="creation",
 )
-@rule("aten.rand", "aten.randn", "aten.randint", "aten.rand_like", "aten.randn_like", "aten.randint_like",
-      "aten.randperm", "aten.normal_", "aten.normal_functional", "aten.uniform", "aten.uniform_", "aten.exponential",
-      "aten.exponential_", "aten.random", "aten.random_", kind="random")  # fmt: skip
+@rule("aten.rand", "aten.randn", "aten.randint", "aten.rand_like", "aten.randn_like",
+      "aten.randint_like",
+      "aten.randperm", "aten.normal_", "aten.normal_functional", "aten.uniform", "aten.uniform_",
+      "aten.exponential", "aten.exponential_", "aten.random", "aten.random_",
+      kind="random")  # fmt: skip
 def made(semantics: Semantics, *args: Any, **kwargs: Any) -> Tensor:
     """A constant or random tensor."""
     return constant(shape_of(semantics.place.result))

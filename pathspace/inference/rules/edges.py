@@ -1,4 +1,6 @@
-"""Helpers of rules: edges of masked parameters, products with constants, and what may be an ``eps``."""
+"""Helpers of rules: edges of masked parameters, products with constants,
+and what may be an ``eps``.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def edges(semantics: Semantics, weight: Weight, value: Value, dims: Sequence[int
     if weight.kept is None:
         return semantics.contract(weight, value, dims)
     ids, kept = semantics.activation(value), weight.kept
-    masked = torch.where(distinct(kept), distinct(ids), NEUTRAL).expand(broadcast_shape(kept.shape, ids.shape))
+    masked = torch.where(distinct(kept), distinct(ids), NEUTRAL).expand(
+        broadcast_shape(kept.shape, ids.shape)
+    )
     return semantics.contract(weight.unmasked(), masked, dims)
 
 
@@ -59,10 +63,16 @@ def number(value: Any) -> Any:
 
 
 def times(semantics: Semantics, x: Tensor, y: Tensor, power: int = 1) -> Tensor:
-    """``x * y ** power`` elementwise; constants do not change scales, and exact zeros give exact zeros."""
+    """``x * y ** power`` elementwise; constants do not change scales, and
+    exact zeros give exact zeros.
+    """
     shape = broadcast_shape(x.shape, y.shape)
     if is_constant(y):
-        return x.expand(shape) if is_plain(y) else compress(torch.where(y == NEUTRAL, NEUTRAL, x).expand(shape))
+        return (
+            x.expand(shape)
+            if is_plain(y)
+            else compress(torch.where(y == NEUTRAL, NEUTRAL, x).expand(shape))
+        )
     if is_constant(x) and power == 1:
         return times(semantics, y, x)
     return powers(semantics, (1, x), (power, y))
@@ -76,7 +86,9 @@ def powers(semantics: Semantics, *factors: tuple[int, Tensor]) -> Tensor:
     if varying(*(entry for _, entry in factors)) > LARGEST:
         factors = tuple((power, semantics.compact(entry)) for power, entry in factors)
         if varying(*(entry for _, entry in factors)) > LARGEST:
-            semantics.pin([entry for _, entry in factors], "a product of more scales than can be followed")
+            semantics.pin(
+                [entry for _, entry in factors], "a product of more scales than can be followed"
+            )
             return constant(shape)
     return semantics.product(*factors)
 
@@ -89,11 +101,18 @@ def varying(*ids: Tensor) -> int:
 
 
 def negligible(semantics: Semantics, value: Any, operand: Any) -> bool:
-    """Whether a number is the ``eps`` of a normalisation written out by hand and can be ignored; records it if so."""
+    """Whether a number is the ``eps`` of a normalisation written out by hand and can be
+    ignored; records it if so.
+    """
     node = semantics.place.node
     small = isinstance(value, float) and 0 < abs(value) <= EPS
     free = isinstance(operand, Weight) or (isinstance(operand, Tensor) and not is_constant(operand))
-    if not (small and free) or semantics.exact_norms or node is None or not guards_a_division(node, semantics.sources):
+    if (
+        not (small and free)
+        or semantics.exact_norms
+        or node is None
+        or not guards_a_division(node, semantics.sources)
+    ):
         return False
     semantics.negligible.append(node.name)
     semantics.folded_eps.append((semantics.place.source, float(value)))

@@ -33,7 +33,9 @@ def grouped_mm(
     rows = None
     if isinstance(weight, Weight):
         node = semantics.place.node
-        rows = semantics.gathered(weight, (ids.shape[0],), None if node is None else _chosen_by(node))
+        rows = semantics.gathered(
+            weight, (ids.shape[0],), None if node is None else _chosen_by(node)
+        )
     if rows is not None:
         view = rows.moved(lambda t: t.transpose(1, 2), semantics.offsets)
         out = edges(semantics, view, ids.unsqueeze(1), [-1])
@@ -47,7 +49,9 @@ def grouped_mm(
 
 
 def _chosen_by(node: fx.Node) -> fx.Node:
-    """The node of the sorted group numbers of the rows, from which the ends of the groups are counted."""
+    """The node of the sorted group numbers of the rows, from which the ends
+    of the groups are counted.
+    """
     ends = node.args[2] if len(node.args) > 2 else node.kwargs["offs"]
     assert isinstance(ends, fx.Node)
     names, at = [], ends
@@ -56,18 +60,27 @@ def _chosen_by(node: fx.Node) -> fx.Node:
         at = at.all_input_nodes[0]
     plain = {"to", "_to_copy", "int", "float", "alias", "clone", "contiguous"}
     counted = [name for name in names if name not in plain]
-    return at if _is_sorted(at) and counted in (["cumsum", "histc"], ["cumsum", "bincount"]) else ends
+    return (
+        at if _is_sorted(at) and counted in (["cumsum", "histc"], ["cumsum", "bincount"]) else ends
+    )
 
 
 def _is_sorted(node: fx.Node) -> bool:
     """Whether the numbers of a node are in ascending order."""
-    if node.target is not operator.getitem or node.args[1] != 0 or not isinstance(node.args[0], fx.Node):
+    if (
+        node.target is not operator.getitem
+        or node.args[1] != 0
+        or not isinstance(node.args[0], fx.Node)
+    ):
         return False
     source = node.args[0]
     schema = getattr(source.target, "_schema", None)
     if schema is None or operation_name(source.target) != "aten.sort":
         return False
-    named = dict(zip((argument.name for argument in schema.arguments), source.args, strict=False)) | source.kwargs
+    named = (
+        dict(zip((argument.name for argument in schema.arguments), source.args, strict=False))
+        | source.kwargs
+    )
     return not named.get("descending", False)
 
 

@@ -1,7 +1,7 @@
 """Elements selected by position.
 
-Constant positions (tables of relative positions, permutations) are treated exactly. Positions from data are arbitrary,
-so all elements that they could select share one scale.
+Constant positions (tables of relative positions, permutations) are treated exactly. Positions from
+data are arbitrary, so all elements that they could select share one scale.
 """
 
 from __future__ import annotations
@@ -29,7 +29,12 @@ from pathspace.inference.values import (
 
 aten = torch.ops.aten
 # properties of selection at constant positions
-PICKED: dict[str, Any] = {"kind": "pick", "degree": (1,), "linear": "jointly", "coefficients": "one"}
+PICKED: dict[str, Any] = {
+    "kind": "pick",
+    "degree": (1,),
+    "linear": "jointly",
+    "coefficients": "one",
+}
 WRITTEN: dict[str, Any] = PICKED | {"kind": "write"}
 Indices = Sequence[Tensor | None]
 
@@ -37,7 +42,9 @@ Indices = Sequence[Tensor | None]
 def _known(indices: Indices) -> list[Tensor | None] | None:
     """The real positions, if all are known."""
     real = [None if index is None else value_of(index) for index in indices]
-    unknown = any(index is not None and value is None for index, value in zip(indices, real, strict=True))
+    unknown = any(
+        index is not None and value is None for index, value in zip(indices, real, strict=True)
+    )
     return None if unknown else [None if value is None else value.contiguous() for value in real]
 
 
@@ -70,13 +77,19 @@ def index(semantics: Semantics, x: Value, indices: Indices) -> Value:
         fewer = torch.Size(shape).numel() <= torch.Size(x.shape).numel()
         if isinstance(x, Weight) and fewer:
             return x.moved(
-                lambda t: aten.index(t, [r if r is None else r.to(t.device) for r in real]), semantics.offsets
+                lambda t: aten.index(t, [r if r is None else r.to(t.device) for r in real]),
+                semantics.offsets,
             )
         ids = semantics.activation(x)
         for dim in range(ids.dim()):
             ids = ids.narrow(dim, 0, 1) if dim not in dims and ids.stride(dim) == 0 else ids
         return compress(aten.index(ids, real)).expand(shape)
-    if isinstance(x, Weight) and len(indices) == 1 and indices[0] is not None and indices[0].dtype != torch.bool:
+    if (
+        isinstance(x, Weight)
+        and len(indices) == 1
+        and indices[0] is not None
+        and indices[0].dtype != torch.bool
+    ):
         rows = semantics.gathered(x, indices[0].shape, _node(semantics, lambda args: args[1][0]))
         if rows is not None:
             return rows
@@ -91,7 +104,9 @@ def index_select(semantics: Semantics, x: Value, dim: int, index: Tensor) -> Val
     """Slices along one dimension."""
     real = value_of(index)
     if real is not None:
-        return semantics.moved(lambda ids: along(lambda t: t.index_select(dim, real.to(t.device)), ids, [dim]), x)
+        return semantics.moved(
+            lambda ids: along(lambda t: t.index_select(dim, real.to(t.device)), ids, [dim]), x
+        )
     if isinstance(x, Weight) and dim % len(x.shape) == 0:
         rows = semantics.gathered(x, index.shape, _node(semantics, lambda args: args[2]))
         if rows is not None:
@@ -115,7 +130,9 @@ def gather(semantics: Semantics, x: Value, dim: Any, index: Any, **kwargs: Any) 
 
 
 @rule("aten.embedding", **PICKED)
-def embedding(semantics: Semantics, weight: Value, index: Value, *args: Any, **kwargs: Any) -> Value:
+def embedding(
+    semantics: Semantics, weight: Value, index: Value, *args: Any, **kwargs: Any
+) -> Value:
     """Rows selected by data."""
     if isinstance(weight, Weight) and isinstance(index, Tensor):
         real = value_of(index)
@@ -151,12 +168,19 @@ def embedding_bag(semantics: Semantics, weight: Value, *args: Any, **kwargs: Any
 # --- writing
 
 
-def _written(semantics: Semantics, x: Tensor, source: Tensor, sizes: Sequence[int], dim: int) -> Tensor:
-    """Overwrite unknown elements along ``dim``, within the first ``sizes`` of the other dimensions."""
+def _written(
+    semantics: Semantics, x: Tensor, source: Tensor, sizes: Sequence[int], dim: int
+) -> Tensor:
+    """Overwrite unknown elements along ``dim``, within the first ``sizes``
+    of the other dimensions.
+    """
     region: Tensor = x
     for other, size in enumerate(sizes):
         if other != dim:
-            region, source = region.narrow(other, 0, size), source.narrow(other, 0, min(size, source.shape[other]))
+            region, source = (
+                region.narrow(other, 0, size),
+                source.narrow(other, 0, min(size, source.shape[other])),
+            )
     mixed = semantics.join(region, source.expand(region.shape))
     if region.shape == x.shape:
         return mixed
@@ -165,10 +189,13 @@ def _written(semantics: Semantics, x: Tensor, source: Tensor, sizes: Sequence[in
     return compress(out)
 
 
-def _sorted_in(semantics: Semantics, target: Tensor, source: Tensor, index: Tensor, dim: int, added: bool) -> Tensor:
+def _sorted_in(
+    semantics: Semantics, target: Tensor, source: Tensor, index: Tensor, dim: int, added: bool
+) -> Tensor:
     """Slices of ``source`` added, or written, to known positions of ``target`` along one dimension.
 
-    Slices at one position share their scales with each other and, if they are ``added``, with the previous element.
+    Slices at one position share their scales with each other and, if they are ``added``,
+    with the previous element.
     """
     target, source = target.movedim(dim, 0), source.movedim(dim, 0)
     shape = target.shape[1:]
@@ -187,7 +214,9 @@ def _sorted_in(semantics: Semantics, target: Tensor, source: Tensor, index: Tens
 
 @rule("aten.scatter_reduce", "aten.scatter_reduce_", "aten.scatter", "aten.scatter_", kind="write")
 @rule("aten.scatter_add", "aten.scatter_add_", **WRITTEN)
-def scatter(semantics: Semantics, x: Value, dim: int, index: Tensor, source: Any, *args: Any, **kwargs: Any) -> Tensor:
+def scatter(
+    semantics: Semantics, x: Value, dim: int, index: Tensor, source: Any, *args: Any, **kwargs: Any
+) -> Tensor:
     """Elements written, or added, to positions along one dimension."""
     how = kwargs.get("reduce", args[0] if args else None)
     if how in ("prod", "multiply"):
@@ -198,13 +227,18 @@ def scatter(semantics: Semantics, x: Value, dim: int, index: Tensor, source: Any
     written = semantics.activation(source)
     plain = "add" not in semantics.place.op and how is None
     if real is not None and plain:
-        return compress(aten.scatter(target.contiguous(), dim, real, written.expand(index.shape) if not written.dim() else written))  # noqa: E501  # fmt: skip
+        grown = written.expand(index.shape) if not written.dim() else written
+        return compress(aten.scatter(target.contiguous(), dim, real, grown))
     dim %= max(target.dim(), 1)
     if written.dim():
         for other, size in enumerate(index.shape):
             written = written.narrow(other, 0, size)
         line = None if real is None else _line(real, dim)
-        same = all(n == m for d, (n, m) in enumerate(zip(index.shape, target.shape, strict=True)) if d != dim)
+        same = all(
+            n == m
+            for d, (n, m) in enumerate(zip(index.shape, target.shape, strict=True))
+            if d != dim
+        )
         if line is not None and same:
             if kwargs.get("include_self", True) is False:
                 target = target.clone().index_fill(dim, line, NEUTRAL)
@@ -231,7 +265,13 @@ def _line(index: Tensor, dim: int) -> Tensor | None:
 @rule("aten.index_add", "aten.index_add_", kind="write", degree=(1,), linear="jointly")
 @rule("aten.index_copy", "aten.index_copy_", **WRITTEN)
 def index_add(
-    semantics: Semantics, x: Value, dim: int, index: Tensor, source: Value, *args: Any, **kwargs: Any
+    semantics: Semantics,
+    x: Value,
+    dim: int,
+    index: Tensor,
+    source: Value,
+    *args: Any,
+    **kwargs: Any,
 ) -> Tensor:
     """Slices added, or written, to positions along one dimension."""
     if "prod" in args or kwargs.get("reduce") == "prod":
@@ -256,9 +296,11 @@ def index_fill(semantics: Semantics, x: Value, dim: int, index: Tensor, value: A
     return semantics.join(target, filled)
 
 
-@rule("aten.index_put", "aten.index_put_", "aten._unsafe_index_put", "aten._index_put_impl", "aten._index_put_impl_",
-      **WRITTEN)  # fmt: skip
-def index_put(semantics: Semantics, x: Value, indices: Indices, values: Value, accumulate: bool = False) -> Tensor:
+@rule("aten.index_put", "aten.index_put_", "aten._unsafe_index_put", "aten._index_put_impl",
+      "aten._index_put_impl_", **WRITTEN)  # fmt: skip
+def index_put(
+    semantics: Semantics, x: Value, indices: Indices, values: Value, accumulate: bool = False
+) -> Tensor:
     """``x[i, j] = values``, or ``+=``."""
     target, written, real = semantics.activation(x), semantics.activation(values), _known(indices)
     if real is not None and not accumulate:
@@ -272,12 +314,20 @@ def index_put(semantics: Semantics, x: Value, indices: Indices, values: Value, a
     leading = [i for i in indices if i is not None]
     if any(i is None for i in indices[: len(leading)]):
         raise ValueError("positions that do not come first")
-    if any(i.dtype == torch.bool for i in leading) and not (len(leading) == 1 and written.dim() == 0):
+    if any(i.dtype == torch.bool for i in leading) and not (
+        len(leading) == 1 and written.dim() == 0
+    ):
         raise ValueError("a mask that depends on data")
     rank = len(broadcast_shape(*(i.shape for i in leading)))
-    rest = target.shape[len(leading) :] if leading[0].dtype != torch.bool else target.shape[leading[0].dim() :]
+    rest = (
+        target.shape[len(leading) :]
+        if leading[0].dtype != torch.bool
+        else target.shape[leading[0].dim() :]
+    )
     wide = written.expand(*[1] * max(0, rank + len(rest) - written.dim()), *written.shape)
-    return semantics.join(target, semantics.reduce(wide, range(rank)).expand(rest) if written.dim() else written)
+    return semantics.join(
+        target, semantics.reduce(wide, range(rank)).expand(rest) if written.dim() else written
+    )
 
 
 @rule("aten.masked_scatter", "aten.masked_scatter_", **WRITTEN)
@@ -287,12 +337,16 @@ def masked_scatter(semantics: Semantics, x: Value, mask: Value, source: Value) -
     if real is not None:
         target, written = semantics.activation(x), semantics.activation(source)
         return compress(aten.masked_scatter(target.contiguous(), real, written.contiguous()))
-    return semantics.join(semantics.activation(x), semantics.reduce(source, range(len(source.shape))))
+    return semantics.join(
+        semantics.activation(x), semantics.reduce(source, range(len(source.shape)))
+    )
 
 
 @rule("aten.masked_select", "aten.take", **PICKED)
 def masked_select(semantics: Semantics, x: Value, where: Value) -> Tensor:
-    """Elements selected by a mask or by positions: unknown ones, unless mask or positions are constant."""
+    """Elements selected by a mask or by positions: unknown ones, unless mask
+    or positions are constant.
+    """
     shape, real = shape_of(semantics.place.result), value_of(where)
     if real is not None:
         pick = aten.take if semantics.place.op == "aten.take" else aten.masked_select

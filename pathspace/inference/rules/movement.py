@@ -49,8 +49,24 @@ aten = torch.ops.aten
     degree=(1,),
     elementwise=True,
 )
-@rule("aten.abs", "aten.abs_", "aten.absolute", kind="magnitude", degree=(1,), elementwise=True, slope=1.0)
-@rule("aten.neg", "aten.neg_", "aten.negative", kind="combination", degree=(1,), linear="jointly", elementwise=True)
+@rule(
+    "aten.abs",
+    "aten.abs_",
+    "aten.absolute",
+    kind="magnitude",
+    degree=(1,),
+    elementwise=True,
+    slope=1.0,
+)
+@rule(
+    "aten.neg",
+    "aten.neg_",
+    "aten.negative",
+    kind="combination",
+    degree=(1,),
+    linear="jointly",
+    elementwise=True,
+)
 @rule(
     "aten.detach",
     "aten.detach_",
@@ -72,10 +88,12 @@ aten = torch.ops.aten
     elementwise=True,
 )
 @rule("aten.to", "aten._to_copy", "aten.type_as", kind="copy", elementwise=True)
-@rule("aten.real", "aten.imag", "aten.conj", "aten._conj", "aten.resolve_conj", kind="complex", degree=(1,),
-      elementwise=True)  # fmt: skip
+@rule("aten.real", "aten.imag", "aten.conj", "aten._conj", "aten.resolve_conj", kind="complex",
+      degree=(1,), elementwise=True)  # fmt: skip
 def homogeneous(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Any:
-    """``f(c x) = c f(x)`` elementwise for ``c > 0`` (or the same for ``|f|``): the ids do not change."""
+    """``f(c x) = c f(x)`` elementwise for ``c > 0`` (or the same for
+    ``|f|``): the ids do not change.
+    """
     shown = semantics.place.result
     if isinstance(shown, tuple | list):
         return (x, *(constant(shape_of(other)) for other in shown[1:]))
@@ -84,16 +102,20 @@ def homogeneous(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> An
 
 @rule("aten.nan_to_num", "aten.nan_to_num_", kind="choice", elementwise=True)
 def nan_to_num(semantics: Semantics, x: Value, *given: Any, **named: Any) -> Value:
-    """Replace NaN and infinities; 0 and infinity have any scale, every other number has a fixed one.
+    """Replace NaN and infinities; 0 and infinity have any scale, every
+    other number has a fixed one.
 
-    By default the largest number of the type replaces infinities, so it matters whether the operand can be infinite.
+    By default the largest number of the type replaces infinities, so it matters whether the
+    operand can be infinite.
     """
     numbers = dict(zip(("nan", "posinf", "neginf"), given, strict=False)) | named
     fixed = any(number and math.isfinite(number) for number in numbers.values())
     default = any(numbers.get(name) is None for name in ("posinf", "neginf"))
     node = semantics.place.node
     if fixed or (default and (node is None or may_be_infinite(node, semantics.sources))):
-        return semantics.opaque([semantics.activation(x)], "numbers that stand for NaN or infinity are constants")
+        return semantics.opaque(
+            [semantics.activation(x)], "numbers that stand for NaN or infinity are constants"
+        )
     return x
 
 
@@ -103,10 +125,12 @@ def native_dropout(semantics: Semantics, x: Value, *args: Any) -> Any:
     return x, constant(x.shape)
 
 
-@rule("aten.alpha_dropout", "aten.alpha_dropout_", "aten.feature_alpha_dropout", "aten.feature_alpha_dropout_",
-      kind="dropout", elementwise=True)  # fmt: skip
+@rule("aten.alpha_dropout", "aten.alpha_dropout_", "aten.feature_alpha_dropout",
+      "aten.feature_alpha_dropout_", kind="dropout", elementwise=True)  # fmt: skip
 def alpha_dropout(semantics: Semantics, x: Value, p: float = 0.5, train: bool = False) -> Value:
-    """Alpha dropout, which adds constants to dropped elements in training, and has no effect otherwise."""
+    """Alpha dropout, which adds constants to dropped elements in training, and
+    has no effect otherwise.
+    """
     if p and train:
         semantics.pin([semantics.activation(x)], "alpha dropout adds constants")
     return x
@@ -123,13 +147,35 @@ def _movement(kind: str, *names: str) -> None:
     for name in names:
 
         @rule(f"aten.{name}", f"aten.{name}_copy", kind=kind, **MOVED)
-        def moved(semantics: Semantics, x: Value, *args: Any, __name: str = name, **kwargs: Any) -> Value:
+        def moved(
+            semantics: Semantics, x: Value, *args: Any, __name: str = name, **kwargs: Any
+        ) -> Value:
             operation = getattr(aten, __name)
             return semantics.moved(lambda ids: operation(ids, *args, **kwargs), x)
 
 
-_movement("movement", "squeeze", "unsqueeze", "permute", "transpose", "t", "numpy_T", "mT", "mH", "adjoint", "matrix_H")
-_movement("movement", "movedim", "moveaxis", "swapaxes", "swapdims", "channel_shuffle", "native_channel_shuffle")
+_movement(
+    "movement",
+    "squeeze",
+    "unsqueeze",
+    "permute",
+    "transpose",
+    "t",
+    "numpy_T",
+    "mT",
+    "mH",
+    "adjoint",
+    "matrix_H",
+)
+_movement(
+    "movement",
+    "movedim",
+    "moveaxis",
+    "swapaxes",
+    "swapdims",
+    "channel_shuffle",
+    "native_channel_shuffle",
+)
 _movement("movement", "rot90", "fliplr", "flipud", "atleast_1d", "atleast_2d", "atleast_3d")
 _movement("part", "select", "slice", "narrow", "diagonal")
 _movement("repetition", "unfold")
@@ -144,7 +190,10 @@ def diagonal_matrix(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -
     if semantics.place.op == "aten.diag" and len(x.shape) == 2:
         return semantics.moved(lambda ids: operation(ids, *args, **kwargs), x)
     # (zeros are not a view of a parameter's scalars)
-    ids, kept = semantics.activation(x), operation(torch.ones(x.shape, dtype=torch.bool), *args, **kwargs)
+    ids, kept = (
+        semantics.activation(x),
+        operation(torch.ones(x.shape, dtype=torch.bool), *args, **kwargs),
+    )
     return compress(torch.where(kept, operation(ids, *args, **kwargs), NEUTRAL))
 
 
@@ -163,8 +212,10 @@ def as_strided(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Val
     return semantics.moved(lambda ids: ids.contiguous().as_strided(*args, **kwargs), x)
 
 
-@rule("aten.view", "aten.reshape", "aten._unsafe_view", "aten.flatten", "aten.unflatten", "aten.view_as",
-      "aten.reshape_as", "aten.ravel", "aten.view_copy", "aten._reshape_alias", kind="movement", **MOVED)  # fmt: skip
+@rule("aten.view", "aten.reshape", "aten._unsafe_view", "aten.flatten", "aten.unflatten",
+      "aten.view_as",
+      "aten.reshape_as", "aten.ravel", "aten.view_copy", "aten._reshape_alias", kind="movement",
+      **MOVED)  # fmt: skip
 def reshape(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Value:
     """Another shape for the same elements."""
     if any(isinstance(arg, torch.dtype) for arg in args):
@@ -175,7 +226,14 @@ def reshape(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Value:
     return out
 
 
-@rule("aten.expand", "aten.expand_as", "aten.expand_copy", "aten.broadcast_to", kind="repetition", **MOVED)
+@rule(
+    "aten.expand",
+    "aten.expand_as",
+    "aten.expand_copy",
+    "aten.broadcast_to",
+    kind="repetition",
+    **MOVED,
+)
 def expand(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Value:
     """The same elements many times."""
     shape = shape_of(semantics.place.result)
@@ -191,7 +249,11 @@ def repeat(semantics: Semantics, x: Value, times: Sequence[int]) -> Value:
     def repeated(ids: Tensor) -> Tensor:
         ids = ids[(None,) * (rank - ids.dim())]
         old = [size for n in ids.shape for size in (1, n)]
-        wide = [size for n, total in zip(ids.shape, shape, strict=True) for size in (total // max(n, 1), n)]
+        wide = [
+            size
+            for n, total in zip(ids.shape, shape, strict=True)
+            for size in (total // max(n, 1), n)
+        ]
         return reshaped(reshaped(ids, old).expand(wide), shape)
 
     return semantics.moved(repeated, x)
@@ -202,10 +264,17 @@ def _along(*names: str) -> Callable[..., Any]:
         for name in names:
 
             @rule(f"aten.{name}", kind="movement", **MOVED)
-            def moved(semantics: Semantics, x: Value, *args: Any, __name: str = name, **kwargs: Any) -> Value:
+            def moved(
+                semantics: Semantics, x: Value, *args: Any, __name: str = name, **kwargs: Any
+            ) -> Value:
                 operation, dims = getattr(aten, __name), function(x, *args, **kwargs)
                 return semantics.moved(
-                    lambda ids: along(lambda t: operation(t, *args, **kwargs), ids, dims) if ids.dim() else ids, x
+                    lambda ids: (
+                        along(lambda t: operation(t, *args, **kwargs), ids, dims)
+                        if ids.dim()
+                        else ids
+                    ),
+                    x,
                 )
 
         return function
@@ -225,14 +294,22 @@ def _roll(x: Value, shifts: Any, dims: Sequence[int] | int = ()) -> Sequence[int
 
 
 @rule("aten.repeat_interleave", kind="repetition", **MOVED)
-def repeat_interleave(semantics: Semantics, x: Value, repeats: Any, dim: int | None = None, **kwargs: Any) -> Value:
+def repeat_interleave(
+    semantics: Semantics, x: Value, repeats: Any, dim: int | None = None, **kwargs: Any
+) -> Value:
     """Each element several times in a row."""
     if not isinstance(repeats, int):
         ids = semantics.reduce(x, range(len(x.shape)) if dim is None else [dim], keepdim=True)
-        return ids.reshape(()).expand(shape_of(semantics.place.result)) if dim is None else _fill(semantics, ids)
+        return (
+            ids.reshape(()).expand(shape_of(semantics.place.result))
+            if dim is None
+            else _fill(semantics, ids)
+        )
     if dim is None:
         return semantics.moved(lambda ids: ids.reshape(-1).repeat_interleave(repeats), x)
-    return semantics.moved(lambda ids: along(lambda t: t.repeat_interleave(repeats, dim), ids, [dim]), x)
+    return semantics.moved(
+        lambda ids: along(lambda t: t.repeat_interleave(repeats, dim), ids, [dim]), x
+    )
 
 
 def _fill(semantics: Semantics, ids: Tensor) -> Tensor:
@@ -244,7 +321,9 @@ def _fill(semantics: Semantics, ids: Tensor) -> Tensor:
 
 def _cut_along(whole: Tensor, parts: Sequence[Tensor]) -> int | None:
     """The dimension that was split into several parts, if these are equal."""
-    if len(parts) < 2 or any(part.shape != parts[0].shape or part.dim() != whole.dim() for part in parts):
+    if len(parts) < 2 or any(
+        part.shape != parts[0].shape or part.dim() != whole.dim() for part in parts
+    ):
         return None
     return next(dim for dim, size in enumerate(whole.shape) if parts[0].shape[dim] != size)
 
@@ -253,7 +332,9 @@ def _pieces(*names: str) -> None:
     for name in names:
 
         @rule(f"aten.{name}", kind="split", **MOVED)
-        def pieces(semantics: Semantics, x: Value, *args: Any, __name: str = name, **kwargs: Any) -> tuple[Value, ...]:
+        def pieces(
+            semantics: Semantics, x: Value, *args: Any, __name: str = name, **kwargs: Any
+        ) -> tuple[Value, ...]:
             operation = getattr(aten, __name)
             if isinstance(x, Weight):
                 count = len(operation(torch.empty(x.shape, device="meta"), *args, **kwargs))
@@ -266,8 +347,18 @@ def _pieces(*names: str) -> None:
             return parts
 
 
-_pieces("split", "split_with_sizes", "chunk", "unbind", "tensor_split", "unsafe_split", "unsafe_chunk")
-_pieces("unsafe_split_with_sizes", "hsplit", "vsplit", "dsplit", "split_with_sizes_copy", "split_copy", "unbind_copy")
+_pieces(
+    "split", "split_with_sizes", "chunk", "unbind", "tensor_split", "unsafe_split", "unsafe_chunk"
+)
+_pieces(
+    "unsafe_split_with_sizes",
+    "hsplit",
+    "vsplit",
+    "dsplit",
+    "split_with_sizes_copy",
+    "split_copy",
+    "unbind_copy",
+)
 
 
 def concatenated(parts: Sequence[Tensor], dim: int) -> Tensor:
@@ -284,8 +375,12 @@ def concatenated(parts: Sequence[Tensor], dim: int) -> Tensor:
 
 def _gathered(semantics: Semantics, values: Sequence[Value], dim: int) -> Value:
     """Concatenate: parameters give a parameter; parameters and activations give an activation."""
-    if all(isinstance(value, Weight) and value.kept is None and not value.shift for value in values):
-        dense = [value.positions(semantics.offsets) for value in values if isinstance(value, Weight)]
+    if all(
+        isinstance(value, Weight) and value.kept is None and not value.shift for value in values
+    ):
+        dense = [
+            value.positions(semantics.offsets) for value in values if isinstance(value, Weight)
+        ]
         return Weight(None, torch.cat(dense, dim))
     return concatenated([semantics.activation(value) for value in values], dim)
 
@@ -298,20 +393,32 @@ def cat(semantics: Semantics, tensors: Sequence[Value], dim: int = 0) -> Value:
     return _gathered(semantics, kept, dim)
 
 
-@rule("aten.stack", "aten.hstack", "aten.vstack", "aten.dstack", "aten.column_stack", kind="concatenation", **MOVED)
+@rule(
+    "aten.stack",
+    "aten.hstack",
+    "aten.vstack",
+    "aten.dstack",
+    "aten.column_stack",
+    kind="concatenation",
+    **MOVED,
+)
 def stack(semantics: Semantics, tensors: Sequence[Value], dim: int = 0) -> Value:
     """Stacking along a new dimension."""
     if semantics.place.op != "aten.stack":
         raise ValueError("stacking along a dimension that depends on the shapes")
     rank = len(tensors[0].shape) + 1
     dim %= rank
-    return _gathered(semantics, [semantics.moved(lambda t: t.unsqueeze(dim), value) for value in tensors], dim)
+    return _gathered(
+        semantics, [semantics.moved(lambda t: t.unsqueeze(dim), value) for value in tensors], dim
+    )
 
 
 @rule("aten.meshgrid", kind="repetition", **MOVED)
 def meshgrid(semantics: Semantics, tensors: Sequence[Value], indexing: str = "ij") -> Any:
     """Coordinates of a grid."""
-    return tuple(torch.meshgrid(*(semantics.activation(value) for value in tensors), indexing=indexing))
+    return tuple(
+        torch.meshgrid(*(semantics.activation(value) for value in tensors), indexing=indexing)
+    )
 
 
 def _widened(ids: Tensor, padding: Sequence[int]) -> tuple[Tensor, list[int]]:
@@ -320,22 +427,39 @@ def _widened(ids: Tensor, padding: Sequence[int]) -> tuple[Tensor, list[int]]:
     Wide margins remain zeros, because some taps may read only the margin.
     """
     rest, sizes = list(padding), list(ids.shape)
-    margins = {ids.dim() - 1 - i: padding[2 * i] + padding[2 * i + 1] for i in range(len(padding) // 2)}
+    margins = {
+        ids.dim() - 1 - i: padding[2 * i] + padding[2 * i + 1] for i in range(len(padding) // 2)
+    }
     # channels come before height and width, or after them
     places = (
-        (1, 2) if ids.dim() == 4 and margins.get(1) and margins.get(2) and not margins.get(3) else range(2, ids.dim())
+        (1, 2)
+        if ids.dim() == 4 and margins.get(1) and margins.get(2) and not margins.get(3)
+        else range(2, ids.dim())
     )
     for dim, margin in margins.items():
         sides = slice(2 * (ids.dim() - 1 - dim), 2 * (ids.dim() - dim))
-        if dim in places and ids.stride(dim) == 0 and ids.shape[dim] > 4 * margin > 0 and min(rest[sides]) >= 0:
+        if (
+            dim in places
+            and ids.stride(dim) == 0
+            and ids.shape[dim] > 4 * margin > 0
+            and min(rest[sides]) >= 0
+        ):
             rest[sides] = [0, 0]
             ids, sizes[dim] = ids.narrow(dim, 0, 1), ids.shape[dim] + margin
     return ids.expand(sizes), rest
 
 
-@rule("aten.pad", "aten.constant_pad_nd", *(f"aten.{kind}_pad{rank}d" for kind in ("reflection", "replication")
-                                            for rank in (1, 2, 3)), kind="padding", **MOVED)  # fmt: skip
-def pad(semantics: Semantics, x: Value, padding: Sequence[int], mode: Any = "constant", value: Any = None) -> Value:
+@rule("aten.pad", "aten.constant_pad_nd",
+      *(f"aten.{kind}_pad{rank}d" for kind in ("reflection", "replication")
+                                            for rank in (1, 2, 3)), kind="padding",
+                                            **MOVED)  # fmt: skip
+def pad(
+    semantics: Semantics,
+    x: Value,
+    padding: Sequence[int],
+    mode: Any = "constant",
+    value: Any = None,
+) -> Value:
     """Padding: zeros have any scale, other constants have a fixed one, reflections move data."""
     ids = semantics.activation(x)
     if not isinstance(mode, str):
@@ -349,7 +473,8 @@ def pad(semantics: Semantics, x: Value, padding: Sequence[int], mode: Any = "con
         if fill == NEUTRAL and semantics.uniform:
             ids, padding = _widened(ids, padding)
         return along(lambda t: torch.nn.functional.pad(t, list(padding), value=fill), ids, touched)
-    # torch pads only floating-point tensors in these modes; float64 represents ids below 2**53 exactly
+    # torch pads only floating-point tensors in these modes; float64
+    # represents ids below 2**53 exactly
     lead = (None,) * max(0, 2 + len(padding) // 2 - ids.dim())
 
     def padded(t: Tensor) -> Tensor:
@@ -360,7 +485,9 @@ def pad(semantics: Semantics, x: Value, padding: Sequence[int], mode: Any = "con
 
 
 @rule("aten.slice_scatter", "aten.select_scatter", "aten.diagonal_scatter", kind="write", **MOVED)
-def scatter_view(semantics: Semantics, x: Value, source: Value, *args: Any, **kwargs: Any) -> Tensor:
+def scatter_view(
+    semantics: Semantics, x: Value, source: Value, *args: Any, **kwargs: Any
+) -> Tensor:
     """Write one tensor into a region of another."""
     operation = getattr(aten, semantics.place.op.removeprefix("aten."))
     target, written = semantics.activation(x), semantics.activation(source)

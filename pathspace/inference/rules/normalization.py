@@ -1,10 +1,12 @@
-"""Normalisation layers, whose result does not depend on the scale of their input, exactly if ``eps`` is 0.
+"""Normalisation layers, whose result does not depend on the scale of their
+input, exactly if ``eps`` is 0.
 
-Elements that are normalised together must share one scale, which the result does not have; gamma and beta are edges
-from the root to the result's units. With ``norm_eps="respect"`` the scale of the input is fixed instead.
+Elements that are normalised together must share one scale, which the result does not have; gamma
+and beta are edges from the root to the result's units. With ``norm_eps="respect"`` the scale of
+the input is fixed instead.
 
-With running statistics instead of those of the batch, ``(x - mean) / sqrt(var + eps)``, this is exact for any ``eps``:
-``mean`` scales with the channel and ``var + eps`` with its square.
+With running statistics instead of those of the batch, ``(x - mean) / sqrt(var + eps)``, this is
+exact for any ``eps``: ``mean`` scales with the channel and ``var + eps`` with its square.
 """
 
 from __future__ import annotations
@@ -18,27 +20,43 @@ from torch import Tensor
 from pathspace.inference.registry import rule
 from pathspace.inference.rules.edges import edges, times
 from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import ROOT, Value, Weight, constant, distinct, numel, reshaped, shape_of
+from pathspace.inference.values import (
+    ROOT,
+    Value,
+    Weight,
+    constant,
+    distinct,
+    numel,
+    reshaped,
+    shape_of,
+)
 
 # operations that take running mean and variance as their operands 3 and 4
 WITH_STATISTICS = frozenset(
     f"aten.{name}"
-    for name in ("batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional", "instance_norm",
-                 "_native_batch_norm_legit_no_training", "native_batch_norm", "cudnn_batch_norm")
+    for name in ("batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional",
+                 "instance_norm", "_native_batch_norm_legit_no_training", "native_batch_norm",
+                 "cudnn_batch_norm")
 )  # fmt: skip
 
 
 def _cut(semantics: Semantics, x: Value, dims: Sequence[int]) -> Tensor:
     if semantics.exact_norms:
         ids = semantics.activation(x)
-        semantics.pin([ids], "normalisation with eps > 0, which norm_eps='respect' takes at its word")
+        semantics.pin(
+            [ids], "normalisation with eps > 0, which norm_eps='respect' takes at its word"
+        )
         return constant(ids.shape)
     return semantics.cut(x, dims)
 
 
-def affine(semantics: Semantics, out: Tensor, weight: Value | None, bias: Value | None, dims: Sequence[int]) -> Tensor:
+def affine(
+    semantics: Semantics, out: Tensor, weight: Value | None, bias: Value | None, dims: Sequence[int]
+) -> Tensor:
     """``gamma * out + beta``, with the parameters along ``dims``."""
-    shape = [out.shape[dim] if dim in {d % out.dim() for d in dims} else 1 for dim in range(out.dim())]
+    shape = [
+        out.shape[dim] if dim in {d % out.dim() for d in dims} else 1 for dim in range(out.dim())
+    ]
     if isinstance(weight, Weight):
         out = edges(semantics, weight.moved(lambda t: t.reshape(shape), semantics.offsets), out, ())
     elif weight is not None:
@@ -49,9 +67,17 @@ def affine(semantics: Semantics, out: Tensor, weight: Value | None, bias: Value 
 
 
 def _by_statistics(
-    semantics: Semantics, x: Value, mean: Any, var: Any, frozen: bool, dims: Sequence[int], eps: float
+    semantics: Semantics,
+    x: Value,
+    mean: Any,
+    var: Any,
+    frozen: bool,
+    dims: Sequence[int],
+    eps: float,
 ) -> Tensor:
-    """Normalise channels (dimension 1) over ``dims``; running statistics that are whole buffers are rescaled too."""
+    """Normalise channels (dimension 1) over ``dims``; running statistics that are whole
+    buffers are rescaled too.
+    """
     names = first, second = [getattr(value, "buffer_name", None) for value in (mean, var)]
     if first and second:
         ids = semantics.activation(x)
@@ -84,7 +110,9 @@ def batch_norm(
     training: Any = True,
     *args: Any,
 ) -> Any:
-    """Each channel has one free scale over batch and space; running statistics are rescaled with it."""
+    """Each channel has one free scale over batch and space; running
+    statistics are rescaled with it.
+    """
     dims = [dim for dim in range(len(x.shape)) if dim != 1]
     if isinstance(mean, bool):
         # the form without running statistics: (training, momentum, eps)
@@ -93,7 +121,9 @@ def batch_norm(
     fixed = semantics.place.op.endswith("no_training")
     frozen = isinstance(mean, Tensor | Weight) and (training is False or fixed)
     eps = args[0 if fixed else 1]
-    out = affine(semantics, _by_statistics(semantics, x, mean, var, frozen, dims, eps), weight, bias, [1])
+    out = affine(
+        semantics, _by_statistics(semantics, x, mean, var, frozen, dims, eps), weight, bias, [1]
+    )
     # the new values of running statistics come after the two that are saved
     result = _like_result(semantics, x, out, saved=3)
     if semantics.place.op.endswith("_functional"):
@@ -104,7 +134,9 @@ def batch_norm(
 
 
 def _like_result(semantics: Semantics, x: Value, out: Tensor, saved: int | None = None) -> Any:
-    """Add the statistics of ``x`` that functional forms also return; if they are used, ``x`` is pinned."""
+    """Add the statistics of ``x`` that functional forms also return; if they
+    are used, ``x`` is pinned.
+    """
     shown, node = semantics.place.result, semantics.place.node
     if isinstance(shown, Tensor):
         return out
@@ -126,11 +158,15 @@ def layer_norm(
 ) -> Any:
     """All normalised features of one token share one scale."""
     dims = list(range(-len(shape), 0))
-    return _like_result(semantics, x, affine(semantics, _cut(semantics, x, dims), weight, bias, dims))
+    return _like_result(
+        semantics, x, affine(semantics, _cut(semantics, x, dims), weight, bias, dims)
+    )
 
 
 @rule("aten.rms_norm", "aten._fused_rms_norm", kind="normalisation")
-def rms_norm(semantics: Semantics, x: Value, shape: Sequence[int], weight: Value | None = None, *args: Any) -> Any:
+def rms_norm(
+    semantics: Semantics, x: Value, shape: Sequence[int], weight: Value | None = None, *args: Any
+) -> Any:
     """All normalised features of one token share one scale."""
     return layer_norm(semantics, x, shape, weight)
 
@@ -166,13 +202,17 @@ def instance_norm(
 ) -> Tensor:
     """Every channel of every sample has a free scale, unless running statistics replace its own."""
     # (momentum, eps, ...)
-    out = _by_statistics(semantics, x, mean, var, not use_input, list(range(2, len(x.shape))), args[1])
+    out = _by_statistics(
+        semantics, x, mean, var, not use_input, list(range(2, len(x.shape))), args[1]
+    )
     return affine(semantics, out, weight, bias, [1])
 
 
 @rule("aten._weight_norm", "aten._weight_norm_interface", kind="normalisation")
 def weight_norm(semantics: Semantics, v: Value, g: Value, dim: int = 0) -> Any:
-    """``g v / |v|`` with one norm for each index along ``dim`` (or one for all); the scale of ``v`` is exactly free."""
+    """``g v / |v|`` with one norm for each index along ``dim`` (or one for all); the scale
+    of ``v`` is exactly free.
+    """
     rank = len(v.shape)
     semantics.observe(semantics.reduce(v, [d for d in range(rank) if dim == -1 or d != dim % rank]))
     out = constant(v.shape)

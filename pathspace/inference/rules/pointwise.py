@@ -13,7 +13,15 @@ from torch.fx import Node
 
 from pathspace.inference.eps_detection import is_parameter_itself
 from pathspace.inference.registry import rule
-from pathspace.inference.rules.edges import edges, is_constant, is_plain, negligible, number, powers, times
+from pathspace.inference.rules.edges import (
+    edges,
+    is_constant,
+    is_plain,
+    negligible,
+    number,
+    powers,
+    times,
+)
 from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import (
     NEUTRAL,
@@ -54,22 +62,46 @@ def add(semantics: Semantics, x: Any, y: Any, *args: Any, **kwargs: Any) -> Valu
 
 
 def shifted(semantics: Semantics, x: Any, constant: float, alpha: Any) -> Weight | None:
-    """A whole parameter plus a constant, as in ``1 + weight``: ``w`` is rescaled to ``s (w + c) - c``."""
+    """A whole parameter plus a constant, as in ``1 + weight``: ``w`` is
+    rescaled to ``s (w + c) - c``.
+    """
     node, name = semantics.place.node, semantics.place.op.removeprefix("aten.")
-    if not (isinstance(x, Weight) and x.name is not None and x.kept is None and not x.shift and semantics.affine):
+    if not (
+        isinstance(x, Weight)
+        and x.name is not None
+        and x.kept is None
+        and not x.shift
+        and semantics.affine
+    ):
         return None
-    if name not in ("add", "sub", "rsub", "subtract") or node is None or node.graph is not semantics.graph:
+    if (
+        name not in ("add", "sub", "rsub", "subtract")
+        or node is None
+        or node.graph is not semantics.graph
+    ):
         return None
-    if not (isinstance(node.args[0], Node) and is_parameter_itself(node.args[0], semantics.sources)):
+    if not (
+        isinstance(node.args[0], Node) and is_parameter_itself(node.args[0], semantics.sources)
+    ):
         return None
     if x.index.numel() != numel(semantics.shapes[x.name]) or not alpha or not isfinite(constant):
         return None
     # c - a w = -a (w - c / a)
-    value = {"add": float(constant) * alpha, "rsub": -float(constant) / alpha}.get(name, -float(constant) * alpha)
+    value = {"add": float(constant) * alpha, "rsub": -float(constant) / alpha}.get(
+        name, -float(constant) * alpha
+    )
     return replace(x, shift=value)
 
 
-@rule("aten.maximum", "aten.minimum", "aten.fmax", "aten.fmin", kind="maximum", degree=(1,), elementwise=True)
+@rule(
+    "aten.maximum",
+    "aten.minimum",
+    "aten.fmax",
+    "aten.fmin",
+    kind="maximum",
+    degree=(1,),
+    elementwise=True,
+)
 @rule("aten.hypot", kind="norm", degree=(1,), elementwise=True)
 def join(semantics: Semantics, x: Value, y: Any) -> Tensor:
     """Homogeneous functions of two operands, which share one scale."""
@@ -86,8 +118,8 @@ def complex_(semantics: Semantics, x: Value, y: Value) -> Tensor:
     return ids.expand(shape_of(semantics.place.result))
 
 
-@rule("aten.view_as_complex", "aten.view_as_complex_copy", "aten.view_as_real", "aten.view_as_real_copy",
-      kind="complex", degree=(1,))  # fmt: skip
+@rule("aten.view_as_complex", "aten.view_as_complex_copy", "aten.view_as_real",
+      "aten.view_as_real_copy", kind="complex", degree=(1,))  # fmt: skip
 def as_complex(semantics: Semantics, x: Value) -> Tensor:
     """Real and imaginary parts share one scale."""
     if "as_complex" in semantics.place.op:
@@ -125,10 +157,12 @@ def masked_fill(semantics: Semantics, x: Value, mask: Value, value: Any) -> Tens
 # --- products
 
 
-@rule("aten.mul", "aten.mul_", "aten.multiply", "aten.multiply_", kind="product", degree=(1, 1), linear="each",
-      coefficients="one", elementwise=True)  # fmt: skip
+@rule("aten.mul", "aten.mul_", "aten.multiply", "aten.multiply_", kind="product", degree=(1, 1),
+      linear="each", coefficients="one", elementwise=True)  # fmt: skip
 def mul(semantics: Semantics, x: Any, y: Any) -> Value:
-    """A product: a number keeps the scale, a parameter is an edge, and log-scales of two activations add up."""
+    """A product: a number keeps the scale, a parameter is an edge, and log-scales
+    of two activations add up.
+    """
     x, y = number(x), number(y)
     if not isinstance(y, Tensor | Weight):
         return multiple(semantics, x, y)
@@ -141,13 +175,19 @@ def mul(semantics: Semantics, x: Any, y: Any) -> Value:
         assert isinstance(weight, Weight) and isinstance(value, Tensor)
         if is_constant(value) and weight.shape == broadcast_shape(weight.shape, value.shape):
             # a parameter times constants is rescaled like the parameter
-            return weight if is_plain(value) else weight.masked((value != NEUTRAL).expand(weight.shape))
+            return (
+                weight
+                if is_plain(value)
+                else weight.masked((value != NEUTRAL).expand(weight.shape))
+            )
         return edges(semantics, weight, value, ())
     return times(semantics, x, y)
 
 
 def multiple(semantics: Semantics, x: Value, factor: Any) -> Value:
-    """A value times a number: its scale, or exact zeros (which still have the channels of the value)."""
+    """A value times a number: its scale, or exact zeros (which still have
+    the channels of the value).
+    """
     if not (semantics.drops_dead and _is_number(factor) and factor == 0):
         return x
     if isinstance(x, Weight):
@@ -155,12 +195,24 @@ def multiple(semantics: Semantics, x: Value, factor: Any) -> Value:
     return constant(x.shape, NEUTRAL)
 
 
-@rule("aten.div", "aten.div_", "aten.divide", "aten.true_divide", kind="quotient", elementwise=True, infinite=True)
+@rule(
+    "aten.div",
+    "aten.div_",
+    "aten.divide",
+    "aten.true_divide",
+    kind="quotient",
+    elementwise=True,
+    infinite=True,
+)
 @rule("aten.floor_divide", kind="rounding", elementwise=True, infinite=True)
 def div(semantics: Semantics, x: Any, y: Any, **kwargs: Any) -> Value:
-    """A quotient: a number keeps the scale (unless it is rounded), log-scales of two activations are subtracted."""
+    """A quotient: a number keeps the scale (unless it is rounded), log-scales of two
+    activations are subtracted.
+    """
     if kwargs.get("rounding_mode") is not None or semantics.place.op == "aten.floor_divide":
-        return semantics.opaque([semantics.activation(v) for v in (x, y)], "rounding is not homogeneous")
+        return semantics.opaque(
+            [semantics.activation(v) for v in (x, y)], "rounding is not homogeneous"
+        )
     if not isinstance(y, Tensor | Weight):
         return x  # type: ignore[no-any-return]
     if is_plain(y) and isinstance(x, Weight) and x.shape == broadcast_shape(x.shape, y.shape):
@@ -168,7 +220,15 @@ def div(semantics: Semantics, x: Any, y: Any, **kwargs: Any) -> Value:
     return times(semantics, semantics.activation(x), semantics.activation(y), -1)
 
 
-@rule("aten.addcmul", "aten.addcmul_", kind="combination", degree=(1, 1), linear="each", elementwise=True, bias=0)
+@rule(
+    "aten.addcmul",
+    "aten.addcmul_",
+    kind="combination",
+    degree=(1, 1),
+    linear="each",
+    elementwise=True,
+    bias=0,
+)
 @rule("aten.addcdiv", "aten.addcdiv_", kind="combination", elementwise=True, infinite=True)
 def addcmul(semantics: Semantics, x: Any, y: Any, z: Any, **kwargs: Any) -> Tensor:
     """``x + a y z``, or ``x + a y / z``."""
@@ -178,12 +238,24 @@ def addcmul(semantics: Semantics, x: Any, y: Any, z: Any, **kwargs: Any) -> Tens
 
 @rule("aten.square", "aten.square_", kind="power", degree=(2,), elementwise=True)
 @rule("aten.sqrt", "aten.sqrt_", kind="power", degree=(0.5,), elementwise=True)
-@rule("aten.reciprocal", "aten.reciprocal_", kind="power", degree=(-1,), elementwise=True, infinite=True)
+@rule(
+    "aten.reciprocal",
+    "aten.reciprocal_",
+    kind="power",
+    degree=(-1,),
+    elementwise=True,
+    infinite=True,
+)
 @rule("aten.rsqrt", "aten.rsqrt_", kind="power", degree=(-0.5,), elementwise=True, infinite=True)
 def power(semantics: Semantics, x: Value) -> Value:
     """A power multiplies the log-scale, and a root divides it; both are relations."""
     name = semantics.place.op.removeprefix("aten.").rstrip("_")
-    exponents = {"square": Fraction(2), "reciprocal": Fraction(-1), "sqrt": Fraction(1, 2), "rsqrt": Fraction(-1, 2)}
+    exponents = {
+        "square": Fraction(2),
+        "reciprocal": Fraction(-1),
+        "sqrt": Fraction(1, 2),
+        "rsqrt": Fraction(-1, 2),
+    }
     return _result(semantics, semantics.activation(x), exponents[name])
 
 
@@ -241,14 +313,22 @@ def bounded(semantics: Semantics, x: Value, low: Any, high: Any, how: str) -> Te
     return ids
 
 
-@rule("aten.clamp", "aten.clamp_", "aten.clip", "aten.clip_", kind="clip", elementwise=True, slope=1.0)
+@rule(
+    "aten.clamp", "aten.clamp_", "aten.clip", "aten.clip_", kind="clip", elementwise=True, slope=1.0
+)
 def clamp(semantics: Semantics, x: Value, min: Any = None, max: Any = None) -> Tensor:
     """A clamp to an interval; with one bound at zero it is a rectifier."""
     return bounded(semantics, x, min, max, "clamping at a number is not homogeneous")
 
 
 @rule(
-    "aten.clamp_min", "aten.clamp_min_", "aten.clamp_max", "aten.clamp_max_", kind="clip", elementwise=True, slope=1.0
+    "aten.clamp_min",
+    "aten.clamp_min_",
+    "aten.clamp_max",
+    "aten.clamp_max_",
+    kind="clip",
+    elementwise=True,
+    slope=1.0,
 )
 def clamp_one_side(semantics: Semantics, x: Value, bound: Any) -> Tensor:
     """A clamp on one side."""
@@ -264,7 +344,9 @@ def hardtanh(semantics: Semantics, x: Value, low: float = -1.0, high: float = 1.
 
 @rule("aten.threshold", "aten.threshold_", kind="activation", elementwise=True)
 def threshold(semantics: Semantics, x: Value, bound: float, value: float) -> Tensor:
-    """``x if x > bound else value``: homogeneous for bound 0 and value 0 or infinity, and without a bound."""
+    """``x if x > bound else value``: homogeneous for bound 0 and value 0 or
+    infinity, and without a bound.
+    """
     ids = semantics.activation(x)
     if bound == -float("inf") or (bound == 0 and value in (0, *INFINITE)):
         return ids
@@ -276,7 +358,8 @@ def glu(semantics: Semantics, x: Value, dim: int = -1) -> Tensor:
     """``a sigmoid(b)``: the scale of ``b`` is fixed, that of ``a`` is free."""
     gated, gate = semantics.activation(x).chunk(2, dim)
     semantics.regrouped(
-        semantics.activation(x).unflatten(dim, (2, -1)), [range(dim % len(x.shape), dim % len(x.shape) + 2)]
+        semantics.activation(x).unflatten(dim, (2, -1)),
+        [range(dim % len(x.shape), dim % len(x.shape) + 2)],
     )
     return times(semantics, gated, semantics.opaque([gate], "not positively homogeneous"))
 
@@ -288,7 +371,11 @@ def prelu(semantics: Semantics, x: Value, slope: Value) -> Tensor:
     if not isinstance(slope, Weight):
         semantics.pin([slope], "a computed slope")
         return ids
-    wanted = (1, -1) + (1,) * (ids.dim() - 2) if len(slope.shape) == 1 and ids.dim() > 1 else tuple(slope.shape)
+    wanted = (
+        (1, -1) + (1,) * (ids.dim() - 2)
+        if len(slope.shape) == 1 and ids.dim() > 1
+        else tuple(slope.shape)
+    )
     wanted = tuple(slope.shape[0] if n == -1 else n for n in wanted)
     return semantics.loop(slope.moved(lambda t: reshaped(t, wanted), semantics.offsets), ids)
 
@@ -298,21 +385,29 @@ def prelu(semantics: Semantics, x: Value, slope: Value) -> Tensor:
 
 def looked_at(semantics: Semantics, *values: Any) -> Any:
     """A function that does not depend on the scale of its operands if they share one."""
-    ids, shown = semantics.join(*(semantics.activation(value) for value in values)), semantics.place.result
+    ids, shown = (
+        semantics.join(*(semantics.activation(value) for value in values)),
+        semantics.place.result,
+    )
     seen = semantics.observe(ids)
     if not isinstance(shown, Tensor):
         return shown
     return seen if seen.shape == shown.shape else constant(shape_of(shown))
 
 
-@rule(*(f"aten.{name}{end}" for name in ("gt", "lt", "ge", "le", "eq", "ne", "greater", "less", "not_equal")
-        for end in ("", "_")), "aten.isclose", "aten.equal", "aten.atan2", "aten.arctan2", kind="comparison",
+@rule(*(f"aten.{name}{end}" for end in ("", "_")
+        for name in ("gt", "lt", "ge", "le", "eq", "ne", "greater", "less", "not_equal")),
+      "aten.isclose", "aten.equal", "aten.atan2", "aten.arctan2", kind="comparison",
       elementwise=True)  # fmt: skip
 def compare(semantics: Semantics, x: Value, y: Any, *args: Any, **kwargs: Any) -> Any:
     """Comparisons with zero, or between operands with one scale, do not depend on the scale."""
-    close = semantics.place.op == "aten.isclose" and bool(kwargs.get("atol", args[1] if len(args) > 1 else 1e-8))
+    close = semantics.place.op == "aten.isclose" and bool(
+        kwargs.get("atol", args[1] if len(args) > 1 else 1e-8)
+    )
     if close:
-        return semantics.opaque([semantics.activation(v) for v in (x, y)], "differences are compared with a number")
+        return semantics.opaque(
+            [semantics.activation(v) for v in (x, y)], "differences are compared with a number"
+        )
     if _is_number(y) and y not in (0, *INFINITE):
         return semantics.opaque([semantics.activation(x)], "a comparison with a number")
     return looked_at(semantics, x, y)
@@ -342,11 +437,17 @@ def sign(semantics: Semantics, x: Any) -> Tensor:
     return result
 
 
-@rule("aten.logical_and", "aten.logical_or", "aten.logical_xor", "aten.__and__", "aten.__or__", "aten.__xor__",
-      "aten.bitwise_and", "aten.bitwise_or", "aten.bitwise_xor", kind="comparison", elementwise=True)  # fmt: skip
+@rule("aten.logical_and", "aten.logical_or", "aten.logical_xor", "aten.__and__", "aten.__or__",
+      "aten.__xor__",
+      "aten.bitwise_and", "aten.bitwise_or", "aten.bitwise_xor", kind="comparison",
+      elementwise=True)  # fmt: skip
 def logical(semantics: Semantics, x: Any, y: Any) -> Tensor:
     """Functions of whether each operand is zero."""
-    seen = [semantics.observe(semantics.activation(value)) for value in (x, y) if isinstance(value, Tensor | Weight)]
+    seen = [
+        semantics.observe(semantics.activation(value))
+        for value in (x, y)
+        if isinstance(value, Tensor | Weight)
+    ]
     return semantics.join(*seen).expand(shape_of(semantics.place.result))
 
 

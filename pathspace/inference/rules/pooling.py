@@ -14,7 +14,8 @@ from pathspace.inference.values import Value, constant
 
 # what is true of means over windows
 AVERAGED: dict[str, Any] = {
-    "kind": "average pooling", "degree": (1,), "linear": "jointly", "coefficients": "positive", "separable": True
+    "kind": "average pooling", "degree": (1,), "linear": "jointly", "coefficients": "positive",
+    "separable": True
 }  # fmt: skip
 
 
@@ -31,11 +32,26 @@ def _pool(
     ids = semantics.activation(x)
     kernel = pair(kernel, rank)
     stride = pair(stride, rank) if stride not in (None, [], ()) else kernel
-    seen = windows(semantics, ids, kernel, stride, [(p, p) for p in pair(padding, rank)], pair(dilation, rank), ceil)
+    seen = windows(
+        semantics,
+        ids,
+        kernel,
+        stride,
+        [(p, p) for p in pair(padding, rank)],
+        pair(dilation, rank),
+        ceil,
+    )
     return semantics.reduce(seen, range(seen.dim() - rank, seen.dim()))
 
 
-@rule("aten.max_pool1d", "aten.max_pool2d", "aten.max_pool3d", kind="maximum pooling", degree=(1,), separable=True)
+@rule(
+    "aten.max_pool1d",
+    "aten.max_pool2d",
+    "aten.max_pool3d",
+    kind="maximum pooling",
+    degree=(1,),
+    separable=True,
+)
 def max_pool(
     semantics: Semantics,
     x: Value,
@@ -49,9 +65,12 @@ def max_pool(
     return _pool(semantics, x, int(semantics.place.op[-2]), kernel, stride, padding, dilation, ceil)
 
 
-@rule("aten.max_pool1d_with_indices", "aten.max_pool2d_with_indices", "aten.max_pool3d_with_indices",
-      kind="maximum pooling", degree=(1,), separable=True)  # fmt: skip
-def max_pool_with_indices(semantics: Semantics, x: Value, kernel: Any, *args: Any) -> tuple[Tensor, Tensor]:
+@rule("aten.max_pool1d_with_indices", "aten.max_pool2d_with_indices",
+      "aten.max_pool3d_with_indices", kind="maximum pooling", degree=(1,),
+      separable=True)  # fmt: skip
+def max_pool_with_indices(
+    semantics: Semantics, x: Value, kernel: Any, *args: Any
+) -> tuple[Tensor, Tensor]:
     """Maximum over windows, and its position, which has no scale."""
     rank = int(semantics.place.op.split("max_pool")[1][0])
     options: list[Any] = [None, 0, 1, False]
@@ -82,8 +101,8 @@ def avg_pool(
     "aten._adaptive_avg_pool3d",
     **AVERAGED,
 )
-@rule("aten.adaptive_max_pool1d", "aten.adaptive_max_pool2d", "aten.adaptive_max_pool3d", kind="maximum pooling",
-      degree=(1,), separable=True)  # fmt: skip
+@rule("aten.adaptive_max_pool1d", "aten.adaptive_max_pool2d", "aten.adaptive_max_pool3d",
+      kind="maximum pooling", degree=(1,), separable=True)  # fmt: skip
 def adaptive_pool(semantics: Semantics, x: Value, size: Any) -> Any:
     """Mean or maximum over windows that give a fixed output size."""
     ids = semantics.activation(x)
@@ -99,7 +118,9 @@ def adaptive_pool(semantics: Semantics, x: Value, size: Any) -> Any:
         # torch's windows: from floor(i n / m) to ceil((i + 1) n / m)
         parts = [
             semantics.reduce(
-                ids.narrow(dim, i * length // count, -(-(i + 1) * length // count) - i * length // count),
+                ids.narrow(
+                    dim, i * length // count, -(-(i + 1) * length // count) - i * length // count
+                ),
                 [dim],
                 True,
             )

@@ -14,7 +14,9 @@ from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import Value, constant, shape_of
 
 
-def _unpacked(semantics: Semantics, data: Value, sizes: Tensor, state: Any, args: Sequence[Any]) -> tuple[Any, ...]:
+def _unpacked(
+    semantics: Semantics, data: Value, sizes: Tensor, state: Any, args: Sequence[Any]
+) -> tuple[Any, ...]:
     """A packed sequence as a batch: data assigns rows to steps, so all rows share their scales."""
     batch = (state[0] if isinstance(state, list | tuple) else state).shape[1]
     row = semantics.reduce(data, [0])
@@ -29,9 +31,14 @@ def _packed(semantics: Semantics, results: Sequence[Tensor]) -> tuple[Tensor, ..
 
 @rule("aten.rnn_relu", kind="recurrence")
 def rnn_relu(semantics: Semantics, *args: Any) -> Any:
-    """``h_t = relu(W_ih x_t + b_ih + W_hh h_(t-1) + b_hh)``, stacked, in one or two directions (Eq. 1)."""
+    """``h_t = relu(W_ih x_t + b_ih + W_hh h_(t-1) + b_hh)``, stacked, in one
+    or two directions (Eq. 1).
+    """
     if isinstance(args[3], list | tuple):
-        return _packed(semantics, _rnn_relu(semantics, *_unpacked(semantics, args[0], args[1], args[2], args[3:])))
+        return _packed(
+            semantics,
+            _rnn_relu(semantics, *_unpacked(semantics, args[0], args[1], args[2], args[3:])),
+        )
     return _rnn_relu(semantics, *args)
 
 
@@ -57,7 +64,9 @@ def _rnn_relu(
         for direction in range(directions):
             cell = layer * directions + direction
             parameters = weights[cell * per : (cell + 1) * per]
-            out, final = _direction(semantics, sequence, hidden[cell], parameters, biases, time, direction == 1)
+            out, final = _direction(
+                semantics, sequence, hidden[cell], parameters, biases, time, direction == 1
+            )
             outputs.append(out)
             last.append(final)
         sequence = torch.cat(outputs, -1) if directions == 2 else outputs[0]
@@ -78,11 +87,14 @@ def _direction(
     order = range(length - 1, length - 1 - looked_at, -1) if backwards else range(looked_at)
     states: list[Tensor] = []
     for step in order:
-        entered = linear(semantics, sequence.select(time, step), weights[0], weights[2] if biases else None)
+        entered = linear(
+            semantics, sequence.select(time, step), weights[0], weights[2] if biases else None
+        )
         carried = linear(semantics, hidden, weights[1], weights[3] if biases else None)
         hidden = semantics.join(entered, carried)
         states.append(hidden)
-    # the remaining steps share every scale with the last interpreted one; their inputs must have its scales
+    # the remaining steps share every scale with the last interpreted one; their
+    # inputs must have its scales
     if looked_at < length:
         entered_all = sequence.flip(time) if backwards else sequence
         rest = entered_all.narrow(time, looked_at - 1, length - looked_at + 1)
@@ -95,12 +107,15 @@ def _direction(
 
 @rule("aten.rnn_tanh", "aten.lstm", "aten.gru", kind="gated recurrence")
 def gated(semantics: Semantics, *args: Any) -> Any:
-    """Tanh and gates fix the scales of their operands; inputs, and an LSTM's projected state, have free scales.
+    """Tanh and gates fix the scales of their operands; inputs, and an LSTM's projected
+    state, have free scales.
 
     Layers, steps and directions are those of :func:`rnn_relu`; every pre-activation is fixed.
     """
     if isinstance(args[3], list | tuple):
-        return _packed(semantics, _gated(semantics, *_unpacked(semantics, args[0], args[1], args[2], args[3:])))
+        return _packed(
+            semantics, _gated(semantics, *_unpacked(semantics, args[0], args[1], args[2], args[3:]))
+        )
     return _gated(semantics, *args)
 
 
@@ -108,9 +123,14 @@ def _gated(semantics: Semantics, x: Value, state: Any, weights: Any, *args: Any)
     biases, layers, _, _, bidirectional, batch_first = args[:6]
     name = semantics.place.op
     sequence = semantics.activation(x)
-    states = [semantics.activation(entry) for entry in (state if isinstance(state, list | tuple) else [state])]
+    states = [
+        semantics.activation(entry)
+        for entry in (state if isinstance(state, list | tuple) else [state])
+    ]
     semantics.pin(states[1:], "a cell state is combined with fixed scales")
-    projected = name == "aten.lstm" and len(states) == 2 and states[0].shape[-1] != states[1].shape[-1]
+    projected = (
+        name == "aten.lstm" and len(states) == 2 and states[0].shape[-1] != states[1].shape[-1]
+    )
     per, directions = (4 if biases else 2) + projected, 2 if bidirectional else 1
     time = 1 if batch_first and sequence.dim() == 3 else 0
     length = sequence.shape[time]
@@ -138,7 +158,9 @@ def _gated(semantics: Semantics, x: Value, state: Any, weights: Any, *args: Any)
                 )
                 hidden = constant(hidden.shape) if free is None else free
             finals.append(hidden)
-            outputs.append(hidden.unsqueeze(time).expand(*hidden.shape[:time], length, *hidden.shape[time:]))
+            outputs.append(
+                hidden.unsqueeze(time).expand(*hidden.shape[:time], length, *hidden.shape[time:])
+            )
         sequence = torch.cat(outputs, -1) if directions == 2 else outputs[0]
     shown = semantics.place.result
     last = torch.stack(finals) if projected else constant(shown[1].shape)
@@ -147,13 +169,24 @@ def _gated(semantics: Semantics, x: Value, state: Any, weights: Any, *args: Any)
 
 @rule("aten.lstm_cell", "aten.gru_cell", "aten.rnn_tanh_cell", kind="gated recurrence")
 def gated_cell(
-    semantics: Semantics, x: Value, state: Any, w_ih: Value, w_hh: Value, b_ih: Any = None, b_hh: Any = None
+    semantics: Semantics,
+    x: Value,
+    state: Any,
+    w_ih: Value,
+    w_hh: Value,
+    b_ih: Any = None,
+    b_hh: Any = None,
 ) -> Any:
-    """One step of a gated layer: every pre-activation is fixed, and every state that a gate is multiplied with.
+    """One step of a gated layer: every pre-activation is fixed, and every state that a
+    gate is multiplied with.
 
-    The hidden state of an LSTM passes its weights alone; that of a GRU is also mixed with its successor.
+    The hidden state of an LSTM passes its weights alone; that of a GRU is also
+    mixed with its successor.
     """
-    states = [semantics.activation(entry) for entry in (state if isinstance(state, list | tuple) else [state])]
+    states = [
+        semantics.activation(entry)
+        for entry in (state if isinstance(state, list | tuple) else [state])
+    ]
     for entry in (linear(semantics, x, w_ih, b_ih), linear(semantics, states[0], w_hh, b_hh)):
         semantics.fix(entry)
     gated = {"aten.lstm_cell": states[1:], "aten.gru_cell": states}.get(semantics.place.op, [])
@@ -166,7 +199,13 @@ def gated_cell(
 
 @rule("aten.rnn_relu_cell", kind="recurrence")
 def relu_cell(
-    semantics: Semantics, x: Value, state: Value, w_ih: Value, w_hh: Value, b_ih: Any = None, b_hh: Any = None
+    semantics: Semantics,
+    x: Value,
+    state: Value,
+    w_ih: Value,
+    w_hh: Value,
+    b_ih: Any = None,
+    b_hh: Any = None,
 ) -> Tensor:
     """``relu(W_ih x + b_ih + W_hh h + b_hh)``."""
     return semantics.join(linear(semantics, x, w_ih, b_ih), linear(semantics, state, w_hh, b_hh))

@@ -26,7 +26,9 @@ def _dims(dims: int | Sequence[int] | None, x: Value) -> list[int]:
 
 
 def _shared(semantics: Semantics, x: Value, dims: Any, shown: Any) -> Tensor:
-    """One scale along dimensions, expanded to a result in which they may have another size, or be missing."""
+    """One scale along dimensions, expanded to a result in which they may have
+    another size, or be missing.
+    """
     wanted = {dim % max(len(x.shape), 1) for dim in _dims(dims, x)}
     shape = shape_of(shown)
     ids = semantics.reduce(x, wanted, keepdim=len(shape) == len(x.shape))
@@ -34,27 +36,42 @@ def _shared(semantics: Semantics, x: Value, dims: Any, shown: Any) -> Tensor:
 
 
 @rule("aten.sum", "aten.nansum", kind="total", degree=(1,), linear="jointly", coefficients="one")
-@rule("aten.mean", "aten.nanmean", kind="mean", degree=(1,), linear="jointly", coefficients="positive")
+@rule(
+    "aten.mean", "aten.nanmean", kind="mean", degree=(1,), linear="jointly", coefficients="positive"
+)
 @rule("aten.amax", "aten.amin", kind="order", degree=(1,))
 def reduction(
-    semantics: Semantics, x: Value, dims: Any = None, keepdim: bool = False, *args: Any, **kwargs: Any
+    semantics: Semantics,
+    x: Value,
+    dims: Any = None,
+    keepdim: bool = False,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """Sum, mean, maximum or minimum over dimensions."""
     dims = kwargs.get("dim", dims)
     return semantics.reduce(x, _dims(dims, x), kwargs.get("keepdim", keepdim))
 
 
-@rule("aten.max", "aten.min", "aten.median", "aten.nanmedian", "aten.mode", "aten.kthvalue", "aten.cummax",
-      "aten.cummin", "aten.topk", "aten.sort", "aten.msort", "aten.aminmax", kind="order", degree=(1,))  # fmt: skip
+@rule("aten.max", "aten.min", "aten.median", "aten.nanmedian", "aten.mode", "aten.kthvalue",
+      "aten.cummax",
+      "aten.cummin", "aten.topk", "aten.sort", "aten.msort", "aten.aminmax", kind="order",
+      degree=(1,))  # fmt: skip
 def extreme(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Any:
-    """Order statistics along a dimension (or between two tensors), and positions, which have no scale."""
+    """Order statistics along a dimension (or between two tensors), and
+    positions, which have no scale.
+    """
     shown, name = semantics.place.result, semantics.place.op.removeprefix("aten.")
     if args and isinstance(args[0], Tensor | Weight):
         return semantics.join(semantics.activation(x), semantics.activation(args[0]))
     # topk and kthvalue take a count first; sort(stable=...) has only keywords
     place = 1 if name in ("topk", "kthvalue") else 0
-    default: Any = -1 if name in ("topk", "kthvalue", "sort", "mode") else 0 if name == "msort" else None
-    dim = kwargs.get("dim", args[place] if len(args) > place and not isinstance(args[place], bool) else default)
+    default: Any = (
+        -1 if name in ("topk", "kthvalue", "sort", "mode") else 0 if name == "msort" else None
+    )
+    dim = kwargs.get(
+        "dim", args[place] if len(args) > place and not isinstance(args[place], bool) else default
+    )
     if isinstance(shown, Tensor):
         return _shared(semantics, x, dim, shown)
     if name == "aminmax":
@@ -68,7 +85,12 @@ def extreme(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Any:
 
 @rule("aten.quantile", "aten.nanquantile", kind="order", degree=(1,))
 def quantile(
-    semantics: Semantics, x: Value, q: Any, dim: int | None = None, keepdim: bool = False, **kwargs: Any
+    semantics: Semantics,
+    x: Value,
+    q: Any,
+    dim: int | None = None,
+    keepdim: bool = False,
+    **kwargs: Any,
 ) -> Tensor:
     """Order statistics, and weighted means of two of them."""
     if isinstance(q, Tensor | Weight):
@@ -76,8 +98,8 @@ def quantile(
     return semantics.reduce(x, _dims(dim, x), keepdim).expand(shape_of(semantics.place.result))
 
 
-@rule("aten.argmax", "aten.argmin", "aten.argsort", "aten.all", "aten.any", "aten.count_nonzero", kind="comparison",
-      degree=(0,))  # fmt: skip
+@rule("aten.argmax", "aten.argmin", "aten.argsort", "aten.all", "aten.any", "aten.count_nonzero",
+      kind="comparison", degree=(0,))  # fmt: skip
 def position(semantics: Semantics, x: Value, dim: Any = None, *args: Any, **kwargs: Any) -> Tensor:
     """Positions and counts, which do not depend on the scale if the compared elements share one."""
     if semantics.place.op in ("aten.all", "aten.any", "aten.count_nonzero"):
@@ -88,7 +110,14 @@ def position(semantics: Semantics, x: Value, dim: Any = None, *args: Any, **kwar
     return constant(shape_of(semantics.place.result))
 
 
-@rule("aten.cumsum", "aten.cumsum_", kind="transform", degree=(1,), linear="jointly", coefficients="one")
+@rule(
+    "aten.cumsum",
+    "aten.cumsum_",
+    kind="transform",
+    degree=(1,),
+    linear="jointly",
+    coefficients="one",
+)
 @rule("aten.diff", kind="transform", degree=(1,), linear="jointly")
 @rule("aten.trapezoid", kind="transform")
 def running(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Tensor:
@@ -103,7 +132,9 @@ def running(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Tensor
 
 
 @rule("aten.prod", "aten.cumprod", "aten.cumprod_", kind="contraction", infinite=True)
-def product(semantics: Semantics, x: Value, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Tensor:
+def product(
+    semantics: Semantics, x: Value, dim: Any = None, keepdim: bool = False, **kwargs: Any
+) -> Tensor:
     """A product over a dimension: log-scales of factors add up."""
     ids = semantics.activation(x)
     running = "cum" in semantics.place.op
@@ -128,8 +159,8 @@ def product(semantics: Semantics, x: Value, dim: Any = None, keepdim: bool = Fal
 # --- spread
 
 
-@rule("aten.linalg_vector_norm", "aten.norm", "aten.frobenius_norm", "aten.nuclear_norm", "aten.linalg_norm",
-      "aten.linalg_matrix_norm", kind="norm", infinite=True)  # fmt: skip
+@rule("aten.linalg_vector_norm", "aten.norm", "aten.frobenius_norm", "aten.nuclear_norm",
+      "aten.linalg_norm", "aten.linalg_matrix_norm", kind="norm", infinite=True)  # fmt: skip
 def norm(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Tensor:
     """Norms have the scale of their operand; of order 0, they count the entries that are not 0."""
     numbers = [arg for arg in args if arg is None or isinstance(arg, int | float | str)]
@@ -139,7 +170,9 @@ def norm(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Tensor:
         semantics.observe(semantics.activation(x))
         return constant(shape_of(shown))
     lists = [arg for arg in args if isinstance(arg, list | tuple)]
-    dims = kwargs.get("dim", lists[0] if lists else [-2, -1] if "matrix" in semantics.place.op else None)
+    dims = kwargs.get(
+        "dim", lists[0] if lists else [-2, -1] if "matrix" in semantics.place.op else None
+    )
     ids = semantics.reduce(x, _dims(dims, x), keepdim=len(shown.shape) == len(x.shape))
     return ids.reshape(shape_of(shown)) if ids.numel() == 1 else ids
 
@@ -150,16 +183,24 @@ def spread(semantics: Semantics, x: Value, dims: Any = None, *args: Any, **kwarg
     name, shown = semantics.place.op, semantics.place.result
     first = shown if isinstance(shown, Tensor) else shown[0]
     dims = kwargs.get("dim", None if isinstance(dims, bool) else dims)
-    mean = semantics.reduce(x, _dims(dims, x), keepdim=len(first.shape) == len(x.shape) and len(x.shape) > 0)
+    mean = semantics.reduce(
+        x, _dims(dims, x), keepdim=len(first.shape) == len(x.shape) and len(x.shape) > 0
+    )
     wide = raised(semantics, mean, Fraction(2)) if "var" in name else mean
     return wide if isinstance(shown, Tensor) else (wide, mean)
 
 
 @rule("aten.cdist", "aten._cdist_forward", kind="norm")
-def distances(semantics: Semantics, x: Value, y: Value, p: float = 2.0, *args: Any, **kwargs: Any) -> Tensor:
+def distances(
+    semantics: Semantics, x: Value, y: Value, p: float = 2.0, *args: Any, **kwargs: Any
+) -> Tensor:
     """Distances between all pairs of rows; for ``p = 0``, how many entries differ."""
     if p == 0:
-        semantics.observe(semantics.join(semantics.activation(x).unsqueeze(-2), semantics.activation(y).unsqueeze(-3)))
+        semantics.observe(
+            semantics.join(
+                semantics.activation(x).unsqueeze(-2), semantics.activation(y).unsqueeze(-3)
+            )
+        )
         return constant(shape_of(semantics.place.result))
     left, right = semantics.reduce(x, [-1], keepdim=True), semantics.reduce(y, [-1], keepdim=True)
     return semantics.join(left, right.transpose(-1, -2)).expand(shape_of(semantics.place.result))
@@ -192,8 +233,12 @@ def pairwise_distance(
 
 
 @rule("aten.cosine_similarity", kind="normalisation")
-def cosine_similarity(semantics: Semantics, x: Value, y: Value, dim: int = 1, eps: float = 1e-8) -> Tensor:
-    """Angles do not depend on the scales of the operands, except for ``eps``, the lower limit of lengths."""
+def cosine_similarity(
+    semantics: Semantics, x: Value, y: Value, dim: int = 1, eps: float = 1e-8
+) -> Tensor:
+    """Angles do not depend on the scales of the operands, except for ``eps``,
+    the lower limit of lengths.
+    """
     # the dimension is one of the operands broadcast against each other, counted from the end here
     dim -= (len(shape_of(semantics.place.result)) + 1) * (dim >= 0)
     for value in (x, y):
@@ -216,11 +261,15 @@ def cosine_similarity(semantics: Semantics, x: Value, y: Value, dim: int = 1, ep
     degree=(1,),
     linear="jointly",
 )
-def fourier(semantics: Semantics, x: Value, size: Any = None, dims: Any = None, *args: Any, **kwargs: Any) -> Tensor:
+def fourier(
+    semantics: Semantics, x: Value, size: Any = None, dims: Any = None, *args: Any, **kwargs: Any
+) -> Tensor:
     """Fourier transforms mix all elements along their dimensions."""
     name = semantics.place.op
     default = -1 if not name.endswith(("2", "n")) else (-2, -1) if name.endswith("2") else None
-    return _shared(semantics, x, kwargs.get("dim", default if dims is None else dims), semantics.place.result)
+    return _shared(
+        semantics, x, kwargs.get("dim", default if dims is None else dims), semantics.place.result
+    )
 
 
 @rule("aten._fft_r2c", "aten._fft_c2c", kind="transform", degree=(1,), linear="jointly")
@@ -231,8 +280,12 @@ def fourier_inside(semantics: Semantics, x: Value, dims: Sequence[int], *args: A
 
 
 @rule("aten.istft", kind="transform")
-def windows_added(semantics: Semantics, x: Value, size: int, *args: Any, window: Any = None, **kwargs: Any) -> Tensor:
-    """A signal from the transforms of its windows, which overlap: divided by the sum of the squares of the window."""
+def windows_added(
+    semantics: Semantics, x: Value, size: int, *args: Any, window: Any = None, **kwargs: Any
+) -> Tensor:
+    """A signal from the transforms of its windows, which overlap: divided by the sum of
+    the squares of the window.
+    """
     # (after the hop and the width of a window)
     dividing = [one for one in (window, *args[2:3]) if one is not None]
     if dividing:
@@ -241,7 +294,14 @@ def windows_added(semantics: Semantics, x: Value, size: int, *args: Any, window:
     return ids.squeeze(-1).expand(shape_of(semantics.place.result))
 
 
-@rule("aten.fft_fftshift", "aten.fft_ifftshift", kind="movement", degree=(1,), linear="jointly", coefficients="one")
+@rule(
+    "aten.fft_fftshift",
+    "aten.fft_ifftshift",
+    kind="movement",
+    degree=(1,),
+    linear="jointly",
+    coefficients="one",
+)
 def shift(semantics: Semantics, x: Value, dims: Any = None) -> Value:
     """A cyclic shift by half of the size, rounded down for ``fftshift`` and up for its inverse."""
     wanted, way = _dims(dims, x), -1 if "ifft" in semantics.place.op else 1

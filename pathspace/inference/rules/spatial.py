@@ -14,9 +14,10 @@ from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import NEUTRAL, Value, along, compress, reshaped, shape_of
 
 
-@rule("aten.upsample_nearest1d", "aten.upsample_nearest2d", "aten.upsample_nearest3d", "aten._upsample_nearest_exact1d",
-      "aten._upsample_nearest_exact2d", "aten._upsample_nearest_exact3d", kind="upsampling", degree=(1,),
-      linear="jointly", coefficients="one", separable=True)  # fmt: skip
+@rule("aten.upsample_nearest1d", "aten.upsample_nearest2d", "aten.upsample_nearest3d",
+      "aten._upsample_nearest_exact1d",
+      "aten._upsample_nearest_exact2d", "aten._upsample_nearest_exact3d", kind="upsampling",
+      degree=(1,), linear="jointly", coefficients="one", separable=True)  # fmt: skip
 def nearest(semantics: Semantics, x: Value, size: Any, *args: Any, **kwargs: Any) -> Tensor:
     """Every element is a copy of an element of the operand."""
     ids, shape = semantics.activation(x), shape_of(semantics.place.result)
@@ -33,20 +34,27 @@ def nearest(semantics: Semantics, x: Value, size: Any, *args: Any, **kwargs: Any
     return along(resized, ids, range(2, ids.dim())).expand(shape)
 
 
-@rule("aten.upsample_linear1d", "aten.upsample_bilinear2d", "aten.upsample_bicubic2d", "aten.upsample_trilinear3d",
-      "aten._upsample_bilinear2d_aa", "aten._upsample_bicubic2d_aa", kind="upsampling", degree=(1,), linear="jointly",
-      separable=True)  # fmt: skip
+@rule("aten.upsample_linear1d", "aten.upsample_bilinear2d", "aten.upsample_bicubic2d",
+      "aten.upsample_trilinear3d",
+      "aten._upsample_bilinear2d_aa", "aten._upsample_bicubic2d_aa", kind="upsampling", degree=(1,),
+      linear="jointly", separable=True)  # fmt: skip
 def interpolation(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Tensor:
     """Neighbours are mixed, so by transitivity all elements share one scale."""
-    return semantics.reduce(x, range(2, len(x.shape)), keepdim=True).expand(shape_of(semantics.place.result))
+    return semantics.reduce(x, range(2, len(x.shape)), keepdim=True).expand(
+        shape_of(semantics.place.result)
+    )
 
 
-@rule("aten.grid_sampler", "aten.grid_sampler_2d", "aten.grid_sampler_3d", "aten.cudnn_grid_sampler",
-      kind="resampling")  # fmt: skip
+@rule("aten.grid_sampler", "aten.grid_sampler_2d", "aten.grid_sampler_3d",
+      "aten.cudnn_grid_sampler", kind="resampling")  # fmt: skip
 def sample(semantics: Semantics, x: Value, grid: Value, *args: Any) -> Tensor:
-    """An image sampled at positions that may come from data; outside are zeros, or elements of the image."""
+    """An image sampled at positions that may come from data; outside are zeros,
+    or elements of the image.
+    """
     semantics.pin([semantics.activation(grid)], "positions at which an image is read")
-    return semantics.reduce(x, range(2, len(x.shape)), keepdim=True).expand(shape_of(semantics.place.result))
+    return semantics.reduce(x, range(2, len(x.shape)), keepdim=True).expand(
+        shape_of(semantics.place.result)
+    )
 
 
 @rule("aten.affine_grid_generator", kind="transform", degree=(1,), linear="jointly")
@@ -60,7 +68,9 @@ def affine_grid(semantics: Semantics, theta: Value, *args: Any) -> Tensor:
 
 
 @rule("aten.im2col", kind="transform", degree=(1,), linear="jointly", coefficients="one")
-def patches(semantics: Semantics, x: Value, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Tensor:
+def patches(
+    semantics: Semantics, x: Value, kernel: Any, dilation: Any, padding: Any, stride: Any
+) -> Tensor:
     """Sliding windows as columns."""
     ids, shape = semantics.activation(x), shape_of(semantics.place.result)
     batched = ids.dim() == 4
@@ -72,21 +82,29 @@ def patches(semantics: Semantics, x: Value, kernel: Any, dilation: Any, padding:
 
 
 @rule("aten.col2im", kind="transform", degree=(1,), linear="jointly", coefficients="one")
-def folded(semantics: Semantics, x: Value, size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Tensor:
+def folded(
+    semantics: Semantics, x: Value, size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any
+) -> Tensor:
     """Columns as an image, summed in overlapping windows."""
     ids, shape = semantics.activation(x), shape_of(semantics.place.result)
-    sizes, kernel, holes, crops, steps = (pair(v, 2) for v in (size, kernel, dilation, padding, stride))
+    sizes, kernel, holes, crops, steps = (
+        pair(v, 2) for v in (size, kernel, dilation, padding, stride)
+    )
     counts = [
-        (n + 2 * p - h * (k - 1) - 1) // s + 1 for n, p, h, k, s in zip(sizes, crops, holes, kernel, steps, strict=True)
+        (n + 2 * p - h * (k - 1) - 1) // s + 1
+        for n, p, h, k, s in zip(sizes, crops, holes, kernel, steps, strict=True)
     ]
     lead = ids.shape[:-2]
     thin = ids.narrow(0, 0, 1) if len(lead) and ids.stride(0) == 0 else ids
-    parts = reshaped(thin, (*thin.shape[:-2], thin.shape[-2] // (kernel[0] * kernel[1]), *kernel, *counts))
+    parts = reshaped(
+        thin, (*thin.shape[:-2], thin.shape[-2] // (kernel[0] * kernel[1]), *kernel, *counts)
+    )
     whole = [n + 2 * p for n, p in zip(sizes, crops, strict=True)]
     out = torch.full((*parts.shape[:-4], *whole), NEUTRAL)
     for i, j in itertools.product(*(range(k) for k in kernel)):
         place = [
-            slice(k * h, k * h + (c - 1) * s + 1, s) for k, h, c, s in zip((i, j), holes, counts, steps, strict=True)
+            slice(k * h, k * h + (c - 1) * s + 1, s)
+            for k, h, c, s in zip((i, j), holes, counts, steps, strict=True)
         ]
         there = out[..., place[0], place[1]]
         there.copy_(semantics.join(there.clone(), parts[..., i, j, :, :]))

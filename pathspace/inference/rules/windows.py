@@ -20,7 +20,8 @@ def pair(value: int | Sequence[int], rank: int) -> list[int]:
 
 @cache
 def _alike(size: int, count: int, taps: int, before: int, step: int, hole: int) -> bool:
-    """Whether a margin tells no windows apart: all of them meet data, as all taps do, and common taps link them all.
+    """Whether a margin tells no windows apart: all of them meet data, as all taps do, and
+    common taps link them all.
 
     Args:
         size: places of the data, which have one scale.
@@ -52,7 +53,8 @@ def windows(
     dilation: Sequence[int],
     ceil: bool = False,
 ) -> Tensor:
-    """Windows of the last dimensions: ``(..., in...) -> (..., out..., kernel...)``; margins are exact zeros.
+    """Windows of the last dimensions: ``(..., in...) -> (..., out..., kernel...)``;
+    margins are exact zeros.
 
     Args:
         semantics: the interpretation (part of every rule's signature).
@@ -80,7 +82,8 @@ def windows(
         extra = max(0, (count - 1) * step + reach - (size + before + after))
         padded = bool(before or after or extra)
         if ids.stride(dim) == 0 and (
-            not padded or (semantics.uniform and _alike(size, count, kernel[i], before, step, dilation[i]))
+            not padded
+            or (semantics.uniform and _alike(size, count, kernel[i], before, step, dilation[i]))
         ):
             view = ids.narrow(dim, 0, 1).unsqueeze(-1)
             shape = list(view.shape)
@@ -89,7 +92,15 @@ def windows(
             continue
         if padded:
             pad = [0, 0] * (ids.dim() - 1 - dim) + [before, after + extra]
-            ids = along(lambda t, pad=pad: torch.nn.functional.pad(t, pad, value=NEUTRAL), ids, [dim])  # type: ignore[misc]
+            ids = along(
+                lambda t, pad=pad: torch.nn.functional.pad(t, pad, value=NEUTRAL),  # type: ignore[misc]
+                ids,
+                [dim],
+            )
         ids = ids.unfold(dim, reach, step)[..., :: dilation[i]]
         ids = ids.narrow(dim, 0, count)
-    return compress(ids) if any(ids.stride(d) and ids.shape[d] > 1 for d in range(lead, ids.dim())) else ids
+    return (
+        compress(ids)
+        if any(ids.stride(d) and ids.shape[d] > 1 for d in range(lead, ids.dim()))
+        else ids
+    )

@@ -1,4 +1,6 @@
-"""The residual networks for small images: 20, 32, 44, 56 layers, that is 3, 5, 7, 9 blocks per stage."""
+"""The residual networks for small images: 20, 32, 44, 56 layers, that is 3,
+5, 7, 9 blocks per stage.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,15 @@ from pathspace.training.penal import penal
 class BasicBlock(nn.Module):
     """``relu(skip(x) + norm(V relu(norm(U x))))`` with 3 x 3 kernels.
 
-    Where the image is halved the skip takes every second pixel and pads the new channels with zeros, so that it
-    has no parameters (option A of the original paper).
+    Where the image is halved the skip takes every second pixel and pads the new channels with
+    zeros, so that it has no parameters (option A of the original paper).
 
     Args:
         inputs: channels that enter.
         width: channels that leave.
         stride: 1, or 2 to halve the image.
-        scale: first value of a learned factor for each channel of the branch (LayerScale); ``None`` for none.
+        scale: first value of a learned factor for each channel of the branch
+            (LayerScale); ``None`` for none.
         drop: share of the samples whose branch is dropped in a training step (stochastic depth).
         activity: strength of a penalty ``activity/2 ||a||^2`` on the outputs of the activations.
 
@@ -52,9 +55,15 @@ class BasicBlock(nn.Module):
         if self.scale is not None:
             branch = branch * self.scale
         if self.training and self.drop:
-            branch = branch * branch.new_empty(len(branch), 1, 1, 1).bernoulli_(1 - self.drop) / (1 - self.drop)
+            branch = (
+                branch
+                * branch.new_empty(len(branch), 1, 1, 1).bernoulli_(1 - self.drop)
+                / (1 - self.drop)
+            )
         if self.stride > 1 or self.added:
-            stream = functional.pad(stream[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.added))
+            stream = functional.pad(
+                stream[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.added)
+            )
         return self._activated(stream + branch)
 
     def _activated(self, sums: Tensor) -> Tensor:
@@ -63,7 +72,8 @@ class BasicBlock(nn.Module):
 
 
 class CifarResNet(nn.Module):
-    """A stem, three stages of :class:`BasicBlock` (widths 1, 2, 4 times ``width``) and a linear read-out.
+    """A stem, three stages of :class:`BasicBlock` (widths 1, 2, 4 times
+    ``width``) and a linear read-out.
 
     Args:
         depth: ``6 n + 2`` layers; n blocks per stage.
@@ -76,17 +86,23 @@ class CifarResNet(nn.Module):
         InputError: ``depth`` is not ``6 n + 2``.
 
     Reference:
-        He et al., Deep residual learning for image recognition, section 4.2; Learnable Markov chain paper, Table 3.
+        He et al., Deep residual learning for image recognition, section 4.2; Learnable
+        Markov chain paper, Table 3.
 
     Example:
         >>> sum(p.numel() for p in CifarResNet(20).parameters())
         269722
     """
 
-    def __init__(self, depth: int = 20, channels: int = 3, width: int = 16, outputs: int = 10, **more: float) -> None:
+    def __init__(
+        self, depth: int = 20, channels: int = 3, width: int = 16, outputs: int = 10, **more: float
+    ) -> None:
         super().__init__()
         if depth < 8 or (depth - 2) % 6:
-            raise InputError(f"A residual network of depth {depth} does not exist; give 6 n + 2, such as 20 or 56.")
+            raise InputError(
+                f"A residual network of depth {depth} does not exist; give 6 n + 2, such as 20"
+                " or 56."
+            )
         blocks, before = (depth - 2) // 6, width
         self.stem = nn.Sequential(
             nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
@@ -107,7 +123,8 @@ class CifarResNet(nn.Module):
 
 
 def cifar_resnet() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """Return the network of 20 layers with 4 channels in its first stage, and two images of 3 x 8 x 8.
+    """Return the network of 20 layers with 4 channels in its first stage, and
+    two images of 3 x 8 x 8.
 
     Example:
         >>> model, inputs = cifar_resnet()

@@ -10,9 +10,9 @@ from torch.nn.functional import dropout
 class StackedReluLM(nn.Module):
     """Embedding, stacked ReLU recurrent layers, a linear read-out of every step.
 
-    The defaults are the paper's sizes. Dropout acts on the embedded tokens, between the layers and before the
-    read-out; whole words of the embedding can be dropped, too. The recurrent layers have no biases, as in the
-    paper's equations.
+    The defaults are the paper's sizes. Dropout acts on the embedded tokens, between the layers and
+    before the read-out; whole words of the embedding can be dropped, too. The recurrent layers have
+    no biases, as in the paper's equations.
 
     Args:
         vocabulary: number of tokens.
@@ -26,10 +26,13 @@ class StackedReluLM(nn.Module):
         weight_drop: share of the recurrent weights that each training pass leaves out.
 
     Reference:
-        Path Space for Recurrent Neural Networks with ReLU Activations, section 5.2, appendix A.2 and Table 3.
+        Path Space for Recurrent Neural Networks with ReLU Activations, section 5.2,
+        appendix A.2 and Table 3.
 
     Example:
-        >>> StackedReluLM(27, embedding=5, hidden=6, layers=2)(torch.zeros(3, 4, dtype=torch.int64)).shape
+        >>> StackedReluLM(27, embedding=5, hidden=6, layers=2)(
+        ...     torch.zeros(3, 4, dtype=torch.int64)
+        ... ).shape
         torch.Size([3, 4, 27])
     """
 
@@ -64,7 +67,9 @@ class StackedReluLM(nn.Module):
         """Map tokens of shape (B, T) to scores of the next token, shape (B, T, vocabulary)."""
         embedded = self.embedding(tokens)
         if self.training and self.dropout_words:
-            kept = torch.empty(self.embedding.num_embeddings, device=tokens.device).bernoulli_(1 - self.dropout_words)
+            kept = torch.empty(self.embedding.num_embeddings, device=tokens.device).bernoulli_(
+                1 - self.dropout_words
+            )
             embedded = embedded * (kept / (1 - self.dropout_words))[tokens].unsqueeze(-1)
         states = self._recur(self.enter(embedded))
         result: Tensor = self.readout(self.leave(states))
@@ -80,7 +85,9 @@ class StackedReluLM(nn.Module):
             for name, weight in rnn.named_parameters()
         ]
         first = entering.new_zeros(rnn.num_layers, len(entering), rnn.hidden_size)
-        return torch.rnn_relu(entering, first, weights, False, rnn.num_layers, rnn.dropout, True, False, True)[0]
+        return torch.rnn_relu(
+            entering, first, weights, False, rnn.num_layers, rnn.dropout, True, False, True
+        )[0]
 
 
 def language_model() -> tuple[nn.Module, tuple[Tensor, ...]]:

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 
 class LoopRNN(nn.Module):
-    """``h_t = relu(W_i x_t + W_r h_(t-1) + b)``, unrolled by hand, and a linear read-out of the last step.
+    """``h_t = relu(W_i x_t + W_r h_(t-1) + b)``, unrolled by hand, and a linear
+    read-out of the last step.
 
     Args:
         inputs: features per step.

@@ -1,4 +1,6 @@
-"""The recurrent convolutional network of the path-space paper: every layer feeds back into itself."""
+"""The recurrent convolutional network of the path-space paper: every
+layer feeds back into itself.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from torch import Tensor, nn
 class RecurrentConv(nn.Module):
     """``h_t = relu(norm_t(F x + R h_(t-1)))`` for t = 1..unfold, ``h_0 = relu(norm_0(F x))``.
 
-    The same two kernels are used at every step; each step has batch statistics of its own, as states differ.
+    The same two kernels are used at every step; each step has batch statistics of
+    its own, as states differ.
 
     Args:
         inputs: channels that enter.
@@ -17,7 +20,8 @@ class RecurrentConv(nn.Module):
         unfold: how many times the recurrent kernel is used.
 
     Reference:
-        Path Space for Recurrent Neural Networks with ReLU Activations, section 5.3 and appendix A.3.
+        Path Space for Recurrent Neural Networks with ReLU Activations,
+        section 5.3 and appendix A.3.
 
     Example:
         >>> RecurrentConv(3, 4)(torch.zeros(2, 3, 8, 8)).shape
@@ -40,10 +44,11 @@ class RecurrentConv(nn.Module):
 
 
 class RecurrentCNN(nn.Module):
-    """A convolution, recurrent layers with pooling between them, and a linear read-out of the maximum.
+    """A convolution, recurrent layers with pooling between them, and a linear
+    read-out of the maximum.
 
-    The paper's network is the default: one plain layer, four recurrent ones, unfolded 3 times, dropout before
-    the read-out only.
+    The paper's network is the default: one plain layer, four recurrent ones, unfolded 3 times,
+    dropout before the read-out only.
 
     Args:
         channels: channels of the images.
@@ -59,7 +64,13 @@ class RecurrentCNN(nn.Module):
     """
 
     def __init__(
-        self, channels: int, width: int, outputs: int, layers: int = 4, unfold: int = 3, dropout: float = 0.0
+        self,
+        channels: int,
+        width: int,
+        outputs: int,
+        layers: int = 4,
+        unfold: int = 3,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.stem = nn.Sequential(
@@ -90,4 +101,6 @@ def recurrent_cnn() -> tuple[nn.Module, tuple[Tensor, ...]]:
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return RecurrentCNN(channels=1, width=6, outputs=10, layers=2).eval(), (torch.randn(2, 1, 8, 8),)
+        return RecurrentCNN(channels=1, width=6, outputs=10, layers=2).eval(), (
+            torch.randn(2, 1, 8, 8),
+        )

@@ -1,4 +1,6 @@
-"""A convolutional network with identity skips, which give a channel the same scale in all blocks."""
+"""A convolutional network with identity skips, which give a channel the
+same scale in all blocks.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class ResidualCNN(nn.Module):
         torch.Size([2, 4])
     """
 
-    def __init__(self, channels: int = 3, width: int = 6, inner: int = 5, outputs: int = 4, blocks: int = 2) -> None:
+    def __init__(
+        self, channels: int = 3, width: int = 6, inner: int = 5, outputs: int = 4, blocks: int = 2
+    ) -> None:
         super().__init__()
         self.stem = nn.Conv2d(channels, width, 3, padding=1)
         self.blocks = nn.Sequential(*(ResidualBlock(width, inner) for _ in range(blocks)))

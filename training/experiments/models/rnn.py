@@ -1,4 +1,6 @@
-"""The recurrent networks of the path-space paper: ReLU units, no biases, read out at the last step."""
+"""The recurrent networks of the path-space paper: ReLU units, no biases,
+read out at the last step.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,9 @@ from torch import Tensor, nn
 class ReluRNN(nn.Module):
     """A stack of ReLU recurrent layers, and a linear read-out of the last step.
 
-    ``h_t = relu(W_i x_t + W_r h_(t-1))``, ``h_0 = 0``, ``y = W_o h_T``. The paper's equations (1) and (2)
-    have no biases, so none is the default: the network is then positively homogeneous in its input, too.
+    ``h_t = relu(W_i x_t + W_r h_(t-1))``, ``h_0 = 0``, ``y = W_o h_T``. The paper's equations
+    (1) and (2) have no biases, so none is the default: the network is then positively
+    homogeneous in its input, too.
 
     Args:
         inputs: features per step.
@@ -27,7 +30,9 @@ class ReluRNN(nn.Module):
         torch.Size([2, 10])
     """
 
-    def __init__(self, inputs: int, hidden: int, outputs: int, layers: int = 1, bias: bool = False) -> None:
+    def __init__(
+        self, inputs: int, hidden: int, outputs: int, layers: int = 1, bias: bool = False
+    ) -> None:
         super().__init__()
         self.rnn = nn.RNN(inputs, hidden, layers, nonlinearity="relu", bias=bias, batch_first=True)
         self.readout = nn.Linear(hidden, outputs, bias=bias)

@@ -1,4 +1,6 @@
-"""The 28-parameter network of the Markov-chain paper's Figure 2(b), without and with a skip connection."""
+"""The 28-parameter network of the Markov-chain paper's Figure 2(b), without
+and with a skip connection.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,12 @@ from torch import Tensor, nn
 
 
 class Toy(nn.Module):
-    """``y = w relu(x_1 + relu-branch)``: three linear layers 2-4-4-1 without biases, 8 + 16 + 4 = 28 parameters.
+    """``y = w relu(x_1 + relu-branch)``: three linear layers 2-4-4-1 without biases, 8
+    + 16 + 4 = 28 parameters.
 
-    The paper fixes the number of layers and of parameters but not the widths. This is the one choice whose
-    middle layer can carry an identity skip: ``x_1 = A x``, ``x_2 = x_1 + B relu(x_1)``, ``y = w relu(x_2)``.
+    The paper fixes the number of layers and of parameters but not the widths. This is the one
+    choice whose middle layer can carry an identity skip: ``x_1 = A x``, ``x_2 = x_1 + B
+    relu(x_1)``, ``y = w relu(x_2)``.
 
     Args:
         skip: add ``x_1`` to the middle layer's output.

@@ -1,4 +1,6 @@
-"""Transformers with norms before the branches: one for small images, and one that continues text."""
+"""Transformers with norms before the branches: one for small images, and
+one that continues text.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,17 @@ class TransformerBlock(nn.Module):
         super().__init__()
         self.attention_norm, self.mlp_norm = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
         self.heads, self.causal = heads, causal
 
     def forward(self, stream: Tensor) -> Tensor:
         """Map (B, positions, width) to the same shape."""
         batch, length, width = stream.shape
-        parts = self.qkv(self.attention_norm(stream)).view(batch, length, 3, self.heads, width // self.heads)
+        parts = self.qkv(self.attention_norm(stream)).view(
+            batch, length, 3, self.heads, width // self.heads
+        )
         query, key, value = parts.permute(2, 0, 3, 1, 4)
         seen = functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
         stream = stream + self.out(seen.transpose(1, 2).reshape(batch, length, width))
@@ -65,7 +71,9 @@ class VisionTransformer(nn.Module):
         self.patches = nn.Conv2d(channels, width, patch, patch)
         self.token = nn.Parameter(torch.zeros(1, 1, width))
         self.positions = nn.Parameter(0.02 * torch.randn(1, (size // patch) ** 2 + 1, width))
-        self.blocks = nn.Sequential(*(TransformerBlock(width, heads, causal=False) for _ in range(layers)))
+        self.blocks = nn.Sequential(
+            *(TransformerBlock(width, heads, causal=False) for _ in range(layers))
+        )
         self.norm, self.readout = nn.LayerNorm(width), nn.Linear(width, outputs)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -77,7 +85,8 @@ class VisionTransformer(nn.Module):
 
 
 class CharacterGPT(nn.Module):
-    """Embeddings of characters and positions, causal blocks, and scores for the next character at every position.
+    """Embeddings of characters and positions, causal blocks, and scores for the next
+    character at every position.
 
     Args:
         characters: how many there are.
@@ -91,16 +100,25 @@ class CharacterGPT(nn.Module):
         torch.Size([2, 16, 30])
     """
 
-    def __init__(self, characters: int, length: int, width: int = 32, heads: int = 2, layers: int = 2) -> None:
+    def __init__(
+        self, characters: int, length: int, width: int = 32, heads: int = 2, layers: int = 2
+    ) -> None:
         super().__init__()
-        self.characters, self.positions = nn.Embedding(characters, width), nn.Embedding(length, width)
-        self.blocks = nn.Sequential(*(TransformerBlock(width, heads, causal=True) for _ in range(layers)))
+        self.characters, self.positions = (
+            nn.Embedding(characters, width),
+            nn.Embedding(length, width),
+        )
+        self.blocks = nn.Sequential(
+            *(TransformerBlock(width, heads, causal=True) for _ in range(layers))
+        )
         self.norm, self.readout = nn.LayerNorm(width), nn.Linear(width, characters, bias=False)
 
     def forward(self, text: Tensor) -> Tensor:
         """Map numbers of characters, (B, T), to scores, (B, T, characters)."""
         places = torch.arange(text.shape[1], device=text.device)
-        result: Tensor = self.readout(self.norm(self.blocks(self.characters(text) + self.positions(places))))
+        result: Tensor = self.readout(
+            self.norm(self.blocks(self.characters(text) + self.positions(places)))
+        )
         return result
 
 

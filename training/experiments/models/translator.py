@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 
 def sinusoids(length: int, width: int) -> Tensor:
-    """Return the fixed position codes ``sin(t / 10000^(2i/width))`` and cosines, shape (length, width).
+    """Return the fixed position codes ``sin(t / 10000^(2i/width))`` and
+    cosines, shape (length, width).
 
     Args:
         length: number of positions.
@@ -23,15 +24,18 @@ def sinusoids(length: int, width: int) -> Tensor:
         >>> sinusoids(2, 4)[0].tolist()
         [0.0, 1.0, 0.0, 1.0]
     """
-    angles = torch.arange(length)[:, None] * torch.exp(-math.log(1e4) * torch.arange(0, width, 2) / width)
+    angles = torch.arange(length)[:, None] * torch.exp(
+        -math.log(1e4) * torch.arange(0, width, 2) / width
+    )
     return torch.stack([angles.sin(), angles.cos()], dim=2).flatten(1)
 
 
 class Translator(nn.Module):
-    """Encoder and decoder layers with the norm inside the branch, and one embedding for both languages.
+    """Encoder and decoder layers with the norm inside the branch, and one
+    embedding for both languages.
 
-    A pair is one row of tokens: ``source`` places of the source sentence, then the target sentence shifted by
-    one, so that a data loader has one tensor to carry. Token 0 pads.
+    A pair is one row of tokens: ``source`` places of the source sentence, then the target sentence
+    shifted by one, so that a data loader has one tensor to carry. Token 0 pads.
 
     Args:
         vocabulary: tokens of both languages together.
@@ -47,7 +51,9 @@ class Translator(nn.Module):
         Rethinking skip connection model as a learnable Markov chain, section 3.1.
 
     Example:
-        >>> Translator(20, source=4, width=8, heads=2, inner=8, layers=1)(torch.ones(3, 9, dtype=torch.int64)).shape
+        >>> Translator(20, source=4, width=8, heads=2, inner=8, layers=1)(
+        ...     torch.ones(3, 9, dtype=torch.int64)
+        ... ).shape
         torch.Size([3, 5, 20])
     """
 
@@ -69,16 +75,22 @@ class Translator(nn.Module):
         self.embedding = nn.Embedding(vocabulary, width)
         nn.init.normal_(self.embedding.weight, std=width**-0.5)
         common: dict[str, Any] = {"dropout": dropout, "batch_first": True, "norm_first": True}
-        self.encoder = nn.ModuleList(nn.TransformerEncoderLayer(width, heads, inner, **common) for _ in range(layers))
+        self.encoder = nn.ModuleList(
+            nn.TransformerEncoderLayer(width, heads, inner, **common) for _ in range(layers)
+        )
         self.encoder_norm = nn.LayerNorm(width)
-        self.decoder = nn.ModuleList(nn.TransformerDecoderLayer(width, heads, inner, **common) for _ in range(layers))
+        self.decoder = nn.ModuleList(
+            nn.TransformerDecoderLayer(width, heads, inner, **common) for _ in range(layers)
+        )
         self.decoder_norm = nn.LayerNorm(width)
         self.readout = nn.Linear(width, vocabulary)
         self.dropout = nn.Dropout(dropout)
         self.register_buffer("places", sinusoids(max(longest, source), width), persistent=False)
 
     def forward(self, pairs: Tensor) -> Tensor:
-        """Map pairs of shape (B, source + T) to scores of the next target token, shape (B, T, vocabulary)."""
+        """Map pairs of shape (B, source + T) to scores of the next target token,
+        shape (B, T, vocabulary).
+        """
         source, target = pairs[:, : self.source], pairs[:, self.source :]
         hidden = torch.zeros(source.shape, device=source.device).masked_fill(source == 0, -math.inf)
         # No query may look at a place ahead of its own.
@@ -94,7 +106,9 @@ class Translator(nn.Module):
 
     def _embed(self, tokens: Tensor) -> Tensor:
         scale = self.embedding.embedding_dim**0.5
-        result: Tensor = self.dropout(self.embedding(tokens) * scale + self.places[: tokens.shape[1]])
+        result: Tensor = self.dropout(
+            self.embedding(tokens) * scale + self.places[: tokens.shape[1]]
+        )
         return result
 
 

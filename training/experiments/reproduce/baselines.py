@@ -1,4 +1,6 @@
-"""Test metrics of simple baselines; a comparison of optimizers needs arms that are better than these."""
+"""Test metrics of simple baselines; a comparison of optimizers needs arms
+that are better than these.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ from pathspace.training.threads import one_thread
 # Published metrics of similar networks, shown beside ours for information only.
 PUBLISHED = {
     "fashion-28": ("published: GRU and SVM, README of Fashion-MNIST", 1 - 0.888),
-    "fashion-images": ("published: three convolutions with batch norm, README of Fashion-MNIST", 1 - 0.903),
+    "fashion-images": (
+        "published: three convolutions with batch norm, README of Fashion-MNIST",
+        1 - 0.903,
+    ),
 }
 EPOCHS, STEPS, BATCH, RATE = 5, 1000, 250, 0.002
 
@@ -27,8 +32,9 @@ EPOCHS, STEPS, BATCH, RATE = 5, 1000, 250, 0.002
 def baselines(name: str, options: tuple[tuple[str, Any], ...]) -> dict[str, float]:
     """Return the test metrics of the simple baselines for a task; lower is better.
 
-    Logistic regression on the whole input where there are classes; where every token is followed by the next, the table
-    of pairs of tokens, each counted once more than it occurs. For translations that table knows the target words only.
+    Logistic regression on the whole input where there are classes; where every token is followed by
+    the next, the table of pairs of tokens, each counted once more than it occurs. For translations
+    that table knows the target words only.
 
     Args:
         name: the task.
@@ -42,20 +48,28 @@ def baselines(name: str, options: tuple[tuple[str, Any], ...]) -> dict[str, floa
     if task.train.targets.dim() == 1 and task.train.inputs.is_floating_point():
         return {"logistic regression": _logistic_regression(task)}
     if task.metric is token_accuracy_error or (
-        task.train.targets.shape == task.train.inputs.shape and bool((task.train.targets >= 0).all())
+        task.train.targets.shape == task.train.inputs.shape
+        and bool((task.train.targets >= 0).all())
     ):
         return {"bigram table": _bigrams(task)}
     return {}
 
 
 def _bigrams(task: Task) -> float:
-    """Return the metric of the table of pairs: a target token and the token before it, the last T inputs."""
+    """Return the metric of the table of pairs: a target token and the token
+    before it, the last T inputs.
+    """
     length = task.train.targets.shape[1]
     with torch.no_grad():
         size = task.make_model(0)(task.test.inputs[:1]).shape[-1]
     pairs = torch.stack([task.train.inputs[:, -length:].flatten(), task.train.targets.flatten()])
     pairs = pairs[:, pairs[1] >= 0]
-    counts = torch.zeros(size, size).index_put_(tuple(pairs), torch.ones(pairs.shape[1]), accumulate=True) + 1
+    counts = (
+        torch.zeros(size, size).index_put_(
+            tuple(pairs), torch.ones(pairs.shape[1]), accumulate=True
+        )
+        + 1
+    )
     table = (counts / counts.sum(1, keepdim=True)).log()
     return _mean(task, task.test, lambda inputs: table[inputs[:, -length:]])
 
@@ -70,11 +84,15 @@ def _logistic_regression(task: Task) -> float:
         in_epoch = -(-len(inputs) // BATCH)
         epochs = max(EPOCHS, -(-STEPS // in_epoch))
         optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / (epochs * in_epoch))
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: 1 - step / (epochs * in_epoch)
+        )
         for _ in range(epochs):
             for some in torch.randperm(len(inputs)).split(BATCH):
                 optimizer.zero_grad()
-                functional.cross_entropy(model((inputs[some] - mean) / deviation), targets[some]).backward()
+                functional.cross_entropy(
+                    model((inputs[some] - mean) / deviation), targets[some]
+                ).backward()
                 optimizer.step()
                 schedule.step()
     with torch.no_grad():

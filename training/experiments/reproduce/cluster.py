@@ -1,8 +1,9 @@
 """Trials on the workers of a Dask cluster: ``pathspace reproduce NAME --cluster ADDRESS``.
 
-The scheduler hands out the trials, and again those of a worker that died. Records travel over the wire: workers need
-the library and the data, but no folder in common with the caller. A worker keeps its trials, with their checkpoints, in
-``runs/trials`` of the folder in which it was started; one that is started there again goes on from them.
+The scheduler hands out the trials, and again those of a worker that died. Records travel over the
+wire: workers need the library and the data, but no folder in common with the caller. A worker keeps
+its trials, with their checkpoints, in ``runs/trials`` of the folder in which it was started; one
+that is started there again goes on from them.
 """
 
 from __future__ import annotations
@@ -43,29 +44,35 @@ def connected(cluster: str, patience: float = PATIENCE_SECONDS) -> Iterator[Clie
     """
     if not find_spec("distributed"):
         raise InputError(
-            "Dask distributed is not installed; run pip install 'pathspace[cluster]', or do not pass --cluster."
+            "Dask distributed is not installed; run pip install 'pathspace[cluster]', or do not"
+            " pass --cluster."
         )
     from distributed import Client
 
     try:
-        address = json.loads(Path(cluster).read_text())["address"] if Path(cluster).is_file() else cluster
+        address = (
+            json.loads(Path(cluster).read_text())["address"] if Path(cluster).is_file() else cluster
+        )
         client = Client(address, timeout=patience, set_as_default=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
-            f"No Dask scheduler answers at '{cluster}'; start one with dask scheduler, and give --cluster its address, "
-            "such as tcp://host:8786, or the file that it wrote."
+            f"No Dask scheduler answers at '{cluster}'; start one with dask scheduler, and give"
+            " --cluster its address, such as tcp://host:8786, or the file that it wrote."
         ) from error
     with client:
         try:
             client.wait_for_workers(1, timeout=patience)
         except TimeoutError as error:
             raise InputError(
-                f"The Dask scheduler at '{cluster}' has no worker; start some with dask worker {cluster} --nthreads 1."
+                f"The Dask scheduler at '{cluster}' has no worker; start some with dask worker"
+                f" {cluster} --nthreads 1."
             ) from error
         yield client
 
 
-def run_on(client: Client, trials: Sequence[Trial], cache: TrialCache) -> Iterator[tuple[Trial, Outcome]]:
+def run_on(
+    client: Client, trials: Sequence[Trial], cache: TrialCache
+) -> Iterator[tuple[Trial, Outcome]]:
     """Run trials on the workers of a cluster, and keep each as it ends.
 
     Args:
@@ -77,7 +84,8 @@ def run_on(client: Client, trials: Sequence[Trial], cache: TrialCache) -> Iterat
         Each trial with its outcome, in the order in which they end.
 
     Raises:
-        InputError: a trial cannot be run, its workers died again and again, or the scheduler is gone.
+        InputError: a trial cannot be run, its workers died again and again,
+            or the scheduler is gone.
     """
     from distributed import KilledWorker, as_completed
 
@@ -89,12 +97,14 @@ def run_on(client: Client, trials: Sequence[Trial], cache: TrialCache) -> Iterat
             yield futures[future], Outcome.from_dict(record["outcome"])
     except KilledWorker as error:
         raise InputError(
-            f"Several workers died during the same trial, the last one at {error.last_worker.address}; look at their "
-            "logs, often their memory was full. The same command goes on from what has ended."
+            "Several workers died during the same trial, the last one at"
+            f" {error.last_worker.address}; look at their logs, often their memory was full. The"
+            " same command goes on from what has ended."
         ) from error
     except CancelledError as error:
         raise InputError(
-            "The Dask scheduler has gone; start it again: the same command goes on from what has ended."
+            "The Dask scheduler has gone; start it again: the same command goes on from what has"
+            " ended."
         ) from error
 
 
@@ -114,8 +124,8 @@ def run_here(trial: Trial, key: str) -> dict[str, Any]:
     with _TURN:
         if trial.key != key:
             raise InputError(
-                f"A worker has other code or other data for '{trial.task}' than the machine that asks; install the "
-                "same version of pathspace and the same data on all machines."
+                f"A worker has other code or other data for '{trial.task}' than the machine that"
+                " asks; install the same version of pathspace and the same data on all machines."
             )
         cache = TrialCache(TRIALS)
         run_all([trial], cache)

@@ -24,7 +24,10 @@ from pathspace.training.experiments.reproduce.provenance import together
 from pathspace.training.experiments.reproduce.recipes import load_cells
 from pathspace.training.experiments.reproduce.recipes.page import write_recipes
 from pathspace.training.experiments.reproduce.record import Record, judged_again
-from pathspace.training.experiments.reproduce.statements.page import show_statements, write_statements
+from pathspace.training.experiments.reproduce.statements.page import (
+    show_statements,
+    write_statements,
+)
 from pathspace.training.experiments.reproduce.trial import Outcome, Trial
 from pathspace.training.experiments.reproduce.trial_cache import TRIALS, Spread, TrialCache, run_all
 from pathspace.training.launch import make_fabric
@@ -49,17 +52,20 @@ def run_reproduction(
     cluster: str | None = None,
     precision: str = "32-true",
 ) -> Record | None:
-    """Run one experiment and write its record, its picture and the page of all records in the folder.
+    """Run one experiment and write its record, its picture and the page of
+    all records in the folder.
 
     Args:
-        name: an experiment; ``page`` to write page and pictures again from the records that are there; or ``claims``
-            to judge all statements of the papers by them; or ``recipes`` for a page of the papers' recipes.
+        name: an experiment; ``page`` to write page and pictures again from the records that are
+            there; or ``claims`` to judge all statements of the papers by them; or ``recipes`` for a
+            page of the papers' recipes.
         console: where to print.
         out: folder of the records; the page is ``out`` with the suffix ``.md``.
         scale: ``embedded``, ``fetched`` or ``full``.
         data: folder of the paper's data.
         jobs: processes.
-        seeds: how many seeds are reported; ``None``: as many as the experiment, or the spread of the first, asks for.
+        seeds: how many seeds are reported; ``None``: as many as the experiment, or the
+            spread of the first, asks for.
         shrink: divide budgets by this.
         device: where runs compute.
         minutes: after so many, a contest of many runs begins no further one.
@@ -83,16 +89,21 @@ def run_reproduction(
     experiment = find(name) if name != PAGE else None
     if experiment is None and not records(Path(out)):
         raise InputError(
-            f"There is no record in '{out}' to write a page of; run an experiment first, or name the folder with --out."
+            f"There is no record in '{out}' to write a page of; run an experiment first, or name"
+            " the folder with --out."
         )
     if experiment is not None:
         check_scale(experiment, scale, data)
-    for option, given in (("--cluster", cluster is not None), ("--precision", precision != "32-true")):
+    for option, given in (
+        ("--cluster", cluster is not None),
+        ("--precision", precision != "32-true"),
+    ):
         if given:
             check_trials(name, option)
     if cluster is not None and jobs > 1:
         raise InputError(
-            f"--jobs {jobs} asks for processes here, --cluster for the workers of a cluster; give one of them."
+            f"--jobs {jobs} asks for processes here, --cluster for the workers of a cluster; give"
+            " one of them."
         )
     # before anything is computed: the device has to be there
     make_fabric(device, 1, precision=precision)
@@ -105,7 +116,8 @@ def run_reproduction(
         scale=scale,
         data=Path(data) if data else None,
         seeds=tuple(range(seeds or experiment.seeds)),
-        # experiments of several hours start with one seed per rate, and end with the necessary number of seeds
+        # experiments of several hours start with one seed per rate, and end with the
+        # necessary number of seeds
         tuning_seeds=TUNING_SEEDS[:1] if scale == "fetched" else TUNING_SEEDS,
         by_power=scale == "fetched" and seeds is None,
         shrink=shrink,
@@ -117,7 +129,13 @@ def run_reproduction(
     )
     journal = folder / f"{name}-trials.jsonl" if scale == "fetched" else None
     if dry_run:
-        show_estimate(experiment, setting, TrialCache(TRIALS if TRIALS.is_dir() else None, journal), jobs, console)
+        show_estimate(
+            experiment,
+            setting,
+            TrialCache(TRIALS if TRIALS.is_dir() else None, journal),
+            jobs,
+            console,
+        )
         return None
     make_folder(folder)
     ensure_writable(folder.with_suffix(".md"))
@@ -125,7 +143,14 @@ def run_reproduction(
     cache = TrialCache(TRIALS, journal)
     with connected(cluster) if cluster else nullcontext() as client, counting(console) as progress:
         elsewhere = partial(run_on, client) if client else None
-        run = partial(run_counted, cache=cache, jobs=jobs, progress=progress, setting=setting, elsewhere=elsewhere)
+        run = partial(
+            run_counted,
+            cache=cache,
+            jobs=jobs,
+            progress=progress,
+            setting=setting,
+            elsewhere=elsewhere,
+        )
         record = experiment.run(replace(setting, run=run))
     # trials of an earlier run may come from other code or another computer
     record = replace(record, versions=together(cache.origins) or record.versions)
@@ -133,7 +158,10 @@ def run_reproduction(
     save(experiment.draw(record), folder / f"{name}.png")
     _write_pages(folder)
     show(record, console)
-    console.print(f"Wrote {folder / name}.json, {folder / name}.png and {folder.with_suffix('.md')}.", highlight=False)
+    console.print(
+        f"Wrote {folder / name}.json, {folder / name}.png and {folder.with_suffix('.md')}.",
+        highlight=False,
+    )
     return record
 
 
@@ -170,7 +198,8 @@ def find(name: str) -> Experiment:
 
 
 def check_scale(experiment: Experiment, scale: str, data: str | None) -> None:
-    """Raise an error for a scale that an experiment does not have, and for the paper's setting without its data.
+    """Raise an error for a scale that an experiment does not have, and for the paper's
+    setting without its data.
 
     Raises:
         InputError: there is no such scale, no folder was given, or it is not there.
@@ -178,18 +207,20 @@ def check_scale(experiment: Experiment, scale: str, data: str | None) -> None:
     if scale == "fetched" and not experiment.fetched:
         having = ", ".join(name for name, other in EXPERIMENTS.items() if other.fetched)
         raise InputError(
-            f"Experiment '{experiment.name}' has no setting for fetched data; leave out --scale fetched, or take one "
-            f"of: {having}."
+            f"Experiment '{experiment.name}' has no setting for fetched data; leave out --scale"
+            f" fetched, or take one of: {having}."
         )
     if scale != "full" or not experiment.needs:
         return
     if data is None:
         raise InputError(
-            f"The paper's setting of '{experiment.name}' needs {experiment.needs}; give their folder with --data DIR, "
-            "or leave out --scale full."
+            f"The paper's setting of '{experiment.name}' needs {experiment.needs}; give their"
+            " folder with --data DIR, or leave out --scale full."
         )
     if not Path(data).is_dir():
-        raise InputError(f"There is no folder '{data}'; --data names the folder with {experiment.needs}.")
+        raise InputError(
+            f"There is no folder '{data}'; --data names the folder with {experiment.needs}."
+        )
 
 
 def check_trials(name: str, option: str) -> None:
@@ -200,12 +231,18 @@ def check_trials(name: str, option: str) -> None:
     """
     if name not in EXPERIMENTS or not EXPERIMENTS[name].trials:
         having = ", ".join(name for name, experiment in EXPERIMENTS.items() if experiment.trials)
-        raise InputError(f"'{name}' has no trials for {option}; leave it out, or take one of: {having}.")
+        raise InputError(
+            f"'{name}' has no trials for {option}; leave it out, or take one of: {having}."
+        )
 
 
 def records(folder: Path) -> list[Record]:
     """Return the records in a folder, in the order of :data:`EXPERIMENTS`."""
-    return [Record.read(folder / f"{name}.json") for name in EXPERIMENTS if (folder / f"{name}.json").is_file()]
+    return [
+        Record.read(folder / f"{name}.json")
+        for name in EXPERIMENTS
+        if (folder / f"{name}.json").is_file()
+    ]
 
 
 def show(record: Record, console: Console) -> None:
@@ -217,7 +254,11 @@ def show(record: Record, console: Console) -> None:
         ours.add_row(*row)
     console.print(ours)
     for claim in record.claims:
-        needed = f" (needs about {claim['needed']} repetitions)" if claim["verdict"] == "undecided" else ""
+        needed = (
+            f" (needs about {claim['needed']} repetitions)"
+            if claim["verdict"] == "undecided"
+            else ""
+        )
         why = f" ({claim['nothing']})" if claim["nothing"] else needed
         console.print(f"{claim['statement']}: [bold]{claim['verdict']}[/]{why}", highlight=False)
 
@@ -231,11 +272,15 @@ def run_counted(
     setting: Setting,
     elsewhere: Spread | None = None,
 ) -> list[Outcome]:
-    """Run trials behind a progress bar: :func:`~pathspace.training.experiments.reproduce.trial_cache.run_all`."""
+    """Run trials behind a progress bar:
+    :func:`~pathspace.training.experiments.reproduce.trial_cache.run_all`.
+    """
     trials = [setting.placed(trial) for trial in trials]
     bar = progress.add_task("runs", total=len(set(trials)))
 
     def done(trial: Trial, _outcome: Outcome) -> None:
-        progress.update(bar, advance=1, description=f"{trial.task} {trial.optimizer} lr {trial.lr:g}")
+        progress.update(
+            bar, advance=1, description=f"{trial.task} {trial.optimizer} lr {trial.lr:g}"
+        )
 
     return run_all(trials, cache, jobs, done, elsewhere)

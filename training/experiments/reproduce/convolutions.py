@@ -1,6 +1,7 @@
 """``image``, ``depth`` and ``rcnn``: convolutional networks on small images.
 
-The Markov-chain paper's Tables 2 and 3 (penal connection or not) and the path-space paper's Table 2 (G-SGD or SGD).
+The Markov-chain paper's Tables 2 and 3 (penal connection or not) and the path-space
+paper's Table 2 (G-SGD or SGD).
 """
 
 from __future__ import annotations
@@ -9,7 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from pathspace.training.experiments.reproduce.experiment import Setting, experiment
-from pathspace.training.experiments.reproduce.paired_comparison import PairedComparison, draw_paired_comparison, hold
+from pathspace.training.experiments.reproduce.paired_comparison import (
+    PairedComparison,
+    draw_paired_comparison,
+    hold,
+)
 from pathspace.training.experiments.reproduce.recipes import Cell, full_arms, table_cells
 from pathspace.training.experiments.reproduce.record import Record, Table
 from pathspace.training.experiments.reproduce.trial import Trial
@@ -31,7 +36,9 @@ def image(setting: Setting) -> Record:
     """A residual network without the penal connection, and with three strengths of it."""
     cells = table_cells("markov-chain-table-2")
     if setting.scale == "full":
-        full_arms("markov-chain-table-2", setting)  # refuses: the paper's images and recipe are not to be had
+        full_arms(
+            "markov-chain-table-2", setting
+        )  # refuses: the paper's images and recipe are not to be had
     if setting.scale == "fetched":
         base, rates = clothes(setting, "momentum", "resnet", 8, 8, FASHION), RATES
     else:
@@ -49,7 +56,9 @@ def image(setting: Setting) -> Record:
         setting,
         pairs,
         [
-            PairedComparison(f"{what} errs less than the baseline", _label("baseline", tau), "baseline")
+            PairedComparison(
+                f"{what} errs less than the baseline", _label("baseline", tau), "baseline"
+            )
             for what, tau in claims.items()
         ],
         name="image",
@@ -66,7 +75,10 @@ def depth(setting: Setting) -> Record:
         rows = {place[0]: _printed(cells, place[0]) for place in contenders}
         duels = [
             PairedComparison(
-                f"{row}: the penal connection errs less", f"{row}: Markov chain", f"{row}: ResNet", printed
+                f"{row}: the penal connection errs less",
+                f"{row}: Markov chain",
+                f"{row}: ResNet",
+                printed,
             )
             for row, printed in rows.items()
         ]
@@ -82,10 +94,17 @@ def depth(setting: Setting) -> Record:
                 base = digits(setting, "momentum", 8, "resnet", 4, layers)
             for strength, column in ((0.0, "ResNet"), (tau, "Markov chain")):
                 trial = replace(base, tau=strength)
-                pairs.append((cells["CIFAR-10, 20 layers", column], Arm(_label(plain, strength), trial, rates)))
+                pairs.append(
+                    (
+                        cells["CIFAR-10, 20 layers", column],
+                        Arm(_label(plain, strength), trial, rates),
+                    )
+                )
             printed = _printed(cells, "CIFAR-10, 20 layers") if layers == 20 else None
             duels.append(
-                PairedComparison(f"{plain}: the penal connection errs less", _label(plain, tau), plain, printed)
+                PairedComparison(
+                    f"{plain}: the penal connection errs less", _label(plain, tau), plain, printed
+                )
             )
     record, _ = hold(
         setting,
@@ -131,24 +150,43 @@ def rcnn(setting: Setting) -> Record:
         name="rcnn",
         paper=Table(
             ("error in %", *(column.replace("RCNN-", "") for column in columns)),
-            tuple((row, *(cells[row, column].printed for column in columns)) for row in ("G-SGD", "SGD")),
+            tuple(
+                (row, *(cells[row, column].printed for column in columns))
+                for row in ("G-SGD", "SGD")
+            ),
         ),
     )
     return record
 
 
-def digits(setting: Setting, optimizer: str, epochs: int, network: str, width: int, depth: int) -> Trial:
+def digits(
+    setting: Setting, optimizer: str, epochs: int, network: str, width: int, depth: int
+) -> Trial:
     """Return a run on the embedded digits."""
     options = (("hidden", width), ("network", network), ("depth", depth))
     return Trial("digits-images", optimizer, 0, 0, setting.budget(epochs), BATCH, options=options)
 
 
 def clothes(
-    setting: Setting, optimizer: str, network: str, width: int, depth: int, data: tuple[tuple[str, Any], ...] = ()
+    setting: Setting,
+    optimizer: str,
+    network: str,
+    width: int,
+    depth: int,
+    data: tuple[tuple[str, Any], ...] = (),
 ) -> Trial:
     """Return a run of 6 epochs on Fashion-MNIST whose learning rate falls linearly to 0."""
     options = (("hidden", width), ("network", network), ("depth", depth), *data)
-    return Trial("fashion-images", optimizer, 0, 0, setting.budget(6), BATCH, options=options, schedule="linear")
+    return Trial(
+        "fashion-images",
+        optimizer,
+        0,
+        0,
+        setting.budget(6),
+        BATCH,
+        options=options,
+        schedule="linear",
+    )
 
 
 def _printed(cells: dict[tuple[str, str], Cell], row: str) -> tuple[float, float]:

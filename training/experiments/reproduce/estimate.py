@@ -26,8 +26,8 @@ STEPS = 3
 def planned(experiment: Experiment, setting: Setting) -> list[Trial]:
     """Return the trials that an experiment asks for, without running any.
 
-    Which rate is chosen, and how many seeds the spread of the first ones will ask for, is not known before: the
-    smallest rate and the first seeds stand for them.
+    Which rate is chosen, and how many seeds the spread of the first ones will ask for, is not known
+    before: the smallest rate and the first seeds stand for them.
 
     Args:
         experiment: made of trials.
@@ -44,7 +44,8 @@ def planned(experiment: Experiment, setting: Setting) -> list[Trial]:
 
 
 def seconds_of(trial: Trial) -> float:
-    """Return about how long a trial takes on one thread: a few of its steps are taken, and one batch is evaluated.
+    """Return about how long a trial takes on one thread: a few of its steps are taken,
+    and one batch is evaluated.
 
     Args:
         trial: the run; its penal connection and what is watched are left out.
@@ -85,7 +86,9 @@ def seconds_of(trial: Trial) -> float:
     return steps * of_step + looked_at * of_example
 
 
-def show_estimate(experiment: Experiment, setting: Setting, cache: TrialCache, jobs: int, console: Console) -> float:
+def show_estimate(
+    experiment: Experiment, setting: Setting, cache: TrialCache, jobs: int, console: Console
+) -> float:
     """Print how many runs there are, how many are known, and about how long the others take.
 
     Args:
@@ -99,10 +102,15 @@ def show_estimate(experiment: Experiment, setting: Setting, cache: TrialCache, j
         The minutes.
     """
     if not experiment.trials:
-        console.print(f"'{experiment.name}' takes about {experiment.minutes:g} minutes on one thread.", highlight=False)
+        console.print(
+            f"'{experiment.name}' takes about {experiment.minutes:g} minutes on one thread.",
+            highlight=False,
+        )
         return experiment.minutes
     trials = planned(experiment, setting)
-    missing = Counter(replace(trial, lr=1.0, seed=0) for trial in trials if cache.find(trial) is None)
+    missing = Counter(
+        replace(trial, lr=1.0, seed=0) for trial in trials if cache.find(trial) is None
+    )
     table = Table("task", "optimizer", "epochs", "runs", "minutes each", title_justify="left")
     minutes = 0.0
     for trial, runs in missing.items():
@@ -112,8 +120,8 @@ def show_estimate(experiment: Experiment, setting: Setting, cache: TrialCache, j
     console.print(table)
     grows = ", and more where the spread of the first seeds asks for it" * setting.by_power
     console.print(
-        f"{len(trials)} runs{grows}; {len(trials) - sum(missing.values())} are known. The others take about "
-        f"{minutes / jobs:.0f} minutes with --jobs {jobs}.",
+        f"{len(trials)} runs{grows}; {len(trials) - sum(missing.values())} are known. The others"
+        f" take about {minutes / jobs:.0f} minutes with --jobs {jobs}.",
         highlight=False,
     )
     return minutes / jobs

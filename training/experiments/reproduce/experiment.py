@@ -25,8 +25,8 @@ class Setting:
 
     Args:
         run: runs trials and returns their outcomes in order; known ones are not run again.
-        scale: ``embedded``, ``fetched`` for data that ``pathspace data fetch`` brings, or ``full`` for the paper's own
-            setting.
+        scale: ``embedded``, ``fetched`` for data that ``pathspace data fetch`` brings, or ``full``
+            for the paper's own setting.
         data: folder of the paper's data, needed by ``full``.
         seeds: seeds that are reported; with ``by_power`` the first of them.
         by_power: run as many seeds as the spread of the first ones asks for.
@@ -66,20 +66,32 @@ class Setting:
     def protocol(self) -> tuple[str, ...]:
         """Describe the choice of learning rates."""
         return (
-            "Learning rates: every arm has a grid of the same size and the same budget. The rate with the best mean "
-            f"validation metric of {plural(len(self.tuning_seeds), 'tuning seed')} at the last epoch is chosen; * "
-            "marks a choice at the edge of the grid.",
+            (
+                "Learning rates: every arm has a grid of the same size and the same budget. The"
+                " rate with the best mean validation metric of"
+                f" {plural(len(self.tuning_seeds), 'tuning seed')} at the last epoch is chosen; *"
+                " marks a choice at the edge of the grid."
+            ),
             "Reported: fresh seeds at the chosen rate; each is evaluated on the test split once. "
             + (
-                f"The first {len(self.seeds)} determine how many find the paper's effect with a probability of 80 %."
+                f"The first {len(self.seeds)} determine how many find the paper's effect with a"
+                " probability of 80 %."
                 if self.by_power
                 else f"There are {len(self.seeds)} of them."
             ),
-            "A run that diverged counts with the error of a useless model, which the task defines. An arm that fails "
-            "more often than another is never better.",
+            (
+                "A run that diverged counts with the error of a useless model, which the task"
+                " defines. An arm that fails more often than another is never better."
+            ),
             *((f"Runs computed on the device {self.device}.",) * (self.device != "cpu")),
-            *((f"Runs computed in the precision {self.precision}.",) * (self.precision != "32-true")),
-            *((f"Budgets were divided by {self.shrink}: a trial of the command, not a result.",) * (self.shrink > 1)),
+            *(
+                (f"Runs computed in the precision {self.precision}.",)
+                * (self.precision != "32-true")
+            ),
+            *(
+                (f"Budgets were divided by {self.shrink}: a trial of the command, not a result.",)
+                * (self.shrink > 1)
+            ),
         )
 
 
@@ -110,7 +122,9 @@ class Experiment:
     trials: bool = True
 
 
-def experiment(name: str, run: Callable[[Setting], Record], draw: Callable[[Record], Figure]) -> Experiment:
+def experiment(
+    name: str, run: Callable[[Setting], Record], draw: Callable[[Record], Figure]
+) -> Experiment:
     """Return an experiment as ``experiments.toml`` describes it.
 
     Args:
@@ -118,5 +132,7 @@ def experiment(name: str, run: Callable[[Setting], Record], draw: Callable[[Reco
         run: does it.
         draw: draws its picture.
     """
-    known = {key: value for key, value in texts()[name].items() if key in Experiment.__dataclass_fields__}
+    known = {
+        key: value for key, value in texts()[name].items() if key in Experiment.__dataclass_fields__
+    }
     return Experiment(name=name, run=run, draw=draw, **{"needs": "", **known})

@@ -3,12 +3,14 @@
 A claim states that a quantity is positive. Three tests of its values over seeds give the verdict:
 
 * *better* or *worse* if the quantity differs from zero: Student's t-test, two-sided;
-* *no difference that matters* otherwise, if it lies between minus and plus the margin: two one-sided t-tests;
+* *no difference that matters* otherwise, if it lies between minus and plus the
+  margin: two one-sided t-tests;
 * *undecided* otherwise, with the number of seeds that decide it with a probability of 80 %.
 
-The margin is the paper's effect, and 0.05 where it prints none. P-values of each kind are corrected by Holm's method
-for the number of claims of the experiment: at most one experiment in twenty calls anything better or worse that is not,
-and at most one in twenty calls an effect of the margin's size no difference.
+The margin is the paper's effect, and 0.05 where it prints none. P-values of each kind are
+corrected by Holm's method for the number of claims of the experiment: at most one experiment in
+twenty calls anything better or worse that is not, and at most one in twenty calls an effect of the
+margin's size no difference.
 """
 
 from __future__ import annotations
@@ -46,8 +48,10 @@ class Claim:
         verdict: by the rule of this module.
         nothing: why the runs decide nothing, whatever they say; empty where they may.
         equivalence: corrected p-value of the quantity being as large as the margin.
-        needed: seeds that a verdict needs with a probability of 80 %; ``None`` where the spread is unknown.
-        items_low: lower end of the 95 % interval for other seeds and other test items, see :func:`over_items`.
+        needed: seeds that a verdict needs with a probability of 80 %; ``None``
+            where the spread is unknown.
+        items_low: lower end of the 95 % interval for other seeds and other test
+            items, see :func:`over_items`.
         items_high: upper end.
     """
 
@@ -75,17 +79,25 @@ class Claim:
     @property
     def error(self) -> float:
         """Standard error of the mean, NaN for fewer than two values."""
-        return (self.high - self.low) / 2 / float(stats.t.ppf(0.975, self.count - 1)) if self.count > 1 else math.nan
+        return (
+            (self.high - self.low) / 2 / float(stats.t.ppf(0.975, self.count - 1))
+            if self.count > 1
+            else math.nan
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values; NaN becomes ``None``."""
-        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in asdict(self).items()}
+        return {
+            k: None if isinstance(v, float) and not math.isfinite(v) else v
+            for k, v in asdict(self).items()
+        }
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Claim:
         """Read what :meth:`to_dict` wrote."""
         unknown = dict.fromkeys(
-            ("mean", "low", "high", "p", "corrected", "equivalence", "items_low", "items_high"), math.nan
+            ("mean", "low", "high", "p", "corrected", "equivalence", "items_low", "items_high"),
+            math.nan,
         )
         return cls(**(values | {k: nan for k, nan in unknown.items() if values.get(k) is None}))
 
@@ -97,14 +109,16 @@ def gain(
     printed: tuple[float, float] | None = None,
     failed: float = 1.0,
 ) -> Claim:
-    """Test the claim "ours is lower than the rival's" with ``(rival - ours) / rival``, a share of the rival's mean.
+    """Test the claim "ours is lower than the rival's" with ``(rival - ours) / rival``, a
+    share of the rival's mean.
 
     Args:
         statement: the claim.
         ours: one value per seed, lower is better; NaN for a seed that failed.
         rival: the same seeds.
         printed: the paper's two numbers, in the same order.
-        failed: what a seed that failed counts as. An arm that fails more often than the other is never the better one.
+        failed: what a seed that failed counts as. An arm that fails more often than the other
+            is never the better one.
 
     Returns:
         The claim, not yet corrected for others.
@@ -125,7 +139,9 @@ def gain(
     return claim
 
 
-def positive(statement: str, values: Sequence[float], printed: float | None = None, pattern: str = "+.1%") -> Claim:
+def positive(
+    statement: str, values: Sequence[float], printed: float | None = None, pattern: str = "+.1%"
+) -> Claim:
     """Test the claim "this quantity is positive".
 
     Args:
@@ -148,12 +164,14 @@ def positive(statement: str, values: Sequence[float], printed: float | None = No
 
 
 def over_items(claim: Claim, values: Grid) -> Claim:
-    """Add the interval for other seeds and other test items: the seeds of a claim share one test split.
+    """Add the interval for other seeds and other test items: the seeds of a
+    claim share one test split.
 
-    For values of ``S`` seeds and ``K`` parts of the test split, the variance of their mean is estimated as
-    ``var_s / S + var_k / K - var_r / (S K)``: of the seeds' means, of the parts' means, and of what is left of the
-    values without both, which the first two count twice. It is at least ``var_s / S``. Student's distribution has
-    ``min(S, K) - 1`` degrees of freedom. The verdict stays that of the seeds.
+    For values of ``S`` seeds and ``K`` parts of the test split, the variance of their mean is
+    estimated as ``var_s / S + var_k / K - var_r / (S K)``: of the seeds' means, of the parts'
+    means, and of what is left of the values without both, which the first two count twice. It is at
+    least ``var_s / S``. Student's distribution has ``min(S, K) - 1`` degrees of freedom. The
+    verdict stays that of the seeds.
 
     Args:
         claim: the claim.
@@ -183,7 +201,8 @@ def over_items(claim: Claim, values: Grid) -> Claim:
 
 
 def judge(claims: Sequence[Claim]) -> tuple[Claim, ...]:
-    """Correct the p-values of an experiment's claims for their number (Holm), and give each its verdict.
+    """Correct the p-values of an experiment's claims for their number (Holm),
+    and give each its verdict.
 
     Args:
         claims: all claims of one experiment.
@@ -198,7 +217,10 @@ def judge(claims: Sequence[Claim]) -> tuple[Claim, ...]:
     """
     differs = holm([claim.p for claim in claims])
     equal = holm([_tail(claim.margin - abs(claim.mean), claim) for claim in claims])
-    return tuple(_judged(claim, len(claims), p, q) for claim, p, q in zip(claims, differs, equal, strict=True))
+    return tuple(
+        _judged(claim, len(claims), p, q)
+        for claim, p, q in zip(claims, differs, equal, strict=True)
+    )
 
 
 def holm(values: Sequence[float]) -> list[float]:
@@ -216,9 +238,11 @@ def holm(values: Sequence[float]) -> list[float]:
 
 
 def seeds_needed(deviation: float, effect: float, claims: int = 1) -> int:
-    """Return the number of seeds that decide a claim with a probability of 80 %, with or without an effect.
+    """Return the number of seeds that decide a claim with a probability of 80 %,
+    with or without an effect.
 
-    By the noncentral t-distribution, at the level that Holm's method gives the first of so many claims.
+    By the noncentral t-distribution, at the level that Holm's method gives the
+    first of so many claims.
 
     Args:
         deviation: standard deviation over seeds of the quantity.
@@ -234,7 +258,9 @@ def seeds_needed(deviation: float, effect: float, claims: int = 1) -> int:
     """
     level = LEVEL / claims
     normal = stats.norm.isf
-    per_deviation = max(normal(level / 2) + normal(1 - POWER), normal(level) + normal((1 - POWER) / 2))
+    per_deviation = max(
+        normal(level / 2) + normal(1 - POWER), normal(level) + normal((1 - POWER) / 2)
+    )
     n = max(2, math.ceil((per_deviation * deviation / effect) ** 2))
 
     def enough(n: int) -> bool:

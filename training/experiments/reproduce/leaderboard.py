@@ -1,7 +1,9 @@
-"""``optimizers``: a leaderboard from default starts, from rescaled copies of them, and from unit skeletons.
+"""``optimizers``: a leaderboard from default starts, from rescaled copies of
+them, and from unit skeletons.
 
-The question comes first: is AdamW in the canonical gauge as good as AdamW from default starts, and better where the
-start was rescaled? Then come all other contenders, in an order that leaves something to read where time ends.
+The question comes first: is AdamW in the canonical gauge as good as AdamW from default starts, and
+better where the start was rescaled? Then come all other contenders, in an order that leaves
+something to read where time ends.
 """
 
 from __future__ import annotations
@@ -46,10 +48,11 @@ from pathspace.training.experiments.reproduce.record import Record, Table, about
 
 
 def claims_of(by: Mapping[Case, Entry]) -> tuple[Claim, ...]:
-    """The claims on trial, in families that are corrected apart: the question, what it presumes twice, all others.
+    """The claims on trial, in families that are corrected apart: the question, what it
+    presumes twice, all others.
 
-    A claim decides nothing where neither contender beats the linear model: where both 95 % intervals reach its mean, or
-    without one the loss of a guess.
+    A claim decides nothing where neither contender beats the linear model: where both 95 %
+    intervals reach its mean, or without one the loss of a guess.
     """
     families: dict[str, list[Claim]] = {}
     for family, what, ours, rival in pairs():
@@ -57,20 +60,31 @@ def claims_of(by: Mapping[Case, Entry]) -> tuple[Claim, ...]:
             claim = compared(what, by[ours], by[rival])
             spans = [t_interval(by[case].losses) for case in (ours, rival)]
             simple = by.get((DEFAULT, ours[1], SIMPLE))
-            bar = chance(ours[1], by[ours].scale) if simple is None else t_interval(simple.losses).mean
+            bar = (
+                chance(ours[1], by[ours].scale)
+                if simple is None
+                else t_interval(simple.losses).mean
+            )
             if min(span.mean + span.half_width for span in spans) >= bar:
-                claim = replace(claim, nothing=f"neither beats {'a guess' if simple is None else f'the {SIMPLE}'}")
+                claim = replace(
+                    claim,
+                    nothing=f"neither beats {'a guess' if simple is None else f'the {SIMPLE}'}",
+                )
             families.setdefault(family, []).append(claim)
     return tuple(claim for family in families.values() for claim in judge(family))
 
 
 def standing(by: Mapping[Case, Entry]) -> Table:
-    """The question by task: is the gauge as good from the default start, the same from rescaled ones, and better?"""
+    """The question by task: is the gauge as good from the default start, the same from
+    rescaled ones, and better?
+    """
     short: dict[str, str] = {"better": "yes", "worse": "no"}
     verdicts = {claim.statement: short.get(claim.verdict, claim.verdict) for claim in claims_of(by)}
     rows = []
     for task in ORDER:
-        four = [by.get((start, task, arm)) for arm in (RIVAL, OURS) for start in (DEFAULT, SCRAMBLED)]
+        four = [
+            by.get((start, task, arm)) for arm in (RIVAL, OURS) for start in (DEFAULT, SCRAMBLED)
+        ]
         if any(one is None for one in four):
             continue
         plain, hurt, ours, same = (t_interval(one.losses) for one in four if one is not None)
@@ -108,7 +122,9 @@ def standing(by: Mapping[Case, Entry]) -> Table:
     )
 
 
-def record(entries: Sequence[Entry], setting: Setting, origins: Sequence[dict[str, str]] = ()) -> Record:
+def record(
+    entries: Sequence[Entry], setting: Setting, origins: Sequence[dict[str, str]] = ()
+) -> Record:
     """Write entries as a record: a table by task and contender, and pairs of contenders on trial.
 
     Args:
@@ -119,7 +135,11 @@ def record(entries: Sequence[Entry], setting: Setting, origins: Sequence[dict[st
     by = {(entry.start, entry.task, entry.arm): entry for entry in entries}
     starts = [start for start in STARTS if any(entry.start == start for entry in entries)]
     rows = tuple(
-        (task, arm, *(by[start, task, arm].show() if (start, task, arm) in by else "–" for start in starts))
+        (
+            task,
+            arm,
+            *(by[start, task, arm].show() if (start, task, arm) in by else "–" for start in starts),
+        )
         for task in ORDER
         for arm in ARMS
         if any((start, task, arm) in by for start in starts)
@@ -127,12 +147,21 @@ def record(entries: Sequence[Entry], setting: Setting, origins: Sequence[dict[st
     done = {(task, arm) for _, task, arm in by}
     known = [arm for arm in ARMS if any(arm == one for _, one in done)]
     lacking = [arm for arm in ARMS if arm not in known]
-    lacking += [f"{a} on {t}" for t in ORDER for a in known if t in ONLY.get(a, TASKS) and (t, a) not in done]
+    lacking += [
+        f"{a} on {t}"
+        for t in ORDER
+        for a in known
+        if t in ONLY.get(a, TASKS) and (t, a) not in done
+    ]
     lacking += [f"{start} starts" for start in STARTS if start not in starts]
     ran = {(start, task) for start, task, _ in by}
     tasks = [t for t in ORDER if any(t == task for _, task in ran)]
-    lacking += [f"{start} starts on {t}" for start in starts for t in tasks if (start, t) not in ran]
-    steps = "; ".join(f"{task} {setting.budget(number)}" for task, number in STEPS[setting.scale].items())
+    lacking += [
+        f"{start} starts on {t}" for start in starts for t in tasks if (start, t) not in ran
+    ]
+    steps = "; ".join(
+        f"{task} {setting.budget(number)}" for task, number in STEPS[setting.scale].items()
+    )
     counts = sorted(len(by[case].results) for case in asked() if case in by)
     table = standing(by)
     return Record(
@@ -145,26 +174,36 @@ def record(entries: Sequence[Entry], setting: Setting, origins: Sequence[dict[st
             *((f"Not run: {', '.join(lacking)}.",) if lacking else ()),
         ),
         protocol=(
-            f"Batches of {BATCH[setting.scale]}; the learning rate falls linearly to 0. Steps: {steps}. For each "
-            f"contender, task and start, a tuning seed tries 8 rates by factors of about 3, and "
-            f"another one the best {FINALISTS}; the mean validation loss of both decides. The rate is in brackets; * "
-            "marks a rate at the edge of the search.",
+            (
+                f"Batches of {BATCH[setting.scale]}; the learning rate falls linearly to 0. Steps:"
+                f" {steps}. For each contender, task and start, a tuning seed tries 8 rates by"
+                f" factors of about 3, and another one the best {FINALISTS}; the mean validation"
+                " loss of both decides. The rate is in brackets; * marks a rate at the edge of the"
+                " search."
+            ),
             "Reported: mean test loss of fresh seeds with its 95 % interval. "
             + (
-                f"Seeds {PILOT_SEEDS[0]} to {PILOT_SEEDS[-1]} at the chosen rates say how many seeds decide each claim "
-                f"with a probability of 80 %, at least {len(setting.seeds)} and at most {MOST}; they are not reported. "
+                f"Seeds {PILOT_SEEDS[0]} to {PILOT_SEEDS[-1]} at the chosen rates say how many"
+                " seeds decide each claim with a probability of 80 %, at least"
+                f" {len(setting.seeds)} and at most {MOST}; they are not reported. "
                 if setting.by_power
                 else ""
             )
             + (f"Contenders in claims have {counts[0]} to {counts[-1]} seeds. " if counts else "")
             + f"All others have {max(2, len(setting.seeds) // 2)}.",
-            f"The {SIMPLE} is linear in the image, or a table of pairs of characters; AdamW trains it in as many "
-            "steps. It is the bar for what a network is worth at all, and no contender of the comparison; a claim "
-            "decides nothing where both contenders are above it.",
+            (
+                f"The {SIMPLE} is linear in the image, or a table of pairs of characters; AdamW"
+                " trains it in as many steps. It is the bar for what a network is worth at all,"
+                " and no contender of the comparison; a claim decides nothing where both"
+                " contenders are above it."
+            ),
             "A run that fails (not finite, ends above its start, or refused) counts as a guess.",
-            f"The question is whether {OURS} ends lower than {RIVAL} from {SCRAMBLED} starts: p-values are corrected "
-            f"for the {len(table.rows)} claims of this family. The claims that scrambling hurts {RIVAL}, the claims "
-            "that it hurts SGD, and all others are three more families.",
+            (
+                f"The question is whether {OURS} ends lower than {RIVAL} from {SCRAMBLED} starts:"
+                f" p-values are corrected for the {len(table.rows)} claims of this family. The"
+                f" claims that scrambling hurts {RIVAL}, the claims that it hurts SGD, and all"
+                " others are three more families."
+            ),
             *((f"Budgets were divided by {setting.shrink}.",) * (setting.shrink > 1)),
         ),
         claims=judged(claims_of(by)),
@@ -173,7 +212,8 @@ def record(entries: Sequence[Entry], setting: Setting, origins: Sequence[dict[st
             "families": 4,
             "standing": {"columns": table.columns, "rows": table.rows},
             "entries": [
-                {"start": e.start, "task": e.task, "arm": e.arm, "lr": e.lr, "losses": e.losses} for e in entries
+                {"start": e.start, "task": e.task, "arm": e.arm, "lr": e.lr, "losses": e.losses}
+                for e in entries
             ],
         },
         seconds=sum(one.seconds for entry in entries for one in entry.results),
@@ -184,10 +224,16 @@ def record(entries: Sequence[Entry], setting: Setting, origins: Sequence[dict[st
 def run(setting: Setting) -> Record:
     """Run the contest; runs that are known are not run again."""
     whole = list(cases())
-    with Journal((setting.folder or Path("runs")) / "optimizers.jsonl", setting.minutes, setting.jobs) as journal:
+    with Journal(
+        (setting.folder or Path("runs")) / "optimizers.jsonl", setting.minutes, setting.jobs
+    ) as journal:
         # (what matters most has an answer where time ends before the rest)
         for rank, task in product(range(4), ORDER):
-            contest(journal, [case for case in whole if (priority(case), case[1]) == (rank, task)], setting)
+            contest(
+                journal,
+                [case for case in whole if (priority(case), case[1]) == (rank, task)],
+                setting,
+            )
         return record(contest(journal, whole, setting), setting, journal.origins)
 
 
@@ -214,7 +260,9 @@ def draw(found: Record) -> Figure:
             panel.set(title=task, xscale="log", xlabel="test loss", ylim=(len(arms) - 0.4, -0.6))
             low, high = panel.get_xlim()
             narrow = high < 2.5 * low
-            panel.xaxis.set_major_locator(MaxNLocator(3) if narrow else LogLocator(subs=(1.0, 2.0, 3.0, 5.0)))
+            panel.xaxis.set_major_locator(
+                MaxNLocator(3) if narrow else LogLocator(subs=(1.0, 2.0, 3.0, 5.0))
+            )
             panel.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
             panel.xaxis.set_minor_formatter(NullFormatter())
             panel.set_yticks(range(len(arms)), arms if panel is axes[0] else [""] * len(arms))

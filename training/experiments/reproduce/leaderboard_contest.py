@@ -1,4 +1,6 @@
-"""The contest of the leaderboard: which cases are run, with which rates and seeds, and the journal of all runs."""
+"""The contest of the leaderboard: which cases are run, with which rates and seeds,
+and the journal of all runs.
+"""
 
 from __future__ import annotations
 
@@ -50,18 +52,23 @@ class Journal:
         minutes: after so many, no further run begins; ``None``: all are carried out.
         jobs: processes; each computes on one thread.
 
-    As a context, it ends its processes; until then they are the same for all runs, with their data and graphs.
+    As a context, it ends its processes; until then they are the same for all runs,
+    with their data and graphs.
 
     Attributes:
         known: run -> its result.
-        origins: what computed the runs, in their order: a line before those of another commit or computer says it.
+        origins: what computed the runs, in their order: a line before those of another
+            commit or computer says it.
     """
 
     def __init__(self, path: Path | None, minutes: float | None = None, jobs: int = 1) -> None:
         self.path = path
         self.until = math.inf if minutes is None else time.monotonic() + 60 * minutes
-        # (a forked process would inherit the state of torch's threads; they start with the first run)
-        self._pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) if jobs > 1 else None
+        # (a forked process would inherit the state of torch's threads; they
+        # start with the first run)
+        self._pool = (
+            ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) if jobs > 1 else None
+        )
         self._most = 2 * jobs
         self.known: dict[Run, Result] = {}
         self.origins: list[dict[str, str]] = []
@@ -70,7 +77,9 @@ class Journal:
                 self.origins.append(entry["computed"])
                 continue
             found: dict[str, Any] = entry["result"]
-            values: dict[str, Any] = {key: math.nan if value is None else value for key, value in found.items()}
+            values: dict[str, Any] = {
+                key: math.nan if value is None else value for key, value in found.items()
+            }
             self.known[Run(**entry["run"])] = Result(**values)
 
     def __enter__(self) -> Self:
@@ -128,10 +137,18 @@ class Entry:
 
     @property
     def losses(self) -> list[float]:
-        """Test loss by seed; a run that failed counts as a guess, or as what it ended with if that is worse."""
+        """Test loss by seed; a run that failed counts as a guess, or as what it
+        ended with if that is worse.
+        """
         guess = chance(self.task, self.scale)
         return [
-            max(guess, one.test) if one.failed and math.isfinite(one.test) else guess if one.failed else one.test
+            (
+                max(guess, one.test)
+                if one.failed and math.isfinite(one.test)
+                else guess
+                if one.failed
+                else one.test
+            )
             for one in self.results
         ]
 
@@ -139,7 +156,10 @@ class Entry:
         """Mean and interval, the rate (* at the edge of the search), failed runs."""
         failed = sum(one.failed for one in self.results)
         edge = "*" if self.lr in (rates(self.arm)[0], rates(self.arm)[-1]) else ""
-        return f"{t_interval(self.losses).show('.3f')} ({self.lr:g}{edge}{f', {failed} failed' if failed else ''})"
+        return (
+            f"{t_interval(self.losses).show('.3f')}"
+            f" ({self.lr:g}{edge}{f', {failed} failed' if failed else ''})"
+        )
 
 
 Case = tuple[str, str, str]
@@ -155,7 +175,9 @@ def cases() -> Iterator[Case]:
 
 
 def priority(case: Case) -> int:
-    """0 for the question, 1 for the other claims, 2 for other contenders from the same starts, 3 for other starts."""
+    """0 for the question, 1 for the other claims, 2 for other contenders from the same
+    starts, 3 for other starts.
+    """
     start, _, arm = case
     if start not in (DEFAULT, SCRAMBLED):
         return 3
@@ -165,7 +187,12 @@ def priority(case: Case) -> int:
 def pairs() -> Iterator[tuple[str, str, Case, Case]]:
     """All claims: the family, the statement, the case that ends lower, and the other one."""
     for task in ORDER:
-        yield "better", statement(task, SCRAMBLED, RIVAL), (SCRAMBLED, task, OURS), (SCRAMBLED, task, RIVAL)
+        yield (
+            "better",
+            statement(task, SCRAMBLED, RIVAL),
+            (SCRAMBLED, task, OURS),
+            (SCRAMBLED, task, RIVAL),
+        )
     for arm in (RIVAL, "SGD"):
         for task in ORDER:
             yield f"{arm} hurt", hurts(task, arm), (DEFAULT, task, arm), (SCRAMBLED, task, arm)
@@ -187,7 +214,9 @@ def asked() -> set[Case]:
 
 
 def compared(what: str, ours: Entry, rival: Entry) -> Claim:
-    """The claim that the first entry ends lower, from the seeds of both; not yet corrected for others."""
+    """The claim that the first entry ends lower, from the seeds of both; not
+    yet corrected for others.
+    """
     losses = list(zip(ours.losses, rival.losses, strict=False))
     return gain(what, [a for a, _ in losses], [b for _, b in losses])
 
@@ -205,8 +234,9 @@ def hurts(task: str, arm: str) -> str:
 def contest(journal: Journal, chosen: Sequence[Case], setting: Setting) -> list[Entry]:
     """Tune and test contenders.
 
-    A tuning seed tries all rates, and another one the best three: the rate is that of the least mean validation loss.
-    With ``setting.by_power``, pilot seeds at that rate say how many fresh seeds each pair of a claim needs.
+    A tuning seed tries all rates, and another one the best three: the rate is that of the least
+    mean validation loss. With ``setting.by_power``, pilot seeds at that rate say how many fresh
+    seeds each pair of a claim needs.
 
     Args:
         journal: carries out runs.
@@ -220,20 +250,31 @@ def contest(journal: Journal, chosen: Sequence[Case], setting: Setting) -> list[
 
     def runs(case: Case, lr: float, seeds: Iterable[int]) -> list[Run]:
         start, task, arm = case
-        return [Run(task, start, arm, lr, seed, setting.budget(STEPS[scale][task]), scale) for seed in seeds]
+        return [
+            Run(task, start, arm, lr, seed, setting.budget(STEPS[scale][task]), scale)
+            for seed in seeds
+        ]
 
     def results(wanted: Sequence[Run]) -> tuple[Result, ...] | None:
         found = [journal.known[run] for run in wanted if run in journal.known]
         return tuple(found) if len(found) == len(wanted) else None
 
     def entries(seeds: Mapping[Case, Iterable[int]]) -> dict[Case, Entry]:
-        journal.carry_out(run for case, rate in best.items() for run in runs(case, rate, seeds[case]))
+        journal.carry_out(
+            run for case, rate in best.items() for run in runs(case, rate, seeds[case])
+        )
         ended = {case: results(runs(case, rate, seeds[case])) for case, rate in best.items()}
-        return {case: Entry(*case, best[case], found, scale) for case, found in ended.items() if found}
+        return {
+            case: Entry(*case, best[case], found, scale) for case, found in ended.items() if found
+        }
 
-    def tuned(wanted: Mapping[Case, Sequence[float]], seeds: Sequence[int]) -> dict[Case, list[float]]:
+    def tuned(
+        wanted: Mapping[Case, Sequence[float]], seeds: Sequence[int]
+    ) -> dict[Case, list[float]]:
         """The rates of each case, the best first; cases that lack a run are left out."""
-        journal.carry_out(run for case, some in wanted.items() for rate in some for run in runs(case, rate, seeds))
+        journal.carry_out(
+            run for case, some in wanted.items() for rate in some for run in runs(case, rate, seeds)
+        )
         ranked = {}
         for case, some in wanted.items():
             tried = {rate: results(runs(case, rate, seeds)) for rate in some}
@@ -248,7 +289,9 @@ def contest(journal: Journal, chosen: Sequence[Case], setting: Setting) -> list[
     claimed = asked()
     counts = {case: most if case in claimed else max(2, most // 2) for case in best}
     if setting.by_power:
-        counts |= seeds_by_power(entries({case: PILOT_SEEDS if case in claimed else () for case in best}), most)
+        counts |= seeds_by_power(
+            entries({case: PILOT_SEEDS if case in claimed else () for case in best}), most
+        )
     fresh = {case: range(len(PILOT_SEEDS), len(PILOT_SEEDS) + counts[case]) for case in best}
     return list(entries(fresh).values())
 
@@ -259,7 +302,8 @@ def _mean_loss(results: Iterable[Result]) -> float:
 
 
 def seeds_by_power(pilot: Mapping[Case, Entry], least: int) -> dict[Case, int]:
-    """How many seeds decide each pair of a claim with a probability of 80 %, by the spread of the pilot.
+    """How many seeds decide each pair of a claim with a probability of 80 %, by
+    the spread of the pilot.
 
     The effect to be found is the margin, or half of what the pilot shows where that is larger.
 
@@ -282,6 +326,27 @@ def seeds_by_power(pilot: Mapping[Case, Entry], least: int) -> dict[Case, int]:
     return counts
 
 
-__all__ = ["DEFAULT", "FINALISTS", "MOST", "ORDER", "OURS", "PILOT_SEEDS", "RIVAL", "SCRAMBLED", "Case", "Entry"]
-__all__ += ["Journal", "asked", "cases", "compared", "contest", "hurts", "pairs", "priority", "seeds_by_power"]
+__all__ = [
+    "DEFAULT",
+    "FINALISTS",
+    "MOST",
+    "ORDER",
+    "OURS",
+    "PILOT_SEEDS",
+    "RIVAL",
+    "SCRAMBLED",
+    "Case",
+    "Entry",
+]
+__all__ += [
+    "Journal",
+    "asked",
+    "cases",
+    "compared",
+    "contest",
+    "hurts",
+    "pairs",
+    "priority",
+    "seeds_by_power",
+]
 __all__ += ["statement"]

@@ -34,7 +34,9 @@ STARTS = ("default", "scrambled 100", "scrambled 10", "unit skeleton")
 
 def _muon(model: nn.Module, lr: float) -> list[Optimizer]:
     """Muon for matrices, AdamW at a tenth of the rate for everything else."""
-    matrices, rest = ([p for p in _trained(model) if (p.dim() == 2) is wanted] for wanted in (True, False))
+    matrices, rest = (
+        [p for p in _trained(model) if (p.dim() == 2) is wanted] for wanted in (True, False)
+    )
     return [Muon(matrices, lr=lr), *([AdamW(rest, lr=0.1 * lr)] if rest else [])]
 
 
@@ -52,7 +54,9 @@ def _conditioned_adamw(model: nn.Module, graph: ps.ReductionGraph, lr: float) ->
     return AdamW(_trained(model), lr=lr)
 
 
-def _gauge_fixed(model: nn.Module, graph: ps.ReductionGraph, lr: float, norms: str = "unit") -> Optimizer:
+def _gauge_fixed(
+    model: nn.Module, graph: ps.ReductionGraph, lr: float, norms: str = "unit"
+) -> Optimizer:
     return GaugeFixed(AdamW(_trained(model), lr=lr), graph, model=model, norms=norms)
 
 
@@ -61,12 +65,21 @@ Maker = Callable[[nn.Module, ps.ReductionGraph, float], Optimizer]
 
 def _path_sgd(model: nn.Module, _graph: ps.ReductionGraph, lr: float) -> Optimizer:
     inputs = next(layer.in_features for layer in model.modules() if isinstance(layer, nn.Linear))
-    return PathSGD(model.named_parameters(), lr=lr, model=model, example=(torch.zeros(1, inputs),), second=False)
+    return PathSGD(
+        model.named_parameters(),
+        lr=lr,
+        model=model,
+        example=(torch.zeros(1, inputs),),
+        second=False,
+    )
 
 
 def _pairs(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
     """Factors of the adapters."""
-    sides = [[p for name, p in model.named_parameters() if name.startswith(side)] for side in ("up", "down")]
+    sides = [
+        [p for name, p in model.named_parameters() if name.startswith(side)]
+        for side in ("up", "down")
+    ]
     return list(zip(*sides, strict=True))
 
 
@@ -75,7 +88,10 @@ ARMS: dict[str, tuple[float, Maker]] = {
     "AdamW": (1e-4, lambda m, _g, lr: AdamW(_trained(m), lr=lr)),
     "RMSProp": (3e-5, lambda m, _g, lr: RMSprop(_trained(m), lr=lr)),
     "Muon": (1e-3, lambda m, _g, lr: Joined(_muon(m, lr))),
-    "gauge-fixed SGD": (1e-3, lambda m, g, lr: GaugeFixed(SGD(_trained(m), lr=lr, momentum=0.9), g, model=m)),
+    "gauge-fixed SGD": (
+        1e-3,
+        lambda m, g, lr: GaugeFixed(SGD(_trained(m), lr=lr, momentum=0.9), g, model=m),
+    ),
     "gauge-fixed AdamW": (1e-4, _gauge_fixed),
     "gauge-fixed AdamW, norms by tensor": (1e-4, partial(_gauge_fixed, norms="tensor")),
     "gauge-fixed AdamW, initial norms": (1e-4, partial(_gauge_fixed, norms="initial")),
@@ -84,9 +100,14 @@ ARMS: dict[str, tuple[float, Maker]] = {
     "conditioned start, AdamW": (1e-4, _conditioned_adamw),
     "G-SGD, bound 1": (
         1e-3,
-        lambda m, g, lr: GSGD(m.named_parameters(), lr=lr, skeleton=g.skeleton("magnitude"), max_multiplier=1.0),
+        lambda m, g, lr: GSGD(
+            m.named_parameters(), lr=lr, skeleton=g.skeleton("magnitude"), max_multiplier=1.0
+        ),
     ),
-    "G-Adam": (1e-5, lambda m, g, lr: GAdam(m.named_parameters(), lr=lr, skeleton=g.skeleton("magnitude"))),
+    "G-Adam": (
+        1e-5,
+        lambda m, g, lr: GAdam(m.named_parameters(), lr=lr, skeleton=g.skeleton("magnitude")),
+    ),
     "Path-SGD": (3e-3, _path_sgd),
     "LoRA+": (1e-5, lambda m, _g, lr: lora_plus(_pairs(m), lr)),
     "gauge-fixed LoRA+": (1e-5, lambda m, g, lr: GaugeFixed(lora_plus(_pairs(m), lr), g, model=m)),
@@ -94,7 +115,8 @@ ARMS: dict[str, tuple[float, Maker]] = {
     # (trained by AdamW as AdamW is, for as long)
     SIMPLE: (1e-3, lambda m, _g, lr: AdamW(m.parameters(), lr=lr)),
 }
-# Path-SGD and conditioning take sums over paths only: no norms or attention, Path-SGD no maxima either
+# Path-SGD and conditioning take sums over paths only: no norms or attention,
+# Path-SGD no maxima either
 ONLY = {
     "Path-SGD": ("MLP",),
     "conditioned start, AdamW": ("MLP", "CNN", "adapters"),
@@ -132,10 +154,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a run: losses on validation and test data, the test error, and whether it failed.
+    """The result of a run: losses on validation and test data, the test
+    error, and whether it failed.
 
-    A run fails if a loss stops being finite, if that on validation data ends above where it began, or if the optimizer
-    refuses the network.
+    A run fails if a loss stops being finite, if that on validation data ends above where it began,
+    or if the optimizer refuses the network.
     """
 
     valid: float
@@ -170,7 +193,9 @@ def prepared(run: Run) -> tuple[nn.Module, ps.ReductionGraph]:
     if run.start.startswith("scrambled"):
         trained = {name for name, p in model.named_parameters() if p.requires_grad}
         joined, turn = movable(graph, trained)
-        logs = np.random.default_rng(run.seed).uniform(-1, 1, joined.num_units) * math.log(float(run.start.split()[1]))
+        logs = np.random.default_rng(run.seed).uniform(-1, 1, joined.num_units) * math.log(
+            float(run.start.split()[1])
+        )
         ps.rescale(model, graph, torch.from_numpy(turn @ logs))
     elif run.start == "unit skeleton":
         init_skeleton(model, graph.skeleton())
@@ -186,7 +211,11 @@ def score(model: nn.Module, split: Split) -> tuple[float, float]:
 
 
 def _loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    return token_loss(outputs, targets) if outputs.dim() == 3 else functional.cross_entropy(outputs, targets)
+    return (
+        token_loss(outputs, targets)
+        if outputs.dim() == 3
+        else functional.cross_entropy(outputs, targets)
+    )
 
 
 def carry_out(run: Run) -> Result:
@@ -204,7 +233,9 @@ def carry_out(run: Run) -> Result:
         try:
             optimizer = ARMS[run.arm][1](model, graph, run.lr)
         except PathspaceError as error:
-            return Result(math.nan, math.nan, math.nan, True, str(error), time.process_time() - started)
+            return Result(
+                math.nan, math.nan, math.nan, True, str(error), time.process_time() - started
+            )
         schedule = LambdaLR(optimizer, lambda step: 1 - step / run.steps)
         order = torch.Generator().manual_seed(run.seed)
         for _ in range(run.steps):
@@ -224,4 +255,16 @@ def carry_out(run: Run) -> Result:
     return Result(ends[0], tested[0], tested[1], failed, reason, time.process_time() - started)
 
 
-__all__ = ["ARMS", "ONLY", "SIMPLE", "STARTS", "Result", "Run", "carry_out", "graph_of", "prepared", "rates", "score"]
+__all__ = [
+    "ARMS",
+    "ONLY",
+    "SIMPLE",
+    "STARTS",
+    "Result",
+    "Run",
+    "carry_out",
+    "graph_of",
+    "prepared",
+    "rates",
+    "score",
+]

@@ -32,7 +32,8 @@ Splits = tuple[Split, Split, Split]
 
 @cache
 def images(scale: str) -> Splits:
-    """Images of ten classes: digits of 8 x 8 pixels, or clothes of 14 x 14, which are means over 2 x 2.
+    """Images of ten classes: digits of 8 x 8 pixels, or clothes of 14 x 14,
+    which are means over 2 x 2.
 
     Args:
         scale: ``embedded`` or ``fetched``.
@@ -51,7 +52,8 @@ def images(scale: str) -> Splits:
 
 @cache
 def text(scale: str) -> tuple[Splits, int]:
-    """Texts in chunks, and the number of characters: Python's documentation or the King James Bible.
+    """Texts in chunks, and the number of characters: Python's documentation
+    or the King James Bible.
 
     Args:
         scale: ``embedded`` or ``fetched``.
@@ -69,20 +71,25 @@ def text(scale: str) -> tuple[Splits, int]:
         parts, size = bible_tokens(given("optimizers", None, "bible"))
         if size != source("bible").symbols:
             raise InputError(
-                f"Task 'optimizers' found {size} different characters in the King James Bible, expected "
-                f"{source('bible').symbols}; run 'pathspace data fetch bible' again."
+                f"Task 'optimizers' found {size} different characters in the King James Bible,"
+                f" expected {source('bible').symbols}; run 'pathspace data fetch bible' again."
             )
-    first, second, third = (chunks(part, LENGTH, limit) for part, limit in zip(parts, CHUNKS[scale], strict=True))
+    first, second, third = (
+        chunks(part, LENGTH, limit) for part, limit in zip(parts, CHUNKS[scale], strict=True)
+    )
     return (first, second, third), size
 
 
 def _turned(scale: str) -> Splits:
-    first, second, third = (Split(part.inputs.rot90(1, (2, 3)), part.targets) for part in images(scale))
+    first, second, third = (
+        Split(part.inputs.rot90(1, (2, 3)), part.targets) for part in images(scale)
+    )
     return first, second, third
 
 
 class Adapted(nn.Module):
-    """A trained network of three hidden layers, frozen, with adapters of low rank beside its inner layers.
+    """A trained network of three hidden layers, frozen, with adapters of low rank
+    beside its inner layers.
 
     Args:
         layers: the trained layers.
@@ -96,7 +103,9 @@ class Adapted(nn.Module):
         self.down = nn.ParameterList(
             nn.Parameter(torch.randn(rank, one.in_features) / one.in_features**0.5) for one in inner
         )
-        self.up = nn.ParameterList(nn.Parameter(torch.zeros(one.out_features, rank)) for one in inner)
+        self.up = nn.ParameterList(
+            nn.Parameter(torch.zeros(one.out_features, rank)) for one in inner
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images to scores."""
@@ -125,7 +134,14 @@ def _cnn(scale: str) -> nn.Sequential:
     first = nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)
     second = nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)
     pixels, width = (math.isqrt(_pixels(scale)) // 4) ** 2, WIDTH[scale]
-    return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(16 * pixels, width), nn.ReLU(), nn.Linear(width, 10))
+    return nn.Sequential(
+        *first,
+        *second,
+        nn.Flatten(),
+        nn.Linear(16 * pixels, width),
+        nn.ReLU(),
+        nn.Linear(width, 10),
+    )
 
 
 def _resnet(scale: str) -> CifarResNet:
@@ -135,7 +151,8 @@ def _resnet(scale: str) -> CifarResNet:
 def _vit(scale: str) -> VisionTransformer:
     if scale == "embedded":
         return VisionTransformer(8, 2, width=16)
-    # (sixteen patches and a width of 16 end above a linear model after 600 steps, with any of the contenders)
+    # (sixteen patches and a width of 16 end above a linear model after 600 steps,
+    # with any of the contenders)
     return VisionTransformer(14, 7, width=32)
 
 
@@ -170,8 +187,22 @@ TASKS: dict[str, tuple[Callable[[str], nn.Module], Callable[[str], Splits]]] = {
 }
 # steps of a run, the same for all contenders: fewer where each costs more
 STEPS = {
-    "embedded": {"MLP": 150, "CNN": 150, "adapters": 150, "batch-norm ResNet": 80, GPT: 80, "ViT": 200},
-    "fetched": {"MLP": 1000, "CNN": 1200, "adapters": 1800, "batch-norm ResNet": 300, GPT: 800, "ViT": 1200},
+    "embedded": {
+        "MLP": 150,
+        "CNN": 150,
+        "adapters": 150,
+        "batch-norm ResNet": 80,
+        GPT: 80,
+        "ViT": 200,
+    },
+    "fetched": {
+        "MLP": 1000,
+        "CNN": 1200,
+        "adapters": 1800,
+        "batch-norm ResNet": 300,
+        GPT: 800,
+        "ViT": 1200,
+    },
 }
 
 

@@ -56,12 +56,16 @@ def _verdicts(records: Sequence[Record]) -> str:
         for claim in record.claims
     ]
     table = markdown_table(Table(("experiment", "claim", "verdict"), tuple(rows)))
-    open_claims = sum(claim["verdict"] == "undecided" for record in records for claim in record.claims)
+    open_claims = sum(
+        claim["verdict"] == "undecided" for record in records for claim in record.claims
+    )
     return f"{table}\n{len(rows)} claims, {open_claims} of them undecided.\n"
 
 
 def _section(record: Record, folder: str) -> str:
-    scale = {"embedded": "", "fetched": " --scale fetched"}.get(record.scale, " --scale full --data DIR")
+    scale = {"embedded": "", "fetched": " --scale fetched"}.get(
+        record.scale, " --scale full --data DIR"
+    )
     columns: tuple[str, ...] = (
         "claim",
         "paper",
@@ -85,7 +89,11 @@ def _section(record: Record, folder: str) -> str:
         f"{record.title}. {record.source}.\n",
         f"```console\n$ pathspace reproduce {record.name}{scale}\n```\n",
         f"All runs together took {record.seconds / 60:.1f} minutes on one thread.\n",
-        *([f"Computed with {_named(record.versions)}.\n"] if "processor" in record.versions else []),
+        *(
+            [f"Computed with {_named(record.versions)}.\n"]
+            if "processor" in record.versions
+            else []
+        ),
         "**The paper**\n",
         markdown_table(record.paper),
         "**Ours**\n",
@@ -104,14 +112,22 @@ def _section(record: Record, folder: str) -> str:
 
 
 def _named(versions: dict[str, str]) -> str:
-    kept = {key: [one[:12] if key == "commit" else one for one in value.split(", ")] for key, value in versions.items()}
+    kept = {
+        key: [one[:12] if key == "commit" else one for one in value.split(", ")]
+        for key, value in versions.items()
+    }
     return ", ".join(f"{key} {' and '.join(values)}" for key, values in kept.items())
 
 
 def _claim(claim: dict[str, Any]) -> tuple[str, ...]:
     tests = (_p(claim["corrected"]), _p(claim["equivalence"]))
     return (
-        *(claim["statement"], _show(claim, "printed"), _show(claim, "mean"), _interval(claim, "low", "high")),
+        *(
+            claim["statement"],
+            _show(claim, "printed"),
+            _show(claim, "mean"),
+            _interval(claim, "low", "high"),
+        ),
         *(f"{claim['count']}", *tests, _verdict(claim)),
     )
 

@@ -1,4 +1,6 @@
-"""Paired comparisons: all arms are tuned and tested in the same way, and a claim states that one has fewer errors."""
+"""Paired comparisons: all arms are tuned and tested in the same way, and a claim states
+that one has fewer errors.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,8 @@ def hold(
 
     Args:
         setting: how.
-        pairs: the contenders, whose labels differ, each after the paper's recipe that it stands for.
+        pairs: the contenders, whose labels differ, each after the paper's
+            recipe that it stands for.
         duels: the claims.
         name: of the experiment.
         paper: the paper's figures, where they are not among its texts.
@@ -86,16 +89,28 @@ def hold(
 
     def claims_of(measured: Sequence[Measured]) -> list[Claim]:
         by = {m.arm.label: m for m in measured}
-        return [versus(d.statement, by[d.ours], by[d.rival], d.printed, bars[by[d.ours].arm.base.task]) for d in duels]
+        return [
+            versus(d.statement, by[d.ours], by[d.rival], d.printed, bars[by[d.ours].arm.base.task])
+            for d in duels
+        ]
 
     measured, claims = measure_enough(arms, setting, claims_of)
-    columns = ("arm", "learning rate", f"validation {show.metric}", f"test {show.metric}", "diverged")
+    columns = (
+        "arm",
+        "learning rate",
+        f"validation {show.metric}",
+        f"test {show.metric}",
+        "diverged",
+    )
     record = Record(
         **about(name) | ({} if paper is None else {"paper": paper}),
         scale=setting.scale,
         ours=Table(
             columns,
-            (*(row(m, show) for m in measured), *(r for task in tasks for r in bar_rows(task, bars[task], show))),
+            (
+                *(row(m, show) for m in measured),
+                *(r for task in tasks for r in bar_rows(task, bars[task], show)),
+            ),
         ),
         differs=(
             *listed(pairs, setting, max(len(m.outcomes) for m in measured)),
@@ -104,7 +119,11 @@ def hold(
         ),
         protocol=setting.protocol,
         claims=judged(claims),
-        data={"metric": show.metric, "factor": show.factor, "arms": [m.to_dict() for m in measured]},
+        data={
+            "metric": show.metric,
+            "factor": show.factor,
+            "arms": [m.to_dict() for m in measured],
+        },
         seconds=sum(m.seconds for m in measured),
     )
     return record, {m.arm.label: m for m in measured}
@@ -113,7 +132,11 @@ def hold(
 def row(m: Measured, show: Show) -> tuple[str, ...]:
     """Return an arm's line of the table."""
     interval = m.interval
-    test = f"{show.value(interval.mean)} ± {show.value(interval.half_width)}" if interval.count else "–"
+    test = (
+        f"{show.value(interval.mean)} ± {show.value(interval.half_width)}"
+        if interval.count
+        else "–"
+    )
     diverged = sum(outcome.diverged for outcome in m.outcomes)
     rate = f"{m.lr:g}{'*' if m.edge else ''}"
     return (m.arm.label, rate, show.value(m.tuning[m.lr]), test, f"{diverged} of {len(m.outcomes)}")
@@ -138,7 +161,9 @@ def draw_paired_comparison(record: Record) -> Figure:
         factor = record.data["factor"]
         for place, arm in enumerate(record.data["arms"]):
             draw_curves(axes[0], place, arm["label"], arm["train_losses"])
-            scaled = [[None if v is None else factor * v for v in line] for line in arm["valid_metrics"]]
+            scaled = [
+                [None if v is None else factor * v for v in line] for line in arm["valid_metrics"]
+            ]
             draw_curves(axes[1], place, arm["label"], scaled)
         axes[0].set(title="training loss", xlabel="epoch")
         axes[1].set(title=f"validation {record.data['metric']}", xlabel="epoch")

@@ -17,7 +17,9 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 @contextmanager
-def panels(count: int, width: float = 4.2, height: float = 3.4) -> Iterator[tuple[Figure, Sequence[Axes]]]:
+def panels(
+    count: int, width: float = 4.2, height: float = 3.4
+) -> Iterator[tuple[Figure, Sequence[Axes]]]:
     """Yield a figure and its panels in a row, in the house's style.
 
     Args:
@@ -30,7 +32,9 @@ def panels(count: int, width: float = 4.2, height: float = 3.4) -> Iterator[tupl
         ...     len(axes)
         2
     """
-    with matplotlib.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
+    with matplotlib.rc_context(
+        {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+    ):
         figure = Figure(figsize=(width * count, height), dpi=110, layout="constrained")
         axes = list(np.atleast_1d(figure.subplots(1, count)).ravel())
         for each in axes:
@@ -43,7 +47,9 @@ def look(place: int) -> dict[str, Any]:
     return {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place % len(MARKERS)]}
 
 
-def draw_curves(axes: Axes, place: int, label: str, lines: Sequence[Sequence[float | None]], first: int = 1) -> None:
+def draw_curves(
+    axes: Axes, place: int, label: str, lines: Sequence[Sequence[float | None]], first: int = 1
+) -> None:
     """Draw the mean over seeds as a line, and their range as a band.
 
     Args:
@@ -56,15 +62,27 @@ def draw_curves(axes: Axes, place: int, label: str, lines: Sequence[Sequence[flo
     shortest = min((len(line) for line in lines), default=0)
     if not shortest:
         return
-    values = np.array([[np.nan if v is None else v for v in line[:shortest]] for line in lines], dtype=float)
+    values = np.array(
+        [[np.nan if v is None else v for v in line[:shortest]] for line in lines], dtype=float
+    )
     epochs = np.arange(first, first + shortest)
     style = look(place)
     axes.plot(
-        epochs, values.mean(0), label=label, markevery=max(1, shortest // 8), markersize=4, linewidth=1.5, **style
+        epochs,
+        values.mean(0),
+        label=label,
+        markevery=max(1, shortest // 8),
+        markersize=4,
+        linewidth=1.5,
+        **style,
     )
-    axes.fill_between(epochs, values.min(0), values.max(0), color=style["color"], alpha=0.15, linewidth=0)
+    axes.fill_between(
+        epochs, values.min(0), values.max(0), color=style["color"], alpha=0.15, linewidth=0
+    )
 
 
 def legend(figure: Figure, axes: Axes, columns: int = 4) -> None:
     """Put one legend below all panels."""
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=columns, frameon=False)
+    figure.legend(
+        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=columns, frameon=False
+    )

@@ -1,8 +1,10 @@
-"""The provenance of a result: its code and its data, and the computer and the libraries that computed it.
+"""The provenance of a result: its code and its data, and the computer and the
+libraries that computed it.
 
-Digests of code and data are part of a trial's name in the journal: other labels or another step of an optimizer make
-another trial. Processor and libraries are not, they are noted: sums of floating-point numbers are taken in another
-order elsewhere, so that runs of one seed on two processors end apart, by about as much as two seeds do.
+Digests of code and data are part of a trial's name in the journal: other labels or another step of
+an optimizer make another trial. Processor and libraries are not, they are noted: sums of
+floating-point numbers are taken in another order elsewhere, so that runs of one seed on two
+processors end apart, by about as much as two seeds do.
 """
 
 from __future__ import annotations
@@ -20,10 +22,17 @@ from typing import Any
 from pathspace.training.config import versions
 from pathspace.training.task import Task, load_task
 
-# What decides how a trial ends. The analysis of models is not among it but for the choice of the skeleton: tests hold
-# it to oracles, and it is too large to begin anew after each change. Experiments and pages decide nothing.
+# What decides how a trial ends. The analysis of models is not among it but for the choice of the
+# skeleton: tests hold it to oracles, and it is too large to begin anew after each change.
+# Experiments and pages decide nothing.
 DECIDING = (
-    *("training/trainer.py", "training/batches.py", "training/recipe.py", "training/penal.py", "training/optim"),
+    *(
+        "training/trainer.py",
+        "training/batches.py",
+        "training/recipe.py",
+        "training/penal.py",
+        "training/optim",
+    ),
     "training/recurrent_part.py",
     *("training/schedules.py", "training/experiments/augment.py"),
     *("training/experiments/tasks", "training/experiments/models"),
@@ -47,19 +56,23 @@ def provenance() -> dict[str, str]:
 
 
 def together(origins: Sequence[dict[str, str]]) -> dict[str, str]:
-    """Return the provenance of results that were computed in several places: by key, all values in their order.
+    """Return the provenance of results that were computed in several places: by key,
+    all values in their order.
 
     Example:
         >>> together([{"torch": "2.13.0", "commit": "a"}, {"torch": "2.13.0", "commit": "b"}])
         {'torch': '2.13.0', 'commit': 'a, b'}
     """
     keys = dict.fromkeys(key for origin in origins for key in origin)
-    return {key: ", ".join(dict.fromkeys(one[key] for one in origins if key in one)) for key in keys}
+    return {
+        key: ", ".join(dict.fromkeys(one[key] for one in origins if key in one)) for key in keys
+    }
 
 
 @cache
 def code_digest() -> str:
-    """Return a digest of the code that decides how a trial ends; comments, docstrings and layout do not count.
+    """Return a digest of the code that decides how a trial ends; comments, docstrings
+    and layout do not count.
 
     Example:
         >>> len(code_digest())
@@ -67,7 +80,9 @@ def code_digest() -> str:
     """
     found = hashlib.sha256()
     for path in _sources():
-        found.update(path.name.encode() + b"\0" + bare(path.read_text(encoding="utf-8")).encode() + b"\0")
+        found.update(
+            path.name.encode() + b"\0" + bare(path.read_text(encoding="utf-8")).encode() + b"\0"
+        )
     return found.hexdigest()[:16]
 
 
@@ -80,9 +95,16 @@ def bare(source: str) -> str:
     """
     tree = ast.parse(source)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
+        if (
+            isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            and node.body
+        ):
             first = node.body[0]
-            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and len(node.body) > 1:
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and len(node.body) > 1
+            ):
                 del node.body[0]
     return ast.unparse(tree)
 
@@ -127,13 +149,17 @@ def _sources() -> Iterator[Path]:
 
 @cache
 def _commit() -> str:
-    """Return the commit of a checkout, with a plus where files differ from it; an installed library has none.
+    """Return the commit of a checkout, with a plus where files differ from it; an
+    installed library has none.
 
-    A process asks once: it computes with the code that it started with, and git takes longer than a short run.
+    A process asks once: it computes with the code that it started with, and git takes
+    longer than a short run.
     """
     ask = ["git", "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+"]
     try:
-        return subprocess.run(ask, cwd=Path(__file__).parent, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            ask, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+        ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "none: not a checkout"
 
@@ -141,6 +167,8 @@ def _commit() -> str:
 def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+        return next(
+            line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
+        )
     except (OSError, StopIteration):
         return platform.processor() or "unknown"

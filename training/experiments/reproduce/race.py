@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pathspace.training.experiments.reproduce.experiment import Setting, experiment
-from pathspace.training.experiments.reproduce.paired_comparison import PairedComparison, draw_paired_comparison, hold
+from pathspace.training.experiments.reproduce.paired_comparison import (
+    PairedComparison,
+    draw_paired_comparison,
+    hold,
+)
 from pathspace.training.experiments.reproduce.recipes import table_cells
 from pathspace.training.experiments.reproduce.record import Record
 from pathspace.training.experiments.reproduce.smnist import CLIP
@@ -38,7 +42,9 @@ def run(setting: Setting, rates: tuple[float, ...] | None = None) -> Record:
     if setting.scale == "fetched":
         options = (("limit", FETCHED_IMAGES),)
         epochs = setting.budget(FETCHED_EPOCHS)
-        base = Trial("fashion-14", "sgd", 0, 0, epochs, schedule="linear", clip=CLIP, options=options)
+        base = Trial(
+            "fashion-14", "sgd", 0, 0, epochs, schedule="linear", clip=CLIP, options=options
+        )
     else:
         base = Trial("digits-rows", "sgd", 0, 0, setting.budget(EPOCHS))
     rates = rates or (FETCHED_RATES if setting.scale == "fetched" else RATES)
@@ -50,7 +56,9 @@ def run(setting: Setting, rates: tuple[float, ...] | None = None) -> Record:
         setting,
         pairs,
         [
-            PairedComparison("SGD errs less from the unit skeleton than from the default start", UNIT, DEFAULT),
+            PairedComparison(
+                "SGD errs less from the unit skeleton than from the default start", UNIT, DEFAULT
+            ),
             PairedComparison("From the same start, G-SGD errs less than SGD", PATHS, UNIT),
         ],
         name="race",

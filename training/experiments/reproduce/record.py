@@ -1,4 +1,6 @@
-"""The record of an experiment: what is committed as JSON, and the only source of the page and the pictures."""
+"""The record of an experiment: what is committed as JSON, and the only source of
+the page and the pictures.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ class Record:
             InputError: the file cannot be written.
         """
         with replacing(path) as temporary:
-            text = json.dumps({"format": FORMAT, **asdict(self)}, indent=1, ensure_ascii=False, allow_nan=False)
+            text = json.dumps(
+                {"format": FORMAT, **asdict(self)}, indent=1, ensure_ascii=False, allow_nan=False
+            )
             temporary.write_text(_flat_lists(text) + "\n", encoding="utf-8")
 
     @classmethod
@@ -103,7 +107,8 @@ class Record:
             return cls(**record)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
-                f"The file '{path}' is not a record of an experiment; delete it and run pathspace reproduce again."
+                f"The file '{path}' is not a record of an experiment; delete it and run pathspace"
+                " reproduce again."
             ) from error
 
 
@@ -120,17 +125,23 @@ def texts() -> dict[str, dict[str, Any]]:
 
 
 def about(name: str) -> dict[str, Any]:
-    """Return name, title, source, caption and the paper's figures of an experiment, as arguments of a record."""
+    """Return name, title, source, caption and the paper's figures of an experiment,
+    as arguments of a record.
+    """
     entry = texts()[name]
     found = {"name": name, **{key: entry[key] for key in ("title", "source", "caption")}}
     return found | ({"paper": Table.of(entry["paper"])} if "paper" in entry else {})
 
 
 def judged_again(record: Record) -> Record:
-    """Return a record with the verdicts that today's rule gives its figures; claims of several families stay."""
+    """Return a record with the verdicts that today's rule gives its figures; claims
+    of several families stay.
+    """
     if record.data.get("families"):
         return record
-    return replace(record, claims=judged(judge([Claim.from_dict(claim) for claim in record.claims])))
+    return replace(
+        record, claims=judged(judge([Claim.from_dict(claim) for claim in record.claims]))
+    )
 
 
 def judged(claims: Sequence[Claim]) -> tuple[dict[str, Any], ...]:
@@ -143,5 +154,7 @@ def _flat_lists(text: str) -> str:
     import re
 
     return re.sub(
-        r"\[\s+((?:(?:-?[\d.eE+-]+|null),?\s+)+)\]", lambda found: "[" + " ".join(found[1].split()) + "]", text
+        r"\[\s+((?:(?:-?[\d.eE+-]+|null),?\s+)+)\]",
+        lambda found: "[" + " ".join(found[1].split()) + "]",
+        text,
     )

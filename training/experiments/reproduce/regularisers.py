@@ -1,4 +1,6 @@
-"""``regularisers``: does the penal connection do more for a residual network than what people use already?"""
+"""``regularisers``: does the penal connection do more for a residual network
+than what people use already?
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,11 @@ from typing import Any
 
 from pathspace.training.experiments.reproduce.convolutions import FASHION, clothes, digits
 from pathspace.training.experiments.reproduce.experiment import Setting, experiment
-from pathspace.training.experiments.reproduce.paired_comparison import PairedComparison, draw_paired_comparison, hold
+from pathspace.training.experiments.reproduce.paired_comparison import (
+    PairedComparison,
+    draw_paired_comparison,
+    hold,
+)
 from pathspace.training.experiments.reproduce.recipes import full_arms, table_cells
 from pathspace.training.experiments.reproduce.record import Record
 from pathspace.training.experiments.reproduce.trial import Trial
@@ -16,7 +22,8 @@ from pathspace.training.experiments.reproduce.tuning import Arm, best_rate, meas
 
 RATES = (0.03, 0.1, 0.3)
 PENAL, NOTHING = "penal connection", "nothing"
-# what -> three strengths, each with all rates; without any, three other sets of rates, so that all have nine points
+# what -> three strengths, each with all rates; without any, three other sets of rates, so
+# that all have nine points
 STRENGTHS: dict[str, tuple[dict[str, Any], ...]] = {
     PENAL: tuple({"tau": tau} for tau in (3e-8, 3e-7, 3e-6)),
     "weight decay": tuple({"decay": decay} for decay in (1e-4, 5e-4, 2e-3)),
@@ -35,7 +42,9 @@ def _with(base: Trial, settings: dict[str, Any]) -> Trial:
 
 
 def chosen(arms: Sequence[Arm], setting: Setting) -> tuple[Arm, float]:
-    """The arm whose best rate has the lowest validation metric of the tuning seeds, and the seconds of the others."""
+    """The arm whose best rate has the lowest validation metric of the tuning seeds, and
+    the seconds of the others.
+    """
     tuned = measure(arms, setting.run, setting.tuning_seeds, ())
     place = int(best_rate({float(i): one.tuning[one.lr] for i, one in enumerate(tuned)}))
     return arms[place], sum(one.seconds for i, one in enumerate(tuned) if i != place)
@@ -45,7 +54,9 @@ def regularisers(setting: Setting) -> Record:
     """A residual network with the penal connection, with other regularisers, and with none."""
     cells = table_cells("markov-chain-table-2")
     if setting.scale == "full":
-        full_arms("markov-chain-table-2", setting)  # refuses: the paper's images and recipe are not to be had
+        full_arms(
+            "markov-chain-table-2", setting
+        )  # refuses: the paper's images and recipe are not to be had
     if setting.scale == "fetched":
         base = clothes(setting, "momentum", "resnet", 8, 8, FASHION)
     else:
@@ -53,7 +64,12 @@ def regularisers(setting: Setting) -> Record:
     families = [[Arm(NOTHING, base, rates) for rates in PLAIN_RATES]]
     for name, strengths in STRENGTHS.items():
         labels = [f"{name}, {value:g}" for one in strengths for value in one.values()]
-        families.append([Arm(label, _with(base, one), RATES) for label, one in zip(labels, strengths, strict=True)])
+        families.append(
+            [
+                Arm(label, _with(base, one), RATES)
+                for label, one in zip(labels, strengths, strict=True)
+            ]
+        )
     arms, seconds = zip(*(chosen(family, setting) for family in families), strict=True)
     plain, ours, *others = (arm.label for arm in arms)
     record, _ = hold(
@@ -62,7 +78,9 @@ def regularisers(setting: Setting) -> Record:
         [
             PairedComparison("the penal connection errs less than no regulariser", ours, plain),
             *(
-                PairedComparison(f"the penal connection errs less than {other.rpartition(', ')[0]}", ours, other)
+                PairedComparison(
+                    f"the penal connection errs less than {other.rpartition(', ')[0]}", ours, other
+                )
                 for other in others
             ),
         ],

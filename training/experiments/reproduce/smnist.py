@@ -1,4 +1,6 @@
-"""``smnist``: sequential digits with G-SGD, SGD, Path-SGD, G-Adam and Adam (path-space paper, Tables 1 and 7)."""
+"""``smnist``: sequential digits with G-SGD, SGD, Path-SGD, G-Adam and Adam
+(path-space paper, Tables 1 and 7).
+"""
 
 from __future__ import annotations
 
@@ -46,13 +48,17 @@ FULL = {
 }
 FETCHED = {"fashion-28": "sMNIST-28", "fashion-28-permuted": "permuted sMNIST-28"}
 TASKS = {"embedded": EMBEDDED, "fetched": FETCHED, "full": FULL}
-# Gradients of this network explode now and then: without the clip no arm reaches logistic regression in few epochs.
+# Gradients of this network explode now and then: without the clip no arm reaches logistic
+# regression in few epochs.
 FETCHED_EPOCHS, CLIP = 16, 1.0
 # The paper's width, and a larger one where that width errs more than 13 % with every arm.
 WIDTH, WIDER = 100, {"fashion-28-permuted": 150}
 WIDENED = (
-    "On permuted rows the network is wider than the paper's. This was chosen after a run with the paper's width, whose "
-    "trials are in the journal and in which no arm erred less than 13 %.",
+    (
+        "On permuted rows the network is wider than the paper's. This was chosen after a run with"
+        " the paper's width, whose trials are in the journal and in which no arm erred less than"
+        " 13 %."
+    ),
 )
 PATH_SPACE = "G-SGD", "SGD", "Path-SGD"
 # ours, its rival, and their places in PRINTED
@@ -71,7 +77,8 @@ def run(setting: Setting) -> Record:
     names = TASKS[setting.scale]
     arms = [arm for task in names for arm in _arms(task, setting)]
     bars = {
-        task: setting.bars(task, options) for task, options in {arm.base.task: arm.base.options for arm in arms}.items()
+        task: setting.bars(task, options)
+        for task, options in {arm.base.task: arm.base.options for arm in arms}.items()
     }
 
     def claims_of(measured: Sequence[Measured]) -> list[Claim]:
@@ -79,7 +86,10 @@ def run(setting: Setting) -> Record:
         return _claims(names, by, bars)
 
     measured, claims = measure_enough(arms, setting, claims_of)
-    seeds, pairs = max(len(m.outcomes) for m in measured), [(_recipe(names[a.base.task], a.label), a) for a in arms]
+    seeds, pairs = (
+        max(len(m.outcomes) for m in measured),
+        [(_recipe(names[a.base.task], a.label), a) for a in arms],
+    )
     return Record(
         **about("smnist"),
         scale=setting.scale,
@@ -90,7 +100,11 @@ def run(setting: Setting) -> Record:
         ours=_ours(names, measured, bars),
         differs=(
             *listed(pairs, setting, seeds),
-            *(() if setting.scale == "full" else ("The order of arms is comparable, the sizes of errors are not.",)),
+            *(
+                ()
+                if setting.scale == "full"
+                else ("The order of arms is comparable, the sizes of errors are not.",)
+            ),
             *(WIDENED if setting.scale == "fetched" else ()),
             *texts()["smnist"]["remarks"],
         ),
@@ -104,13 +118,22 @@ def run(setting: Setting) -> Record:
 def _arms(task: str, setting: Setting) -> list[Arm]:
     """Return the arms of a data set."""
     if setting.scale == "full":
-        recipes = [(label, init, full_arm(label, _recipe(FULL[task], label), setting)) for label, _, init, _ in ARMS]
-        return [replace(arm, label=label, base=replace(arm.base, init=init)) for label, init, arm in recipes]
+        recipes = [
+            (label, init, full_arm(label, _recipe(FULL[task], label), setting))
+            for label, _, init, _ in ARMS
+        ]
+        return [
+            replace(arm, label=label, base=replace(arm.base, init=init))
+            for label, init, arm in recipes
+        ]
     epochs = setting.budget({"embedded": EPOCHS, "fetched": FETCHED_EPOCHS}[setting.scale])
     base = Trial(task, "sgd", 0.0, 0, epochs, BATCH, options=(("hidden", WIDER.get(task, WIDTH)),))
     if setting.scale == "fetched":
         base = replace(base, schedule="linear", clip=CLIP)
-    return [Arm(label, replace(base, optimizer=kind, init=init), rates) for label, kind, init, rates in ARMS]
+    return [
+        Arm(label, replace(base, optimizer=kind, init=init), rates)
+        for label, kind, init, rates in ARMS
+    ]
 
 
 def _recipe(printed: str, label: str) -> Cell:
@@ -119,12 +142,20 @@ def _recipe(printed: str, label: str) -> Cell:
     return table_cells(f"path-space-table-{1 if name in PATH_SPACE else 7}")[printed, name]
 
 
-def _ours(names: dict[str, str], measured: Sequence[Measured], bars: dict[str, dict[str, float]]) -> Table:
+def _ours(
+    names: dict[str, str], measured: Sequence[Measured], bars: dict[str, dict[str, float]]
+) -> Table:
     rows = []
     for task in names:
         mine = [row(m, PERCENT) for m in measured if m.arm.base.task == task]
-        rows += [(f"{task}: {label}", *rest) for label, *rest in (*mine, *bar_rows(task, bars[task], PERCENT))]
-    return Table(("arm", "learning rate", "validation error in %", "test error in %", "diverged"), tuple(rows))
+        rows += [
+            (f"{task}: {label}", *rest)
+            for label, *rest in (*mine, *bar_rows(task, bars[task], PERCENT))
+        ]
+    return Table(
+        ("arm", "learning rate", "validation error in %", "test error in %", "diverged"),
+        tuple(rows),
+    )
 
 
 def _claims(
@@ -144,7 +175,9 @@ def _claims(
 
 
 def draw(record: Record) -> Figure:
-    """Draw the validation error of every arm against epochs, one panel per data set, as in the paper's Figure 6."""
+    """Draw the validation error of every arm against epochs, one panel per data set, as
+    in the paper's Figure 6.
+    """
     tasks = record.data["tasks"]
     with panels(len(tasks), height=4.0) as (figure, axes):
         for panel, task in zip(axes, tasks, strict=True):
@@ -154,7 +187,9 @@ def draw(record: Record) -> Figure:
                         shown = f"{label}, lr {arm['lr']:g}" if len(tasks) == 1 else label
                         draw_curves(panel, place, shown, arm["valid_metrics"])
             panel.set(title=task, xlabel="epoch", ylabel="validation error", yscale="log")
-            panel.yaxis.set_major_locator(LogLocator(subs=(1.0, 1.2, 1.3, 1.5, 1.7, 2.0, 2.5, 3.0, 4.0, 6.0)))
+            panel.yaxis.set_major_locator(
+                LogLocator(subs=(1.0, 1.2, 1.3, 1.5, 1.7, 2.0, 2.5, 3.0, 4.0, 6.0))
+            )
             panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
             panel.yaxis.set_minor_formatter(FuncFormatter(lambda _value, _: ""))
         legend(figure, axes[0])

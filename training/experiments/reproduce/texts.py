@@ -1,4 +1,6 @@
-"""``language`` and ``translation``: the path-space paper's Figure 4; the Markov-chain paper's Table 1 and Figure 4."""
+"""``language`` and ``translation``: the path-space paper's Figure 4; the Markov-chain
+paper's Table 1 and Figure 4.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,14 @@ NUMBERS: tuple[tuple[str, Any], ...] = (("hidden", 32), ("limit", 600), ("tests"
 Options = tuple[tuple[str, Any], ...]
 LANGUAGE_SCALES: dict[str, tuple[str, int, int, tuple[float, ...], Options]] = {
     "embedded": (
-        "text-characters", 8, 32, (0.03, 0.1, 0.3, 1.0), (("hidden", 32), ("layers", 4), ("limit", 1000)),
+        "text-characters", 8, 32, (0.03, 0.1, 0.3, 1.0),
+        (("hidden", 32), ("layers", 4), ("limit", 1000)),
     ),
     "fetched": ("bible-characters", 2, 32, (0.7, 2.0, 6.0), (("hidden", 128), ("layers", 2))),
 }  # fmt: skip
 
-# label, column of the paper's figure, optimizer; the paper's own has the recurrent modules alone in path space
+# label, column of the paper's figure, optimizer; the paper's own has the recurrent
+# modules alone in path space
 LANGUAGE_ARMS = (
     ("G-SGD", "G-SGD", "recurrent-gsgd"),
     ("G-SGD on all weights", "G-SGD", "gsgd"),
@@ -50,13 +54,17 @@ def language(setting: Setting) -> Record:
         contenders = full_arms("path-space-figure-4", setting)
         pairs = [(cells[place], arm) for place, arm in contenders.items()]
         duels = [
-            PairedComparison(f"{data}: G-SGD needs fewer bits than {other}", f"{data}: G-SGD", f"{data}: {other}")
+            PairedComparison(
+                f"{data}: G-SGD needs fewer bits than {other}", f"{data}: G-SGD", f"{data}: {other}"
+            )
             for data in dict.fromkeys(row for row, _ in contenders)
             for other in ("SGD", "Path-SGD")
         ]
     else:
         task, epochs, batch, rates, options = LANGUAGE_SCALES[setting.scale]
-        base = Trial(task, "sgd", 0, 0, setting.budget(epochs), batch, init="unit-skeleton", options=options)
+        base = Trial(
+            task, "sgd", 0, 0, setting.budget(epochs), batch, init="unit-skeleton", options=options
+        )
         if setting.scale == "fetched":
             base = replace(base, schedule="linear", clip=1.0)
         pairs = [
@@ -65,7 +73,11 @@ def language(setting: Setting) -> Record:
         ]
         duels = [
             PairedComparison(f"{first} needs fewer bits per character than {second}", first, second)
-            for first, second in (("G-SGD", "SGD"), ("G-SGD", "Path-SGD"), ("G-SGD on all weights", "SGD"))
+            for first, second in (
+                ("G-SGD", "SGD"),
+                ("G-SGD", "Path-SGD"),
+                ("G-SGD on all weights", "SGD"),
+            )
         ]
     record, _ = hold(
         setting,
@@ -78,12 +90,15 @@ def language(setting: Setting) -> Record:
 
 
 def translation(setting: Setting) -> Record:
-    """A transformer that translates, without and with the penal connection, and the efficiency of its chain."""
+    """A transformer that translates, without and with the penal connection, and the
+    efficiency of its chain.
+    """
     cells, columns = table_cells("markov-chain-table-1"), ("transformer", "Markov chain")
     if setting.scale == "full":
         contenders = full_arms("markov-chain-table-1", setting)
         pairs = [
-            (cells[place], replace(arm, base=replace(arm.base, efficiency=True))) for place, arm in contenders.items()
+            (cells[place], replace(arm, base=replace(arm.base, efficiency=True)))
+            for place, arm in contenders.items()
         ]
         rows = [f"{row}: " for row in dict.fromkeys(row for row, _ in contenders)]
     else:
@@ -91,7 +106,9 @@ def translation(setting: Setting) -> Record:
         pairs, rows = [], [""]
         for label, tau in zip(columns, (0.0, TAU), strict=True):
             trial = replace(base, tau=tau, efficiency=True)
-            pairs.append((cells["WMT-16 EN/DE (Q)", label], Arm(label, trial, (0.001, 0.002, 0.005, 0.01))))
+            pairs.append(
+                (cells["WMT-16 EN/DE (Q)", label], Arm(label, trial, (0.001, 0.002, 0.005, 0.01)))
+            )
     record, by = hold(
         setting,
         pairs,
@@ -105,13 +122,23 @@ def translation(setting: Setting) -> Record:
     for row in rows:
         plain, penal = (f"{row}{column}" for column in columns)
         bars = setting.bars(by[plain].arm.base.task, by[plain].arm.base.options)
-        errors = [_error(cells[row.removesuffix(": ") or "WMT-16 EN/DE (Q)", column]) for column in columns]
+        errors = [
+            _error(cells[row.removesuffix(": ") or "WMT-16 EN/DE (Q)", column])
+            for column in columns
+        ]
         claims.append(
-            versus(f"{row}the penal connection errs less", by[penal], by[plain], (errors[1], errors[0]), bars)
+            versus(
+                f"{row}the penal connection errs less",
+                by[penal],
+                by[plain],
+                (errors[1], errors[0]),
+                bars,
+            )
         )
         claims.append(
             positive(
-                f"{row}the penal connection makes the chain more efficient (difference after the last epoch)",
+                f"{row}the penal connection makes the chain more efficient (difference after the"
+                " last epoch)",
                 [b - a for a, b in zip(final[plain], final[penal], strict=True)],
                 pattern="+.3f",
             )
@@ -129,7 +156,9 @@ def draw_translation(record: Record) -> Figure:
     """Draw error and efficiency against epochs, as in the paper's Figure 4."""
     with panels(2) as (figure, axes):
         for place, arm in enumerate(record.data["arms"]):
-            scaled = [[None if v is None else 100 * v for v in line] for line in arm["valid_metrics"]]
+            scaled = [
+                [None if v is None else 100 * v for v in line] for line in arm["valid_metrics"]
+            ]
             draw_curves(axes[0], place, arm["label"], scaled)
             draw_curves(axes[1], place, arm["label"], arm["efficiencies"], first=0)
         axes[0].set(title="validation error in %", xlabel="epoch")

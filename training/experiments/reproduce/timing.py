@@ -26,9 +26,13 @@ STEPS = 4
 # Rounds are taken until the mean ratio is known to this, but at least and at most so many.
 PRECISION, LEAST, MOST = 0.01, 8, 2000
 ONE_THREAD = (
-    "One processor thread in place of a GPU; the time is the thread's processor time, without other programs.",
+    (
+        "One processor thread in place of a GPU; the time is the thread's processor time, without"
+        " other programs."
+    ),
 )
-# ours, the paper's column, model, inputs of a batch, the paper's increase for G-SGD, with Path-SGD or not
+# ours, the paper's column, model, inputs of a batch, the paper's increase for
+# G-SGD, with Path-SGD or not
 CASES: tuple[tuple[str, Callable[[], nn.Module], tuple[int, ...], float, bool], ...] = (
     ("s-MNIST-28", lambda: ReluRNN(28, 100, 10), (64, 28, 28), 0.082, True),
     ("s-MNIST-98", lambda: ReluRNN(8, 100, 10), (64, 98, 8), 0.055, True),
@@ -37,7 +41,9 @@ CASES: tuple[tuple[str, Callable[[], nn.Module], tuple[int, ...], float, bool], 
 )
 
 
-def seconds_of_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor, steps: int) -> float:
+def seconds_of_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor, steps: int
+) -> float:
     """Return the processor time of one training step: forward, backward, update.
 
     Args:
@@ -48,11 +54,14 @@ def seconds_of_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: T
 
     Example:
         >>> model = ReluRNN(2, 3, 4)
-        >>> seconds_of_step(model, torch.optim.SGD(model.parameters(), lr=1e-6), torch.zeros(2, 3, 2), 1) > 0
+        >>> seconds_of_step(
+        ...     model, torch.optim.SGD(model.parameters(), lr=1e-6), torch.zeros(2, 3, 2), 1
+        ... ) > 0
         True
     """
     targets = torch.zeros(len(batch), dtype=torch.int64, device=batch.device)
-    # The time of this thread alone: what other programs do on the machine does not count. A GPU has no such clock.
+    # The time of this thread alone: what other programs do on the machine does not count.
+    # A GPU has no such clock.
     clock = time.perf_counter if batch.is_cuda else time.thread_time
     if batch.is_cuda:
         torch.cuda.synchronize(batch.device)
@@ -67,7 +76,9 @@ def seconds_of_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: T
 
 
 def run(setting: Setting) -> Record:
-    """Time the optimizers in turn, round by round, so that other load has the same effect on all of them."""
+    """Time the optimizers in turn, round by round, so that other load has the
+    same effect on all of them.
+    """
     started = time.perf_counter()
     steps, most = setting.budget(STEPS), max(LEAST, setting.budget(MOST))
     data, rows, claims = {}, [], []
@@ -80,10 +91,15 @@ def run(setting: Setting) -> Record:
             increase = [g / s - 1 for g, s in zip(times["G-SGD"], times["SGD"], strict=True)]
             claims.append(
                 positive(
-                    f"{name}: G-SGD costs at most {printed:.1%} more than SGD (margin)", [printed - v for v in increase]
+                    f"{name}: G-SGD costs at most {printed:.1%} more than SGD (margin)",
+                    [printed - v for v in increase],
                 )
             )
-            path = [p / s - 1 for p, s in zip(times["Path-SGD"], times["SGD"], strict=True)] if path_sgd else []
+            path = (
+                [p / s - 1 for p, s in zip(times["Path-SGD"], times["SGD"], strict=True)]
+                if path_sgd
+                else []
+            )
             rows.append(
                 (
                     name,
@@ -97,16 +113,23 @@ def run(setting: Setting) -> Record:
     return Record(
         **about("time"),
         scale=setting.scale,
-        ours=Table(("model", "rounds", "SGD, ms per step", "G-SGD more by", "Path-SGD more by"), tuple(rows)),
+        ours=Table(
+            ("model", "rounds", "SGD, ms per step", "G-SGD more by", "Path-SGD more by"),
+            tuple(rows),
+        ),
         differs=(*(ONE_THREAD if setting.device == "cpu" else ()), *texts()["time"]["remarks"]),
         protocol=(
             *(
                 (f"Steps computed on the device {setting.device}, G-SGD's in fused kernels.",)
                 * (setting.device != "cpu")
             ),
-            f"The optimizers take turns, {steps} steps each in a round. Ratios are computed round by round, and the "
-            "interval is over rounds. A first round is a warm-up and does not count.",
-            f"Rounds were added until the 95 % interval of every ratio was within {PRECISION:.0%} of its mean"
+            (
+                f"The optimizers take turns, {steps} steps each in a round. Ratios are computed"
+                " round by round, and the interval is over rounds. A first round is a warm-up and"
+                " does not count."
+            ),
+            f"Rounds were added until the 95 % interval of every ratio was within {PRECISION:.0%}"
+            " of its mean"
             + (f"; {most} rounds were not enough for {', '.join(wide)}." if wide else "."),
         ),
         claims=judged(judge(claims)),
@@ -115,8 +138,11 @@ def run(setting: Setting) -> Record:
     )
 
 
-def alternate(contenders: Mapping[str, Callable[[], float]], most: int = MOST) -> dict[str, list[float]]:
-    """Let contenders take turns until the ratios of their times to the first one's are known to one percent.
+def alternate(
+    contenders: Mapping[str, Callable[[], float]], most: int = MOST
+) -> dict[str, list[float]]:
+    """Let contenders take turns until the ratios of their times to the first one's
+    are known to one percent.
 
     Other load has the same effect on all of them. The first turn is a warm-up and does not count.
 
@@ -143,9 +169,13 @@ def alternate(contenders: Mapping[str, Callable[[], float]], most: int = MOST) -
 
 
 def _known(times: Mapping[str, Sequence[float]]) -> bool:
-    """Tell whether the mean ratio of every contender to the first lies in an interval of one percent to either side."""
+    """Tell whether the mean ratio of every contender to the first lies in an interval of
+    one percent to either side.
+    """
     first, *others = times.values()
-    ratios = [t_interval([v / base for v, base in zip(values, first, strict=True)]) for values in others]
+    ratios = [
+        t_interval([v / base for v, base in zip(values, first, strict=True)]) for values in others
+    ]
     return all(ratio.half_width <= PRECISION * ratio.mean for ratio in ratios)
 
 
@@ -162,9 +192,13 @@ def _contenders(
         # so small a rate that no network diverges for any random targets
         optimizer: torch.optim.Optimizer
         if name == "G-SGD":
-            optimizer = GSGD(model.named_parameters(), lr=1e-6, skeleton=skeleton, fused=batch.is_cuda or None)
+            optimizer = GSGD(
+                model.named_parameters(), lr=1e-6, skeleton=skeleton, fused=batch.is_cuda or None
+            )
         elif name == "Path-SGD":
-            optimizer = PathSGD(model.named_parameters(), lr=1e-6, model=model, example=(batch[:1],), second=False)
+            optimizer = PathSGD(
+                model.named_parameters(), lr=1e-6, model=model, example=(batch[:1],), second=False
+            )
         else:
             optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
         contenders[name] = partial(seconds_of_step, model, optimizer, batch, steps)
@@ -177,8 +211,17 @@ def draw(record: Record) -> Figure:
         for panel, (name, times) in zip(axes, record.data["times"].items(), strict=True):
             for place, values in enumerate(times.values()):
                 ratios = [v / s for v, s in zip(values, times["SGD"], strict=True)]
-                panel.plot([place] * len(ratios), ratios, linestyle="none", alpha=0.6, markersize=4, **look(place))
-            panel.axhline(1 + record.data["printed"][name], color="black", linewidth=0.8, linestyle="--")
+                panel.plot(
+                    [place] * len(ratios),
+                    ratios,
+                    linestyle="none",
+                    alpha=0.6,
+                    markersize=4,
+                    **look(place),
+                )
+            panel.axhline(
+                1 + record.data["printed"][name], color="black", linewidth=0.8, linestyle="--"
+            )
             panel.set_xticks(range(len(times)), list(times))
             panel.set(title=name, ylabel="time of a step / SGD's")
         return figure

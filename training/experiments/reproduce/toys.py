@@ -1,7 +1,9 @@
-"""``toy`` and ``ideal-direction``: the Markov-chain paper's 28 parameters (Figure 2(b)) and its Figure 5.
+"""``toy`` and ``ideal-direction``: the Markov-chain paper's 28 parameters
+(Figure 2(b)) and its Figure 5.
 
-Many networks are trained side by side as one tensor program: network n is a ``Toy`` with its own weights, learning
-rate, penal strength and data, and the sum of all losses gives each the gradient of its own.
+Many networks are trained side by side as one tensor program: network n is a ``Toy`` with
+its own weights, learning rate, penal strength and data, and the sum of all losses gives
+each the gradient of its own.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ class Toys:
                 made.append(Toy())
         return cls(
             *(
-                torch.stack([getattr(model, name).weight.detach() for model in made]).requires_grad_()
+                torch.stack(
+                    [getattr(model, name).weight.detach() for model in made]
+                ).requires_grad_()
                 for name in ("enter", "middle", "leave")
             )
         )
@@ -102,7 +106,8 @@ def train_toys(
     """Train networks side by side with SGD on fresh points from the square [-1, 1]^2.
 
     Args:
-        seeds: seed of each network: its first weights and its data; networks of one seed meet the same points.
+        seeds: seed of each network: its first weights and its data; networks of one
+            seed meet the same points.
         skip: 1 or 0 for each network.
         tau: penal strength of each, against the mean loss of a batch, as the paper's hook has it.
         lr: learning rate of each.
@@ -122,7 +127,10 @@ def train_toys(
     place = torch.tensor([different.index(seed) for seed in seeds])
     generators = [torch.Generator().manual_seed(seed) for seed in different]
     rates = torch.tensor(lr).view(-1, 1, 1)
-    strength, skips = torch.tensor(tau, dtype=torch.float32), torch.tensor(skip, dtype=torch.float32).view(-1, 1, 1)
+    strength, skips = (
+        torch.tensor(tau, dtype=torch.float32),
+        torch.tensor(skip, dtype=torch.float32).view(-1, 1, 1),
+    )
     block: list[Tensor] = []
     for step in range(steps + 1):
         if look_at is not None and step % every == 0:
@@ -131,7 +139,10 @@ def train_toys(
             break
         if step % every == 0:
             # Points of many steps at once: one call per seed and block.
-            block = list(torch.stack([torch.rand(every, BATCH, 2, generator=g) for g in generators], 1) * 2 - 1)
+            block = list(
+                torch.stack([torch.rand(every, BATCH, 2, generator=g) for g in generators], 1) * 2
+                - 1
+            )
         points = block[step % every][place]
         _, branch, state = toys.chain(points, skips)
         errors = (toys.read(state) - target(points)).square().mean(1)
@@ -160,20 +171,38 @@ def toy(setting: Setting) -> Record:
     """Train the toy without skip, with skip, and with three penal strengths."""
     started = time.perf_counter()
     steps = setting.budget(STEPS)
-    arms = [("plain", 0.0, 0.0), ("skip", 1.0, 0.0), *((f"Markov, tau {tau:g}", 1.0, tau) for tau in TAUS)]
+    arms = [
+        ("plain", 0.0, 0.0),
+        ("skip", 1.0, 0.0),
+        *((f"Markov, tau {tau:g}", 1.0, tau) for tau in TAUS),
+    ]
     with one_thread():
-        tuned = _grid([(label, skip, tau, lr) for label, skip, tau in arms for lr in RATES], TUNING_SEEDS, steps)
-        tables = {label: {lr: float(np.mean(tuned[label, lr][0])) for lr in RATES} for label, *_ in arms}
+        tuned = _grid(
+            [(label, skip, tau, lr) for label, skip, tau in arms for lr in RATES],
+            TUNING_SEEDS,
+            steps,
+        )
+        tables = {
+            label: {lr: float(np.mean(tuned[label, lr][0])) for lr in RATES} for label, *_ in arms
+        }
         best = {label: best_rate(table) for label, table in tables.items()}
         fresh = _grid([(label, skip, tau, best[label]) for label, skip, tau in arms], SEEDS, steps)
     test = {label: fresh[label, best[label]][1] for label, *_ in arms}
     curves = {label: fresh[label, best[label]][2] for label, *_ in arms}
     pairs = [("the skip connection lowers the error of the plain net", "skip", "plain")]
-    pairs += [(f"{label} lowers the error of the skip net", label, "skip") for label, _, tau in arms if tau]
+    pairs += [
+        (f"{label} lowers the error of the skip net", label, "skip")
+        for label, _, tau in arms
+        if tau
+    ]
     claims = [
         positive(
             f"{statement} (log10 of the ratio)",
-            [float(np.log10(b / a)) for a, b in zip(test[ours], test[rival], strict=True) if a < np.inf and b < np.inf],
+            [
+                float(np.log10(b / a))
+                for a, b in zip(test[ours], test[rival], strict=True)
+                if a < np.inf and b < np.inf
+            ],
             pattern="+.2f",
         )
         for statement, ours, rival in pairs
@@ -194,31 +223,56 @@ def toy(setting: Setting) -> Record:
         **about("toy"),
         scale=setting.scale,
         ours=Table(
-            ("arm", "learning rate", "median test error", "log10 of test error", "failed (error above 0.02)"),
+            (
+                "arm",
+                "learning rate",
+                "median test error",
+                "log10 of test error",
+                "failed (error above 0.02)",
+            ),
             tuple(rows),
         ),
-        differs=(*texts()["toy"]["remarks"], f"{steps} SGD steps{', as in the paper' if steps == STEPS else ''}."),
+        differs=(
+            *texts()["toy"]["remarks"],
+            f"{steps} SGD steps{', as in the paper' if steps == STEPS else ''}.",
+        ),
         protocol=(
-            f"Learning rates: {', '.join(f'{lr:g}' for lr in RATES)} for every arm, chosen by "
-            f"{len(TUNING_SEEDS)} tuning "
-            "seeds on points of their own; * marks a choice at the edge.",
-            f"Reported: {len(SEEDS)} fresh seeds. With the same seed, all arms have the same initial weights and "
-            "points. Claims compare logarithms, because a few failed seeds would dominate a mean.",
+            (
+                f"Learning rates: {', '.join(f'{lr:g}' for lr in RATES)} for every arm, chosen by "
+                f"{len(TUNING_SEEDS)} tuning "
+                "seeds on points of their own; * marks a choice at the edge."
+            ),
+            (
+                f"Reported: {len(SEEDS)} fresh seeds. With the same seed, all arms have the same"
+                " initial weights and points. Claims compare logarithms, because a few failed"
+                " seeds would dominate a mean."
+            ),
         ),
         claims=judged(judge(claims)),
-        data={"rates": list(RATES), "best": best, "tuning": _listed(tables), "test": test, "curves": curves},
+        data={
+            "rates": list(RATES),
+            "best": best,
+            "tuning": _listed(tables),
+            "test": test,
+            "curves": curves,
+        },
         seconds=time.perf_counter() - started,
     )
 
 
 def _listed(tables: dict[str, dict[float, float]]) -> dict[str, list[list[float | None]]]:
-    return {label: [[lr, v if np.isfinite(v) else None] for lr, v in table.items()] for label, table in tables.items()}
+    return {
+        label: [[lr, v if np.isfinite(v) else None] for lr, v in table.items()]
+        for label, table in tables.items()
+    }
 
 
 def _grid(
     runs: Sequence[tuple[str, float, float, float]], seeds: Sequence[int], steps: int
 ) -> dict[tuple[str, float], tuple[list[float], list[float], list[list[float | None]]]]:
-    """Train every run with every seed; return validation errors, test errors and curves by label and rate."""
+    """Train every run with every seed; return validation errors, test errors and
+    curves by label and rate.
+    """
     flat = [(label, skip, tau, lr, seed) for label, skip, tau, lr in runs for seed in seeds]
     skips = [skip for _, skip, _, _, _ in flat]
     seen: list[Tensor] = []
@@ -238,7 +292,10 @@ def _grid(
     found = {}
     for i, (label, _, _, lr) in enumerate(runs):
         part = slice(i * len(seeds), (i + 1) * len(seeds))
-        lines = [[float(f"{v:.4g}") if np.isfinite(v) else None for v in line] for line in history[part].tolist()]
+        lines = [
+            [float(f"{v:.4g}") if np.isfinite(v) else None for v in line]
+            for line in history[part].tolist()
+        ]
         found[label, lr] = (valid[part].tolist(), test[part].tolist(), lines)
     return found
 
@@ -255,7 +312,9 @@ def draw_toy(record: Record) -> Figure:
 
 
 def ideal_direction(setting: Setting) -> Record:
-    """Measure how often a step along ``-g`` from a chain state lowers the loss, while the toy trains."""
+    """Measure how often a step along ``-g`` from a chain state lowers the
+    loss, while the toy trains.
+    """
     started = time.perf_counter()
     steps = setting.budget(STEPS)
     seeds = SEEDS[:10]
@@ -281,7 +340,9 @@ def ideal_direction(setting: Setting) -> Record:
                 changes[eta].append(float((after - before).mean()))
 
     with one_thread():
-        train_toys(seeds, [1.0] * len(seeds), [0.0] * len(seeds), [0.05] * len(seeds), steps, measure)
+        train_toys(
+            seeds, [1.0] * len(seeds), [0.0] * len(seeds), [0.05] * len(seeds), steps, measure
+        )
     means = {eta: np.array(shares[eta]).mean(0).tolist() for eta in ETAS}
     claims = [
         positive(
@@ -295,11 +356,17 @@ def ideal_direction(setting: Setting) -> Record:
         scale=setting.scale,
         ours=Table(
             ("eta", "share of situations", "lowest over seeds"),
-            tuple((f"{eta:g}", t_interval(means[eta]).show(".1%"), f"{min(means[eta]):.1%}") for eta in ETAS),
+            tuple(
+                (f"{eta:g}", t_interval(means[eta]).show(".1%"), f"{min(means[eta]):.1%}")
+                for eta in ETAS
+            ),
         ),
         differs=tuple(texts()["ideal-direction"]["remarks"]),
         protocol=(
-            f"{len(seeds)} seeds; {TESTED} points every 100 of {steps} steps, without those whose gradient is zero.",
+            (
+                f"{len(seeds)} seeds; {TESTED} points every 100 of {steps} steps, without those"
+                " whose gradient is zero."
+            ),
             "The interval is over seeds; the value of a seed is the mean over its training.",
         ),
         claims=judged(judge(claims)),

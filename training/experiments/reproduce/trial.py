@@ -20,7 +20,8 @@ from pathspace.training.task import Split, Task
 from pathspace.training.threads import one_thread
 from pathspace.training.trainer import Trainer
 
-# How many validation examples the efficiency of a chain is measured on after each epoch, and how many at a time.
+# How many validation examples the efficiency of a chain is measured on after each
+# epoch, and how many at a time.
 OBSERVED, AT_A_TIME = 64, 500
 # A killed run loses at most this much work.
 CHECKPOINT_SECONDS = 30.0
@@ -49,7 +50,8 @@ class Trial:
         schedule: how the learning rate moves, see :func:`pathspace.training.schedules.schedule`.
         clip: gradients of a larger norm are scaled down to it; ``None`` for no limit.
         decay: weight decay; of path values where the optimizer works on those.
-        augment: how training images are changed, see :func:`pathspace.training.experiments.augment.augmentation`.
+        augment: how training images are changed, see
+            :func:`pathspace.training.experiments.augment.augmentation`.
         precision: of its numbers; one of :data:`pathspace.training.launch.PRECISIONS`.
 
     Example:
@@ -79,11 +81,16 @@ class Trial:
 
     @property
     def key(self) -> str:
-        """A name for the run that no other run has: its settings, its data and the code that decides its end.
+        """A name for the run that no other run has: its settings, its data and the
+        code that decides its end.
 
         The folder of the data is left out, and so are fields that have their default values.
         """
-        told = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        told = {
+            f.name: getattr(self, f.name)
+            for f in fields(self)
+            if getattr(self, f.name) != f.default
+        }
         told["options"] = sorted((k, v) for k, v in self.options if k != "data")
         told |= {"code": code_digest(), "data": data_digest(self.task, self.options)}
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:20]
@@ -103,8 +110,8 @@ class Outcome:
         test_metric: on the test split, ``None`` if nobody looked.
         efficiencies: ``eps'`` before training and after every epoch, empty if nobody looked.
         test_efficiency: ``eps'`` after the last epoch on the test split, ``None`` if nobody looked.
-        test_parts: test metric of each of :data:`PARTS` parts of the test split, empty if nobody looked. Consecutive
-            items stay together: neighbours in a text depend on each other.
+        test_parts: test metric of each of :data:`PARTS` parts of the test split, empty if nobody
+            looked. Consecutive items stay together: neighbours in a text depend on each other.
     """
 
     train_losses: tuple[float, ...]
@@ -125,7 +132,9 @@ class Outcome:
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> Outcome:
         """Read what :meth:`to_dict` wrote."""
-        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in record.items()}
+        values: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in record.items()
+        }
         return cls(**values)
 
 
@@ -134,16 +143,20 @@ def run_trial(trial: Trial, folder: Path | None = None) -> Outcome:
 
     Args:
         trial: what to train.
-        folder: where checkpoints are kept while it runs, and looked for before; ``None`` keeps none.
+        folder: where checkpoints are kept while it runs, and looked for
+            before; ``None`` keeps none.
 
     Returns:
         The outcome.
 
     Raises:
-        InputError: a name in the trial is unknown, its data is missing, or a file cannot be written.
+        InputError: a name in the trial is unknown, its data is missing, or
+            a file cannot be written.
 
     Example:
-        >>> outcome = run_trial(Trial("digits-rows", "sgd", 0.1, 0, 1, options=(("hidden", 4),), test=True))
+        >>> outcome = run_trial(
+        ...     Trial("digits-rows", "sgd", 0.1, 0, 1, options=(("hidden", 4),), test=True)
+        ... )
         >>> len(outcome.valid_losses), outcome.test_metric is None
         (1, False)
     """
@@ -170,7 +183,9 @@ def run_trial(trial: Trial, folder: Path | None = None) -> Outcome:
             watch=probe,
             fabric=make_fabric(trial.device, 1, precision=trial.precision),
         )
-        history = trainer.fit(resume=trainer.checkpoint is not None and trainer.checkpoint.is_file())
+        history = trainer.fit(
+            resume=trainer.checkpoint is not None and trainer.checkpoint.is_file()
+        )
         sound = [record for record in history.records if record.finite]
         looks = trial.test and not history.diverged
         score = trainer.evaluate(task.test) if looks else None
@@ -198,12 +213,16 @@ def cut(split: Split) -> list[Split]:
         >>> [len(part) for part in cut(Split(torch.zeros(30, 2), torch.zeros(30)))][8:12]
         [2, 2, 1, 1]
     """
-    pieces = (tensor.tensor_split(min(PARTS, len(split))) for tensor in (split.inputs, split.targets))
+    pieces = (
+        tensor.tensor_split(min(PARTS, len(split))) for tensor in (split.inputs, split.targets)
+    )
     return [Split(*pair) for pair in zip(*pieces, strict=True)]
 
 
 class _Probe:
-    """Measure ``eps'`` on the same validation examples after every epoch, without the penal connection."""
+    """Measure ``eps'`` on the same validation examples after every epoch,
+    without the penal connection.
+    """
 
     def __init__(self, task: Task, model: Any, trial: Trial) -> None:
         self.task, self.model = task, model
@@ -229,7 +248,9 @@ class _Probe:
         """Return the mean of ``eps'`` over the examples of a split."""
         weight = next(self.model.parameters())
         records = []
-        for inputs, targets in zip(split.inputs.split(AT_A_TIME), split.targets.split(AT_A_TIME), strict=True):
+        for inputs, targets in zip(
+            split.inputs.split(AT_A_TIME), split.targets.split(AT_A_TIME), strict=True
+        ):
             some = inputs.to(weight.device, weight.dtype if inputs.is_floating_point() else None)
             records.append(self.chain.observe(self.task.loss, some, targets.to(weight.device)))
         return ChainRecord.merge(records).mean_efficiency

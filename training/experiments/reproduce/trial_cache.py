@@ -36,14 +36,16 @@ Spread = Callable[[Sequence[Trial], "TrialCache"], Iterator[tuple[Trial, Outcome
 class TrialCache:
     """Outcomes on disk, one JSON file per trial, written aside and renamed.
 
-    A run that is killed at any moment keeps every trial that had ended and the checkpoints of the others; the next one
-    goes on from there. Processes that share the folder, on one machine or on several, share the trials: each is locked
-    by whoever runs it, and the lock of a process that died is free. Files that cannot be read are treated as not
-    there, because the trial can be run again.
+    A run that is killed at any moment keeps every trial that had ended and the checkpoints of
+    the others; the next one goes on from there. Processes that share the folder, on one
+    machine or on several, share the trials: each is locked by whoever runs it, and the lock of
+    a process that died is free. Files that cannot be read are treated as not there, because
+    the trial can be run again.
 
     Args:
         folder: where the files are; ``None`` keeps nothing.
-        journal: a file that gets a line for every trial, and knows those that are in it; ``None`` for none.
+        journal: a file that gets a line for every trial, and knows those that are
+            in it; ``None`` for none.
 
     Attributes:
         origins: what computed the trials that were noted, in their order.
@@ -66,7 +68,9 @@ class TrialCache:
         return None if record is None else Outcome.from_dict(record["outcome"])
 
     def record(self, trial: Trial) -> dict[str, Any] | None:
-        """Return what is kept of a trial: its outcome and its provenance; ``None`` if it has not been run."""
+        """Return what is kept of a trial: its outcome and its provenance;
+        ``None`` if it has not been run.
+        """
         try:
             record = self._known.get(trial.key)
             if record is None:
@@ -142,7 +146,8 @@ class TrialCache:
         return outcome
 
     def note(self, trial: Trial) -> None:
-        """Note what computed a trial that has ended, and append the trial to the journal, unless it is there.
+        """Note what computed a trial that has ended, and append the trial to the
+        journal, unless it is there.
 
         Args:
             trial: what was run.
@@ -153,13 +158,17 @@ class TrialCache:
         record = self.record(trial)
         if record is None:
             return
-        self.origins.append({k: v for k, v in record["provenance"].items() if k not in ("code", "data")})
+        self.origins.append(
+            {k: v for k, v in record["provenance"].items() if k not in ("code", "data")}
+        )
         if self.journal is None or trial.key in self._known:
             return
         try:
             append_lines(self.journal, [record])
         except OSError as error:
-            raise InputError(f"The journal '{self.journal}' cannot be written ({error.strerror}).") from error
+            raise InputError(
+                f"The journal '{self.journal}' cannot be written ({error.strerror})."
+            ) from error
         self._known[trial.key] = record
 
     def _path(self, trial: Trial) -> Path:
@@ -179,11 +188,11 @@ def run_all(
     Args:
         trials: what to run; equal trials are run once.
         cache: what is known already, and where results go as soon as they are there.
-        jobs: processes; each computes on one thread, so the outcomes do not depend on their number. The others do the
-            work of one that is killed.
+        jobs: processes; each computes on one thread, so the outcomes do not depend on their number.
+            The others do the work of one that is killed.
         done: called after each trial, known ones included.
-        elsewhere: runs the unknown trials in place of processes of this machine, keeps them in the cache and yields
-            them as they end.
+        elsewhere: runs the unknown trials in place of processes of this machine, keeps them in the
+            cache and yields them as they end.
 
     Returns:
         One outcome per trial.
@@ -198,7 +207,9 @@ def run_all(
         True
     """
     if jobs < 1:
-        raise InputError(f"Trials need a positive number of processes, found {jobs}; give --jobs 1 or more.")
+        raise InputError(
+            f"Trials need a positive number of processes, found {jobs}; give --jobs 1 or more."
+        )
     found: dict[Trial, Outcome] = {}
     unique = list(dict.fromkeys(trials))
     with tempfile.TemporaryDirectory() as temporary:
@@ -215,7 +226,9 @@ def run_all(
     return [found[trial] for trial in trials]
 
 
-def _processes(waiting: Sequence[Trial], cache: TrialCache, jobs: int) -> Iterator[tuple[Trial, Outcome]]:
+def _processes(
+    waiting: Sequence[Trial], cache: TrialCache, jobs: int
+) -> Iterator[tuple[Trial, Outcome]]:
     """Yield what other processes find, then what is left for this one."""
     # A forked process would inherit the state of torch's threads.
     context = multiprocessing.get_context("spawn")
@@ -228,7 +241,9 @@ def _processes(waiting: Sequence[Trial], cache: TrialCache, jobs: int) -> Iterat
             worker.start()
         while any(worker.is_alive() for worker in workers):
             time.sleep(PAUSE)
-            ended = {trial: outcome for trial in waiting if (outcome := cache.find(trial)) is not None}
+            ended = {
+                trial: outcome for trial in waiting if (outcome := cache.find(trial)) is not None
+            }
             waiting = [trial for trial in waiting if trial not in ended]
             yield from ended.items()
     finally:
@@ -236,7 +251,8 @@ def _processes(waiting: Sequence[Trial], cache: TrialCache, jobs: int) -> Iterat
         for worker in workers:
             worker.terminate()
             worker.join()
-    # All trials without processes, and otherwise those that none of them could end: here their errors are seen.
+    # All trials without processes, and otherwise those that none of them could end:
+    # here their errors are seen.
     yield from _turns(waiting, cache)
 
 

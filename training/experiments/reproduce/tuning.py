@@ -1,7 +1,8 @@
 """The protocol of all arms of an experiment: tune on validation data, then test with new seeds.
 
-The learning rate of an arm is chosen with tuning seeds by the validation metric. Then runs with other seeds, which
-had no part in the choice, are evaluated on the test split. Grid, budget and seeds are the same for all arms.
+The learning rate of an arm is chosen with tuning seeds by the validation metric. Then runs with
+other seeds, which had no part in the choice, are evaluated on the test split. Grid, budget and
+seeds are the same for all arms.
 """
 
 from __future__ import annotations
@@ -59,11 +60,16 @@ class Measured:
     @property
     def tests(self) -> list[float]:
         """Test metric per fresh seed, NaN for one that diverged."""
-        return [math.nan if outcome.test_metric is None else outcome.test_metric for outcome in self.outcomes]
+        return [
+            math.nan if outcome.test_metric is None else outcome.test_metric
+            for outcome in self.outcomes
+        ]
 
     @property
     def parts(self) -> list[tuple[float, ...]]:
-        """Test metric of each part of the test split, per fresh seed; empty for one that diverged."""
+        """Test metric of each part of the test split, per fresh seed;
+        empty for one that diverged.
+        """
         return [outcome.test_parts for outcome in self.outcomes]
 
     @property
@@ -73,7 +79,9 @@ class Measured:
 
     @property
     def edge(self) -> bool:
-        """Whether the chosen rate is the smallest or largest on offer, so that more choice might do better."""
+        """Whether the chosen rate is the smallest or largest on offer, so that
+        more choice might do better.
+        """
         return self.lr in (min(self.arm.rates), max(self.arm.rates))
 
     def to_dict(self) -> dict[str, Any]:
@@ -87,17 +95,29 @@ class Measured:
             "at_edge": self.edge,
             "tuning": plain(list(self.tuning.items())),
             "tests": plain(self.tests),
-            **({"test_parts": [[_short(v) for v in parts] for parts in self.parts]} if any(self.parts) else {}),
+            **(
+                {"test_parts": [[_short(v) for v in parts] for parts in self.parts]}
+                if any(self.parts)
+                else {}
+            ),
             "mean": plain(self.interval.mean),
             "half_width": plain(self.interval.half_width),
-            "valid_metrics": [[_short(v) for v in outcome.valid_metrics] for outcome in self.outcomes],
-            "train_losses": [[_short(v) for v in outcome.train_losses] for outcome in self.outcomes],
-            "efficiencies": [[_short(v) for v in outcome.efficiencies] for outcome in self.outcomes],
+            "valid_metrics": [
+                [_short(v) for v in outcome.valid_metrics] for outcome in self.outcomes
+            ],
+            "train_losses": [
+                [_short(v) for v in outcome.train_losses] for outcome in self.outcomes
+            ],
+            "efficiencies": [
+                [_short(v) for v in outcome.efficiencies] for outcome in self.outcomes
+            ],
             "seconds": self.seconds,
         }
 
 
-def measure(arms: Sequence[Arm], run: Runner, tuning_seeds: Sequence[int], seeds: Sequence[int]) -> list[Measured]:
+def measure(
+    arms: Sequence[Arm], run: Runner, tuning_seeds: Sequence[int], seeds: Sequence[int]
+) -> list[Measured]:
     """Tune and test all arms.
 
     Args:
@@ -110,16 +130,20 @@ def measure(arms: Sequence[Arm], run: Runner, tuning_seeds: Sequence[int], seeds
         One entry per arm.
 
     Example:
-        >>> arm = Arm("SGD", Trial("digits-rows", "sgd", 0, 0, 1, options=(("hidden", 4),)), (0.1, 0.2))
+        >>> arm = Arm(
+        ...     "SGD", Trial("digits-rows", "sgd", 0, 0, 1, options=(("hidden", 4),)), (0.1, 0.2)
+        ... )
         >>> from pathspace.training.experiments.reproduce.trial_cache import TrialCache, run_all
-        >>> only, = measure([arm], lambda trials: run_all(trials, TrialCache(None)), (7,), (0, 1))
+        >>> (only,) = measure([arm], lambda trials: run_all(trials, TrialCache(None)), (7,), (0, 1))
         >>> only.lr in (0.1, 0.2), len(only.tests)
         (True, 2)
     """
     assert not set(tuning_seeds) & set(seeds), "fresh seeds must have no part in the tuning"
     grid = [(arm, rate, seed) for arm in arms for rate in arm.rates for seed in tuning_seeds]
     # Only what is reported is looked at more closely.
-    tuned = run([replace(arm.base, lr=rate, seed=seed, efficiency=False) for arm, rate, seed in grid])
+    tuned = run(
+        [replace(arm.base, lr=rate, seed=seed, efficiency=False) for arm, rate, seed in grid]
+    )
     chosen, tables = [], []
     for arm in arms:
         table = {}
@@ -128,7 +152,11 @@ def measure(arms: Sequence[Arm], run: Runner, tuning_seeds: Sequence[int], seeds
             table[rate] = math.nan if any(o.diverged for o in here) else merit(here)
         tables.append(table)
         chosen.append(best_rate(table))
-    fresh = [replace(a.base, lr=lr, seed=seed, test=True) for a, lr in zip(arms, chosen, strict=True) for seed in seeds]
+    fresh = [
+        replace(a.base, lr=lr, seed=seed, test=True)
+        for a, lr in zip(arms, chosen, strict=True)
+        for seed in seeds
+    ]
     outcomes = run(fresh)
     measured = []
     for i, (arm, lr, table) in enumerate(zip(arms, chosen, tables, strict=True)):
@@ -143,8 +171,8 @@ def measure_enough(
 ) -> tuple[list[Measured], tuple[Claim, ...]]:
     """Tune and test all arms with as many seeds as their claims need, and judge the claims.
 
-    The setting's seeds are the pilot: their spread says how many more decide each claim with a probability of 80 %, at
-    the paper's effect. Every arm gets as many as the claim that needs most.
+    The setting's seeds are the pilot: their spread says how many more decide each claim with a
+    probability of 80 %, at the paper's effect. Every arm gets as many as the claim that needs most.
 
     Args:
         arms: the contenders.
@@ -174,11 +202,12 @@ def versus(
 
     Args:
         statement: the claim.
-        ours: the arm that is claimed to be better. A run of either that diverged counts with the metric that its task
-            calls hopeless.
+        ours: the arm that is claimed to be better. A run of either that diverged counts with the
+            metric that its task calls hopeless.
         rival: the other, on the same task.
         printed: the paper's two figures, in the same order.
-        bars: test metrics of simple means; an arm that is no better than one of them decides nothing.
+        bars: test metrics of simple means; an arm that is no better than one
+            of them decides nothing.
 
     Returns:
         The claim, not yet corrected for others.
@@ -196,10 +225,14 @@ def versus(
 
 
 def _shares(ours: Measured, rival: Measured, failed: float) -> Grid:
-    """Return the rival's metric minus ours, per seed and part of the test split, as shares of the rival's mean."""
+    """Return the rival's metric minus ours, per seed and part of the test split, as
+    shares of the rival's mean.
+    """
     count = max((len(parts) for parts in (*ours.parts, *rival.parts)), default=0)
     first, second = (
-        np.array([o.test_parts or (failed if o.diverged else math.nan,) * count for o in m.outcomes])
+        np.array(
+            [o.test_parts or (failed if o.diverged else math.nan,) * count for o in m.outcomes]
+        )
         for m in (ours, rival)
     )
     scale = abs(float(second.mean())) if second.size else 0.0
@@ -213,7 +246,8 @@ def merit(outcomes: Sequence[Outcome]) -> float:
 
 
 def best_rate(table: dict[float, float]) -> float:
-    """Return the learning rate with the lowest value; a tie goes to the smaller, NaN is chosen last.
+    """Return the learning rate with the lowest value; a tie goes to the
+    smaller, NaN is chosen last.
 
     Example:
         >>> best_rate({0.1: 0.5, 0.2: 0.4, 0.4: float("nan")})

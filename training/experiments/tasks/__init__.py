@@ -1,4 +1,6 @@
-"""Tasks: data, model, loss and metric under one name, so that all optimizers solve the same problem."""
+"""Tasks: data, model, loss and metric under one name, so that all
+optimizers solve the same problem.
+"""
 
 from pathspace.training.experiments.tasks.catalogue import catalogue
 from pathspace.training.experiments.tasks.digits import digits_rows

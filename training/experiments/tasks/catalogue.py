@@ -1,7 +1,8 @@
-"""Translation pairs from gettext message catalogues (.mo files): messages are short sentences of real programs.
+"""Translation pairs from gettext message catalogues (.mo files): messages are short
+sentences of real programs.
 
-``catalogue`` is a task over the German catalogues that ship with Django, where it is installed, or over those of the
-user in ``--data DIR``.
+``catalogue`` is a task over the German catalogues that ship with Django, where it is installed, or
+over those of the user in ``--data DIR``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ Pair = tuple[list[str], list[str]]
 
 
 def read_catalogue(path: Path) -> list[Pair]:
-    """Read the messages of one catalogue and cut them into words; placeholders and marks are words, too.
+    """Read the messages of one catalogue and cut them into words; placeholders
+    and marks are words, too.
 
     Args:
         path: a .mo file.
@@ -38,7 +40,9 @@ def read_catalogue(path: Path) -> list[Pair]:
         with open(path, "rb") as file:
             messages = gettext.GNUTranslations(file)._catalog  # type: ignore[attr-defined]
     except Exception as error:
-        raise InputError(f"The file '{path}' is not a message catalogue, or it is cut off; {HINT}.") from error
+        raise InputError(
+            f"The file '{path}' is not a message catalogue, or it is cut off; {HINT}."
+        ) from error
     pairs = []
     for key, translated in messages.items():
         message = key[0] if isinstance(key, tuple) else key
@@ -48,7 +52,8 @@ def read_catalogue(path: Path) -> list[Pair]:
 
 
 def words_of(message: str) -> list[str]:
-    """Cut a message into lower-case words, placeholders and marks; underscores of menus are left out.
+    """Cut a message into lower-case words, placeholders and marks;
+    underscores of menus are left out.
 
     Example:
         >>> words_of("_Open file %s?")
@@ -68,8 +73,8 @@ def installed() -> list[Path]:
     files = sorted(file for folder in folders for file in Path(folder).glob(INSIDE))
     if not files:
         raise InputError(
-            "Task 'catalogue' found no German catalogues: install Django's with pip install 'pathspace[translation]', "
-            f"or give --data DIR with .mo files of yours; {HINT}."
+            "Task 'catalogue' found no German catalogues: install Django's with pip install"
+            f" 'pathspace[translation]', or give --data DIR with .mo files of yours; {HINT}."
         )
     return files
 
@@ -81,7 +86,9 @@ def given(folder: Path) -> list[Path]:
         InputError: there is no such folder, or no catalogue in it.
     """
     if not folder.is_dir():
-        raise InputError(f"Task 'catalogue' found no folder '{folder}', expected one with .mo files; {HINT}.")
+        raise InputError(
+            f"Task 'catalogue' found no folder '{folder}', expected one with .mo files; {HINT}."
+        )
     files = sorted(folder.glob("*.mo"))
     if not files:
         raise InputError(f"The folder '{folder}' has no .mo file; {HINT}.")
@@ -90,7 +97,11 @@ def given(folder: Path) -> list[Path]:
 
 @register_task("catalogue")
 def catalogue(
-    hidden: int = 64, layers: int = 2, longest: int = 12, limit: int = 20_000, data: str | None = None
+    hidden: int = 64,
+    layers: int = 2,
+    longest: int = 12,
+    limit: int = 20_000,
+    data: str | None = None,
 ) -> Task:
     """Build the task: English messages of programs, translated.
 
@@ -105,18 +116,28 @@ def catalogue(
         The task; a message is in one split only.
 
     Raises:
-        InputError: there is no such folder (without one: no Django), no catalogue in it, or too few messages.
+        InputError: there is no such folder (without one: no Django), no catalogue in
+            it, or too few messages.
     """
     files = installed() if data is None else given(Path(data))
-    unique = {" ".join(first): (first, second) for file in files for first, second in read_catalogue(file)}
-    pairs = [pair for pair in unique.values() if 0 < len(pair[0]) <= longest and 0 < len(pair[1]) < longest]
+    unique = {
+        " ".join(first): (first, second) for file in files for first, second in read_catalogue(file)
+    }
+    pairs = [
+        pair
+        for pair in unique.values()
+        if 0 < len(pair[0]) <= longest and 0 < len(pair[1]) < longest
+    ]
     if len(pairs) < 20:
         where = data or PACKAGE
         raise InputError(
-            f"The catalogues in '{where}' contain {len(pairs)} short messages, expected at least 20; {HINT}."
+            f"The catalogues in '{where}' contain {len(pairs)} short messages, expected at least"
+            f" 20; {HINT}."
         )
     order = np.random.default_rng(0).permutation(len(pairs))[:limit]
     pairs = [pairs[i] for i in order]
     tenth = len(pairs) // 10
     parts = [pairs[2 * tenth :], pairs[:tenth], pairs[tenth : 2 * tenth]]
-    return translation_task("catalogue", "messages of programs, translated", parts, hidden, layers, longest)
+    return translation_task(
+        "catalogue", "messages of programs, translated", parts, hidden, layers, longest
+    )

@@ -1,7 +1,9 @@
-"""Handwritten digits read step by step: ``digits-rows`` (8 steps), ``digits-pixels`` (64), each also permuted.
+"""Handwritten digits read step by step: ``digits-rows`` (8 steps), ``digits-pixels``
+(64), each also permuted.
 
-The sequential image task of the path-space paper at a size that trains in seconds on one core: the 1797
-digits that come with scikit-learn (8 x 8 pixels) in place of MNIST (28 x 28). Nothing is downloaded.
+The sequential image task of the path-space paper at a size that trains in seconds on one
+core: the 1797 digits that come with scikit-learn (8 x 8 pixels) in place of MNIST (28 x
+28). Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -40,8 +42,12 @@ def split_indices() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         [1197, 240, 360]
     """
     labels = load_digits().target
-    rest, test = train_test_split(np.arange(len(labels)), test_size=TEST_SIZE, random_state=SPLIT_SEED, stratify=labels)
-    train, valid = train_test_split(rest, test_size=VALID_SIZE, random_state=SPLIT_SEED, stratify=labels[rest])
+    rest, test = train_test_split(
+        np.arange(len(labels)), test_size=TEST_SIZE, random_state=SPLIT_SEED, stratify=labels
+    )
+    train, valid = train_test_split(
+        rest, test_size=VALID_SIZE, random_state=SPLIT_SEED, stratify=labels[rest]
+    )
     return train, valid, test
 
 
@@ -62,7 +68,8 @@ def _rows_task(name: str, hidden: int, steps: int, permuted: bool) -> Task:
 
 
 def read_in_steps(images: Tensor, steps: int, permuted: bool) -> Tensor:
-    """Cut images into sequences: all pixels in order, or in one fixed random order, ``steps`` equal pieces.
+    """Cut images into sequences: all pixels in order, or in one fixed random
+    order, ``steps`` equal pieces.
 
     Args:
         images: shape (N, Y, X).
@@ -86,7 +93,9 @@ def read_in_steps(images: Tensor, steps: int, permuted: bool) -> Tensor:
     return pixels.view(len(images), steps, -1)
 
 
-def sequence_task(name: str, what: str, parts: Sequence[Split], hidden: int, permuted: bool) -> Task:
+def sequence_task(
+    name: str, what: str, parts: Sequence[Split], hidden: int, permuted: bool
+) -> Task:
     """Build the task of telling ten digits apart with a ReLU RNN that reads them step by step.
 
     Args:
@@ -105,9 +114,9 @@ def sequence_task(name: str, what: str, parts: Sequence[Split], hidden: int, per
     return Task(
         name=name,
         description=(
-            f"{what}{', pixels shuffled by one permutation,' if permuted else ''} read in {steps} steps of "
-            f"{features} pixel{'s' if features > 1 else ''}; "
-            f"{len(train)} training, {len(valid)} validation and {len(test)} test images"
+            f"{what}{', pixels shuffled by one permutation,' if permuted else ''} read in {steps}"
+            f" steps of {features} pixel{'s' if features > 1 else ''}; {len(train)} training,"
+            f" {len(valid)} validation and {len(test)} test images"
         ),
         train=train,
         valid=valid,
@@ -134,7 +143,8 @@ def digits_rows(hidden: int = 100) -> Task:
         InputError: ``hidden`` is not positive.
 
     Reference:
-        Path Space for Recurrent Neural Networks with ReLU Activations, section 5.1 and appendix A.1.
+        Path Space for Recurrent Neural Networks with ReLU Activations,
+        section 5.1 and appendix A.1.
 
     Example:
         >>> task = digits_rows()

@@ -1,4 +1,6 @@
-"""Tasks with data of ``pathspace data fetch``: four with Fashion-MNIST, and ``bible-characters``."""
+"""Tasks with data of ``pathspace data fetch``: four with Fashion-MNIST,
+and ``bible-characters``.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,17 @@ from pathspace.training.experiments.tasks.text import chunks, language_task
 from pathspace.training.task import Split, Task, register_task
 
 
-def fashion_splits(task: str, pool: int = 1, limit: int | None = None, data: str | None = None) -> list[Split]:
-    """Read Fashion-MNIST: images of shape (N, 1, 28 / pool, 28 / pool) to train, to choose and to test.
+def fashion_splits(
+    task: str, pool: int = 1, limit: int | None = None, data: str | None = None
+) -> list[Split]:
+    """Read Fashion-MNIST: images of shape (N, 1, 28 / pool, 28 / pool) to
+    train, to choose and to test.
 
     Args:
         task: who asks, for the error.
         pool: the images are means over squares of ``pool`` x ``pool`` pixels; 2 makes them 14 x 14.
-        limit: at most so many training images, the first ones; validation and test images are all there.
+        limit: at most so many training images, the first ones; validation and
+            test images are all there.
         data: folder with the four files; by default the fetched ones.
 
     Raises:
@@ -36,7 +42,12 @@ def fashion_splits(task: str, pool: int = 1, limit: int | None = None, data: str
 
 
 def _rows(
-    name: str, pool: int, permuted: bool, hidden: int = 100, limit: int | None = None, data: str | None = None
+    name: str,
+    pool: int,
+    permuted: bool,
+    hidden: int = 100,
+    limit: int | None = None,
+    data: str | None = None,
 ) -> Task:
     parts = fashion_splits(name, pool, limit, data)
     cut = [Split(read_in_steps(part.inputs, 28 // pool, permuted), part.targets) for part in parts]
@@ -60,15 +71,18 @@ def fashion_images(
     activity: float = 0.0,
     data: str | None = None,
 ) -> Task:
-    """Build the task: images of clothes, 28 x 28, in one of ten classes, by a convolutional network.
+    """Build the task: images of clothes, 28 x 28, in one of ten classes, by
+    a convolutional network.
 
     Args:
         hidden: channels of the network.
         network: ``recurrent``, ``residual`` or ``resnet``.
         depth: see :func:`pathspace.training.experiments.tasks.images.image_task`.
-        limit: at most so many training images, the first ones; validation and test images are all there.
+        limit: at most so many training images, the first ones; validation and
+            test images are all there.
         pool: the images are means over squares of ``pool`` x ``pool`` pixels; 2 makes them 14 x 14.
-        scale: first value of a learned factor for each channel of the branches of ``resnet``; ``None`` for none.
+        scale: first value of a learned factor for each channel of the branches of
+            ``resnet``; ``None`` for none.
         drop: share of the branches of ``resnet`` that are dropped in a training step.
         activity: strength of a penalty on the squares of the activations of ``resnet``.
         data: folder with the four files; by default the fetched ones.
@@ -78,11 +92,14 @@ def fashion_images(
     """
     parts = fashion_splits("fashion-images", pool, limit, data)
     blocks = settings_of_blocks(scale, drop, activity)
-    return image_task("fashion-images", "Fashion-MNIST", parts, network, hidden, depth, blocks=blocks)
+    return image_task(
+        "fashion-images", "Fashion-MNIST", parts, network, hidden, depth, blocks=blocks
+    )
 
 
 def bible_tokens(folder: Path) -> tuple[list[Tensor], int]:
-    """The characters of the King James Bible as numbers: 90 % to train, 5 % each to choose and to test.
+    """The characters of the King James Bible as numbers: 90 % to train, 5 %
+    each to choose and to test.
 
     Args:
         folder: where the file ``bible.data`` is.
@@ -91,16 +108,24 @@ def bible_tokens(folder: Path) -> tuple[list[Tensor], int]:
         One tensor per part, and the number of characters.
     """
     # without book, chapter and number before the words of each verse
-    verses = [re.sub(r"^\S+:\d+ ", "", line) for line in bible_text(folder / "bible.data").splitlines()[1:]]
+    verses = [
+        re.sub(r"^\S+:\d+ ", "", line)
+        for line in bible_text(folder / "bible.data").splitlines()[1:]
+    ]
     cuts = [int(len(verses) * share) for share in (0.0, 0.9, 0.95, 1.0)]
     return tokens_of(["\n".join(verses[a:b]) for a, b in pairwise(cuts)], words=False)
 
 
 @register_task("bible-characters")
 def bible_characters(
-    hidden: int = 128, layers: int = 2, length: int = 64, limit: int | None = None, data: str | None = None
+    hidden: int = 128,
+    layers: int = 2,
+    length: int = 64,
+    limit: int | None = None,
+    data: str | None = None,
 ) -> Task:
-    """Build the task: the next character of the King James Bible; 90 % to train, 5 % each to choose and to test.
+    """Build the task: the next character of the King James Bible; 90 % to train, 5 %
+    each to choose and to test.
 
     Args:
         hidden: units of every recurrent layer.

@@ -78,14 +78,17 @@ def read_idx(path: Path, hint: str) -> np.ndarray:
     data = read_bytes(path, hint)
     if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in IDX_TYPES or not 1 <= data[3] <= 8:
         found = data[:4].hex(" ") or "missing"
-        raise InputError(f"The file '{path}' is not an idx file: its first four bytes are {found}; {hint}.")
+        raise InputError(
+            f"The file '{path}' is not an idx file: its first four bytes are {found}; {hint}."
+        )
     kind, start = np.dtype(IDX_TYPES[data[2]]), 4 + 4 * data[3]
     lengths = [int(n) for n in np.frombuffer(data[4:start], ">u4")] if len(data) >= start else []
     wanted = start + math.prod(lengths) * kind.itemsize
     if not lengths or len(data) != wanted:
         expected = str(wanted) if lengths else f"at least {start}"
         raise InputError(
-            f"The idx file '{path}' has {len(data)} bytes, expected {expected} for what its header says; {hint}."
+            f"The idx file '{path}' has {len(data)} bytes, expected {expected} for what its header"
+            f" says; {hint}."
         )
     return np.frombuffer(data, kind, offset=start).reshape(lengths).astype(kind.newbyteorder("="))
 
@@ -125,7 +128,9 @@ def read_batch(path: Path, labels: str, hint: str) -> tuple[np.ndarray, np.ndarr
     try:
         # latin1 turns the byte strings of Python 2 into texts without loss.
         batch = _ArraysOnly(io.BytesIO(read_bytes(path, hint)), encoding="latin1").load()
-        batch = {key.decode() if isinstance(key, bytes) else key: value for key, value in batch.items()}
+        batch = {
+            key.decode() if isinstance(key, bytes) else key: value for key, value in batch.items()
+        }
         pixels, found = np.asarray(batch["data"]), np.asarray(batch[labels], dtype=np.int64)
         if pixels.dtype != np.uint8 or pixels.shape != (len(found), 3072):
             raise ValueError
@@ -133,7 +138,8 @@ def read_batch(path: Path, labels: str, hint: str) -> tuple[np.ndarray, np.ndarr
         raise
     except Exception as error:
         raise InputError(
-            f"The file '{path}' is not a python batch with data and {labels}, or it is cut off; {hint}."
+            f"The file '{path}' is not a python batch with data and {labels}, or it is cut off;"
+            f" {hint}."
         ) from error
     return pixels.reshape(-1, 3, 32, 32), found
 
@@ -147,7 +153,9 @@ def read_text(path: Path, hint: str) -> str:
     try:
         text = read_bytes(path, hint).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InputError(f"The file '{path}' is not a text in UTF-8 (byte {error.start}); {hint}.") from error
+        raise InputError(
+            f"The file '{path}' is not a text in UTF-8 (byte {error.start}); {hint}."
+        ) from error
     if not text.strip():
         raise InputError(f"The file '{path}' is empty; {hint}.")
     return text

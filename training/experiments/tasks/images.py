@@ -16,8 +16,12 @@ from pathspace.training.task import Split, Task, error_rate, register_task, seed
 
 # name -> (channels of the images, classes, width, depth) -> model
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
-    "residual": lambda channels, classes, width, depth: ResidualCNN(channels, width, width, classes, depth),
-    "resnet": lambda channels, classes, width, depth, **more: CifarResNet(depth, channels, width, classes, **more),
+    "residual": lambda channels, classes, width, depth: ResidualCNN(
+        channels, width, width, classes, depth
+    ),
+    "resnet": lambda channels, classes, width, depth, **more: CifarResNet(
+        depth, channels, width, classes, **more
+    ),
     "recurrent": lambda channels, classes, width, depth, dropout=0.0: RecurrentCNN(
         channels, width, classes, depth, dropout=dropout
     ),
@@ -62,18 +66,26 @@ def image_task(
     if network not in NETWORKS:
         raise InputError(f"There is no network '{network}'; choose one of: {', '.join(NETWORKS)}.")
     if width < 1 or depth < 1:
-        raise InputError(f"Task '{name}' got hidden = {width} and depth = {depth}; give at least 1 of each.")
+        raise InputError(
+            f"Task '{name}' got hidden = {width} and depth = {depth}; give at least 1 of each."
+        )
     if dropout and network != "recurrent":
-        raise InputError(f"Task '{name}' got dropout = {dropout}, but its network '{network}' has no dropout.")
+        raise InputError(
+            f"Task '{name}' got dropout = {dropout}, but its network '{network}' has no dropout."
+        )
     if blocks and network != "resnet":
-        raise InputError(f"Task '{name}' got {', '.join(blocks)}, but its network '{network}' has none of them.")
+        raise InputError(
+            f"Task '{name}' got {', '.join(blocks)}, but its network '{network}' has none of them."
+        )
     extra = {"dropout": dropout} if dropout else dict(blocks or {})
     train, valid, test = parts
     channels = train.inputs.shape[1]
 
     return Task(
         name=name,
-        description=f"{what}; {len(train)} training, {len(valid)} validation and {len(test)} test images",
+        description=(
+            f"{what}; {len(train)} training, {len(valid)} validation and {len(test)} test images"
+        ),
         train=train,
         valid=valid,
         test=test,
@@ -86,7 +98,8 @@ def image_task(
 
 
 def settings_of_blocks(scale: float | None, drop: float, activity: float) -> dict[str, float]:
-    """The settings of :class:`pathspace.training.experiments.models.cifar_resnet.BasicBlock` that are in use.
+    """The settings of
+    :class:`pathspace.training.experiments.models.cifar_resnet.BasicBlock` that are in use.
 
     Example:
         >>> settings_of_blocks(None, 0.1, 0.0)
@@ -110,8 +123,10 @@ def digits_images(
     Args:
         hidden: channels of the network.
         network: ``residual`` (blocks without norms), ``resnet`` or ``recurrent``.
-        depth: blocks of ``residual``, layers of ``resnet`` (8, 14, 20, ...), recurrent layers of ``recurrent``.
-        scale: first value of a learned factor for each channel of the branches of ``resnet``; ``None`` for none.
+        depth: blocks of ``residual``, layers of ``resnet`` (8, 14, 20, ...), recurrent
+            layers of ``recurrent``.
+        scale: first value of a learned factor for each channel of the branches of
+            ``resnet``; ``None`` for none.
         drop: share of the branches of ``resnet`` that are dropped in a training step.
         activity: strength of a penalty on the squares of the activations of ``resnet``.
 

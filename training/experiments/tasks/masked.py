@@ -1,4 +1,6 @@
-"""``text-masked-words``: guess a hidden word from its neighbours, in real English text; it gives word vectors, too."""
+"""``text-masked-words``: guess a hidden word from its neighbours, in real English text;
+it gives word vectors, too.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,12 @@ SHARES = (0.8, 0.9)
 
 
 class MaskedWords(nn.Module):
-    """One attention of the hidden place on its neighbours: ``x^ = sum_t q_t V x_t``, scores ``E x^``.
+    """One attention of the hidden place on its neighbours: ``x^ = sum_t q_t
+    V x_t``, scores ``E x^``.
 
-    ``q`` is the softmax of ``x_mask Q K x_t``, that is, the mean of the neighbours under a distribution that depends
-    on them. The read-out is the embedding ``E`` itself, so that words with like neighbours get like vectors.
+    ``q`` is the softmax of ``x_mask Q K x_t``, that is, the mean of the neighbours under a
+    distribution that depends on them. The read-out is the embedding ``E`` itself, so that words
+    with like neighbours get like vectors.
 
     Args:
         vocabulary: number of words, the mask included.
@@ -49,7 +53,11 @@ class MaskedWords(nn.Module):
         """Map words of shape (B, places) to scores of the hidden word, shape (B, vocabulary)."""
         states = self.embedding(words) + self.places
         middle = words.shape[1] // 2
-        weights = (self.query(states[:, middle : middle + 1]) @ self.key(states).mT / states.shape[2] ** 0.5).softmax(2)
+        weights = (
+            self.query(states[:, middle : middle + 1])
+            @ self.key(states).mT
+            / states.shape[2] ** 0.5
+        ).softmax(2)
         mean = (weights @ self.value(states)).squeeze(1)
         result: Tensor = mean @ self.embedding.weight.T + self.bias
         return result
@@ -74,7 +82,9 @@ def _words() -> tuple[str, ...]:
 
 
 @register_task("text-masked-words")
-def text_masked_words(hidden: int = 32, words: int = 1000, reach: int = 3, limit: int = 20_000) -> Task:
+def text_masked_words(
+    hidden: int = 32, words: int = 1000, reach: int = 3, limit: int = 20_000
+) -> Task:
     """Build the task: the word in the middle of ``2 reach + 1``, from the others.
 
     Args:
@@ -94,22 +104,31 @@ def text_masked_words(hidden: int = 32, words: int = 1000, reach: int = 3, limit
         >>> task.train.inputs.shape, bool((task.train.inputs[:, 3] == MASK).all())
         (torch.Size([100, 7]), True)
     """
-    for what, value, least in (("hidden", hidden, 1), ("words", words, 3), ("reach", reach, 1), ("limit", limit, 10)):
+    for what, value, least in (
+        ("hidden", hidden, 1),
+        ("words", words, 3),
+        ("reach", reach, 1),
+        ("limit", limit, 10),
+    ):
         if value < least:
-            raise InputError(f"Task 'text-masked-words' got {what} = {value}; give at least {least}.")
+            raise InputError(
+                f"Task 'text-masked-words' got {what} = {value}; give at least {least}."
+            )
     known = vocabulary_of(words)
     place = {word: token for token, word in enumerate(known)}
     tokens = torch.tensor([place.get(word, UNKNOWN) for word in _words()])
     cuts = [0, *(int(len(tokens) * share) for share in SHARES), len(tokens)]
     train, valid, test = (
-        _examples(tokens[cuts[i] : cuts[i + 1]], reach, limit if i == 0 else limit // 10) for i in range(3)
+        _examples(tokens[cuts[i] : cuts[i + 1]], reach, limit if i == 0 else limit // 10)
+        for i in range(3)
     )
 
     return Task(
         name="text-masked-words",
         description=(
-            f"a hidden word of Python's documentation topics, {reach} known on either side, {len(known)} words; "
-            f"{len(train)} training, {len(valid)} validation and {len(test)} test examples"
+            f"a hidden word of Python's documentation topics, {reach} known on either side,"
+            f" {len(known)} words; {len(train)} training, {len(valid)} validation and {len(test)}"
+            " test examples"
         ),
         train=train,
         valid=valid,
@@ -154,8 +173,13 @@ def nearest_words(model: MaskedWords, word: str, count: int = 5) -> list[tuple[s
     """
     known = vocabulary_of(model.embedding.num_embeddings)
     if word not in known[2:]:
-        raise InputError(f"The word '{word}' is not among the {len(known) - 2} that the model knows; try 'function'.")
+        raise InputError(
+            f"The word '{word}' is not among the {len(known) - 2} that the model knows; try"
+            " 'function'."
+        )
     vectors = functional.normalize(model.embedding.weight.detach(), dim=1)
     cosines = vectors @ vectors[known.index(word)]
-    order = [i for i in cosines.argsort(descending=True).tolist() if i > UNKNOWN and known[i] != word][:count]
+    order = [
+        i for i in cosines.argsort(descending=True).tolist() if i > UNKNOWN and known[i] != word
+    ][:count]
     return [(known[i], cosines[i].item()) for i in order]

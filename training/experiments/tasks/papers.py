@@ -1,7 +1,8 @@
 """Tasks with the papers' own data in a folder of the user, ``--data DIR``.
 
-``mnist-28``, ``mnist-98`` and both permuted, ``cifar10``, ``cifar100``, ``ptb``, ``ptb-characters``, ``wikitext-2``,
-``enwik8``, ``wmt16``. Nothing is downloaded; a missing file is one sentence with the place to get it.
+``mnist-28``, ``mnist-98`` and both permuted, ``cifar10``, ``cifar100``, ``ptb``,
+``ptb-characters``, ``wikitext-2``, ``enwik8``, ``wmt16``. Nothing is downloaded; a missing file is
+one sentence with the place to get it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ from torch import Tensor
 
 from pathspace.errors import InputError
 from pathspace.training.experiments.tasks.digits import read_in_steps, sequence_task
-from pathspace.training.experiments.tasks.files import find, read_batch, read_bytes, read_idx, read_text
+from pathspace.training.experiments.tasks.files import (
+    find,
+    read_batch,
+    read_bytes,
+    read_idx,
+    read_text,
+)
 from pathspace.training.experiments.tasks.images import image_task
 from pathspace.training.experiments.tasks.text import chunks, language_task
 from pathspace.training.experiments.tasks.translation import translation_task
@@ -26,7 +33,10 @@ from pathspace.training.task import Split, Task, register_task
 
 MNIST = "MNIST's idx files come from yann.lecun.com/exdb/mnist or its mirrors"
 CIFAR = "the python version of CIFAR comes from www.cs.toronto.edu/~kriz/cifar.html"
-PTB = "the Penn Treebank of Mikolov has ptb.train.txt, ptb.valid.txt and ptb.test.txt (ptb.char.*.txt for characters)"
+PTB = (
+    "the Penn Treebank of Mikolov has ptb.train.txt, ptb.valid.txt and ptb.test.txt (ptb.char.*.txt"
+    " for characters)"
+)
 WIKITEXT = "WikiText-2 has wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens"
 ENWIK8 = "enwik8.zip comes from mattmahoney.net/dc and holds the file enwik8"
 WMT = "put one sentence per line into train.en, train.de, valid.en, valid.de, test.en and test.de"
@@ -36,30 +46,38 @@ HELD_OUT = 12
 
 def _folder(task: str, data: str | None, hint: str) -> Path:
     if data is None:
-        raise InputError(f"Task '{task}' reads data of yours: give its folder with --data DIR; {hint}.")
+        raise InputError(
+            f"Task '{task}' reads data of yours: give its folder with --data DIR; {hint}."
+        )
     return Path(data)
 
 
 def _standardised(train: np.ndarray, *others: np.ndarray) -> list[Tensor]:
     """Subtract mean and divide by standard deviation, per channel, of the training images."""
     axes = (0, 2, 3)
-    mean, std = train.mean(axes, keepdims=True, dtype=np.float64), train.std(axes, keepdims=True, dtype=np.float64)
+    mean, std = (
+        train.mean(axes, keepdims=True, dtype=np.float64),
+        train.std(axes, keepdims=True, dtype=np.float64),
+    )
     std[std == 0] = 1.0
     return [torch.tensor((part - mean) / std, dtype=torch.float32) for part in (train, *others)]
 
 
-def _parts(found: Sequence[np.ndarray], classes: int, folder: Path, hint: str) -> tuple[Split, Split, Split]:
+def _parts(
+    found: Sequence[np.ndarray], classes: int, folder: Path, hint: str
+) -> tuple[Split, Split, Split]:
     """Hold out the last twelfth of the training images; normalise all by the rest."""
     images, labels, test_images, test_labels = found
     for what, given, least in (("training", labels, 2), ("test", test_labels, 1)):
         if len(given) < least:
             raise InputError(
-                f"The folder '{folder}' has too few {what} images: {len(given)}, expected at least {least}; {hint}."
+                f"The folder '{folder}' has too few {what} images: {len(given)}, expected at least"
+                f" {least}; {hint}."
             )
         if not np.isin(given, np.arange(classes)).all():
             raise InputError(
-                f"The {what} labels in '{folder}' go from {given.min()} to {given.max()}, expected whole numbers from "
-                f"0 to {classes - 1}; {hint}."
+                f"The {what} labels in '{folder}' go from {given.min()} to {given.max()}, expected"
+                f" whole numbers from 0 to {classes - 1}; {hint}."
             )
     kept = len(images) - max(1, len(images) // HELD_OUT)
     train, valid, test = _standardised(images[:kept], images[kept:], test_images)
@@ -80,7 +98,8 @@ def mnist_splits(folder: Path) -> tuple[Split, Split, Split]:
         Splits with images of shape (N, 1, Y, X), normalised.
 
     Raises:
-        InputError: a file is missing, damaged, does not belong to the others, or has too few images or labels above 9.
+        InputError: a file is missing, damaged, does not belong to the others, or has too few
+            images or labels above 9.
     """
     found = []
     for part in ("train", "t10k"):
@@ -89,18 +108,22 @@ def mnist_splits(folder: Path) -> tuple[Split, Split, Split]:
         pixels, classes = read_idx(images, MNIST), read_idx(labels, MNIST)
         if pixels.ndim != 3 or classes.ndim != 1 or len(pixels) != len(classes):
             raise InputError(
-                f"The files '{images}' and '{labels}' do not belong together: their shapes are {pixels.shape} and "
-                f"{classes.shape}; {MNIST}."
+                f"The files '{images}' and '{labels}' do not belong together: their shapes are"
+                f" {pixels.shape} and {classes.shape}; {MNIST}."
             )
         found += [pixels[:, None], classes]
     return _parts(found, 10, folder, MNIST)
 
 
-def _mnist(name: str, steps: int, permuted: bool, hidden: int = 100, data: str | None = None) -> Task:
+def _mnist(
+    name: str, steps: int, permuted: bool, hidden: int = 100, data: str | None = None
+) -> Task:
     parts = mnist_splits(_folder(name, data, MNIST))
     pixels = parts[0].inputs[0].numel()
     if pixels % steps:
-        raise InputError(f"Images of {pixels} pixels cannot be read in {steps} equal steps; {MNIST}.")
+        raise InputError(
+            f"Images of {pixels} pixels cannot be read in {steps} equal steps; {MNIST}."
+        )
     cut = [Split(read_in_steps(part.inputs, steps, permuted), part.targets) for part in parts]
     return sequence_task(name, "MNIST", cut, hidden, permuted)
 
@@ -113,7 +136,11 @@ for _steps in (28, 98):
 
 @register_task("mnist-images")
 def mnist_images(
-    hidden: int = 32, network: str = "recurrent", depth: int = 4, dropout: float = 0.0, data: str | None = None
+    hidden: int = 32,
+    network: str = "recurrent",
+    depth: int = 4,
+    dropout: float = 0.0,
+    data: str | None = None,
 ) -> Task:
     """Build the task: MNIST's images by a convolutional network.
 
@@ -149,7 +176,9 @@ def cifar_splits(folder: Path, classes: int) -> tuple[Split, Split, Split]:
     labels = "labels" if classes == 10 else "fine_labels"
     names = [f"data_batch_{i}" for i in range(1, 6)] if classes == 10 else ["train"]
     batches = [read_batch(find(folder, (name,), CIFAR), labels, CIFAR) for name in names]
-    test = read_batch(find(folder, ("test_batch" if classes == 10 else "test",), CIFAR), labels, CIFAR)
+    test = read_batch(
+        find(folder, ("test_batch" if classes == 10 else "test",), CIFAR), labels, CIFAR
+    )
     images, targets = (np.concatenate([batch[i] for batch in batches]) for i in range(2))
     return _parts((images, targets, *test), classes, folder, CIFAR)
 
@@ -179,14 +208,16 @@ def tokens_of(texts: Sequence[str], words: bool) -> tuple[list[Tensor], int]:
         words: tokens are words, with ``<eos>`` at the end of a line, rather than characters.
 
     Returns:
-        One tensor per text, and the size of the vocabulary; tokens the first text does not have become ``<unk>``.
+        One tensor per text, and the size of the vocabulary; tokens the first text does
+        not have become ``<unk>``.
 
     Example:
         >>> [part.tolist() for part in tokens_of(["b a b", "a c"], words=True)[0]]
         [[1, 2, 1, 0], [2, 3, 0]]
     """
     lists = [
-        [t for line in text.splitlines() for t in (*line.split(), "<eos>")] if words else list(text) for text in texts
+        [t for line in text.splitlines() for t in (*line.split(), "<eos>")] if words else list(text)
+        for text in texts
     ]
     unknown = "<unk>"
     frequency = Counter(lists[0])
@@ -194,13 +225,19 @@ def tokens_of(texts: Sequence[str], words: bool) -> tuple[list[Tensor], int]:
     if unknown not in frequency:
         known.append(unknown)
     place = {token: i for i, token in enumerate(known)}
-    return [torch.tensor([place.get(t, place[unknown]) for t in tokens]) for tokens in lists], len(known)
+    return [torch.tensor([place.get(t, place[unknown]) for t in tokens]) for tokens in lists], len(
+        known
+    )
 
 
 # name -> (files of the three splits, words rather than characters, where it comes from)
 CORPORA = {
     "ptb": (("ptb.train.txt", "ptb.valid.txt", "ptb.test.txt"), True, PTB),
-    "ptb-characters": (("ptb.char.train.txt", "ptb.char.valid.txt", "ptb.char.test.txt"), False, PTB),
+    "ptb-characters": (
+        ("ptb.char.train.txt", "ptb.char.valid.txt", "ptb.char.test.txt"),
+        False,
+        PTB,
+    ),
     "wikitext-2": (("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"), True, WIKITEXT),
 }
 
@@ -219,7 +256,9 @@ def _model(hidden: int, layers: int) -> dict[str, float | int]:
     }
 
 
-def _corpus(name: str, hidden: int = 1550, layers: int = 4, length: int = 70, data: str | None = None) -> Task:
+def _corpus(
+    name: str, hidden: int = 1550, layers: int = 4, length: int = 70, data: str | None = None
+) -> Task:
     files, words, hint = CORPORA[name]
     folder = _folder(name, data, hint)
     texts = [read_text(find(folder, (file,), hint), hint) for file in files]
@@ -234,7 +273,8 @@ for _name in CORPORA:
 
 @register_task("enwik8")
 def enwik8(hidden: int = 1550, layers: int = 4, length: int = 100, data: str | None = None) -> Task:
-    """Build the task: the next byte of Wikipedia's first 100 million, 90 % to train, 5 % each to choose and test.
+    """Build the task: the next byte of Wikipedia's first 100 million, 90 % to train, 5 %
+    each to choose and test.
 
     Args:
         hidden: units of every recurrent layer.
@@ -263,7 +303,8 @@ def wmt16(
     reverse: bool = False,
     data: str | None = None,
 ) -> Task:
-    """Build the task: sentences translated between English and German, from text files with a sentence per line.
+    """Build the task: sentences translated between English and German, from text files
+    with a sentence per line.
 
     Args:
         hidden: features of the transformer.
@@ -281,13 +322,16 @@ def wmt16(
     parts = []
     for part in ("train", "valid", "test"):
         paths = [find(folder, (f"{part}.{language}",), WMT) for language in languages]
-        first, second = ([line.split() for line in read_text(path, WMT).splitlines()] for path in paths)
+        first, second = (
+            [line.split() for line in read_text(path, WMT).splitlines()] for path in paths
+        )
         if len(first) != len(second):
             raise InputError(
-                f"The files '{paths[0]}' and '{paths[1]}' have {len(first)} and {len(second)} lines, expected "
-                f"as many in "
-                f"both; {WMT}."
+                f"The files '{paths[0]}' and '{paths[1]}' have {len(first)} and {len(second)}"
+                f" lines, expected as many in both; {WMT}."
             )
         parts.append(list(zip(first, second, strict=True)))
     what = f"WMT-16, {' to '.join(languages)}"
-    return translation_task("wmt16", what, parts, hidden, layers, longest, 32_000, dropout, smoothing)
+    return translation_task(
+        "wmt16", what, parts, hidden, layers, longest, 32_000, dropout, smoothing
+    )

@@ -1,7 +1,7 @@
 """``text-characters``: the next character of real English text, which every Python brings along.
 
-The text is Python's own documentation of its language, the topics that ``help()`` prints; they differ a little between
-versions of Python, and so do figures. Nothing is downloaded.
+The text is Python's own documentation of its language, the topics that ``help()`` prints; they
+differ a little between versions of Python, and so do figures. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ SHARES = (0.8, 0.1, 0.1)
 
 @cache
 def topics_text() -> str:
-    """Return the documentation topics of the running Python as one text: printable ASCII, runs of blanks joined.
+    """Return the documentation topics of the running Python as one text: printable
+    ASCII, runs of blanks joined.
 
     Example:
         >>> "assert" in topics_text()
@@ -59,7 +60,9 @@ def bits(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def perplexity(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return ``exp`` of the cross-entropy, the metric of word models; a mean of batches bounds that of the whole."""
+    """Return ``exp`` of the cross-entropy, the metric of word models; a mean of batches
+    bounds that of the whole.
+    """
     return token_loss(outputs, targets).exp()
 
 
@@ -83,7 +86,10 @@ def chunks(tokens: Tensor, length: int, limit: int | None = None) -> Split:
     """
     count = (len(tokens) - 1) // length
     if count < 1:
-        raise InputError(f"A text of {len(tokens)} tokens is too short for examples of {length}; give a longer text.")
+        raise InputError(
+            f"A text of {len(tokens)} tokens is too short for examples of {length}; give a longer"
+            " text."
+        )
     inputs = tokens[: count * length].view(count, length)
     targets = tokens[1 : count * length + 1].view(count, length)
     if limit is not None and limit < count:
@@ -155,7 +161,12 @@ def text_characters(hidden: int = 64, layers: int = 2, length: int = 32, limit: 
         >>> task.train.inputs.shape, task.metric_name
         (torch.Size([2000, 32]), 'bits')
     """
-    for what, value in (("hidden", hidden), ("layers", layers), ("length", length), ("limit", limit)):
+    for what, value in (
+        ("hidden", hidden),
+        ("layers", layers),
+        ("length", length),
+        ("limit", limit),
+    ):
         if value < 1:
             raise InputError(f"Task 'text-characters' got {what} = {value}; give at least 1.")
     text = topics_text()
@@ -170,4 +181,10 @@ def text_characters(hidden: int = 64, layers: int = 2, length: int = 32, limit: 
         chunks(tokens[second:], length, fifth),
     ]
     model = {"embedding": max(1, hidden // 4), "hidden": hidden, "layers": layers}
-    return language_task("text-characters", "Python's documentation topics", parts, len(alphabet), model)  # type: ignore[arg-type]
+    return language_task(
+        "text-characters",
+        "Python's documentation topics",
+        parts,
+        len(alphabet),
+        model,  # type: ignore[arg-type]
+    )

@@ -1,8 +1,9 @@
 """``number-words``: English numerals in words, translated into German.
 
-The pairs follow the rules of both languages: "four hundred twenty-three" and "vierhundertdreiundzwanzig". They
-are exact, there are as many as one wants, and the task is a real one: words merge, and units come before tens.
-:mod:`pathspace.training.experiments.tasks.catalogue` reads messages of programs.
+The pairs follow the rules of both languages: "four hundred twenty-three" and
+"vierhundertdreiundzwanzig". They are exact, there are as many as one wants, and the task is a real
+one: words merge, and units come before tens. :mod:`pathspace.training.experiments.tasks.catalogue`
+reads messages of programs.
 """
 
 from __future__ import annotations
@@ -68,7 +69,16 @@ _GERMAN = [
     "achtzehn",
     "neunzehn",
 ]
-_GERMAN_TENS = ["zwanzig", "dreißig", "vierzig", "fünfzig", "sechzig", "siebzig", "achtzig", "neunzig"]
+_GERMAN_TENS = [
+    "zwanzig",
+    "dreißig",
+    "vierzig",
+    "fünfzig",
+    "sechzig",
+    "siebzig",
+    "achtzig",
+    "neunzig",
+]
 
 
 def english_words(number: int) -> list[str]:
@@ -79,9 +89,17 @@ def english_words(number: int) -> list[str]:
         ('two thousand forty five', 'one hundred ten')
     """
     if number >= 1000:
-        return [*english_words(number // 1000), "thousand", *(english_words(number % 1000) if number % 1000 else [])]
+        return [
+            *english_words(number // 1000),
+            "thousand",
+            *(english_words(number % 1000) if number % 1000 else []),
+        ]
     if number >= 100:
-        return [_ENGLISH[number // 100], "hundred", *(english_words(number % 100) if number % 100 else [])]
+        return [
+            _ENGLISH[number // 100],
+            "hundred",
+            *(english_words(number % 100) if number % 100 else []),
+        ]
     if number >= 20:
         return [_ENGLISH_TENS[number // 10 - 2], *([_ENGLISH[number % 10]] if number % 10 else [])]
     return [_ENGLISH[number]]
@@ -102,7 +120,11 @@ def german_words(number: int, last: bool = True) -> list[str]:
         rest = german_words(number % 1000, last) if number % 1000 else []
         return [*german_words(number // 1000, last=False), "tausend", *rest]
     if number >= 100:
-        return [_GERMAN[number // 100], "hundert", *(german_words(number % 100, last) if number % 100 else [])]
+        return [
+            _GERMAN[number // 100],
+            "hundert",
+            *(german_words(number % 100, last) if number % 100 else []),
+        ]
     if number >= 20:
         units = [_GERMAN[number % 10], "und"] if number % 10 else []
         return [*units, _GERMAN_TENS[number // 10 - 2]]
@@ -125,7 +147,10 @@ def token_accuracy_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def encode_pairs(
-    pairs: Sequence[tuple[Sequence[str], Sequence[str]]], vocabulary: dict[str, int], source: int, target: int
+    pairs: Sequence[tuple[Sequence[str], Sequence[str]]],
+    vocabulary: dict[str, int],
+    source: int,
+    target: int,
 ) -> Split:
     """Turn pairs of sentences into rows of tokens.
 
@@ -174,23 +199,29 @@ def translation_task(
         width: features of the transformer.
         layers: encoder layers, and decoder layers.
         longest: longest sentence, in words.
-        vocabulary_size: the most frequent words of the training pairs are known, both languages together.
+        vocabulary_size: the most frequent words of the training pairs are known,
+            both languages together.
         dropout: of the transformer.
         smoothing: share of each target that is spread over all tokens in the loss.
 
     Returns:
-        The task; its metric is the share of wrong target tokens, the true ones before them being given.
+        The task; its metric is the share of wrong target tokens, the true ones
+        before them being given.
     """
     frequency: dict[str, int] = {}
     for pair in parts[0]:
         for word in (*pair[0], *pair[1]):
             frequency[word] = frequency.get(word, 0) + 1
-    known = sorted(frequency, key=lambda word: (-frequency[word], word))[: vocabulary_size - len(SPECIAL)]
+    known = sorted(frequency, key=lambda word: (-frequency[word], word))[
+        : vocabulary_size - len(SPECIAL)
+    ]
     vocabulary = {word: token for token, word in enumerate((*SPECIAL, *known))}
     source = min(longest, max(len(pair[0]) for part in parts for pair in part))
     target = min(longest, max(len(pair[1]) for part in parts for pair in part) + 1)
     train, valid, test = (encode_pairs(part, vocabulary, source, target) for part in parts)
-    heads = next(heads for heads in (8, 4, 2, 1) if width % heads == 0 and width // heads >= min(8, width))
+    heads = next(
+        heads for heads in (8, 4, 2, 1) if width % heads == 0 and width // heads >= min(8, width)
+    )
 
     return Task(
         name=name,
@@ -202,7 +233,16 @@ def translation_task(
         valid=valid,
         test=test,
         make_model=seeded(
-            lambda: Translator(len(vocabulary), source, width, heads, 2 * width, layers, max(source, target), dropout)
+            lambda: Translator(
+                len(vocabulary),
+                source,
+                width,
+                heads,
+                2 * width,
+                layers,
+                max(source, target),
+                dropout,
+            )
         ),
         loss=partial(token_loss, smoothing=smoothing),
         metric=token_accuracy_error,
@@ -212,13 +252,16 @@ def translation_task(
 
 
 @register_task("number-words")
-def number_words(hidden: int = 32, layers: int = 1, limit: int = 1200, tests: int | None = None) -> Task:
+def number_words(
+    hidden: int = 32, layers: int = 1, limit: int = 1200, tests: int | None = None
+) -> Task:
     """Build the task: a number below a million in English words, translated into German.
 
     Args:
         hidden: features of the transformer, an even number.
         layers: encoder layers, and decoder layers.
-        limit: training pairs; a quarter as many for validation and test. No number is in two splits.
+        limit: training pairs; a quarter as many for validation and test. No
+            number is in two splits.
         tests: another number of test pairs.
 
     Returns:
@@ -232,17 +275,23 @@ def number_words(hidden: int = 32, layers: int = 1, limit: int = 1200, tests: in
         100
     """
     if hidden < 2 or hidden % 2:
-        raise InputError(f"Task 'number-words' got hidden = {hidden}; give an even number of at least 2.")
+        raise InputError(
+            f"Task 'number-words' got hidden = {hidden}; give an even number of at least 2."
+        )
     if layers < 1 or not 4 <= limit <= 400_000:
         raise InputError(
-            f"Task 'number-words' got layers = {layers} and limit = {limit}; give at least 1 layer and 4 to 400000 "
-            "pairs."
+            f"Task 'number-words' got layers = {layers} and limit = {limit}; give at least 1 layer"
+            " and 4 to 400000 pairs."
         )
     quarter = limit // 4
     tests = quarter if tests is None else tests
     if not 1 <= tests <= 400_000:
         raise InputError(f"Task 'number-words' got tests = {tests}; give 1 to 400000 test pairs.")
-    drawn = np.random.default_rng(SPLIT_SEED).permutation(1_000_000)[: limit + quarter + tests].tolist()
+    drawn = (
+        np.random.default_rng(SPLIT_SEED).permutation(1_000_000)[: limit + quarter + tests].tolist()
+    )
     pairs = [(english_words(number), german_words(number)) for number in drawn]
     parts = [pairs[:limit], pairs[limit : limit + quarter], pairs[limit + quarter :]]
-    return translation_task("number-words", "numbers below a million, English to German", parts, hidden, layers)
+    return translation_task(
+        "number-words", "numbers below a million, English to German", parts, hidden, layers
+    )

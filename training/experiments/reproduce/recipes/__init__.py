@@ -1,13 +1,26 @@
-"""The papers' recipes as data: one file per cell of their tables and figures, and how a run differs from its cell.
+"""The papers' recipes as data: one file per cell of their tables and figures, and how a
+run differs from its cell.
 
 A folder per table holds what its cells share (``shared.toml``) and a file per cell. Every field of
-:data:`~pathspace.training.experiments.reproduce.recipes.cells.FIELDS` has a value; what a paper does not say is
-``unsaid``, and what this library takes there stands apart, under ``fill``.
+:data:`~pathspace.training.experiments.reproduce.recipes.cells.FIELDS` has a value; what a paper
+does not say is ``unsaid``, and what this library takes there stands apart, under ``fill``.
 """
 
-from pathspace.training.experiments.reproduce.recipes.cells import FIELDS, UNSAID, Cell, load_cells, table_cells
+from pathspace.training.experiments.reproduce.recipes.cells import (
+    FIELDS,
+    UNSAID,
+    Cell,
+    load_cells,
+    table_cells,
+)
 from pathspace.training.experiments.reproduce.recipes.compare import describe, differences
-from pathspace.training.experiments.reproduce.recipes.full import full_arm, full_arms, full_trial, listed, runnable
+from pathspace.training.experiments.reproduce.recipes.full import (
+    full_arm,
+    full_arms,
+    full_trial,
+    listed,
+    runnable,
+)
 
 __all__ = [
     "FIELDS",

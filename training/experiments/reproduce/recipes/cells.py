@@ -29,7 +29,8 @@ class Cell:
         row: as printed.
         column: as printed.
         printed: the figures as printed; ``curve`` or ``bar`` where there are none.
-        recipe: a value for every key of :data:`FIELDS`, :data:`UNSAID` where the paper says nothing.
+        recipe: a value for every key of :data:`FIELDS`, :data:`UNSAID`
+            where the paper says nothing.
         fill: what this library takes for what is unsaid.
         ours: how this library runs it: ``task`` and its options, or ``why`` it does not.
         by_reference: fields that the paper gives by naming another paper.
@@ -57,10 +58,14 @@ class Cell:
             for key in keys:
                 expect_known(f"field of the {what} '{self.name}'", key, FIELDS)
         if lacking := [key for key in FIELDS if key not in self.recipe]:
-            raise InputError(f"The recipe '{self.name}' lacks '{lacking[0]}'; give a value, or '{UNSAID}'.")
+            raise InputError(
+                f"The recipe '{self.name}' lacks '{lacking[0]}'; give a value, or '{UNSAID}'."
+            )
 
     def value(self, key: str) -> Any:
-        """Return what the paper says of a field, or what this library takes where it says nothing."""
+        """Return what the paper says of a field, or what this library
+        takes where it says nothing.
+        """
         said = self.recipe[key]
         return self.fill.get(key, UNSAID) if said == UNSAID else said
 
@@ -78,7 +83,9 @@ def load_cells() -> dict[str, Cell]:
         ('1.50 ± 0.03', 400, 'unsaid')
     """
     cells = {}
-    for folder in sorted((entry for entry in ROOT.iterdir() if entry.is_dir()), key=lambda entry: entry.name):
+    for folder in sorted(
+        (entry for entry in ROOT.iterdir() if entry.is_dir()), key=lambda entry: entry.name
+    ):
         files = {file.name: file for file in folder.iterdir() if file.name.endswith(".toml")}
         if "shared.toml" not in files:
             continue
@@ -105,7 +112,11 @@ def table_cells(table: str) -> dict[tuple[str, str], Cell]:
     """
     tables = dict.fromkeys(name.split("/")[0] for name in load_cells())
     expect_known("table", table, tables)
-    return {(cell.row, cell.column): cell for name, cell in load_cells().items() if name.split("/")[0] == table}
+    return {
+        (cell.row, cell.column): cell
+        for name, cell in load_cells().items()
+        if name.split("/")[0] == table
+    }
 
 
 def _cell(name: str, shared: dict[str, Any], own: dict[str, Any]) -> Cell:
@@ -115,4 +126,6 @@ def _cell(name: str, shared: dict[str, Any], own: dict[str, Any]) -> Cell:
     try:
         return Cell(name=name, **plain)
     except TypeError as error:
-        raise InputError(f"The file of the recipe '{name}' lacks a key or has one too many ({error}).") from error
+        raise InputError(
+            f"The file of the recipe '{name}' lacks a key or has one too many ({error})."
+        ) from error

@@ -13,8 +13,8 @@ from pathspace.training.task import task_options
 
 Description = dict[str, Any]
 
-# our optimizer -> the paper's name of it, its momentum, and what is in path space; Adam's decay rates are torch's and
-# G-Adam's own
+# our optimizer -> the paper's name of it, its momentum, and what is in path space; Adam's decay
+# rates are torch's and G-Adam's own
 OPTIMIZERS: dict[str, tuple[str, float | str, str]] = {
     "gsgd": ("G-SGD", 0.0, "all weights"),
     "gmomentum": ("G-SGD", 0.9, "all weights"),
@@ -29,7 +29,13 @@ OPTIMIZERS: dict[str, tuple[str, float | str, str]] = {
 # our task -> its data, in the words of the recipes
 DATA: dict[str, str] = tomllib.loads((ROOT / "data.toml").read_text(encoding="utf-8"))
 # what the language models of the papers' own texts leave out at random
-DROPPED = {"dropout": 0.4, "dropout_inputs": 0.4, "dropout_layers": 0.2, "dropout_words": 0.1, "weight_drop": 0.1}
+DROPPED = {
+    "dropout": 0.4,
+    "dropout_inputs": 0.4,
+    "dropout_layers": 0.2,
+    "dropout_words": 0.1,
+    "weight_drop": 0.1,
+}
 PAPER_TEXTS = ("ptb", "ptb-characters", "wikitext-2", "enwik8")
 SEQUENCE_STEPS = {
     "mnist-28": 28,
@@ -40,7 +46,9 @@ SEQUENCE_STEPS = {
     "digits-pixels": 64,
 }
 COMMON: Description = {
-    **dict.fromkeys(("embedding", "unfold", "normalisation", "carried_state", "sequence_length"), NONE),
+    **dict.fromkeys(
+        ("embedding", "unfold", "normalisation", "carried_state", "sequence_length"), NONE
+    ),
     **dict.fromkeys(("dropout_inputs", "dropout_layers", "dropout_words", "weight_drop"), NONE),
     "dropout": 0.0,
     "smoothing": 0.0,
@@ -57,7 +65,8 @@ def describe(trial: Trial, rates: Sequence[float], seeds: int, tuning_seeds: int
         tuning_seeds: how many choose the rate.
 
     Returns:
-        A value for every key of :data:`~pathspace.training.experiments.reproduce.recipes.cells.FIELDS`.
+        A value for every key of
+        :data:`~pathspace.training.experiments.reproduce.recipes.cells.FIELDS`.
 
     Raises:
         InputError: the trial names a task or an optimizer that is not there.
@@ -98,13 +107,17 @@ def describe(trial: Trial, rates: Sequence[float], seeds: int, tuning_seeds: int
         "path_space": path_space,
         "seeds": seeds,
         "reported": "last epoch",
-        "device": computer + f", numbers in the precision {trial.precision}" * (trial.precision != "32-true"),
+        "device": (
+            computer
+            + f", numbers in the precision {trial.precision}" * (trial.precision != "32-true")
+        ),
     }
     return {key: run[key] for key in FIELDS}
 
 
 def differences(cell: Cell, run: Mapping[str, Any]) -> tuple[str, ...]:
-    """List the differences between a run and a recipe, and the fields that the recipe does not state.
+    """List the differences between a run and a recipe, and the fields that
+    the recipe does not state.
 
     Args:
         cell: the recipe.
@@ -184,8 +197,8 @@ def _images(_: str, options: Mapping[str, Any]) -> Description:
         "residual": ("residual blocks", depth, NONE, NONE),
     }[network]
     dropout = options.get("dropout", 0.0)
-    return {"model": model, "width": options["hidden"], "layers": layers, "unfold": unfold, "normalisation": norm,
-            "dropout": dropout}  # fmt: skip
+    return {"model": model, "width": options["hidden"], "layers": layers, "unfold": unfold,
+            "normalisation": norm, "dropout": dropout}  # fmt: skip
 
 
 def _translation(task: str, options: Mapping[str, Any]) -> Description:
@@ -200,12 +213,18 @@ def _translation(task: str, options: Mapping[str, Any]) -> Description:
         "smoothing": options.get("smoothing", 0.0),
     }
     if task == "wmt16":
-        said["data"] = f"WMT-16 news, {'German to English' if options['reverse'] else 'English to German'}"
+        said["data"] = (
+            f"WMT-16 news, {'German to English' if options['reverse'] else 'English to German'}"
+        )
     return said
 
 
 def _other(task: str, options: Mapping[str, Any]) -> Description:
-    return {"model": f"that of the task {task}", "width": options.get("hidden", UNSAID), "layers": UNSAID}
+    return {
+        "model": f"that of the task {task}",
+        "width": options.get("hidden", UNSAID),
+        "layers": UNSAID,
+    }
 
 
 def _family(task: str) -> Callable[[str, Mapping[str, Any]], Description]:

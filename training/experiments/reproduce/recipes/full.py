@@ -10,7 +10,11 @@ from typing import Any
 from pathspace.errors import InputError
 from pathspace.training.experiments.reproduce.experiment import Setting
 from pathspace.training.experiments.reproduce.recipes.cells import NONE, UNSAID, Cell, table_cells
-from pathspace.training.experiments.reproduce.recipes.compare import OPTIMIZERS, describe, differences
+from pathspace.training.experiments.reproduce.recipes.compare import (
+    OPTIMIZERS,
+    describe,
+    differences,
+)
 from pathspace.training.experiments.reproduce.trial import Trial
 from pathspace.training.experiments.reproduce.tuning import Arm
 from pathspace.training.task import task_options
@@ -54,8 +58,8 @@ def full_trial(cell: Cell, data: Path | str | None = None) -> Trial:
     kinds = [kind for kind, known in OPTIMIZERS.items() if known == wanted]
     if not kinds:
         raise InputError(
-            f"The cell '{cell.name}' needs {wanted[0]} with momentum {wanted[1]} and {wanted[2]} in path space, "
-            "which the trainer does not have."
+            f"The cell '{cell.name}' needs {wanted[0]} with momentum {wanted[1]} and {wanted[2]} in"
+            " path space, which the trainer does not have."
         )
     schedule, epochs = cell.value("schedule"), cell.value("epochs")
     if schedule in ("cosine", "inverse-root"):
@@ -91,7 +95,9 @@ def full_arm(label: str, cell: Cell, setting: Setting) -> Arm:
         InputError: this library cannot train it.
     """
     trial = full_trial(cell, setting.data)
-    return Arm(label, replace(trial, epochs=setting.budget(trial.epochs)), tuple(cell.value("rates")))
+    return Arm(
+        label, replace(trial, epochs=setting.budget(trial.epochs)), tuple(cell.value("rates"))
+    )
 
 
 def full_arms(table: str, setting: Setting) -> dict[tuple[str, str], Arm]:
@@ -105,13 +111,21 @@ def full_arms(table: str, setting: Setting) -> dict[tuple[str, str], Arm]:
         InputError: it can train none of them.
     """
     cells = table_cells(table)
-    arms = {place: full_arm(": ".join(place), cell, setting) for place, cell in cells.items() if not runnable(cell)}
+    arms = {
+        place: full_arm(": ".join(place), cell, setting)
+        for place, cell in cells.items()
+        if not runnable(cell)
+    }
     if not arms:
-        raise InputError(f"No cell of {table} can be trained here: {runnable(next(iter(cells.values())))}")
+        raise InputError(
+            f"No cell of {table} can be trained here: {runnable(next(iter(cells.values())))}"
+        )
     return arms
 
 
-def listed(pairs: Sequence[tuple[Cell, Arm]], setting: Setting, seeds: int | None = None) -> tuple[str, ...]:
+def listed(
+    pairs: Sequence[tuple[Cell, Arm]], setting: Setting, seeds: int | None = None
+) -> tuple[str, ...]:
     """List the differences between contenders and their recipes, first those of all contenders.
 
     Args:
@@ -120,7 +134,8 @@ def listed(pairs: Sequence[tuple[Cell, Arm]], setting: Setting, seeds: int | Non
         seeds: how many were reported in the end.
 
     Returns:
-        One sentence per field that differs, with the contenders' names where it does not hold for all.
+        One sentence per field that differs, with the contenders' names where
+        it does not hold for all.
     """
     found: dict[str, list[str]] = {}
     for cell, arm in pairs:
@@ -129,7 +144,10 @@ def listed(pairs: Sequence[tuple[Cell, Arm]], setting: Setting, seeds: int | Non
         for line in differences(cell, run):
             found.setdefault(line, []).append(arm.label)
     common = [line for line, labels in found.items() if len(labels) == len(pairs)]
-    return (*common, *(f"{line} ({'; '.join(labels)})" for line, labels in found.items() if line not in common))
+    return (
+        *common,
+        *(f"{line} ({'; '.join(labels)})" for line, labels in found.items() if line not in common),
+    )
 
 
 def _options(cell: Cell, data: Path | str | None) -> tuple[tuple[str, Any], ...]:
@@ -151,4 +169,6 @@ def _options(cell: Cell, data: Path | str | None) -> tuple[tuple[str, Any], ...]
     }
     known = task_options(task)
     # the options of text models that are the paper's already are no options of their tasks
-    return tuple((key, value) for key, value in given.items() if key in known and known[key] != value)
+    return tuple(
+        (key, value) for key, value in given.items() if key in known and known[key] != value
+    )

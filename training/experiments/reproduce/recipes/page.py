@@ -1,4 +1,6 @@
-"""The page of the papers' recipes: what each table says, what it leaves open, and what is done about it."""
+"""The page of the papers' recipes: what each table says, what it leaves open,
+and what is done about it.
+"""
 
 from __future__ import annotations
 
@@ -54,8 +56,15 @@ def _section(table: str) -> str:
     # the longer side goes down
     turned = len(columns) > len(rows)
     down, across = (columns, rows) if turned else (rows, columns)
-    printed = [[one, *(_printed(cells, (other, one) if turned else (one, other)) for other in across)] for one in down]
-    parts = [f"## {first.place} of *{first.paper}*\n", f"Printed: {first.metric}.\n", _table(["", *across], printed)]
+    printed = [
+        [one, *(_printed(cells, (other, one) if turned else (one, other)) for other in across)]
+        for one in down
+    ]
+    parts = [
+        f"## {first.place} of *{first.paper}*\n",
+        f"Printed: {first.metric}.\n",
+        _table(["", *across], printed),
+    ]
     fields = [row for key in FIELDS if (row := _field(key, list(cells.values()))) is not None]
     parts.append(_table(["field", "the paper", "--scale full"], fields))
     if first.by_reference:
@@ -94,7 +103,12 @@ def _left(table: str, cells: dict[tuple[str, str], Cell]) -> list[str]:
     arms = full_arms(table, setting)
     lines = listed([(cells[place], arm) for place, arm in arms.items()], setting)
     differ = [line.split(" (")[0] for line in lines if " in place of " in line]
-    return [*parts, "What `--scale full` does otherwise:\n", *(f"* {line}" for line in dict.fromkeys(differ)), ""]
+    return [
+        *parts,
+        "What `--scale full` does otherwise:\n",
+        *(f"* {line}" for line in dict.fromkeys(differ)),
+        "",
+    ]
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

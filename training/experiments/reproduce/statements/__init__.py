@@ -1,11 +1,25 @@
-"""Every statement of the three documents: where it is, what it says, the verdict on it, and the evidence.
+"""Every statement of the three documents: where it is, what it says, the
+verdict on it, and the evidence.
 
-The statements are data, one TOML file per document (``registry``). Verdicts on experiments are not among them: they are
-read from records of experiments and from measured figures (``evidence``). The page is written from both.
+The statements are data, one TOML file per document (``registry``). Verdicts on experiments are not
+among them: they are read from records of experiments and from measured figures (``evidence``). The
+page is written from both.
 """
 
 from pathspace.training.experiments.reproduce.statements.evidence import Judged, judge_all
 from pathspace.training.experiments.reproduce.statements.page import render, write_statements
-from pathspace.training.experiments.reproduce.statements.registry import Statement, load_statements, missing
+from pathspace.training.experiments.reproduce.statements.registry import (
+    Statement,
+    load_statements,
+    missing,
+)
 
-__all__ = ["Judged", "Statement", "judge_all", "load_statements", "missing", "render", "write_statements"]
+__all__ = [
+    "Judged",
+    "Statement",
+    "judge_all",
+    "load_statements",
+    "missing",
+    "render",
+    "write_statements",
+]

@@ -1,4 +1,6 @@
-"""Verdicts that are computed: from the records of experiments, and from figures of trained networks."""
+"""Verdicts that are computed: from the records of experiments, and from
+figures of trained networks.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from pathspace.training.experiments.reproduce.holm import seeds_needed
 from pathspace.training.experiments.reproduce.record import Record
 from pathspace.training.experiments.reproduce.statements.registry import Statement, Verdict
 
-# what the judge of experiments says -> what it says of a statement; a difference that does not matter is none
+# what the judge of experiments says -> what it says of a statement; a difference
+# that does not matter is none
 OF_CLAIMS: dict[str, Verdict] = {
     "better": "true",
     "worse": "false",
@@ -43,13 +46,16 @@ class Judged:
     detail: str
 
 
-def judge_all(statements: Iterable[Statement], records: Path, figures: Path | None = None) -> list[Judged]:
+def judge_all(
+    statements: Iterable[Statement], records: Path, figures: Path | None = None
+) -> list[Judged]:
     """Give every statement its verdict.
 
     Args:
         statements: the statements.
         records: folder with the records of ``pathspace reproduce``.
-        figures: figures of trained networks; by default ``data/markov.json`` beside the folder of records.
+        figures: figures of trained networks; by default ``data/markov.json``
+            beside the folder of records.
 
     Returns:
         One entry per statement, in order.
@@ -76,7 +82,8 @@ def judge_all(statements: Iterable[Statement], records: Path, figures: Path | No
 
 
 def together(verdicts: Sequence[Verdict]) -> Verdict:
-    """Return the verdict on a statement that holds where all its parts do: one that fails refutes it.
+    """Return the verdict on a statement that holds where all its parts do:
+    one that fails refutes it.
 
     Example:
         >>> together(["true", "undecided"]), together(["undecided", "false"]), together([])
@@ -95,13 +102,19 @@ def _by_record(statement: Statement, record: Record | None) -> Judged:
         and not (statement.without and statement.without in claim["statement"])
     ]
     if record is None or not claims:
-        return Judged(statement, "not tried", f"There is no record of it here; {statement.command} makes one.")
+        return Judged(
+            statement, "not tried", f"There is no record of it here; {statement.command} makes one."
+        )
     meaning = TURNED if statement.reversed else OF_CLAIMS
-    # where no arm beats simple means, a claim says nothing of the statement, unless it is all there is
+    # where no arm beats simple means, a claim says nothing of the statement,
+    # unless it is all there is
     telling = [claim for claim in claims if not claim["nothing"]] or claims
     verdicts = [meaning[claim["verdict"]] for claim in telling]
     scale = "" if record.scale == "full" else " On a stand-in for the document's data and models."
-    parts = [f"{claim['statement']}: {claim['nothing'] or claim['verdict']}{_repetitions(claim)}" for claim in claims]
+    parts = [
+        f"{claim['statement']}: {claim['nothing'] or claim['verdict']}{_repetitions(claim)}"
+        for claim in claims
+    ]
     return Judged(statement, together(verdicts), f"{'; '.join(parts)}.{scale}")
 
 
@@ -113,22 +126,33 @@ def _repetitions(claim: Mapping[str, Any]) -> str:
 def _by_figures(statement: Statement, figures: Figures | None) -> Judged:
     expect_known("rule", statement.measured, RULES)
     if figures is None:
-        return Judged(statement, "not tried", f"There are no figures here; {statement.command} measures them.")
+        return Judged(
+            statement, "not tried", f"There are no figures here; {statement.command} measures them."
+        )
     by_net = by_network(RULES[statement.measured], figures)
     verdicts = {name: sign(values) if values else "false" for name, values in by_net.items()}
-    parts = [f"{name}: {verdict}{_seeds(by_net[name], verdict)}" for name, verdict in verdicts.items()]
+    parts = [
+        f"{name}: {verdict}{_seeds(by_net[name], verdict)}" for name, verdict in verdicts.items()
+    ]
     data = figures.get("data", "digits")
     return Judged(
-        statement, together(list(verdicts.values())), f"By network: {', '.join(parts)}. Small networks on {data}."
+        statement,
+        together(list(verdicts.values())),
+        f"By network: {', '.join(parts)}. Small networks on {data}.",
     )
 
 
 def by_network(rule: Rule, figures: Figures) -> dict[str, list[float]]:
-    """Apply a rule to the runs of each network: without the penal connection, and with it, seed by seed."""
+    """Apply a rule to the runs of each network: without the penal connection,
+    and with it, seed by seed.
+    """
     names = dict.fromkeys(row["network"] for row in figures["rows"])
     return {
         name: rule(
-            *([row for row in figures["rows"] if (row["network"], row["tau"]) == (name, tau)] for tau in (0.0, TAU))
+            *(
+                [row for row in figures["rows"] if (row["network"], row["tau"]) == (name, tau)]
+                for tau in (0.0, TAU)
+            )
         )
         for name in names
     }
@@ -158,10 +182,12 @@ def _difference(key: str) -> Rule:
     return lambda plain, penal: [b[key] - a[key] for a, b in zip(plain, penal, strict=True)]
 
 
-# Each rule: runs without and with the penal connection -> one value per seed, positive if the statement is true; none
-# where there is nothing to test, and the statement is false.
+# Each rule: runs without and with the penal connection -> one value per seed, positive if the
+# statement is true; none where there is nothing to test, and the statement is false.
 RULES: dict[str, Rule] = {
-    "gradients_are_long": lambda plain, _: [row["trained"]["gradient_above_one"] - 0.5 for row in plain],
+    "gradients_are_long": lambda plain, _: [
+        row["trained"]["gradient_above_one"] - 0.5 for row in plain
+    ],
     "raises_efficiency": _difference("efficiency"),
     "generalises": _difference("accuracy"),
     "efficient_without_help": lambda plain, _: [row["efficiency"] for row in plain],

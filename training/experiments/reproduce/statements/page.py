@@ -70,14 +70,19 @@ def render(judged: Sequence[Judged], records: Path) -> str:
     if judged:
         parts.append(_summary(judged))
     for document in dict.fromkeys(one.statement.document for one in judged):
-        parts.append(f"\n## {document}\n\n| statement | verdict | evidence |\n| --- | --- | --- |\n")
+        parts.append(
+            f"\n## {document}\n\n| statement | verdict | evidence |\n| --- | --- | --- |\n"
+        )
         parts += [_row(one) for one in judged if one.statement.document == document]
     return "".join(parts)
 
 
 def _summary(judged: Sequence[Judged]) -> str:
     documents = dict.fromkeys(one.statement.document for one in judged)
-    lines = [markdown_row(["document", *SHOWN.values()]), markdown_row(["---", *["---:"] * len(SHOWN)])]
+    lines = [
+        markdown_row(["document", *SHOWN.values()]),
+        markdown_row(["---", *["---:"] * len(SHOWN)]),
+    ]
     for name in documents:
         found = counts(one for one in judged if one.statement.document == name)
         lines.append(markdown_row([name, *map(str, found.values())]))
@@ -87,9 +92,14 @@ def _summary(judged: Sequence[Judged]) -> str:
 def _row(one: Judged) -> str:
     statement = one.statement
     what = f"**{statement.id}** ({statement.source}) {statement.says}"
-    links = [f"[{Path(page).name.partition('#')[0]}]({page.removeprefix('docs/')})" for page in statement.pages]
+    links = [
+        f"[{Path(page).name.partition('#')[0]}]({page.removeprefix('docs/')})"
+        for page in statement.pages
+    ]
     links += [f"[{Path(file).name}]({file.removeprefix('docs/')})" for file in statement.files]
-    links += [f"[record](reproduction.md#{statement.record})"] * bool(statement.record and one.verdict != "not tried")
+    links += [f"[record](reproduction.md#{statement.record})"] * bool(
+        statement.record and one.verdict != "not tried"
+    )
     command = f"`{statement.command}`" if statement.command else ""
     evidence = " ".join(filter(None, (one.detail, *links, command)))
     return markdown_row([what, f"**{SHOWN[one.verdict]}**", evidence]) + "\n"
@@ -97,8 +107,12 @@ def _row(one: Judged) -> str:
 
 def show_statements(judged: Sequence[Judged], console: Console) -> None:
     """Print a line per statement, and how many there are of each verdict."""
-    table = Table("id", "statement", "verdict", title="Statements of the documents", title_justify="left")
+    table = Table(
+        "id", "statement", "verdict", title="Statements of the documents", title_justify="left"
+    )
     for one in judged:
         table.add_row(one.statement.id, one.statement.says, SHOWN[one.verdict])
     console.print(table)
-    console.print(", ".join(f"{count} {SHOWN[verdict]}" for verdict, count in counts(judged).items()) + ".")
+    console.print(
+        ", ".join(f"{count} {SHOWN[verdict]}" for verdict, count in counts(judged).items()) + "."
+    )

@@ -23,13 +23,15 @@ Verdict = Literal["true", "changed", "false", "undecided", "not tried"]
 class Statement:
     """One statement of a document.
 
-    Either ``verdict`` stands in the file, or the verdict is computed: from the judged claims of a ``record`` whose text
-    contains ``claims``, or from figures of trained networks by the rule named ``measured``.
+    Either ``verdict`` stands in the file, or the verdict is computed: from the judged claims
+    of a ``record`` whose text contains ``claims``, or from figures of trained networks by the
+    rule named ``measured``.
 
     Args:
         document: title of the document.
         id: names it; the first letter is that of the document.
-        kind: ``theory``, ``formula``, ``experiment`` or ``background`` (history, opinions, analogies).
+        kind: ``theory``, ``formula``, ``experiment`` or ``background``
+            (history, opinions, analogies).
         source: section, equation, table or figure.
         says: the statement, in our words.
         verdict: ``changed`` is true with a changed statement.
@@ -42,7 +44,8 @@ class Statement:
         claims: part of the text of that experiment's claims.
         without: claims with this text are left out.
         reversed: the statement says the opposite of these claims.
-        measured: a rule of :data:`~pathspace.training.experiments.reproduce.statements.evidence.RULES`.
+        measured: a rule of
+            :data:`~pathspace.training.experiments.reproduce.statements.evidence.RULES`.
 
     Raises:
         InputError: a key has a value it cannot have, or lacks the one that its verdict needs.
@@ -69,19 +72,35 @@ class Statement:
         def expect(right: bool, what: str) -> None:
             if not right:
                 raise InputError(
-                    f"The statement '{self.id}' {what}; see pathspace.training.experiments.reproduce.statements."
+                    f"The statement '{self.id}' {what}; see"
+                    " pathspace.training.experiments.reproduce.statements."
                 )
 
-        expect(self.kind in get_args(Kind), f"is of kind '{self.kind}', expected one of {', '.join(get_args(Kind))}")
+        expect(
+            self.kind in get_args(Kind),
+            f"is of kind '{self.kind}', expected one of {', '.join(get_args(Kind))}",
+        )
         found = [what for what in (self.verdict, self.record, self.measured) if what]
         expect(len(found) == 1, f"has {len(found)} of verdict, record and measured, expected one")
         if self.verdict is None:
             return
-        expect(self.verdict in get_args(Verdict), f"has the verdict '{self.verdict}', expected {get_args(Verdict)}")
-        expect(bool(self.right) == (self.verdict in ("changed", "false")), "needs 'right' if it is changed or false")
-        expect(bool(self.why) == (self.verdict in ("undecided", "not tried")), "needs 'why' if it is not decided")
+        expect(
+            self.verdict in get_args(Verdict),
+            f"has the verdict '{self.verdict}', expected {get_args(Verdict)}",
+        )
+        expect(
+            bool(self.right) == (self.verdict in ("changed", "false")),
+            "needs 'right' if it is changed or false",
+        )
+        expect(
+            bool(self.why) == (self.verdict in ("undecided", "not tried")),
+            "needs 'why' if it is not decided",
+        )
         evidence = bool(self.tests or self.files or self.pages)
-        expect(evidence != bool(self.why), "needs tests, files or pages if it is decided, and none if not")
+        expect(
+            evidence != bool(self.why),
+            "needs tests, files or pages if it is decided, and none if not",
+        )
 
     @property
     def command(self) -> str:
@@ -93,7 +112,11 @@ class Statement:
         if self.tests:
             return f"python -m pytest {' '.join(self.tests)}"
         pages = {Path(page.split("#")[0]).stem for page in self.pages}
-        return f"python -m pytest tests/test_docs.py -k '{' or '.join(sorted(pages))}'" if pages else ""
+        return (
+            f"python -m pytest tests/test_docs.py -k '{' or '.join(sorted(pages))}'"
+            if pages
+            else ""
+        )
 
 
 def read_statements(content: Mapping[str, Any]) -> Iterator[Statement]:
@@ -110,7 +133,8 @@ def read_statements(content: Mapping[str, Any]) -> Iterator[Statement]:
         name = entry.get("id", "without an id")
         if strange := sorted(entry.keys() - known):
             raise InputError(
-                f"The statement '{name}' has the key '{strange[0]}', expected: {', '.join(sorted(known))}."
+                f"The statement '{name}' has the key '{strange[0]}', expected:"
+                f" {', '.join(sorted(known))}."
             )
         if lacking := sorted({"id", "kind", "source", "says"} - entry.keys()):
             raise InputError(f"The statement '{name}' lacks the key '{lacking[0]}'; add it.")
@@ -130,7 +154,9 @@ def load_statements() -> tuple[Statement, ...]:
     """
     folder = resources.files("pathspace.training.experiments.reproduce.statements")
     texts = [folder.joinpath(f"{name}.toml").read_text(encoding="utf-8") for name in DOCUMENTS]
-    statements = tuple(statement for text in texts for statement in read_statements(tomllib.loads(text)))
+    statements = tuple(
+        statement for text in texts for statement in read_statements(tomllib.loads(text))
+    )
     names = [statement.id for statement in statements]
     if twice := [name for name in names if names.count(name) > 1]:
         raise InputError(f"Two statements have the id '{twice[0]}'; give one of them another.")
@@ -148,7 +174,15 @@ def missing(statements: Sequence[Statement], root: Path) -> list[str]:
         One sentence each, none where all is there.
 
     Example:
-        >>> one = Statement("A paper", "A-1", "theory", "p. 1", "One is one.", "true", tests=("tests/none.py::test",))
+        >>> one = Statement(
+        ...     "A paper",
+        ...     "A-1",
+        ...     "theory",
+        ...     "p. 1",
+        ...     "One is one.",
+        ...     "true",
+        ...     tests=("tests/none.py::test",),
+        ... )
         >>> missing([one], Path())
         ["A-1 names 'tests/none.py::test', which is not there."]
     """
@@ -164,7 +198,11 @@ def _is_there(root: Path, name: str) -> bool:
     file, _, test = name.partition("::")
     file, _, heading = file.partition("#")
     path = root / file
-    return path.is_file() and (not test or test in _tests(path)) and (not heading or heading in _headings(path))
+    return (
+        path.is_file()
+        and (not test or test in _tests(path))
+        and (not heading or heading in _headings(path))
+    )
 
 
 @cache
@@ -176,5 +214,9 @@ def _tests(path: Path) -> set[str]:
 @cache
 def _headings(path: Path) -> set[str]:
     """Return the headings of a page as the ends of links."""
-    lines = [line.lstrip("#").strip() for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+    lines = [
+        line.lstrip("#").strip()
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if line.startswith("#")
+    ]
     return {re.sub(r"[ \-]+", "-", re.sub(r"[^\w\- ]", "", line.lower()).strip()) for line in lines}
