@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pathspace import InputError
+from pathspace import InputError, InputTypeError
 from pathspace.errors import expect_arguments
 from pathspace.moves import move_, moved
 from pathspace.structure import Structure
@@ -106,6 +106,7 @@ class GaugeFixed(Joined):
         fused: bool = False,
     ) -> None:
         expect_arguments("GaugeFixed", graph=graph)
+        expect_arguments("GaugeFixed", or_none=True, model=model)
         if gauge != "balanced":
             raise InputError(
                 f"GaugeFixed found gauge={gauge!r}, expected 'balanced', the one there is."
@@ -121,6 +122,11 @@ class GaugeFixed(Joined):
             )
         super().__init__(optimizer)
         for one in self.optimizers:
+            if isinstance(one, GaugeFixed):
+                raise InputTypeError(
+                    "GaugeFixed found a GaugeFixed as its optimizer, expected a plain one; pass"
+                    " gauge_fixed.unwrap()."
+                )
             expect_transport("GaugeFixed", one)
         self.norms, self.return_to, self.fused = norms, return_to, fused
         self._tensors, self._places = (
@@ -221,15 +227,24 @@ class GaugeFixed(Joined):
         }
         return {**super()._state(), "gauge": gauge}
 
+    def _fits(self, gauge: Mapping[str, Any]) -> bool:
+        """Whether the gauge of a state has all parts, in the sizes of this model."""
+        kinds, targets = gauge.get("kinds"), gauge.get("targets")
+        return (
+            getattr(gauge.get("phi"), "shape", None) == self._phi.shape
+            and isinstance(gauge.get("turns"), int)
+            and getattr(kinds, "shape", None) == self._canonical.kinds.shape
+            and isinstance(targets, Mapping)
+            and all(isinstance(target, Tensor) for target in targets.values())
+            and {"norms", "return_to"} <= gauge.keys()
+        )
+
     def _load(self, state_dict: Mapping[str, Any]) -> None:
         """Load a state; weights are loaded into the model as usual, at any
         time before the next step.
         """
-        gauge = state_dict.get("gauge") if isinstance(state_dict, Mapping) else None
-        if (
-            not isinstance(gauge, Mapping)
-            or getattr(gauge.get("phi"), "shape", None) != self._phi.shape
-        ):
+        gauge = state_dict.get("gauge")
+        if not isinstance(gauge, Mapping) or not self._fits(gauge):
             raise InputError(
                 "GaugeFixed found a state without the gauge of this model, expected what"
                 " GaugeFixed.state_dict() returned; load the state of a plain optimizer into that"

@@ -10,6 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from pathspace import InputError, InputTypeError
+from pathspace.training.optim.settings import expect_state
 
 
 class Joined(Optimizer):
@@ -119,6 +120,7 @@ class Joined(Optimizer):
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             changed = before(self, state_dict)
             state_dict = state_dict if changed is None else changed
+        expect_state(type(self).__name__, state_dict)
         self._load(state_dict)
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
@@ -180,7 +182,7 @@ def split_state(state: Mapping[str, Any], optimizers: Sequence[Optimizer]) -> li
     Raises:
         InputError: the state has other groups.
     """
-    groups = list(state.get("param_groups", ()))
+    groups = list(state["param_groups"])
     wanted = [len(group["params"]) for one in optimizers for group in one.param_groups]
     if [len(group["params"]) for group in groups] != wanted:
         raise InputError(

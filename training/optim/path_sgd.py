@@ -34,7 +34,12 @@ from pathspace.errors import expect_arguments
 from pathspace.forward_run import cast
 from pathspace.functional_call import evaluate
 from pathspace.inference.registry import facts_of, operation_name
-from pathspace.training.optim.settings import check_group, expect_parameters, number
+from pathspace.training.optim.settings import (
+    check_group,
+    expect_parameters,
+    expect_state,
+    number,
+)
 from pathspace.training.optim.sharding import refuse_shards
 
 CHUNK = 256
@@ -366,6 +371,11 @@ class PathSGD(Optimizer):
         return {**super().state_dict(), "count": self._count}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state."""
+        """Load a state.
+
+        Raises:
+            InputError: it is no state of this optimizer.
+        """
+        expect_state("PathSGD", state_dict)
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "count"})
         self._count = state_dict.get("count", 0)

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pathspace import InputError, Skeleton, UnsupportedError
-from pathspace.errors import expect_arguments
+from pathspace.errors import expect_arguments, expect_numbers
 from pathspace.skeleton import warn_of_dead
 from pathspace.training.optim import state
 from pathspace.training.optim.fused import Fused
@@ -333,11 +333,15 @@ class PathOptimizer(Optimizer):
         is the norm of ``v dL/dv``. Parameters outside path space count with their own gradients.
 
         Args:
-            max_norm: the bound.
+            max_norm: the bound; infinity measures the norm alone.
 
         Returns:
             The norm before.
+
+        Raises:
+            InputError: the bound is no number of at least 0.
         """
+        expect_numbers("clip_path_grad_norm_", "a number from 0 to inf", max_norm=max_norm)
         if not self._ready():
             return torch.zeros(())
         step = self._working()

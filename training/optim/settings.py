@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from numbers import Real
 from typing import Any
 
@@ -64,6 +64,24 @@ def number(owner: str, name: str, value: Any, low: float = 0.0, high: float = fl
         above = f"of at least {low:g}" if low != SMALLEST else "above 0"
         bound = above if high == float("inf") else f"{above} and below {high:g}"
         raise InputError(f"{owner} found {name}={value!r}, expected a number {bound}.")
+
+
+def expect_state(owner: str, state: object) -> None:
+    """Refuse what has not the form of an optimizer's state dict.
+
+    Raises:
+        InputError: ``state`` or ``param_groups`` is missing, or of another kind.
+    """
+    found = state if isinstance(state, Mapping) else {}
+    groups = found.get("param_groups")
+    if not isinstance(found.get("state"), Mapping) or not (
+        isinstance(groups, list)
+        and all(isinstance(group, Mapping) and "params" in group for group in groups)
+    ):
+        raise InputError(
+            f"{owner} found a {type(state).__name__} that is no state dict of an optimizer,"
+            " expected what optimizer.state_dict() returned; load another checkpoint."
+        )
 
 
 def pair(owner: str, name: str, value: Any) -> None:
