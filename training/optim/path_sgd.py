@@ -374,7 +374,7 @@ class PathSGD(Optimizer):
         """Load a state.
 
         Raises:
-            InputError: it is no state of this optimizer.
+            InputError: it is not a state of this optimizer.
         """
         expect_state("PathSGD", state_dict)
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "count"})

@@ -339,7 +339,7 @@ class PathOptimizer(Optimizer):
             The norm before.
 
         Raises:
-            InputError: the bound is no number of at least 0.
+            InputError: the bound is not a number of at least 0.
         """
         expect_numbers("clip_path_grad_norm_", "a number from 0 to inf", max_norm=max_norm)
         if not self._ready():

@@ -79,7 +79,7 @@ def expect_state(owner: str, state: object) -> None:
         and all(isinstance(group, Mapping) and "params" in group for group in groups)
     ):
         raise InputError(
-            f"{owner} found a {type(state).__name__} that is no state dict of an optimizer,"
+            f"{owner} found a {type(state).__name__} that is not the state dict of an optimizer,"
             " expected what optimizer.state_dict() returned; load another checkpoint."
         )
 
