@@ -25,6 +25,19 @@ settings.register_profile("same", deadline=None, derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "pathspace"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _light_children() -> Iterator[None]:
+    """Processes that tests start do not wait for what nothing in them uses."""
+    before = os.environ.get("PYTHONPATH")
+    light = str(Path(__file__).parent / "light")
+    os.environ["PYTHONPATH"] = light if before is None else os.pathsep.join([light, before])
+    yield
+    if before is None:
+        del os.environ["PYTHONPATH"]
+    else:
+        os.environ["PYTHONPATH"] = before
+
+
 class SameDraws:
     """Each test and each example starts from the same random state, whatever ran
     before it in the process.

@@ -256,7 +256,6 @@ def test_standard_output_that_is_full_is_one_sentence(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "pathspace", *words, "--json", "-"],
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,

@@ -33,8 +33,6 @@ from pathspace.training.penal import penalize
 from pathspace.training.recipe import Recipe, prepare
 from pathspace.training.trainer import Tick, Trainer
 
-ROOT = Path(__file__).parents[1]
-
 
 def exact(name: str, count: int) -> Task:
     """The first examples of a task, in float64."""
@@ -198,7 +196,7 @@ TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-
 
 
 def call(*words: object) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", *map(str, words)]
     return subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=300, check=False
@@ -299,7 +297,7 @@ def test_torchrun_and_devices_must_agree(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_process_that_dies_takes_the_others_along_in_one_sentence(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     words = [
         *RUN,
         "--epochs",
