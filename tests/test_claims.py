@@ -16,15 +16,10 @@ from torch import nn
 from typer.testing import CliRunner
 
 import pathspace as ps
-from pathspace.claims import (
-    claim,
-    count_selected,
-    hierarchical,
-    printed_skeleton,
-    smallest_counterexample,
-)
+from pathspace.claims import claim, hierarchical, printed_skeleton
 from pathspace.cli import app
 from pathspace.layered_mlp import LayeredMLP, by_size
+from pathspace.selected_paths import count_selected, smallest_counterexample
 
 
 def selected(skeleton: ps.Skeleton) -> np.ndarray:
