@@ -218,9 +218,9 @@ def _signal(table: Table[LayerSignal]) -> Any:
 
 
 def _draw(found: Diagnosis, folder: str) -> None:
-    from pathspace.diagnostics.lemmas import walks
     from pathspace.diagnostics.phase import draw_signal
     from pathspace.diagnostics.plots import cosines_by_depth, walk_picture
+    from pathspace.diagnostics.walks import walks
     from pathspace.pictures import save
 
     save(draw_signal(found.signal), f"{folder}/signal.png", dpi=150)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -419,86 +418,3 @@ def lemma4(parts: tuple[NodeTensors, ...]) -> Lemma4:
         Check("Lemma 4, cosines", *counts, int(cosines.sum())),
         float(premise[:, convex].double().mean()) if convex.any() else math.nan,
     )
-
-
-class Walk(NamedTuple):
-    """The walk of one sample through consecutive nodes whose states have the same shape.
-
-    Attributes:
-        names: the nodes.
-        points: coordinates in the plane of its two principal directions, shape (K + 1, 2).
-        folds: share of consecutive steps with ``<z_l, z_{l+1}> < 0``.
-    """
-
-    names: tuple[str, ...]
-    points: Tensor
-    folds: float
-
-
-def walks(chain: Nodes, inputs: Any, sample: int = 0) -> list[Walk]:
-    """The walk of one sample through the chain, split at changes of the states'
-    shape, in order of execution.
-
-    The points are the first stream plus the sum of the directions so far; they differ from the
-    streams if a norm or an activation follows each sum.
-
-    Args:
-        chain: the traced chain.
-        inputs: model inputs.
-        sample: index of the sample.
-
-    Returns:
-        One walk for each run of nodes; every node is in exactly one.
-
-    Reference:
-        Learnable Markov chain paper, Appendix F, Figure 7.
-    """
-    dims, known = chain.batch_dims(), chain.by_site()
-    seen: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def note(addition: Addition) -> Tensor:
-        node = known.get(addition.site)
-        if node is None:
-            return addition.run()
-        stream, branch = node.split(addition)
-        start = stream.select(dims[node.index], sample).double().flatten().clone()
-        step = node.scale * branch.select(dims[node.index], sample).double().flatten()
-        seen[node.index] = (start, step.clone())
-        return addition.run()
-
-    with torch.no_grad(), Sites(note).following(chain.model):
-        call(chain.model, inputs)
-    found = []
-    for _, run in groupby(sorted(seen), key=lambda index: len(seen[index][0])):
-        indices = list(run)
-        names = tuple(chain.nodes[index].name for index in indices)
-        found.append(
-            _walk(names, seen[indices[0]][0], torch.stack([seen[index][1] for index in indices]))
-        )
-    return found
-
-
-def _walk(names: tuple[str, ...], start: Tensor, steps: Tensor) -> Walk:
-    points = torch.cat([start[None], start + steps.cumsum(0)])
-    centred = points - points.mean(0)
-    _, _, axes = torch.linalg.svd(centred, full_matrices=False)
-    plane = centred @ axes[:2].T
-    plane = torch.nn.functional.pad(plane, (0, 2 - plane.shape[1]))
-    turns = (steps[1:] * steps[:-1]).sum(1) < 0
-    return Walk(names, plane, float(turns.double().mean()) if len(turns) else 0.0)
-
-
-def walk(chain: Nodes, inputs: Any, sample: int = 0) -> tuple[Tensor, float]:
-    """Points and folds of the longest of the :func:`walks` of one sample.
-
-    Args:
-        chain: the traced chain.
-        inputs: model inputs.
-        sample: index of the sample.
-
-    Returns:
-        Coordinates, shape (K + 1, 2), and the share of consecutive steps
-        with ``<z_l, z_{l+1}> < 0``.
-    """
-    _, points, folds = max(walks(chain, inputs, sample), key=lambda each: len(each.names))
-    return points, folds

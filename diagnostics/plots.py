@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from pathspace.diagnostics.efficiency import ChainRecord
-    from pathspace.diagnostics.lemmas import Walk
+    from pathspace.diagnostics.walks import Walk
 
 # width in inches and smallest font in points, which is 9 pixels high if the
 # figure is 390 pixels wide
@@ -107,7 +107,7 @@ def walk_picture(walks: Sequence[Walk]) -> Figure:
     run of states of one shape.
 
     Args:
-        walks: from :func:`pathspace.diagnostics.lemmas.walks`.
+        walks: from :func:`pathspace.diagnostics.walks.walks`.
 
     Returns:
         A figure with one panel for each of them.

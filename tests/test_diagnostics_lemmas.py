@@ -22,10 +22,9 @@ from pathspace.diagnostics.lemmas import (
     lemma4,
     penalty_gradient,
     simulate_lemma3,
-    walk,
-    walks,
 )
 from pathspace.diagnostics.plots import walk_picture
+from pathspace.diagnostics.walks import walk, walks
 from pathspace.errors import InputError
 
 

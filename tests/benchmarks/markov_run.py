@@ -26,8 +26,8 @@ from pathspace.diagnostics.lemmas import (
     lemma4,
     penalty_gradient,
     simulate_lemma3,
-    walk,
 )
+from pathspace.diagnostics.walks import walk
 from pathspace.json_lines import append_lines, read_lines
 from pathspace.training import penalize
 from pathspace.training.experiments.tasks.fetched import fashion_splits
