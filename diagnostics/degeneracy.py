@@ -12,13 +12,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.sparse import coo_array, csr_array, hstack
-from scipy.sparse.csgraph import connected_components
+from scipy.sparse import csr_array
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from pathspace import ReductionGraph, trace
 from pathspace.diagnostics.feature_spaces import added_vectors, feature_spaces
+from pathspace.diagnostics.gauge_directions import (
+    combined,
+    confirmed,
+    count_broken,
+    gauge_directions,
+    gauge_rank,
+)
 from pathspace.diagnostics.layers import differentiating, in_double, in_float64, unchanged
 from pathspace.diagnostics.symmetries import Attribution, Symmetry, attribute
 from pathspace.diagnostics.tables import Table
@@ -215,7 +221,7 @@ def degeneracy(
         exact = total <= max_exact
         rows = min(outputs.numel(), total + 10 if exact else max_rows)
         sketch = None if exact else 2 * rows + 50
-        tested = None if exact or directions is None else _combined(directions, 2 * rows + 50, seed)
+        tested = None if exact or directions is None else combined(directions, 2 * rows + 50, seed)
         with differentiating(model):
             matrix, squares, moved = _rows(
                 outputs, list(parameters.values()), rows, sketch, tested, seed
@@ -243,7 +249,7 @@ def degeneracy(
     if exact:
         basis = np.zeros((int(live.sum()), 0))
         if directions is not None:
-            basis = _confirmed(
+            basis = confirmed(
                 directions, live, lengths, scaled, tolerance * singular.max(initial=1.0), notes
             )
             gauge, gauge_share = basis.shape[1], _spread(basis, live, total)
@@ -263,8 +269,8 @@ def degeneracy(
         kept, sizes, _ = np.linalg.svd(extra, full_matrices=False)
         rest_share = _spread(kept[:, sizes > 0.5], live, total) if directions is not None else None
     elif graph is not None and directions is not None and tested is not None:
-        broken = _broken(tested, moved, np.sqrt(squares), notes)
-        gauge = max(0, _gauge_rank(graph, directions, live) - broken)
+        broken = count_broken(tested, moved, np.sqrt(squares), notes)
+        gauge = max(0, gauge_rank(graph, directions, live) - broken)
     symmetric = sum(each.directions for each in found)
     needed = free - gauge - symmetric
     lacking = int(live.sum()) - gauge - symmetric - outputs.numel()
@@ -387,118 +393,6 @@ def _pulled_back(outputs: Tensor, parameters: list[Tensor], cotangents: Tensor) 
     except RuntimeError:
         # some derivatives cannot be batched
         return np.asarray(torch.stack([gradients(each, False) for each in cotangents]).numpy())
-
-
-def gauge_directions(graph: ReductionGraph, starts: Mapping[str, int], total: int) -> csr_array:
-    """Tangents of the gauge orbits: column v is ``w_e (d phi(head e) - d phi(tail e)) / d phi(v)``.
-
-    Args:
-        graph: the reduction graph; its current weights are used.
-        starts: parameter name -> position of its first scalar among all.
-        total: number of scalars.
-
-    Returns:
-        Sparse matrix ``(total, num_units)``.
-    """
-    where, ends, values = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0)]
-    for block in graph.blocks:
-        name = next((n for n in (block.name, *block.aliases) if n in starts), None)
-        if name is None:
-            continue
-        weight = (
-            block.values(graph.parameters[block.name].double()).cpu().reshape(-1).numpy().copy()
-        )
-        if block.unused is not None:
-            weight[block.unused.expand(block.shape).reshape(-1).numpy()] = 0
-        place = starts[name] + np.arange(len(weight))
-        for ids, side in ((block.head, 1), (block.tail, -1)):
-            flat = ids.expand(block.shape).reshape(-1).numpy()
-            where.append(place)
-            ends.append(np.abs(flat))
-            values.append(weight * np.sign(flat) * side)
-    count = graph.expand.shape[0]
-    by_id = coo_array(
-        (np.concatenate(values), (np.concatenate(where), np.concatenate(ends))),
-        shape=(total, count),
-    ).tocsr()
-    return csr_array((by_id @ graph.expand)[:, 1:])
-
-
-def _confirmed(
-    directions: csr_array,
-    live: np.ndarray,
-    lengths: np.ndarray,
-    jacobian: np.ndarray,
-    zero: float,
-    notes: list[str],
-) -> np.ndarray:
-    """Orthonormal basis, in scaled live coordinates, of the gauge directions that
-    do not change the outputs.
-    """
-    scaled = directions[live].toarray() * lengths[live][:, None]
-    sizes = np.linalg.norm(scaled, axis=0)
-    scaled = scaled[:, sizes > 0] / sizes[sizes > 0]
-    if scaled.shape[1] == 0:
-        return np.zeros((int(live.sum()), 0))
-    basis, spread, _ = np.linalg.svd(scaled, full_matrices=False)
-    basis = basis[:, spread > 1e-10 * spread.max()]
-    # with running statistics and epsilons of norms, some directions are no
-    # symmetries of the parameters alone
-    _, moved, turn = np.linalg.svd(jacobian @ basis, full_matrices=True)
-    effect = np.concatenate([moved, np.zeros(turn.shape[0] - len(moved))])
-    null = effect <= zero
-    _note_broken(int((~null).sum()), float(effect.max(initial=0.0)), notes)
-    return np.asarray(basis @ turn[null].T)
-
-
-def _note_broken(count: int, effect: float, notes: list[str]) -> None:
-    if count:
-        those = "direction" if count == 1 else "directions"
-        notes.append(
-            f"Not counted: {count} rescaling {those} of the reduction graph that the Jacobian does"
-            f" not confirm (the outputs change by {effect:.1e} at most, relatively); running"
-            " statistics that do not follow, or an epsilon above zero, are the usual reasons."
-        )
-
-
-def _combined(directions: csr_array, width: int, seed: int) -> csr_array:
-    """The directions, or ``width`` random combinations if there are more."""
-    count = directions.shape[1]
-    if count <= width:
-        return directions
-    random = np.random.default_rng(seed)
-    signs = random.integers(0, 2, count) * 2.0 - 1
-    return csr_array(
-        directions
-        @ coo_array((signs, (np.arange(count), random.integers(0, width, count)))).tocsr()
-    )
-
-
-def _broken(tested: csr_array, moved: np.ndarray, lengths: np.ndarray, notes: list[str]) -> int:
-    """Number of independent directions that the Jacobian does not confirm: the rank
-    of its product with them.
-    """
-    sizes = np.sqrt(tested.multiply(tested).T @ lengths**2)
-    found = np.linalg.svd(moved[:, sizes > 0] / sizes[sizes > 0], compute_uv=False)
-    broken = int((found > 1e-8 * max(1.0, found.max(initial=0.0))).sum())
-    _note_broken(broken, float(found.max(initial=0.0)), notes)
-    if broken and broken == len(moved):
-        notes.append(
-            "As many as there were combinations of outputs, so more may do so; raise max_rows."
-        )
-    return broken
-
-
-def _gauge_rank(graph: ReductionGraph, directions: csr_array, live: np.ndarray) -> int:
-    """Rank of gauge directions on live parameters, from the components of their graph."""
-    rows = csr_array(directions[live])
-    if graph.forms.shape[0]:
-        small = rows.shape[0] * rows.shape[1] < 5e7
-        return int(np.linalg.matrix_rank(rows.toarray())) if small else graph.num_units
-    # an edge to or from the root has one entry, an edge between two units has two
-    root = csr_array((np.diff(rows.indptr) == 1)[:, None])
-    ends = hstack([root, csr_array((np.ones(rows.nnz), rows.indices, rows.indptr), rows.shape)])
-    return graph.num_units + 1 - int(connected_components(ends.T @ ends, directed=False)[0])
 
 
 def _spread(basis: np.ndarray, live: np.ndarray, total: int) -> np.ndarray:

@@ -71,7 +71,7 @@ GROUPS: dict[str, tuple[int, Sequence[str], Sequence[str]]] = {
     "diagnostics": (
         30, [f"diagnostics/{name}.py" for name in
              ("chain", "efficiency", "signal", "theory", "meanfield", "dataflow", "degeneracy",
-              "symmetries",
+              "gauge_directions", "symmetries",
               "residual", "cost", "losses", "gradients", "attention")],
         ["diagnostics_attention", "theory", "signal", "symmetries", "diagnostics_efficiency",
          "diagnostics_chain",

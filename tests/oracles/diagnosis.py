@@ -32,7 +32,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import pathspace as ps
 from pathspace import diagnostics as dx
 from pathspace.diagnostics.attention import analyse, attention_matrices, rollout
-from pathspace.diagnostics.degeneracy import gauge_directions
+from pathspace.diagnostics.gauge_directions import gauge_directions
 from pathspace.diagnostics.layers import main_output
 from pathspace.diagnostics.noise import curvature
 from pathspace.errors import InputError, PathspaceError, UnsupportedError
