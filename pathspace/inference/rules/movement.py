@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pathspace.inference.eps_detection import may_be_infinite
 from pathspace.inference.registry import rule
 from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import (
@@ -19,126 +17,12 @@ from pathspace.inference.values import (
     Weight,
     along,
     compress,
-    constant,
     groups,
     reshaped,
     shape_of,
 )
 
 aten = torch.ops.aten
-
-
-@rule("aten.relu", "aten.relu_", kind="activation", degree=(1,), elementwise=True, slope=1.0)
-@rule(
-    "aten.leaky_relu",
-    "aten.leaky_relu_",
-    "aten.rrelu",
-    "aten.rrelu_",
-    "aten.rrelu_with_noise",
-    "aten.rrelu_with_noise_functional",
-    kind="activation",
-    degree=(1,),
-    elementwise=True,
-)
-@rule(
-    "aten.dropout",
-    "aten.dropout_",
-    "aten.feature_dropout",
-    "aten.feature_dropout_",
-    kind="dropout",
-    degree=(1,),
-    elementwise=True,
-)
-@rule(
-    "aten.abs",
-    "aten.abs_",
-    "aten.absolute",
-    kind="magnitude",
-    degree=(1,),
-    elementwise=True,
-    slope=1.0,
-)
-@rule(
-    "aten.neg",
-    "aten.neg_",
-    "aten.negative",
-    kind="combination",
-    degree=(1,),
-    linear="jointly",
-    elementwise=True,
-)
-@rule(
-    "aten.detach",
-    "aten.detach_",
-    "aten.clone",
-    "aten.contiguous",
-    "aten.alias",
-    "aten.lift_fresh",
-    "aten.lift_fresh_copy",
-    "aten.positive",
-    "aten.float",
-    "aten.double",
-    "aten.half",
-    "aten.resolve_neg",
-    "aten.requires_grad_",
-    kind="copy",
-    degree=(1,),
-    linear="jointly",
-    coefficients="one",
-    elementwise=True,
-)
-@rule("aten.to", "aten._to_copy", "aten.type_as", kind="copy", elementwise=True)
-@rule("aten.real", "aten.imag", "aten.conj", "aten._conj", "aten.resolve_conj", kind="complex",
-      degree=(1,), elementwise=True)  # fmt: skip
-def homogeneous(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Any:
-    """``f(c x) = c f(x)`` elementwise for ``c > 0`` (or the same for
-    ``|f|``): the ids do not change.
-    """
-    shown = semantics.place.result
-    if isinstance(shown, tuple | list):
-        return (x, *(constant(shape_of(other)) for other in shown[1:]))
-    return x
-
-
-@rule("aten.nan_to_num", "aten.nan_to_num_", kind="choice", elementwise=True)
-def nan_to_num(semantics: Semantics, x: Value, *given: Any, **named: Any) -> Value:
-    """Replace NaN and infinities; 0 and infinity have any scale, every
-    other number has a fixed one.
-
-    By default the largest number of the type replaces infinities, so it matters whether the
-    operand can be infinite.
-    """
-    numbers = dict(zip(("nan", "posinf", "neginf"), given, strict=False)) | named
-    fixed = any(number and math.isfinite(number) for number in numbers.values())
-    default = any(numbers.get(name) is None for name in ("posinf", "neginf"))
-    node = semantics.place.node
-    if fixed or (default and (node is None or may_be_infinite(node, semantics.sources))):
-        return semantics.opaque(
-            [semantics.activation(x)], "numbers that stand for NaN or infinity are constants"
-        )
-    return x
-
-
-@rule("aten.native_dropout", kind="dropout", degree=(1,), elementwise=True)
-def native_dropout(semantics: Semantics, x: Value, *args: Any) -> Any:
-    """Dropout that returns its mask."""
-    return x, constant(x.shape)
-
-
-@rule("aten.alpha_dropout", "aten.alpha_dropout_", "aten.feature_alpha_dropout",
-      "aten.feature_alpha_dropout_", kind="dropout", elementwise=True)  # fmt: skip
-def alpha_dropout(semantics: Semantics, x: Value, p: float = 0.5, train: bool = False) -> Value:
-    """Alpha dropout, which adds constants to dropped elements in training, and
-    has no effect otherwise.
-    """
-    if p and train:
-        semantics.pin([semantics.activation(x)], "alpha dropout adds constants")
-    return x
-
-
-# --- views
-
-
 # properties of every movement of data
 MOVED: dict[str, Any] = {"degree": (1,), "linear": "jointly", "coefficients": "one"}
 
@@ -314,111 +198,6 @@ def repeat_interleave(
 
 def _fill(semantics: Semantics, ids: Tensor) -> Tensor:
     return ids.expand(shape_of(semantics.place.result))
-
-
-# --- several operands
-
-
-def _cut_along(whole: Tensor, parts: Sequence[Tensor]) -> int | None:
-    """The dimension that was split into several parts, if these are equal."""
-    if len(parts) < 2 or any(
-        part.shape != parts[0].shape or part.dim() != whole.dim() for part in parts
-    ):
-        return None
-    return next(dim for dim, size in enumerate(whole.shape) if parts[0].shape[dim] != size)
-
-
-def _pieces(*names: str) -> None:
-    for name in names:
-
-        @rule(f"aten.{name}", kind="split", **MOVED)
-        def pieces(
-            semantics: Semantics, x: Value, *args: Any, __name: str = name, **kwargs: Any
-        ) -> tuple[Value, ...]:
-            operation = getattr(aten, __name)
-            if isinstance(x, Weight):
-                count = len(operation(torch.empty(x.shape, device="meta"), *args, **kwargs))
-                part = [lambda t, i=i: operation(t, *args, **kwargs)[i] for i in range(count)]
-                return tuple(x.moved(function, semantics.offsets) for function in part)
-            parts = tuple(operation(x, *args, **kwargs))
-            dim = _cut_along(x, parts)
-            if dim is not None:
-                semantics.regrouped(x.unflatten(dim, (len(parts), -1)), [range(dim, dim + 2)])
-            return parts
-
-
-_pieces(
-    "split", "split_with_sizes", "chunk", "unbind", "tensor_split", "unsafe_split", "unsafe_chunk"
-)
-_pieces(
-    "unsafe_split_with_sizes",
-    "hsplit",
-    "vsplit",
-    "dsplit",
-    "split_with_sizes_copy",
-    "split_copy",
-    "unbind_copy",
-)
-
-
-def concatenated(parts: Sequence[Tensor], dim: int) -> Tensor:
-    """Concatenate ids; other dimensions along which no part varies stay stride 0."""
-    dim %= parts[0].dim()
-    full = parts[0].shape
-    small = list(parts)
-    for d, size in enumerate(full):
-        if d != dim and size > 1 and all(part.stride(d) == 0 for part in parts):
-            small = [part.narrow(d, 0, 1) for part in small]
-    joined = compress(torch.cat(small, dim))
-    return joined.expand([joined.shape[d] if d == dim else size for d, size in enumerate(full)])
-
-
-def _gathered(semantics: Semantics, values: Sequence[Value], dim: int) -> Value:
-    """Concatenate: parameters give a parameter; parameters and activations give an activation."""
-    if all(
-        isinstance(value, Weight) and value.kept is None and not value.shift for value in values
-    ):
-        dense = [
-            value.positions(semantics.offsets) for value in values if isinstance(value, Weight)
-        ]
-        return Weight(None, torch.cat(dense, dim))
-    return concatenated([semantics.activation(value) for value in values], dim)
-
-
-@rule("aten.cat", "aten.concat", "aten.concatenate", kind="concatenation", **MOVED)
-def cat(semantics: Semantics, tensors: Sequence[Value], dim: int = 0) -> Value:
-    """Concatenation along a dimension."""
-    # torch ignores empty one-dimensional tensors in a concatenation
-    kept = [t for t in tensors if tuple(t.shape) != (0,)] or list(tensors)
-    return _gathered(semantics, kept, dim)
-
-
-@rule(
-    "aten.stack",
-    "aten.hstack",
-    "aten.vstack",
-    "aten.dstack",
-    "aten.column_stack",
-    kind="concatenation",
-    **MOVED,
-)
-def stack(semantics: Semantics, tensors: Sequence[Value], dim: int = 0) -> Value:
-    """Stacking along a new dimension."""
-    if semantics.place.op != "aten.stack":
-        raise ValueError("stacking along a dimension that depends on the shapes")
-    rank = len(tensors[0].shape) + 1
-    dim %= rank
-    return _gathered(
-        semantics, [semantics.moved(lambda t: t.unsqueeze(dim), value) for value in tensors], dim
-    )
-
-
-@rule("aten.meshgrid", kind="repetition", **MOVED)
-def meshgrid(semantics: Semantics, tensors: Sequence[Value], indexing: str = "ij") -> Any:
-    """Coordinates of a grid."""
-    return tuple(
-        torch.meshgrid(*(semantics.activation(value) for value in tensors), indexing=indexing)
-    )
 
 
 def _widened(ids: Tensor, padding: Sequence[int]) -> tuple[Tensor, list[int]]:
