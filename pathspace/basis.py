@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from scipy.sparse import coo_array, csr_array, hstack, vstack
+from scipy.sparse import csr_array
 from torch import Tensor
 
-from pathspace.errors import InputError, UnsupportedError
+from pathspace.counting_vectors import coefficient_maps, counting_matrix
+from pathspace.errors import InputError
 from pathspace.exact import WORD, whole_product
 from pathspace.moves import moved
 from pathspace.shown import Shown
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     import sympy
     from rich.table import Table
 
-MAX_ENTRIES = 200_000_000
 # paths that a table shows
 ROWS = 8
 
@@ -239,39 +239,6 @@ class BasisPaths(Shown):
                 ]
         return steps
 
-    def _tree_matrix(self, tree: SpanningTree) -> csr_array:
-        """Counting vectors of the walks of one tree, one row per unit
-        (row 0, the root, is empty).
-        """
-        count, m = len(tree.block), self.graph.num_weights
-        number = np.zeros(count, np.int64)
-        for block, units in tree.by_block():
-            number[units] = self.graph.edge_numbers(block, tree.index[units])
-        expand = self.graph.expand
-        result = csr_array((count, m), dtype=np.int64)
-        for units in tree.rounds:
-            own, both = tree.own[units], tree.own[units] * tree.other[units]
-            step = coo_array(
-                (np.where(tree.forward[units], own, -own), (units, number[units])), shape=(count, m)
-            )
-            parents = (
-                coo_array(
-                    (both, (units, tree.parent[units])), shape=(count, expand.shape[0])
-                ).tocsr()
-                @ expand
-            )
-            keep = coo_array(
-                (np.ones(len(units), np.int64), (units, units)), shape=(count, count)
-            ).tocsr()
-            carry = parents + keep @ tree.rest
-            result = result + step.tocsr() + whole_product(carry, result)
-            if result.nnz > MAX_ENTRIES:
-                raise UnsupportedError(
-                    f"The counting matrix needs more than {MAX_ENTRIES:,} entries; use basis[i] for"
-                    " single paths or the certificate for the whole."
-                )
-        return csr_array(whole_product(self.graph.expand, result))
-
     def counting_matrix(self) -> csr_array:
         """Counting vectors of all basis paths, sparse ``int64`` of shape ``(m - H, m)``.
 
@@ -279,42 +246,7 @@ class BasisPaths(Shown):
             UnsupportedError: the matrix would have more than 200 million entries, or
                 an entry beyond 64 bits.
         """
-        graph, skeleton = self.graph, self.skeleton
-        m = graph.num_weights
-        if m > MAX_ENTRIES // 4:
-            raise UnsupportedError(
-                f"The counting matrix of {m:,} weights would be too large; use basis[i] for single"
-                " paths, or the certificate for the whole."
-            )
-        prefix = self._tree_matrix(skeleton.tree_in)
-        # the suffix walks against the tree where one tree serves both ways
-        suffix = -prefix if graph.forms.shape[0] else self._tree_matrix(skeleton.tree_out)
-        first = np.array(
-            [
-                np.flatnonzero((skeleton.chain == k) & (skeleton.chain_sign > 0))[0]
-                for k in range(1, skeleton.num_chains + 1)
-            ],
-            np.int64,
-        )
-        tails, heads = graph.ends()
-        free = np.ones(m, bool)
-        free[self.tree_edges] = False
-        edges = np.flatnonzero(free)
-        rows = np.arange(len(edges))
-
-        def pick(ids: np.ndarray) -> csr_array:
-            return coo_array(
-                (np.sign(ids), (rows, np.abs(ids))), shape=(len(edges), graph.expand.shape[0])
-            ).tocsr()
-
-        single = coo_array(
-            (np.ones(len(edges), np.int64), (rows, edges)), shape=(len(edges), m)
-        ).tocsr()
-        outside = pick(tails[edges]) @ prefix + single + pick(heads[edges]) @ suffix
-        chains = prefix[first] + suffix[first]
-        matrix = csr_array(vstack([chains, outside]))
-        matrix.eliminate_zeros()
-        return matrix
+        return counting_matrix(self.skeleton, self.tree_edges)
 
     def coefficients(self, counting_vector: np.ndarray) -> np.ndarray:
         """Integer coefficients of a path (any circulation) in the basis.
@@ -357,53 +289,7 @@ class BasisPaths(Shown):
         """Incidence ``(m, H + 1)`` and the map from circulations to coefficients
         ``(m, m - H)``, both linear.
         """
-        graph, skeleton = self.graph, self.skeleton
-        m = graph.num_weights
-        tails, heads = graph.ends()
-        edges = np.arange(m)
-
-        def entering(ids: np.ndarray) -> csr_array:
-            table = coo_array(
-                (np.sign(ids), (edges, np.abs(ids))), shape=(m, graph.expand.shape[0])
-            ).tocsr()
-            return csr_array(table @ graph.expand)
-
-        into, out = entering(heads), entering(tails)
-        done = np.zeros(m, bool)
-        done[self.tree_edges] = True
-        chains = csr_array((m, skeleton.num_chains), dtype=np.int64)
-        if skeleton.num_chains:
-            chains = self._chain_coefficients(into, tails, heads)
-        free = np.flatnonzero(~done)
-        single = coo_array(
-            (np.ones(len(free), np.int64), (free, np.arange(len(free)))), shape=(m, len(free))
-        ).tocsr()
-        return csr_array(into - out), csr_array(hstack([chains, single]))
-
-    def _chain_coefficients(
-        self, into: csr_array, tails: np.ndarray, heads: np.ndarray
-    ) -> csr_array:
-        """Coefficients of the ``p_k``: ``P(e)`` is ``p_head`` on ``T_in``, ``p_tail`` on
-        ``T_out``; less the flow.
-        """
-        graph, skeleton = self.graph, self.skeleton
-        m, count = graph.num_weights, graph.num_units + 1
-        by_unit, done = -into, np.zeros(m, bool)
-        for tree, ids in ((skeleton.tree_in, heads), (skeleton.tree_out, tails)):
-            parts = [
-                graph.edge_numbers(block, tree.index[units]) for block, units in tree.by_block()
-            ]
-            numbers = np.unique(np.concatenate(parts))
-            numbers = numbers[~done[numbers]]
-            done[numbers] = True
-            ends = (numbers, np.abs(ids[numbers]))
-            by_unit = by_unit + coo_array((np.sign(ids[numbers]), ends), shape=(m, count)).tocsr()
-        units = np.flatnonzero(skeleton.chain)
-        ends = (units, skeleton.chain[units] - 1)
-        to_chain = coo_array(
-            (skeleton.chain_sign[units], ends), shape=(count, skeleton.num_chains)
-        ).tocsr()
-        return csr_array(whole_product(by_unit, to_chain))
+        return coefficient_maps(self.skeleton, self.tree_edges)
 
     def values(self) -> Tensor:
         """Values of the basis paths at the model's weights, float64 of length ``m - H``."""
