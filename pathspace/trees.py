@@ -5,7 +5,7 @@ without a list of all edges.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -14,8 +14,8 @@ from scipy.sparse import coo_array, csr_array
 from torch import Tensor
 
 from pathspace.balanced import canonical_scales
+from pathspace.edge_rows import EdgeRows, edge_rows
 from pathspace.errors import InputError, UnsupportedError
-from pathspace.graph_parts import WeightBlock
 from pathspace.spanning_tree import SpanningTree
 from pathspace.structure import Structure
 from pathspace.without_values import has_values
@@ -36,107 +36,6 @@ def _at(table: Tensor, shape: tuple[int, ...], flat: Tensor) -> Tensor:
     return table[
         tuple(i if n > 1 else i * 0 for i, n in zip(index, table.shape, strict=True))
     ].expand(flat.shape)
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """The edges of a block in rows: row ``j`` has the edges of one position of the near ids.
-
-    Only different far ids are stored: equal rows share one row of ``far``, and column dimensions
-    along which the far ids are constant come first and repeat the columns of ``far``.
-
-    Attributes:
-        near: ids at the near side, one per row.
-        far: the different rows of ids at the far side.
-        dead: mask of the entries of ``far`` without an edge (unused scalars), or ``None``.
-        which: row of ``far`` for each row.
-        row_offset: flat position of the first edge of each row.
-        steps: sizes and strides of the column dimensions.
-        repeats: number of repetitions of the columns of ``far``.
-        tap: offset of the chosen tap.
-        order: dimensions of the weight: rows, columns, taps.
-        tap_dims: the dimensions of the taps.
-        shape: numbers of rows, columns and taps.
-        entering: whether near ids are heads.
-    """
-
-    near: np.ndarray
-    far: np.ndarray
-    dead: np.ndarray | None
-    which: np.ndarray
-    row_offset: np.ndarray
-    steps: tuple[tuple[int, ...], tuple[int, ...]]
-    repeats: int
-    tap: int
-    order: tuple[int, ...]
-    tap_dims: tuple[int, ...]
-    shape: tuple[int, int, int]
-    entering: bool
-
-    def open(self, reached: np.ndarray) -> np.ndarray:
-        """Mask of the entries of ``far`` that are reached."""
-        found: np.ndarray = reached[np.abs(self.far)]
-        return found if self.dead is None else found & ~self.dead
-
-    def ends(self, position: np.ndarray, column: np.ndarray) -> np.ndarray:
-        """Far ids of the given edges."""
-        return np.asarray(self.far[self.which[position], column % self.far.shape[1]])
-
-    def flat(self, position: np.ndarray, column: np.ndarray) -> np.ndarray:
-        """Flat positions of the given edges at tap 0."""
-        sizes, strides = self.steps
-        index = np.unravel_index(column, sizes) if sizes else ()
-        return np.asarray(
-            self.row_offset[position]
-            + sum(i * step for i, step in zip(index, strides, strict=True))
-        )
-
-
-def _rows(block: WeightBlock, entering: bool) -> _Rows:
-    near, far = (block.head, block.tail) if entering else (block.tail, block.head)
-    dims, shape = range(len(block.shape)), block.shape
-    tables = [far] if block.unused is None else [far, block.unused]
-    varies = [any(table.shape[d] > 1 for table in tables) for d in dims]
-    rows = [d for d in dims if near.shape[d] > 1]
-    # by convention the first two dimensions of a weight are out and in; further
-    # ones are taps of a kernel
-    columns = [
-        d for d in dims if d not in rows and (d < 2 or far.shape[d] > 1 or block.unused is not None)
-    ]
-    columns.sort(key=varies.__getitem__)
-    taps = [d for d in dims if d not in rows and d not in columns]
-    strides = [math.prod(shape[d + 1 :]) for d in dims]
-    offset = np.zeros(1, np.int64)
-    for d in rows:
-        offset = (offset[:, None] + np.arange(shape[d])[None, :] * strides[d]).reshape(-1)
-    own = [shape[d] if varies[d] else 1 for d in rows]
-    which = np.broadcast_to(
-        np.arange(math.prod(own)).reshape(own), [shape[d] for d in rows]
-    ).reshape(-1)
-
-    def matrix(table: Tensor) -> np.ndarray:
-        wide = table.permute([*rows, *columns, *taps])
-        wide = wide.expand(
-            [*own, *(shape[d] if varies[d] else 1 for d in columns), *[1] * len(taps)]
-        )
-        return np.asarray(wide.reshape(math.prod(own), -1).numpy())
-
-    sizes = [math.prod(shape[d] for d in group) for group in (rows, columns, taps)]
-    return _Rows(
-        near=near.permute([*rows, *columns, *taps]).reshape(-1).numpy(),
-        far=matrix(far),
-        dead=None if block.unused is None else matrix(block.unused),
-        which=which,
-        row_offset=offset,
-        steps=(tuple(shape[d] for d in columns), tuple(strides[d] for d in columns)),
-        repeats=math.prod(shape[d] for d in columns if not varies[d]),
-        # the middle tap: outer taps may read mostly padding
-        tap=sum((shape[d] // 2) * strides[d] for d in taps),
-        order=(*rows, *columns, *taps),
-        tap_dims=tuple(taps),
-        shape=(sizes[0], sizes[1], sizes[2]),
-        entering=entering,
-    )
 
 
 class SpanningTreeBuilder:
@@ -181,14 +80,14 @@ class SpanningTreeBuilder:
         self._reached = np.zeros(count, bool)
         self._reached[0] = True
         self._look()
-        self._seen: dict[tuple[int, bool], _Rows] = {}
+        self._seen: dict[tuple[int, bool], EdgeRows] = {}
         self._floor, self._next_floor = (LARGE if rule == "magnitude" and not blind else 0.0), 0.0
 
-    def rows(self, block: int, forward: bool) -> _Rows:
+    def rows(self, block: int, forward: bool) -> EdgeRows:
         """The rows of a block, with the units that need an edge at the near side."""
         key = (block, forward)
         if key not in self._seen:
-            self._seen[key] = _rows(self.graph.blocks[block], self.entering == forward)
+            self._seen[key] = edge_rows(self.graph.blocks[block], self.entering == forward)
         return self._seen[key]
 
     def grow(self) -> SpanningTree:
@@ -435,7 +334,7 @@ class SpanningTreeBuilder:
         return False
 
     def _pick(
-        self, block: int, rows: _Rows, position: np.ndarray, open_: np.ndarray
+        self, block: int, rows: EdgeRows, position: np.ndarray, open_: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """For each row, one open column: flat positions, columns, and scores to
         compare blocks (-1: weight 0).
@@ -464,7 +363,7 @@ class SpanningTreeBuilder:
         return flat, column, score
 
     def _largest(
-        self, block: int, rows: _Rows, position: np.ndarray, open_: np.ndarray
+        self, block: int, rows: EdgeRows, position: np.ndarray, open_: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """For each row, its largest open edge for the rule "magnitude", else its first
         open edge that is not 0.

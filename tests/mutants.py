@@ -56,8 +56,8 @@ GROUPS: dict[str, tuple[int, Sequence[str], Sequence[str]]] = {
          "levels", "constants", "dimension", "odd_models", "zoo", "upper_bound"]),
     "trees and basis": (
         50, [f"pathspace/{name}.py" for name in
-             ("two_trees", "trees", "spanning_tree", "skeleton", "basis", "counting_vectors",
-              "log_prefix", "local_paths")],
+             ("two_trees", "trees", "edge_rows", "spanning_tree", "skeleton", "basis",
+              "counting_vectors", "log_prefix", "local_paths")],
         ["two_trees", "dead_and_frozen", "dimension", "basis", "symbolic", "gsgd_oracle",
          "path_norm_operations"]),
     "checker": (30, ["pathspace/checker/*.py"], ["checker_parts", "checker"]),

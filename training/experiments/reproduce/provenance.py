@@ -36,7 +36,8 @@ DECIDING = (
     "training/recurrent_part.py",
     *("training/schedules.py", "training/experiments/augment.py"),
     *("training/experiments/tasks", "training/experiments/models"),
-    *("training/experiments/reproduce/trial.py", "trees.py", "two_trees.py", "skeleton.py"),
+    "training/experiments/reproduce/trial.py",
+    *("edge_rows.py", "trees.py", "two_trees.py", "skeleton.py"),
 )
 
 
