@@ -5,41 +5,25 @@ weight scale at the boundary.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_map
 
-from pathspace.capture import describe, first_line
-from pathspace.diagnostics.layers import (
-    Names,
-    Run,
-    Types,
-    hooked,
-    in_float64,
-    matching,
-    select,
-    unchanged,
-)
+from pathspace.diagnostics.layers import Names, Types, matching, select
 from pathspace.diagnostics.tables import Estimate, Table
+from pathspace.diagnostics.tangents import follow_tangents
 from pathspace.errors import (
     COUNT,
     SEED,
-    CaptureError,
     InputError,
     InputTypeError,
     expect_arguments,
     expect_numbers,
 )
-from pathspace.inputs import arranged
 from pathspace.safe_deepcopy import safe_deepcopy
 
 _MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -140,7 +124,7 @@ def growth_exponent(
     if at is None and recurrent is not None:
         at = (slice(None), 0) if recurrent.batch_first else 0
     for _ in range(directions):
-        outputs = _tangents(twin, inputs, kwargs, layers, at, start, generator)
+        outputs = follow_tangents(twin, inputs, kwargs, layers, at, start, generator)
         if recurrent is not None:
             value = outputs[-1]
             outputs = list(value.movedim(1 if recurrent.batch_first and value.dim() > 2 else 0, 0))
@@ -213,80 +197,6 @@ def _places(
         if isinstance(module, nn.RNNBase):
             return {name: module}, module
     return layers, None
-
-
-def _tangents(
-    model: nn.Module,
-    inputs: Sequence[Any],
-    kwargs: Mapping[str, Any] | None,
-    layers: Mapping[str, nn.Module],
-    at: Any,
-    start: str | None,
-    generator: torch.Generator,
-) -> list[Tensor]:
-    used: list[Tensor] = []
-    named_modules = dict(model.named_modules())
-    if start is not None and start not in named_modules:
-        raise InputError(
-            f"growth_exponent found no layer {start!r} in {type(model).__name__}; see"
-            " named_modules()."
-        )
-
-    def perturb(value: Any) -> Any:
-        # inputs become float64 like the weights
-        value = in_float64(value)
-        if used or not isinstance(value, Tensor) or not value.is_floating_point():
-            return value
-        used.append(value)
-        noise = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.device)
-        if at is not None:
-            mask = torch.zeros_like(noise)
-            mask[at] = 1
-            noise = noise * mask
-        return forward_ad.make_dual(value, noise)
-
-    run, tangents = Run(), []
-    with torch.no_grad(), unchanged(model), warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
-        warnings.filterwarnings("ignore", message=".*torch.jit.*deprecated.*")
-        # without gradients, torch's layers would use fused kernels without forward derivatives
-        with torch.enable_grad(), forward_ad.dual_level():
-            try:
-                args, named = tree_map(
-                    perturb if start is None else in_float64, arranged(model, inputs, kwargs)
-                )
-                with ExitStack() as stack:
-                    if start is not None:
-                        hook = named_modules[start].register_forward_hook(
-                            lambda _m, _a, out: tree_map(perturb, out)
-                        )
-                        stack.callback(hook.remove)
-                    stack.enter_context(hooked(layers, run, differentiable=False))
-                    model(*args, **named)
-            except Exception as error:
-                raise CaptureError(
-                    f"{type(model).__name__} raised {type(error).__name__} on inputs"
-                    f" ({describe(inputs, kwargs or {})}) under forward differentiation:"
-                    f" {first_line(error)}; check the inputs, or this operation."
-                ) from error
-            for call in run.calls:
-                tangent = forward_ad.unpack_dual(call.output).tangent
-                tangents.append(
-                    torch.zeros_like(call.output) if tangent is None else tangent.detach().clone()
-                )
-    if not used:
-        raise InputError(
-            "growth_exponent found no floating-point input to perturb; name a layer by start=."
-            if start is None
-            else (
-                f"growth_exponent: {type(model).__name__} does not call the layer {start!r} on"
-                " these inputs."
-            )
-        )
-    if not tangents:
-        raise InputError(
-            "growth_exponent: the model called none of the chosen layers on these inputs."
-        )
-    return tangents
 
 
 def redraw(
