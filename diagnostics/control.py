@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from pathspace.diagnostics.layers import Call, Names, Types, observe, select
-from pathspace.diagnostics.spectra import Jacobian, Products, top_singular
+from pathspace.diagnostics.linear_maps import Jacobian, Products
+from pathspace.diagnostics.spectra import top_singular
 from pathspace.diagnostics.tables import Table
 from pathspace.diagnostics.theory import ELEMENTWISE
 from pathspace.errors import InputError, PathspaceError

@@ -13,13 +13,13 @@ from scipy.sparse.linalg import LinearOperator
 from torch import Tensor, nn
 
 from pathspace.diagnostics.layers import differentiating, observe, select
+from pathspace.diagnostics.linear_maps import Jacobian, Products, as_products, fetch
 from pathspace.diagnostics.tables import Estimate
 from pathspace.errors import (
     AT_LEAST_1,
     COUNT,
     SEED,
     InputError,
-    UnsupportedError,
     expect_arguments,
     expect_numbers,
 )
@@ -27,152 +27,6 @@ from pathspace.errors import (
 _SMALL = 64
 # numbers of steps after which convergence of the singular values is tested
 _CHECKS = (30, 60, 120, 240, 480)
-
-
-class Products(LinearOperator):  # type: ignore[misc]
-    """A linear map of shape ``(M, N)`` given by products on a device; numpy arrays
-    are copied to it and back.
-
-    Each kind of map defines :meth:`push` and :meth:`pull`.
-
-    Args:
-        shape: ``(M, N)``.
-        device: the device of the products.
-        rounding: relative error of one product, the smallest useful tolerance.
-    """
-
-    def __init__(self, shape: tuple[int, int], device: torch.device, rounding: float) -> None:
-        self.device, self.rounding = device, rounding
-        super().__init__(np.dtype(np.float64), shape)
-
-    def push(self, u: Tensor) -> Tensor:
-        """``J u`` in float64, shape ``(M,)``, without a wait for the device."""
-        raise NotImplementedError
-
-    def pull(self, v: Tensor) -> Tensor:
-        """``v J`` in float64, shape ``(N,)``, without a wait for the device."""
-        raise NotImplementedError
-
-    def _matvec(self, u: np.ndarray) -> np.ndarray:
-        return _fetch(self.push(self.put(u)))
-
-    def _rmatvec(self, v: np.ndarray) -> np.ndarray:
-        return _fetch(self.pull(self.put(v)))
-
-    def put(self, values: np.ndarray) -> Tensor:
-        """A vector on the device."""
-        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float64).reshape(-1)).to(
-            self.device
-        )
-
-    def rows(self) -> Tensor:
-        """The explicit matrix, for small shapes."""
-        rows, columns = self.shape
-        eye = torch.eye(min(rows, columns), dtype=torch.float64, device=self.device)
-        if rows <= columns:
-            return torch.stack([self.pull(row) for row in eye])
-        return torch.stack([self.push(column) for column in eye], 1)
-
-    def dense(self) -> np.ndarray:
-        """The explicit matrix, for small shapes."""
-        return _fetch(self.rows())
-
-
-class _Other(Products):
-    """Any scipy operator."""
-
-    def __init__(self, operator: LinearOperator) -> None:
-        self._operator = operator
-        super().__init__(operator.shape, torch.device("cpu"), 0.0)
-
-    def push(self, u: Tensor) -> Tensor:
-        return self.put(self._operator.matvec(u.numpy()))
-
-    def pull(self, v: Tensor) -> Tensor:
-        return self.put(self._operator.rmatvec(v.numpy()))
-
-
-def _products(operator: LinearOperator) -> Products:
-    return operator if isinstance(operator, Products) else _Other(operator)
-
-
-class Jacobian(Products):
-    """The Jacobian ``dy/dz`` between two tensors of one autograd graph, as a scipy
-    operator of shape ``(M, N)``.
-
-    ``rmatvec(v)`` is the vector-Jacobian product ``v J``; ``matvec(u)`` is ``J u``, the derivative
-    of ``v J`` by v. The Jacobian of a batch has those of its samples as diagonal blocks (except for
-    batch norm in train mode).
-
-    Args:
-        target: y.
-        source: z, of which y is a function.
-
-    Raises:
-        InputError: y does not depend on z.
-
-    Example:
-        >>> z = torch.tensor([1.0, 2.0]).double().requires_grad_()
-        >>> jacobian = Jacobian(torch.stack([z[0] * z[1], z[0] ** 2, z[1]]), z)
-        >>> (
-        ...     jacobian.shape,
-        ...     (jacobian @ np.array([1.0, 0.0])).tolist(),
-        ...     jacobian.rmatvec(np.array([1.0, 0, 0])).tolist(),
-        ... )
-        ((3, 2), [2.0, 2.0, 0.0], [2.0, 1.0])
-    """
-
-    def __init__(self, target: Tensor, source: Tensor) -> None:
-        self.target, self.source = target, source
-        with torch.enable_grad():
-            self._cotangent = torch.zeros_like(target, requires_grad=True)
-            (pulled,) = torch.autograd.grad(
-                target, source, self._cotangent, create_graph=True, allow_unused=True
-            )
-        if pulled is None:
-            raise InputError("The target does not depend on the source; choose a source before it.")
-        self._pulled = pulled
-        shape = target.numel(), source.numel()
-        super().__init__(shape, target.device, torch.finfo(target.dtype).eps)
-
-    def pull(self, v: Tensor) -> Tensor:
-        """``v J`` in float64, shape ``(N,)``."""
-        cotangent = v.reshape(self.target.shape).to(self.target)
-        (back,) = torch.autograd.grad(
-            self.target, self.source, cotangent, retain_graph=True, materialize_grads=True
-        )
-        return back.detach().reshape(-1).double()
-
-    def push(self, u: Tensor) -> Tensor:
-        """``J u`` in float64, shape ``(M,)``.
-
-        Raises:
-            UnsupportedError: an operation has no second derivative.
-        """
-        if not self._pulled.requires_grad:
-            return torch.zeros(self.target.numel(), dtype=torch.float64, device=self.device)
-        tangent = u.reshape(self.source.shape).to(self.source)
-        try:
-            (pushed,) = torch.autograd.grad(
-                self._pulled, self._cotangent, tangent, retain_graph=True, materialize_grads=True
-            )
-        except RuntimeError as error:
-            raise UnsupportedError(
-                "J u cannot be computed, because an operation has no second derivative:"
-                f" {str(error).splitlines()[0]}"
-            ) from error
-        return pushed.detach().reshape(-1).double()
-
-
-def _fetch(value: Tensor) -> np.ndarray:
-    """Copy numbers to the host; only here it waits for the device."""
-    found = value.detach().cpu().numpy()
-    if not np.isfinite(found).all():
-        raise UnsupportedError(
-            "A product with the Jacobian is not finite, so it has no spectrum; check for an"
-            " overflow, or for a square root, norm or logarithm of zero in the model."
-        )
-    return found
 
 
 def jacobian(
@@ -270,20 +124,20 @@ def trace_k(
         raise InputError(
             f"trace_k found probes={probes}, expected at least 2 (hutchinson) or 6 (hutch++)."
         )
-    random, products = np.random.default_rng(seed), _products(operator)
+    random, products = np.random.default_rng(seed), as_products(operator)
 
     def signs() -> Tensor:
         return products.put(random.integers(0, 2, rows) * 2.0 - 1)
 
     def sizes(vectors: Iterable[Tensor]) -> list[float]:
         found = [products.pull(v).square().sum() / columns for v in vectors]
-        return _fetch(torch.stack(found)).tolist() if found else []
+        return fetch(torch.stack(found)).tolist() if found else []
 
     if method == "hutchinson":
         return Estimate.of(sizes(signs() for _ in range(probes)))
     third = min(probes // 3, rows)
     sketch = torch.stack([products.push(products.pull(signs())) for _ in range(third)], 1)
-    basis = products.put(_range(_fetch(sketch))).view(rows, -1)
+    basis = products.put(_range(fetch(sketch))).view(rows, -1)
     known = math.fsum(sizes(basis.T))
     if basis.shape[1] >= min(rows, columns):
         return Estimate(known, 0.0, third)
@@ -388,10 +242,10 @@ def top_singular(
     expect_numbers("top_singular", COUNT, count=count)
     expect_numbers("top_singular", SEED, seed=seed)
     expect_numbers("top_singular", "a number of at least 0", tolerance=tolerance)
-    products, small = _products(operator), min(operator.shape)
+    products, small = as_products(operator), min(operator.shape)
     count = min(count, small)
     if small <= _SMALL or count >= small:
-        left, values, right = np.linalg.svd(_fetch(products.rows()), full_matrices=False)
+        left, values, right = np.linalg.svd(fetch(products.rows()), full_matrices=False)
         triples = [products.put(side[:count]).view(count, -1) for side in (left.T, right)]
     else:
         start = products.put(np.random.default_rng(seed).normal(size=small))
@@ -401,7 +255,7 @@ def top_singular(
         torch.maximum((products.pull(u) - s * w).norm(), (products.push(w) - s * u).norm())
         for u, s, w in zip(triples[0], on_device, triples[1], strict=True)
     ]
-    found = _fetch(torch.stack(errors)).tolist() if errors else []
+    found = fetch(torch.stack(errors)).tolist() if errors else []
     return tuple(
         Singular(float(value), error) for value, error in zip(values[:count], found, strict=True)
     )
@@ -415,7 +269,7 @@ def _largest(
     most = min(len(start), max(_CHECKS[-1], 2 * count))
     krylov = _Krylov(operator, start, most)
     for steps in [*checks, most]:
-        diagonal, above = _fetch(krylov.go_on(steps))
+        diagonal, above = fetch(krylov.go_on(steps))
         left, values, right = np.linalg.svd(np.diag(diagonal) + np.diag(above[:-1], 1))
         residuals = np.abs(above[-1] * left[-1, :count])
         if (residuals <= tolerance * values[0]).all():
@@ -512,12 +366,10 @@ def spectrum(operator: LinearOperator, probes: int = 8, steps: int = 40, seed: i
     expect_numbers("spectrum", "a whole number from 2 to 1,000,000", probes=probes)
     expect_numbers("spectrum", AT_LEAST_1, steps=steps)
     expect_numbers("spectrum", SEED, seed=seed)
-    products, size = _products(operator), min(operator.shape)
+    products, size = as_products(operator), min(operator.shape)
     steps, random = min(steps, size), np.random.default_rng(seed)
     starts = [products.put(random.normal(size=size)) for _ in range(probes)]
-    lengths = _fetch(
-        torch.stack([_Krylov(products, start, steps).go_on(steps) for start in starts])
-    )
+    lengths = fetch(torch.stack([_Krylov(products, start, steps).go_on(steps) for start in starts]))
     tables = [np.diag(diagonal) + np.diag(above[:-1], 1) for diagonal, above in lengths]
     _, values, vectors = np.linalg.svd(np.stack(tables))
     return Spectrum(operator.shape, values**2, vectors[:, :, 0] ** 2)
