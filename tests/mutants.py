@@ -49,8 +49,8 @@ GROUPS: dict[str, tuple[int, Sequence[str], Sequence[str]]] = {
                "path_norm_operations", "odd_models", "zoo", "channels", "matching"]),
     "units and relations": (
         70, [f"pathspace/inference/{name}.py" for name in
-             ("units", "flows", "powers", "running_statistics", "relations", "elimination",
-              "union_find", "build",
+             ("units", "parameter_scales", "flows", "powers", "running_statistics", "relations",
+              "elimination", "union_find", "build",
               "assemble", "layout", "values", "folding", "eps_detection", "gathered")],
         ["values", "relations", "multiplicities", "rules", "rules_written_twice", "gathered", "eps",
          "levels", "constants", "dimension", "odd_models", "zoo", "upper_bound"]),

@@ -6,7 +6,7 @@ Equations ``phi(a) = phi(b)`` are collected while the graph is interpreted, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from math import prod
 from typing import Any
@@ -16,14 +16,12 @@ import torch
 from torch import Tensor
 
 from pathspace.graph_parts import Pin
-from pathspace.inference.flows import Flows, use_of
-from pathspace.inference.layout import layout
+from pathspace.inference.flows import use_of
 from pathspace.inference.origins import constant_behind
+from pathspace.inference.parameter_scales import ParameterScales
 from pathspace.inference.powers import Memory, Powers, distinct_columns, memory, spread
 from pathspace.inference.registry import facts_of
-from pathspace.inference.relations import Relations
 from pathspace.inference.running_statistics import RunningStatistics
-from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import (
     NEUTRAL,
     ROOT,
@@ -34,7 +32,6 @@ from pathspace.inference.values import (
     constant,
     distinct,
     has_zeros,
-    reshaped,
 )
 
 # above these numbers of different scales at one weight, all are unified, which is sound
@@ -42,34 +39,16 @@ EXACT_USES = 20_000
 EXACT_RESULTS = 20_000
 # kinds of operations that sum
 SUMS = ("total", "mean")
-UNLIKE = "different constants are added to this parameter"
-# if data selects more scalars of a table than this, all of its rows are treated as one
-MOST_GATHERED = 4_000_000
 
 
-@dataclass(frozen=True)
-class Gather:
-    """A virtual weight: the rows of a table that an index selects.
-
-    Attributes:
-        table: name of the parameter.
-        index: number of the index; one index selects the same rows of different tables.
-    """
-
-    table: str
-    index: int
-
-
-class Scales(Semantics):
+class Scales(ParameterScales):
     """The interpretation whose nodes are units: elements that must share a scale are unified."""
 
     drops_dead = True
 
     def __init__(self, offsets: dict[str, int], shapes: dict[str, tuple[int, ...]]) -> None:
         super().__init__(offsets, shapes)
-        self.equations = Relations()
         self.running = RunningStatistics(self.equations)
-        self.flows = Flows()
         # memory of ids -> these ids, and fewer ids with the same scales
         self._tied: dict[Memory, tuple[Tensor, Tensor]] = {}
         self._tied_at: set[int] = set()
@@ -78,48 +57,8 @@ class Scales(Semantics):
         self._made: dict[tuple[Any, ...], list[tuple[Tensor, Tensor, Any]]] = {}
         self.cuts: list[Tensor] = []
         self.observes = False
-        # ids of the scalars of parameters used as activations, laid out like the parameter
-        self._tables: dict[str, Tensor] = {}
-        # parameter -> the constant that is added to it in every use
-        self.shifts: dict[str, float] = {}
-        # virtual weight -> its table and index
-        self.gathers: dict[str, Gather] = {}
-        # run and node of an index -> its number
-        self._indices: dict[tuple[int, object], int] = {}
         # operations that read a constant -> the number of their pin
         self._constants: dict[tuple[str, str, str, str], int] = {}
-
-    def gathered(self, weight: Weight, rows: Sequence[int], node: object) -> Weight | None:
-        """A virtual weight with one row for each position of an index."""
-        table = weight.name
-        if table is None or weight.kept is not None or weight.shift or table in self.gathers:
-            return None
-        shape, step = self.shapes[table], prod(self.shapes[table][1:])
-        # the view must keep the rows separate
-        whole = (
-            weight.shape[:1] == shape[:1]
-            and weight.index.stride(0) == step > weight.index.storage_offset()
-        )
-        # with a single position, operations over several positions are not visible
-        alone = len(rows) > 0 and (prod(rows) < 2 or 1 in rows[1:])
-        # products with matrices need only ids of their rows and columns
-        many = prod(rows) * (step if len(shape) < 3 else sum(shape[1:]))
-        if not whole or alone or many > MOST_GATHERED:
-            return None
-        number = self._indices.setdefault((self.place.run, node), len(self._indices))
-        name = f"{table}[{number}]"
-        if name not in self.gathers:
-            last = max(self.offsets, key=self.offsets.__getitem__)
-            self.offsets[name] = self.offsets[last] + prod(self.shapes[last])
-            self.shapes[name] = (prod(rows), *shape[1:])
-            self.gathers[name] = Gather(table, number)
-            self.virtual[name] = table
-        virtual = Weight.of(name, self.shapes[name])
-        for function in weight.moves:
-            virtual = virtual.moved(function, self.offsets)
-        if virtual.name is None or virtual.index.stride() != weight.index.stride():
-            return None
-        return virtual.moved(lambda t: reshaped(t, (*rows, *t.shape[1:])), self.offsets)
 
     def activation(self, value: Any) -> Tensor:
         """Any value as an activation; ids known to be equal are replaced by one of them."""
@@ -334,73 +273,6 @@ class Scales(Semantics):
         for target in (baseline, change):
             self.flows.into(small, distinct(target.expand(small.shape)))
         return baseline.expand(full), change
-
-    def _note_shift(self, weight: Weight) -> None:
-        """Record the constant added to a parameter; if its uses have different constants,
-        the parameter is pinned.
-        """
-        for name in dict.fromkeys(
-            self.virtual.get(name, name) for name in self.parameters_of(weight)
-        ):
-            if (
-                self.shifts.setdefault(name, weight.shift) != weight.shift
-                and name not in self.pinned_parameters
-            ):
-                self.pin([Weight.of(name, self.shapes[name])], UNLIKE)
-
-    def attach(self, weight: Weight) -> Tensor:
-        """Edges from the root to new ids, one per scalar; a scalar has the
-        same id in all such uses.
-        """
-        self._note_shift(weight)
-        if weight.name in self.gathers and prod(self.shapes[weight.name]) > MOST_GATHERED:
-            self.pin([weight], "more scalars picked by data than can be followed")
-            return constant(weight.shape)
-        if weight.name is not None:
-            return weight.of_table(self._table(weight.name))
-        ids = torch.full((weight.index.numel(),), ROOT)
-        for name in self.parameters_of(weight):
-            table = self._table(name).reshape(-1)
-            local = weight.index.reshape(-1) - self.offsets[name]
-            inside = (local >= 0) & (local < len(table))
-            ids[inside] = table[local[inside]]
-        return ids.reshape(weight.shape)
-
-    def _table(self, name: str, ids: Tensor | None = None) -> Tensor:
-        """Ids of a whole parameter, created at its first use as an activation."""
-        if name not in self._tables:
-            shape = self.shapes[name]
-            head = self.equations.fresh(shape) if ids is None else ids
-            self.flows.use(use_of(Weight.of(name, shape), constant([1] * len(shape)), head))
-            self._tables[name] = head.expand(shape)
-        return self._tables[name]
-
-    def _coarse(self, value: Value, dims: Iterable[int]) -> Tensor:
-        """An activation; a parameter whose first use is a reduction gets one id
-        along the reduced dimensions.
-        """
-        if isinstance(value, Weight) and value.kept is None and value.name is not None:
-            shape = self.shapes[value.name]
-            strided = all(
-                stride
-                for stride, size in zip(value.index.stride(), value.shape, strict=True)
-                if size > 1
-            )
-            if (
-                value.name not in self._tables
-                and strided
-                and value.index.numel() == np.prod(shape, dtype=np.int64)
-            ):
-                wanted = {dim % max(len(value.shape), 1) for dim in dims}
-                ids = self.equations.fresh(
-                    [1 if dim in wanted else size for dim, size in enumerate(value.shape)]
-                )
-                found = layout(value.index, [ids], shape)
-                if found is not None and all(
-                    part == slice(0, n, 1) for part, n in zip(found[0], shape, strict=True)
-                ):
-                    self._table(value.name, found[1][0])
-        return self.activation(value)
 
     def observe(self, value: Tensor) -> Tensor:
         """Mark the elements as used, without a condition on their scale."""
