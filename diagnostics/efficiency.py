@@ -3,30 +3,25 @@ during the backward pass.
 
 For node l and one sample, with ``g_l = dLoss/dx_l`` and ``v^ = v / ||v||``, the cosine is ``c_l =
 <z^_l, -g^_l>`` and the efficiency of the chain is ``eps' = (1/L) sum_l c_l``. Both are the same
-for a sum or mean loss, a scaled loss, and any split of the batch. One ``z`` per node is stored
-until its gradient arrives.
+for a sum or mean loss, a scaled loss, and any split of the batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pathspace.diagnostics.addition_hooks import Addition, Sites
-from pathspace.diagnostics.check_traced import Traced
+from pathspace.diagnostics.addition_hooks import Addition
 from pathspace.diagnostics.layers import call, differentiating, unchanged
 from pathspace.diagnostics.losses import reduction
-from pathspace.diagnostics.nodes import ChainNode, Nodes, batch_size
+from pathspace.diagnostics.nodes import Nodes
+from pathspace.diagnostics.observer import MEASURES, NodeTensors, ObservedPass, Observer
 from pathspace.diagnostics.penalty_disabled import penalty_disabled
 from pathspace.errors import AT_LEAST_1, InputError, UnsupportedError, expect_numbers
-
-# what a record has for each node and sample
-MEASURES = ("cosines", "direction_norms", "stream_norms", "gradient_norms", "products")
 
 
 @dataclass(frozen=True)
@@ -199,160 +194,25 @@ class ChainRecord:
         }
 
 
-@dataclass(frozen=True)
-class NodeTensors:
-    """Direction, stream and gradient of one node, flattened per sample, each of shape (B, D)."""
+def as_record(
+    observer: Observer, current: ObservedPass, gauge: Tensor | None = None, reduction: str = "sum"
+) -> ChainRecord:
+    """The numbers of one pass as a record.
 
-    direction: Tensor
-    stream: Tensor
-    gradient: Tensor
-
-
-@dataclass
-class _Pass:
-    """One forward pass and its backward pass."""
-
-    held: set[int] = field(default_factory=set)
-    rows: dict[int, dict[str, Tensor]] = field(default_factory=dict)
-    tensors: dict[int, NodeTensors] = field(default_factory=dict)
-    queued: bool = False
-    closed: bool = False
-
-
-class Observer:
-    """Stores every node's direction until the gradient of its ``x_l`` arrives, then
-    a few numbers per sample.
+    Args:
+        observer: which measured them.
+        current: the pass.
+        gauge: ``s_l``, shape (L,); NaN by default.
+        reduction: of the loss.
     """
-
-    def __init__(
-        self, chain: Nodes, done: Callable[[_Pass], None], keep: bool = False, batch_dim: int = 0
-    ) -> None:
-        if not chain.nodes:
-            raise InputError(
-                f"{chain.sentence()[:-1]}, so there is nothing to observe; choose a residual model."
-            )
-        self.chain, self.done, self.keep, self.batch_dim = chain, done, keep, batch_dim
-        self.dims, self.batch = chain.batch_dims(batch_dim), batch_size(chain.example, batch_dim)
-        self.nodes = chain.by_site()
-        # recomputation calls a module again; the number of the call is ignored if the
-        # module has only one node
-        calls = {(node.site.module, node.site.order) for node in chain.nodes}
-        self.unique = len(calls) == len(chain.nodes)
-        self.loose = (
-            {(node.site.module, node.site.order): node for node in chain.nodes}
-            if self.unique
-            else {}
-        )
-        self.current = _Pass()
-        self.traced = Traced(chain)
-        self.sites = Sites(self._meet, self.finish, self.traced.check)
-
-    def finish(self) -> None:
-        """Finish the last pass, also before the next one, even if some of its
-        gradients did not arrive.
-        """
-        self._close(self.current)
-        self.current = _Pass()
-
-    def _close(self, current: _Pass) -> None:
-        if current.rows and not current.closed:
-            current.closed = True
-            self.done(current)
-
-    def _find(self, addition: Addition) -> ChainNode | None:
-        site = addition.site
-        return self.loose.get((site.module, site.order)) if self.unique else self.nodes.get(site)
-
-    def _meet(self, addition: Addition) -> Tensor:
-        node, current = self._find(addition), self.current
-        if node is None:
-            self.traced.check_addition(addition)
-        if node is None or (node.index in current.held and torch._C._current_graph_task_id() != -1):
-            return addition.run()
-        stream, part = node.split(addition)
-        overwritten = addition.in_place and node.direction == 0
-        direction = part.detach().clone() if overwritten else part.detach()
-        version = direction._version
-        with torch.no_grad():
-            norm = self._flat(stream.detach(), node).norm(dim=1).double()
-            kept = self._flat(stream.detach().clone(), node) if self.keep else None
-        result = addition.run()
-        if result.requires_grad:
-            current.held.add(node.index)
-            result.register_hook(
-                partial(self._arrive, current, node, direction, version, norm, kept)
-            )
-        return result
-
-    def _flat(self, value: Tensor, node: ChainNode) -> Tensor:
-        """One row per sample."""
-        dim = self.dims[node.index]
-        samples = value.shape[dim] * self.batch // node.shape[dim] if node.shape else 1
-        flat = (value.movedim(dim, 0) if dim else value).reshape(samples, -1)
-        return flat if flat.dtype == torch.float64 else flat.float()
-
-    @torch.no_grad()
-    def _arrive(
-        self,
-        current: _Pass,
-        node: ChainNode,
-        direction: Tensor,
-        version: int,
-        norm: Tensor,
-        kept: Tensor | None,
-        gradient: Tensor,
-    ) -> None:
-        if node.index in current.rows:
-            return
-        if direction._version != version:
-            raise UnsupportedError(
-                f"The direction of node {node.name!r} ({node.source}) was overwritten before its"
-                " gradient arrived; replace the in-place operation after the addition by an"
-                " ordinary one."
-            )
-        z, g = self._flat(direction, node), self._flat(gradient, node)
-        z = z * node.scale if node.scale != 1 else z
-        largest = g.abs().amax()
-        # normalise first, because squares of small float32 gradients underflow
-        unit = torch.where((largest > 0) & largest.isfinite(), largest, torch.ones_like(largest))
-        g = g / unit
-        length, push = z.norm(dim=1).double(), g.norm(dim=1).double()
-        product = torch.linalg.vecdot(z, g).double()
-        cosine = (-product / (length * push)).clamp(-1, 1)
-        unit = unit.double()
-        values = (cosine, length, norm, push * unit, product * unit)
-        current.rows[node.index] = dict(zip(MEASURES, values, strict=True))
-        if kept is not None:
-            current.tensors[node.index] = NodeTensors(z.clone(), kept, g * unit.to(g.dtype))
-        if not current.queued:
-            current.queued = True
-            torch.autograd.Variable._execution_engine.queue_callback(partial(self._ended, current))
-
-    def _ended(self, current: _Pass) -> None:
-        current.queued = False
-        if len(current.rows) == len(self.chain.nodes):
-            self._close(current)
-
-    def record(
-        self, current: _Pass, gauge: Tensor | None = None, reduction: str = "sum"
-    ) -> ChainRecord:
-        """The numbers of one pass as a record."""
-        blank = torch.full_like(
-            max((row["cosines"] for row in current.rows.values()), key=len), torch.nan
-        )
-        rows = [current.rows.get(node.index, {}) for node in self.chain.nodes]
-        # the only wait for the device
-        table = torch.stack(
-            [row.get(name, blank).to(blank.device) for name in MEASURES for row in rows]
-        ).cpu()
-        values = dict(zip(MEASURES, table.split(len(rows)), strict=True))
-        absent = torch.full((len(rows),), torch.nan, dtype=torch.float64)
-        return ChainRecord(
-            names=tuple(node.name for node in self.chain.nodes),
-            **values,
-            gauge=absent if gauge is None else gauge,
-            reduction=reduction,
-        )
+    nodes = observer.chain.nodes
+    absent = torch.full((len(nodes),), torch.nan, dtype=torch.float64)
+    return ChainRecord(
+        names=tuple(node.name for node in nodes),
+        **observer.measured(current),
+        gauge=absent if gauge is None else gauge,
+        reduction=reduction,
+    )
 
 
 def gauge(chain: Nodes, gradients: dict[str, Tensor] | None = None) -> Tensor:
@@ -480,7 +340,7 @@ def observe(
     Reference:
         Learnable Markov chain paper, Definitions 3 and 4, with the cosine of equation (10).
     """
-    passes: list[_Pass] = []
+    passes: list[ObservedPass] = []
     observer = Observer(chain, passes.append, batch_dim=batch_dim)
     gradients, kind = _backward(chain, observer, loss_fn, inputs, targets)
     observer.finish()
@@ -489,7 +349,7 @@ def observe(
             f"No gradient reached any of the {len(chain)} nodes of {type(chain.model).__name__};"
             " compute the loss from the outputs of this model."
         )
-    return observer.record(passes[-1], gauge(chain, gradients), kind)
+    return as_record(observer, passes[-1], gauge(chain, gradients), kind)
 
 
 def tensors(
@@ -498,7 +358,7 @@ def tensors(
     """Directions, streams and gradients as tensors, one entry per node,
     for small models and tests.
     """
-    passes: list[_Pass] = []
+    passes: list[ObservedPass] = []
     observer = Observer(chain, passes.append, keep=True)
     _backward(chain, observer, loss_fn, inputs, targets)
     observer.finish()
@@ -540,7 +400,7 @@ class Watch:
         self.records: list[ChainRecord] = []
         self._observer = Observer(
             chain,
-            lambda done: self.records.append(self._observer.record(done)),
+            lambda done: self.records.append(as_record(self._observer, done)),
             batch_dim=batch_dim,
         )
         self._chain, self._every, self._count = chain, every, 0
@@ -563,4 +423,4 @@ class Watch:
         self._observer.finish()
 
 
-__all__ = ["ChainRecord", "NodeTensors", "Observer", "Watch", "call", "gauge", "observe", "tensors"]
+__all__ = ["ChainRecord", "Watch", "as_record", "gauge", "observe", "tensors"]

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from pathspace.diagnostics.addition_hooks import Addition, Sites
-from pathspace.diagnostics.efficiency import ChainRecord, NodeTensors, tensors
+from pathspace.diagnostics.efficiency import ChainRecord, tensors
 from pathspace.diagnostics.layers import call
+from pathspace.diagnostics.observer import NodeTensors
 from pathspace.errors import InputError
 
 if TYPE_CHECKING:

@@ -70,8 +70,8 @@ GROUPS: dict[str, tuple[int, Sequence[str], Sequence[str]]] = {
          "gauge_fixed_state", "optim_conventions", "optim_robust", "suggest"]),
     "diagnostics": (
         30, [f"diagnostics/{name}.py" for name in
-             ("chain", "efficiency", "signal", "theory", "meanfield", "dataflow", "degeneracy",
-              "gauge_directions", "symmetries",
+             ("chain", "efficiency", "observer", "signal", "theory", "meanfield", "dataflow",
+              "degeneracy", "gauge_directions", "symmetries",
               "residual", "cost", "losses", "gradients", "attention")],
         ["diagnostics_attention", "theory", "signal", "symmetries", "diagnostics_efficiency",
          "diagnostics_chain",

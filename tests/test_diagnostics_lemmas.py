@@ -173,7 +173,7 @@ def test_lemma4_both_ways(chain: tuple[MarkovChain, Tensor, Tensor]) -> None:
     assert result.products.holds and result.products.premise > 10
     assert result.cosines.premise == result.products.premise
     torch.manual_seed(0)
-    from pathspace.diagnostics.efficiency import NodeTensors
+    from pathspace.diagnostics.observer import NodeTensors
 
     z, s, g = torch.randn(3, 5000, 3, dtype=torch.float64)
     random = lemma4((NodeTensors(z, s, g),))

@@ -22,7 +22,8 @@ from torch.optim.optimizer import (
 
 from pathspace import Skeleton, path_statistics, trace
 from pathspace.diagnostics.chain import MarkovChain
-from pathspace.diagnostics.efficiency import ChainRecord, Observer
+from pathspace.diagnostics.efficiency import ChainRecord, as_record
+from pathspace.diagnostics.observer import Observer
 from pathspace.diagnostics.run.alarms import Alarm, judge, not_held
 from pathspace.diagnostics.run.log import RunLog
 from pathspace.diagnostics.run.outputs import Csv, Page, TensorBoard
@@ -311,7 +312,7 @@ class Watching(RunLog):
 
     def _observed(self, done: Any) -> None:
         if self._record is None and self._observer is not None:
-            self._record = self._observer.record(done)
+            self._record = as_record(self._observer, done)
 
     def _unit_facts(self) -> UnitFacts:
         units = self._units

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pathspace.diagnostics import MarkovChain
-from pathspace.diagnostics.efficiency import ChainRecord, NodeTensors, observe, tensors
+from pathspace.diagnostics.efficiency import ChainRecord, observe, tensors
 from pathspace.diagnostics.lemmas import (
     ideal_share,
     lemma1,
@@ -27,6 +27,7 @@ from pathspace.diagnostics.lemmas import (
     penalty_gradient,
     simulate_lemma3,
 )
+from pathspace.diagnostics.observer import NodeTensors
 from pathspace.diagnostics.walks import walk
 from pathspace.json_lines import append_lines, read_lines
 from pathspace.training import penalize
