@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pathspace.alike_channels import AlikeChannels, alike_channels
 from pathspace.capture import Captured, capture, check_runs
 from pathspace.errors import (
     SEED,
@@ -27,6 +25,7 @@ from pathspace.importance import importance
 from pathspace.inference.channels import Channels, InnerChannels, Side
 from pathspace.inference.interpreter import interpret
 from pathspace.inputs import arranged
+from pathspace.kept_channels import is_share, kept_numbers, scalar, share_of, whole_numbers
 from pathspace.rebasin import (
     Matching,
     by_activations,
@@ -184,7 +183,7 @@ class ChannelGroups(Shown):
               (2): Linear(in_features=2, out_features=2, bias=True)
             )
         """
-        if not isinstance(keep, Mapping) and _share(keep) < 1 and not self.removable:
+        if not isinstance(keep, Mapping) and share_of(keep) < 1 and not self.removable:
             reasons = (
                 "; ".join(dict.fromkeys(self.refused.values())) or "nothing in it is a channel"
             )
@@ -220,13 +219,13 @@ class ChannelGroups(Shown):
             Group -> ascending numbers of channels, for every group of which some are left out.
         """
         if isinstance(keep, Mapping):
-            chosen = {self[name].name: _scalar(value) for name, value in keep.items()}
+            chosen = {self[name].name: scalar(value) for name, value in keep.items()}
         else:
-            chosen = {group.name: _share(keep) for group in self.removable}
-        scores = self.importance(by) if any(map(_is_share, chosen.values())) else {}
+            chosen = {group.name: share_of(keep) for group in self.removable}
+        scores = self.importance(by) if any(map(is_share, chosen.values())) else {}
         found = {}
         for name, value in chosen.items():
-            numbers = _numbers(self[name], value, scores.get(name))
+            numbers = kept_numbers(name, len(self[name]), value, scores.get(name))
             if len(numbers) == len(self[name]):
                 continue
             if name in self.refused:
@@ -267,7 +266,7 @@ class ChannelGroups(Shown):
             )
         chosen = {}
         for name, order in orders.items():
-            chosen[self[name].name] = numbers = _whole(name, order).long().reshape(-1)
+            chosen[self[name].name] = numbers = whole_numbers(name, order).long().reshape(-1)
             if sorted(numbers.tolist()) != list(range(len(self[name]))):
                 raise InputError(
                     f"{name!r} found no permutation of its {len(self[name])} channels; give every"
@@ -389,76 +388,6 @@ class ChannelGroups(Shown):
         )
 
 
-def _scalar(value: Any) -> Any:
-    """A tensor with one number and no dimension as that number; anything else as it is."""
-    return value.item() if isinstance(value, Tensor) and value.dim() == 0 else value
-
-
-def _is_share(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def _share(keep: Any) -> float:
-    """One share of channels for all groups.
-
-    Raises:
-        InputTypeError: it is not a number.
-    """
-    share = _scalar(keep)
-    if not _is_share(share):
-        raise InputTypeError(
-            f"Channels to keep were given as {keep!r}, expected a share, or a dict from groups to"
-            " shares, masks or numbers of channels."
-        )
-    return float(share)
-
-
-def _whole(name: str, value: Any) -> Tensor:
-    """Numbers of channels, or a boolean mask, as a tensor.
-
-    Raises:
-        InputTypeError: it is neither.
-    """
-    try:
-        numbers: Tensor = torch.as_tensor(value)
-    except (TypeError, ValueError, RuntimeError):
-        numbers = torch.zeros(1)
-    if numbers.numel() and (numbers.is_floating_point() or numbers.is_complex()):
-        raise InputTypeError(
-            f"{name!r} found {value!r}, expected a share of channels, a boolean mask, or the"
-            " numbers of channels."
-        )
-    return numbers
-
-
-def _numbers(group: ChannelGroup, value: Any, scores: Tensor | None) -> Tensor:
-    """The channels to keep, ascending."""
-    size = len(group)
-    if _is_share(value):
-        share = float(value)
-        if not 0 < share <= 1:
-            raise InputError(
-                f"{group.name!r} found keep={share!r}, expected a share of channels above 0 and up"
-                " to 1."
-            )
-        assert scores is not None
-        return scores.topk(max(1, math.ceil(share * size - 1e-9))).indices.sort().values
-    numbers: Tensor = _whole(group.name, value)
-    if numbers.dtype == torch.bool:
-        if tuple(numbers.shape) != (size,):
-            raise InputError(
-                f"{group.name!r} found a mask of shape {tuple(numbers.shape)}, expected ({size},)."
-            )
-        numbers = numbers.nonzero().reshape(-1)
-    numbers = numbers.long().reshape(-1).unique()
-    if not len(numbers) or int(numbers[0]) < 0 or int(numbers[-1]) >= size:
-        raise InputError(
-            f"{group.name!r} found no channels to keep, or others than 0 to {size - 1}; keep at"
-            " least one."
-        )
-    return numbers
-
-
 def channels(
     model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = None
 ) -> ChannelGroups:
@@ -509,66 +438,20 @@ def channel_groups(captured: Captured, model: nn.Module) -> tuple[ChannelGroup, 
     groups: dict[str, ChannelGroup] = {}
     with torch.device("cpu"), torch.inference_mode(False):
         found, _ = interpret(captured, Channels)
-        _collect(found, model, groups)
+        _add(groups, alike_channels(found, model, set()))
         if found.several:
-            _collect(interpret(captured, InnerChannels)[0], model, groups)
+            known = {side for group in groups.values() for side in group.slices}
+            _add(groups, alike_channels(interpret(captured, InnerChannels)[0], model, known))
     return tuple(groups.values())
 
 
-def _collect(found: Channels, model: nn.Module, groups: dict[str, ChannelGroup]) -> None:
-    """Add the groups of one reading that share no side with those before."""
-    positions, mixed = found.solve()
-    order = {name: number for number, name in enumerate(tensors_of(model))}
-    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    known = {side for group in groups.values() for side in group.slices}
-    members: dict[int, dict[Side, np.ndarray]] = {}
-    for side in sorted(positions, key=lambda side: (order[side[0]], side[1])):
-        numbers, counts = np.unique(positions[side].numpy(), return_counts=True)
-        places = np.split(np.argsort(positions[side].numpy(), kind="stable"), counts.cumsum()[:-1])
-        for channel, where in zip(numbers.tolist(), places, strict=True):
-            if channel:
-                members.setdefault(channel, {})[side] = where
-    alike: dict[tuple[Any, ...], list[int]] = {}
-    for channel, slices in members.items():
-        signature = (channel in mixed, *((side, len(where)) for side, where in slices.items()))
-        alike.setdefault(signature, []).append(channel)
-    for together in alike.values():
-        sides = members[together[0]]
-        # (of what no weight reads nothing is known: taps of a kernel that
-        # are picked one by one, say)
-        read = any(name in parameters for name, _ in sides) and any(
-            side in found.reads for side in sides
-        )
-        if len(together) > 1 and read and not known & set(sides):
-            group = _group(
-                [members[channel] for channel in together],
-                found.reads,
-                mixed.get(together[0], ""),
-                groups,
-            )
-            groups[group.name] = group
-
-
-def _group(
-    together: Sequence[Mapping[Side, np.ndarray]],
-    reads: set[Side],
-    reason: str,
-    others: Mapping[str, ChannelGroup],
-) -> ChannelGroup:
-    """One group, its channels in the order of their first positions, named after
-    the tensor that writes it.
-    """
-    first = next(iter(together[0]))
-    together = sorted(together, key=lambda slices: int(slices[first][0]))
-    slices = {
-        side: torch.from_numpy(np.stack([one[side] for one in together])) for side in together[0]
-    }
-    readers = frozenset(side for side in slices if side in reads)
-    writers = [name for name, dim in slices if (name, dim) not in readers] or [first[0]]
-    name = next((name for name in writers if name.endswith("weight")), writers[0])
-    numbered = (name if n == 1 else f"{name} ({n})" for n in range(1, len(others) + 2))
-    name = next(option for option in numbered if option not in others)
-    return ChannelGroup(name, slices, readers, reason)
+def _add(groups: dict[str, ChannelGroup], found: Iterable[AlikeChannels]) -> None:
+    """Name each group after the tensor that writes it."""
+    for alike in found:
+        name = alike.writer
+        numbered = (name if n == 1 else f"{name} ({n})" for n in range(1, len(groups) + 2))
+        name = next(option for option in numbered if option not in groups)
+        groups[name] = ChannelGroup(name, alike.slices, alike.readers, alike.reason)
 
 
 __all__ = ["ChannelGroup", "ChannelGroups", "channel_groups", "channels"]
