@@ -1,0 +1,258 @@
+"""Sums over paths through operations whose properties in the table determine the result.
+
+With ``s`` the sum of ``|v|^p`` over the paths to an element: a copy keeps ``s``, a linear map with
+coefficients ``a`` gives ``sum |a|^p s``, a product of operands the product of their sums, and a
+normalisation by running statistics multiplies ``s`` by one factor per channel.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, fx
+
+from pathspace import path_sums as sums
+from pathspace.inference.registry import FACTS, Facts, operation_name
+from pathspace.path_sums import Sum
+
+
+def is_float(leaf: Any) -> bool:
+    """Whether a value is a tensor of floating-point numbers."""
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()
+
+
+class ByProperties(ABC):
+    """Passes sums over paths through operations by their properties.
+
+    Args:
+        p: exponent of the norm.
+        bound: replace functions that are not homogeneous by their largest slopes.
+        fixed_ends: whether paths may end where scales are fixed.
+    """
+
+    def __init__(self, p: float, bound: bool, fixed_ends: bool) -> None:
+        self.p, self.bound, self.fixed_ends = p, bound, fixed_ends
+        self.ends: list[Sum] = []
+        # placeholders for tensors that depend on data (integers, truth values): their
+        # contents have no meaning
+        self.decided: dict[int, Tensor] = {}
+
+    @abstractmethod
+    def refuse(self, name: str, args: Any, kwargs: Any, reason: str) -> NoReturn:
+        """Raise an error that names the operation."""
+
+    def _decided(self, value: Tensor) -> Tensor:
+        self.decided[id(value)] = value
+        return value
+
+    def is_decided(self, value: Any) -> bool:
+        """Whether a tensor is a placeholder for values that depend on data."""
+        return id(value) in self.decided
+
+    def _weight(self, leaf: Any) -> Any:
+        return (
+            Sum(sums.power(leaf, self.p)) if is_float(leaf) and not self.is_decided(leaf) else leaf
+        )
+
+    def by_facts(
+        self, node: fx.Node, facts: Facts, run: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Use the properties of an operation if they determine the result;
+        ``None`` if they do not.
+        """
+        shown, p = node.meta.get("val"), self.p
+        if isinstance(shown, Tensor) and not shown.is_floating_point():
+            return None
+        if facts.kind in ("copy", "dropout"):
+            # (alpha dropout adds constants in training)
+            return None if "alpha" in node.name else self._kept(args[0], shown)
+        if facts.kind == "power":
+            return self._raised(facts, args)
+        if facts.kind == "quotient" and self.fixed_ends and not kwargs and isinstance(args[1], Sum):
+            # a division by a sum ends no path at a fixed scale: it divides the scales
+            return sums.multiplied(
+                torch.mul, FACTS["aten.mul"], (args[0], sums.raised(args[1], -1)), {}, p
+            )
+        if facts.kind == "normalisation":
+            return self._frozen(node, run, args, kwargs)
+        if "recurrence" in facts.kind and len(args) == 9:
+            return self._recurrent(facts, args)
+        if (
+            facts.elementwise
+            and facts.degree == (1,)
+            and not facts.linear
+            and facts.kind != "complex"
+        ):
+            # max(x, y), relu(x): all paths of the operands pass
+            parts = [leaf for leaf in map(self._weight, sums.leaves(args)) if isinstance(leaf, Sum)]
+            return self._kept(sums.added(*parts) if len(parts) > 1 else parts[0], shown)
+        if facts.kind == "activation" and not facts.degree and len(args) == 2 and is_float(args[1]):
+            return self._sided(run, args)
+        if facts.linear == "each":
+            return self._product(node, facts, run, args, kwargs)
+        if facts.elementwise and (facts.linear == "jointly" or _is_quotient(facts, args, kwargs)):
+            return sums.combined(run, args, kwargs, p)
+        if facts.moves:
+            return sums.moved(run, args, kwargs, p, facts.kind in ("padding", "write"))
+        return self._weighted(facts, run, args, kwargs, shown)
+
+    def _product(
+        self, node: fx.Node, facts: Facts, run: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if self.bound and len(list(sums.each_sum((args, kwargs)))) > 1:
+            self.refuse(
+                operation_name(node.target),
+                args,
+                kwargs,
+                "a product of activations has no largest slope",
+            )
+
+        def number(leaf: Any) -> Any:
+            """Integers and masks of the model as factors; those that depend on
+            data may be 1 everywhere.
+            """
+            whole = (
+                isinstance(leaf, Tensor)
+                and not leaf.is_floating_point()
+                and not self.is_decided(leaf)
+            )
+            return leaf.double() if whole else leaf
+
+        return sums.multiplied(run, facts, sums.mapped(number, args), kwargs, self.p)
+
+    def _weighted(
+        self, facts: Facts, run: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shown: Any
+    ) -> Any:
+        """A linear map of one operand with constant coefficients, or a maximum over windows."""
+        x, p = args[0], self.p
+        if not isinstance(x, Sum) or not (facts.linear or facts.separable):
+            return None
+        if not facts.separable and facts.coefficients == "real":
+            return sums.by_unit_vectors(run, args, kwargs, p)
+
+        def apply(values: Tensor) -> Tensor:
+            found = run(values, *args[1:], **kwargs)
+            result: Tensor = found[0] if isinstance(found, tuple) else found
+            return result
+
+        if p == 1 and facts.linear and facts.coefficients == "positive":
+            return Sum.of(apply(x.values), x.log)
+        if facts.kind == "mean":
+            averaged = apply(x.values)
+            return Sum.of(
+                averaged * (averaged.numel() / max(x.values.numel(), 1)) ** (p - 1), x.log
+            )
+        if facts.separable:
+            rank = _rank(operation_name(run))
+            batched = x if x.values.dim() == rank + 2 else Sum(x.values.unsqueeze(0), x.log)
+            found = sums.separated(apply, batched, p, rank)
+            return self._kept(
+                found if batched is x else Sum(found.values.squeeze(0), found.log), shown
+            )
+        return sums.by_unit_vectors(run, args, kwargs, p)
+
+    def _recurrent(self, facts: Facts, args: tuple[Any, ...]) -> Any:
+        """A recurrent layer: all steps with ReLU; with gates, paths end in
+        the gates of every step.
+        """
+        states = [
+            sums.as_sum(each, self.p)
+            for each in (args[1] if isinstance(args[1], list | tuple) else [args[1]])
+        ]
+        x, packed = sums.as_sum(args[0], self.p), not isinstance(args[3], bool)
+        if facts.kind == "recurrence":
+            return None if packed else sums.recurrent(x, states[0], args[2], args[3:], self.p)
+        if packed or not self.fixed_ends or len(args[2]) % (4 if args[3] else 2):
+            return None
+        out, last = sums.recurrent(x, states[0], args[2], args[3:], self.p, self.ends)
+        return (out, *([last] * len(states)))
+
+    def _sided(self, run: Any, args: tuple[Any, ...]) -> Sum:
+        """``max(x, 0) + a min(x, 0)`` with a weight ``a``: each path passes unchanged, and
+        once more through ``a``.
+        """
+        x, slope = args[0], args[1].double()
+        shape = [slope.numel() if d == 1 or slope.dim() > 1 else 1 for d in range(x.values.dim())]
+        shape = list(slope.shape) if slope.dim() == x.values.dim() else shape
+        ways = [
+            run(torch.full(shape, side, dtype=torch.float64), slope).abs() ** self.p
+            for side in (1.0, -1.0)
+        ]
+        return Sum.of(x.values * sum(ways), x.log)
+
+    def _kept(self, value: Sum, shown: Any) -> Any:
+        """A sum as the first result, and placeholders for any further results of the operation."""
+        if isinstance(shown, Tensor):
+            return value
+        more = [
+            self._decided(torch.zeros(tuple(other.shape), dtype=other.dtype)) for other in shown[1:]
+        ]
+        return (value, *more)
+
+    def _raised(self, facts: Facts, args: tuple[Any, ...]) -> Sum | None:
+        """A power: for a whole exponent products of that many paths; else no paths,
+        but a power of the scale.
+        """
+        exponent = args[1] if len(args) > 1 else facts.degree[0]
+        if (
+            not isinstance(exponent, int | float)
+            or not isinstance(args[0], Sum)
+            or (self.bound and exponent != 1)
+        ):
+            return None
+        whole = exponent >= 1 and exponent == int(exponent)
+        # (the exponents that the rule supports)
+        followed = 0 < abs(exponent) <= 8 and float(8 * 3 * 5 * 7 * exponent).is_integer()
+        return sums.raised(args[0], exponent) if whole or (self.fixed_ends and followed) else None
+
+    def _frozen(
+        self, node: fx.Node, run: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A normalisation by running statistics, an affine map per channel; ``None``
+        for statistics of the data.
+        """
+        schema = getattr(node.target, "_schema", None)
+        named = (
+            dict(zip((a.name for a in schema.arguments), args, strict=False)) | kwargs
+            if schema is not None
+            else {}
+        )
+        by_batch = named.get("training", False)
+        if by_batch and not self.fixed_ends:
+            self.refuse(
+                operation_name(node.target),
+                args,
+                kwargs,
+                "batch statistics tie samples; use model.eval()",
+            )
+        statistics = [named.get(key) for key in ("running_mean", "running_var")]
+        own = named.get("use_input_stats", "running_mean" not in named)
+        if own or not all(isinstance(each, Tensor) for each in statistics):
+            return None
+        x = args[0]
+        shape = [n if d == 1 else 1 for d, n in enumerate(x.values.shape)]
+        rest = [leaf.double() if is_float(leaf) else leaf for leaf in args[1:]]
+        zero, one = (
+            run(torch.full(shape, n, dtype=torch.float64), *rest, **kwargs) for n in (0.0, 1.0)
+        )
+        shift, end = (found if isinstance(found, Tensor) else found[0] for found in (zero, one))
+        scaled = Sum(x.values * (end - shift).abs() ** self.p, x.log)
+        return self._kept(sums.added(scaled, Sum(shift.abs() ** self.p)), node.meta.get("val"))
+
+
+def _is_quotient(facts: Facts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a sum is divided by constants or weights."""
+    return (
+        facts.kind == "quotient"
+        and not isinstance(args[1], Sum)
+        and kwargs.get("rounding_mode") is None
+    )
+
+
+def _rank(name: str) -> int:
+    """Image dimensions of an operation named like ``max_pool2d_with_indices``."""
+    return next(
+        int(name[i]) for i in range(len(name) - 1) if name[i].isdigit() and name[i + 1] == "d"
+    )
