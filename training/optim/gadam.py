@@ -22,7 +22,7 @@ from pathspace import InputError, Skeleton
 from pathspace.training.optim.kernels import groups
 from pathspace.training.optim.pathwise import PathOptimizer, Step, StepRule
 from pathspace.training.optim.settings import check_bound, modes, number, pair
-from pathspace.training.optim.space import Manner
+from pathspace.training.optim.tree_products import Manner
 
 
 @dataclass(frozen=True)

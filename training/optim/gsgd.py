@@ -30,7 +30,7 @@ from pathspace.training.optim.layout import PLAIN
 from pathspace.training.optim.pathwise import PathOptimizer, Step, StepRule
 from pathspace.training.optim.settings import check_bound, modes, number
 from pathspace.training.optim.slots import Slot
-from pathspace.training.optim.space import Manner
+from pathspace.training.optim.tree_products import Manner
 
 # arguments of one kind of update for several tensors
 Lists = tuple[list[Tensor], ...]

@@ -39,7 +39,8 @@ from pathspace.training.optim.multipliers import warn_of_multipliers, warn_of_ze
 from pathspace.training.optim.settings import SMALLEST, check_group, expect_parameters, number
 from pathspace.training.optim.sharding import local, local_gradient, sharded
 from pathspace.training.optim.slots import Groups
-from pathspace.training.optim.space import Manner, PathSpace
+from pathspace.training.optim.space import PathSpace
+from pathspace.training.optim.tree_products import Manner
 from pathspace.training.optim.vectors import Parts
 
 

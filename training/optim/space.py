@@ -6,9 +6,7 @@ and again after changes of the weights by other code. The rule of a step determi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -17,38 +15,23 @@ import torch
 from torch import Tensor
 
 from pathspace import Skeleton, UnsupportedError
-from pathspace.training.optim.bounds import balancing_factors, limited, limits
+from pathspace.training.optim.bounds import balancing_factors, limits
 from pathspace.training.optim.frozen import held_chains
 from pathspace.training.optim.kernels import group_size, leaving, summed
-from pathspace.training.optim.layout import DYNAMIC, PLAIN, STATIC, find_held, make_layout
+from pathspace.training.optim.layout import DYNAMIC, PLAIN, make_layout
 from pathspace.training.optim.matching import named
 from pathspace.training.optim.record import Record
 from pathspace.training.optim.sharding import find_spread, local, sharded, version, whole
 from pathspace.training.optim.slots import Groups, Slot, make_slots
+from pathspace.training.optim.tree_products import (
+    Manner,
+    check_range,
+    inverse,
+    power,
+    set_constants,
+    tree_products,
+)
 from pathspace.training.optim.vectors import Parts, Vectors
-
-
-@dataclass(frozen=True)
-class Manner:
-    """The properties of a rule on which the products along the trees depend.
-
-    Attributes:
-        linear: whether a step has ``1 / scale`` instead of its square.
-        cap: upper bound of the multipliers.
-        relative: whether steps are relative to path values, without multipliers.
-        way_out: further advice for the error about path values that are too small.
-    """
-
-    linear: bool = False
-    cap: float | None = None
-    relative: bool = False
-    way_out: str = ""
-
-
-def power(table: Tensor, ids: Tensor) -> Tensor:
-    """``table[|id|] ** sign(id)``."""
-    value = table[ids.abs()]
-    return torch.where(ids < 0, value.reciprocal(), value)
 
 
 class PathSpace:
@@ -240,9 +223,15 @@ class PathSpace:
         vectors.value[0] = torch.inf
         parts.tree.copy_(self._tree_weights())
         if self.cut:
-            self.record.start(self._inverse(prefix, torch.from_numpy(self.record.ids)), tables)
+            self.record.start(
+                inverse(
+                    self.skeleton, prefix, torch.from_numpy(self.record.ids), self.manner.linear
+                ),
+                tables,
+            )
         self._constants(prefix, suffix)
-        self._check_range()
+        factors = ((slot.held.dtype, self.applied(i)) for i, slot in enumerate(self.slots))
+        check_range(self.owner, self.manner, vectors.value, factors, self.names, self.spread)
         self.note_versions()
 
     def _balance(self, suffix: Tensor, value: Tensor) -> None:
@@ -282,53 +271,12 @@ class PathSpace:
 
     def _products(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Prefixes and suffixes of all units, and the weights of their edges in both trees."""
-        skeleton, tables = self.skeleton, []
-        slots = zip(self.slots, self.spread.counted, strict=True)
-        slot_of = {
-            slot.block: slot for slot, counted in slots if slot.block is not None and counted
-        }
-        for tree in (skeleton.tree_in, skeleton.tree_out):
-            values = torch.zeros(len(tree.block), dtype=torch.float64)
-            for block, units in tree.by_block():
-                if block not in slot_of:
-                    continue
-                slot, shape = slot_of[block], skeleton.graph.blocks[block].shape
-                among, index = find_held(slot.part.indices, shape, tree.index[units])
-                some = slot.held.detach().reshape(-1)[torch.from_numpy(index).to(slot.held.device)]
-                values[torch.from_numpy(units[among])] = some.double().cpu()
-            values = self.spread.sum(values.to(self.device)).cpu()
-            # the root and dead units have no edge
-            values[torch.from_numpy(tree.block < 0)] = 1
-            bad = (values == 0) | ~values.isfinite()
-            if bool(bad.any()):
-                unit = int(bad.nonzero()[0])
-                name, found = skeleton.graph.blocks[tree.block[unit]].name, float(values[unit])
-                raise UnsupportedError(
-                    f"{self.owner} found a skeleton weight of {found:g} in {name!r}, expected "
-                    + (
-                        "non-zero ones; choose the skeleton again from the model as it stands, or"
-                        " init_skeleton(model, skeleton) first."
-                        if found == 0
-                        else "finite ones; load weights from before they diverged."
-                    )
-                )
-            tables.append(values)
-        return skeleton.prefixes(tables[0]), skeleton.suffixes(tables[1]), tables[0], tables[1]
-
-    def _inverse(self, table: Tensor, ids: Tensor) -> Tensor:
-        """``1 / table`` to the power in the step, for some ids; 0 at dead units,
-        whose weights are constant.
-        """
-        lost = self.skeleton.lost
-        values = power(table, ids).reciprocal()
-        values = (
-            values.masked_fill_(torch.from_numpy(lost)[ids.abs()], 0.0) if lost.any() else values
-        )
-        return values if self.manner.linear else values.square()
+        return tree_products(self.owner, self.skeleton, self.slots, self.spread, self.device)
 
     def _factors_by_tail(self, prefix: Tensor) -> Tensor:
         """``1 / pre`` of all tails that move, to the power in the step."""
-        return self._inverse(prefix, self._moving_tails()).to(self.vectors.factor)
+        tails = self._moving_tails()
+        return inverse(self.skeleton, prefix, tails, self.manner.linear).to(self.vectors.factor)
 
     def _moving_tails(self) -> Tensor:
         tails = [part.tail.reshape(-1) for part in self.layout.parts if part.kind == DYNAMIC]
@@ -345,22 +293,7 @@ class PathSpace:
             self.limits = limits(power(self.balancing, self._moving_tails()), cap, linear).to(
                 self.vectors.factor
             )
-        for slot in self.slots:
-            head, tail = (
-                self._inverse(suffix, slot.part.head),
-                self._inverse(prefix, slot.part.tail),
-            )
-            if cap is not None:
-                head = limited(
-                    head, power(self.balancing, slot.part.head).reciprocal(), cap, linear
-                )
-                tail = limited(tail, power(self.balancing, slot.part.tail), cap, linear)
-            slot.head = (
-                None if slot.part.kind == PLAIN or bool((head == 1).all()) else head.to(slot.held)
-            )
-            slot.tail = (
-                None if slot.part.kind != STATIC or bool((tail == 1).all()) else tail.to(slot.held)
-            )
+        set_constants(self.skeleton, self.slots, self.manner, self.balancing, prefix, suffix)
 
     def share(self, number: int) -> float:
         """The factor by which a bound reduces the step of a tensor with multiplier 1."""
@@ -406,40 +339,6 @@ class PathSpace:
         """
         square, cap = self.scales.square(), self.manner.cap
         return square if cap is None or self.manner.linear else square.clamp_(min=1 / cap)
-
-    def _check_range(self) -> None:
-        """Refuse products of skeleton weights that are too small to divide by.
-
-        Raises:
-            UnsupportedError: a quotient exceeds the range of a tensor's type.
-        """
-        if self.manner.relative:
-            return
-        bad = [
-            self.manner.cap is None
-            and not bool(self.vectors.value.square().reciprocal().isfinite().all())
-        ]
-        for i, slot in enumerate(self.slots):
-            sizes = [float(factor.abs().amax()) for factor in self.applied(i) if factor.numel()]
-            numbers = torch.finfo(slot.held.dtype)
-            if self.manner.linear:
-                # second moments of gradients as small as a rounding error must be representable
-                sizes += [
-                    math.prod(sizes),
-                    (math.prod(sizes) * numbers.eps) * (math.prod(sizes) * numbers.eps),
-                ]
-            bad.append(not all(size <= numbers.max for size in sizes))
-        everywhere = self.spread.sum(torch.tensor(bad, device=self.device).to(torch.int64)).tolist()
-        if any(everywhere):
-            names = [f" at {name!r}" if name else "" for name in self.names]
-            where = next(
-                (name for name, wrong in zip(names, everywhere[1:], strict=True) if wrong), ""
-            )
-            raise UnsupportedError(
-                f"{self.owner} found products of skeleton weights so small that dividing by them"
-                f" leads beyond the range of numbers{where}, expected larger ones; start with"
-                f" init_skeleton(model, skeleton){self.manner.way_out}, or compute in float64."
-            )
 
     # --- changes of the weights by other code
 
@@ -592,4 +491,4 @@ class PathSpace:
             self.note_step()
 
 
-__all__ = ["Manner", "PathSpace"]
+__all__ = ["PathSpace"]
