@@ -63,8 +63,8 @@ GROUPS: dict[str, tuple[int, Sequence[str], Sequence[str]]] = {
     "checker": (30, ["pathspace/checker/*.py"], ["checker_parts", "checker"]),
     "optimizers": (
         50, [f"training/optim/{name}.py" for name in
-             ("gsgd", "gadam", "pathwise", "space", "tree_products", "sweeps", "vectors", "bounds",
-              "path_sgd", "gauge_fixed",
+             ("gsgd", "gadam", "pathwise", "space", "tree_products", "sweeps", "vectors",
+              "versions", "bounds", "path_sgd", "gauge_fixed",
               "canonical_gauge", "initial", "multipliers", "layout")],
         ["steps_by_hand", "gsgd_oracle", "optim_path_values", "optim_options", "gauge_fixed",
          "gauge_fixed_state", "optim_conventions", "optim_robust", "suggest"]),

@@ -392,7 +392,7 @@ class Fused:
             # the kernels do not store ratios
             ratio = vectors.value.div(before).nan_to_num_(1.0)
             space.record.follow(torch.cat([ratio, ratio.reciprocal()]), adam)
-        space.note_step()
+        space.versions.note_step()
 
     def _launch(self, kernel: Any, programs: int, *args: Any, **options: bool) -> None:
         if programs:

@@ -21,7 +21,7 @@ from pathspace.training.optim.kernels import group_size, leaving, summed
 from pathspace.training.optim.layout import DYNAMIC, PLAIN, make_layout
 from pathspace.training.optim.matching import named
 from pathspace.training.optim.record import Record
-from pathspace.training.optim.sharding import find_spread, local, sharded, version, whole
+from pathspace.training.optim.sharding import find_spread, local, sharded, whole
 from pathspace.training.optim.slots import Groups, Slot, make_slots
 from pathspace.training.optim.tree_products import (
     Manner,
@@ -32,6 +32,7 @@ from pathspace.training.optim.tree_products import (
     tree_products,
 )
 from pathspace.training.optim.vectors import Parts, Vectors
+from pathspace.training.optim.versions import Versions
 
 
 class PathSpace:
@@ -93,6 +94,7 @@ class PathSpace:
         # with so few elements, the cost of a step is the number of operations
         self.few = count <= size
         self.slots = make_slots(groups, self.blocks, self.layout.parts, held, absent, size)
+        self.versions = Versions(self.slots, self.cut)
         # factors by unit to the balanced gauge, and suffixes when it was computed; upper
         # bounds of factors by tail
         ids = (
@@ -232,7 +234,7 @@ class PathSpace:
         self._constants(prefix, suffix)
         factors = ((slot.held.dtype, self.applied(i)) for i, slot in enumerate(self.slots))
         check_range(self.owner, self.manner, vectors.value, factors, self.names, self.spread)
-        self.note_versions()
+        self.versions.note()
 
     def _balance(self, suffix: Tensor, value: Tensor) -> None:
         """Compute the balanced gauge, which does not change if the network is only rescaled."""
@@ -342,27 +344,6 @@ class PathSpace:
 
     # --- changes of the weights by other code
 
-    def note_versions(self) -> None:
-        """Store the current versions of the weights."""
-        self._seen = self._look()
-
-    def note_step(self) -> None:
-        """The same after a step, which changes only the weights' numbers."""
-        if self.cut:
-            self.note_versions()
-        else:
-            self._seen = [
-                (where, s.held._version, strides)
-                for s, (where, _, strides) in zip(self.slots, self._seen, strict=True)
-            ]
-
-    def _look(self) -> list[tuple[int, int, tuple[int, ...]]]:
-        """Address, version and strides of each weight."""
-        if self.cut:
-            pairs = [(version(slot.parameter), local(slot.parameter)) for slot in self.slots]
-            return [(held.data_ptr(), count, held.stride()) for count, held in pairs]
-        return [(s.held.data_ptr(), s.held._version, s.held.stride()) for s in self.slots]
-
     def refresh(self) -> bool:
         """Update path space after other code has changed or frozen weights; otherwise
         without waiting for the device.
@@ -371,9 +352,9 @@ class PathSpace:
             Whether the memory of the weights has changed: then nothing is done,
             and a new layout is needed.
         """
-        now = self._look()
-        if now != self._seen or self.loaded:
-            if any(new[::2] != old[::2] for new, old in zip(now, self._seen, strict=True)):
+        now = self.versions.look()
+        if now != self.versions.seen or self.loaded:
+            if self.versions.moved(now):
                 return True
             # weights outside the trees can change freely; with shards, all devices decide together
             changed = self._tree_weights() != self._as_written()
@@ -382,7 +363,7 @@ class PathSpace:
             elif self.loaded:
                 self.recall()
             self.loaded = False
-            self._seen = now
+            self.versions.seen = now
         self.look_for_frozen()
         return False
 
@@ -488,7 +469,7 @@ class PathSpace:
                     weight.view([slot.held.shape[d] for d in order])
                 )
         if not compiling:
-            self.note_step()
+            self.versions.note_step()
 
 
 __all__ = ["PathSpace"]
