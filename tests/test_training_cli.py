@@ -218,14 +218,13 @@ def test_help_teaches(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_names_in_the_help_are_those_that_exist() -> None:
     from typing import get_args
 
+    from pathspace.training import train_cli
     from pathspace.training.experiments.tasks import task_names
     from pathspace.training.recipe import OPTIMIZERS, Init, Rule
 
     text = flat(call("train", "--help").output)
     assert all(name in text for name in (*OPTIMIZERS, *task_names()))
-    assert tuple(pathspace.training.cli.Rule) == get_args(Rule) and tuple(
-        pathspace.training.cli.Init
-    ) == get_args(Init)
+    assert tuple(train_cli.Rule) == get_args(Rule) and tuple(train_cli.Init) == get_args(Init)
 
 
 def test_demo_passes_its_options_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
