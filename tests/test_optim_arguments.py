@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -96,3 +97,90 @@ def test_a_model_is_a_module_and_a_gauge_is_fixed_once() -> None:
         GaugeFixed(plain, graph, model="x")  # type: ignore[arg-type]
     with pytest.raises(ps.InputTypeError, match=r"GaugeFixed as its optimizer.*unwrap"):
         GaugeFixed(GaugeFixed(plain, graph), graph)
+
+
+def weights(model: nn.Module) -> Tensor:
+    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.a = nn.Embedding(9, 6, sparse=True), nn.Linear(6, 8)
+        self.b = nn.Linear(8, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.b(torch.relu(self.a(self.words(ids).mean(1))))
+
+
+def test_a_step_that_is_interrupted_leaves_the_users_gauge() -> None:
+    model = mlp()
+    graph = ps.trace(model, X)
+    ps.rescale(model, graph, torch.linspace(-3, 3, graph.num_units).double())
+    plain = torch.optim.AdamW(model.parameters(), lr=0.01)
+    optimizer = GaugeFixed(plain, graph, return_to="user")
+    before = weights(model)
+
+    def interrupted() -> float:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step(interrupted)
+    torch.testing.assert_close(weights(model), before, rtol=1e-12, atol=0)
+
+    ids, rows = torch.arange(12).remainder(9).view(3, 4), Words()
+    sparse = torch.optim.SGD(rows.parameters(), lr=0.1)
+    optimizer = GaugeFixed(sparse, ps.trace(rows, ids), return_to="user")
+    rows(ids).square().sum().backward()
+    before = weights(rows)
+    with pytest.raises(ps.UnsupportedError, match=r"sparse gradient of 'words.weight'"):
+        optimizer.step()
+    assert torch.equal(weights(rows), before)
+
+
+@pytest.mark.parametrize("way", ["canonical", "user"])
+def test_only_the_last_wrapper_takes_steps(way: str) -> None:
+    model = mlp()
+    graph = ps.trace(model, X)
+    plain = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    first = GaugeFixed(plain, graph, return_to=way)
+    step(model, first)
+    twin, copied = copy.deepcopy((model, first))
+    step(twin, copied)
+    second = GaugeFixed(plain, graph, return_to=way)
+    for _ in range(2):
+        with pytest.raises(InputError, match="GaugeFixed found a step after unwrap"):
+            step(model, first)
+        second.unwrap()
+        first, second = second, copied
+        model = twin
+
+
+def test_parameters_belong_to_one_optimizer_of_the_model() -> None:
+    model, other = mlp(), mlp()
+    graph, plain = ps.trace(model, X), torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(InputError, match="no weight of the reduction graph among"):
+        GaugeFixed(plain, graph, model=other)
+    with pytest.raises(InputError, match="a parameter in two of its optimizers"):
+        GaugeFixed([plain, plain], graph)
+    both = joined(model)
+    groups = len(both.param_groups)
+    with pytest.raises(InputError, match="a parameter group after it was made"):
+        both.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
+    assert len(both.param_groups) == groups
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
+def test_copies_follow_running_statistics_to_another_type(how: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    x = X.float()
+    pair = model, GaugeFixed(torch.optim.SGD(model.parameters(), lr=0.0), ps.trace(model, x))
+    twin, optimizer = copy.deepcopy(pair) if how == "deepcopy" else pickle.loads(pickle.dumps(pair))
+    twin.double()
+    graph = ps.trace(twin, X)
+    ps.rescale(twin, graph, torch.linspace(-2, 2, graph.num_units).double())
+    before = twin.eval()(X).detach()
+    for _ in range(6):
+        step(twin, optimizer)
+    torch.testing.assert_close(twin(X).detach(), before, rtol=1e-6, atol=1e-6)

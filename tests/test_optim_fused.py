@@ -87,7 +87,7 @@ DOUBLE = (
         "shares",
         "ages",
     ),
-    *("sums", "found", "powers", "kinds", "changes", "phi", "rate", "weights"),
+    *("sums", "found", "powers", "kinds", "changes", "kept", "phi", "rate", "weights"),
 )
 TYPES = {
     **dict.fromkeys(LONG, "*i64"),

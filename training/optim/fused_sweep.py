@@ -106,6 +106,8 @@ class FusedSweep:
             2 * self.count + len(self.target), dtype=torch.float64, device=device
         )
         self.changes = torch.zeros(self.count, dtype=torch.float64, device=device)
+        # of these, what buffers follow
+        self.kept = torch.zeros_like(self.changes)
 
     def _describe(self, chosen: UnitSet, names: Sequence[str], device: torch.device) -> None:
         sizes = [side.ids.numel() for side in chosen.moved]
@@ -195,13 +197,12 @@ class FusedSweep:
         )  # fmt: skip
         self._launch(
             k.change_units, -(-self.count // BLOCK), self.sums, found, self.target, self.balanced,
-            self.rate,
-            self.changes, self.phi, self.places, self.vote_starts, self.groups, self.weights,
-            self.count, self.votes, BLOCK=BLOCK,
+            self.rate, self.changes, self.kept, self.phi, self.places, self.vote_starts,
+            self.groups, self.weights, self.count, self.votes, BLOCK=BLOCK,
         )  # fmt: skip
         self._launch(
             k.scale, len(self.tiles), at, about, self.tiles, powers, *pairs, self.changes,
-            self.sums, len(self.sums), self.pairs, **sizes,
+            self.kept, self.sums, len(self.sums), self.pairs, **sizes,
         )  # fmt: skip
         for tensor in written:
             torch.autograd.graph.increment_version(tensor)

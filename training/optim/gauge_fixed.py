@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pathspace import InputError, InputTypeError
+from pathspace import InputError, InputTypeError, UnsupportedError
 from pathspace.errors import expect_arguments
 from pathspace.moves import move_, moved
 from pathspace.structure import Structure
@@ -145,6 +146,11 @@ class GaugeFixed(Joined):
             for block in graph.blocks
             if id(self._tensors[block.name]) in given
         }
+        if graph.blocks and not self._asked:
+            raise InputError(
+                "GaugeFixed found no weight of the reduction graph among the parameters of its"
+                " optimizer, expected the model that is trained; pass it as model=."
+            )
         self._graph, self._turn = movable(
             graph, {name for name, asked in self._asked.items() if asked}
         )
@@ -193,10 +199,11 @@ class GaugeFixed(Joined):
             >>> _ = model[0].requires_grad_(False)
             >>> wrapped = GaugeFixed(wrapped.unwrap(), ps.trace(model, x))
         """
-        if self.return_to == "user" and self.optimizers[0].__dict__.get("wrapper") is self:
-            self._move(-self._phi, state=True)
-        for one in self.optimizers:
-            one.__dict__.pop("wrapper", None)
+        if self._wraps():
+            if self.return_to == "user":
+                self._move(-self._phi, state=True)
+            for one in self.optimizers:
+                del one.__dict__["wrapper"]
         return self.optimizers
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002
@@ -281,12 +288,20 @@ class GaugeFixed(Joined):
                 if key not in ("sets", "_kernels")
             },
             "_graph": graph,
-            "_places": {},
+            # (weak references have no copies)
+            "_places": {name: (module(), own) for name, (module, own) in self._places.items()},
+            "_last": self._wraps(),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a copy or a pickle."""
         super().__setstate__(state)
+        self._places = {
+            name: (ref(module), own) for name, (module, own) in state["_places"].items() if module
+        }
+        if self.__dict__.pop("_last"):
+            for one in self.optimizers:
+                one.__dict__["wrapper"] = self
         self._find_sets()
 
     # --- the gauge
@@ -329,7 +344,9 @@ class GaugeFixed(Joined):
         user = self.return_to == "user"
         if user:
             self._move(self._phi, weights=True, gradients=True)
-        loss = self._inner_steps(closure)
+            loss = self._back_after_errors(closure)
+        else:
+            loss = self._inner_steps(closure)
         if user:
             # (before the sweep, which moves weights and state but no gradients)
             self._move(-self._phi, gradients=True)
@@ -339,12 +356,32 @@ class GaugeFixed(Joined):
             self._move(-self._phi, weights=True)
         return loss
 
+    def _back_after_errors(self, closure: Callable[[], Any] | None) -> Any:
+        """The inner steps; whatever ends them leaves the model in the user's gauge."""
+        try:
+            return self._inner_steps(closure)
+        except BaseException:
+            self._move(-self._phi, weights=True, gradients=True)
+            raise
+
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _look_at_model(self) -> None:
         """Follow what other code has done to the model since the last step."""
         self._given = {}
+        if not self._wraps():
+            raise InputError(
+                "GaugeFixed found a step after unwrap(), or after another GaugeFixed has taken over"
+                " its optimizer; step the one that has it now."
+            )
         self._follow()
         for name, asked in self._asked.items():
+            grad = self._tensors[name].grad
+            if grad is not None and grad.is_sparse and self.return_to == "user":
+                raise UnsupportedError(
+                    f"GaugeFixed found a sparse gradient of {name!r} with return_to='user',"
+                    " expected dense ones: rows that are not there cannot be rescaled; use"
+                    " return_to='canonical' or an embedding without sparse=True."
+                )
             if self._tensors[name].requires_grad is not asked:
                 change = "frozen" if asked else "released"
                 raise InputError(
@@ -352,6 +389,10 @@ class GaugeFixed(Joined):
                     " the free scales; go on with GaugeFixed(gauge_fixed.unwrap(), graph), which"
                     " keeps the state."
                 )
+
+    def _wraps(self) -> bool:
+        """Whether this wrapper is the last around its optimizers."""
+        return all(one.__dict__.get("wrapper") is self for one in self.optimizers)
 
     def _follow(self) -> None:
         """Follow the model to another device or type: parameters remain the same
@@ -412,7 +453,7 @@ class GaugeFixed(Joined):
         self._phi[chosen.units] += change
         stay = self.return_to == "user"
         scaled: list[tuple[Tensor, Tensor]] = []
-        for side, factor in factors:
+        for side, factor, followed in factors:
             tensor = self._tensors.get(side.name)
             if tensor is None:
                 continue
@@ -423,9 +464,12 @@ class GaugeFixed(Joined):
                 move_(tensor, factor, torch.ones_like(factor), side.shift)
             else:
                 scaled.append((tensor, factor))
-            scaled += [
-                (buffer, factor**-power) for buffer, power in self._buffers_of(tensor) if power
-            ]
+            if followed is not None:
+                scaled += [
+                    (buffer, followed**-power)
+                    for buffer, power in self._buffers_of(tensor)
+                    if power
+                ]
         if scaled:
             rows = [in_rows(tensor, factor.to(tensor.dtype)) for tensor, factor in scaled]
             torch._foreach_mul_([tensor for tensor, _ in rows], [factor for _, factor in rows])

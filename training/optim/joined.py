@@ -42,6 +42,14 @@ class Joined(Optimizer):
                 f"{type(self).__name__} found an optimizer of type {type(optimizer).__name__},"
                 " expected one of torch.optim, or a list of several."
             )
+        once = [
+            id(p) for one in self.optimizers for group in one.param_groups for p in group["params"]
+        ]
+        if len(set(once)) < len(once):
+            raise InputError(
+                f"{type(self).__name__} found a parameter in two of its optimizers, expected each"
+                " in one; give every optimizer parameters of its own."
+            )
         # a scheduler that finds a setting here, such as betas, changes it in every group:
         # all of them must have it
         first, *others = (one.defaults for one in self.optimizers)
@@ -49,6 +57,7 @@ class Joined(Optimizer):
             key: value for key, value in first.items() if all(key in other for other in others)
         }
         super().__init__(self.param_groups, shared)
+        self._made = True
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -73,10 +82,18 @@ class Joined(Optimizer):
     def state(self, state: Any) -> None:
         """No effect; torch's constructor assigns a state."""
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Ignore the groups that torch's constructor adds; new groups
-        belong to an inner optimizer.
+    def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002
+        """Refused: new groups belong to one of the optimizers.
+
+        Raises:
+            InputError: always after construction.
         """
+        # (torch's constructor adds the groups, too)
+        if "_made" in self.__dict__:
+            raise InputError(
+                f"{type(self).__name__} found a parameter group after it was made, expected all of"
+                " them before; add it to one of its optimizers."
+            )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear all gradients."""

@@ -28,6 +28,8 @@ from pathspace.training.optim.canonical_gauge import (
     sides,
 )
 
+# a side, its factor, and that of its buffers, if they change
+Moved = tuple[Side, Tensor, Tensor | None]
 # a set has about 1 / PART of all weights, so that a step is cheap
 PART = 8
 
@@ -45,6 +47,7 @@ class UnitSet:
         power: the power of the unit's scale by which the entry is multiplied.
         summed_pairs: number of the pairs that belong to ``summed``; they come first.
         balanced: mask of the units that are balanced.
+        mixed: whether some of the units are balanced.
         rate: the factor of ``log(L / E)``.
         voters: positions of the entries whose squares are compared with a target, and
             the groups of their sums.
@@ -60,20 +63,25 @@ class UnitSet:
     power: Tensor
     summed_pairs: int
     balanced: Tensor
+    mixed: bool
     rate: float
     voters: tuple[Tensor, Tensor]
     votes: tuple[Tensor, Tensor, Tensor]
     target: Tensor
 
-    def step(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, list[tuple[Side, Tensor]]]:
+    def step(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, list[Moved]]:
         """The change of the units' log-scales, and the factors of all tensors at them.
+
+        Buffers follow balanced units only. That a unit comes back to a fixed norm is not a change
+        of coordinates but part of the step: first moments that followed would grow by ``1 / f``
+        where the norm shrinks by ``f``, each time, and overflow where ``f^2`` is below their decay.
 
         Args:
             tensors: parameters by name.
 
         Returns:
-            Changes, one for each of ``units``; sides with factors that are
-            broadcastable to their tensors.
+            Changes, one for each of ``units``; sides with their factors and those that buffers
+            follow, which are broadcastable to their tensors.
         """
         squares = torch.cat([side.squares(tensors[side.name]).reshape(-1) for side in self.summed])
         n, count = self.summed_pairs, len(self.units)
@@ -92,12 +100,20 @@ class UnitSet:
             found = torch.zeros_like(self.target).index_add_(0, group, squares[voter])
             off = torch.where(found > 0, (found / self.target).log(), 0.0)
             change.index_add_(0, unit, weight * off[deciding])
-        logs = squares.new_zeros(sum(side.ids.numel() for side in self.moved))
+        factors = self._factors(change)
+        followed: list[Tensor | None] = [*factors]
+        if len(self.target):
+            followed = [None] * len(factors)
+            if self.mixed:
+                followed = [*self._factors(torch.where(self.balanced, change, 0.0))]
+        return change, list(zip(self.moved, factors, followed, strict=True))
+
+    def _factors(self, change: Tensor) -> list[Tensor]:
+        """The factor of each side, after changes of log-scales."""
+        logs = change.new_zeros(sum(side.ids.numel() for side in self.moved))
         logs.index_add_(0, self.entry, self.power * change[self.unit])
         parts = logs.exp_().split([side.ids.numel() for side in self.moved])
-        return change, [
-            (side, part.view(side.ids.shape)) for side, part in zip(self.moved, parts, strict=True)
-        ]
+        return [part.view(side.ids.shape) for side, part in zip(self.moved, parts, strict=True)]
 
 
 def unit_sets(
@@ -196,6 +212,7 @@ def _make(
         on(power, torch.float64),
         int((entry < total).sum()),
         on(found.kinds[units] == BALANCED, torch.bool),
+        bool((found.kinds[units] == BALANCED).any()),
         1 / (4 * _width(summed, starts, entry, power)),
         (on(voter), on(group)),
         (on(voting), on(deciding), on(weight, torch.float64)),

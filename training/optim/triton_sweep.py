@@ -101,16 +101,15 @@ def squares(pointers, numbers, programs, kinds, sums, found, starts, units, powe
 
 
 @triton.jit
-def change_units(sums, found, target, balanced, rate, changes, phi, places, starts, groups, weights,
-                 count, votes, BLOCK: tl.constexpr):  # fmt: skip
-    """How the logarithm of every unit's scale changes."""
+def change_units(sums, found, target, balanced, rate, changes, kept, phi, places, starts, groups,
+                 weights, count, votes, BLOCK: tl.constexpr):  # fmt: skip
+    """How the logarithm of every unit's scale changes, and by how much buffers follow."""
     unit = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = unit < count
     entering = tl.load(sums + unit, mask=inside, other=0.0)
     leaving = tl.load(sums + count + unit, mask=inside, other=0.0)
-    known = (
-        (tl.load(balanced + unit, mask=inside, other=0) != 0) & (entering > 0.0) & (leaving > 0.0)
-    )
+    follows = tl.load(balanced + unit, mask=inside, other=0) != 0
+    known = follows & (entering > 0.0) & (leaving > 0.0)
     ratio = tl.where(known, leaving, 1.0) / tl.where(known, entering, 1.0)
     change = tl.load(rate) * tl.log(ratio)
     first = tl.load(starts + unit, mask=inside, other=0)
@@ -124,6 +123,7 @@ def change_units(sums, found, target, balanced, rate, changes, phi, places, star
         )
         change += tl.load(weights + first + i, mask=here, other=0.0) * off
     tl.store(changes + unit, change, mask=inside)
+    tl.store(kept + unit, tl.where(follows, change, 0.0), mask=inside)
     place = phi + tl.load(places + unit, mask=inside, other=0)
     tl.store(place, tl.load(place, mask=inside, other=0.0) + change, mask=inside)
 
@@ -144,10 +144,10 @@ def log_factor(side, row, column, mask, starts, units, powers, changes, pairs):
 
 
 @triton.jit
-def scale(pointers, numbers, programs, kinds, starts, units, powers, changes, sums, cleared, pairs,
-          AT_ONCE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def scale(pointers, numbers, programs, kinds, starts, units, powers, changes, kept, sums, cleared,
+          pairs, AT_ONCE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Multiply tensors by the factors of both their sides, and buffers by a power
-    of them; clear the sums.
+    of those of balanced units; clear the sums.
     """
     if tl.program_id(0) == 0:
         for start in range(0, cleared, BLOCK):
@@ -164,6 +164,8 @@ def scale(pointers, numbers, programs, kinds, starts, units, powers, changes, su
         place = row.to(tl.int64) * columns + column
         log = log_factor(about + ONE, row, column, here, starts, units, powers, changes, pairs)
         log += log_factor(about + OTHER, row, column, here, starts, units, powers, changes, pairs)
+        held = log_factor(about + ONE, row, column, here, starts, units, powers, kept, pairs)
+        held += log_factor(about + OTHER, row, column, here, starts, units, powers, kept, pairs)
         weight = tl.load(at)
         shift = tl.load(kinds + 4 * tensor + 3)
         store(
@@ -179,5 +181,5 @@ def scale(pointers, numbers, programs, kinds, starts, units, powers, changes, su
                 own = tl.load(about + BUFFERS + i)
                 power = tl.load(kinds + 4 * tensor + i)
                 store(
-                    buffer, place, load(buffer, place, here, own) * tl.exp(-power * log), here, own
+                    buffer, place, load(buffer, place, here, own) * tl.exp(-power * held), here, own
                 )
