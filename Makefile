@@ -15,11 +15,10 @@ demo: $(if $(wildcard $(READY)),$(READY),.venv/.demo)
 	$(BIN)/pathspace demo
 
 # Two processes of one thread each: on two cores, threads of their own would only wait for each other.
-# Bytecode is kept, because tests start the command some forty times.
 # The same random networks each time; 'make test HYPOTHESIS_PROFILE=pathspace' draws new ones.
 HYPOTHESIS_PROFILE ?= same
 test: lint
-	HYPOTHESIS_PROFILE=$(HYPOTHESIS_PROFILE) OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2
+	HYPOTHESIS_PROFILE=$(HYPOTHESIS_PROFILE) OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 lint: $(READY)
 	$(BIN)/ruff check .
