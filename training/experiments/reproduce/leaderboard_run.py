@@ -110,6 +110,12 @@ ARMS: dict[str, tuple[float, Maker]] = {
         1e-5,
         lambda m, g, lr: GAdam(m.named_parameters(), lr=lr, skeleton=g.skeleton("magnitude")),
     ),
+    "G-Adam, bound 1": (
+        1e-4,
+        lambda m, g, lr: GAdam(
+            m.named_parameters(), lr=lr, skeleton=g.skeleton("magnitude"), max_multiplier=1.0
+        ),
+    ),
     "Path-SGD": (3e-3, _path_sgd),
     "LoRA+": (1e-5, lambda m, _g, lr: lora_plus(_pairs(m), lr)),
     "gauge-fixed LoRA+": (1e-5, lambda m, g, lr: GaugeFixed(lora_plus(_pairs(m), lr), g, model=m)),
