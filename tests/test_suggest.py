@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
 from benchmarks import advice
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 from torch.nn.utils import prune
 from zoo import trained
@@ -56,6 +57,17 @@ SMALL: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "gpt": (lambda: CharacterGPT(9, 6, width=8), (6,)),
     "adapter": (Adapted, (5,)),
 }
+
+
+@contextmanager
+def process_group() -> Iterator[None]:
+    """A process group of this process alone."""
+    store = distributed.HashStore()
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
 
 
 def falls(
@@ -121,6 +133,34 @@ def test_advice_is_the_same_for_rescaled_copies() -> None:
     assert (one.lr, one.reasons) == (other.lr, other.reasons)
     for rule, found in one.multipliers.items():
         assert found.decades == other.multipliers[rule].decades
+
+
+WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "compiled": lambda model: torch.compile(model, backend="eager"),
+    "parallel": nn.DataParallel,
+    "distributed": nn.parallel.DistributedDataParallel,
+}
+
+
+@pytest.mark.parametrize("kind", WRAPPERS)
+@pytest.mark.parametrize("tried", [False, True])
+def test_advice_is_the_same_for_wrapped_models(kind: str, tried: bool) -> None:
+    """Wrappers put parts into names."""
+    torch.manual_seed(0)
+    model, x = deep().double(), torch.randn(16, 5).double()
+    graph = ps.trace(model, x)
+
+    def loss(one: nn.Module) -> Tensor:
+        return F.cross_entropy(one(x), torch.arange(16) % 3)
+
+    given = loss if tried else None
+    plain = suggest(copy.deepcopy(model), graph, given, show=False)
+    with process_group():
+        one = WRAPPERS[kind](ps.rescale(model, graph, torch.randn(graph.num_units).double()))
+        found = suggest(one, graph, given, show=False)
+        assert found.optimizer == plain.optimizer == "GaugeFixed(AdamW)"
+        assert found.lr == plain.lr and found.reasons[0] == plain.reasons[0]
+        assert falls(one, found.make(), loss)
 
 
 @pytest.mark.parametrize("rule", ["modulo", "magnitude"])

@@ -17,6 +17,7 @@ from pathspace.safe_deepcopy import safe_deepcopy
 from pathspace.structure import Structure
 from pathspace.training.optim.canonical_gauge import canonical
 from pathspace.training.optim.gauge_fixed import GaugeFixed
+from pathspace.training.optim.matching import blocks_of
 from pathspace.training.optim.movable import movable
 from pathspace.training.optim.multipliers import LARGE, Multipliers, multipliers
 
@@ -157,18 +158,18 @@ def _typical_size(model: nn.Module, graph: Structure) -> tuple[float, int, int]:
     """Median root mean square of matrices in the canonical gauge, number of
     matrices, number of free scales.
     """
-    tensors = dict(model.named_parameters(remove_duplicate=False))
-    trained = {name for name, p in tensors.items() if p.requires_grad}
-    if not trained:
+    if not any(p.requires_grad for p in model.parameters()):
         raise InputError(
             "suggest found no parameter with requires_grad=True; call requires_grad_() on some."
         )
-    own, _ = movable(graph, {block.name for block in graph.blocks if block.name in trained})
+    tensors = blocks_of("suggest", graph, model)
+    own, _ = movable(graph, {name for name, p in tensors.items() if p.requires_grad})
     factors = own.gauge_factors(torch.from_numpy(canonical(own, tensors).phi))
+    known = {id(parameter): name for name, parameter in tensors.items()}
     sizes = []
-    for name, parameter in model.named_parameters():
+    for parameter in model.parameters():
         if parameter.requires_grad and parameter.dim() > 1:
-            value = parameter.detach()
+            value, name = parameter.detach(), known.get(id(parameter))
             if name in factors:
                 head, tail = (side.to(value.device) for side in factors[name])
                 value = moved(value, head, tail, graph.shifts.get(name, 0.0))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from traceback import walk_stack
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from pathspace import InputError, UnsupportedError
 from pathspace.checkpoints import bare
@@ -69,6 +69,37 @@ def find_names(given: Iterable[str], wanted: Iterable[str]) -> dict[str, str]:
         if name in alike or len(alike) == 1:
             found[name] = name if name in alike else alike[0]
     return found
+
+
+def blocks_of(owner: str, graph: Structure, model: nn.Module) -> dict[str, Tensor]:
+    """Name in the reduction graph -> parameter of a model, which may be a copy, or wrapped.
+
+    Args:
+        owner: the function, for messages.
+        graph: the reduction graph.
+        model: the model.
+
+    Raises:
+        InputError: the model lacks a parameter of the graph, or has it in another shape.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False))
+        >>> graph = ps.trace(model, torch.ones(1, 2))
+        >>> list(blocks_of("suggest", graph, torch.nn.ModuleDict({"module": model})))
+        ['0.weight']
+    """
+    own = dict(model.named_parameters(remove_duplicate=False))
+    names = find_names(own, graph.index)
+    for block in graph.blocks:
+        shape = tuple(own[names[block.name]].shape) if block.name in names else None
+        if shape != block.shape:
+            held = f"of shape {shape} in" if shape is not None else "missing in"
+            raise InputError(
+                f"{owner} found parameter {block.name!r} {held} {type(model).__name__}, expected"
+                f" shape {block.shape} as traced; pass the traced model, or a copy of it."
+            )
+    return {name: own[given] for name, given in names.items()}
 
 
 def refuse_parts(owner: str, parameters: Sequence[tuple[str | None, Tensor]]) -> None:
@@ -169,4 +200,12 @@ def match(
     return result, {i: graph.parameters[name] for i, name in missing.items()}
 
 
-__all__ = ["find_names", "match", "named", "refuse_complex", "refuse_parts", "refuse_shifts"]
+__all__ = [
+    "blocks_of",
+    "find_names",
+    "match",
+    "named",
+    "refuse_complex",
+    "refuse_parts",
+    "refuse_shifts",
+]
