@@ -7,14 +7,20 @@ fixed scales there, because the read-out is outside: the units of the last layer
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from pathspace import trace
-from pathspace.errors import InputError
+from pathspace.errors import InputError, InputTypeError, UnsupportedError, expect_arguments
 from pathspace.training.optim import GSGD, PathSGD
 from pathspace.training.optim.joined import Joined
 from pathspace.training.optim.path_sgd import evaluating
+
+# of a model: one tensor, or all in order
+Inputs = Tensor | tuple[Any, ...]
 
 
 class RecurrentPart(nn.Module):
@@ -25,7 +31,9 @@ class RecurrentPart(nn.Module):
         model: has one stack of recurrent layers (``nn.RNN``).
 
     Raises:
+        InputTypeError: the model is no module.
         InputError: it has none, or several.
+        UnsupportedError: it is an LSTM, a GRU or a tanh network, whose units have no free scales.
 
     Example:
         >>> from pathspace.training.experiments.models import ReluRNN
@@ -36,11 +44,19 @@ class RecurrentPart(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
+        expect_arguments("RecurrentPart", model=model)
         found = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
         if len(found) != 1:
             raise InputError(
                 f"The model {type(model).__name__} has {len(found)} recurrent modules, expected one"
                 " nn.RNN; choose an optimizer for all weights."
+            )
+        kind = {"RNN_RELU": "", "RNN_TANH": "tanh"}.get(found[0].mode, found[0].mode)
+        if kind:
+            raise UnsupportedError(
+                f"The model {type(model).__name__} has a recurrent module of kind {kind}, expected"
+                " nn.RNN with nonlinearity='relu': no scale is free in others, so path space has"
+                " nothing to add; choose an optimizer of torch.optim."
             )
         self.rnn = found[0]
 
@@ -50,38 +66,78 @@ class RecurrentPart(nn.Module):
         return states
 
     @torch.no_grad()
-    def example(self, model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
+    def example(self, model: nn.Module, inputs: Inputs) -> tuple[Tensor]:
         """Return ones of the shape that one sample has where it enters the recurrent layers.
+
+        Packed sequences give a sample of the longest length.
 
         Args:
             model: the whole model.
-            inputs: its inputs.
+            inputs: its inputs; a tensor is the only one.
+
+        Raises:
+            InputTypeError: the inputs are neither a tensor nor a tuple of inputs.
+            InputError: the model does not run on them, or without its recurrent layers.
         """
-        seen: list[Tensor] = []
-        with (
-            evaluating(model),
-            self.rnn.register_forward_pre_hook(lambda _, args: seen.append(args[0])),
-        ):
-            model(*inputs)
-        return (torch.ones_like(seen[0].narrow(0 if self.rnn.batch_first else 1, 0, 1)),)
+        name = type(model).__name__
+        inputs = (inputs,) if isinstance(inputs, Tensor) else inputs
+        if not isinstance(inputs, tuple | list) or not inputs:
+            raise InputTypeError(
+                f"RecurrentPart found {'no' if inputs == () else f'a {type(inputs).__name__} as'}"
+                f" inputs of {name}, expected a tensor or a tuple; pass the inputs of a batch."
+            )
+        seen: list[Any] = []
+
+        def look(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            seen.append(args[0] if args else kwargs.get("input"))
+
+        handle = self.rnn.register_forward_pre_hook(look, with_kwargs=True)
+        try:
+            with evaluating(model):
+                model(*inputs)
+        except (TypeError, ValueError, RuntimeError, IndexError) as error:
+            first = next(iter(str(error).splitlines()), "")
+            raise InputError(
+                f"RecurrentPart found inputs on which {name}.forward raised"
+                f" {type(error).__name__} ({first}), expected a batch that it takes; pass the"
+                " inputs as a tuple."
+            ) from error
+        finally:
+            handle.remove()
+        if not seen:
+            raise InputError(
+                f"RecurrentPart found that {name} runs without its {type(self.rnn).__name__},"
+                " expected layers that it uses; choose an optimizer for all weights."
+            )
+        (sequence, *_) = seen
+        batch = 0 if self.rnn.batch_first else 1
+        if isinstance(sequence, PackedSequence):
+            sequence = pad_packed_sequence(sequence, self.rnn.batch_first)[0]
+        # (a single sequence has no dimension of samples)
+        one = sequence.narrow(batch, 0, 1) if sequence.dim() > 2 else sequence
+        return (torch.ones_like(one),)
 
     def joined(self, inner: torch.optim.Optimizer, model: nn.Module, lr: float) -> Joined:
         """Return the optimizer of the layers together with SGD for all
-        other weights of the model.
+        other weights of the model, if there are any.
         """
         mine = {id(p) for p in self.parameters()}
-        return Joined(
-            [inner, torch.optim.SGD([p for p in model.parameters() if id(p) not in mine], lr=lr)]
-        )
+        rest = [p for p in model.parameters() if id(p) not in mine]
+        return Joined([inner, *([torch.optim.SGD(rest, lr=lr)] if rest else [])])
 
 
-def recurrent_gsgd(model: nn.Module, lr: float, inputs: tuple[Tensor, ...]) -> Joined:
+def recurrent_gsgd(model: nn.Module, lr: float, inputs: Inputs) -> Joined:
     """Return G-SGD for the recurrent layers and SGD for the rest; with a single layer it is SGD.
 
     Args:
         model: has one stack of recurrent layers.
         lr: learning rate of both.
-        inputs: example inputs of the model.
+        inputs: example inputs of the model, a tensor or a tuple.
+
+    Raises:
+        InputTypeError: the model is no module, or the inputs are neither a tensor nor a tuple.
+        InputError: it has no stack of recurrent layers or several, or does not run on the inputs.
+        UnsupportedError: the layers are not ``nn.RNN`` with ReLU.
 
     Example:
         >>> from pathspace.training.experiments.models import ReluRNN
@@ -97,7 +153,7 @@ def recurrent_gsgd(model: nn.Module, lr: float, inputs: tuple[Tensor, ...]) -> J
     return part.joined(GSGD(part.named_parameters(), lr=lr, skeleton=skeleton), model, lr)
 
 
-def recurrent_path_sgd(model: nn.Module, lr: float, inputs: tuple[Tensor, ...]) -> Joined:
+def recurrent_path_sgd(model: nn.Module, lr: float, inputs: Inputs) -> Joined:
     """Return Path-SGD for the recurrent layers, whose inputs can be set to
     one, and SGD for the rest.
 
@@ -108,7 +164,12 @@ def recurrent_path_sgd(model: nn.Module, lr: float, inputs: tuple[Tensor, ...]) 
     Args:
         model: has one stack of recurrent layers.
         lr: learning rate of the rest.
-        inputs: example inputs of the model; tokens, too.
+        inputs: example inputs of the model, a tensor or a tuple; tokens, too.
+
+    Raises:
+        InputTypeError: the model is no module, or the inputs are neither a tensor nor a tuple.
+        InputError: it has no stack of recurrent layers or several, or does not run on the inputs.
+        UnsupportedError: the layers are not ``nn.RNN`` with ReLU.
 
     Example:
         >>> from pathspace.training.experiments.models import ReluRNN
