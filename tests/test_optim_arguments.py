@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import pathspace as ps
 from pathspace import InputError
-from pathspace.training import GSGD, GaugeFixed, PathSGD
+from pathspace.training import GSGD, GAdam, GaugeFixed, PathSGD
 from pathspace.training.optim.joined import Joined
 
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
@@ -184,3 +184,54 @@ def test_copies_follow_running_statistics_to_another_type(how: str) -> None:
     for _ in range(6):
         step(twin, optimizer)
     torch.testing.assert_close(twin(X).detach(), before, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("make", [GSGD, GAdam])
+def test_weights_without_values_are_refused(make: Callable[..., Any], named: bool) -> None:
+    with torch.device("meta"):
+        model = mlp()
+        skeleton = ps.trace(model, torch.ones(2, 4, dtype=torch.float64)).skeleton()
+    given = model.named_parameters() if named else model.parameters()
+    words = f"{make.__name__} found '0.weight' and others without values .* load or initialise"
+    with pytest.raises(InputError, match=words):
+        make(given, lr=0.1, skeleton=skeleton)
+
+
+def test_path_sgd_refuses_tensors_without_values() -> None:
+    model, inputs = mlp(), torch.ones(1, 4, dtype=torch.float64, device="meta")
+    with pytest.raises(InputError, match="PathSGD found 'an input' without values"):
+        PathSGD(model.parameters(), 0.1, model=model, example=(inputs,))
+    model = model.to("meta")
+    with pytest.raises(InputError, match=r"PathSGD found '0\.weight' and others without values"):
+        PathSGD(model.parameters(), 0.1, model=model, example=(inputs,))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"example": None}, "a NoneType as its example, expected a tensor or a tuple of inputs"),
+        ({"example": {"input": X}}, "a dict as its example, expected a tensor"),
+        ({"reused": 3}, "reused=3, expected a list of names of parameters, or None"),
+        ({"reused": "0.weight"}, "reused='0.weight', expected a list of names"),
+        ({"every": 2.5}, r"every=2\.5, expected a whole number from 1"),
+        ({"every": 0}, "every=0, expected a whole number from 1"),
+        ({"maximize": "x"}, "maximize='x', expected True or False"),
+        ({"second": "x"}, "second='x', expected True or False"),
+    ],
+)
+def test_settings_of_path_sgd_end_in_one_sentence(settings: dict[str, Any], words: str) -> None:
+    model = mlp()
+    with pytest.raises((InputError, ps.InputTypeError), match=f"PathSGD found {words}"):
+        PathSGD(model.parameters(), 0.1, **{"model": model, "example": (X,), **settings})
+
+
+@pytest.mark.parametrize("make", [GSGD, GAdam])
+@pytest.mark.parametrize("name", ["maximize", "relative"])
+def test_switches_are_true_or_false(make: Callable[..., Any], name: str) -> None:
+    model = mlp()
+    skeleton = ps.trace(model, X).skeleton()
+    for bad in ("x", 2, None, 0.5):
+        with pytest.raises(ps.InputTypeError, match=f"{name}={bad!r}, expected True or False"):
+            make(model.named_parameters(), lr=0.1, skeleton=skeleton, **{name: bad})
+    make(model.named_parameters(), lr=0.1, skeleton=skeleton, **{name: True})

@@ -223,6 +223,18 @@ def test_what_cannot_be_advised_is_refused() -> None:
         suggest(model, model)
     with pytest.raises(ps.PathspaceError, match="no parameter with requires_grad"):
         suggest(copy.deepcopy(model).requires_grad_(False), graph)
+    for bad in (lambda: 3, lambda one, other: one(other), 3):
+        with pytest.raises(ps.InputTypeError, match="as its loss, expected a function of a model"):
+            suggest(model, graph, bad)
+    with pytest.raises(ps.InputError, match=r"'0\.weight' of shape \(9, 5\) in Sequential, expect"):
+        suggest(deep(3, 9), graph)
+    with pytest.raises(ps.InputError, match=r"'4\.weight' missing in Sequential, expected shape"):
+        suggest(model[:4], graph)
+    told = suggest(model, graph, show=False)
+    with pytest.raises(ps.InputTypeError, match=r"Advice\.make found a str as its model"):
+        told.make("x")
+    with pytest.raises(ps.InputError, match=r"Advice\.make found no parameter with requires_grad"):
+        told.make(copy.deepcopy(model).requires_grad_(False))
     plain = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2))
     assert suggest(plain, ps.trace(plain, torch.randn(1, 3)), show=False).optimizer == "AdamW"
 

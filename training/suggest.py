@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -54,7 +55,13 @@ class Advice:
     model: nn.Module = field(repr=False)
 
     def make(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """Create the suggested optimizer for the model, or for a copy of it."""
+        """Create the suggested optimizer for the model, or for a copy of it.
+
+        Raises:
+            InputTypeError: it is no module.
+            InputError: it is another model, or none of its parameters can be trained.
+        """
+        expect_arguments("Advice.make", or_none=True, model=model)
         return _make(self.graph, self.model if model is None else model, self.lr)
 
     def __str__(self) -> str:
@@ -106,10 +113,11 @@ def suggest(
         ('GaugeFixed(AdamW)', 'magnitude', 1.0)
     """
     expect_arguments("suggest", model=model, graph=graph)
-    if loss is not None and not callable(loss):
+    if loss is not None and not _takes_a_model(loss):
         raise InputTypeError(
-            f"suggest found a {type(loss).__name__} as its loss, expected a function of a model,"
-            " such as lambda model: F.cross_entropy(model(x), y)."
+            f"suggest found a {type(loss).__name__}{' without one argument' * callable(loss)} as"
+            " its loss, expected a function of a model, such as"
+            " lambda model: F.cross_entropy(model(x), y)."
         )
     size, matrices, free = _typical_size(model, graph)
     reasons = []
@@ -148,9 +156,32 @@ def suggest(
     return advice
 
 
-def _make(graph: Structure, model: nn.Module, lr: float) -> torch.optim.Optimizer:
+def _takes_a_model(loss: object) -> bool:
+    """Whether something can be called with one argument, as far as its signature says."""
+    if not callable(loss):
+        return False
+    try:
+        signature = inspect.signature(loss)
+    except (TypeError, ValueError):
+        return True
+    try:
+        signature.bind(None)
+    except TypeError:
+        return False
+    return True
+
+
+def _trained(owner: str, model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    inner = torch.optim.AdamW(trained, lr=lr, weight_decay=DECAY)
+    if not trained:
+        raise InputError(
+            f"{owner} found no parameter with requires_grad=True; call requires_grad_() on some."
+        )
+    return trained
+
+
+def _make(graph: Structure, model: nn.Module, lr: float) -> torch.optim.Optimizer:
+    inner = torch.optim.AdamW(_trained("Advice.make", model), lr=lr, weight_decay=DECAY)
     return GaugeFixed(inner, graph, model=model)
 
 
@@ -158,10 +189,7 @@ def _typical_size(model: nn.Module, graph: Structure) -> tuple[float, int, int]:
     """Median root mean square of matrices in the canonical gauge, number of
     matrices, number of free scales.
     """
-    if not any(p.requires_grad for p in model.parameters()):
-        raise InputError(
-            "suggest found no parameter with requires_grad=True; call requires_grad_() on some."
-        )
+    _trained("suggest", model)
     tensors = blocks_of("suggest", graph, model)
     own, _ = movable(graph, {name for name, p in tensors.items() if p.requires_grad})
     factors = own.gauge_factors(torch.from_numpy(canonical(own, tensors).phi))

@@ -27,10 +27,10 @@ from torch.func import grad, jvp, vmap
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
-from pathspace import InputError, UnsupportedError
+from pathspace import InputError, InputTypeError, PathspaceError, UnsupportedError
 from pathspace import trace as trace_graph
 from pathspace.eps import precision
-from pathspace.errors import expect_arguments
+from pathspace.errors import AT_LEAST_1, expect_arguments, expect_numbers
 from pathspace.forward_run import cast
 from pathspace.functional_call import evaluate
 from pathspace.inference.registry import facts_of, operation_name
@@ -39,8 +39,10 @@ from pathspace.training.optim.settings import (
     expect_parameters,
     expect_state,
     number,
+    switch,
 )
 from pathspace.training.optim.sharding import refuse_shards
+from pathspace.without_values import require_values
 
 CHUNK = 256
 # operations that are no sums over paths: choices, sizes, and gates
@@ -78,6 +80,25 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
+def _checked(model: nn.Module, args: object, reused: object) -> tuple[Any, ...]:
+    """The example as a tuple, if all arguments are as they have to be."""
+    if not isinstance(args, Tensor | tuple | list):
+        raise InputTypeError(
+            f"PathSGD found a {type(args).__name__} as its example, expected a tensor or a tuple of"
+            " inputs; pass one sample of them."
+        )
+    if isinstance(reused, str) or not isinstance(reused, Iterable | None):
+        raise InputTypeError(
+            f"PathSGD found reused={reused!r}, expected a list of names of parameters, or None to"
+            " find them."
+        )
+    args = (args,) if isinstance(args, Tensor) else tuple(args)
+    inputs = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor)]
+    require_values("PathSGD", [*model.named_parameters(), *model.named_buffers()])
+    require_values("PathSGD", (("an input", leaf) for leaf in inputs))
+    return args
+
+
 class PathNorm:
     """``gamma^2`` of a model as a function of squared weights, and its curvatures.
 
@@ -89,6 +110,8 @@ class PathNorm:
             ``nn.RNN`` layers and those that the forward pass uses more than once.
 
     Raises:
+        InputTypeError: an argument is of another type.
+        InputError: a tensor has no values, or there is no parameter with a name.
         UnsupportedError: the model has layers whose outputs are not sums over paths.
     """
 
@@ -96,7 +119,7 @@ class PathNorm:
         self, model: nn.Module, args: tuple[Any, ...], reused: Iterable[str] | None = None
     ) -> None:
         expect_arguments("PathSGD", model=model)
-        args = (args,) if isinstance(args, Tensor) else tuple(args)
+        args = _checked(model, args, reused)
         with evaluating(model):
             graph = trace_graph(model, *args, affine=False)
         expected = (
@@ -285,8 +308,9 @@ class PathSGD(Optimizer):
         maximize: bool = False,
     ) -> None:
         number("PathSGD", "lr", lr)
-        number("PathSGD", "every", every, low=1)
+        expect_numbers("PathSGD", AT_LEAST_1, every=every)
         number("PathSGD", "min_kappa", min_kappa)
+        switch("PathSGD", "second", second)
         params = expect_parameters("PathSGD", params)
         super().__init__(params, {"lr": lr, "maximize": maximize})
         refuse_shards(
@@ -323,7 +347,7 @@ class PathSGD(Optimizer):
             check_group("PathSGD", self.param_groups[-1])
             if hasattr(self, "path_norm"):
                 self._find_names()
-        except InputError:
+        except PathspaceError:
             self.param_groups.pop()
             raise
 

@@ -36,12 +36,20 @@ from pathspace.training.optim.fused import Fused
 from pathspace.training.optim.kernels import taken, worth_compiling
 from pathspace.training.optim.matching import match, named, refuse_complex
 from pathspace.training.optim.multipliers import warn_of_multipliers, warn_of_zeros
-from pathspace.training.optim.settings import SMALLEST, check_group, expect_parameters, number
+from pathspace.training.optim.settings import (
+    SMALLEST,
+    check_group,
+    expect_parameters,
+    number,
+    switch,
+)
 from pathspace.training.optim.sharding import local, local_gradient, sharded
 from pathspace.training.optim.slots import Groups
 from pathspace.training.optim.space import PathSpace
 from pathspace.training.optim.tree_products import Manner
 from pathspace.training.optim.vectors import Parts
+from pathspace.unsharded import is_cut
+from pathspace.without_values import require_values
 
 
 @dataclass
@@ -118,7 +126,8 @@ class PathOptimizer(Optimizer):
         rule: how path values change.
 
     Raises:
-        InputError: a parameter of the skeleton is missing, given twice or of another shape.
+        InputError: a parameter of the skeleton is missing, given twice, of another shape or
+            without values.
         UnsupportedError: parameters are complex or split by FullyShardedDataParallel or ZeRO, a
             skeleton weight is 0, or path values are too small to divide by.
 
@@ -138,6 +147,7 @@ class PathOptimizer(Optimizer):
         expect_arguments(owner, skeleton=skeleton)
         params = expect_parameters(owner, params)
         number(owner, "min_ratio", min_ratio, low=SMALLEST, high=1.0)
+        switch(owner, "relative", rule.manner.relative)
         warn_of_dead(owner, skeleton)
         # weights at dead units are constant
         self.skeleton, self.min_ratio, self._rule = skeleton.live, min_ratio, rule
@@ -146,7 +156,14 @@ class PathOptimizer(Optimizer):
         self._fused: Fused | None = None
         self._absent: dict[int, Tensor] = {}
         super().__init__(params, defaults)
-        blocks, self._absent = match(owner, named(self.param_groups), self.skeleton.graph)
+        given = named(self.param_groups)
+        blocks, self._absent = match(owner, given, self.skeleton.graph)
+        found = zip(blocks, given, strict=True)
+        held = {
+            name or ("a parameter" if block is None else self.skeleton.graph.blocks[block].name): p
+            for block, (name, p) in found
+        }
+        require_values(owner, [(name, p) for name, p in held.items() if not is_cut(p)])
         self._connect(blocks)
         if not any(map(sharded, self.weights.values())):
             # (no process has all weights of a sharded model)

@@ -66,6 +66,16 @@ def number(owner: str, name: str, value: Any, low: float = 0.0, high: float = fl
         raise InputError(f"{owner} found {name}={value!r}, expected a number {bound}.")
 
 
+def switch(owner: str, name: str, value: object) -> None:
+    """Refuse a setting that is neither true nor false.
+
+    Raises:
+        InputTypeError: it is something else.
+    """
+    if not isinstance(value, bool | int) or value not in (0, 1):
+        raise InputTypeError(f"{owner} found {name}={value!r}, expected True or False.")
+
+
 def expect_state(owner: str, state: object) -> None:
     """Refuse what has not the form of an optimizer's state dict.
 
@@ -116,7 +126,11 @@ def check_group(owner: str, group: dict[str, Any]) -> None:
 
     Raises:
         InputError: a setting is out of range.
+        InputTypeError: a switch is neither true nor false.
     """
+    for name in ("maximize", "nesterov", "amsgrad"):
+        if name in group:
+            switch(owner, name, group[name])
     for name in ("lr", "momentum", "weight_decay", "eps"):
         if name in group:
             number(owner, name, group[name])
