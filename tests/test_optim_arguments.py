@@ -235,3 +235,17 @@ def test_switches_are_true_or_false(make: Callable[..., Any], name: str) -> None
         with pytest.raises(ps.InputTypeError, match=f"{name}={bad!r}, expected True or False"):
             make(model.named_parameters(), lr=0.1, skeleton=skeleton, **{name: bad})
     make(model.named_parameters(), lr=0.1, skeleton=skeleton, **{name: True})
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_path_sgd_refuses_sparse_gradients(late: bool) -> None:
+    torch.manual_seed(0)
+    embedding = nn.Embedding(9, 6, sparse=not late)
+    model, tokens = nn.Sequential(embedding, nn.Flatten(), nn.Linear(12, 3)), torch.ones(4, 2).int()
+    with pytest.raises(ps.UnsupportedError, match=r"a sparse gradient of '0\.weight', .*use dense"):
+        optimizer = PathSGD(model.parameters(), 0.1, model=model, example=(tokens[:1],))
+        embedding.sparse = True
+        before = [p.detach().clone() for p in model.parameters()]
+        model(tokens).square().mean().backward()
+        optimizer.step()
+    assert not late or all(map(torch.equal, before, model.parameters()))

@@ -99,6 +99,14 @@ def _checked(model: nn.Module, args: object, reused: object) -> tuple[Any, ...]:
     return args
 
 
+def _refuse_sparse(name: str, gradient: Tensor) -> None:
+    if gradient.layout != torch.strided:
+        raise UnsupportedError(
+            f"PathSGD found a sparse gradient of {name!r}, expected a dense one; use dense"
+            " embeddings."
+        )
+
+
 class PathNorm:
     """``gamma^2`` of a model as a function of squared weights, and its curvatures.
 
@@ -193,7 +201,8 @@ class PathNorm:
         positive at positive weights.
 
         Raises:
-            UnsupportedError: ``kappa`` of a parameter is negative, or 0 for all of its scalars.
+            UnsupportedError: ``kappa`` of a parameter is negative, sparse, or 0 for all of its
+                scalars.
         """
         # (scaled so that sums do not grow with the width)
         even = {
@@ -202,6 +211,8 @@ class PathNorm:
         }
         with evaluating(self.model):
             kappa = grad(self.value)(even)
+        for name, value in kappa.items():
+            _refuse_sparse(name, value)
         for name in names:
             bad = (
                 "negative"
@@ -375,6 +386,8 @@ class PathSGD(Optimizer):
         ]
         if not parameters:
             return loss
+        for p, _ in parameters:
+            _refuse_sparse(self._name[id(p)], p.grad)
         if (
             any("kappa" not in self.state[p] for p, _ in parameters)
             or self._count % self.every == 0
