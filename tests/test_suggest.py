@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -17,7 +18,7 @@ from torch.nn.utils import prune
 from zoo import trained
 
 import pathspace as ps
-from pathspace.training import GSGD, init_skeleton, suggest
+from pathspace.training import GSGD, GAdam, init_skeleton, suggest
 from pathspace.training.experiments.models import CharacterGPT, CifarResNet, VisionTransformer
 from pathspace.training.optim.multipliers import multipliers
 
@@ -163,10 +164,11 @@ def test_advice_is_the_same_for_wrapped_models(kind: str, tried: bool) -> None:
         assert falls(one, found.make(), loss)
 
 
+@pytest.mark.parametrize("even", [True, False])
 @pytest.mark.parametrize("rule", ["modulo", "magnitude"])
-def test_multipliers_edge_by_edge(rule: str) -> None:
-    """Products along the trees, by walking them: 1 / |p_u p_v| for every edge,
-    1 / p_v^2 for every unit.
+def test_multipliers_edge_by_edge(rule: str, even: bool) -> None:
+    """Products along the trees, by walking them: 1 / (pre_u s_v)^2 for every edge outside the
+    trees, or 1 / |p_u p_v|, and 1 / p^2 for every chain, units joined by edges of both trees.
     """
     torch.manual_seed(0)
     model = deep(2, 4).double()
@@ -180,21 +182,41 @@ def test_multipliers_edge_by_edge(rule: str) -> None:
         edge = next(e for e in np.flatnonzero(here == unit) if tree[e])
         return weights[edge] * product(there[edge], tree, here, there)
 
-    masks = [
+    inner, outer = (
         np.concatenate([side[block.name].reshape(-1).numpy() for block in graph.blocks])
         for side in (skeleton.incoming, skeleton.outgoing)
-    ]
-    value = [
-        product(unit, masks[0], heads, tails) * product(unit, masks[1], tails, heads)
-        for unit in range(graph.num_units + 1)
-    ]
-    wanted = [1 / (value[u] * value[v]) for u, v in zip(tails, heads, strict=True)] + [
-        1 / v**2 for v in value[1:]
-    ]
-    found = multipliers(skeleton)
-    assert sum(found.decades.values()) == len(wanted)
+    )
+    units = range(graph.num_units + 1)
+    pre = [product(unit, inner, heads, tails) for unit in units]
+    suf = [product(unit, outer, tails, heads) for unit in units]
+    value = [a * b for a, b in zip(pre, suf, strict=True)]
+    free = np.flatnonzero(~inner & ~outer)
+    # (an edge of both trees makes its ends one chain)
+    firsts = set(units[1:]) - {
+        int(heads[e]) for e in np.flatnonzero(inner & outer) if tails[e] and heads[e]
+    }
+    wanted = [
+        1 / (value[u] * value[v]) if even else 1 / (pre[u] * suf[v]) ** 2
+        for u, v in zip(tails[free], heads[free], strict=True)
+    ] + [1 / value[v] ** 2 for v in firsts if not math.isclose(value[v], 1.0)]
+    found = multipliers(skeleton, even=even)
+    assert sum(found.decades.values()) == len(wanted) == graph.num_weights - graph.num_units
     assert found.largest == pytest.approx(max(wanted), rel=1e-9)
     assert abs(math.log10(found.median / np.median(wanted))) < 0.15
+
+
+@pytest.mark.parametrize(("make", "power"), [(GSGD, 1.0), (GAdam, 0.5)])
+def test_a_warning_has_the_numbers_of_the_step(make: type[GSGD], power: float) -> None:
+    """In the gauge of the weights, and their roots for G-Adam, which has no squares."""
+    torch.manual_seed(0)
+    model = deep(4, 32)
+    graph = ps.trace(model, torch.randn(1, 5))
+    model = ps.rescale(model, graph, torch.randn(graph.num_units).double())
+    skeleton = graph.skeleton()
+    found = multipliers(skeleton, even=False)
+    words = f"by {found.median**power:.0e} at the median and {found.largest**power:.0e} at most"
+    with pytest.warns(UserWarning, match=re.escape(words)):
+        make(model.named_parameters(), lr=0.1, skeleton=skeleton)
 
 
 def test_a_warning_before_training_overflows() -> None:

@@ -31,7 +31,7 @@ class RecurrentPart(nn.Module):
         model: has one stack of recurrent layers (``nn.RNN``).
 
     Raises:
-        InputTypeError: the model is no module.
+        InputTypeError: the model is not a module.
         InputError: it has none, or several.
         UnsupportedError: it is an LSTM, a GRU or a tanh network, whose units have no free scales.
 
@@ -135,7 +135,7 @@ def recurrent_gsgd(model: nn.Module, lr: float, inputs: Inputs) -> Joined:
         inputs: example inputs of the model, a tensor or a tuple.
 
     Raises:
-        InputTypeError: the model is no module, or the inputs are neither a tensor nor a tuple.
+        InputTypeError: the model is not a module, or the inputs are neither a tensor nor a tuple.
         InputError: it has no stack of recurrent layers or several, or does not run on the inputs.
         UnsupportedError: the layers are not ``nn.RNN`` with ReLU.
 
@@ -167,7 +167,7 @@ def recurrent_path_sgd(model: nn.Module, lr: float, inputs: Inputs) -> Joined:
         inputs: example inputs of the model, a tensor or a tuple; tokens, too.
 
     Raises:
-        InputTypeError: the model is no module, or the inputs are neither a tensor nor a tuple.
+        InputTypeError: the model is not a module, or the inputs are neither a tensor nor a tuple.
         InputError: it has no stack of recurrent layers or several, or does not run on the inputs.
         UnsupportedError: the layers are not ``nn.RNN`` with ReLU.
 

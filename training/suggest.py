@@ -39,7 +39,7 @@ class Advice:
         lr: the initial learning rate.
         rule: the rule of the skeleton for an optimizer on path values.
         max_multiplier: the bound on the multipliers for it; ``None`` if none is needed.
-        multipliers: rule -> the distribution of multipliers.
+        multipliers: rule -> the distribution of multipliers, in the gauge with ``|pre| = |s|``.
         reasons: why, in sentences with numbers.
         graph: the reduction graph.
         model: the model.
@@ -58,7 +58,7 @@ class Advice:
         """Create the suggested optimizer for the model, or for a copy of it.
 
         Raises:
-            InputTypeError: it is no module.
+            InputTypeError: it is not a module.
             InputError: it is another model, or none of its parameters can be trained.
         """
         expect_arguments("Advice.make", or_none=True, model=model)
@@ -283,7 +283,7 @@ def _of_rules(graph: Structure, reasons: list[str]) -> tuple[dict[str, Multiplie
     bound = 1.0 if least.largest > LARGE else None
     reasons.append(
         f"Steps on path values (rule 'magnitude') multiply the rate by {least.median:.0e} at the"
-        f" median, {least.largest:.0e} at most: GSGD"
+        f" median, {least.largest:.0e} at most, in the gauge with |pre| = |s|: GSGD"
         f" {'needs max_multiplier=1.0' if bound else 'needs no bound'}."
     )
     return found, bound

@@ -1,9 +1,10 @@
 r"""Multipliers of the learning rate in a step on path values, known before the first step.
 
-A step of G-SGD changes a weight ``u -> v`` by ``lr / |p_u p_v|`` times its gradient in the
-gauge with ``|pre_v| = |s_v|``, and the logarithm of a chain's path value by ``lr / p_k^2``
-times its derivative. Both factors are invariant under rescaling. With products of many small
-weights they reach ``1e13``.
+A step of G-SGD multiplies the gradient of an edge ``u -> v`` outside the trees by
+``lr / (pre_u s_v)^2``, and the logarithm of a chain's path value changes by ``lr / p_k^2`` times
+its derivative. The second factor is invariant under rescaling; the first is in the even gauge, with
+``|pre_v| = |s_v|``, where it is ``lr / |p_u p_v|``. With products of many small weights they reach
+``1e13``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from torch import Tensor
 
 from pathspace import Skeleton
 from pathspace.log_prefix import log_prefixes, log_suffixes
+from pathspace.training.optim.layout import ids_at, tree_edges
+from pathspace.training.optim.tree_products import Manner
 
 # above this, the largest step overflows at learning rates that suit most weights
 LARGE = 1e4
@@ -29,7 +32,7 @@ class Multipliers:
     """The distribution of the multipliers of a skeleton.
 
     Attributes:
-        decades: power of ten -> number of scalars and chains with a multiplier
+        decades: power of ten -> number of edges and chains with a multiplier
             between it and the next power.
         median: their median.
         largest: the largest.
@@ -48,11 +51,13 @@ class Multipliers:
         return "\n".join(lines)
 
 
-def multipliers(skeleton: Skeleton) -> Multipliers:
+def multipliers(skeleton: Skeleton, *, even: bool = True) -> Multipliers:
     """Multipliers of all edges outside the trees and of all chains.
 
     Args:
         skeleton: the skeleton; the current weights are used.
+        even: measure edges in the gauge with ``|pre| = |s|``, the same for all rescaled copies;
+            otherwise in that of the current weights.
 
     Returns:
         Their distribution; the median is exact to a tenth of a decade.
@@ -73,26 +78,44 @@ def multipliers(skeleton: Skeleton) -> Multipliers:
     """
     skeleton = skeleton.live
     graph = skeleton.graph
-    logs = torch.from_numpy((log_prefixes(skeleton) + log_suffixes(skeleton)) / np.log(10.0))
+    pre, suf = (
+        torch.from_numpy(side(skeleton) / np.log(10.0)) for side in (log_prefixes, log_suffixes)
+    )
+    logs = pre + suf
+    ends = (logs, logs) if even else (2 * pre, 2 * suf)
     fine: dict[int, int] = {}
     largest = -np.inf
 
-    def count(powers: np.ndarray, times: int) -> None:
+    def count(powers: np.ndarray, times: np.ndarray) -> None:
         nonlocal largest
+        powers, times = powers[times > 0], times[times > 0]
         if powers.size:
             # rounding errors of sums of logarithms must not move a 1 to the decade below
-            tenths, numbers = np.unique(
-                np.floor(10 * powers + 1e-6).astype(np.int64), return_counts=True
+            tenths, place = np.unique(
+                np.floor(10 * powers + 1e-6).astype(np.int64), return_inverse=True
             )
+            numbers = np.bincount(place, times).astype(np.int64)
             for tenth, number in zip(tenths.tolist(), numbers.tolist(), strict=True):
-                fine[tenth] = fine.get(tenth, 0) + times * number
+                fine[tenth] = fine.get(tenth, 0) + number
             largest = max(largest, float(powers.max()))
 
-    for block in graph.blocks:
-        ends = [logs[ids.abs()] * ids.sign() for ids in (block.tail, block.head)]
-        power = -(ends[0] + ends[1])
-        count(power.reshape(-1).numpy(), max(1, block.numel // power.numel()))
-    count(-2 * logs[1 : graph.num_units + 1].numpy(), 1)
+    for number, block in enumerate(graph.blocks):
+        sides = zip(ends, (block.tail, block.head), strict=True)
+        power = -sum(end[ids.abs()] * ids.sign() for end, ids in sides)
+        assert isinstance(power, Tensor)
+        if not power.numel():
+            continue
+        # edges in a tree, and scalars that are not edges, take no such step
+        left_out = np.concatenate(tree_edges(skeleton, number))
+        if block.unused is not None:
+            unused = block.unused.expand(block.shape).reshape(-1).nonzero()[:, 0].numpy()
+            left_out = np.union1d(left_out, unused)
+        place = ids_at(torch.arange(power.numel()).view(power.shape), left_out, block.shape)
+        without = np.bincount(place, minlength=power.numel())
+        count(power.reshape(-1).numpy(), block.numel // power.numel() - without)
+    chains, units = np.unique(skeleton.chain[1 : graph.num_units + 1], return_index=True)
+    found = -2 * logs[1 + units[chains > 0]].numpy()
+    count(found, np.ones(len(found), np.int64))
     order = sorted(fine)
     total = np.cumsum([fine[tenth] for tenth in order])
     decades: dict[int, int] = {}
@@ -109,29 +132,31 @@ def _power(exponent: float) -> float:
 
 
 def warn_of_multipliers(
-    owner: str, skeleton: Skeleton, given: Mapping[str, Tensor], bound: float | None
+    owner: str, skeleton: Skeleton, given: Mapping[str, Tensor], manner: Manner
 ) -> None:
-    """Warn if an ordinary learning rate would overflow.
+    """Warn if an ordinary learning rate would overflow, in words of the weights as they are.
 
     Args:
         owner: name of the optimizer.
         skeleton: its skeleton, perhaps of another copy of the model.
         given: name -> parameter of the optimizer.
-        bound: its bound on the multipliers, or ``None``.
+        manner: the manner of its steps: bounded, or with roots of multipliers.
     """
-    if bound is not None:
+    if manner.cap is not None:
         return
     known = skeleton.graph.parameters
     graph = replace(skeleton.graph, parameters={**known, **given})  # type: ignore[dict-item]
-    found = multipliers(replace(skeleton, graph=graph))
-    if found.largest > LARGE:
+    skeleton = replace(skeleton, graph=graph)
+    # (whether it warns is the same for all rescaled copies)
+    if multipliers(skeleton).largest > LARGE:
+        found, power = multipliers(skeleton, even=False), 0.5 if manner.linear else 1.0
         other = "" if skeleton.rule == "magnitude" else "take rule='magnitude', "
         warnings.warn(
-            f"{owner} multiplies the learning rate by {found.median:.0e} at the median and"
-            f" {found.largest:.0e} at most (rule {skeleton.rule!r}), so that rates which train most"
-            " weights make others overflow: pass max_multiplier=1.0 or relative=True, start from"
-            f" init_skeleton(model, skeleton), {other}or see pathspace.training.suggest(model,"
-            " graph).",
+            f"{owner} multiplies the learning rate by {found.median**power:.0e} at the median and"
+            f" {found.largest**power:.0e} at most (rule {skeleton.rule!r}), so that rates which"
+            " train most weights make others overflow: pass max_multiplier=1.0 or relative=True,"
+            f" start from init_skeleton(model, skeleton), {other}or see"
+            " pathspace.training.suggest(model, graph).",
             stacklevel=4,
         )
 
@@ -140,7 +165,7 @@ def warn_of_zeros(
     owner: str,
     skeleton: Skeleton,  # noqa: ARG001  (called like warn_of_multipliers)
     given: Mapping[str, Tensor],
-    bound: float | None,  # noqa: ARG001
+    manner: Manner,  # noqa: ARG001
 ) -> None:
     """Warn about trained weights of value 0, which relative steps do not change.
 
@@ -148,7 +173,7 @@ def warn_of_zeros(
         owner: name of the optimizer.
         skeleton: its skeleton.
         given: name -> parameter of the optimizer.
-        bound: not used.
+        manner: not used.
     """
     trained = {name: p for name, p in given.items() if p.requires_grad}
     zeros = {name: int((p.detach() == 0).sum()) for name, p in trained.items()}

@@ -168,7 +168,7 @@ class PathOptimizer(Optimizer):
         if not any(map(sharded, self.weights.values())):
             # (no process has all weights of a sharded model)
             (warn_of_zeros if rule.manner.relative else warn_of_multipliers)(
-                owner, skeleton, self.weights, rule.manner.cap
+                owner, skeleton, self.weights, rule.manner
             )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
