@@ -18,6 +18,7 @@ from torch.nn.utils import prune
 from zoo import trained
 
 import pathspace as ps
+from pathspace.nested import leaves
 from pathspace.training import GSGD, GAdam, init_skeleton, suggest
 from pathspace.training.experiments.models import CharacterGPT, CifarResNet, VisionTransformer
 from pathspace.training.optim.multipliers import multipliers
@@ -134,6 +135,34 @@ def test_advice_is_the_same_for_rescaled_copies() -> None:
     assert (one.lr, one.reasons) == (other.lr, other.reasons)
     for rule, found in one.multipliers.items():
         assert found.decades == other.multipliers[rule].decades
+
+
+@pytest.mark.parametrize(
+    "name", trained.params("mtcnn-pnet", "mtcnn-rnet", "crepe-tiny", "silero-vad")
+)
+def test_near_a_minimum_the_rate_is_found_with_the_loss_alone(name: str) -> None:
+    """Own outputs with noise of 1 % of their size as targets."""
+    model, args, kwargs = trained.load(name)
+
+    def output(one: nn.Module) -> Tensor:
+        found = leaves(one(*args, **kwargs))
+        return next(leaf for leaf in found if isinstance(leaf, Tensor) and leaf.is_floating_point())
+
+    with torch.no_grad():
+        out = output(model)
+    noise = torch.randn(out.shape, generator=torch.Generator().manual_seed(77))
+    target = out + 0.01 * out.std() * noise
+
+    def loss(one: nn.Module) -> Tensor:
+        return (output(one) - target).square().mean()
+
+    graph = ps.trace(model, *args, kwargs=kwargs)
+    alone, tried = (suggest(model, graph, given, show=False) for given in (None, loss))
+    assert "Near a minimum the loss may rise at this rate" in alone.reasons[1]
+    assert tried.lr < alone.lr
+    fresh = copy.deepcopy(model)
+    assert not falls(fresh, alone.make(fresh), loss)
+    assert falls(model, tried.make(), loss)
 
 
 WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {

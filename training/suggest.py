@@ -22,8 +22,8 @@ from pathspace.training.optim.matching import blocks_of
 from pathspace.training.optim.movable import movable
 from pathspace.training.optim.multipliers import LARGE, Multipliers, multipliers
 
-# relative change of all matrices together in one step, without a test of rates; a larger one is
-# too large near a minimum
+# relative change of all matrices together in one step, without a test of rates; trained weights
+# that are not at a minimum of the loss tolerate it
 RELATIVE = 2e-3
 TRIED = (3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5)
 STEPS = 10
@@ -82,7 +82,8 @@ def suggest(
     """Suggest an optimizer, a learning rate, a rule and a bound, with reasons.
 
     The optimizer is AdamW in the canonical gauge. Its rate is a small part of the size of typical
-    weights there, the same for all rescaled copies of the network. With a loss, it is a third of
+    weights there, the same for all rescaled copies of the network, at which the loss may rise
+    near a minimum. With a loss, it is a third of
     the largest tested rate at which the loss falls over ten steps of a copy. The multipliers of
     steps on path values are reported for optimizers on path values.
 
@@ -134,8 +135,8 @@ def suggest(
         lr = RELATIVE * size / matrices
         reasons.append(
             f"Typical weights have the size {size:.1e} there and a step changes the {matrices:,}"
-            f" matrices by {RELATIVE:.1%} together, which trained weights tolerate; random weights"
-            " tolerate ten to a hundred times as much: pass the loss to try rates."
+            f" matrices by {RELATIVE:.1%} together. Near a minimum the loss may rise at this rate;"
+            " random weights tolerate ten to a hundred times as much: pass the loss to try rates."
         )
     else:
         lr, tried = _try(model, graph, loss, size)
