@@ -6,6 +6,7 @@ import inspect
 import json
 import math
 import multiprocessing
+import re
 import signal
 import subprocess
 import sys
@@ -49,7 +50,11 @@ from pathspace.training.experiments.reproduce.holm import (
     seeds_needed,
 )
 from pathspace.training.experiments.reproduce.page import render
-from pathspace.training.experiments.reproduce.provenance import code_digest, together
+from pathspace.training.experiments.reproduce.provenance import (
+    _sources,
+    code_digest,
+    together,
+)
 from pathspace.training.experiments.reproduce.record import Record, Table, judged
 from pathspace.training.experiments.reproduce.timing import LEAST, PRECISION, alternate
 from pathspace.training.experiments.reproduce.toys import Toys, target, train_toys
@@ -244,6 +249,34 @@ def test_other_labels_and_other_code_make_another_trial_and_the_place_of_data_do
         "pathspace.training.experiments.reproduce.trial.code_digest", lambda: "other"
     )
     assert Trial("labelled", "sgd", 0.1, 0, 1, options=(("data", "first"),)).key != first
+
+
+# what a trial imports of pathspace.training and what decides nothing of it: files and lists of
+# what was measured, ranks of several processes, names of the data's digests
+UNDECIDED = {"folder", "history", "ranks", "experiments.reproduce.provenance"}
+
+
+def test_the_digest_covers_all_that_a_trial_imports_of_training() -> None:
+    root = DOCS.parent.resolve()
+    sources = {path.resolve() for path in _sources()}
+    covered = {str(path.relative_to(root)) for path in sources}
+    todo, seen = [root / "training/experiments/reproduce/trial.py"], set[Path]()
+    while todo:
+        path = todo.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        for name in re.findall(
+            r"^ *from pathspace\.training\.([\w.]+) import", path.read_text(), re.M
+        ):
+            for end in (".py", "/__init__.py"):
+                file = root / f"training/{name.replace('.', '/')}{end}"
+                if file.is_file() and name not in UNDECIDED:
+                    todo.append(file)
+    assert not {str(path.relative_to(root)) for path in seen} - covered
+    # no name in the list is left of a file that is gone
+    assert all(path.is_file() for path in sources)
+    assert {"diagnostics/addition_hooks.py", "diagnostics/nodes.py"} <= covered
 
 
 def test_number_of_processes_must_be_positive() -> None:
