@@ -754,6 +754,13 @@ def test_records_of_trained_experiments_hold_together(
     assert EXPERIMENTS[name].draw(again).axes
     for claim in record.claims:
         assert claim["verdict"] in get_args(Verdict)
+    if name == "image":
+        # the paper's best value is 0.2 points above its baseline of 79.2 %
+        assert [c["printed"] and round(c["printed"], 4) for c in record.claims] == [
+            0.0096, 0.0096, None,
+        ]  # fmt: skip
+    if name == "translation":
+        assert {c["verdict"] for c in record.claims if "negative" in c["statement"]} == {"worse"}
     if name == "smnist":
         assert {
             c["verdict"] for c in record.claims if "G-SGD errs less than SGD" in c["statement"]
@@ -796,6 +803,9 @@ def test_records_of_measured_experiments_hold_together(
     )
     record = EXPERIMENTS[name].run(Setting(run=pretend, shrink=5000))
     assert record.claims and EXPERIMENTS[name].draw(record).axes and record.ours.rows
+    if name == "time":
+        # the paper says less than 10 % for every model
+        assert all("costs less than 10% more" in claim["statement"] for claim in record.claims)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.1])
