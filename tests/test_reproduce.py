@@ -864,6 +864,26 @@ def test_committed_page_is_what_its_records_say() -> None:
     assert all((DOCS / "reproduction" / f"{record.name}.png").is_file() for record in known)
 
 
+def test_the_page_shows_trees_that_differ_from_their_commit_and_which_runs_took_the_time() -> None:
+    record = replace(
+        Record.read(DOCS / "reproduction" / "toy.json"),
+        versions={"commit": f"{'a' * 40}+, {'b' * 40}", "processor": "P"},
+    )
+    assert f"commit {'a' * 12}+ and {'b' * 12}, processor" in render([record])
+    assert "All runs together took" in render([record])
+    assert "The reported runs, without searches and pilot runs, took" in render(
+        [replace(record, data=record.data | {"entries": []})]
+    )
+
+
+def test_differences_of_sequential_digits_name_their_task() -> None:
+    setting = Setting(run=pretend, scale="fetched", bars=lambda task, options: {})
+    (width,) = [
+        line for line in EXPERIMENTS["smnist"].run(setting).differs if line.startswith("Width")
+    ]
+    assert width == "Width: 150 in place of 100. (fashion-28-permuted)"
+
+
 def test_a_shrunk_run_says_so_and_the_command_writes_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
