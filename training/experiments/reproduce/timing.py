@@ -102,6 +102,9 @@ def run(setting: Setting) -> Record:
                 if path_sgd
                 else []
             )
+            if path_sgd:
+                ratios = [p / g - 1 for p, g in zip(times["Path-SGD"], times["G-SGD"], strict=True)]
+                claims.append(positive(f"{name}: Path-SGD costs more than G-SGD", ratios))
             rows.append(
                 (
                     name,
