@@ -862,6 +862,12 @@ def test_all_experiments_of_the_papers_are_there() -> None:
     assert all(name in text for name in names)
 
 
+def test_the_help_states_the_minutes_of_the_data_file() -> None:
+    shown = flat(call("reproduce", "--help").output.replace("│", " "))
+    for name, one in EXPERIMENTS.items():
+        assert f"{name} ({one.summary}; {one.minutes:g})" in shown
+
+
 def test_committed_page_is_what_its_records_say() -> None:
     known = records(DOCS / "reproduction")
     assert known and (DOCS / "reproduction.md").read_text(encoding="utf-8") == render(known)
