@@ -156,6 +156,28 @@ def test_masks_mark_the_trees(name: str) -> None:
         assert sum(int(mask.sum()) for mask in masks.values()) == len(marked)
 
 
+@pytest.mark.parametrize(("name", "one_to_one"), [("rnn_op", True), ("mlp_2x3x5x2_nobias", False)])
+def test_each_weight_off_the_trees_has_a_basis_path_of_its_own(name: str, one_to_one: bool) -> None:
+    """The mappings of appendix B.1: a path for each weight off the trees, recurrent ones
+    included, that passes no other such weight; and one for each skeleton weight of the first
+    layer, but for stacks whose second layer is wider.
+    """
+    basis, graph = basis_of(name, "modulo"), traced(name)
+    problem = path_problem(graph, basis.skeleton)
+    trees = {*problem.tree_in, *problem.tree_out}
+    counts = basis.counting_matrix().toarray()
+    off = [i for i in range(graph.num_weights) if i not in trees]
+    passed = [[i for i in off if row[i]] for row in counts]
+    alone = sorted(one[0] for one in passed if one)
+    assert all(len(one) <= 1 for one in passed) and alone == off
+    # paths in the skeleton, and skeleton weights of the first layer
+    slots = edge_slots(graph)
+    first = [i for i in problem.tree_in if slots[i][0] == slots[0][0]]
+    whole = [row for row, one in zip(counts, passed, strict=True) if not one]
+    passing = sorted(i for row in whole for i in first if row[i])
+    assert (passing == sorted(first)) is (len(whole) == len(first)) is one_to_one
+
+
 def test_masks_of_the_modulo_rule_by_hand() -> None:
     # Algorithm 1 on 2-3-5-2: unit j is entered from j mod n_in and left towards j mod n_out
     skeleton = basis_of("mlp_2x3x5x2_nobias", "modulo").skeleton

@@ -44,6 +44,14 @@ def test_figures_at_200() -> None:
         depth_or_width(3)
 
 
+def test_a_third_hidden_layer_needs_more_memory_than_width() -> None:
+    """As many parameters from two hidden layers of 20: a third one, or 28 units in both."""
+    deep = cost(chain(1, 20, 20, 20, 1), torch.randn(1, 1))
+    wide = cost(chain(1, 28, 28, 1), torch.randn(1, 1))
+    assert deep.parameters == wide.parameters == 840
+    assert deep.cached > wide.cached and deep.activations > wide.activations
+
+
 def test_convolutions_by_hand() -> None:
     model = nn.Sequential(
         nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.ReLU(), nn.Conv2d(4, 2, 3, bias=False)

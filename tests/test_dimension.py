@@ -22,6 +22,7 @@ from oracles.strategies import conv_specs, dag_specs, modest, rnn_specs, seeds, 
 from torch import Tensor, nn
 
 import pathspace as ps
+from pathspace.unroll import unroll
 
 pytestmark = pytest.mark.usefixtures("no_rule_fails")
 
@@ -55,6 +56,18 @@ def test_paths_of_a_scalar_rnn_by_hand() -> None:
     model = nn.RNN(1, 1, nonlinearity="relu", bias=False)
     paths = enumerate_paths(model, torch.zeros(3, 1, 1))
     assert paths.matrix.tolist() == [[1, 0], [1, 1], [1, 2]]
+
+
+@pytest.mark.parametrize("units", [1, 2, 3])
+def test_paths_grow_exponentially_with_the_steps_from_two_units_on(units: int) -> None:
+    model = nn.RNN(1, units, nonlinearity="relu", bias=False)
+    counts = []
+    for steps in (1, 2, 3, 4, 5):
+        graph = ps.trace(model, torch.zeros(steps, 1, 1), sizes="given")
+        counts.append(unroll(graph).num_paths)
+    # (the last state is an output)
+    lengths = [[units ** (s + 1) for s in range(steps)] for steps in (1, 2, 3, 4, 5)]
+    assert counts == [sum((len(one) - s) * n for s, n in enumerate(one)) for one in lengths]
 
 
 def test_paths_of_a_convolution_by_hand() -> None:

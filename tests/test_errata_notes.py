@@ -99,3 +99,50 @@ def test_the_loss_of_masked_words_is_cross_entropy() -> None:
     scores = torch.exp(vectors @ table.T)
     printed = -(scores[range(6), words] / scores.sum(1)).log().mean()
     torch.testing.assert_close(printed, F.cross_entropy(vectors @ table.T, words))
+
+
+def test_more_terms_of_a_taylor_series_can_err_more() -> None:
+    """The sine at 5: within its radius, which is infinite, the error grows before it falls."""
+    terms = [(-1) ** k * 5 ** (2 * k + 1) / math.factorial(2 * k + 1) for k in range(20)]
+    errors = [abs(sum(terms[: k + 1]) - math.sin(5)) for k in range(20)]
+    assert errors[:4] == pytest.approx([5.96, 14.87, 11.17, 4.33], abs=0.01)
+    assert errors[1] > errors[0] and errors[2:12] == sorted(errors[2:12], reverse=True)
+    assert errors[-1] < 1e-9
+
+
+PRINTED = """
+def rescale_gradient(loss_gradient, initial_theta_list, decay_factor, learning_rate, steps):
+    theta_list = [theta for theta in initial_theta_list]
+    g_list = [np.zeros(np.shape(theta)) for theta in theta_list]
+    for t in range(steps):
+        for i, theta in enumerate(theta_list):
+            g = decay_factor * g + (1-decay_factor) * loss_gradient(theta)
+            theta_list[i] = theta - learning_rate * g / np.std(g)
+    return theta_list
+"""
+
+
+def test_the_printed_code_of_the_rescaled_gradient_does_not_run() -> None:
+    found: dict[str, object] = {"np": np}
+    exec(PRINTED, found)
+    start = [np.array([1.0, -2.0]), np.array([3.0, 0.5])]
+    with pytest.raises(UnboundLocalError, match="'g'"):
+        found["rescale_gradient"](lambda theta: theta, start, 0.5, 0.1, 2)  # type: ignore[operator]
+    # with its averages read and kept, every step has the size of the rate
+    code = PRINTED.replace("factor * g +", "factor * g_list[i] +")
+    exec(code.replace("            g = ", "            g = g_list[i] = "), found)
+    after = found["rescale_gradient"](lambda theta: theta, start, 0.5, 0.1, 1)  # type: ignore[operator]
+    for old, new in zip(start, after, strict=True):
+        assert np.std(new - old) == pytest.approx(0.1)
+
+
+def test_weights_of_the_moving_average_do_not_sum_to_one() -> None:
+    for decay in (0.0, 0.5, 0.9, 1.0):
+        average, steps = np.zeros(30), 30
+        for t in range(steps):
+            average = decay * average + (1 - decay) * np.eye(steps)[t]
+        # recent gradients weigh more, but the zero at the start has a weight, too
+        assert average.sum() == pytest.approx(1 - decay**steps)
+        assert (np.diff(average) >= 0).all()
+    # with a decay of 1 nothing is averaged and nothing moves
+    assert not average.any()

@@ -11,6 +11,7 @@ from benchmarks.__main__ import markdown
 from benchmarks.gpu import page as gpu_page
 from benchmarks.starts import STARTS, table
 
+from pathspace.training.experiments.intervals import t_interval
 from pathspace.training.experiments.reproduce import Setting, leaderboard
 from pathspace.training.experiments.reproduce.page import markdown_table
 from pathspace.training.experiments.reproduce.record import Record, Table
@@ -86,3 +87,28 @@ def test_the_page_about_gpus_is_that_of_its_file() -> None:
     assert "does not hold" in gpu_page(
         {**made, "training": [{"model": "m", **times, "gsgd_fused_ms": 1.3}]}
     )
+
+
+# record, task, how the page calls it, optimizers, what its arm with the unit skeleton adds
+UNIT_STARTS = (
+    ("smnist", "fashion-28", "28 rows", ("SGD", "Adam"), ""),
+    ("smnist", "fashion-28-permuted", "28 rows, permuted pixels", ("SGD", "Adam"), ""),
+    ("race", "fashion-14", "14 rows, 10,000 images", ("SGD",), ", unit skeleton"),
+)
+
+
+def test_effects_of_the_unit_skeleton_are_those_of_the_records() -> None:
+    page = (DOCS / "g-sgd.md").read_text()
+    for name, task, shown, optimizers, more in UNIT_STARTS:
+        arms = Record.read(DOCS / "reproduction" / f"{name}.json").data["arms"]
+        found = {arm["label"]: arm for arm in arms if arm["task"] == task}
+        for optimizer in optimizers:
+            first, second = found[optimizer + more], found[f"{optimizer}, default start"]
+            change = t_interval(
+                [
+                    100 * (a - b) / second["mean"]
+                    for a, b in zip(first["tests"], second["tests"], strict=True)
+                ]
+            )
+            interval = f"{change.mean:+.1f} ± {change.half_width:.1f} %"
+            assert f"| {shown} | {optimizer} | {interval} | {change.count} |" in page

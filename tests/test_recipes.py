@@ -36,6 +36,7 @@ from pathspace.training.experiments.reproduce.trial import Trial
 from pathspace.training.experiments.tasks import load_task, task_names
 from pathspace.training.experiments.tasks.papers import CORPORA
 from pathspace.training.recipe import Recipe, prepare
+from pathspace.training.task import task_options
 
 SETTING = Setting(run=lambda trials: [], scale="full")
 RUNNABLE = [cell for cell in load_cells().values() if not runnable(cell)]
@@ -177,6 +178,45 @@ def test_a_change_of_the_run_is_listed(name: str) -> None:
     value, key = CHANGES[name]
     before, after = (differences(cell, of_full(cell, **more)) for more in ({}, {name: value}))
     assert any(line.startswith(f"{FIELDS[key]}: ") for line in set(after) - set(before))
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "key", "words"),
+    [
+        ("limit", 10_000, "data", "at most 10,000 training examples"),
+        ("pool", 2, "data", "means over squares of 2 x 2 pixels"),
+        ("scale", 0.3, "model", "a learned factor from 0.3"),
+        ("drop", 0.05, "model", "5% of the branches dropped"),
+        ("activity", 3e-7, "model", "squares of activations penalised by 3e-07"),
+    ],
+)
+def test_options_of_a_task_are_described(option: str, value: Any, key: str, words: str) -> None:
+    resnet = (("network", "resnet"), ("depth", 8))
+    before, after = (
+        describe(Trial("fashion-images", "sgd", 0.1, 0, 1, options=options), (0.1,), 2, 1)
+        for options in (resnet, (*resnet, (option, value)))
+    )
+    assert words in after[key] and words not in before[key]
+    assert {k for k in FIELDS if before[k] != after[k]} == {key}
+
+
+def test_no_option_of_a_task_is_left_out() -> None:
+    """Whatever a run changes of its task's options changes its description."""
+    others: dict[str, Any] = {"depth": 14}
+    for task in DATA:
+        for option, default in task_options(task).items():
+            if option == "data":
+                continue
+            if option == "network":
+                other: Any = "recurrent" if default == "resnet" else "resnet"
+            else:
+                other = not default if isinstance(default, bool) else others.get(option, 7)
+            trial = Trial(task, "sgd", 0.1, 0, 1)
+            before, after = (
+                describe(one, (0.1,), 2, 1)
+                for one in (trial, replace(trial, options=((option, other),)))
+            )
+            assert before != after, (task, option)
 
 
 def test_rates_seeds_and_warm_up_are_listed() -> None:

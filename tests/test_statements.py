@@ -114,6 +114,55 @@ def test_verdicts_follow_the_record(
     ] == [verdict, turned]
 
 
+def test_other_data_does_not_refute_a_statement(tmp_path: Path) -> None:
+    """What a stand-in does not show is no verdict on the document's data, which is named."""
+    lines = (
+        "Data: Fashion-MNIST in 28 steps of 28 pixels in place of MNIST. (G-SGD; SGD)",
+        "Data: digits in place of CIFAR-10.",
+    )
+    claims = (("fashion-28: a wins", "no difference that matters"),)
+    replace(record(*claims), differs=lines).write(tmp_path / "toy.json")
+    statement = one(record="toy", claims="a wins", kind="experiment")
+    (judged,) = judge_all([statement], tmp_path)
+    assert judged.verdict == "not shown"
+    assert judged.detail.endswith("On Fashion-MNIST in 28 steps of 28 pixels in place of MNIST.")
+    assert "**does not show on a stand-in**" in render([judged], tmp_path)
+    with pytest.raises(InputError, match="not shown"):
+        one(verdict="not shown", tests=["a"])
+
+
+def test_what_a_document_leaves_open_changes_a_statement(tmp_path: Path) -> None:
+    """Where it does not say a setting, a claim that fails at some refutes nothing."""
+    statement = one(record="toy", claims="a wins", kind="experiment", unsaid="at which size")
+    for last, verdict in (("worse", "changed"), ("better", "true"), ("undecided", "undecided")):
+        record(("x: a wins", "better"), ("y: a wins", last)).write(tmp_path / "toy.json")
+        (judged,) = judge_all([statement], tmp_path)
+        assert judged.verdict == verdict
+        assert ("does not say at which size" in judged.detail) == (verdict == "changed")
+
+
+def test_networks_below_logistic_regression_decide_nothing(tmp_path: Path) -> None:
+    def row(network: str, seed: int, tau: float, accuracy: float) -> dict[str, object]:
+        return {"network": network, "seed": seed, "tau": tau, "accuracy": accuracy + seed / 1000}
+
+    rows = [
+        row(network, seed, tau, accuracy)
+        for seed in range(4)
+        for network, tau, accuracy in (
+            ("MLP", 0.0, 0.80),
+            ("MLP", 3e-4, 0.81 + 0.03 * (-1) ** seed),
+            ("CNN", 0.0, 0.80),
+            ("CNN", 3e-4, 0.70 + 0.01 * (-1) ** seed),
+        )
+    ]
+    file = tmp_path / "figures.json"
+    for bar, verdict in ((0.75, "undecided"), (0.6, "false"), (0.9, "undecided")):
+        file.write_text(json.dumps({"logistic": bar, "rows": rows}))
+        (judged,) = judge_all([one(measured="generalises", kind="experiment")], tmp_path, file)
+        assert judged.verdict == verdict
+        assert (f"logistic regression on {bar:.1%}" in judged.detail) == (bar > 0.7)
+
+
 def test_a_claim_that_decides_nothing_does_not_count_beside_one_that_does(tmp_path: Path) -> None:
     found = record(("x: a wins", "better"), ("y: a wins", "undecided"))
     silent = {"nothing": "neither beats a guess"}
@@ -150,7 +199,7 @@ def test_rules_follow_the_figures(rule: str, tmp_path: Path) -> None:
         plain = {"gradient_above_one": 0.9 if up else 0.1, "fold": 0.5 if up else 0.1}
         return [
             {"network": "net", "seed": seed, "tau": tau, "accuracy": low_high(tau) + seed / 1000,
-             "trained": plain,
+             "trained": plain, "start": plain,
              "efficiency": (low_high(tau) if rule != "efficient_without_help" else 0.5 if up else -0.5) + seed / 1000,  # noqa: E501
              "fold": 0.2 + seed / 1000}
             for seed in range(4) for tau in (0.0, 3e-4)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pathspace.cli_errors import FAILED, INTERRUPTED
-from pathspace.training.experiments.names import known_experiment, known_task
+from pathspace.training.experiments.names import experiments_help, known_experiment, known_task
 from pathspace.training.train_cli import Init, train
 
 if TYPE_CHECKING:
@@ -136,15 +136,7 @@ def reproduce(
             metavar="NAME",
             callback=known_experiment,
             help=(
-                "With minutes on one thread: race (effects of initialisation and optimizer; 3),"
-                " smnist (G-SGD, SGD, "
-                "Path-SGD, "
-                "G-Adam, Adam on sequential digits; 10), language (stacked ReLU RNN; 6), rcnn"
-                " (recurrent convolutions; 4), "
-                "time (of a step; 3), toy (28 parameters; 3), translation (efficiency of the chain;"
-                " 8), image and depth "
-                "(penal connection; 6 each), regularisers (it beside others; 14), "
-                "ideal-direction (1), optimizers (a leaderboard; 90); "
+                f"With minutes on one thread: {experiments_help()}; "
                 "page, which writes page and pictures again from the records in --out; claims,"
                 " which judges every "
                 "statement of the papers by them and by the tests; or recipes, which writes a page"

@@ -5,6 +5,8 @@ name is an error at once.
 from __future__ import annotations
 
 import sys
+import tomllib
+from pathlib import Path
 
 from pathspace.errors import expect_known
 
@@ -73,3 +75,21 @@ def known_experiment(name: str) -> str:
     """
     expect_known("experiment", name, EXPERIMENTS)
     return name
+
+
+def experiments_help() -> str:
+    """Return the experiments in a sentence, with what they are and their minutes, as
+    ``experiments.toml`` gives them.
+
+    Example:
+        >>> "toy (28 parameters: plain, skip, penal connection; 2)" in experiments_help()
+        True
+    """
+    # (the package of the experiments imports torch, its file is read without it)
+    file = Path(__file__).parent / "reproduce" / "experiments.toml"
+    known = tomllib.loads(file.read_text(encoding="utf-8"))
+    return ", ".join(
+        f"{name} ({known[name]['summary']}; {known[name]['minutes']})"
+        for name in EXPERIMENTS
+        if name in known
+    )

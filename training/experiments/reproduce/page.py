@@ -88,7 +88,7 @@ def _section(record: Record, folder: str) -> str:
         f"## {record.name}\n",
         f"{record.title}. {record.source}.\n",
         f"```console\n$ pathspace reproduce {record.name}{scale}\n```\n",
-        f"All runs together took {record.seconds / 60:.1f} minutes on one thread.\n",
+        f"{_which(record)} took {record.seconds / 60:.1f} minutes on one thread.\n",
         *(
             [f"Computed with {_named(record.versions)}.\n"]
             if "processor" in record.versions
@@ -111,12 +111,26 @@ def _section(record: Record, folder: str) -> str:
     return "\n".join(pieces)
 
 
+def _which(record: Record) -> str:
+    """The runs whose time a record states: a contest of optimizers counts those that it reports."""
+    return (
+        "The reported runs, without searches and pilot runs,"
+        if "entries" in record.data
+        else "All runs together"
+    )
+
+
 def _named(versions: dict[str, str]) -> str:
     kept = {
-        key: [one[:12] if key == "commit" else one for one in value.split(", ")]
+        key: [_short(one) if key == "commit" else one for one in value.split(", ")]
         for key, value in versions.items()
     }
     return ", ".join(f"{key} {' and '.join(values)}" for key, values in kept.items())
+
+
+def _short(commit: str) -> str:
+    """The first digits of a commit, with the plus of a tree that differed from it."""
+    return commit[:12] + "+" * (commit.endswith("+") and len(commit) > 12)
 
 
 def _claim(claim: dict[str, Any]) -> tuple[str, ...]:

@@ -88,7 +88,10 @@ def run(setting: Setting) -> Record:
     measured, claims = measure_enough(arms, setting, claims_of)
     seeds, pairs = (
         max(len(m.outcomes) for m in measured),
-        [(_recipe(names[a.base.task], a.label), a) for a in arms],
+        [
+            (_recipe(names[a.base.task], a.label), replace(a, label=f"{a.base.task}: {a.label}"))
+            for a in arms
+        ],
     )
     return Record(
         **about("smnist"),

@@ -25,6 +25,8 @@ from pathspace.training.threads import one_thread
 STEPS = 4
 # Rounds are taken until the mean ratio is known to this, but at least and at most so many.
 PRECISION, LEAST, MOST = 0.01, 8, 2000
+# What the paper's section 4 says of the increase, for every model.
+BOUND = 0.1
 ONE_THREAD = (
     (
         "One processor thread in place of a GPU; the time is the thread's processor time, without"
@@ -84,15 +86,15 @@ def run(setting: Setting) -> Record:
     data, rows, claims = {}, [], []
     with one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        for name, make, shape, printed, path_sgd in CASES:
+        for name, make, shape, _, path_sgd in CASES:
             batch = torch.randn(shape).to(make_fabric(setting.device, 1).device)
             times = alternate(_contenders(make, batch, steps, path_sgd), most)
             data[name] = times
             increase = [g / s - 1 for g, s in zip(times["G-SGD"], times["SGD"], strict=True)]
             claims.append(
                 positive(
-                    f"{name}: G-SGD costs at most {printed:.1%} more than SGD (margin)",
-                    [printed - v for v in increase],
+                    f"{name}: G-SGD costs less than {BOUND:.0%} more than SGD (what is left)",
+                    [BOUND - v for v in increase],
                 )
             )
             path = (
@@ -100,6 +102,9 @@ def run(setting: Setting) -> Record:
                 if path_sgd
                 else []
             )
+            if path_sgd:
+                ratios = [p / g - 1 for p, g in zip(times["Path-SGD"], times["G-SGD"], strict=True)]
+                claims.append(positive(f"{name}: Path-SGD costs more than G-SGD", ratios))
             rows.append(
                 (
                     name,

@@ -37,6 +37,11 @@ DROPPED = {
     "weight_drop": 0.1,
 }
 PAPER_TEXTS = ("ptb", "ptb-characters", "wikitext-2", "enwik8")
+# options of tasks that a field of a recipe describes: these, the settings of blocks in the model
+# and the cut of the data, which _cut names; what a task gets besides stands with the data
+DESCRIBED = frozenset(
+    ("hidden", "network", "depth", "layers", "length", "longest", "dropout", "smoothing", "reverse")
+)
 SEQUENCE_STEPS = {
     "mnist-28": 28,
     "mnist-98": 98,
@@ -112,6 +117,8 @@ def describe(trial: Trial, rates: Sequence[float], seeds: int, tuning_seeds: int
             + f", numbers in the precision {trial.precision}" * (trial.precision != "32-true")
         ),
     }
+    run["data"] = ", ".join((run["data"], *_cut(options)))
+    run["model"] = ", ".join((run["model"], *_blocks(options)))
     return {key: run[key] for key in FIELDS}
 
 
@@ -167,6 +174,40 @@ def show(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(show(entry) for entry in value)
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _cut(options: Mapping[str, Any]) -> list[str]:
+    """Say what a run takes of its task's data, and how."""
+    given = {
+        key: value
+        for key, value in options.items()
+        if value is not None and key not in DESCRIBED | BLOCKS.keys() | {"data"}
+    }
+    if given.get("pool") == 1:
+        del given["pool"]
+    return [
+        CUTS[key].format(value) if key in CUTS else f"{key} = {show(value)}"
+        for key, value in sorted(given.items())
+    ]
+
+
+def _blocks(options: Mapping[str, Any]) -> list[str]:
+    """Say what the blocks of a residual network have besides."""
+    return [say(options[key]) for key, say in BLOCKS.items() if options.get(key)]
+
+
+# options that change a task's data -> what they do
+CUTS = {
+    "limit": "at most {:,} training examples",
+    "pool": "means over squares of {0} x {0} pixels",
+    "tests": "{:,} test examples",
+}
+# what the blocks of a residual network may have besides: option of the task -> its words
+BLOCKS: dict[str, Callable[[Any], str]] = {
+    "scale": lambda value: f"branches with a learned factor from {value:g}",
+    "drop": lambda value: f"{value:.0%} of the branches dropped in a step",
+    "activity": lambda value: f"squares of activations penalised by {value:g}",
+}
 
 
 def _sequence(task: str, options: Mapping[str, Any]) -> Description:

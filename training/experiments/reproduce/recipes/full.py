@@ -146,8 +146,35 @@ def listed(
     common = [line for line, labels in found.items() if len(labels) == len(pairs)]
     return (
         *common,
-        *(f"{line} ({'; '.join(labels)})" for line, labels in found.items() if line not in common),
+        *(
+            f"{line} ({'; '.join(_grouped(labels, [arm.label for _, arm in pairs]))})"
+            for line, labels in found.items()
+            if line not in common
+        ),
     )
+
+
+def _grouped(labels: Sequence[str], every: Sequence[str]) -> list[str]:
+    """Write labels "group: name" shortly: a group that is there whole, and a name that is there in
+    every group, once.
+
+    Example:
+        >>> every = ["a: SGD", "a: Adam", "b: SGD", "b: Adam"]
+        >>> _grouped(["a: SGD", "a: Adam"], every), _grouped(["a: SGD", "b: SGD"], every)
+        (['a'], ['SGD'])
+        >>> _grouped(["a: SGD"], every)
+        ['a: SGD']
+    """
+    if not all(": " in label for label in every):
+        return list(labels)
+    short = []
+    for label in labels:
+        group, _, name = label.partition(": ")
+        mine = [one for one in every if one.startswith(f"{group}: ")]
+        same = [one for one in every if one.endswith(f": {name}")]
+        whole, everywhere = {*mine} <= {*labels}, len(same) > 1 and {*same} <= {*labels}
+        short.append(group if whole and len(mine) > 1 else name if everywhere else label)
+    return list(dict.fromkeys(short))
 
 
 def _options(cell: Cell, data: Path | str | None) -> tuple[tuple[str, Any], ...]:

@@ -14,6 +14,7 @@ from typing import Any
 from pathspace.errors import expect_known
 from pathspace.training.experiments.intervals import t_interval
 from pathspace.training.experiments.reproduce.holm import seeds_needed
+from pathspace.training.experiments.reproduce.recipes.compare import DATA
 from pathspace.training.experiments.reproduce.record import Record
 from pathspace.training.experiments.reproduce.statements.registry import Statement, Verdict
 
@@ -83,7 +84,7 @@ def judge_all(
 
 def together(verdicts: Sequence[Verdict]) -> Verdict:
     """Return the verdict on a statement that holds where all its parts do:
-    one that fails refutes it.
+    one that fails, or does not show, settles it.
 
     Example:
         >>> together(["true", "undecided"]), together(["undecided", "false"]), together([])
@@ -91,7 +92,8 @@ def together(verdicts: Sequence[Verdict]) -> Verdict:
     """
     if not verdicts:
         return "not tried"
-    return "false" if "false" in verdicts else "undecided" if "undecided" in verdicts else "true"
+    strongest: tuple[Verdict, ...] = ("false", "not shown", "undecided")
+    return next((verdict for verdict in strongest if verdict in verdicts), "true")
 
 
 def _by_record(statement: Statement, record: Record | None) -> Judged:
@@ -110,12 +112,35 @@ def _by_record(statement: Statement, record: Record | None) -> Judged:
     # unless it is all there is
     telling = [claim for claim in claims if not claim["nothing"]] or claims
     verdicts = [meaning[claim["verdict"]] for claim in telling]
-    scale = "" if record.scale == "full" else " On a stand-in for the document's data and models."
+    other = _other_data(record, claims)
+    if other:
+        # other data tells whether the effect is there, and refutes nothing of the document's
+        verdicts = ["not shown" if verdict == "false" else verdict for verdict in verdicts]
+    verdict = together(verdicts)
+    scale = other or (
+        "" if record.scale == "full" else "On a stand-in for the document's data and models."
+    )
+    if statement.unsaid and len({*verdicts} - {"undecided"}) > 1:
+        verdict, scale = "changed", f"The document does not say {statement.unsaid}. {scale}"
     parts = [
         f"{claim['statement']}: {claim['nothing'] or claim['verdict']}{_repetitions(claim)}"
         for claim in claims
     ]
-    return Judged(statement, together(verdicts), f"{'; '.join(parts)}.{scale}")
+    return Judged(statement, verdict, f"{'; '.join(parts)}. {scale}".rstrip())
+
+
+def _other_data(record: Record, claims: Sequence[Mapping[str, Any]]) -> str:
+    """Say which data stands in for the document's; empty where none does. Claims about a
+    task begin with its name.
+    """
+    tasks = {claim["statement"].partition(":")[0] for claim in claims}
+    own = tuple(f"Data: {DATA[task]} in place of" for task in tasks & DATA.keys())
+    lines = [
+        line.partition(" (")[0]
+        for line in record.differs
+        if line.startswith(own or "Data: ") and " in place of " in line
+    ]
+    return " ".join(f"On {line.removeprefix('Data: ')}" for line in dict.fromkeys(lines))
 
 
 def _repetitions(claim: Mapping[str, Any]) -> str:
@@ -131,15 +156,33 @@ def _by_figures(statement: Statement, figures: Figures | None) -> Judged:
         )
     by_net = by_network(RULES[statement.measured], figures)
     verdicts = {name: sign(values) if values else "false" for name, values in by_net.items()}
+    poor = _poor(figures) if statement.measured in PENALISED else {}
     parts = [
-        f"{name}: {verdict}{_seeds(by_net[name], verdict)}" for name, verdict in verdicts.items()
+        f"{name}: {poor.get(name) or f'{verdict}{_seeds(by_net[name], verdict)}'}"
+        for name, verdict in verdicts.items()
     ]
     data = figures.get("data", "digits")
+    note = PENALISED.get(statement.measured, "")
+    telling = [verdict for name, verdict in verdicts.items() if name not in poor]
     return Judged(
         statement,
-        together(list(verdicts.values())),
-        f"By network: {', '.join(parts)}. Small networks on {data}.",
+        together(telling or ["undecided"]),
+        f"By network: {', '.join(parts)}. {note}Small networks on {data}.",
     )
+
+
+def _poor(figures: Figures) -> dict[str, str]:
+    """Say which networks with the penal connection are no better than logistic regression:
+    they decide nothing.
+    """
+    bar = figures.get("logistic", 0.0)
+    means = by_network(lambda _, penal: [fmean(row["accuracy"] for row in penal)], figures)
+    return {
+        name: f"nothing, with the penal connection it is right on {mean:.1%}, logistic regression"
+        f" on {bar:.1%}"
+        for name, (mean,) in means.items()
+        if mean <= bar
+    }
 
 
 def by_network(rule: Rule, figures: Figures) -> dict[str, list[float]]:
@@ -191,10 +234,17 @@ RULES: dict[str, Rule] = {
     "raises_efficiency": _difference("efficiency"),
     "generalises": _difference("accuracy"),
     "efficient_without_help": lambda plain, _: [row["efficiency"] for row in plain],
-    # it says that turns vanish with the penalty and are there without it
-    "unfolds": lambda plain, penal: (
-        [a["trained"]["fold"] - b["fold"] for a, b in zip(plain, penal, strict=True)]
-        if any(a["trained"]["fold"] for a in plain)
-        else []
+    # random chains are those at the start
+    "unfolds": lambda plain, penal: [
+        a["start"]["fold"] - b["fold"] for a, b in zip(plain, penal, strict=True)
+    ],
+}
+# rules that compare networks with and without the penal connection -> what is to be said of them
+PENALISED = {
+    "raises_efficiency": "",
+    "generalises": "",
+    "unfolds": (
+        "Random chains are those at the start; training alone makes turns rarer, too. Turns are"
+        " those of one image per seed. "
     ),
 }

@@ -21,6 +21,7 @@ SHOWN: dict[Verdict, str] = {
     "true": "true",
     "changed": "true with a changed statement",
     "false": "false",
+    "not shown": "does not show on a stand-in",
     "undecided": "undecided",
     "not tried": "not tried",
 }

@@ -16,7 +16,7 @@ from pathspace.errors import InputError
 
 DOCUMENTS = ("path-space", "markov-chain", "evolution")
 Kind = Literal["theory", "formula", "experiment", "background"]
-Verdict = Literal["true", "changed", "false", "undecided", "not tried"]
+Verdict = Literal["true", "changed", "false", "not shown", "undecided", "not tried"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class Statement:
             (history, opinions, analogies).
         source: section, equation, table or figure.
         says: the statement, in our words.
-        verdict: ``changed`` is true with a changed statement.
+        verdict: ``changed`` is true with a changed statement; ``not shown`` is computed only: the
+            effect is not there on a stand-in for the document's data, which does not refute it.
         right: what is right instead, for ``changed`` and ``false``.
         why: why it was not tried, or what would decide it.
         tests: tests that hold the verdict, as ``file::name``.
@@ -44,6 +45,8 @@ class Statement:
         claims: part of the text of that experiment's claims.
         without: claims with this text are left out.
         reversed: the statement says the opposite of these claims.
+        unsaid: what the document leaves open and the claims vary. Where only some of them hold,
+            the statement is true with a change: of these.
         measured: a rule of
             :data:`~pathspace.training.experiments.reproduce.statements.evidence.RULES`.
 
@@ -66,6 +69,7 @@ class Statement:
     claims: str = ""
     without: str = ""
     reversed: bool = False
+    unsaid: str = ""
     measured: str = ""
 
     def __post_init__(self) -> None:
@@ -88,6 +92,7 @@ class Statement:
             self.verdict in get_args(Verdict),
             f"has the verdict '{self.verdict}', expected {get_args(Verdict)}",
         )
+        expect(self.verdict != "not shown", "is 'not shown', which only a record says")
         expect(
             bool(self.right) == (self.verdict in ("changed", "false")),
             "needs 'right' if it is changed or false",
