@@ -15,7 +15,7 @@ from pathspace.attained import attained
 from pathspace.errors import InputError, expect_arguments, expect_numbers
 from pathspace.pairs import Pairs
 from pathspace.programme import minimise
-from pathspace.rescale import rescale
+from pathspace.rescale import expect_blocks, rescale
 from pathspace.safe_deepcopy import safe_deepcopy
 from pathspace.structure import Structure
 
@@ -96,12 +96,7 @@ def balancing(
     expect_arguments("balancing", model=model, graph=graph)
     expect_numbers("balance", "a positive number", p=p, tolerance=tolerance)
     own = dict(model.named_parameters(remove_duplicate=False))
-    for block in graph.blocks:
-        if block.name not in own:
-            raise InputError(
-                f"balance found no parameter {block.name!r} in {type(model).__name__}; pass the"
-                " traced model or a copy of it."
-            )
+    expect_blocks("balance", model, graph)
     pairs = Pairs(graph, p, own)
     start = np.zeros(graph.num_units)
     before = pairs.sides(start)[2]

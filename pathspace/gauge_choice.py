@@ -20,6 +20,7 @@ from pathspace.errors import SEED, InputTypeError, expect_arguments, expect_numb
 from pathspace.objectives import Balance, Objective
 from pathspace.pairs import Pairs
 from pathspace.peaks import Logs, Peaks
+from pathspace.rescale import expect_blocks
 from pathspace.structure import LOG_2, Structure
 
 # no unit is rescaled by more than this factor, unless it is asked for
@@ -152,6 +153,7 @@ def choose_gauge(
     expect_numbers("choose_gauge", "a number above 1", limit=limit)
     expect_numbers("choose_gauge", "a number from 0 to inf", tolerance=tolerance)
     expect_numbers("choose_gauge", SEED, or_none=True, steps=steps)
+    expect_blocks("choose_gauge", model, graph)
     if isinstance(objective, Balance):
         basis, point, value, certificate = _balanced(model, graph, objective, limit)
     else:

@@ -4,7 +4,7 @@ leave its function unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -20,6 +20,36 @@ from pathspace.unsharded import is_cut
 from pathspace.without_values import require_values
 
 M = TypeVar("M", bound=nn.Module)
+
+
+def expect_blocks(
+    owner: str, model: nn.Module, graph: Structure, names: Iterable[str] | None = None
+) -> dict[str, Tensor]:
+    """The parameters and buffers of a model by name, which has those of a graph as traced.
+
+    Args:
+        owner: the function, for messages.
+        model: the model.
+        graph: the reduction graph.
+        names: tensors that must be there, by default those with edges.
+
+    Raises:
+        InputError: one is missing, or has another shape.
+    """
+    found = dict(model.named_parameters(remove_duplicate=False)) | dict(
+        model.named_buffers(remove_duplicate=False)
+    )
+    shapes = {block.name: block.shape for block in graph.blocks}
+    for name in shapes if names is None else names:
+        own = tuple(found[name].shape) if name in found else None
+        if own is None or own != shapes.get(name, own):
+            held = f"no parameter {name!r}" if own is None else f"{name!r} of shape {own}"
+            raise InputError(
+                f"{owner} found {held} in {type(model).__name__}"
+                f"{'' if own is None else f', expected {shapes[name]}'}; pass the traced model or"
+                " a copy of it."
+            )
+    return found
 
 
 @torch.no_grad()
@@ -88,17 +118,9 @@ def rescale(
     """
     expect_arguments("rescale", model=model, graph=graph)
     expect_arguments("rescale", or_none=True, optimizer=optimizer)
-    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(
-        model.named_buffers(remove_duplicate=False)
-    )
     expect_scales("rescale", phi, graph.num_units)
     factors = graph.gauge_factors(graph.exact_part(phi.double()) if exact else phi.double())
-    for name in factors:
-        if name not in tensors:
-            raise InputError(
-                f"rescale found no parameter {name!r} in {type(model).__name__}; pass the traced"
-                " model or a copy of it."
-            )
+    tensors = expect_blocks("rescale", model, graph, factors)
     require_values("rescale", [(name, tensors[name]) for name in factors if is_cut(tensors[name])])
     moves = _transport(
         optimizer, {tensors[name]: pair for name, pair in factors.items()}, keep_trajectory

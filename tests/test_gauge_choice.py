@@ -8,6 +8,7 @@ import copy
 import functools
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -306,3 +307,24 @@ def test_bad_input_is_told_in_a_sentence(objective: object, batch: object, match
     model, graph, _ = subject("mlp")
     with pytest.raises(ps.PathspaceError, match=match):
         ps.choose_gauge(model, graph, objective, batch)
+
+
+@pytest.mark.parametrize(
+    "objective", [ps.Balance(), ps.Range(), ps.Noise(8), ps.Smooth(), ps.Conditioning()]
+)
+def test_another_model_is_refused_in_a_sentence(objective: Any) -> None:
+    def net(width: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 3))
+
+    x, model = torch.randn(6, 4), net(5)
+    graph = ps.trace(model, x)
+    for other, why in (
+        (torch.compile(net(5), backend="eager"), "no parameter '0.weight'"),
+        (net(6), r"'0.weight' of shape \(6, 4\) in Sequential, expected \(5, 4\)"),
+    ):
+        with pytest.raises(ps.InputError, match=f"choose_gauge found {why}"):
+            ps.choose_gauge(other, graph, objective, x)
+        with pytest.raises(ps.InputError, match=f"rescale found {why}"):
+            ps.rescale(other, graph, torch.zeros(5))
+        with pytest.raises(ps.InputError, match=f"balance found {why}"):
+            ps.balance(other, graph)

@@ -153,3 +153,23 @@ def test_models_with_gathered_tables_are_explained() -> None:
     found = ps.explain(model, torch.tensor([[1, 2, 6]])).reasons
     assert {reason.parameter for reason in found} >= {"1.weight", "3.weight"}
     assert all(reason.chain for reason in found)
+
+
+class SharedStatistics(nn.Module):
+    """One norm after two layers, one of which a sigmoid fixes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.out = nn.Linear(3, 4), nn.Linear(3, 4), nn.Linear(4, 2)
+        self.norm = nn.BatchNorm1d(4, affine=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.b(x)
+        rest = self.norm(h) + torch.sigmoid(h)
+        return self.out(self.norm(self.a(x)).relu()) + rest.sum(1, keepdim=True)
+
+
+def test_shared_running_statistics_are_a_reason() -> None:
+    found = ps.explain(SharedStatistics().eval(), torch.randn(5, 3)).reasons
+    (chain,) = (reason.chain for reason in found if reason.parameter == "a.weight")
+    assert [step.op for step in chain] == ["aten.batch_norm", "aten.sigmoid"]

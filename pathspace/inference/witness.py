@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pathspace.inference.origins import constant_behind
 from pathspace.inference.relations import Relations
+from pathspace.inference.running_statistics import RunningStatistics
 from pathspace.inference.union_find import Pairs
 from pathspace.inference.units import Scales
 from pathspace.inference.values import ROOT, Value
@@ -95,6 +96,7 @@ class Witness(Scales):
         self._reason, self._fixing = "", False
         self.noted = _Noted(self._step)
         self.equations = self.noted
+        self.running = RunningStatistics(self.noted)
 
     def _step(self, kind: str) -> int:
         place = self.place
