@@ -51,7 +51,9 @@ class ErrorSentenceGroup(TyperGroup):
             )
             code = code if isinstance(code, int) else 0
             self._tell_next(given, code)
-            sys.stdout.flush()
+            # (there is none if it was closed before)
+            if sys.stdout is not None:
+                sys.stdout.flush()
             return code
 
         token = _debugging.set(debug)
@@ -118,6 +120,10 @@ def guarded(run: Callable[[], int], *, debug: bool = False) -> int:
         sentence, code, caught = "Interrupted before the end.", INTERRUPTED, error
     except MemoryError as error:
         sentence, code, caught = "The memory is exhausted: give smaller inputs.", BAD_INPUT, error
+    except BrokenPipeError as error:
+        # whoever reads has seen enough, as typer also takes it
+        _write_nowhere()
+        sentence, code, caught = "", FAILED, error
     except Exception as error:
         sentence, code, caught = _unexpected(error), BAD_INPUT, error
     if _began_with_an_interrupt(caught):
@@ -156,10 +162,7 @@ def _unexpected(error: Exception) -> str:
         and error.errno in (errno.ENOSPC, errno.EIO, errno.EBADF)
         and not error.filename
     ):
-        with contextlib.suppress(
-            OSError
-        ):  # what is still buffered would fail again when Python exits
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _write_nowhere()
         return (
             f"Cannot write to standard output: {error.strerror or message}; send it to another"
             " place."
@@ -168,6 +171,14 @@ def _unexpected(error: Exception) -> str:
         f"Internal error, {type(error).__name__} ({message}): this is a defect of pathspace, not of"
         " your input; run again with --debug and report what it shows."
     )
+
+
+def _write_nowhere() -> None:
+    """Discard what is still buffered for standard output: it would fail again
+    when Python exits.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def say(label: str, style: str, sentence: str) -> None:

@@ -22,6 +22,8 @@ if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).
 # tests look at what commands leave in a folder; what Python leaves there is not theirs
 sys.dont_write_bytecode = True
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+# and commands buffer what they print, as they do for users
+os.environ.pop("PYTHONUNBUFFERED", None)
 
 # no test depends on time: a loaded machine is slow, not wrong
 settings.register_profile("pathspace", deadline=None)

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from importlib.metadata import EntryPoint, version
 from pathlib import Path
 
@@ -573,15 +574,24 @@ def test_a_full_standard_output_is_one_sentence(folder: Path) -> None:
     assert "Cannot write to standard output: No space left on device" in one_sentence(done.stderr)
 
 
-def test_a_reader_that_leaves_early_is_no_error(folder: Path) -> None:
+@pytest.mark.parametrize("buffered", ["", "1"])
+def test_a_reader_that_leaves_early_is_no_error(
+    folder: Path, buffered: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # (an empty value is none)
+    monkeypatch.setenv("PYTHONUNBUFFERED", buffered)
     reader, writer = os.pipe()
     os.close(reader)
     done = console(
         "verify", "nets:Net", "--input", "2x3", "--json", "-", folder=folder, stdout=writer
     )
     os.close(writer)
-    assert done.returncode != 0
-    assert done.stderr == ""
+    assert (done.returncode, done.stderr) == (1, "")
+    # a standard output that is closed is none to flush
+    close = partial(os.close, 1)
+    words = ("verify", "nets:Net", "--input", "2x3", "--json", "out.json")
+    done = console(*words, folder=folder, stdout=None, preexec_fn=close)
+    assert (done.returncode, done.stderr) == (0, "") and (folder / "out.json").exists()
 
 
 def _listen() -> None:
