@@ -1,5 +1,6 @@
 """The public names and where they live; the package imports each when it is first used."""
 
+from .alike_channels import ChannelGroup as ChannelGroup
 from .balanced import Balancing as Balancing
 from .balanced import balance as balance
 from .balanced import balancing as balancing
@@ -7,7 +8,6 @@ from .basis import BasisPaths as BasisPaths
 from .basis import Path as Path
 from .canonical import canonicalise as canonicalise
 from .certificate import Certificate as Certificate
-from .channels import ChannelGroup as ChannelGroup
 from .channels import ChannelGroups as ChannelGroups
 from .channels import channels as channels
 from .checker import check as check

@@ -19,23 +19,31 @@ from pathspace.surgery import tensors_of
 
 
 @dataclass(frozen=True, eq=False)
-class AlikeChannels:
-    """Channels with the same layout in the same tensors.
+class ChannelGroup:
+    """Channels with the same layout in the same tensors: they can be permuted.
 
     Attributes:
-        writer: the tensor that writes them.
+        name: the tensor that writes them.
         slices: (tensor, dimension) -> positions of every channel, shape ``(channels, positions)``.
         readers: those along which a weight reads the channels.
         reason: why none of them can be removed, or ``""``.
     """
 
-    writer: str
+    name: str
     slices: Mapping[Side, Tensor]
     readers: frozenset[Side]
-    reason: str
+    reason: str = ""
+
+    def __len__(self) -> int:
+        """Number of channels."""
+        return len(next(iter(self.slices.values())))
+
+    def __repr__(self) -> str:
+        """Name and size."""
+        return f"ChannelGroup({self.name!r}, {len(self)} channels in {len(self.slices)} places)"
 
 
-def alike_channels(found: Channels, model: nn.Module, known: set[Side]) -> Iterator[AlikeChannels]:
+def alike_channels(found: Channels, model: nn.Module, known: set[Side]) -> Iterator[ChannelGroup]:
     """The channels of one reading, those that can be permuted together.
 
     Args:
@@ -76,7 +84,7 @@ def _alike(
     together: Sequence[Mapping[Side, np.ndarray]],
     reads: set[Side],
     reason: str,
-) -> AlikeChannels:
+) -> ChannelGroup:
     """Channels in the order of their first positions, with the tensor that writes them."""
     first = next(iter(together[0]))
     together = sorted(together, key=lambda slices: int(slices[first][0]))
@@ -86,4 +94,4 @@ def _alike(
     readers = frozenset(side for side in slices if side in reads)
     writers = [name for name, dim in slices if (name, dim) not in readers] or [first[0]]
     writer = next((name for name in writers if name.endswith("weight")), writers[0])
-    return AlikeChannels(writer, slices, readers, reason)
+    return ChannelGroup(writer, slices, readers, reason)

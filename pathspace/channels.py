@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from pathspace.alike_channels import AlikeChannels, alike_channels
+from pathspace.alike_channels import ChannelGroup, alike_channels
 from pathspace.capture import Captured, capture, check_runs
 from pathspace.errors import (
     SEED,
@@ -22,7 +22,7 @@ from pathspace.errors import (
 )
 from pathspace.finite import check_finite
 from pathspace.importance import importance
-from pathspace.inference.channels import Channels, InnerChannels, Side
+from pathspace.inference.channels import Channels, InnerChannels
 from pathspace.inference.interpreter import interpret
 from pathspace.inputs import arranged
 from pathspace.kept_channels import is_share, kept_numbers, scalar, share_of, whole_numbers
@@ -41,31 +41,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Keep = float | Mapping[str, Any]
-
-
-@dataclass(frozen=True, eq=False)
-class ChannelGroup:
-    """Channels with the same layout in the same tensors: they can be permuted.
-
-    Attributes:
-        name: the tensor that writes them.
-        slices: (tensor, dimension) -> positions of every channel, shape ``(channels, positions)``.
-        readers: those along which a weight reads the channels.
-        reason: why none of them can be removed, or ``""``.
-    """
-
-    name: str
-    slices: Mapping[Side, Tensor]
-    readers: frozenset[Side]
-    reason: str = ""
-
-    def __len__(self) -> int:
-        """Number of channels."""
-        return len(next(iter(self.slices.values())))
-
-    def __repr__(self) -> str:
-        """Name and size."""
-        return f"ChannelGroup({self.name!r}, {len(self)} channels in {len(self.slices)} places)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -445,13 +420,13 @@ def channel_groups(captured: Captured, model: nn.Module) -> tuple[ChannelGroup, 
     return tuple(groups.values())
 
 
-def _add(groups: dict[str, ChannelGroup], found: Iterable[AlikeChannels]) -> None:
-    """Name each group after the tensor that writes it."""
-    for alike in found:
-        name = alike.writer
+def _add(groups: dict[str, ChannelGroup], found: Iterable[ChannelGroup]) -> None:
+    """Give groups that one tensor writes different names."""
+    for group in found:
+        name = group.name
         numbered = (name if n == 1 else f"{name} ({n})" for n in range(1, len(groups) + 2))
         name = next(option for option in numbered if option not in groups)
-        groups[name] = ChannelGroup(name, alike.slices, alike.readers, alike.reason)
+        groups[name] = replace(group, name=name)
 
 
-__all__ = ["ChannelGroup", "ChannelGroups", "channel_groups", "channels"]
+__all__ = ["ChannelGroups", "channel_groups", "channels"]
