@@ -35,14 +35,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "pathspace"))
 @pytest.fixture(scope="session", autouse=True)
 def _light_children() -> Iterator[None]:
     """Processes that tests start do not wait for what nothing in them uses."""
-    before = os.environ.get("PYTHONPATH")
-    light = str(Path(__file__).parent / "light")
-    os.environ["PYTHONPATH"] = light if before is None else os.pathsep.join([light, before])
-    yield
-    if before is None:
-        del os.environ["PYTHONPATH"]
-    else:
-        os.environ["PYTHONPATH"] = before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent / "light"), prepend=os.pathsep)
+        yield
 
 
 class SameDraws:
