@@ -185,7 +185,7 @@ def test_the_record_counts_failures_and_compares_pairs(
     assert again.ours == found.ours and leaderboard.draw(again).axes
     rows = {row[:2]: row[2:] for row in found.ours.rows}
     assert len(rows) == sum(len(ONLY.get(arm, TASKS)) for arm in ARMS)
-    assert rows["MLP", "SGD"][0] == "2.303 ± 0.000 (0.001*, 10 failed)"
+    assert rows["MLP", "SGD"][0] == "2.303 ± 0.000 (1e-06*, 10 failed)"
     assert rows["MLP", SIMPLE][1:] == ("–", "–", "–")
     verdicts = {claim["statement"]: claim["verdict"] for claim in found.claims}
     ours = "gauge-fixed AdamW ends lower than AdamW"

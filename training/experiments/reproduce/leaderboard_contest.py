@@ -42,6 +42,8 @@ PILOT_SEEDS = range(5)
 # a second tuning seed tries so many rates, and at most so many seeds are reported
 FINALISTS = 3
 MOST = 60
+# a search that ends at its edge goes on for so many rates
+FURTHER = 6
 
 
 class Journal:
@@ -126,6 +128,7 @@ class Entry:
         lr: the rate that was chosen.
         results: one for each of the fresh seeds.
         scale: of the data.
+        edge: whether the rate is the lowest or highest that was tried.
     """
 
     start: str
@@ -134,6 +137,7 @@ class Entry:
     lr: float
     results: tuple[Result, ...]
     scale: str = "embedded"
+    edge: bool = False
 
     @property
     def losses(self) -> list[float]:
@@ -155,10 +159,9 @@ class Entry:
     def show(self) -> str:
         """Mean and interval, the rate (* at the edge of the search), failed runs."""
         failed = sum(one.failed for one in self.results)
-        edge = "*" if self.lr in (rates(self.arm)[0], rates(self.arm)[-1]) else ""
         return (
             f"{t_interval(self.losses).show('.3f')}"
-            f" ({self.lr:g}{edge}{f', {failed} failed' if failed else ''})"
+            f" ({self.lr:g}{'*' * self.edge}{f', {failed} failed' if failed else ''})"
         )
 
 
@@ -234,9 +237,10 @@ def hurts(task: str, arm: str) -> str:
 def contest(journal: Journal, chosen: Sequence[Case], setting: Setting) -> list[Entry]:
     """Tune and test contenders.
 
-    A tuning seed tries all rates, and another one the best three: the rate is that of the least
-    mean validation loss. With ``setting.by_power``, pilot seeds at that rate say how many fresh
-    seeds each pair of a claim needs.
+    A tuning seed tries all rates, and further ones while the best lies at an edge or the lowest
+    fails; another seed tries the best three: the rate is that of the least mean validation loss.
+    With ``setting.by_power``, pilot seeds at that rate say how many fresh seeds each pair of a
+    claim needs.
 
     Args:
         journal: carries out runs.
@@ -265,7 +269,9 @@ def contest(journal: Journal, chosen: Sequence[Case], setting: Setting) -> list[
         )
         ended = {case: results(runs(case, rate, seeds[case])) for case, rate in best.items()}
         return {
-            case: Entry(*case, best[case], found, scale) for case, found in ended.items() if found
+            case: Entry(*case, rate, found, scale, rate in (tried[case][0], tried[case][-1]))
+            for case, rate in best.items()
+            if (found := ended[case])
         }
 
     def tuned(
@@ -282,7 +288,19 @@ def contest(journal: Journal, chosen: Sequence[Case], setting: Setting) -> list[
                 ranked[case] = sorted(some, key=lambda rate: (_mean_loss(tried[rate] or ()), rate))
         return ranked
 
-    first = tuned({case: rates(case[2]) for case in chosen}, TUNING_SEEDS[:1])
+    tried: dict[Case, tuple[float, ...]] = {case: rates(case[2], case[0]) for case in chosen}
+    first = tuned(tried, TUNING_SEEDS[:1])
+    for _ in range(FURTHER):
+        more = {}
+        for case, ranked in first.items():
+            low = results(runs(case, min(tried[case]), TUNING_SEEDS[:1])) or ()
+            some = further(tried[case], ranked[0], any(one.failed for one in low))
+            if some != tried[case]:
+                more[case] = some
+        if not more:
+            break
+        tried |= more
+        first |= tuned(more, TUNING_SEEDS[:1])
     few = {case: ranked[:FINALISTS] for case, ranked in first.items()}
     best = {case: ranked[0] for case, ranked in tuned(few, TUNING_SEEDS).items()}
     most = len(setting.seeds)
@@ -294,6 +312,30 @@ def contest(journal: Journal, chosen: Sequence[Case], setting: Setting) -> list[
         )
     fresh = {case: range(len(PILOT_SEEDS), len(PILOT_SEEDS) + counts[case]) for case in best}
     return list(entries(fresh).values())
+
+
+def further(tried: tuple[float, ...], best: float, fails: bool) -> tuple[float, ...]:
+    """Rates with one more where the search may have ended too early.
+
+    Args:
+        tried: rates in ascending order.
+        best: the best of them.
+        fails: whether a run of the lowest one failed.
+
+    Example:
+        >>> further((0.01, 0.03, 0.1), 0.01, False)
+        (0.003, 0.01, 0.03, 0.1)
+        >>> further((0.01, 0.03, 0.1), 0.1, False)
+        (0.01, 0.03, 0.1, 0.3)
+        >>> further((0.01, 0.03, 0.1), 0.03, False)
+        (0.01, 0.03, 0.1)
+    """
+    # (their factors alternate)
+    if fails or best == tried[0]:
+        return (float(f"{tried[0] * tried[1] / tried[2]:.3g}"), *tried)
+    if best == tried[-1]:
+        return (*tried, float(f"{tried[-1] * tried[-2] / tried[-3]:.3g}"))
+    return tried
 
 
 def _mean_loss(results: Iterable[Result]) -> float:
