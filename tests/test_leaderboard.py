@@ -226,6 +226,35 @@ def test_a_journal_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.Monk
     assert again.known[failing].failed is first.known[failing].failed is True
 
 
+def test_other_code_or_other_data_runs_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Labels that changed must not lead to the result of the old ones."""
+    path = tmp_path / "journal.jsonl"
+    Journal(path).carry_out([QUICK])
+    kept = path.read_text()
+    build, data = TASKS[QUICK.task]
+    first, *rest = data(QUICK.scale)
+    turned = replace(first, targets=first.targets.flip(0)), *rest
+    for change in ("code", "data", "nothing"):
+        path.write_text(kept)
+        with monkeypatch.context() as changed:
+            leaderboard_contest.run_digest.cache_clear()
+            if change == "code":
+                changed.setattr(leaderboard_contest, "code_digest", lambda _: "other code")
+            elif change == "data":
+                changed.setitem(TASKS, QUICK.task, (build, lambda _: turned))
+            again = Journal(path)
+            before = again.known[QUICK].test
+            # without time, a journal is read as it is
+            Journal(path, minutes=0).carry_out([QUICK])
+            assert path.read_text() == kept
+            again.carry_out([QUICK])
+            assert (path.read_text() == kept) is (change == "nothing")
+            assert (again.known[QUICK].test == before) is (change != "data")
+    leaderboard_contest.run_digest.cache_clear()
+
+
 def test_processes_find_what_one_finds(tmp_path: Path) -> None:
     runs = [replace(QUICK, seed=seed) for seed in range(3)]
     alone = Journal(None)

@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,7 +31,12 @@ from pathspace.training.experiments.reproduce.leaderboard_run import (
     rates,
 )
 from pathspace.training.experiments.reproduce.leaderboard_tasks import STEPS, TASKS, chance
-from pathspace.training.experiments.reproduce.provenance import provenance
+from pathspace.training.experiments.reproduce.provenance import (
+    DECIDING_RUNS,
+    code_digest,
+    provenance,
+    splits_digest,
+)
 
 OURS, RIVAL = "gauge-fixed AdamW", "AdamW"
 DEFAULT, SCRAMBLED = STARTS[:2]
@@ -59,6 +65,7 @@ class Journal:
 
     Attributes:
         known: run -> its result.
+        digests: run -> what its code and its data were, where that was noted.
         origins: what computed the runs, in their order: a line before those of another
             commit or computer says it.
     """
@@ -73,6 +80,7 @@ class Journal:
         )
         self._most = 2 * jobs
         self.known: dict[Run, Result] = {}
+        self.digests: dict[Run, str] = {}
         self.origins: list[dict[str, str]] = []
         for entry in read_lines(path) if path is not None else ():
             if "computed" in entry:
@@ -82,7 +90,9 @@ class Journal:
             values: dict[str, Any] = {
                 key: math.nan if value is None else value for key, value in found.items()
             }
-            self.known[Run(**entry["run"])] = Result(**values)
+            run = Run(**entry["run"])
+            self.known[run] = Result(**values)
+            self.digests[run] = entry.get("digest", "")
 
     def __enter__(self) -> Self:
         return self
@@ -92,8 +102,16 @@ class Journal:
             self._pool.shutdown(cancel_futures=True)
 
     def carry_out(self, runs: Iterable[Run]) -> None:
-        """Carry out the runs that are not known, until time is up."""
-        waiting = deque(run for run in dict.fromkeys(runs) if run not in self.known)
+        """Carry out the runs that are not known, or that other code or other data led to,
+        until time is up. Without any time, the journal is read as it is.
+        """
+        if time.monotonic() >= self.until:
+            return
+        waiting = deque(
+            run
+            for run in dict.fromkeys(runs)
+            if self.digests.get(run) != run_digest(run.task, run.scale)
+        )
         begun: dict[Future[Result], Run] = {}
         while begun or (waiting and time.monotonic() < self.until):
             if self._pool is None:
@@ -107,14 +125,22 @@ class Journal:
                 self._keep(begun.pop(ended), ended.result())
 
     def _keep(self, run: Run, result: Result) -> None:
-        self.known[run] = result
+        self.known[run], self.digests[run] = result, run_digest(run.task, run.scale)
         if self.path is not None:
             make_folder(str(self.path.parent))
-            lines: list[dict[str, Any]] = [{"run": asdict(run), "result": result.to_dict()}]
+            lines: list[dict[str, Any]] = [
+                {"run": asdict(run), "digest": self.digests[run], "result": result.to_dict()}
+            ]
             if self.origins[-1:] != [provenance()]:
                 self.origins.append(provenance())
                 lines.insert(0, {"computed": provenance()})
             append_lines(self.path, lines)
+
+
+@cache
+def run_digest(task: str, scale: str) -> str:
+    """A digest of the code of all runs, and of the data of a task."""
+    return f"{code_digest(DECIDING_RUNS)} {splits_digest(TASKS[task][1](scale))}"
 
 
 @dataclass(frozen=True)
@@ -391,4 +417,4 @@ __all__ += [
     "priority",
     "seeds_by_power",
 ]
-__all__ += ["statement"]
+__all__ += ["run_digest", "statement"]
