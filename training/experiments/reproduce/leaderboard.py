@@ -22,6 +22,7 @@ from pathspace.training.experiments.reproduce.holm import Claim, judge
 from pathspace.training.experiments.reproduce.leaderboard_contest import (
     DEFAULT,
     FINALISTS,
+    FURTHER,
     MOST,
     ORDER,
     OURS,
@@ -40,7 +41,13 @@ from pathspace.training.experiments.reproduce.leaderboard_contest import (
     priority,
     statement,
 )
-from pathspace.training.experiments.reproduce.leaderboard_run import ARMS, ONLY, SIMPLE, STARTS
+from pathspace.training.experiments.reproduce.leaderboard_run import (
+    ARMS,
+    ONLY,
+    SIMPLE,
+    STARTS,
+    rates,
+)
 from pathspace.training.experiments.reproduce.leaderboard_tasks import BATCH, STEPS, TASKS, chance
 from pathspace.training.experiments.reproduce.pictures import legend, look, panels
 from pathspace.training.experiments.reproduce.provenance import provenance, together
@@ -176,10 +183,12 @@ def record(
         protocol=(
             (
                 f"Batches of {BATCH[setting.scale]}; the learning rate falls linearly to 0. Steps:"
-                f" {steps}. For each contender, task and start, a tuning seed tries 8 rates by"
-                f" factors of about 3, and another one the best {FINALISTS}; the mean validation"
-                " loss of both decides. The rate is in brackets; * marks a rate at the edge of the"
-                " search."
+                f" {steps}. For each contender, task and start, a tuning seed tries"
+                f" {len(rates(RIVAL))} rates by factors of about 3, from {SCRAMBLED} starts"
+                f" {len(rates(RIVAL, SCRAMBLED))}, and up to {FURTHER} further ones while the best"
+                " lies at an edge or the lowest fails. Another seed tries the best"
+                f" {FINALISTS}; the mean validation loss of both decides. The rate is in"
+                " brackets; * marks a rate at the edge of the search."
             ),
             "Reported: mean test loss of fresh seeds with its 95 % interval. "
             + (

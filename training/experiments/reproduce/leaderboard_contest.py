@@ -397,6 +397,7 @@ def seeds_by_power(pilot: Mapping[Case, Entry], least: int) -> dict[Case, int]:
 __all__ = [
     "DEFAULT",
     "FINALISTS",
+    "FURTHER",
     "MOST",
     "ORDER",
     "OURS",
