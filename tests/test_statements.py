@@ -151,16 +151,17 @@ def test_networks_below_logistic_regression_decide_nothing(tmp_path: Path) -> No
         for network, tau, accuracy in (
             ("MLP", 0.0, 0.80),
             ("MLP", 3e-4, 0.81 + 0.03 * (-1) ** seed),
-            ("CNN", 0.0, 0.80),
-            ("CNN", 3e-4, 0.70 + 0.01 * (-1) ** seed),
+            ("CNN", 0.0, 0.74),
+            ("CNN", 3e-4, 0.60 + 0.01 * (-1) ** seed),
         )
     ]
     file = tmp_path / "figures.json"
-    for bar, verdict in ((0.75, "undecided"), (0.6, "not shown"), (0.9, "undecided")):
+    # where the penal connection alone makes a network so poor, it decides
+    for bar, verdict in ((0.75, "undecided"), (0.7, "not shown"), (0.9, "undecided")):
         file.write_text(json.dumps({"logistic": bar, "rows": rows}))
         (judged,) = judge_all([one(measured="generalises", kind="experiment")], tmp_path, file)
         assert judged.verdict == verdict
-        assert (f"logistic regression on {bar:.1%}" in judged.detail) == (bar > 0.7)
+        assert (f"logistic regression on {bar:.1%}" in judged.detail) == (verdict == "undecided")
 
 
 def test_a_claim_that_decides_nothing_does_not_count_beside_one_that_does(tmp_path: Path) -> None:
