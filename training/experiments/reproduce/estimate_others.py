@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -123,9 +124,8 @@ def seconds_of_run(run: Run) -> float:
         True
     """
     train, valid, test = TASKS[run.task][1](run.scale)
-    inputs, targets = (part[: BATCH[run.scale]] for part in (train.inputs, train.targets))
     some = Split(valid.inputs[:1000], valid.targets[:1000])
-    with one_thread(), torch.random.fork_rng(devices=[]):
+    with one_thread(), warnings.catch_warnings(action="ignore"), torch.random.fork_rng(devices=[]):
         started = time.process_time()
         model, graph = prepared(run)
         try:
@@ -135,8 +135,11 @@ def seconds_of_run(run: Run) -> float:
         times = [time.process_time()]
         for _ in range(1 + STEPS):
             optimizer.zero_grad()
-            scores = model(inputs).flatten(0, -2)
-            functional.cross_entropy(scores, targets.flatten(), ignore_index=-1).backward()
+            drawn = torch.randint(0, len(train), (BATCH[run.scale],))
+            scores, targets = model(train.inputs[drawn]), train.targets[drawn]
+            functional.cross_entropy(
+                scores.flatten(0, -2), targets.flatten(), ignore_index=-1
+            ).backward()
             optimizer.step()
             times.append(time.process_time())
         score(model.eval(), some)
