@@ -31,6 +31,7 @@ from pathspace.training.experiments.reproduce.leaderboard_run import (
     Result,
     Run,
     prepared,
+    rates,
     score,
 )
 from pathspace.training.experiments.reproduce.leaderboard_tasks import BATCH, TASKS
@@ -49,13 +50,15 @@ from pathspace.training.threads import one_thread
 
 # rounds and steps that are taken to time them
 ROUNDS, TOY_STEPS = 5, 200
+# a validation loss above all that runs end with
+FAR = 1e9
 
 
 class Plan(Journal):
     """A journal that carries out no run, and lists those that are asked for.
 
-    A run that is not known gets the mean test loss of its other seeds, and a validation loss
-    that no rate is chosen for.
+    A run that is not known gets the mean test loss of its other seeds. Rates that are not known
+    are worse than all others, and the middle one is the best of them.
 
     Args:
         path: the journal of the contest.
@@ -78,7 +81,9 @@ class Plan(Journal):
             if run not in self.asked:
                 self.asked[run] = self.known.get(run)
                 test = fmean(self.tests.get(replace(run, seed=0), [1.0]))
-                self.known.setdefault(run, Result(math.inf, test, 0.5, False, "", 0.0))
+                tried = rates(run.arm)
+                valid = FAR + abs(math.log(run.lr / tried[len(tried) // 2]))
+                self.known.setdefault(run, Result(valid, test, 0.5, False, "", 0.0))
 
 
 def of_contest(setting: Setting) -> Estimate:
