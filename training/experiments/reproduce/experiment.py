@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 
 from pathspace.diagnostics.wording import plural
 from pathspace.training.experiments.reproduce.baselines import baselines
-from pathspace.training.experiments.reproduce.record import Record, texts
+from pathspace.training.experiments.reproduce.holm import POWER
+from pathspace.training.experiments.reproduce.record import Record, percent, texts
 from pathspace.training.experiments.reproduce.trial import Outcome, Trial
 
 # The seeds that are reported, and the ones that choose learning rates.
@@ -75,7 +76,7 @@ class Setting:
             "Reported: fresh seeds at the chosen rate; each is evaluated on the test split once. "
             + (
                 f"The first {len(self.seeds)} determine how many find the paper's effect with a"
-                " probability of 80 %."
+                f" probability of {percent(POWER)}."
                 if self.by_power
                 else f"There are {len(self.seeds)} of them."
             ),

@@ -43,8 +43,8 @@ PAPER_TEXTS = ("ptb", "ptb-characters", "wikitext-2", "enwik8")
 DESCRIBED = frozenset(
     ("hidden", "network", "depth", "layers", "length", "longest", "dropout", "smoothing", "reverse")
 )
-# images of Fashion-MNIST to train and to choose; the tasks hold a share of them out
-FASHION_IMAGES = 60_000
+# images of Fashion-MNIST: to train and to choose, of which the tasks hold a share out; to test
+FASHION_IMAGES, FASHION_TESTS = 60_000, 10_000
 SEQUENCE_STEPS = {
     "mnist-28": 28,
     "mnist-98": 98,

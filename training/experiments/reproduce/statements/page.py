@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pathspace.files import replacing
-from pathspace.training.experiments.reproduce.page import markdown_row
+from pathspace.training.experiments.reproduce.markdown import markdown_row
 from pathspace.training.experiments.reproduce.statements.evidence import Judged, judge_all
 from pathspace.training.experiments.reproduce.statements.registry import Verdict, load_statements
 
