@@ -74,8 +74,7 @@ def render(found: dict[str, Any]) -> str:
             name: [r for r in found["rows"] if r["network"] == name and r["tau"] == tau]
             for name in NETWORKS
         }
-        key = (lambda r: r["trained"]["fold"]) if not tau else (lambda r: r["fold"])
-        return [percent([key(r) for r in mine]) for mine in rows.values()]
+        return [percent(column(mine, "fold")) for mine in rows.values()]
 
     v, three = found["vectors"], found["vectors"]["lemma3"]
     mlp_defect = [
@@ -109,7 +108,7 @@ def render(found: dict[str, Any]) -> str:
         for row in rows
         for w in ("start", "trained")
     )
-    before = [percent([row["start"]["fold"] for row in rows]) for rows in plain.values()]
+    before = [percent(column(rows, "fold_at_start")) for rows in plain.values()]
     after, strong = fold(0.0), fold(3e-4)
     lines = ["| statement | verdict | measured |", "| --- | --- | --- |"]
 
@@ -301,7 +300,7 @@ def main(
     measured = measure(seeds, steps, only or list(NETWORKS), rows)
     if only:
         return
-    found = summary(measured, seeds, steps)
+    found = summary(*measured, seeds, steps)
     print(render(found))
     if json_file is not None:
         json_file.parent.mkdir(parents=True, exist_ok=True)
