@@ -215,9 +215,7 @@ def render(found: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def of(
-    found: dict[str, Any], name: str, tau: float, further: bool = False
-) -> list[dict[str, Any]]:
+def of(found: dict[str, Any], name: str, tau: float, further: bool = False) -> list[dict[str, Any]]:
     """The rows of a network, with those of the further seeds if asked."""
     rows = [*found["rows"], *(found["further"] if further else ())]
     return [row for row in rows if row["network"] == name and row["tau"] == tau]
