@@ -20,6 +20,7 @@ from pathspace.training.experiments.reproduce.statements import (
     missing,
     render,
 )
+from pathspace.training.experiments.reproduce.statements.errata import with_tables
 from pathspace.training.experiments.reproduce.statements.evidence import OF_CLAIMS, RULES
 from pathspace.training.experiments.reproduce.statements.registry import read_statements
 
@@ -74,6 +75,8 @@ def test_each_statement_about_an_experiment_finds_its_claims() -> None:
         {"verdict": "true"},
         {"verdict": "perhaps", "tests": ["a"]},
         {"verdict": "changed", "tests": ["a"]},
+        {"verdict": "changed", "tests": ["a"], "right": "b"},
+        {"verdict": "true", "tests": ["a"], "range": "b"},
         {"verdict": "not tried"},
         {"verdict": "not tried", "why": "b", "tests": ["a"]},
         {"verdict": "true", "record": "toy", "tests": ["a"]},
@@ -151,16 +154,17 @@ def test_networks_below_logistic_regression_decide_nothing(tmp_path: Path) -> No
         for network, tau, accuracy in (
             ("MLP", 0.0, 0.80),
             ("MLP", 3e-4, 0.81 + 0.03 * (-1) ** seed),
-            ("CNN", 0.0, 0.80),
-            ("CNN", 3e-4, 0.70 + 0.01 * (-1) ** seed),
+            ("CNN", 0.0, 0.74),
+            ("CNN", 3e-4, 0.60 + 0.01 * (-1) ** seed),
         )
     ]
     file = tmp_path / "figures.json"
-    for bar, verdict in ((0.75, "undecided"), (0.6, "not shown"), (0.9, "undecided")):
+    # where the penal connection alone makes a network so poor, it decides
+    for bar, verdict in ((0.75, "undecided"), (0.7, "not shown"), (0.9, "undecided")):
         file.write_text(json.dumps({"logistic": bar, "rows": rows}))
         (judged,) = judge_all([one(measured="generalises", kind="experiment")], tmp_path, file)
         assert judged.verdict == verdict
-        assert (f"logistic regression on {bar:.1%}" in judged.detail) == (bar > 0.7)
+        assert (f"logistic regression on {bar:.1%}" in judged.detail) == (verdict == "undecided")
 
 
 def test_a_claim_that_decides_nothing_does_not_count_beside_one_that_does(tmp_path: Path) -> None:
@@ -250,6 +254,24 @@ def test_the_page_is_that_of_statements_and_records(
     page = (ROOT / "docs" / "claims.md").read_text()
     assert page == render(judge_all(load_statements(), RECORDS), Path("docs/reproduction"))
     assert all(f"**{statement.id}**" in page for statement in load_statements())
+
+
+def test_the_page_of_errata_has_every_statement_that_is_not_right() -> None:
+    """If this fails, run: pathspace reproduce claims --out docs/reproduction."""
+    page = (ROOT / "docs" / "errata.md").read_text()
+    assert with_tables(page, load_statements()) == page
+    wrong = [s for s in load_statements() if s.verdict in ("changed", "false")]
+    for statement in wrong:
+        assert f"**{statement.id}**" in page, statement.id
+        assert statement.right and statement.range and statement.tests, statement.id
+    assert {s.id[0] for s in wrong} == {"P", "M", "E"}
+    # nothing else stands there, and no text of ours is lost
+    assert page.count("\n| **") == len(wrong)
+    first = replace(wrong[0], says="Another sentence.")
+    changed = with_tables(page, [first])
+    assert "Another sentence." in changed and changed.count("\n| **P-") == 1
+    assert changed.split("<!-- statements P -->")[0] == page.split("<!-- statements P -->")[0]
+    assert changed.split("<!-- end P -->")[1] == page.split("<!-- end P -->")[1]
 
 
 def test_the_command_writes_and_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -215,8 +215,10 @@ def render(found: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def of(found: dict[str, Any], name: str, tau: float) -> list[dict[str, Any]]:
-    return [row for row in found["rows"] if row["network"] == name and row["tau"] == tau]
+def of(found: dict[str, Any], name: str, tau: float, further: bool = False) -> list[dict[str, Any]]:
+    """The rows of a network, with those of the further seeds if asked."""
+    rows = [*found["rows"], *(found["further"] if further else ())]
+    return [row for row in rows if row["network"] == name and row["tau"] == tau]
 
 
 def column(rows: list[dict[str, Any]], key: str) -> list[float]:
@@ -238,8 +240,8 @@ def gains(found: dict[str, Any]) -> dict[str, Interval]:
     result = {}
     for name in NETWORKS:
         pairs = zip(
-            column(of(found, name, 0.0), "accuracy"),
-            column(of(found, name, 3e-4), "accuracy"),
+            column(of(found, name, 0.0, further=True), "accuracy"),
+            column(of(found, name, 3e-4, further=True), "accuracy"),
             strict=True,
         )
         result[name] = t_interval([100 * (b - a) for a, b in pairs])
@@ -257,7 +259,10 @@ def judgement(found: dict[str, Any]) -> str:
 
 def generalises(found: dict[str, Any]) -> str:
     """The intervals, in words."""
-    said = [f"{name} {one.mean:+.2f} ± {one.half_width:.2f}" for name, one in gains(found).items()]
+    said = [
+        f"{name} {one.mean:+.2f} ± {one.half_width:.2f} ({one.count} seeds)"
+        for name, one in gains(found).items()
+    ]
     return "accuracy at tau = 3e-4 over that at 0, in points, paired by seed, 95 %: " + ", ".join(
         said
     )

@@ -107,11 +107,7 @@ class Journal:
         """
         if time.monotonic() >= self.until:
             return
-        waiting = deque(
-            run
-            for run in dict.fromkeys(runs)
-            if self.digests.get(run) != run_digest(run.task, run.scale)
-        )
+        waiting = deque(run for run in dict.fromkeys(runs) if not self.has(run))
         begun: dict[Future[Result], Run] = {}
         while begun or (waiting and time.monotonic() < self.until):
             if self._pool is None:
@@ -123,6 +119,10 @@ class Journal:
                 begun[self._pool.submit(carry_out, run)] = run
             for ended in wait(begun, return_when=FIRST_COMPLETED).done:
                 self._keep(begun.pop(ended), ended.result())
+
+    def has(self, run: Run) -> bool:
+        """Whether a run is known, with the present code and data."""
+        return run in self.digests and self.digests[run] == run_digest(run.task, run.scale)
 
     def _keep(self, run: Run, result: Result) -> None:
         self.known[run], self.digests[run] = result, run_digest(run.task, run.scale)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from statistics import NormalDist, fmean, stdev
 
 import torch
 from matplotlib.figure import Figure
@@ -12,12 +14,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import pathspace as ps
-from pathspace.training.experiments.intervals import t_interval
+from pathspace.training.experiments.intervals import CONFIDENCE, t_interval
 from pathspace.training.experiments.models import RecurrentCNN, ReluRNN
 from pathspace.training.experiments.reproduce.experiment import Setting, experiment
 from pathspace.training.experiments.reproduce.holm import judge, positive
 from pathspace.training.experiments.reproduce.pictures import look, panels
-from pathspace.training.experiments.reproduce.record import Record, Table, about, judged, texts
+from pathspace.training.experiments.reproduce.recipes import table_cells
+from pathspace.training.experiments.reproduce.record import (
+    Record,
+    Table,
+    about,
+    judged,
+    percent,
+    remarks,
+)
 from pathspace.training.launch import make_fabric
 from pathspace.training.optim import GSGD, PathSGD, init_skeleton
 from pathspace.training.threads import one_thread
@@ -27,6 +37,8 @@ STEPS = 4
 PRECISION, LEAST, MOST = 0.01, 8, 2000
 # What the paper's section 4 says of the increase, for every model.
 BOUND = 0.1
+# Layers of the stack and their units; maps of the recurrent network.
+LAYERS, UNITS, MAPS = 4, 200, 16
 ONE_THREAD = (
     (
         "One processor thread in place of a GPU; the time is the thread's processor time, without"
@@ -38,8 +50,14 @@ ONE_THREAD = (
 CASES: tuple[tuple[str, Callable[[], nn.Module], tuple[int, ...], float, bool], ...] = (
     ("s-MNIST-28", lambda: ReluRNN(28, 100, 10), (64, 28, 28), 0.082, True),
     ("s-MNIST-98", lambda: ReluRNN(8, 100, 10), (64, 98, 8), 0.055, True),
-    ("stack of 4, as for PTB", lambda: ReluRNN(64, 200, 100, layers=4), (40, 35, 64), 0.080, True),
-    ("C10-RCNN, 16 maps", lambda: RecurrentCNN(3, 16, 10), (32, 3, 32, 32), 0.087, False),
+    (
+        f"stack of {LAYERS}, as for PTB",
+        lambda: ReluRNN(64, UNITS, 100, layers=LAYERS),
+        (40, 35, 64),
+        0.080,
+        True,
+    ),
+    (f"C10-RCNN, {MAPS} maps", lambda: RecurrentCNN(3, MAPS, 10), (32, 3, 32, 32), 0.087, False),
 )
 
 
@@ -88,7 +106,7 @@ def run(setting: Setting) -> Record:
         torch.manual_seed(0)
         for name, make, shape, _, path_sgd in CASES:
             batch = torch.randn(shape).to(make_fabric(setting.device, 1).device)
-            times = alternate(_contenders(make, batch, steps, path_sgd), most)
+            times = alternate(contenders_of(make, batch, steps, path_sgd), most)
             data[name] = times
             increase = [g / s - 1 for g, s in zip(times["G-SGD"], times["SGD"], strict=True)]
             claims.append(
@@ -114,7 +132,9 @@ def run(setting: Setting) -> Record:
                     t_interval(path).show("+.1%"),
                 )
             )
-    wide = [name for name, times in data.items() if not _known(times)]
+    unknown = [name for name, times in data.items() if not _known(times)]
+    cells = table_cells("path-space-table-6")
+    wide = [cells["SGD", column].value("width") for column in ("PTB", "C10-RCNN96")]
     return Record(
         **about("time"),
         scale=setting.scale,
@@ -122,7 +142,10 @@ def run(setting: Setting) -> Record:
             ("model", "rounds", "SGD, ms per step", "G-SGD more by", "Path-SGD more by"),
             tuple(rows),
         ),
-        differs=(*(ONE_THREAD if setting.device == "cpu" else ()), *texts()["time"]["remarks"]),
+        differs=(
+            *(ONE_THREAD if setting.device == "cpu" else ()),
+            *remarks("time", units=UNITS, maps=MAPS, paper_units=wide[0], paper_maps=wide[1]),
+        ),
         protocol=(
             *(
                 (f"Steps computed on the device {setting.device}, G-SGD's in fused kernels.",)
@@ -133,9 +156,9 @@ def run(setting: Setting) -> Record:
                 " round by round, and the interval is over rounds. A first round is a warm-up and"
                 " does not count."
             ),
-            f"Rounds were added until the 95 % interval of every ratio was within {PRECISION:.0%}"
-            " of its mean"
-            + (f"; {most} rounds were not enough for {', '.join(wide)}." if wide else "."),
+            f"Rounds were added until the {percent(CONFIDENCE)} interval of every ratio was within"
+            f" {PRECISION:.0%} of its mean"
+            + (f"; {most} rounds were not enough for {', '.join(unknown)}." if unknown else "."),
         ),
         claims=judged(judge(claims)),
         data={"times": data, "printed": {name: printed for name, _, _, printed, _ in CASES}},
@@ -177,17 +200,41 @@ def _known(times: Mapping[str, Sequence[float]]) -> bool:
     """Tell whether the mean ratio of every contender to the first lies in an interval of
     one percent to either side.
     """
+    known = [t_interval(ratios) for ratios in _ratios(times)]
+    return all(ratio.half_width <= PRECISION * ratio.mean for ratio in known)
+
+
+def rounds_needed(times: Mapping[str, Sequence[float]]) -> int:
+    """Return about how many rounds make the ratios known, by the spread of a few.
+
+    Args:
+        times: of each contender, one for each of these rounds.
+
+    Example:
+        >>> rounds_needed({"SGD": [1.0, 1.0, 1.0], "G-SGD": [1.0, 1.1, 1.2]})
+        318
+    """
+    spread = max(stdev(ratios) / fmean(ratios) for ratios in _ratios(times))
+    return max(LEAST, math.ceil((NormalDist().inv_cdf(0.975) * spread / PRECISION) ** 2))
+
+
+def _ratios(times: Mapping[str, Sequence[float]]) -> list[list[float]]:
+    """Return the times of every other contender as shares of the first one's, round by round."""
     first, *others = times.values()
-    ratios = [
-        t_interval([v / base for v, base in zip(values, first, strict=True)]) for values in others
-    ]
-    return all(ratio.half_width <= PRECISION * ratio.mean for ratio in ratios)
+    return [[v / base for v, base in zip(values, first, strict=True)] for values in others]
 
 
-def _contenders(
+def contenders_of(
     make: Callable[[], nn.Module], batch: Tensor, steps: int, path_sgd: bool
 ) -> dict[str, Callable[[], float]]:
-    """Return what measures the steps of each optimizer, SGD first."""
+    """Return what measures the steps of each optimizer, SGD first.
+
+    Args:
+        make: makes the model of each.
+        batch: inputs of a step.
+        steps: how many steps a turn takes.
+        path_sgd: whether Path-SGD is among them.
+    """
     contenders: dict[str, Callable[[], float]] = {}
     for name in ("SGD", "G-SGD", *(("Path-SGD",) if path_sgd else ())):
         model = make()

@@ -22,15 +22,32 @@ from pathspace.training.experiments.models.toy import Toy
 from pathspace.training.experiments.reproduce.experiment import Setting, experiment
 from pathspace.training.experiments.reproduce.holm import judge, positive
 from pathspace.training.experiments.reproduce.pictures import draw_curves, legend, look, panels
-from pathspace.training.experiments.reproduce.record import Record, Table, about, judged, texts
+from pathspace.training.experiments.reproduce.record import (
+    Record,
+    Table,
+    about,
+    judged,
+    percent,
+    remarks,
+)
 from pathspace.training.experiments.reproduce.tuning import best_rate
 from pathspace.training.threads import one_thread
 
-STEPS, BATCH, TESTED = 10_000, 64, 10_000
+STEPS, BATCH, TESTED, LOOKS = 10_000, 64, 10_000, 50
 RATES = (0.02, 0.05, 0.15, 0.4)
 TAUS = (1e-4, 3e-4, 1e-3)
+# label, skip connection, penal strength
+ARMS = (
+    ("plain", 0.0, 0.0),
+    ("skip", 1.0, 0.0),
+    *((f"Markov, tau {tau:g}", 1.0, tau) for tau in TAUS),
+)
 SEEDS, TUNING_SEEDS = tuple(range(20)), tuple(range(1000, 1005))
 ETAS = (0.01, 0.1, 1.0)
+# An error above this counts as failed.
+FAILED = 0.02
+# Of the ideal direction: rate, steps between two measurements, and the share that the paper gives.
+RATE, EVERY, SHARE = 0.05, 100, 0.7
 
 
 @dataclass(frozen=True)
@@ -82,6 +99,17 @@ class Toys:
     def read(self, state: Tensor) -> Tensor:
         """Return the outputs that follow from ``x_1``, shape (N, B)."""
         return (state.relu() @ self.leave.mT).squeeze(-1)
+
+
+def widths() -> str:
+    """Name the sizes of the layers of a toy.
+
+    Example:
+        >>> widths()
+        '2-4-4-1'
+    """
+    shapes = [tuple(weight.shape) for weight in Toy().parameters()]
+    return "-".join(str(size) for size in (shapes[0][1], *(shape[0] for shape in shapes)))
 
 
 def target(points: Tensor) -> Tensor:
@@ -171,28 +199,23 @@ def toy(setting: Setting) -> Record:
     """Train the toy without skip, with skip, and with three penal strengths."""
     started = time.perf_counter()
     steps = setting.budget(STEPS)
-    arms = [
-        ("plain", 0.0, 0.0),
-        ("skip", 1.0, 0.0),
-        *((f"Markov, tau {tau:g}", 1.0, tau) for tau in TAUS),
-    ]
     with one_thread():
         tuned = _grid(
-            [(label, skip, tau, lr) for label, skip, tau in arms for lr in RATES],
+            [(label, skip, tau, lr) for label, skip, tau in ARMS for lr in RATES],
             TUNING_SEEDS,
             steps,
         )
         tables = {
-            label: {lr: float(np.mean(tuned[label, lr][0])) for lr in RATES} for label, *_ in arms
+            label: {lr: float(np.mean(tuned[label, lr][0])) for lr in RATES} for label, *_ in ARMS
         }
         best = {label: best_rate(table) for label, table in tables.items()}
-        fresh = _grid([(label, skip, tau, best[label]) for label, skip, tau in arms], SEEDS, steps)
-    test = {label: fresh[label, best[label]][1] for label, *_ in arms}
-    curves = {label: fresh[label, best[label]][2] for label, *_ in arms}
+        fresh = _grid([(label, skip, tau, best[label]) for label, skip, tau in ARMS], SEEDS, steps)
+    test = {label: fresh[label, best[label]][1] for label, *_ in ARMS}
+    curves = {label: fresh[label, best[label]][2] for label, *_ in ARMS}
     pairs = [("the skip connection lowers the error of the plain net", "skip", "plain")]
     pairs += [
         (f"{label} lowers the error of the skip net", label, "skip")
-        for label, _, tau in arms
+        for label, _, tau in ARMS
         if tau
     ]
     claims = [
@@ -208,7 +231,7 @@ def toy(setting: Setting) -> Record:
         for statement, ours, rival in pairs
     ]
     rows = []
-    for label, *_ in arms:
+    for label, *_ in ARMS:
         logs = t_interval([float(np.log10(v)) for v in test[label] if np.isfinite(v)])
         rows.append(
             (
@@ -216,7 +239,7 @@ def toy(setting: Setting) -> Record:
                 f"{best[label]:g}{'*' if best[label] in (min(RATES), max(RATES)) else ''}",
                 f"{float(np.median(test[label])):.2e}",
                 logs.show(".2f"),
-                f"{sum(v > 0.02 for v in test[label])} of {len(test[label])}",
+                f"{sum(v > FAILED for v in test[label])} of {len(test[label])}",
             )
         )
     return Record(
@@ -228,12 +251,12 @@ def toy(setting: Setting) -> Record:
                 "learning rate",
                 "median test error",
                 "log10 of test error",
-                "failed (error above 0.02)",
+                f"failed (error above {FAILED:g})",
             ),
             tuple(rows),
         ),
         differs=(
-            *texts()["toy"]["remarks"],
+            *remarks("toy", widths=widths(), batch=BATCH, taus=len(TAUS)),
             f"{steps} SGD steps{', as in the paper' if steps == STEPS else ''}.",
         ),
         protocol=(
@@ -283,7 +306,7 @@ def _grid(
         [lr for _, _, _, lr, _ in flat],
         steps,
         lambda _step, toys: seen.append(errors_of(toys, skips, VALID_POINTS)),
-        every=max(1, steps // 50),
+        every=max(1, steps // LOOKS),
     )
     # A network that overflowed has no error; it counts as infinitely bad.
     valid = errors_of(toys, skips, VALID_POINTS).nan_to_num(nan=torch.inf)
@@ -341,13 +364,20 @@ def ideal_direction(setting: Setting) -> Record:
 
     with one_thread():
         train_toys(
-            seeds, [1.0] * len(seeds), [0.0] * len(seeds), [0.05] * len(seeds), steps, measure
+            seeds,
+            [1.0] * len(seeds),
+            [0.0] * len(seeds),
+            [RATE] * len(seeds),
+            steps,
+            measure,
+            EVERY,
         )
     means = {eta: np.array(shares[eta]).mean(0).tolist() for eta in ETAS}
     claims = [
         positive(
-            f"eta = {eta:g}: the loss falls in more than 70 % of situations (share above 70 %)",
-            [s - 0.7 for s in means[eta]],
+            f"eta = {eta:g}: the loss falls in more than {percent(SHARE)} of situations"
+            f" (share above {percent(SHARE)})",
+            [s - SHARE for s in means[eta]],
         )
         for eta in ETAS
     ]
@@ -361,10 +391,10 @@ def ideal_direction(setting: Setting) -> Record:
                 for eta in ETAS
             ),
         ),
-        differs=tuple(texts()["ideal-direction"]["remarks"]),
+        differs=remarks("ideal-direction", etas=len(ETAS), widths=widths(), rate=RATE),
         protocol=(
             (
-                f"{len(seeds)} seeds; {TESTED} points every 100 of {steps} steps, without those"
+                f"{len(seeds)} seeds; {TESTED} points every {EVERY} of {steps} steps, without those"
                 " whose gradient is zero."
             ),
             "The interval is over seeds; the value of a seed is the mean over its training.",
@@ -384,7 +414,7 @@ def draw_directions(record: Record) -> Figure:
         for place, (eta, lines) in enumerate(record.data["shares"].items()):
             draw_curves(axes[0], place, f"eta = {eta}", lines, first=0)
             axes[1].plot(record.data["changes"][eta], markevery=10, markersize=4, **look(place))
-        axes[0].axhline(0.7, color="black", linewidth=0.6)
+        axes[0].axhline(SHARE, color="black", linewidth=0.6)
         axes[0].set(title="share of points whose loss falls", xlabel="hundreds of steps")
         axes[1].set(title="mean change of the loss", xlabel="hundreds of steps")
         axes[1].set_yscale("symlog", linthresh=1e-4)

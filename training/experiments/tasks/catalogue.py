@@ -101,6 +101,7 @@ def catalogue(
     layers: int = 2,
     longest: int = 12,
     limit: int = 20_000,
+    dropout: float = 0.0,
     data: str | None = None,
 ) -> Task:
     """Build the task: English messages of programs, translated.
@@ -110,6 +111,7 @@ def catalogue(
         layers: encoder layers, and decoder layers.
         longest: longer messages or translations are left out.
         limit: at most so many pairs.
+        dropout: of the transformer.
         data: folder with .mo files, all of one language; by default the German ones of Django.
 
     Returns:
@@ -138,6 +140,5 @@ def catalogue(
     pairs = [pairs[i] for i in order]
     tenth = len(pairs) // 10
     parts = [pairs[2 * tenth :], pairs[:tenth], pairs[tenth : 2 * tenth]]
-    return translation_task(
-        "catalogue", "messages of programs, translated", parts, hidden, layers, longest
-    )
+    what = "messages of programs, translated"
+    return translation_task("catalogue", what, parts, hidden, layers, longest, dropout=dropout)
