@@ -23,6 +23,7 @@ from pathspace.training.experiments.reproduce import (
     leaderboard_tasks,
 )
 from pathspace.training.experiments.reproduce.leaderboard_contest import (
+    Entry,
     Journal,
     asked,
     cases,
@@ -145,6 +146,32 @@ def test_the_pilot_says_how_many_seeds_are_needed(
     )
     # no claim is about G-Adam
     assert found["G-Adam"] == 5 and not any(run.arm == "G-Adam" and run.seed < 5 for run in done)
+
+
+def test_fresh_seeds_that_spread_more_than_the_pilot_ask_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And those that spread less give none back."""
+    chosen = [("scrambled 100", "MLP", arm) for arm in ("AdamW", "gauge-fixed AdamW")]
+    counts = {}
+    for early, late in ((0.01, 0.01), (0.01, 0.12), (0.06, 0.01)):
+
+        def result(run: Run, early: float = early, late: float = late) -> Result:
+            spread = early if run.seed < 5 else late
+            swing = 0.0 if run.arm == "AdamW" else spread * math.cos(3 * run.seed)
+            return Result(run.lr, 1.0 + swing, 0.5, False, "", 0.0)
+
+        pretending(monkeypatch, result)
+        found = contest(Journal(None), chosen, quick(by_power=True))
+        (counts[early, late],) = {len(entry.results) for entry in found}
+    assert counts[0.01, 0.01] == 10 < min(counts[0.01, 0.12], counts[0.06, 0.01])
+
+
+def test_a_run_that_failed_counts_as_a_guess() -> None:
+    bad = Result(9e9, 9e9, 0.9, True, "diverged", 1.0)
+    good = replace(bad, test=0.5, failed=False, reason="")
+    entry = Entry("default", "MLP", "SGD", 0.1, (good, bad, replace(bad, test=math.nan)))
+    assert entry.losses == [0.5, math.log(10), math.log(10)]
 
 
 def test_cases_leave_nothing_out_and_the_question_has_priority() -> None:

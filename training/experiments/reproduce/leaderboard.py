@@ -219,7 +219,8 @@ def record(
             + (
                 f"Seeds {PILOT_SEEDS[0]} to {PILOT_SEEDS[-1]} at the chosen rates say how many"
                 f" seeds decide each claim with a probability of {percent(POWER)}, at least"
-                f" {len(setting.seeds)} and at most {MOST}; they are not reported. "
+                f" {len(setting.seeds)} and at most {setting.most_seeds or MOST}; they are not"
+                " reported. The spread of the seeds after them may ask for more. "
                 if setting.by_power
                 else ""
             )

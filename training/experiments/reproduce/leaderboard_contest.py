@@ -167,20 +167,9 @@ class Entry:
 
     @property
     def losses(self) -> list[float]:
-        """Test loss by seed; a run that failed counts as a guess, or as what it
-        ended with if that is worse.
-        """
+        """Test loss by seed; a run that failed counts as a guess."""
         guess = chance(self.task, self.scale)
-        return [
-            (
-                max(guess, one.test)
-                if one.failed and math.isfinite(one.test)
-                else guess
-                if one.failed
-                else one.test
-            )
-            for one in self.results
-        ]
+        return [guess if one.failed else one.test for one in self.results]
 
     def show(self) -> str:
         """Mean and interval, the rate (* at the edge of the search), failed runs."""
@@ -266,7 +255,7 @@ def contest(journal: Journal, chosen: Sequence[Case], setting: Setting) -> list[
     A tuning seed tries all rates, and further ones while the best lies at an edge or the lowest
     fails; another seed tries the best three: the rate is that of the least mean validation loss.
     With ``setting.by_power``, pilot seeds at that rate say how many fresh seeds each pair of a
-    claim needs.
+    claim needs; if these spread more than the pilot's, their spread says how many more.
 
     Args:
         journal: carries out runs.
@@ -276,68 +265,93 @@ def contest(journal: Journal, chosen: Sequence[Case], setting: Setting) -> list[
     Returns:
         One entry for each whose runs are complete.
     """
-    scale = setting.scale
-
-    def runs(case: Case, lr: float, seeds: Iterable[int]) -> list[Run]:
-        start, task, arm = case
-        return [
-            Run(task, start, arm, lr, seed, setting.budget(STEPS[scale][task]), scale)
-            for seed in seeds
-        ]
-
-    def results(wanted: Sequence[Run]) -> tuple[Result, ...] | None:
-        found = [journal.known[run] for run in wanted if run in journal.known]
-        return tuple(found) if len(found) == len(wanted) else None
+    bench = Bench(journal, setting)
+    tried, best = bench.search(chosen)
 
     def entries(seeds: Mapping[Case, Iterable[int]]) -> dict[Case, Entry]:
-        journal.carry_out(
-            run for case, rate in best.items() for run in runs(case, rate, seeds[case])
-        )
-        ended = {case: results(runs(case, rate, seeds[case])) for case, rate in best.items()}
+        found = bench.results({(case, rate): list(seeds[case]) for case, rate in best.items()})
         return {
-            case: Entry(*case, rate, found, scale, rate in (tried[case][0], tried[case][-1]))
-            for case, rate in best.items()
-            if (found := ended[case])
+            case: Entry(
+                *case, rate, ended, setting.scale, rate in (tried[case][0], tried[case][-1])
+            )
+            for (case, rate), ended in found.items()
+            if ended
         }
 
-    def tuned(
-        wanted: Mapping[Case, Sequence[float]], seeds: Sequence[int]
+    def fresh() -> dict[Case, Entry]:
+        first = len(PILOT_SEEDS)
+        return entries({case: range(first, first + counts[case]) for case in best})
+
+    least, claimed = len(setting.seeds), asked()
+    counts = {case: least if case in claimed else max(2, least // 2) for case in best}
+    if setting.by_power:
+        pilot = entries({case: PILOT_SEEDS if case in claimed else () for case in best})
+        bounds = least, setting.most_seeds or MOST
+        counts |= seeds_by_power(pilot, pilot, bounds)
+        counts |= seeds_by_power(pilot, fresh(), bounds)
+    return list(fresh().values())
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Runs of contenders, and the search for their rates.
+
+    Args:
+        journal: carries out runs.
+        setting: scale and budgets.
+    """
+
+    journal: Journal
+    setting: Setting
+
+    def results(
+        self, wanted: Mapping[tuple[Case, float], Sequence[int]]
+    ) -> dict[tuple[Case, float], tuple[Result, ...]]:
+        """Carry out runs: case and rate, with seeds; what lacks a run is left out."""
+        runs = {key: [self._run(*key, seed) for seed in seeds] for key, seeds in wanted.items()}
+        self.journal.carry_out(run for some in runs.values() for run in some)
+        known = self.journal.known
+        return {
+            key: tuple(known[run] for run in some)
+            for key, some in runs.items()
+            if all(run in known for run in some)
+        }
+
+    def search(
+        self, chosen: Sequence[Case]
+    ) -> tuple[dict[Case, tuple[float, ...]], dict[Case, float]]:
+        """The rates that were tried, and the best one of each case whose runs are complete."""
+        tried = {case: rates(case[2], case[0]) for case in chosen}
+        first = self._ranked(tried, TUNING_SEEDS[:1])
+        for _ in range(FURTHER):
+            lowest = self.results({(case, tried[case][0]): TUNING_SEEDS[:1] for case in first})
+            more = {
+                case: further(tried[case], ranked[0], lowest[case, tried[case][0]][0].failed)
+                for case, ranked in first.items()
+            }
+            more = {case: some for case, some in more.items() if some != tried[case]}
+            if not more:
+                break
+            tried |= more
+            first |= self._ranked(more, TUNING_SEEDS[:1])
+        few = {case: ranked[:FINALISTS] for case, ranked in first.items()}
+        return tried, {case: one[0] for case, one in self._ranked(few, TUNING_SEEDS).items()}
+
+    def _ranked(
+        self, wanted: Mapping[Case, Sequence[float]], seeds: Sequence[int]
     ) -> dict[Case, list[float]]:
         """The rates of each case, the best first; cases that lack a run are left out."""
-        journal.carry_out(
-            run for case, some in wanted.items() for rate in some for run in runs(case, rate, seeds)
-        )
-        ranked = {}
-        for case, some in wanted.items():
-            tried = {rate: results(runs(case, rate, seeds)) for rate in some}
-            if all(tried.values()):
-                ranked[case] = sorted(some, key=lambda rate: (_mean_loss(tried[rate] or ()), rate))
-        return ranked
+        found = self.results({(case, lr): seeds for case, some in wanted.items() for lr in some})
+        return {
+            case: sorted(some, key=lambda lr: (_mean_loss(found[case, lr]), lr))
+            for case, some in wanted.items()
+            if all((case, lr) in found for lr in some)
+        }
 
-    tried: dict[Case, tuple[float, ...]] = {case: rates(case[2], case[0]) for case in chosen}
-    first = tuned(tried, TUNING_SEEDS[:1])
-    for _ in range(FURTHER):
-        more = {}
-        for case, ranked in first.items():
-            low = results(runs(case, min(tried[case]), TUNING_SEEDS[:1])) or ()
-            some = further(tried[case], ranked[0], any(one.failed for one in low))
-            if some != tried[case]:
-                more[case] = some
-        if not more:
-            break
-        tried |= more
-        first |= tuned(more, TUNING_SEEDS[:1])
-    few = {case: ranked[:FINALISTS] for case, ranked in first.items()}
-    best = {case: ranked[0] for case, ranked in tuned(few, TUNING_SEEDS).items()}
-    most = len(setting.seeds)
-    claimed = asked()
-    counts = {case: most if case in claimed else max(2, most // 2) for case in best}
-    if setting.by_power:
-        counts |= seeds_by_power(
-            entries({case: PILOT_SEEDS if case in claimed else () for case in best}), most
-        )
-    fresh = {case: range(len(PILOT_SEEDS), len(PILOT_SEEDS) + counts[case]) for case in best}
-    return list(entries(fresh).values())
+    def _run(self, case: Case, lr: float, seed: int) -> Run:
+        start, task, arm = case
+        steps = self.setting.budget(STEPS[self.setting.scale][task])
+        return Run(task, start, arm, lr, seed, steps, self.setting.scale)
 
 
 def further(tried: tuple[float, ...], best: float, fails: bool) -> tuple[float, ...]:
@@ -369,28 +383,36 @@ def _mean_loss(results: Iterable[Result]) -> float:
     return sum(losses) / len(losses)
 
 
-def seeds_by_power(pilot: Mapping[Case, Entry], least: int) -> dict[Case, int]:
-    """How many seeds decide each pair of a claim with a probability of 80 %, by
-    the spread of the pilot.
+def seeds_by_power(
+    pilot: Mapping[Case, Entry], spread: Mapping[Case, Entry], bounds: tuple[int, int]
+) -> dict[Case, int]:
+    """How many seeds decide each pair of a claim with a probability of 80 %.
 
     The effect to be found is the margin, or half of what the pilot shows where that is larger.
 
     Args:
         pilot: entries of the pilot's seeds.
-        least: at least so many.
+        spread: entries whose spread counts: the pilot's, or those of the first fresh seeds. No
+            number is below theirs.
+        bounds: at least and at most so many.
 
     Returns:
         A number for each case of a pair.
+
+    Source:
+        Wittes and Brittain, The role of internal pilot studies, Statistics in Medicine 1990.
     """
+    least, most = bounds
     counts: dict[Case, int] = {}
     families = Counter(family for family, *_ in pairs())
     for family, what, ours, rival in pairs():
-        if ours in pilot and rival in pilot:
-            claim = compared(what, pilot[ours], pilot[rival])
-            effect = max(claim.margin, abs(claim.mean) / 2)
-            needed = seeds_needed(claim.error * math.sqrt(claim.count), effect, families[family])
+        if ours in pilot and rival in pilot and ours in spread and rival in spread:
+            shown, found = (compared(what, one[ours], one[rival]) for one in (pilot, spread))
+            effect = max(shown.margin, abs(shown.mean) / 2)
+            needed = seeds_needed(found.error * math.sqrt(found.count), effect, families[family])
             for case in (ours, rival):
-                counts[case] = max(counts.get(case, least), min(needed, MOST))
+                have = len(spread[case].results) if spread is not pilot else least
+                counts[case] = max(counts.get(case, least), have, min(needed, most))
     return counts
 
 
@@ -418,4 +440,4 @@ __all__ += [
     "priority",
     "seeds_by_power",
 ]
-__all__ += ["run_digest", "statement"]
+__all__ += ["Bench", "run_digest", "statement"]
