@@ -74,9 +74,9 @@ def train(
             metavar="NAME",
             help=(
                 "How the learning rate moves over the run: constant; linear, to 0; 'drops 0.5"
-                " 0.75', divided by 10 at these shares of the run; 'cosine 0.1', up from 0 over a"
-                " tenth of the run, then half a cosine to 0; 'inverse-root 0.1'. 'constant 0.1'"
-                " and 'linear 0.1' begin with the same warm-up."
+                " 0.75', divided by 10 at these shares of the run; cosine, to 0; 'cosine 0.1', up"
+                " from 0 over a tenth of the run, then half a cosine to 0; 'inverse-root 0.1'."
+                " 'constant 0.1' and 'linear 0.1' begin with the same warm-up."
             ),
         ),
     ] = "constant",
