@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import shutil
 import subprocess
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,7 +65,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     digest = hashlib.sha256(packed_bible()).hexdigest()
     monkeypatch.setitem(
-        data.SOURCES, "bible", replace(data.SOURCES["bible"], files={"usr/lib/bible.data": digest})
+        data.SOURCES,
+        "bible",
+        replace(data.SOURCES["bible"], debian={"bible-kjv-text": {"usr/lib/bible.data": digest}}),
     )
     return inside
 
@@ -99,7 +102,7 @@ def test_what_cannot_be_had_is_one_sentence(
     ):
         data.fetch("bible")
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
-    with pytest.raises(InputError, match="there is no apt-get here: unpack the package elsewhere"):
+    with pytest.raises(InputError, match="there is no apt-get here: unpack elsewhere"):
         data.fetch("bible")
     with pytest.raises(
         InputError,
@@ -139,3 +142,74 @@ def test_the_command_lists_and_fetches(package: Path) -> None:
 def test_the_packer_of_the_tests_is_understood_by_gzip() -> None:
     done = subprocess.run(["gzip", "-dc"], input=b"\x1f\x9d\x90" + lzw(b"abc"), capture_output=True)
     assert done.stdout == b"abc" and gzip.decompress(gzip.compress(b"abc")) == b"abc"
+
+
+# ---- packages of PyPI, and several packages ------------------------------------------------------
+
+
+@pytest.fixture
+def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program that acts as python with pip, and a wheel with one file."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with zipfile.ZipFile(tmp_path / "numbers-1.0-py3-none-any.whl", "w") as archive:
+        archive.writestr("numbers/ten.csv", "10")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/asked\ncp {tmp_path}/*.whl .\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(data.sys, "executable", str(python))
+    files = {"numbers/ten.csv": hashlib.sha256(b"10").hexdigest()}
+    numbers = data.Source("numbers", "public domain", pypi={"numbers==1.0": files})
+    monkeypatch.setitem(data.SOURCES, "numbers", numbers)
+    return python
+
+
+def test_wheels_are_fetched_by_pip_and_not_installed(wheel: Path, tmp_path: Path) -> None:
+    assert data.fetched("numbers") is None
+    folder = data.fetch("numbers")
+    assert folder == data.fetched("numbers") and (folder / "ten.csv").read_text() == "10"
+    asked = (tmp_path / "asked").read_text()
+    assert asked == "-m pip download --no-deps --only-binary=:all: numbers==1.0\n"
+
+
+def test_pip_that_fails_is_one_sentence(wheel: Path) -> None:
+    wheel.write_text(
+        "#!/bin/sh\necho WARNING: Retrying >&2\necho 'ERROR: No matching version.' >&2\nexit 1\n"
+    )
+    with pytest.raises(InputError) as caught:
+        data.fetch("numbers")
+    assert str(caught.value) == (
+        "pip could not bring the package numbers==1.0 (ERROR: No matching version); check the"
+        " network, and see whether pip works here."
+    )
+    assert data.fetched("numbers") is None, "an empty folder is not the data"
+
+
+def test_data_of_several_packages_is_put_together(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripts = {
+        "apt-get": 'shift; for name in "$@"; do touch $name.deb; done',
+        "dpkg-deb": f'mkdir -p "$3"; cp -r {tmp_path}/$(basename "$2" .deb)/. "$3"',
+    }
+    for name, script in scripts.items():
+        (tmp_path / "programs" / name).write_text(f"#!/bin/sh\n{script}\n")
+    packages = {}
+    for name in ("one", "two"):
+        (tmp_path / name / "usr").mkdir(parents=True)
+        (tmp_path / name / "usr" / f"{name}.mo").write_text(name)
+        packages[name] = {f"usr/{name}.mo": hashlib.sha256(name.encode()).hexdigest()}
+    both = data.Source("both", "GPL", debian=packages)
+    monkeypatch.setitem(data.SOURCES, "both", both)
+    assert sorted(path.name for path in data.fetch("both").iterdir()) == ["one.mo", "two.mo"]
+    assert both.place == "Debian: 2 packages"
+    (tmp_path / "two" / "usr" / "two.mo").write_text("another")
+    with pytest.raises(InputError, match=r"'usr/two\.mo' of the package two has"):
+        data.fetch("both", tmp_path / "elsewhere")
+
+
+def test_every_source_names_its_licence_and_has_whole_digests() -> None:
+    for known in data.SOURCES.values():
+        assert known.about and known.licence and bool(known.debian) != bool(known.pypi)
+        assert all(len(digest) == 64 for digest in known.files.values())
+        paths = [path for files in known.packages.values() for path in files]
+        assert len(known.files) == len(paths), "no two files share a name"
