@@ -52,7 +52,7 @@ def _folder(task: str, data: str | None, hint: str) -> Path:
     return Path(data)
 
 
-def _standardised(train: np.ndarray, *others: np.ndarray) -> list[Tensor]:
+def standardised(train: np.ndarray, *others: np.ndarray) -> list[Tensor]:
     """Subtract mean and divide by standard deviation, per channel, of the training images."""
     axes = (0, 2, 3)
     mean, std = (
@@ -80,7 +80,7 @@ def _parts(
                 f" whole numbers from 0 to {classes - 1}; {hint}."
             )
     kept = len(images) - max(1, len(images) // HELD_OUT)
-    train, valid, test = _standardised(images[:kept], images[kept:], test_images)
+    train, valid, test = standardised(images[:kept], images[kept:], test_images)
     return (
         Split(train, torch.from_numpy(labels[:kept].astype(np.int64))),
         Split(valid, torch.from_numpy(labels[kept:].astype(np.int64))),
@@ -200,16 +200,18 @@ for _classes in (10, 100):
     register_task(f"cifar{_classes}")(partial(_cifar, _classes))
 
 
-def tokens_of(texts: Sequence[str], words: bool) -> tuple[list[Tensor], int]:
+def tokens_of(
+    texts: Sequence[str], words: bool, size: int | None = None
+) -> tuple[list[Tensor], int]:
     """Number the tokens of several texts, the first of which knows all of them.
 
     Args:
         texts: training text first.
         words: tokens are words, with ``<eos>`` at the end of a line, rather than characters.
+        size: keep only so many tokens, the most frequent ones, with ``<unk>`` among them.
 
     Returns:
-        One tensor per text, and the size of the vocabulary; tokens the first text does
-        not have become ``<unk>``.
+        One tensor per text, and the size of the vocabulary; other tokens become ``<unk>``.
 
     Example:
         >>> [part.tolist() for part in tokens_of(["b a b", "a c"], words=True)[0]]
@@ -222,7 +224,9 @@ def tokens_of(texts: Sequence[str], words: bool) -> tuple[list[Tensor], int]:
     unknown = "<unk>"
     frequency = Counter(lists[0])
     known = sorted(frequency, key=lambda token: (token != "<eos>", -frequency[token], token))
-    if unknown not in frequency:
+    if size is not None:
+        known = [token for token in known if token != unknown][: size - 1]
+    if unknown not in known:
         known.append(unknown)
     place = {token: i for i, token in enumerate(known)}
     return [torch.tensor([place.get(t, place[unknown]) for t in tokens]) for tokens in lists], len(

