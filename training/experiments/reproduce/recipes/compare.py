@@ -182,7 +182,9 @@ def _cut(options: Mapping[str, Any]) -> list[str]:
     given = {
         key: value
         for key, value in options.items()
-        if value is not None and key not in DESCRIBED | BLOCKS.keys() | {"data"}
+        if value is not None
+        and value is not False
+        and key not in DESCRIBED | BLOCKS.keys() | {"data"}
     }
     if given.get("pool") == 1:
         del given["pool"]
@@ -202,6 +204,7 @@ CUTS = {
     "limit": "at most {:,} training examples",
     "pool": "means over squares of {0} x {0} pixels",
     "tests": "{:,} test examples",
+    "every_byte": "with all its bytes",
 }
 # what the blocks of a residual network may have besides: option of the task -> its words
 BLOCKS: dict[str, Callable[[Any], str]] = {
