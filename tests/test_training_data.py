@@ -350,6 +350,10 @@ def test_catalogues_are_read(tmp_path: Path) -> None:
     assert (["open", "%s"], ["%s", "öffnen"]) in pairs and len(pairs) == 31
     task = load_task("catalogue", hidden=8, layers=1, data=str(tmp_path))
     assert (len(task.train), len(task.valid), len(task.test)) == (25, 3, 3)
+    latin = catalogue({"": "Last-Translator: Jörg\n"}).replace("ö".encode(), b"\xf6?")
+    (tmp_path / "a.mo").write_bytes(latin)
+    with pytest.raises(InputError, match="has text that is not UTF-8; use a folder without it"):
+        load_task("catalogue", data=str(tmp_path))
     (tmp_path / "a.mo").write_bytes(catalogue(messages)[:300])
     with pytest.raises(InputError, match="is not a message catalogue, or it is cut off"):
         load_task("catalogue", data=str(tmp_path))

@@ -41,6 +41,10 @@ def read_catalogue(path: Path) -> list[Pair]:
     try:
         with open(path, "rb") as file:
             messages = gettext.GNUTranslations(file)._catalog  # type: ignore[attr-defined]
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"The catalogue '{path}' has text that is not UTF-8; use a folder without it, {HINT}."
+        ) from error
     except Exception as error:
         raise InputError(
             f"The file '{path}' is not a message catalogue, or it is cut off; {HINT}."

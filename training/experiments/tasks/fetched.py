@@ -108,7 +108,7 @@ def bible_tokens(folder: Path, words: int | None = None) -> tuple[list[Tensor], 
             are characters.
 
     Returns:
-        One tensor per part, and the number of different tokens.
+        One tensor per part, and the size of the vocabulary.
     """
     # without book, chapter and number before the words of each verse
     verses = [
