@@ -66,7 +66,7 @@ def test_a_run_has_every_figure_that_the_page_needs(
     assert rows == markov_run.measure(2, 3, ["MLP"], tmp_path / "rows.jsonl")
     with pytest.raises(pytest.fail.Exception, match="measured again"):
         markov_run.measure(2, 4, ["MLP"], tmp_path / "rows.jsonl")
-    short = markov_run.summary(rows, 2, 3)
+    short = markov_run.summary(*rows, 2, 3)
     for a, b in zip(
         *(tree_leaves(one["vectors"]) for one in (short, json.loads(DATA.read_text()))), strict=True
     ):

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from test_training_data import catalogue, write_mnist
+from torch import nn
 from typer.testing import CliRunner
 
 from pathspace import cli
@@ -328,6 +329,8 @@ def test_fetched_catalogues_are_a_task(tmp_path: Path, monkeypatch: pytest.Monke
     messages = {"": "Content-Type: text/plain; charset=UTF-8\n"}
     messages |= {f"menu\4_file {i}": f"Datei {i}" for i in range(30)}
     (tmp_path / "a.mo").write_bytes(catalogue(messages))
-    task = load_task("catalogues", hidden=8, layers=1, data=str(tmp_path))
+    task = load_task("catalogues", hidden=8, layers=1, dropout=0.1, data=str(tmp_path))
+    dropped = [part.p for part in task.make_model(0).modules() if isinstance(part, nn.Dropout)]
+    assert dropped and set(dropped) == {0.1}
     assert (len(task.train), len(task.valid), len(task.test)) == (24, 3, 3)
     assert task.train.inputs.shape[1] == 2 + 3, "the context of a message is not part of it"

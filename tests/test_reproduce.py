@@ -930,7 +930,6 @@ def test_a_dry_run_counts_the_runs_and_runs_none(
         known, Outcome((1.0,), (1.0,), (1.0,), 0.1, False)
     )
     assert "45 runs; 1 are known." in flat(call("reproduce", "race", "--dry-run").output)
-    assert "'toy' takes about 2 minutes" in flat(call("reproduce", "toy", "--dry-run").output)
 
 
 @pytest.mark.parametrize(

@@ -151,16 +151,17 @@ def test_networks_below_logistic_regression_decide_nothing(tmp_path: Path) -> No
         for network, tau, accuracy in (
             ("MLP", 0.0, 0.80),
             ("MLP", 3e-4, 0.81 + 0.03 * (-1) ** seed),
-            ("CNN", 0.0, 0.80),
-            ("CNN", 3e-4, 0.70 + 0.01 * (-1) ** seed),
+            ("CNN", 0.0, 0.74),
+            ("CNN", 3e-4, 0.60 + 0.01 * (-1) ** seed),
         )
     ]
     file = tmp_path / "figures.json"
-    for bar, verdict in ((0.75, "undecided"), (0.6, "false"), (0.9, "undecided")):
+    # where the penal connection alone makes a network so poor, it decides
+    for bar, verdict in ((0.75, "undecided"), (0.7, "not shown"), (0.9, "undecided")):
         file.write_text(json.dumps({"logistic": bar, "rows": rows}))
         (judged,) = judge_all([one(measured="generalises", kind="experiment")], tmp_path, file)
         assert judged.verdict == verdict
-        assert (f"logistic regression on {bar:.1%}" in judged.detail) == (bar > 0.7)
+        assert (f"logistic regression on {bar:.1%}" in judged.detail) == (verdict == "undecided")
 
 
 def test_a_claim_that_decides_nothing_does_not_count_beside_one_that_does(tmp_path: Path) -> None:
@@ -199,17 +200,47 @@ def test_rules_follow_the_figures(rule: str, tmp_path: Path) -> None:
         plain = {"gradient_above_one": 0.9 if up else 0.1, "fold": 0.5 if up else 0.1}
         return [
             {"network": "net", "seed": seed, "tau": tau, "accuracy": low_high(tau) + seed / 1000,
-             "trained": plain, "start": plain,
+             "trained": plain, "fold_at_start": plain["fold"],
              "efficiency": (low_high(tau) if rule != "efficient_without_help" else 0.5 if up else -0.5) + seed / 1000,  # noqa: E501
              "fold": 0.2 + seed / 1000}
             for seed in range(4) for tau in (0.0, 3e-4)
         ]  # fmt: skip
 
-    statement, file = one(measured=rule, kind="experiment"), tmp_path / "figures.json"
-    for up, verdict in ((True, "true"), (False, "false")):
+    file = tmp_path / "figures.json"
+    for up, kind, verdict in (
+        (True, "experiment", "true"),
+        (False, "theory", "false"),
+        (False, "experiment", "not shown"),
+    ):
         file.write_text(json.dumps({"rows": rows(up)}))
-        (judged,) = judge_all([statement], tmp_path, file)
+        (judged,) = judge_all([one(measured=rule, kind=kind)], tmp_path, file)
         assert judged.verdict == verdict
+
+
+def test_further_seeds_decide_and_small_differences_are_named(tmp_path: Path) -> None:
+    """The same spread: five seeds decide nothing, and fifty find a difference below the margin."""
+
+    def rows(seeds: range) -> list[dict[str, object]]:
+        return [
+            {"network": "net", "seed": seed, "tau": 0.0, "accuracy": 0.9,
+             "efficiency": 0.02 + (0.04 if seed % 2 else -0.04)}
+            for seed in seeds
+        ]  # fmt: skip
+
+    def rival(seeds: range) -> list[dict[str, object]]:
+        return [row | {"tau": 3e-4} for row in rows(seeds)]
+
+    file = tmp_path / "figures.json"
+    statement = one(measured="efficient_without_help", kind="experiment")
+    first, more = range(5), range(49, 4, -1)
+    figures: dict[str, object] = {"rows": rows(first) + rival(first)}
+    file.write_text(json.dumps(figures))
+    (judged,) = judge_all([statement], tmp_path, file)
+    assert judged.verdict == "undecided" and "5 seeds) (about" in judged.detail
+    file.write_text(json.dumps(figures | {"further": rows(more) + rival(more)}))
+    (judged,) = judge_all([statement], tmp_path, file)
+    assert judged.verdict == "true"
+    assert "better (smaller than the margin, +0.020 ± 0.011, 50 seeds)" in judged.detail
 
 
 def test_the_page_is_that_of_statements_and_records(

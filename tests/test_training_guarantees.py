@@ -434,7 +434,7 @@ def test_run_leaves_a_configuration_that_makes_the_same_run(tmp_path: Path) -> N
     [
         (
             "learning_rate = 0.1",
-            "has an unknown key 'learning_rate'; known are: accumulate, batch_size",
+            "has an unknown key 'learning_rate'; known are: accumulate, augment, batch_size",
         ),
         ("lr = 'fast'", "gives lr the value 'fast', expected a value of type float"),
         ("epochs = 1.5", "gives epochs the value 1.5, expected a value of type int"),

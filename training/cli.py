@@ -190,6 +190,17 @@ def reproduce(
             show_default=False,
         ),
     ] = None,
+    most_seeds: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            help=(
+                "With --scale fetched: at most so many seeds, however many their spread asks for;"
+                " --dry-run says how many that are."
+            ),
+            show_default="no bound",
+        ),
+    ] = None,
     shrink: Annotated[
         int,
         typer.Option(

@@ -11,11 +11,12 @@ from lightning_fabric import Fabric
 from rich.console import Console
 from rich.table import Table
 
-from pathspace.errors import InputError
+from pathspace.errors import InputError, expect_numbers
 from pathspace.files import ensure_writable, make_folder, write_text
 from pathspace.training import ranks
 from pathspace.training.checkpoint import protect_unfinished
 from pathspace.training.config import write_config
+from pathspace.training.experiments.augment import augmentation
 from pathspace.training.experiments.tasks import load_task
 from pathspace.training.history import History, Score
 from pathspace.training.launch import make_fabric, rank0_errors
@@ -23,6 +24,7 @@ from pathspace.training.monitor import Monitor, Watchers
 from pathspace.training.penal import penalize
 from pathspace.training.progress import run_progress
 from pathspace.training.recipe import Init, Recipe, Rule, prepare
+from pathspace.training.schedules import schedule
 from pathspace.training.task import Task
 from pathspace.training.tensorboard import TensorBoard
 from pathspace.training.threads import one_thread
@@ -36,6 +38,11 @@ class TrainRequest:
     task: str
     optimizer: str
     lr: float | None
+    schedule: str
+    decay: float | None
+    clip: float | None
+    augment: str
+    dropout: float | None
     epochs: int
     patience: int | None
     batch_size: int
@@ -78,8 +85,8 @@ class TrainRequest:
         """Return the given options of the task."""
         return {
             key: value
-            for key, value in (("hidden", self.hidden), ("data", self.data))
-            if value is not None
+            for key in ("hidden", "data", "dropout")
+            if (value := getattr(self, key)) is not None
         }
 
     @property
@@ -90,6 +97,8 @@ class TrainRequest:
         chosen = {
             "tau": self.tau,
             "precision": self.precision if self.precision != "32-true" else None,
+            "schedule": self.schedule if self.schedule != "constant" else None,
+            "augment": self.augment if self.augment != "none" else None,
         }
         return {**self.task_options, **{key: value for key, value in chosen.items() if value}}
 
@@ -102,11 +111,12 @@ class TrainRequest:
         """
         where = ("out", "json", "resume", "overwrite")
         options = {key: value for key, value in asdict(self).items() if key not in where}
-        return {**options, "lr": recipe.rate, "init": recipe.init, "devices": processes}
+        chosen = {"lr": recipe.rate, "init": recipe.init, "decay": recipe.decay}
+        return {**options, **chosen, "devices": processes}
 
     def recipe(self) -> Recipe:
         """Return optimizer and starting point."""
-        return Recipe(self.optimizer, self.lr, self.init, self.rule, self.seed)
+        return Recipe(self.optimizer, self.lr, self.init, self.rule, self.seed, self.decay)
 
     @property
     def folder(self) -> Path:
@@ -149,7 +159,19 @@ def _read(request: TrainRequest) -> tuple[Task, Recipe]:
         raise InputError(
             "--tau would be divided by the loss scale of --precision 16-mixed; use bf16-mixed."
         )
-    return load_task(request.task, **request.task_options), request.recipe()
+    owner, clip, dropout = "pathspace train", request.clip, request.dropout
+    expect_numbers(owner, "a positive number", or_none=True, clip=clip)
+    expect_numbers(owner, "a number from 0 to 1", or_none=True, dropout=dropout)
+    moves = schedule(request.schedule)
+    if request.optimizer == "Rprop" and (moves or clip):
+        raise InputError(
+            "torch's Rprop takes step sizes from the signs of gradients, so --schedule and --clip"
+            " would change nothing; leave them out, or choose another optimizer."
+        )
+    task, recipe = load_task(request.task, **request.task_options), request.recipe()
+    if change := augmentation(request.augment):
+        change(task.train.inputs[:1])
+    return task, recipe
 
 
 def _prepare_files(request: TrainRequest, recipe: Recipe, processes: int) -> None:
@@ -199,6 +221,9 @@ def _train(
             seed=request.seed,
             folder=request.folder,
             checkpoint_every=request.checkpoint_every,
+            schedule=schedule(request.schedule),
+            clip=request.clip,
+            augment=augmentation(request.augment),
             patience=request.patience,
             settings={**request.settings, **recipe.settings()},
             watch=watch,

@@ -47,6 +47,7 @@ class OptimizerKind:
         init: default starting point.
         needs_skeleton: whether the maker needs a skeleton.
         make: (model, learning rate, skeleton, example inputs) -> optimizer.
+        decay: default weight decay; ``None`` for an optimizer that has none.
     """
 
     name: str
@@ -55,6 +56,7 @@ class OptimizerKind:
     init: Init
     needs_skeleton: bool
     make: Maker
+    decay: float | None = 0.0
 
 
 def _known(name: str, skeleton: Skeleton | None) -> Skeleton:
@@ -112,7 +114,7 @@ OPTIMIZERS = {
             "momentum", "SGD on the weights, momentum 0.9", 0.02, "default", False, _sgd(0.9)
         ),
         OptimizerKind(
-            "path-sgd", "SGD scaled by the path norm", 0.5, "unit-skeleton", False, _path_sgd
+            "path-sgd", "SGD scaled by the path norm", 0.5, "unit-skeleton", False, _path_sgd, None
         ),
         OptimizerKind(
             "recurrent-gsgd",
@@ -129,6 +131,7 @@ OPTIMIZERS = {
             "unit-skeleton",
             False,
             lambda model, lr, skeleton, example: recurrent_path_sgd(model, lr, example),
+            None,
         ),
         OptimizerKind(
             "adam",
@@ -158,6 +161,7 @@ OPTIMIZERS = {
             lambda model, lr, skeleton, example: RescaleSGD(
                 model.named_parameters(), lr=lr, gamma=0.9
             ),
+            None,
         ),
         OptimizerKind(
             "signs",
@@ -168,6 +172,7 @@ OPTIMIZERS = {
             lambda model, lr, skeleton, example: SignProp(
                 model.named_parameters(), lr=lr, gamma=0.9
             ),
+            None,
         ),
     )
 }
@@ -235,8 +240,9 @@ def optimizer_kind(name: str) -> OptimizerKind:
                 f"torch's {name} refuses this model ({reason}); choose another optimizer."
             ) from error
 
-    default = float(inspect.signature(kind).parameters["lr"].default)
-    return OptimizerKind(name, f"torch's {name} on the weights", default, "default", False, make)
+    defaults = {key: found.default for key, found in inspect.signature(kind).parameters.items()}
+    lr, decay = defaults["lr"], defaults.get("weight_decay")
+    return OptimizerKind(name, f"torch's {name} on the weights", lr, "default", False, make, decay)
 
 
 @dataclass(frozen=True)
@@ -259,11 +265,12 @@ class Recipe:
             optimizer's own default.
         rule: the rule of the skeleton.
         seed: seed of the model, and of the skeleton of the rule ``"random"``.
-        decay: weight decay of the optimizer; decay of path values for optimizers on path values.
+        decay: weight decay of the optimizer; decay of path values for optimizers on path values;
+            ``None`` takes the optimizer's own default, 0 for all but torch's AdamW and Muon.
 
     Raises:
-        InputError: no optimizer, rule or starting point has this name, or the
-            learning rate is not positive.
+        InputError: no optimizer, rule or starting point has this name, the learning rate is not
+            positive, or the optimizer has no weight decay.
 
     Example:
         >>> Recipe("sgd")
@@ -275,7 +282,7 @@ class Recipe:
     init: Init | None = None
     rule: Rule = "modulo"
     seed: int = 0
-    decay: float = 0.0
+    decay: float | None = None
 
     def __post_init__(self) -> None:
         kind = optimizer_kind(self.optimizer)
@@ -294,9 +301,16 @@ class Recipe:
             raise InputError(
                 f"The learning rate is {self.lr}; give a positive number such as {kind.lr}."
             )
-        if not (math.isfinite(self.decay) and self.decay >= 0):
+        decay = kind.decay or 0.0 if self.decay is None else float(self.decay)
+        object.__setattr__(self, "decay", decay)
+        if not (math.isfinite(decay) and decay >= 0):
             raise InputError(
-                f"The weight decay is {self.decay}; give 0 or a positive number such as 1e-4."
+                f"The weight decay is {decay}; give 0 or a positive number such as 1e-4."
+            )
+        if decay and kind.decay is None:
+            raise InputError(
+                f"The optimizer {self.optimizer} has no weight decay; leave it out, or choose"
+                " another."
             )
 
     @property
@@ -312,7 +326,7 @@ class Recipe:
     def settings(self) -> dict[str, Any]:
         """Return the plain values that identify a run of this recipe."""
         # without settings that have no effect
-        used = {"rule": self.needs_skeleton, "decay": self.decay > 0}
+        used = {"rule": self.needs_skeleton, "decay": bool(self.decay)}
         return {k: v for k, v in asdict(self).items() if used.get(k, True)}
 
 
@@ -373,11 +387,7 @@ def prepare(
     optimizer = optimizer_kind(recipe.optimizer).make(
         model, recipe.rate, skeleton, task.example_inputs()
     )
-    for group in optimizer.param_groups if recipe.decay else ():
-        if "weight_decay" not in group:
-            raise InputError(
-                f"The optimizer {recipe.optimizer} has no weight decay; leave it out, or choose"
-                " another."
-            )
-        group["weight_decay"] = recipe.decay
+    for group in optimizer.param_groups:
+        if "weight_decay" in group:
+            group["weight_decay"] = recipe.decay
     return model, optimizer

@@ -10,7 +10,10 @@ from collections.abc import Callable
 from pathspace.errors import InputError
 
 Factor = Callable[[float], float]
-NAMES = ("constant", "linear", "drops AT AT ...", "cosine WARM-UP", "inverse-root WARM-UP")
+NAMES = (
+    *("constant", "constant WARM-UP", "linear", "linear WARM-UP"),
+    *("drops AT AT ...", "cosine WARM-UP", "inverse-root WARM-UP"),
+)
 
 
 def schedule(name: str) -> Factor | None:
@@ -21,7 +24,7 @@ def schedule(name: str) -> Factor | None:
         name: ``constant``; ``linear`` (to zero); ``drops 0.5 0.75`` (divided by ten at each share
             of the run); ``cosine 0.1`` (linearly from zero over a tenth of the run, then half a
             cosine to zero); ``inverse-root 0.1`` (the same warm-up, then the inverse root of the
-            steps). 0 means no warm-up.
+            steps). ``constant 0.1`` and ``linear 0.1`` have the same warm-up; 0 means none.
 
     Returns:
         The factor, ``None`` for ``constant``.
@@ -42,8 +45,12 @@ def schedule(name: str) -> Factor | None:
     right = all(0 <= share < 1 for share in shares)
     if kind == "constant" and not shares:
         return None
+    if kind == "constant" and len(shares) == 1 and right:
+        return lambda share: _warm(share, shares[0], lambda _: 1.0)
     if kind == "linear" and not shares:
         return lambda share: 1 - share
+    if kind == "linear" and len(shares) == 1 and right:
+        return lambda share: _warm(share, shares[0], lambda x: (1 - x) / (1 - shares[0]))
     if kind == "drops" and shares and right:
         return lambda share: 0.1 ** sum(share >= at for at in shares)
     if kind == "cosine" and len(shares) == 1 and right:

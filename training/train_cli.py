@@ -70,6 +70,60 @@ def train(
             help="Learning rate.", show_default="0.05 gsgd, sgd; 0.02 momentum; 0.002 adam"
         ),
     ] = None,
+    schedule: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help=(
+                "How the learning rate moves over the run: constant; linear, to 0; 'drops 0.5"
+                " 0.75', divided by 10 at these shares of the run; 'cosine 0.1', up from 0 over a"
+                " tenth of the run, then half a cosine to 0; 'inverse-root 0.1'. 'constant 0.1'"
+                " and 'linear 0.1' begin with the same warm-up."
+            ),
+        ),
+    ] = "constant",
+    decay: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help=(
+                "Weight decay; for gsgd, gmomentum and gadam, decay of the values of basis paths."
+                " Refused for path-sgd, recurrent-path-sgd, rescaled, signs and Rprop, which have"
+                " none."
+            ),
+            show_default="the optimizer's own: 0.01 AdamW, 0.1 Muon, else 0",
+        ),
+    ] = None,
+    clip: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Scale the gradient of a step down to this norm, over all weights.",
+            show_default="no bound",
+        ),
+    ] = None,
+    augment: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help=(
+                "Random changes of training images: none; or crop-flip, which shifts each by up to"
+                " four pixels and mirrors half of them."
+            ),
+        ),
+    ] = "none",
+    dropout: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help=(
+                "Share of values that a training pass drops at random; for the transformers of"
+                " translation, and the recurrent network of mnist-images."
+            ),
+            show_default="the task's own",
+        ),
+    ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the training split.")] = 60,
     patience: Annotated[
         int | None,
@@ -164,7 +218,8 @@ def train(
             help=(
                 "Continue from the checkpoint in the folder. On a CPU the result is, bit for bit,"
                 " that of a run "
-                "without interruption. Give more --epochs to train a finished run further."
+                "without interruption. Give more --epochs to train a finished run further, unless"
+                " it has a schedule."
             ),
         ),
     ] = False,

@@ -55,10 +55,11 @@ class Trainer:
             only at the ends of epochs.
         checkpoint_seconds: also write a checkpoint inside an epoch when the
             last is older than this.
-        schedule: completed share of the run's steps -> factor of every learning rate;
-            ``None`` for constant rates.
+        schedule: completed share of the run's steps -> factor of every learning rate, such as
+            :func:`pathspace.training.schedules.schedule` returns; ``None`` for constant rates.
+            With a schedule, a resumed run must have as many epochs.
+        clip: upper bound of the gradient norm of a step, over all weights; ``None`` for no bound.
         augment: changes the inputs of a training step, at random by torch's global generator.
-        clip: upper bound of the gradient norm of a step; ``None`` for no bound.
         settings: plain values that identify the run; only a run with equal
             settings resumes its checkpoint.
         patience: stop after this number of epochs without a lower validation metric, and restore
@@ -130,6 +131,11 @@ class Trainer:
         }
         if accumulate > 1:
             self.settings["accumulate"] = accumulate
+        if clip is not None:
+            self.settings["clip"] = clip
+        if schedule is not None:
+            # (the rates of all steps depend on their number)
+            self.settings["schedule_epochs"] = epochs
         if patience is not None:
             # (a resumed run may have another patience, but the best weights must have been kept)
             self.settings["early_stopping"] = True
@@ -291,7 +297,10 @@ class Trainer:
             for group, rate in zip(self.optimizer.optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = factor * rate
         if self.clip is not None:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+            # (divides by the loss scale of 16-mixed, which leaves out a step that is not finite)
+            self.fabric.clip_gradients(
+                self.model, self.optimizer, max_norm=self.clip, error_if_nonfinite=False
+            )
 
     def _due(self, step: int) -> bool:
         """Whether to write a checkpoint inside the epoch; the first process decides for all."""

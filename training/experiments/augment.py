@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pathspace.errors import expect_known
+from pathspace.errors import InputError, expect_known
 
 MARGIN = 4
 
@@ -23,6 +23,9 @@ def crop_and_flip(images: Tensor) -> Tensor:
     Returns:
         The same shape; draws are those of torch's global generator.
 
+    Raises:
+        InputError: the inputs have another number of dimensions.
+
     Reference:
         He et al., Deep residual learning for image recognition, section 4.2.
 
@@ -30,6 +33,11 @@ def crop_and_flip(images: Tensor) -> Tensor:
         >>> crop_and_flip(torch.ones(2, 1, 8, 8)).shape
         torch.Size([2, 1, 8, 8])
     """
+    if images.dim() != 4:
+        raise InputError(
+            f"The augmentation crop-flip found examples of shape {tuple(images.shape[1:])},"
+            " expected images of shape (channels, Y, X); leave it out, or choose a task of images."
+        )
     count, _, height, width = images.shape
     padded = functional.pad(images, (MARGIN,) * 4)
     up, left = torch.randint(2 * MARGIN + 1, (2, count))

@@ -17,8 +17,8 @@ from pathspace.files import ensure_writable, make_folder
 from pathspace.pictures import save
 from pathspace.training.experiments.reproduce import EXPERIMENTS, Experiment, Setting
 from pathspace.training.experiments.reproduce.cluster import connected, run_on
-from pathspace.training.experiments.reproduce.estimate import show_estimate
-from pathspace.training.experiments.reproduce.experiment import TUNING_SEEDS
+from pathspace.training.experiments.reproduce.dry_run import show_estimate
+from pathspace.training.experiments.reproduce.experiment import TUNING_SEEDS, fresh_seeds
 from pathspace.training.experiments.reproduce.page import write_page
 from pathspace.training.experiments.reproduce.provenance import together
 from pathspace.training.experiments.reproduce.recipes import load_cells
@@ -45,6 +45,7 @@ def run_reproduction(
     data: str | None = None,
     jobs: int = 1,
     seeds: int | None = None,
+    most_seeds: int | None = None,
     shrink: int = 1,
     device: str = "cpu",
     minutes: float | None = None,
@@ -66,6 +67,7 @@ def run_reproduction(
         jobs: processes.
         seeds: how many seeds are reported; ``None``: as many as the experiment, or the
             spread of the first, asks for.
+        most_seeds: at most so many where the spread asks for them; ``None``: no bound.
         shrink: divide budgets by this.
         device: where runs compute.
         minutes: after so many, a contest of many runs begins no further one.
@@ -105,6 +107,12 @@ def run_reproduction(
             f"--jobs {jobs} asks for processes here, --cluster for the workers of a cluster; give"
             " one of them."
         )
+    by_power = scale == "fetched" and seeds is None
+    if most_seeds is not None and not by_power:
+        raise InputError(
+            "--most-seeds bounds the number of seeds that their spread asks for, which --scale"
+            " fetched without --seeds has alone; leave it out."
+        )
     # before anything is computed: the device has to be there
     make_fabric(device, 1, precision=precision)
     folder = Path(out)
@@ -115,11 +123,12 @@ def run_reproduction(
         run=lambda _: [],
         scale=scale,
         data=Path(data) if data else None,
-        seeds=tuple(range(seeds or experiment.seeds)),
+        seeds=fresh_seeds(seeds or min(experiment.seeds, most_seeds or experiment.seeds)),
         # experiments of several hours start with one seed per rate, and end with the
         # necessary number of seeds
         tuning_seeds=TUNING_SEEDS[:1] if scale == "fetched" else TUNING_SEEDS,
-        by_power=scale == "fetched" and seeds is None,
+        by_power=by_power,
+        most_seeds=most_seeds,
         shrink=shrink,
         device=device,
         precision=precision,
@@ -133,7 +142,6 @@ def run_reproduction(
             experiment,
             setting,
             TrialCache(TRIALS if TRIALS.is_dir() else None, journal),
-            jobs,
             console,
         )
         return None

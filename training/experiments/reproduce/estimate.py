@@ -1,15 +1,17 @@
-"""An estimate of an experiment's duration: ``pathspace reproduce NAME --dry-run``."""
+"""Estimates of how long experiments take that are made of trials: which runs are missing, and how
+long each takes.
+"""
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from pathspace.training.experiments.reproduce.experiment import Experiment, Setting
 from pathspace.training.experiments.reproduce.provenance import task_data
@@ -21,26 +23,116 @@ from pathspace.training.threads import one_thread
 from pathspace.training.trainer import EVALUATION_BATCH
 
 STEPS = 3
+# Stands for a run that has not ended: no rate that was tried is worse.
+UNKNOWN = Outcome((0.5,), (math.inf,), (math.inf,), 0.0, False, 0.5, 0.5, (0.0, 0.0))
 
 
-def planned(experiment: Experiment, setting: Setting) -> list[Trial]:
+@dataclass(frozen=True)
+class Part:
+    """Equal pieces of what has to be computed.
+
+    Args:
+        what: what they are, a text for each column.
+        count: how many.
+        seconds: how long each takes on one thread.
+    """
+
+    what: tuple[str, ...]
+    count: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """How long an experiment takes.
+
+    Args:
+        columns: names of what distinguishes parts, and of what is counted.
+        parts: all that is missing.
+        known: how many pieces are known already.
+        seeds: what is known of the number of seeds, as the rest of a sentence.
+    """
+
+    columns: tuple[str, ...]
+    parts: tuple[Part, ...]
+    known: int = 0
+    seeds: str = ""
+
+    @property
+    def missing(self) -> int:
+        """How many pieces are missing."""
+        return sum(part.count for part in self.parts)
+
+    @property
+    def seconds(self) -> float:
+        """How long the missing pieces take on one thread."""
+        return sum(part.count * part.seconds for part in self.parts)
+
+
+def planned(
+    experiment: Experiment, setting: Setting, find: Callable[[Trial], Outcome | None] | None = None
+) -> list[Trial]:
     """Return the trials that an experiment asks for, without running any.
 
-    Which rate is chosen, and how many seeds the spread of the first ones will ask for, is not known
-    before: the smallest rate and the first seeds stand for them.
+    Rates are chosen and seeds are counted by the outcomes that are known. Where nothing is known,
+    the smallest rate and the first seeds stand for them.
 
     Args:
         experiment: made of trials.
         setting: how it would be run.
+        find: returns the outcome of a trial, ``None`` for one that has not been run.
     """
-    asked: dict[Trial, None] = {}
+    asked: dict[Trial, Outcome | None] = {}
 
     def pretend(trials: Sequence[Trial]) -> list[Outcome]:
-        asked.update(dict.fromkeys(trials))
-        return [Outcome((0.5,), (0.5,), (0.5,), 0.0, False, 0.5, 0.5, (0.0, 0.0)) for _ in trials]
+        placed = [setting.placed(trial) for trial in trials]
+        asked.update((trial, find(trial) if find else None) for trial in placed)
+        return [asked[trial] or UNKNOWN for trial in placed]
 
-    experiment.run(replace(setting, run=pretend, by_power=False, bars=lambda *_: {}))
-    return [setting.placed(trial) for trial in asked]
+    first = replace(setting, run=pretend, by_power=False, bars=lambda *_: {})
+    experiment.run(first)
+    if setting.by_power and all(asked.values()):
+        # the first seeds are there, and say how many are needed
+        experiment.run(replace(first, by_power=True))
+    return list(asked)
+
+
+def kind(trial: Trial) -> Trial:
+    """Return what runs of about the same length have in common."""
+    return replace(trial, lr=1.0, seed=0, test=False, efficiency=False)
+
+
+def of_trials(experiment: Experiment, setting: Setting, cache: TrialCache) -> Estimate:
+    """Estimate the missing runs of an experiment that is made of trials.
+
+    Args:
+        experiment: the experiment.
+        setting: how it would be run.
+        cache: knows runs that have ended; others of the same kind take as long.
+    """
+    trials = planned(experiment, setting, cache.find)
+    found = {trial: outcome for trial in trials if (outcome := cache.find(trial)) is not None}
+    took: dict[Trial, list[float]] = {}
+    for trial, outcome in found.items():
+        if not outcome.diverged:
+            took.setdefault(kind(trial), []).append(outcome.seconds)
+    missing = Counter(replace(trial, lr=1.0, seed=0) for trial in trials if trial not in found)
+    parts = [
+        Part(
+            (trial.task, trial.optimizer, f"{trial.epochs}"),
+            count,
+            fmean(took[kind(trial)]) if kind(trial) in took else seconds_of(trial),
+        )
+        for trial, count in missing.items()
+    ]
+    seeds, first = len({trial.seed for trial in trials if trial.test}), len(setting.seeds)
+    pilot = [trial for trial in trials if trial.seed in (*setting.tuning_seeds, *setting.seeds)]
+    grows = ""
+    if setting.by_power and all(trial in found for trial in pilot):
+        grows = f" with {seeds} seeds, by the spread of the first {first}"
+    elif setting.by_power:
+        grows = ", and more where the spread of the first seeds asks for it"
+    return Estimate(("task", "optimizer", "epochs", "runs"), tuple(parts), len(found), grows)
 
 
 def seconds_of(trial: Trial) -> float:
@@ -84,44 +176,3 @@ def seconds_of(trial: Trial) -> float:
     steps = trial.epochs * -(-len(task.train) // trial.batch_size)
     looked_at = trial.epochs * len(task.valid) + trial.test * len(task.test)
     return steps * of_step + looked_at * of_example
-
-
-def show_estimate(
-    experiment: Experiment, setting: Setting, cache: TrialCache, jobs: int, console: Console
-) -> float:
-    """Print how many runs there are, how many are known, and about how long the others take.
-
-    Args:
-        experiment: what would be run.
-        setting: how.
-        cache: knows runs that have ended.
-        jobs: processes that would share the runs.
-        console: where to print.
-
-    Returns:
-        The minutes.
-    """
-    if not experiment.trials:
-        console.print(
-            f"'{experiment.name}' takes about {experiment.minutes:g} minutes on one thread.",
-            highlight=False,
-        )
-        return experiment.minutes
-    trials = planned(experiment, setting)
-    missing = Counter(
-        replace(trial, lr=1.0, seed=0) for trial in trials if cache.find(trial) is None
-    )
-    table = Table("task", "optimizer", "epochs", "runs", "minutes each", title_justify="left")
-    minutes = 0.0
-    for trial, runs in missing.items():
-        each = seconds_of(trial) / 60
-        minutes += runs * each
-        table.add_row(trial.task, trial.optimizer, f"{trial.epochs}", f"{runs}", f"{each:.1f}")
-    console.print(table)
-    grows = ", and more where the spread of the first seeds asks for it" * setting.by_power
-    console.print(
-        f"{len(trials)} runs{grows}; {len(trials) - sum(missing.values())} are known. The others"
-        f" take about {minutes / jobs:.0f} minutes with --jobs {jobs}.",
-        highlight=False,
-    )
-    return minutes / jobs

@@ -19,6 +19,18 @@ SEEDS = (0, 1, 2, 3, 4)
 TUNING_SEEDS = (1000, 1001)
 
 
+def fresh_seeds(count: int) -> tuple[int, ...]:
+    """Return the first so many seeds that choose no learning rate.
+
+    Example:
+        >>> fresh_seeds(3), fresh_seeds(1001)[-1]
+        ((0, 1, 2), 1002)
+    """
+    return tuple(seed for seed in range(count + len(TUNING_SEEDS)) if seed not in TUNING_SEEDS)[
+        :count
+    ]
+
+
 @dataclass(frozen=True)
 class Setting:
     """The setting of an experiment.
@@ -30,6 +42,7 @@ class Setting:
         data: folder of the paper's data, needed by ``full``.
         seeds: seeds that are reported; with ``by_power`` the first of them.
         by_power: run as many seeds as the spread of the first ones asks for.
+        most_seeds: but at most so many; ``None`` for no bound.
         tuning_seeds: seeds that choose learning rates.
         shrink: divide budgets by this; for tests only, a record of a shrunk run says so.
         device: where runs compute; a record says so where it is not the processor.
@@ -51,6 +64,7 @@ class Setting:
     folder: Path | None = None
     minutes: float | None = None
     by_power: bool = False
+    most_seeds: int | None = None
     jobs: int = 1
     bars: Callable[[str, tuple[tuple[str, Any], ...]], dict[str, float]] = baselines
 
@@ -75,7 +89,7 @@ class Setting:
             "Reported: fresh seeds at the chosen rate; each is evaluated on the test split once. "
             + (
                 f"The first {len(self.seeds)} determine how many find the paper's effect with a"
-                " probability of 80 %."
+                f" probability of 80 %{f', at most {most}' if (most := self.most_seeds) else ''}."
                 if self.by_power
                 else f"There are {len(self.seeds)} of them."
             ),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from statistics import NormalDist, fmean, stdev
 
 import torch
 from matplotlib.figure import Figure
@@ -88,7 +90,7 @@ def run(setting: Setting) -> Record:
         torch.manual_seed(0)
         for name, make, shape, _, path_sgd in CASES:
             batch = torch.randn(shape).to(make_fabric(setting.device, 1).device)
-            times = alternate(_contenders(make, batch, steps, path_sgd), most)
+            times = alternate(contenders_of(make, batch, steps, path_sgd), most)
             data[name] = times
             increase = [g / s - 1 for g, s in zip(times["G-SGD"], times["SGD"], strict=True)]
             claims.append(
@@ -177,17 +179,41 @@ def _known(times: Mapping[str, Sequence[float]]) -> bool:
     """Tell whether the mean ratio of every contender to the first lies in an interval of
     one percent to either side.
     """
+    known = [t_interval(ratios) for ratios in _ratios(times)]
+    return all(ratio.half_width <= PRECISION * ratio.mean for ratio in known)
+
+
+def rounds_needed(times: Mapping[str, Sequence[float]]) -> int:
+    """Return about how many rounds make the ratios known, by the spread of a few.
+
+    Args:
+        times: of each contender, one for each of these rounds.
+
+    Example:
+        >>> rounds_needed({"SGD": [1.0, 1.0, 1.0], "G-SGD": [1.0, 1.1, 1.2]})
+        318
+    """
+    spread = max(stdev(ratios) / fmean(ratios) for ratios in _ratios(times))
+    return max(LEAST, math.ceil((NormalDist().inv_cdf(0.975) * spread / PRECISION) ** 2))
+
+
+def _ratios(times: Mapping[str, Sequence[float]]) -> list[list[float]]:
+    """Return the times of every other contender as shares of the first one's, round by round."""
     first, *others = times.values()
-    ratios = [
-        t_interval([v / base for v, base in zip(values, first, strict=True)]) for values in others
-    ]
-    return all(ratio.half_width <= PRECISION * ratio.mean for ratio in ratios)
+    return [[v / base for v, base in zip(values, first, strict=True)] for values in others]
 
 
-def _contenders(
+def contenders_of(
     make: Callable[[], nn.Module], batch: Tensor, steps: int, path_sgd: bool
 ) -> dict[str, Callable[[], float]]:
-    """Return what measures the steps of each optimizer, SGD first."""
+    """Return what measures the steps of each optimizer, SGD first.
+
+    Args:
+        make: makes the model of each.
+        batch: inputs of a step.
+        steps: how many steps a turn takes.
+        path_sgd: whether Path-SGD is among them.
+    """
     contenders: dict[str, Callable[[], float]] = {}
     for name in ("SGD", "G-SGD", *(("Path-SGD",) if path_sgd else ())):
         model = make()

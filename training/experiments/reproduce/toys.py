@@ -26,9 +26,15 @@ from pathspace.training.experiments.reproduce.record import Record, Table, about
 from pathspace.training.experiments.reproduce.tuning import best_rate
 from pathspace.training.threads import one_thread
 
-STEPS, BATCH, TESTED = 10_000, 64, 10_000
+STEPS, BATCH, TESTED, LOOKS = 10_000, 64, 10_000, 50
 RATES = (0.02, 0.05, 0.15, 0.4)
 TAUS = (1e-4, 3e-4, 1e-3)
+# label, skip connection, penal strength
+ARMS = (
+    ("plain", 0.0, 0.0),
+    ("skip", 1.0, 0.0),
+    *((f"Markov, tau {tau:g}", 1.0, tau) for tau in TAUS),
+)
 SEEDS, TUNING_SEEDS = tuple(range(20)), tuple(range(1000, 1005))
 ETAS = (0.01, 0.1, 1.0)
 
@@ -171,28 +177,23 @@ def toy(setting: Setting) -> Record:
     """Train the toy without skip, with skip, and with three penal strengths."""
     started = time.perf_counter()
     steps = setting.budget(STEPS)
-    arms = [
-        ("plain", 0.0, 0.0),
-        ("skip", 1.0, 0.0),
-        *((f"Markov, tau {tau:g}", 1.0, tau) for tau in TAUS),
-    ]
     with one_thread():
         tuned = _grid(
-            [(label, skip, tau, lr) for label, skip, tau in arms for lr in RATES],
+            [(label, skip, tau, lr) for label, skip, tau in ARMS for lr in RATES],
             TUNING_SEEDS,
             steps,
         )
         tables = {
-            label: {lr: float(np.mean(tuned[label, lr][0])) for lr in RATES} for label, *_ in arms
+            label: {lr: float(np.mean(tuned[label, lr][0])) for lr in RATES} for label, *_ in ARMS
         }
         best = {label: best_rate(table) for label, table in tables.items()}
-        fresh = _grid([(label, skip, tau, best[label]) for label, skip, tau in arms], SEEDS, steps)
-    test = {label: fresh[label, best[label]][1] for label, *_ in arms}
-    curves = {label: fresh[label, best[label]][2] for label, *_ in arms}
+        fresh = _grid([(label, skip, tau, best[label]) for label, skip, tau in ARMS], SEEDS, steps)
+    test = {label: fresh[label, best[label]][1] for label, *_ in ARMS}
+    curves = {label: fresh[label, best[label]][2] for label, *_ in ARMS}
     pairs = [("the skip connection lowers the error of the plain net", "skip", "plain")]
     pairs += [
         (f"{label} lowers the error of the skip net", label, "skip")
-        for label, _, tau in arms
+        for label, _, tau in ARMS
         if tau
     ]
     claims = [
@@ -208,7 +209,7 @@ def toy(setting: Setting) -> Record:
         for statement, ours, rival in pairs
     ]
     rows = []
-    for label, *_ in arms:
+    for label, *_ in ARMS:
         logs = t_interval([float(np.log10(v)) for v in test[label] if np.isfinite(v)])
         rows.append(
             (
@@ -283,7 +284,7 @@ def _grid(
         [lr for _, _, _, lr, _ in flat],
         steps,
         lambda _step, toys: seen.append(errors_of(toys, skips, VALID_POINTS)),
-        every=max(1, steps // 50),
+        every=max(1, steps // LOOKS),
     )
     # A network that overflowed has no error; it counts as infinitely bad.
     valid = errors_of(toys, skips, VALID_POINTS).nan_to_num(nan=torch.inf)

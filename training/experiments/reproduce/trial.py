@@ -161,7 +161,9 @@ def run_trial(trial: Trial, folder: Path | None = None) -> Outcome:
         (1, False)
     """
     task = task_data(trial.task, trial.options)
-    recipe = Recipe(trial.optimizer, trial.lr, trial.init, trial.rule, trial.seed, trial.decay)
+    recipe = Recipe(
+        trial.optimizer, trial.lr, trial.init, trial.rule, trial.seed, trial.decay or None
+    )
     with one_thread():
         model, optimizer = prepare(task, recipe)
         probe = _Probe(task, model, trial) if trial.efficiency else None

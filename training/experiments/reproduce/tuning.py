@@ -16,7 +16,7 @@ import numpy as np
 
 from pathspace.diagnostics.tables import plain
 from pathspace.training.experiments.intervals import Interval, t_interval
-from pathspace.training.experiments.reproduce.experiment import Setting
+from pathspace.training.experiments.reproduce.experiment import Setting, fresh_seeds
 from pathspace.training.experiments.reproduce.holm import Claim, Grid, gain, judge, over_items
 from pathspace.training.experiments.reproduce.provenance import task_data
 from pathspace.training.experiments.reproduce.trial import Outcome, Trial
@@ -176,7 +176,8 @@ def measure_enough(
 
     Args:
         arms: the contenders.
-        setting: how; without ``by_power`` its seeds are all there are.
+        setting: how; without ``by_power`` its seeds are all there are, and ``most_seeds`` is the
+            only bound of their number.
         claims_of: the claims on what was measured.
 
     Returns:
@@ -185,8 +186,10 @@ def measure_enough(
     measured = measure(arms, setting.run, setting.tuning_seeds, setting.seeds)
     claims = judge(claims_of(measured))
     needed = max((claim.needed or 0 for claim in claims), default=0)
+    if setting.most_seeds is not None:
+        needed = min(needed, setting.most_seeds)
     if setting.by_power and needed > len(setting.seeds):
-        measured = measure(arms, setting.run, setting.tuning_seeds, tuple(range(needed)))
+        measured = measure(arms, setting.run, setting.tuning_seeds, fresh_seeds(needed))
         claims = judge(claims_of(measured))
     return measured, claims
 

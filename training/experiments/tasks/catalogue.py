@@ -22,6 +22,7 @@ from pathspace.training.task import Task, register_task
 
 PACKAGE, INSIDE = "django", "**/locale/de/LC_MESSAGES/*.mo"
 HINT = "Linux systems keep German catalogues in /usr/share/locale/de/LC_MESSAGES"
+WHAT = "messages of programs, translated"
 Pair = tuple[list[str], list[str]]
 
 
@@ -108,6 +109,7 @@ def catalogue(
     layers: int = 2,
     longest: int = 12,
     limit: int = 20_000,
+    dropout: float = 0.0,
     data: str | None = None,
 ) -> Task:
     """Build the task: English messages of programs, translated.
@@ -117,6 +119,7 @@ def catalogue(
         layers: encoder layers, and decoder layers.
         longest: longer messages or translations are left out.
         limit: at most so many pairs.
+        dropout: of the transformer.
         data: folder with .mo files, all of one language; by default the German ones of Django.
 
     Returns:
@@ -127,7 +130,8 @@ def catalogue(
             it, or too few messages.
     """
     files = installed() if data is None else given(Path(data))
-    return _task("catalogue", files, data or PACKAGE, hidden, layers, longest, limit)
+    parts = _parts(files, data or PACKAGE, longest, limit)
+    return translation_task("catalogue", WHAT, parts, hidden, layers, longest, dropout=dropout)
 
 
 @register_task("catalogues")
@@ -137,6 +141,7 @@ def catalogues(
     longest: int = 12,
     limit: int = 100_000,
     vocabulary: int = 8000,
+    dropout: float = 0.0,
     data: str | None = None,
 ) -> Task:
     """Build the task: English messages of many programs, translated into German.
@@ -147,6 +152,7 @@ def catalogues(
         longest: longer messages or translations are left out.
         limit: at most so many pairs.
         vocabulary: so many words are known, both languages together.
+        dropout: of the transformer.
         data: folder with .mo files, all of one language; by default the fetched ones.
 
     Returns:
@@ -156,20 +162,12 @@ def catalogues(
         InputError: the data is not there, or has too few messages.
     """
     folder = fetching.given("catalogues", data, "catalogues")
-    files = given(folder, "catalogues")
-    return _task("catalogues", files, folder, hidden, layers, longest, limit, vocabulary)
+    parts = _parts(given(folder, "catalogues"), folder, longest, limit)
+    return translation_task("catalogues", WHAT, parts, hidden, layers, longest, vocabulary, dropout)
 
 
-def _task(
-    name: str,
-    files: list[Path],
-    where: Path | str,
-    hidden: int,
-    layers: int,
-    longest: int,
-    limit: int,
-    vocabulary: int = 8000,
-) -> Task:
+def _parts(files: list[Path], where: Path | str, longest: int, limit: int) -> list[list[Pair]]:
+    """The pairs of all catalogues to train, to choose and to test; a message is in one part."""
     unique = {
         " ".join(first): (first, second) for file in files for first, second in read_catalogue(file)
     }
@@ -186,6 +184,4 @@ def _task(
     order = np.random.default_rng(0).permutation(len(pairs))[:limit]
     pairs = [pairs[i] for i in order]
     tenth = len(pairs) // 10
-    parts = [pairs[2 * tenth :], pairs[:tenth], pairs[tenth : 2 * tenth]]
-    what = "messages of programs, translated"
-    return translation_task(name, what, parts, hidden, layers, longest, vocabulary)
+    return [pairs[2 * tenth :], pairs[:tenth], pairs[tenth : 2 * tenth]]

@@ -253,7 +253,11 @@ def translation_task(
 
 @register_task("number-words")
 def number_words(
-    hidden: int = 32, layers: int = 1, limit: int = 1200, tests: int | None = None
+    hidden: int = 32,
+    layers: int = 1,
+    limit: int = 1200,
+    tests: int | None = None,
+    dropout: float = 0.0,
 ) -> Task:
     """Build the task: a number below a million in English words, translated into German.
 
@@ -263,6 +267,7 @@ def number_words(
         limit: training pairs; a quarter as many for validation and test. No
             number is in two splits.
         tests: another number of test pairs.
+        dropout: of the transformer.
 
     Returns:
         The task.
@@ -292,6 +297,5 @@ def number_words(
     )
     pairs = [(english_words(number), german_words(number)) for number in drawn]
     parts = [pairs[:limit], pairs[limit : limit + quarter], pairs[limit + quarter :]]
-    return translation_task(
-        "number-words", "numbers below a million, English to German", parts, hidden, layers
-    )
+    what = "numbers below a million, English to German"
+    return translation_task("number-words", what, parts, hidden, layers, dropout=dropout)

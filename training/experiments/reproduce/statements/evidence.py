@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from pathspace.errors import expect_known
-from pathspace.training.experiments.intervals import t_interval
-from pathspace.training.experiments.reproduce.holm import seeds_needed
+from pathspace.training.experiments.reproduce.holm import Claim, gain, judge, positive
 from pathspace.training.experiments.reproduce.recipes.compare import DATA
 from pathspace.training.experiments.reproduce.record import Record
 from pathspace.training.experiments.reproduce.statements.registry import Statement, Verdict
@@ -27,9 +26,11 @@ OF_CLAIMS: dict[str, Verdict] = {
     "undecided": "undecided",
 }
 TURNED: dict[str, Verdict] = OF_CLAIMS | {"better": "false", "worse": "true"}
+STAND_IN: dict[str, Verdict] = OF_CLAIMS | dict.fromkeys(
+    ("worse", "no difference that matters"), "not shown"
+)
 TAU = 3e-4
 Figures = dict[str, Any]
-Rule = Callable[[list[Figures], list[Figures]], list[float]]
 
 
 @dataclass(frozen=True)
@@ -154,95 +155,107 @@ def _by_figures(statement: Statement, figures: Figures | None) -> Judged:
         return Judged(
             statement, "not tried", f"There are no figures here; {statement.command} measures them."
         )
-    by_net = by_network(RULES[statement.measured], figures)
-    verdicts = {name: sign(values) if values else "false" for name, values in by_net.items()}
     poor = _poor(figures) if statement.measured in PENALISED else {}
+    judged = judge(
+        [
+            replace(RULES[statement.measured](name, *runs), nothing=poor.get(name, ""))
+            for name, runs in _by_network(figures).items()
+        ]
+    )
+    # small networks on other data tell whether an effect is there, and refute no experiment
+    meaning = OF_CLAIMS if statement.kind != "experiment" else STAND_IN
+    telling = [meaning[claim.verdict] for claim in judged if not claim.nothing]
     parts = [
-        f"{name}: {poor.get(name) or f'{verdict}{_seeds(by_net[name], verdict)}'}"
-        for name, verdict in verdicts.items()
+        f"{claim.statement}: {claim.nothing or _shown(claim)}{_repetitions(claim.to_dict())}"
+        for claim in judged
     ]
-    data = figures.get("data", "digits")
     note = PENALISED.get(statement.measured, "")
-    telling = [verdict for name, verdict in verdicts.items() if name not in poor]
     return Judged(
         statement,
         together(telling or ["undecided"]),
-        f"By network: {', '.join(parts)}. {note}Small networks on {data}.",
+        f"By network: {', '.join(parts)}. {note}Small networks on {figures.get('data', 'digits')}.",
     )
 
 
+def _shown(claim: Claim) -> str:
+    """The verdict on a network, with the mean, its interval and the number of seeds."""
+    half = (claim.high - claim.low) / 2
+    size = "smaller than the margin, " if _small(claim) else ""
+    return (
+        f"{claim.verdict} ({size}{claim.mean:{claim.pattern}} ± {f'{half:{claim.pattern}}'[1:]},"
+        f" {claim.count} seeds)"
+    )
+
+
+def _small(claim: Claim) -> bool:
+    return claim.verdict in ("better", "worse") and abs(claim.mean) < claim.margin
+
+
 def _poor(figures: Figures) -> dict[str, str]:
-    """Say which networks with the penal connection are no better than logistic regression:
-    they decide nothing.
+    """Say which networks are no better than logistic regression, with and without the penal
+    connection: they decide nothing. One that only the penal connection makes so poor does.
     """
     bar = figures.get("logistic", 0.0)
-    means = by_network(lambda _, penal: [fmean(row["accuracy"] for row in penal)], figures)
+    means = {
+        name: [fmean(row["accuracy"] for row in runs) for runs in both]
+        for name, both in _by_network(figures).items()
+    }
     return {
-        name: f"nothing, with the penal connection it is right on {mean:.1%}, logistic regression"
-        f" on {bar:.1%}"
-        for name, (mean,) in means.items()
-        if mean <= bar
+        name: f"nothing, with the penal connection it is right on {penal:.1%}, without it on"
+        f" {plain:.1%}, logistic regression on {bar:.1%}"
+        for name, (plain, penal) in means.items()
+        if max(plain, penal) <= bar
     }
 
 
-def by_network(rule: Rule, figures: Figures) -> dict[str, list[float]]:
-    """Apply a rule to the runs of each network: without the penal connection,
-    and with it, seed by seed.
-    """
-    names = dict.fromkeys(row["network"] for row in figures["rows"])
+def _by_network(figures: Figures) -> dict[str, tuple[list[Figures], list[Figures]]]:
+    """The runs of each network, seed by seed: without the penal connection, and with it."""
+    rows = [*figures["rows"], *figures.get("further", ())]
     return {
-        name: rule(
-            *(
-                [row for row in figures["rows"] if (row["network"], row["tau"]) == (name, tau)]
-                for tau in (0.0, TAU)
-            )
-        )
-        for name in names
+        name: (_runs(rows, name, 0.0), _runs(rows, name, TAU))
+        for name in dict.fromkeys(row["network"] for row in rows)
     }
 
 
-def sign(values: Sequence[float]) -> Verdict:
-    """Judge "this is positive" by the 95 % interval of one value per seed.
-
-    Example:
-        >>> sign([1.0, 1.1, 0.9]), sign([-1.0, -1.1, -0.9]), sign([1.0, -1.1, 0.2])
-        ('true', 'false', 'undecided')
-    """
-    interval = t_interval(values)
-    if interval.mean - interval.half_width > 0:
-        return "true"
-    return "false" if interval.mean + interval.half_width < 0 else "undecided"
+def _runs(rows: Sequence[Figures], name: str, tau: float) -> list[Figures]:
+    return sorted(
+        (row for row in rows if (row["network"], row["tau"]) == (name, tau)),
+        key=lambda row: int(row["seed"]),
+    )
 
 
-def _seeds(values: Sequence[float], verdict: Verdict) -> str:
-    """How many seeds would decide, if the mean stays as it is."""
-    if verdict != "undecided" or not fmean(values):
-        return ""
-    return f" (about {seeds_needed(stdev(values), abs(fmean(values))):,} seeds)"
+def _positive(
+    value: Callable[[Figures, Figures], float], pattern: str = "+.3f"
+) -> Callable[[str, list[Figures], list[Figures]], Claim]:
+    return lambda name, plain, penal: positive(
+        name, [value(a, b) for a, b in zip(plain, penal, strict=True)], pattern=pattern
+    )
 
 
-def _difference(key: str) -> Rule:
-    return lambda plain, penal: [b[key] - a[key] for a, b in zip(plain, penal, strict=True)]
+def _errs_less(name: str, plain: list[Figures], penal: list[Figures]) -> Claim:
+    return gain(
+        name, [1 - row["accuracy"] for row in penal], [1 - row["accuracy"] for row in plain]
+    )
 
 
-# Each rule: runs without and with the penal connection -> one value per seed, positive if the
-# statement is true; none where there is nothing to test, and the statement is false.
-RULES: dict[str, Rule] = {
-    "gradients_are_long": lambda plain, _: [
-        row["trained"]["gradient_above_one"] - 0.5 for row in plain
-    ],
-    "raises_efficiency": _difference("efficiency"),
-    "generalises": _difference("accuracy"),
-    "efficient_without_help": lambda plain, _: [row["efficiency"] for row in plain],
+# Each rule: a network's name, and its runs without and with the penal connection -> the claim
+# that the statement is true of it.
+RULES: dict[str, Callable[[str, list[Figures], list[Figures]], Claim]] = {
+    "gradients_are_long": lambda name, plain, _: positive(
+        name,
+        [row["trained"]["gradient_above_one"] - 0.5 for row in plain if "trained" in row],
+        pattern="+.3f",
+    ),
+    "raises_efficiency": _positive(lambda plain, penal: penal["efficiency"] - plain["efficiency"]),
+    "generalises": _errs_less,
+    "efficient_without_help": _positive(lambda plain, _: float(plain["efficiency"])),
     # random chains are those at the start
-    "unfolds": lambda plain, penal: [
-        a["start"]["fold"] - b["fold"] for a, b in zip(plain, penal, strict=True)
-    ],
+    "unfolds": _positive(lambda plain, penal: plain["fold_at_start"] - penal["fold"]),
 }
 # rules that compare networks with and without the penal connection -> what is to be said of them
 PENALISED = {
-    "raises_efficiency": "",
-    "generalises": "",
+    "raises_efficiency": "Differences of eps'. ",
+    "generalises": "Differences as a share of the test error. ",
     "unfolds": (
         "Random chains are those at the start; training alone makes turns rarer, too. Turns are"
         " those of one image per seed. "
