@@ -204,6 +204,42 @@ def test_the_example_of_figure_5() -> None:
     assert (plain + 3 * once + plain - 4 * plain).tolist() == [1, 0, 3, 1, 0]
 
 
+@pytest.mark.parametrize("steps", range(4))
+def test_the_output_node_of_a_path_over_s_steps_has_index_s_plus_2(steps: int) -> None:
+    """Weights twice as large make the value of a path larger by two for each of its edges, and
+    the index of its last node is their number.
+    """
+    model = LoopRNN(2, [3], 2, bias=False, out_bias=False).double()
+    for weight in model.parameters():
+        weight.data.abs_()
+    x = torch.zeros(1, steps + 1, 2).double()
+    x[:, 0] = 1
+    once = model(x)
+    for weight in model.parameters():
+        weight.data *= 2
+    torch.testing.assert_close(model(x), 2 ** (steps + 2) * once)
+
+
+@pytest.mark.parametrize("first_only", [False, True])
+def test_reading_once_and_answering_once_costs_a_dimension(first_only: bool) -> None:
+    """All paths pass the recurrent matrix as often, so that it can be scaled against what
+    leaves. Those of the reduction graph without it are then no paths of the network.
+    """
+    model = LoopRNN(2, [3], 2, bias=False, zeros=False, first_only=first_only, out_bias=False)
+    model, x, hidden = model.double(), torch.randn(5, 4, 2).double(), 3
+    certificate = ps.verify(model, x)
+    assert certificate.holds
+    assert certificate.rank == certificate.weights - hidden - first_only
+    graph = ps.trace(model, x)
+    names = [block.name for block in graph.blocks for _ in range(int(np.prod(block.shape)))]
+    places = [i for i, name in enumerate(names) if name.startswith("w_h")]
+    without = [path for path in graph.paths() if not path.counting_vector[places].any()]
+    assert bool(without) is not first_only
+    once = model(x)
+    model.w_h[0].weight.data *= 2
+    assert torch.allclose(model(x), 2**3 * once) is first_only
+
+
 @pytest.mark.parametrize("base", [0, 1])
 def test_algorithm_1_counts_units_from_one_and_columns_from_zero(base: int) -> None:
     """``for j = 1 to n: M[j][j % m] = 1`` leaves a unit out where arrays begin at 0,

@@ -89,3 +89,12 @@ def test_the_penalty_is_no_property_of_the_function() -> None:
         (outputs, penalty), (same, less) = model(x), small(x)
     torch.testing.assert_close(same, outputs)
     assert float(less / penalty) == pytest.approx(0.01)
+
+
+def test_no_distance_has_the_lower_inequality_of_definition_2() -> None:
+    """Half way between two points that are as far from a third lies that third point itself."""
+    a, b, c = (torch.tensor(value) for value in (-1.0, 1.0, 0.0))
+    for distance in (torch.dist, lambda x, y: (x - y).square(), lambda x, y: (x != y).double()):
+        mixed = distance((a + b) / 2, c)
+        assert distance(a, c) >= distance(b, c) >= mixed
+        assert not mixed >= distance(b, c)

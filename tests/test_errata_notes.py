@@ -14,6 +14,8 @@ from scipy.optimize import linprog
 from torch import nn
 from torch.nn import functional as F
 
+from pathspace.training import RescaleSGD
+
 
 def test_xor_needs_a_hidden_layer() -> None:
     points = np.array(list(itertools.product((0, 1), repeat=2)))
@@ -146,3 +148,40 @@ def test_weights_of_the_moving_average_do_not_sum_to_one() -> None:
         assert (np.diff(average) >= 0).all()
     # with a decay of 1 nothing is averaged and nothing moves
     assert not average.any()
+
+
+def test_the_variance_of_glorots_start() -> None:
+    """It is 2 / (M + H); the printed 6 is that of the square of the uniform bound."""
+    size, both = (300, 500), 800
+    for start in (nn.init.xavier_uniform_, nn.init.xavier_normal_):
+        weight = start(torch.empty(size))
+        assert float(weight.var()) == pytest.approx(2 / both, rel=0.02)
+        assert float(weight.var()) != pytest.approx(6 / both, rel=0.5)
+    uniform = nn.init.xavier_uniform_(torch.empty(size))
+    assert float(uniform.abs().max()) ** 2 == pytest.approx(6 / both, rel=0.01)
+
+
+def test_a_tensor_of_one_element_has_no_deviation() -> None:
+    single = nn.Parameter(torch.tensor([1.0]))
+    single.grad = torch.tensor([0.3])
+    assert not float(single.grad.std(correction=0))
+    RescaleSGD([single], lr=0.1, gamma=0.0).step()
+    # divided by the RMS, a step has the size of the rate
+    assert single.item() == pytest.approx(0.9)
+
+
+def test_the_sum_over_the_inputs_index_is_the_jvp() -> None:
+    matrix, x = torch.randn(3, 5), torch.zeros(5)
+    forward = torch.func.jvp(lambda one: matrix @ one, (x,), (torch.ones(5),))[1]
+    torch.testing.assert_close(forward, matrix.sum(1))
+    (backward,) = torch.func.vjp(lambda one: matrix @ one, x)[1](torch.ones(3))
+    torch.testing.assert_close(backward, matrix.sum(0))
+
+
+def test_the_row_is_the_query_and_scores_are_scaled() -> None:
+    tokens, query, key = (torch.randn(n, 16).double() for n in (7, 16, 16))
+    reference = F.scaled_dot_product_attention(tokens @ query, tokens @ key, tokens)
+    scores = (tokens @ query) @ (tokens @ key).T
+    assert torch.allclose(torch.softmax(scores / 4, 1) @ tokens, reference)
+    assert not torch.allclose(torch.softmax(scores, 1) @ tokens, reference)
+    assert not torch.allclose(torch.softmax(scores.T / 4, 1) @ tokens, reference)

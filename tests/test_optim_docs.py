@@ -13,7 +13,7 @@ from benchmarks.starts import STARTS, table
 
 from pathspace.training.experiments.intervals import t_interval
 from pathspace.training.experiments.reproduce import Setting, leaderboard
-from pathspace.training.experiments.reproduce.page import markdown_table
+from pathspace.training.experiments.reproduce.markdown import markdown_table
 from pathspace.training.experiments.reproduce.record import Record, Table
 
 DOCS = Path(__file__).parent.parent / "docs"

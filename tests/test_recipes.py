@@ -9,11 +9,14 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from test_training_data import idx
 
 from pathspace.errors import InputError
+from pathspace.json_lines import read_lines
 from pathspace.training.experiments.models import StackedReluLM
 from pathspace.training.experiments.reproduce import Setting
 from pathspace.training.experiments.reproduce.command import run_reproduction
@@ -30,14 +33,21 @@ from pathspace.training.experiments.reproduce.recipes import (
     runnable,
     table_cells,
 )
-from pathspace.training.experiments.reproduce.recipes.compare import DATA, DROPPED
+from pathspace.training.experiments.reproduce.recipes.compare import (
+    DATA,
+    DROPPED,
+    FASHION_IMAGES,
+    training_images,
+)
 from pathspace.training.experiments.reproduce.recipes.full import full_arm
+from pathspace.training.experiments.reproduce.record import Record
 from pathspace.training.experiments.reproduce.trial import Trial
 from pathspace.training.experiments.tasks import load_task, task_names
-from pathspace.training.experiments.tasks.papers import CORPORA
+from pathspace.training.experiments.tasks.papers import CORPORA, mnist_splits
 from pathspace.training.recipe import Recipe, prepare
 from pathspace.training.task import task_options
 
+JOURNALS = sorted((Path(__file__).parents[1] / "docs" / "reproduction").glob("*-trials.jsonl"))
 SETTING = Setting(run=lambda trials: [], scale="full")
 RUNNABLE = [cell for cell in load_cells().values() if not runnable(cell)]
 # What a full run cannot take over from a recipe, by the fields that differ: one thread in place of
@@ -183,7 +193,7 @@ def test_a_change_of_the_run_is_listed(name: str) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "key", "words"),
     [
-        ("limit", 10_000, "data", "at most 10,000 training examples"),
+        ("limit", 10_000, "data", "10,000 of 55,000 training examples"),
         ("pool", 2, "data", "means over squares of 2 x 2 pixels"),
         ("scale", 0.3, "model", "a learned factor from 0.3"),
         ("drop", 0.05, "model", "5% of the branches dropped"),
@@ -198,6 +208,31 @@ def test_options_of_a_task_are_described(option: str, value: Any, key: str, word
     )
     assert words in after[key] and words not in before[key]
     assert {k for k in FIELDS if before[k] != after[k]} == {key}
+
+
+def test_all_training_images_are_those_that_the_split_leaves(tmp_path: Path) -> None:
+    for part, count in (("train", FASHION_IMAGES), ("t10k", 10)):
+        images = np.zeros((count, 1, 1), np.uint8)
+        (tmp_path / f"{part}-images-idx3-ubyte").write_bytes(idx(images, 8))
+        (tmp_path / f"{part}-labels-idx1-ubyte").write_bytes(idx(images[:, 0, 0], 8))
+    assert len(mnist_splits(tmp_path)[0]) == training_images("fashion-images")
+    assert training_images("number-words") == 0
+
+
+@pytest.mark.parametrize("journal", JOURNALS, ids=lambda path: path.stem)
+def test_records_name_the_cut_of_their_data(journal: Path) -> None:
+    """Each run that a record reports is described as today's lists of differences do."""
+    record = Record.read(journal.with_name(journal.name.replace("-trials.jsonl", ".json")))
+    tests = {test for arm in record.data["arms"] for test in arm["tests"]}
+    data = set()
+    for run in read_lines(journal):
+        trial, told = run["trial"], run["trial"]["options"]
+        if run["outcome"]["test_metric"] in tests:
+            data.add((trial["task"], tuple((key, value) for key, value in told)))
+    assert data
+    for task, options in data:
+        said = describe(Trial(task, "sgd", 0.1, 0, 1, options=options), (0.1,), 2, 1)["data"]
+        assert any(line.startswith(f"Data: {said} in place of ") for line in record.differs)
 
 
 def test_no_option_of_a_task_is_left_out() -> None:

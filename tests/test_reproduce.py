@@ -870,7 +870,9 @@ def test_the_help_states_the_minutes_of_the_data_file() -> None:
 
 def test_committed_page_is_what_its_records_say() -> None:
     known = records(DOCS / "reproduction")
-    assert known and (DOCS / "reproduction.md").read_text(encoding="utf-8") == render(known)
+    assert known and (DOCS / "reproduction.md").read_text(encoding="utf-8") == render(
+        known, journals=DOCS / "reproduction"
+    )
     assert all((DOCS / "reproduction" / f"{record.name}.png").is_file() for record in known)
 
 

@@ -20,6 +20,7 @@ from pathspace.training.experiments.reproduce.statements import (
     missing,
     render,
 )
+from pathspace.training.experiments.reproduce.statements.errata import with_tables
 from pathspace.training.experiments.reproduce.statements.evidence import OF_CLAIMS, RULES
 from pathspace.training.experiments.reproduce.statements.registry import read_statements
 
@@ -74,6 +75,8 @@ def test_each_statement_about_an_experiment_finds_its_claims() -> None:
         {"verdict": "true"},
         {"verdict": "perhaps", "tests": ["a"]},
         {"verdict": "changed", "tests": ["a"]},
+        {"verdict": "changed", "tests": ["a"], "right": "b"},
+        {"verdict": "true", "tests": ["a"], "range": "b"},
         {"verdict": "not tried"},
         {"verdict": "not tried", "why": "b", "tests": ["a"]},
         {"verdict": "true", "record": "toy", "tests": ["a"]},
@@ -251,6 +254,24 @@ def test_the_page_is_that_of_statements_and_records(
     page = (ROOT / "docs" / "claims.md").read_text()
     assert page == render(judge_all(load_statements(), RECORDS), Path("docs/reproduction"))
     assert all(f"**{statement.id}**" in page for statement in load_statements())
+
+
+def test_the_page_of_errata_has_every_statement_that_is_not_right() -> None:
+    """If this fails, run: pathspace reproduce claims --out docs/reproduction."""
+    page = (ROOT / "docs" / "errata.md").read_text()
+    assert with_tables(page, load_statements()) == page
+    wrong = [s for s in load_statements() if s.verdict in ("changed", "false")]
+    for statement in wrong:
+        assert f"**{statement.id}**" in page, statement.id
+        assert statement.right and statement.range and statement.tests, statement.id
+    assert {s.id[0] for s in wrong} == {"P", "M", "E"}
+    # nothing else stands there, and no text of ours is lost
+    assert page.count("\n| **") == len(wrong)
+    first = replace(wrong[0], says="Another sentence.")
+    changed = with_tables(page, [first])
+    assert "Another sentence." in changed and changed.count("\n| **P-") == 1
+    assert changed.split("<!-- statements P -->")[0] == page.split("<!-- statements P -->")[0]
+    assert changed.split("<!-- end P -->")[1] == page.split("<!-- end P -->")[1]
 
 
 def test_the_command_writes_and_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+# Probability that an interval covers the true mean.
+CONFIDENCE = 0.95
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -28,7 +31,7 @@ class Interval:
         )
 
 
-def t_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
+def t_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
     """Return the interval ``mean ± t s / sqrt(n)``, ``t`` from Student's
     distribution of ``n - 1`` degrees.
 

@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 
 from pathspace.diagnostics.wording import plural
 from pathspace.training.experiments.reproduce.baselines import baselines
-from pathspace.training.experiments.reproduce.record import Record, texts
+from pathspace.training.experiments.reproduce.holm import POWER
+from pathspace.training.experiments.reproduce.record import Record, percent, texts
 from pathspace.training.experiments.reproduce.trial import Outcome, Trial
 
 # The seeds that are reported, and the ones that choose learning rates.
@@ -89,7 +90,8 @@ class Setting:
             "Reported: fresh seeds at the chosen rate; each is evaluated on the test split once. "
             + (
                 f"The first {len(self.seeds)} determine how many find the paper's effect with a"
-                f" probability of 80 %{f', at most {most}' if (most := self.most_seeds) else ''}."
+                f" probability of {percent(POWER)}"
+                f"{f', at most {most}' if (most := self.most_seeds) else ''}."
                 if self.by_power
                 else f"There are {len(self.seeds)} of them."
             ),

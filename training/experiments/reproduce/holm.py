@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from pathspace.training.experiments.intervals import t_interval
+from pathspace.training.experiments.intervals import CONFIDENCE, t_interval
 
 Grid = NDArray[np.float64]
 Verdict = Literal["better", "worse", "no difference that matters", "undecided"]
@@ -80,7 +80,7 @@ class Claim:
     def error(self) -> float:
         """Standard error of the mean, NaN for fewer than two values."""
         return (
-            (self.high - self.low) / 2 / float(stats.t.ppf(0.975, self.count - 1))
+            (self.high - self.low) / 2 / float(stats.t.ppf((1 + CONFIDENCE) / 2, self.count - 1))
             if self.count > 1
             else math.nan
         )
@@ -196,7 +196,7 @@ def over_items(claim: Claim, values: Grid) -> Claim:
     rest = np.square(values - by_seed - by_part + values.mean()).sum() / ((seeds - 1) * (parts - 1))
     alone = by_seed.var(ddof=1) / seeds
     variance = max(alone, alone + by_part.var(ddof=1) / parts - rest / (seeds * parts))
-    half = float(stats.t.ppf(0.975, min(seeds, parts) - 1) * math.sqrt(variance))
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, min(seeds, parts) - 1) * math.sqrt(variance))
     return replace(claim, items_low=claim.mean - half, items_high=claim.mean + half)
 
 

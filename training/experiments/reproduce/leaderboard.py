@@ -16,9 +16,9 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
-from pathspace.training.experiments.intervals import t_interval
+from pathspace.training.experiments.intervals import CONFIDENCE, t_interval
 from pathspace.training.experiments.reproduce.experiment import Setting, experiment
-from pathspace.training.experiments.reproduce.holm import Claim, judge
+from pathspace.training.experiments.reproduce.holm import POWER, Claim, judge
 from pathspace.training.experiments.reproduce.leaderboard_contest import (
     DEFAULT,
     FINALISTS,
@@ -40,11 +40,35 @@ from pathspace.training.experiments.reproduce.leaderboard_contest import (
     priority,
     statement,
 )
-from pathspace.training.experiments.reproduce.leaderboard_run import ARMS, ONLY, SIMPLE, STARTS
-from pathspace.training.experiments.reproduce.leaderboard_tasks import BATCH, STEPS, TASKS, chance
+from pathspace.training.experiments.reproduce.leaderboard_run import (
+    ARMS,
+    ONLY,
+    SIMPLE,
+    STARTS,
+    rates,
+)
+from pathspace.training.experiments.reproduce.leaderboard_tasks import (
+    BATCH,
+    CHUNKS,
+    LENGTH,
+    RANK,
+    STEPS,
+    TASKS,
+    UPRIGHT,
+    chance,
+)
 from pathspace.training.experiments.reproduce.pictures import legend, look, panels
 from pathspace.training.experiments.reproduce.provenance import provenance, together
-from pathspace.training.experiments.reproduce.record import Record, Table, about, judged, texts
+from pathspace.training.experiments.reproduce.recipes.compare import FASHION_TESTS
+from pathspace.training.experiments.reproduce.record import (
+    Record,
+    Table,
+    about,
+    judged,
+    percent,
+    remarks,
+    texts,
+)
 
 
 def claims_of(by: Mapping[Case, Entry]) -> tuple[Claim, ...]:
@@ -164,27 +188,34 @@ def record(
     )
     counts = sorted(len(by[case].results) for case in asked() if case in by)
     table = standing(by)
+    large, small = (start.split()[1] for start in STARTS[1:3])
+    tried = rates(RIVAL)
     return Record(
         **about("optimizers"),
         scale=setting.scale,
         ours=Table(("task", "contender", *(f"{start} start" for start in starts)), rows),
         differs=(
-            texts()["optimizers"]["tasks"][setting.scale],
-            *texts()["optimizers"]["remarks"],
+            texts()["optimizers"]["tasks"][setting.scale].format(
+                images=FASHION_TESTS,
+                characters=CHUNKS[setting.scale][2] * LENGTH,
+                rank=RANK[setting.scale],
+                upright=UPRIGHT,
+            ),
+            *remarks("optimizers", large=large, small=small),
             *((f"Not run: {', '.join(lacking)}.",) if lacking else ()),
         ),
         protocol=(
             (
                 f"Batches of {BATCH[setting.scale]}; the learning rate falls linearly to 0. Steps:"
-                f" {steps}. For each contender, task and start, a tuning seed tries 8 rates by"
-                f" factors of about 3, and another one the best {FINALISTS}; the mean validation"
-                " loss of both decides. The rate is in brackets; * marks a rate at the edge of the"
-                " search."
+                f" {steps}. For each contender, task and start, a tuning seed tries {len(tried)}"
+                f" rates by factors of about {tried[1] / tried[0]:.0f}, and another one the best"
+                f" {FINALISTS}; the mean validation loss of both decides. The rate is in brackets;"
+                " * marks a rate at the edge of the search."
             ),
-            "Reported: mean test loss of fresh seeds with its 95 % interval. "
+            f"Reported: mean test loss of fresh seeds with its {percent(CONFIDENCE)} interval. "
             + (
                 f"Seeds {PILOT_SEEDS[0]} to {PILOT_SEEDS[-1]} at the chosen rates say how many"
-                " seeds decide each claim with a probability of 80 %, at least"
+                f" seeds decide each claim with a probability of {percent(POWER)}, at least"
                 f" {len(setting.seeds)} and at most {MOST}; they are not reported. "
                 if setting.by_power
                 else ""

@@ -25,6 +25,8 @@ BATCH = {"embedded": 32, "fetched": 64}
 # (narrower networks need more steps to pass a linear model)
 WIDTH, RANK = {"embedded": 32, "fetched": 128}, {"embedded": 8, "fetched": 16}
 LENGTH = 32
+# (steps on upright images, before adapters are trained on turned ones)
+UPRIGHT = 200
 # 12,800 characters to test
 CHUNKS = {"embedded": (4000, 200, 200), "fetched": (None, 200, 400)}
 Splits = tuple[Split, Split, Split]
@@ -160,7 +162,7 @@ def _adapted(scale: str) -> Adapted:
     """A network trained on upright images; the task rotates them by 90 degrees."""
     layers, (train, _, _) = _mlp(scale), images(scale)
     optimizer = AdamW(layers.parameters(), lr=3e-3)
-    for _ in range(200):
+    for _ in range(UPRIGHT):
         some = torch.randint(0, len(train), (BATCH[scale],))
         optimizer.zero_grad()
         functional.cross_entropy(layers(train.inputs[some]), train.targets[some]).backward()
@@ -213,4 +215,5 @@ def chance(task: str, scale: str) -> float:
     return math.log(source("bible").symbols if scale == "fetched" else text(scale)[1])
 
 
-__all__ = ["BATCH", "STEPS", "TASKS", "chance", "images", "linear_model", "text"]
+__all__ = ["BATCH", "CHUNKS", "LENGTH", "RANK", "STEPS", "TASKS", "UPRIGHT"]
+__all__ += ["chance", "images", "linear_model", "text"]

@@ -8,16 +8,23 @@ from pathlib import Path
 from typing import Any
 
 from pathspace.files import replacing
+from pathspace.training.experiments.intervals import CONFIDENCE
 from pathspace.training.experiments.reproduce.holm import LEVEL
-from pathspace.training.experiments.reproduce.record import Record, Table
+from pathspace.training.experiments.reproduce.markdown import markdown_table
+from pathspace.training.experiments.reproduce.page_figures import figures
+from pathspace.training.experiments.reproduce.record import Record, Table, percent
 
 
-def render(records: Iterable[Record], folder: str = "reproduction") -> str:
+def render(
+    records: Iterable[Record], folder: str = "reproduction", journals: Path | None = None
+) -> str:
     """Return the page.
 
     Args:
         records: in the order of the page.
         folder: where the pictures are, relative to the page.
+        journals: where the journals of the runs are; without them the page does not count runs
+            that no record reports.
 
     Returns:
         Markdown.
@@ -28,7 +35,8 @@ def render(records: Iterable[Record], folder: str = "reproduction") -> str:
     """
     known = list(records)
     head = resources.files("pathspace.training.experiments.reproduce") / "page.md"
-    parts = [head.read_text(encoding="utf-8").format(folder=folder)]
+    text = head.read_text(encoding="utf-8")
+    parts = [text.format(folder=folder, **figures(known, journals))]
     if known:
         parts.append("## Verdicts\n\n" + _verdicts(known))
     parts += [_section(record, folder) for record in known]
@@ -46,7 +54,7 @@ def write_page(records: Iterable[Record], path: Path) -> None:
         InputError: the file cannot be written.
     """
     with replacing(path) as temporary:
-        temporary.write_text(render(records, path.stem), encoding="utf-8")
+        temporary.write_text(render(records, path.stem, path.with_suffix("")), encoding="utf-8")
 
 
 def _verdicts(records: Sequence[Record]) -> str:
@@ -70,7 +78,7 @@ def _section(record: Record, folder: str) -> str:
         "claim",
         "paper",
         "ours",
-        "95 % interval",
+        f"{percent(CONFIDENCE)} interval",
         "repetitions",
         "p, zero",
         "p, margin",
@@ -180,32 +188,3 @@ def _verdict(claim: dict[str, Any]) -> str:
     ):
         why += ", on these test items"
     return f"**{claim['verdict']}**{why}"
-
-
-def markdown_table(table: Table) -> str:
-    """A table in Markdown; columns of numbers are aligned right, unless they come first.
-
-    Example:
-        >>> print(markdown_table(Table(("a", "b", "c"), (("1", "2", "two"),))))
-        | a | b | c |
-        | --- | ---: | --- |
-        | 1 | 2 | two |
-        <BLANKLINE>
-    """
-
-    def numbers(cells: Iterable[str]) -> bool:
-        return not any(cell[:1].isalpha() or cell[:1] in ("*", "[") for cell in cells)
-
-    columns = list(zip(*table.rows, strict=True))
-    rule = markdown_row(["---", *("---:" if numbers(cells) else "---" for cells in columns[1:])])
-    return "\n".join([markdown_row(table.columns), rule, *map(markdown_row, table.rows), ""])
-
-
-def markdown_row(cells: Iterable[str]) -> str:
-    r"""A row of a table in Markdown.
-
-    Example:
-        >>> markdown_row(["a", "b|c"])
-        '| a | b\\|c |'
-    """
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -5,7 +5,7 @@ that one has fewer errors.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from matplotlib.figure import Figure
@@ -15,7 +15,8 @@ from pathspace.training.experiments.reproduce.experiment import Setting
 from pathspace.training.experiments.reproduce.holm import Claim
 from pathspace.training.experiments.reproduce.pictures import draw_curves, legend, panels
 from pathspace.training.experiments.reproduce.recipes import Cell, listed
-from pathspace.training.experiments.reproduce.record import Record, Table, about, judged, texts
+from pathspace.training.experiments.reproduce.record import Record, Table, about, judged
+from pathspace.training.experiments.reproduce.record import remarks as told
 from pathspace.training.experiments.reproduce.tuning import Arm, Measured, measure_enough, versus
 
 
@@ -66,6 +67,7 @@ def hold(
     name: str,
     paper: Table | None = None,
     remarks: Sequence[str] = (),
+    figures: Mapping[str, object] | None = None,
     show: Show = PERCENT,
 ) -> tuple[Record, dict[str, Measured]]:
     """Tune and test the arms, judge the duels and fill the record.
@@ -78,6 +80,7 @@ def hold(
         name: of the experiment.
         paper: the paper's figures, where they are not among its texts.
         remarks: what else differs besides what is among its texts, one sentence each.
+        figures: fields of its texts.
         show: how figures are written.
 
     Returns:
@@ -114,7 +117,7 @@ def hold(
         ),
         differs=(
             *listed(pairs, setting, max(len(m.outcomes) for m in measured)),
-            *texts()[name].get("remarks", ()),
+            *told(name, **figures or {}),
             *remarks,
         ),
         protocol=setting.protocol,

@@ -133,6 +133,30 @@ def about(name: str) -> dict[str, Any]:
     return found | ({"paper": Table.of(entry["paper"])} if "paper" in entry else {})
 
 
+def remarks(name: str, **figures: object) -> tuple[str, ...]:
+    """Return what else differs from the paper, with the figures that the text leaves to the code.
+
+    Args:
+        name: of the experiment.
+        figures: values of the fields in braces.
+
+    Example:
+        >>> remarks("language")[0]
+        "The paper's Figure 4 shows its numbers as bars only, so no size of the effect is tested."
+    """
+    return tuple(remark.format(**figures) for remark in texts()[name].get("remarks", ()))
+
+
+def percent(share: float) -> str:
+    """Write a share as pages do.
+
+    Example:
+        >>> percent(0.95)
+        '95 %'
+    """
+    return f"{100 * share:g} %"
+
+
 def judged_again(record: Record) -> Record:
     """Return a record with the verdicts that today's rule gives its figures; claims
     of several families stay.

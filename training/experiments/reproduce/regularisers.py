@@ -16,6 +16,7 @@ from pathspace.training.experiments.reproduce.paired_comparison import (
     hold,
 )
 from pathspace.training.experiments.reproduce.recipes import full_arms, table_cells
+from pathspace.training.experiments.reproduce.recipes.compare import show
 from pathspace.training.experiments.reproduce.record import Record
 from pathspace.training.experiments.reproduce.trial import Trial
 from pathspace.training.experiments.reproduce.tuning import Arm, best_rate, measure
@@ -85,6 +86,15 @@ def regularisers(setting: Setting) -> Record:
             ),
         ],
         name="regularisers",
+        figures={
+            "strengths": len(STRENGTHS[PENAL]),
+            "rates": len(RATES),
+            "points": len(STRENGTHS[PENAL]) * len(RATES),
+            "by_name": "; ".join(
+                f"{name} {show([value for one in strengths for value in one.values()])}"
+                for name, strengths in STRENGTHS.items()
+            ),
+        },
     )
     return replace(record, seconds=record.seconds + sum(seconds))
 

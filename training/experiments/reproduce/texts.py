@@ -22,7 +22,7 @@ from pathspace.training.experiments.reproduce.paired_comparison import (
 from pathspace.training.experiments.reproduce.pictures import draw_curves, legend, panels
 from pathspace.training.experiments.reproduce.recipes import Cell, full_arms, table_cells
 from pathspace.training.experiments.reproduce.record import Record, judged
-from pathspace.training.experiments.reproduce.trial import Trial
+from pathspace.training.experiments.reproduce.trial import OBSERVED, Trial
 from pathspace.training.experiments.reproduce.tuning import Arm, versus
 
 TAU = 3e-4
@@ -116,6 +116,7 @@ def translation(setting: Setting) -> Record:
         # Claimed below, together with the efficiency.
         [],
         name="translation",
+        figures={"observed": OBSERVED},
         show=PERCENT,
     )
     final = {label: [o.test_efficiency or 0.0 for o in m.outcomes] for label, m in by.items()}

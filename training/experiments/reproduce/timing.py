@@ -14,12 +14,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import pathspace as ps
-from pathspace.training.experiments.intervals import t_interval
+from pathspace.training.experiments.intervals import CONFIDENCE, t_interval
 from pathspace.training.experiments.models import RecurrentCNN, ReluRNN
 from pathspace.training.experiments.reproduce.experiment import Setting, experiment
 from pathspace.training.experiments.reproduce.holm import judge, positive
 from pathspace.training.experiments.reproduce.pictures import look, panels
-from pathspace.training.experiments.reproduce.record import Record, Table, about, judged, texts
+from pathspace.training.experiments.reproduce.recipes import table_cells
+from pathspace.training.experiments.reproduce.record import (
+    Record,
+    Table,
+    about,
+    judged,
+    percent,
+    remarks,
+)
 from pathspace.training.launch import make_fabric
 from pathspace.training.optim import GSGD, PathSGD, init_skeleton
 from pathspace.training.threads import one_thread
@@ -29,6 +37,8 @@ STEPS = 4
 PRECISION, LEAST, MOST = 0.01, 8, 2000
 # What the paper's section 4 says of the increase, for every model.
 BOUND = 0.1
+# Layers of the stack and their units; maps of the recurrent network.
+LAYERS, UNITS, MAPS = 4, 200, 16
 ONE_THREAD = (
     (
         "One processor thread in place of a GPU; the time is the thread's processor time, without"
@@ -40,8 +50,14 @@ ONE_THREAD = (
 CASES: tuple[tuple[str, Callable[[], nn.Module], tuple[int, ...], float, bool], ...] = (
     ("s-MNIST-28", lambda: ReluRNN(28, 100, 10), (64, 28, 28), 0.082, True),
     ("s-MNIST-98", lambda: ReluRNN(8, 100, 10), (64, 98, 8), 0.055, True),
-    ("stack of 4, as for PTB", lambda: ReluRNN(64, 200, 100, layers=4), (40, 35, 64), 0.080, True),
-    ("C10-RCNN, 16 maps", lambda: RecurrentCNN(3, 16, 10), (32, 3, 32, 32), 0.087, False),
+    (
+        f"stack of {LAYERS}, as for PTB",
+        lambda: ReluRNN(64, UNITS, 100, layers=LAYERS),
+        (40, 35, 64),
+        0.080,
+        True,
+    ),
+    (f"C10-RCNN, {MAPS} maps", lambda: RecurrentCNN(3, MAPS, 10), (32, 3, 32, 32), 0.087, False),
 )
 
 
@@ -116,7 +132,9 @@ def run(setting: Setting) -> Record:
                     t_interval(path).show("+.1%"),
                 )
             )
-    wide = [name for name, times in data.items() if not _known(times)]
+    unknown = [name for name, times in data.items() if not _known(times)]
+    cells = table_cells("path-space-table-6")
+    wide = [cells["SGD", column].value("width") for column in ("PTB", "C10-RCNN96")]
     return Record(
         **about("time"),
         scale=setting.scale,
@@ -124,7 +142,10 @@ def run(setting: Setting) -> Record:
             ("model", "rounds", "SGD, ms per step", "G-SGD more by", "Path-SGD more by"),
             tuple(rows),
         ),
-        differs=(*(ONE_THREAD if setting.device == "cpu" else ()), *texts()["time"]["remarks"]),
+        differs=(
+            *(ONE_THREAD if setting.device == "cpu" else ()),
+            *remarks("time", units=UNITS, maps=MAPS, paper_units=wide[0], paper_maps=wide[1]),
+        ),
         protocol=(
             *(
                 (f"Steps computed on the device {setting.device}, G-SGD's in fused kernels.",)
@@ -135,9 +156,9 @@ def run(setting: Setting) -> Record:
                 " round by round, and the interval is over rounds. A first round is a warm-up and"
                 " does not count."
             ),
-            f"Rounds were added until the 95 % interval of every ratio was within {PRECISION:.0%}"
-            " of its mean"
-            + (f"; {most} rounds were not enough for {', '.join(wide)}." if wide else "."),
+            f"Rounds were added until the {percent(CONFIDENCE)} interval of every ratio was within"
+            f" {PRECISION:.0%} of its mean"
+            + (f"; {most} rounds were not enough for {', '.join(unknown)}." if unknown else "."),
         ),
         claims=judged(judge(claims)),
         data={"times": data, "printed": {name: printed for name, _, _, printed, _ in CASES}},

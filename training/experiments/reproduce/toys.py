@@ -22,7 +22,14 @@ from pathspace.training.experiments.models.toy import Toy
 from pathspace.training.experiments.reproduce.experiment import Setting, experiment
 from pathspace.training.experiments.reproduce.holm import judge, positive
 from pathspace.training.experiments.reproduce.pictures import draw_curves, legend, look, panels
-from pathspace.training.experiments.reproduce.record import Record, Table, about, judged, texts
+from pathspace.training.experiments.reproduce.record import (
+    Record,
+    Table,
+    about,
+    judged,
+    percent,
+    remarks,
+)
 from pathspace.training.experiments.reproduce.tuning import best_rate
 from pathspace.training.threads import one_thread
 
@@ -37,6 +44,10 @@ ARMS = (
 )
 SEEDS, TUNING_SEEDS = tuple(range(20)), tuple(range(1000, 1005))
 ETAS = (0.01, 0.1, 1.0)
+# An error above this counts as failed.
+FAILED = 0.02
+# Of the ideal direction: rate, steps between two measurements, and the share that the paper gives.
+RATE, EVERY, SHARE = 0.05, 100, 0.7
 
 
 @dataclass(frozen=True)
@@ -88,6 +99,17 @@ class Toys:
     def read(self, state: Tensor) -> Tensor:
         """Return the outputs that follow from ``x_1``, shape (N, B)."""
         return (state.relu() @ self.leave.mT).squeeze(-1)
+
+
+def widths() -> str:
+    """Name the sizes of the layers of a toy.
+
+    Example:
+        >>> widths()
+        '2-4-4-1'
+    """
+    shapes = [tuple(weight.shape) for weight in Toy().parameters()]
+    return "-".join(str(size) for size in (shapes[0][1], *(shape[0] for shape in shapes)))
 
 
 def target(points: Tensor) -> Tensor:
@@ -217,7 +239,7 @@ def toy(setting: Setting) -> Record:
                 f"{best[label]:g}{'*' if best[label] in (min(RATES), max(RATES)) else ''}",
                 f"{float(np.median(test[label])):.2e}",
                 logs.show(".2f"),
-                f"{sum(v > 0.02 for v in test[label])} of {len(test[label])}",
+                f"{sum(v > FAILED for v in test[label])} of {len(test[label])}",
             )
         )
     return Record(
@@ -229,12 +251,12 @@ def toy(setting: Setting) -> Record:
                 "learning rate",
                 "median test error",
                 "log10 of test error",
-                "failed (error above 0.02)",
+                f"failed (error above {FAILED:g})",
             ),
             tuple(rows),
         ),
         differs=(
-            *texts()["toy"]["remarks"],
+            *remarks("toy", widths=widths(), batch=BATCH, taus=len(TAUS)),
             f"{steps} SGD steps{', as in the paper' if steps == STEPS else ''}.",
         ),
         protocol=(
@@ -342,13 +364,20 @@ def ideal_direction(setting: Setting) -> Record:
 
     with one_thread():
         train_toys(
-            seeds, [1.0] * len(seeds), [0.0] * len(seeds), [0.05] * len(seeds), steps, measure
+            seeds,
+            [1.0] * len(seeds),
+            [0.0] * len(seeds),
+            [RATE] * len(seeds),
+            steps,
+            measure,
+            EVERY,
         )
     means = {eta: np.array(shares[eta]).mean(0).tolist() for eta in ETAS}
     claims = [
         positive(
-            f"eta = {eta:g}: the loss falls in more than 70 % of situations (share above 70 %)",
-            [s - 0.7 for s in means[eta]],
+            f"eta = {eta:g}: the loss falls in more than {percent(SHARE)} of situations"
+            f" (share above {percent(SHARE)})",
+            [s - SHARE for s in means[eta]],
         )
         for eta in ETAS
     ]
@@ -362,10 +391,10 @@ def ideal_direction(setting: Setting) -> Record:
                 for eta in ETAS
             ),
         ),
-        differs=tuple(texts()["ideal-direction"]["remarks"]),
+        differs=remarks("ideal-direction", etas=len(ETAS), widths=widths(), rate=RATE),
         protocol=(
             (
-                f"{len(seeds)} seeds; {TESTED} points every 100 of {steps} steps, without those"
+                f"{len(seeds)} seeds; {TESTED} points every {EVERY} of {steps} steps, without those"
                 " whose gradient is zero."
             ),
             "The interval is over seeds; the value of a seed is the mean over its training.",
@@ -385,7 +414,7 @@ def draw_directions(record: Record) -> Figure:
         for place, (eta, lines) in enumerate(record.data["shares"].items()):
             draw_curves(axes[0], place, f"eta = {eta}", lines, first=0)
             axes[1].plot(record.data["changes"][eta], markevery=10, markersize=4, **look(place))
-        axes[0].axhline(0.7, color="black", linewidth=0.6)
+        axes[0].axhline(SHARE, color="black", linewidth=0.6)
         axes[0].set(title="share of points whose loss falls", xlabel="hundreds of steps")
         axes[1].set(title="mean change of the loss", xlabel="hundreds of steps")
         axes[1].set_yscale("symlog", linthresh=1e-4)

@@ -8,6 +8,7 @@ from typing import Any
 
 from pathspace.training.experiments.reproduce.recipes.cells import FIELDS, NONE, ROOT, UNSAID, Cell
 from pathspace.training.experiments.reproduce.trial import Trial
+from pathspace.training.experiments.tasks.papers import HELD_OUT
 from pathspace.training.recipe import optimizer_kind
 from pathspace.training.task import task_options
 
@@ -42,6 +43,8 @@ PAPER_TEXTS = ("ptb", "ptb-characters", "wikitext-2", "enwik8")
 DESCRIBED = frozenset(
     ("hidden", "network", "depth", "layers", "length", "longest", "dropout", "smoothing", "reverse")
 )
+# images of Fashion-MNIST: to train and to choose, of which the tasks hold a share out; to test
+FASHION_IMAGES, FASHION_TESTS = 60_000, 10_000
 SEQUENCE_STEPS = {
     "mnist-28": 28,
     "mnist-98": 98,
@@ -118,7 +121,7 @@ def describe(trial: Trial, rates: Sequence[float], seeds: int, tuning_seeds: int
             + f", numbers in the precision {trial.precision}" * (trial.precision != "32-true")
         ),
     }
-    run["data"] = ", ".join((run["data"], *_cut(options)))
+    run["data"] = ", ".join((run["data"], *_cut(trial.task, options)))
     run["model"] = ", ".join((run["model"], *_blocks(options)))
     return {key: run[key] for key in FIELDS}
 
@@ -177,7 +180,18 @@ def show(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _cut(options: Mapping[str, Any]) -> list[str]:
+def training_images(task: str) -> int:
+    """Return how many training images a task has if none are left out, 0 where this is not fixed.
+
+    Example:
+        >>> training_images("fashion-images")
+        55000
+    """
+    whole = FASHION_IMAGES if task.startswith("fashion-") else 0
+    return whole - whole // HELD_OUT
+
+
+def _cut(task: str, options: Mapping[str, Any]) -> list[str]:
     """Say what a run takes of its task's data, and how."""
     given = {
         key: value
@@ -188,7 +202,10 @@ def _cut(options: Mapping[str, Any]) -> list[str]:
     }
     if given.get("pool") == 1:
         del given["pool"]
-    return [
+    said = []
+    if "limit" in given and (whole := training_images(task)):
+        said = [f"{min(given.pop('limit'), whole):,} of {whole:,} training examples"]
+    return said + [
         CUTS[key].format(value) if key in CUTS else f"{key} = {show(value)}"
         for key, value in sorted(given.items())
     ]

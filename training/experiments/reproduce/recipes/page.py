@@ -11,7 +11,7 @@ from typing import Any
 
 from pathspace.files import replacing
 from pathspace.training.experiments.reproduce.experiment import Setting
-from pathspace.training.experiments.reproduce.page import markdown_row
+from pathspace.training.experiments.reproduce.markdown import markdown_row
 from pathspace.training.experiments.reproduce.recipes.cells import (
     FIELDS,
     NONE,

@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from pathspace.files import replacing
-from pathspace.training.experiments.reproduce.page import markdown_row
+from pathspace.training.experiments.reproduce.markdown import markdown_row
+from pathspace.training.experiments.reproduce.statements.errata import write_errata
 from pathspace.training.experiments.reproduce.statements.evidence import Judged, judge_all
 from pathspace.training.experiments.reproduce.statements.registry import Verdict, load_statements
 
@@ -28,7 +29,8 @@ SHOWN: dict[Verdict, str] = {
 
 
 def write_statements(records: Path, page: Path) -> list[Judged]:
-    """Judge all statements and write the page.
+    """Judge all statements and write the page, and the tables on the page of errata beside it,
+    where there is one.
 
     Args:
         records: folder with the records of ``pathspace reproduce``.
@@ -43,6 +45,9 @@ def write_statements(records: Path, page: Path) -> list[Judged]:
     judged = judge_all(load_statements(), records)
     with replacing(page) as temporary:
         temporary.write_text(render(judged, Path(os.path.relpath(records))), encoding="utf-8")
+    errata = page.with_name("errata.md")
+    if errata.is_file():
+        write_errata(errata, load_statements())
     return judged
 
 

@@ -37,6 +37,7 @@ class Statement:
         verdict: ``changed`` is true with a changed statement; ``not shown`` is computed only: the
             effect is not there on a stand-in for the document's data, which does not refute it.
         right: what is right instead, for ``changed`` and ``false``.
+        range: for which networks and sizes that holds, and how it was found.
         why: why it was not tried, or what would decide it.
         tests: tests that hold the verdict, as ``file::name``.
         files: data behind it.
@@ -61,6 +62,7 @@ class Statement:
     says: str
     verdict: Verdict | None = None
     right: str = ""
+    range: str = ""
     why: str = ""
     tests: Sequence[str] = ()
     files: Sequence[str] = ()
@@ -97,6 +99,7 @@ class Statement:
             bool(self.right) == (self.verdict in ("changed", "false")),
             "needs 'right' if it is changed or false",
         )
+        expect(bool(self.range) == bool(self.right), "needs 'range' beside 'right'")
         expect(
             bool(self.why) == (self.verdict in ("undecided", "not tried")),
             "needs 'why' if it is not decided",

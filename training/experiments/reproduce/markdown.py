@@ -1,0 +1,36 @@
+"""Tables of pages in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pathspace.training.experiments.reproduce.record import Table
+
+
+def markdown_table(table: Table) -> str:
+    """A table in Markdown; columns of numbers are aligned right, unless they come first.
+
+    Example:
+        >>> print(markdown_table(Table(("a", "b", "c"), (("1", "2", "two"),))))
+        | a | b | c |
+        | --- | ---: | --- |
+        | 1 | 2 | two |
+        <BLANKLINE>
+    """
+
+    def numbers(cells: Iterable[str]) -> bool:
+        return not any(cell[:1].isalpha() or cell[:1] in ("*", "[") for cell in cells)
+
+    columns = list(zip(*table.rows, strict=True))
+    rule = markdown_row(["---", *("---:" if numbers(cells) else "---" for cells in columns[1:])])
+    return "\n".join([markdown_row(table.columns), rule, *map(markdown_row, table.rows), ""])
+
+
+def markdown_row(cells: Iterable[str]) -> str:
+    r"""A row of a table in Markdown.
+
+    Example:
+        >>> markdown_row(["a", "b|c"])
+        '| a | b\\|c |'
+    """
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
