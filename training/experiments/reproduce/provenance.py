@@ -56,8 +56,7 @@ DECIDING = (
 )
 # the same for a run of the leaderboard, which has a loop of its own
 DECIDING_RUNS = (
-    "training/optim",
-    "training/threads.py",
+    *("training/optim", "training/threads.py", "training/task.py"),
     *("training/experiments/adapters.py", "training/experiments/data.py"),
     *("training/experiments/tasks", "training/experiments/models"),
     *(
