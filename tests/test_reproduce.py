@@ -938,14 +938,14 @@ def test_a_dry_run_counts_the_runs_and_runs_none(
         lambda *_: pytest.fail("was run"),
     )
     result = call("reproduce", "race", "--dry-run", "--jobs", 2)
-    # three arms: five rates of two seeds, and five fresh seeds
-    assert result.exit_code == 0 and "45 runs; 0 are known." in flat(result.output), result.output
-    assert "about 22 minutes with --jobs 2" in flat(result.output) and not list(tmp_path.iterdir())
+    # four arms: five rates of two seeds, and five fresh seeds
+    assert result.exit_code == 0 and "60 runs; 0 are known." in flat(result.output), result.output
+    assert "about 30 minutes with --jobs 2" in flat(result.output) and not list(tmp_path.iterdir())
     known = planned(EXPERIMENTS["race"], Setting(run=pretend))[0]
     TrialCache(tmp_path / "runs" / "trials").keep(
         known, Outcome((1.0,), (1.0,), (1.0,), 0.1, False)
     )
-    assert "45 runs; 1 are known." in flat(call("reproduce", "race", "--dry-run").output)
+    assert "60 runs; 1 are known." in flat(call("reproduce", "race", "--dry-run").output)
 
 
 @pytest.mark.parametrize(
