@@ -68,14 +68,6 @@ def run(setting: Setting, rates: tuple[float, ...] | None = None) -> Record:
                 "SGD errs less from the unit skeleton than from the default start", UNIT, DEFAULT
             ),
             PairedComparison("From the unit skeleton, G-SGD errs less than SGD", PATHS, UNIT),
-            PairedComparison(
-                "From the default start, G-SGD errs less than SGD", PATHS_DEFAULT, DEFAULT
-            ),
-            PairedComparison(
-                "G-SGD errs less from the unit skeleton than from the default start",
-                PATHS,
-                PATHS_DEFAULT,
-            ),
         ],
         name="race",
     )
