@@ -5,6 +5,7 @@ Every function here returns ``(model, example_args)``. They are targets one can 
 """
 
 from pathspace.training.experiments.models.cifar_resnet import CifarResNet, cifar_resnet
+from pathspace.training.experiments.models.deep_resnet import DeepResNet, deep_resnet
 from pathspace.training.experiments.models.language import StackedReluLM, language_model
 from pathspace.training.experiments.models.loop_rnn import LoopRNN, loop_rnn
 from pathspace.training.experiments.models.mlp import mlp
@@ -18,6 +19,7 @@ from pathspace.training.experiments.models.translator import Translator, transla
 __all__ = [
     "CharacterGPT",
     "CifarResNet",
+    "DeepResNet",
     "LoopRNN",
     "RecurrentCNN",
     "ReluRNN",
@@ -27,6 +29,7 @@ __all__ = [
     "Translator",
     "VisionTransformer",
     "cifar_resnet",
+    "deep_resnet",
     "language_model",
     "loop_rnn",
     "mlp",

@@ -52,6 +52,8 @@ class Trial:
         decay: weight decay; of path values where the optimizer works on those.
         augment: how training images are changed, see
             :func:`pathspace.training.experiments.augment.augmentation`.
+        betas: decay rates of the moments of Adam and G-Adam; ``None`` takes the optimizer's own.
+        eps: what they add to the root of the second moment; ``None`` takes the optimizer's own.
         precision: of its numbers; one of :data:`pathspace.training.launch.PRECISIONS`.
 
     Example:
@@ -77,6 +79,8 @@ class Trial:
     clip: float | None = None
     decay: float = 0.0
     augment: str = "none"
+    betas: tuple[float, float] | None = None
+    eps: float | None = None
     precision: str = "32-true"
 
     @property
@@ -161,9 +165,7 @@ def run_trial(trial: Trial, folder: Path | None = None) -> Outcome:
         (1, False)
     """
     task = task_data(trial.task, trial.options)
-    recipe = Recipe(
-        trial.optimizer, trial.lr, trial.init, trial.rule, trial.seed, trial.decay or None
-    )
+    recipe = recipe_of(trial)
     with one_thread():
         model, optimizer = prepare(task, recipe)
         probe = _Probe(task, model, trial) if trial.efficiency else None
@@ -204,6 +206,25 @@ def run_trial(trial: Trial, folder: Path | None = None) -> Outcome:
         efficiencies=tuple(probe.values) if probe else (),
         test_parts=tuple(parts),
         test_efficiency=test_efficiency,
+    )
+
+
+def recipe_of(trial: Trial) -> Recipe:
+    """Return optimizer and starting point of a run.
+
+    Example:
+        >>> recipe_of(Trial("digits-rows", "adam", 0.1, 0, 1, betas=(0.9, 0.98))).betas
+        (0.9, 0.98)
+    """
+    return Recipe(
+        trial.optimizer,
+        trial.lr,
+        trial.init,
+        trial.rule,
+        trial.seed,
+        trial.decay or None,
+        trial.betas,
+        trial.eps,
     )
 
 

@@ -189,6 +189,8 @@ def translation_task(
     vocabulary_size: int = 8000,
     dropout: float = 0.0,
     smoothing: float = 0.0,
+    inner: int | None = None,
+    original: bool = False,
 ) -> Task:
     """Build the task of translating with an encoder-decoder transformer.
 
@@ -203,6 +205,8 @@ def translation_task(
             both languages together.
         dropout: of the transformer.
         smoothing: share of each target that is spread over all tokens in the loss.
+        inner: units inside a feed-forward branch; ``None`` for twice ``width``.
+        original: see :class:`pathspace.training.experiments.models.Translator`.
 
     Returns:
         The task; its metric is the share of wrong target tokens, the true ones
@@ -238,10 +242,11 @@ def translation_task(
                 source,
                 width,
                 heads,
-                2 * width,
+                inner or 2 * width,
                 layers,
                 max(source, target),
                 dropout,
+                original,
             )
         ),
         loss=partial(token_loss, smoothing=smoothing),
