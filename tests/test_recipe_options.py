@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from pathspace.errors import InputError
-from pathspace.training.experiments.models import DeepResNet, RecurrentCNN, Translator
+from pathspace.training.experiments.models import DeepResNet, RecurrentCNN, Translator, swin
 from pathspace.training.experiments.reproduce.trial import Trial, run_trial
 from pathspace.training.experiments.tasks import Task, load_task
 from pathspace.training.experiments.tasks.digits import image_splits
@@ -159,3 +162,80 @@ def test_overlapping_maxima_halve_images_where_the_cited_network_does() -> None:
     ]
     with pytest.raises(InputError, match="'residual' has no overlapping"):
         image_task("x", "x", image_splits(), "residual", 4, 1, overlapping=True)
+
+
+def photographs(folder: Path, count: int = 3) -> Path:
+    """Write the four files of an ImageNet of a few images."""
+    drawn = np.random.default_rng(0)
+    for part in ("train", "val"):
+        np.save(
+            folder / f"{part}-images.npy",
+            drawn.integers(0, 256, (count, 3, 224, 224), dtype=np.uint8),
+        )
+        np.save(folder / f"{part}-labels.npy", drawn.integers(0, 1000, count))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("network", "width", "depth", "weights"),
+    [
+        ("deep-resnet", 64, 50, 25_557_032),
+        ("vit", 384, 12, 22_050_664),
+        ("swin", 96, 24, 49_606_258),
+    ],
+)
+def test_networks_of_photographs_have_the_published_sizes(
+    network: str, width: int, depth: int, weights: int, tmp_path: Path
+) -> None:
+    options = {"hidden": width, "network": network, "depth": depth}
+    task = load_task("imagenet", data=str(photographs(tmp_path)), **options)
+    with torch.device("meta"):
+        model = task.make_model(0)
+    assert sum(p.numel() for p in model.parameters()) == weights
+    assert len(task.train) == 2 and len(task.valid) == 1 and len(task.test) == 3
+
+
+def test_photographs_stay_on_the_disk_and_are_trained_on(tmp_path: Path) -> None:
+    data = (("data", str(photographs(tmp_path))), ("hidden", 2), ("depth", 18))
+    trial = Trial("imagenet", "momentum", 0.1, 0, 1, 2, tau=1e-3, options=data, augment="crop-flip")
+    outcome = run_trial(trial)
+    assert not outcome.diverged and len(trial.key) == 20
+    mapped = load_task("imagenet", **dict(data)).train.inputs
+    assert mapped.dtype == torch.uint8
+    before = np.load(tmp_path / "train-images.npy")
+    mapped += 1
+    assert (np.load(tmp_path / "train-images.npy") == before).all()
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("val-images.npy", None, r"val-images\.npy"),
+        ("train-images.npy", np.zeros((3, 3, 32, 32), np.uint8), r"expected uint8 of shape"),
+        ("train-labels.npy", np.zeros(2, np.int64), r"for each of 3 images"),
+        ("val-labels.npy", np.full(3, 1000), r"from 0 to 999"),
+        ("val-labels.npy", b"no array", r"is not an array of numpy"),
+    ],
+)
+def test_photographs_that_do_not_fit_are_refused_in_one_sentence(
+    file: str, content: object, words: str, tmp_path: Path
+) -> None:
+    path = photographs(tmp_path) / file
+    if content is None:
+        path.unlink()
+    elif isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        np.save(path, content)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=words):
+        load_task("imagenet", data=str(tmp_path))
+    with pytest.raises(InputError, match=r"--data DIR; ImageNet-1k comes from image-net\.org"):
+        load_task("imagenet")
+
+
+def test_a_swin_transformer_without_its_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="width = 40 and layers = 24; give a multiple of 32"):
+        swin(40)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(InputError, match="needs the package transformers, which is not installed"):
+        swin()

@@ -20,6 +20,7 @@ TASKS = (
         "digits-rows-permuted",
     ),
     *("enwik8", "fashion-14", "fashion-28", "fashion-28-permuted", "fashion-images"),
+    "imagenet",
     *(
         "mnist-28",
         "mnist-28-permuted",

@@ -12,6 +12,7 @@ from pathspace.training.experiments.models.mlp import mlp
 from pathspace.training.experiments.models.recurrent_cnn import RecurrentCNN, recurrent_cnn
 from pathspace.training.experiments.models.residual import ResidualCNN, residual_cnn
 from pathspace.training.experiments.models.rnn import ReluRNN, relu_rnn, stacked_rnn
+from pathspace.training.experiments.models.swin import swin
 from pathspace.training.experiments.models.toy import Toy, toy
 from pathspace.training.experiments.models.transformer import CharacterGPT, VisionTransformer
 from pathspace.training.experiments.models.translator import Translator, translator
@@ -37,6 +38,7 @@ __all__ = [
     "relu_rnn",
     "residual_cnn",
     "stacked_rnn",
+    "swin",
     "toy",
     "translator",
 ]

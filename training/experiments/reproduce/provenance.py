@@ -150,7 +150,8 @@ def data_digest(name: str, options: tuple[tuple[str, Any], ...]) -> str:
     for split in (task.train, task.valid, task.test):
         for tensor in (split.inputs, split.targets):
             found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-            found.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+            # (the array itself, not its bytes: large data are files that the system maps)
+            found.update(tensor.detach().cpu().contiguous().numpy().data)
     return found.hexdigest()[:16]
 
 

@@ -5,6 +5,7 @@ optimizers solve the same problem.
 from pathspace.training.experiments.tasks.catalogue import catalogue
 from pathspace.training.experiments.tasks.digits import digits_rows
 from pathspace.training.experiments.tasks.fetched import bible_characters, fashion_images
+from pathspace.training.experiments.tasks.imagenet import imagenet
 from pathspace.training.experiments.tasks.images import digits_images
 from pathspace.training.experiments.tasks.masked import nearest_words, text_masked_words
 from pathspace.training.experiments.tasks.papers import enwik8, wmt16
@@ -21,6 +22,7 @@ __all__ = [
     "digits_rows",
     "enwik8",
     "fashion_images",
+    "imagenet",
     "load_task",
     "nearest_words",
     "number_words",
