@@ -165,28 +165,9 @@ def run_trial(trial: Trial, folder: Path | None = None) -> Outcome:
         (1, False)
     """
     task = task_data(trial.task, trial.options)
-    recipe = recipe_of(trial)
     with one_thread():
-        model, optimizer = prepare(task, recipe)
-        probe = _Probe(task, model, trial) if trial.efficiency else None
-        if trial.tau:
-            penalize(model, *task.example_inputs(), tau=trial.tau)
-        trainer = Trainer(
-            task,
-            model,
-            optimizer,
-            epochs=trial.epochs,
-            batch_size=trial.batch_size,
-            seed=trial.seed,
-            folder=folder,
-            checkpoint_seconds=CHECKPOINT_SECONDS,
-            schedule=schedule(trial.schedule),
-            clip=trial.clip,
-            augment=augmentation(trial.augment),
-            settings={"trial": trial.key},
-            watch=probe,
-            fabric=make_fabric(trial.device, 1, precision=trial.precision),
-        )
+        trainer = make_trainer(trial, task, folder)
+        probe = trainer.watch if isinstance(trainer.watch, _Probe) else None
         history = trainer.fit(
             resume=trainer.checkpoint is not None and trainer.checkpoint.is_file()
         )
@@ -206,6 +187,39 @@ def run_trial(trial: Trial, folder: Path | None = None) -> Outcome:
         efficiencies=tuple(probe.values) if probe else (),
         test_parts=tuple(parts),
         test_efficiency=test_efficiency,
+    )
+
+
+def make_trainer(trial: Trial, task: Task, folder: Path | None = None) -> Trainer:
+    """Return model and optimizer of a run in their trainer, ready for the first step.
+
+    Args:
+        trial: what to train.
+        task: its task.
+        folder: where checkpoints are kept.
+
+    Raises:
+        InputError: a name in the trial is unknown, or its settings do not fit.
+    """
+    model, optimizer = prepare(task, recipe_of(trial))
+    probe = _Probe(task, model, trial) if trial.efficiency else None
+    if trial.tau:
+        penalize(model, *task.example_inputs(), tau=trial.tau)
+    return Trainer(
+        task,
+        model,
+        optimizer,
+        epochs=trial.epochs,
+        batch_size=trial.batch_size,
+        seed=trial.seed,
+        folder=folder,
+        checkpoint_seconds=CHECKPOINT_SECONDS,
+        schedule=schedule(trial.schedule),
+        clip=trial.clip,
+        augment=augmentation(trial.augment),
+        settings={"trial": trial.key},
+        watch=probe,
+        fabric=make_fabric(trial.device, 1, precision=trial.precision),
     )
 
 
