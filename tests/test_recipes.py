@@ -18,7 +18,7 @@ from test_training_data import idx
 from pathspace.errors import InputError
 from pathspace.json_lines import read_lines
 from pathspace.training.experiments.models import StackedReluLM
-from pathspace.training.experiments.reproduce import Setting
+from pathspace.training.experiments.reproduce import EXPERIMENTS, Setting
 from pathspace.training.experiments.reproduce.command import run_reproduction
 from pathspace.training.experiments.reproduce.recipes import (
     FIELDS,
@@ -279,6 +279,24 @@ def test_rates_seeds_and_warm_up_are_listed() -> None:
     ]
     warm = describe(replace(arm.base, schedule="cosine 0.05"), arm.rates, 3, 2)
     assert (warm["schedule"], warm["warmup"]) == ("cosine", 20)
+
+
+def test_the_full_scale_has_the_papers_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("path-space-table-1", "path-space-table-7"):
+        said = {cell.recipe["seeds"] for cell in table_cells(name).values()}
+        assert said == {EXPERIMENTS["smnist"].full_seeds} == {3}
+    seen: list[Setting] = []
+    monkeypatch.setattr(
+        "pathspace.training.experiments.reproduce.command.show_estimate",
+        lambda experiment, setting, *more: seen.append(setting),
+    )
+    for scale in ("embedded", "full"):
+        run_reproduction(
+            "smnist", Console(quiet=True), scale=scale, data=str(tmp_path), dry_run=True
+        )
+    assert [len(setting.seeds) for setting in seen] == [5, 3]
 
 
 def test_cells_that_cannot_be_trained_say_why() -> None:
