@@ -58,7 +58,8 @@ def build(cell: Cell, data: Path) -> tuple[Built, dict[str, Any]]:
     arm = full_arm("x", cell, Setting(run=lambda _: [], scale="full", data=data))
     task = load_task(arm.base.task, **dict(arm.base.options))
     with one_thread():
-        return Built(make_trainer(arm.base, task)), describe(arm.base, arm.rates, 5, 2)
+        run = describe(arm.base, arm.rates, 5, 2, arm.decays)
+        return Built(make_trainer(arm.base, task)), run
 
 
 def test_every_field_of_a_recipe_is_read_from_a_run_or_decided_by_the_protocol() -> None:
@@ -69,7 +70,8 @@ def test_every_field_of_a_recipe_is_read_from_a_run_or_decided_by_the_protocol()
 def test_what_is_built_is_what_is_described(cell: Cell, data: Path) -> None:
     built, run = build(cell, data)
     found = {key: meter(built) for key, meter in METERS.items()}
-    rate, warmup = found.pop("rates"), found.pop("warmup")
+    rate, warmup, decay = (found.pop(key) for key in ("rates", "warmup", "decay"))
+    assert decay == run["decay"] or decay in run["decay"]
     assert rate in run["rates"] and warmup == pytest.approx(run["warmup"], abs=run["epochs"] / 1000)
     assert found == {key: run[key] for key in found}
 
@@ -89,7 +91,7 @@ def test_a_field_that_a_run_ignores_is_listed(key: str) -> None:
         except InputError:
             # (what cannot be built at all is refused)
             continue
-        run = describe(arm.base, arm.rates, 5, 2)
+        run = describe(arm.base, arm.rates, 5, 2, arm.decays)
         lines = [line for line in differences(changed, run) if line.startswith(f"{FIELDS[key]}: ")]
         assert bool(lines) != (run[key] == said), (name, key, run[key])
 

@@ -5,6 +5,7 @@ differences are all listed.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,8 @@ from pathspace.training.experiments.reproduce.recipes.compare import (
 )
 from pathspace.training.experiments.reproduce.recipes.full import full_arm
 from pathspace.training.experiments.reproduce.record import Record
-from pathspace.training.experiments.reproduce.trial import Trial
+from pathspace.training.experiments.reproduce.trial import Outcome, Trial
+from pathspace.training.experiments.reproduce.tuning import measure
 from pathspace.training.experiments.tasks import load_task, task_names
 from pathspace.training.experiments.tasks.papers import CORPORA, mnist_splits
 from pathspace.training.recipe import Recipe, prepare
@@ -103,6 +105,30 @@ def test_every_optimizer_of_a_recipe_has_its_decay() -> None:
         prepare(task, Recipe(kind, decay=decay))
 
 
+def test_decays_are_chosen_from_those_of_the_recipe() -> None:
+    """All language models choose one of three decays, but for Path-SGD, which has none."""
+    cells = table_cells("path-space-figure-4")
+    for (row, column), cell in cells.items():
+        run = of_full(cell)
+        wanted = 0.0 if column == "Path-SGD" else [1e-5, 1e-6, 1e-7]
+        assert run["decay"] == wanted, (row, column)
+    seen: list[Trial] = []
+
+    def run_of(trials: Sequence[Trial]) -> list[Outcome]:
+        seen.extend(trials)
+        return [
+            Outcome((1.0,), (1.0,), (abs(t.decay - 1e-5) + t.lr / 100,), 2.0, False, 0.5, 0.5)
+            for t in trials
+        ]
+
+    arm = full_arm("x", cells["PTB", "G-SGD"], SETTING)
+    (found,) = measure([arm], run_of, (1000, 1001), (0, 1, 2))
+    assert len([t for t in seen if not t.test]) == len(set(seen)) - 3 == 3 * len(arm.rates) * 2
+    assert {(t.decay, t.lr) for t in seen if t.test} == {(1e-5, 0.1)}
+    assert (found.arm.base.decay, found.lr, found.to_dict()["decay"]) == (1e-5, 0.1, 1e-5)
+    assert found.seconds == 2.0 * len(seen)
+
+
 def test_a_recipe_that_lacks_a_field_is_refused() -> None:
     cell = RUNNABLE[0]
     with pytest.raises(InputError, match="lacks 'epochs'"):
@@ -115,7 +141,7 @@ def test_a_recipe_that_lacks_a_field_is_refused() -> None:
 
 def of_full(cell: Cell, **more: Any) -> dict[str, Any]:
     arm = full_arm("x", cell, SETTING)
-    return describe(replace(arm.base, **more), arm.rates, 5, 2)
+    return describe(replace(arm.base, **more), arm.rates, 5, 2, arm.decays)
 
 
 @pytest.mark.parametrize("table", LEFT)

@@ -73,7 +73,13 @@ COMMON: Description = {
 }
 
 
-def describe(trial: Trial, rates: Sequence[float], seeds: int, tuning_seeds: int) -> Description:
+def describe(
+    trial: Trial,
+    rates: Sequence[float],
+    seeds: int,
+    tuning_seeds: int,
+    decays: Sequence[float] = (),
+) -> Description:
     """Describe a run in the fields of a recipe.
 
     Args:
@@ -81,6 +87,7 @@ def describe(trial: Trial, rates: Sequence[float], seeds: int, tuning_seeds: int
         rates: learning rates that it may choose from.
         seeds: how many are reported.
         tuning_seeds: how many choose the rate.
+        decays: weight decays that it may choose from; empty for the trial's.
 
     Returns:
         A value for every key of
@@ -121,7 +128,7 @@ def describe(trial: Trial, rates: Sequence[float], seeds: int, tuning_seeds: int
         "warmup": round(float(shares[0]) * trial.epochs, 6) if warm else 0,
         "epochs": trial.epochs,
         "batch": trial.batch_size,
-        "decay": trial.decay,
+        "decay": list(decays) or trial.decay,
         "clip": NONE if trial.clip is None else trial.clip,
         "augmentation": trial.augment,
         "tau": trial.tau,

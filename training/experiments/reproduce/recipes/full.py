@@ -154,7 +154,10 @@ def full_arm(label: str, cell: Cell, setting: Setting) -> Arm:
     """
     trial = full_trial(cell, setting.data)
     rates = tuple(settled(cell, setting.data).value("rates"))
-    return Arm(label, replace(trial, epochs=setting.budget(trial.epochs)), rates)
+    said = cell.value("decay")
+    # (of an optimizer without weight decay there is none to choose)
+    decays = tuple(said) if isinstance(said, list) and trial.decay else ()
+    return Arm(label, replace(trial, epochs=setting.budget(trial.epochs)), rates, decays)
 
 
 def full_arms(table: str, setting: Setting) -> dict[tuple[str, str], Arm]:
@@ -226,7 +229,8 @@ def listed(
     found: dict[str, list[str]] = {}
     for cell, arm in pairs:
         trial = setting.placed(arm.base)
-        run = describe(trial, arm.rates, seeds or len(setting.seeds), len(setting.tuning_seeds))
+        counts = seeds or len(setting.seeds), len(setting.tuning_seeds)
+        run = describe(trial, arm.rates, *counts, arm.decays)
         for line in differences(settled(cell, setting.data), run):
             found.setdefault(line, []).append(arm.label)
     common = [line for line, labels in found.items() if len(labels) == len(pairs)]
