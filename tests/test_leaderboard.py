@@ -23,6 +23,7 @@ from pathspace.training.experiments.reproduce import (
     leaderboard_tasks,
 )
 from pathspace.training.experiments.reproduce.leaderboard_contest import (
+    Entry,
     Journal,
     asked,
     cases,
@@ -147,6 +148,32 @@ def test_the_pilot_says_how_many_seeds_are_needed(
     assert found["G-Adam"] == 5 and not any(run.arm == "G-Adam" and run.seed < 5 for run in done)
 
 
+def test_fresh_seeds_that_spread_more_than_the_pilot_ask_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And those that spread less give none back."""
+    chosen = [("scrambled 100", "MLP", arm) for arm in ("AdamW", "gauge-fixed AdamW")]
+    counts = {}
+    for early, late in ((0.01, 0.01), (0.01, 0.12), (0.06, 0.01)):
+
+        def result(run: Run, early: float = early, late: float = late) -> Result:
+            spread = early if run.seed < 5 else late
+            swing = 0.0 if run.arm == "AdamW" else spread * math.cos(3 * run.seed)
+            return Result(run.lr, 1.0 + swing, 0.5, False, "", 0.0)
+
+        pretending(monkeypatch, result)
+        found = contest(Journal(None), chosen, quick(by_power=True))
+        (counts[early, late],) = {len(entry.results) for entry in found}
+    assert counts[0.01, 0.01] == 10 < min(counts[0.01, 0.12], counts[0.06, 0.01])
+
+
+def test_a_run_that_failed_counts_as_a_guess() -> None:
+    bad = Result(9e9, 9e9, 0.9, True, "diverged", 1.0)
+    good = replace(bad, test=0.5, failed=False, reason="")
+    entry = Entry("default", "MLP", "SGD", 0.1, (good, bad, replace(bad, test=math.nan)))
+    assert entry.losses == [0.5, math.log(10), math.log(10)]
+
+
 def test_cases_leave_nothing_out_and_the_question_has_priority() -> None:
     found = list(cases())
     whole = sum(len(ONLY.get(arm, TASKS)) * (len(STARTS) if arm != SIMPLE else 1) for arm in ARMS)
@@ -185,7 +212,7 @@ def test_the_record_counts_failures_and_compares_pairs(
     assert again.ours == found.ours and leaderboard.draw(again).axes
     rows = {row[:2]: row[2:] for row in found.ours.rows}
     assert len(rows) == sum(len(ONLY.get(arm, TASKS)) for arm in ARMS)
-    assert rows["MLP", "SGD"][0] == "2.303 ± 0.000 (0.001*, 10 failed)"
+    assert rows["MLP", "SGD"][0] == "2.303 ± 0.000 (1e-06*, 10 failed)"
     assert rows["MLP", SIMPLE][1:] == ("–", "–", "–")
     verdicts = {claim["statement"]: claim["verdict"] for claim in found.claims}
     ours = "gauge-fixed AdamW ends lower than AdamW"
@@ -224,6 +251,35 @@ def test_a_journal_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.Monk
     again.carry_out([failing, QUICK, replace(QUICK, seed=9)])
     assert again.known[QUICK] == first.known[QUICK]
     assert again.known[failing].failed is first.known[failing].failed is True
+
+
+def test_other_code_or_other_data_runs_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Labels that changed must not lead to the result of the old ones."""
+    path = tmp_path / "journal.jsonl"
+    Journal(path).carry_out([QUICK])
+    kept = path.read_text()
+    build, data = TASKS[QUICK.task]
+    first, *rest = data(QUICK.scale)
+    turned = replace(first, targets=first.targets.flip(0)), *rest
+    for change in ("code", "data", "nothing"):
+        path.write_text(kept)
+        with monkeypatch.context() as changed:
+            leaderboard_contest.run_digest.cache_clear()
+            if change == "code":
+                changed.setattr(leaderboard_contest, "code_digest", lambda _: "other code")
+            elif change == "data":
+                changed.setitem(TASKS, QUICK.task, (build, lambda _: turned))
+            again = Journal(path)
+            before = again.known[QUICK].test
+            # without time, a journal is read as it is
+            Journal(path, minutes=0).carry_out([QUICK])
+            assert path.read_text() == kept
+            again.carry_out([QUICK])
+            assert (path.read_text() == kept) is (change == "nothing")
+            assert (again.known[QUICK].test == before) is (change != "data")
+    leaderboard_contest.run_digest.cache_clear()
 
 
 def test_processes_find_what_one_finds(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from pathspace import cli
 from pathspace.next_step import STEPS, next_step
+from pathspace.training.experiments.data import SOURCES
 
 NET = """
 from torch import nn
@@ -43,7 +44,7 @@ def find(known: dict[str, object], words: list[str]) -> tuple[object, list[str]]
 
 def test_every_command_has_a_next_one_but_the_demo_which_prints_its_own() -> None:
     steps = {command for command, _ in STEPS}
-    assert {"data list", "data fetch bible", "data fetch fashion-mnist"} <= steps
+    assert {"data list", *(f"data fetch {name}" for name in SOURCES)} <= steps
     assert set(commands()) - {command.split()[0] for command in steps} == {"demo"}
 
 

@@ -54,17 +54,17 @@ JOURNALS = sorted((Path(__file__).parents[1] / "docs" / "reproduction").glob("*-
 SETTING = Setting(run=lambda trials: [], scale="full")
 RUNNABLE = [cell for cell in load_cells().values() if not runnable(cell)]
 # What a full run cannot take over from a recipe, by the fields that differ: one thread in place of
-# a GPU, five seeds, rates chosen on validation data, and details of toolkit and data.
+# a GPU, five seeds, rates chosen on validation data, and details of Path-SGD.
 ALWAYS = {"device", "seeds", "search"}
 LEFT = {
     "path-space-table-1": set(),
     "path-space-table-7": set(),
     "path-space-figure-6": set(),
-    "path-space-figure-4": {"decay", "data", "scaling"},
+    "path-space-figure-4": {"decay", "scaling"},
     "path-space-table-2": set(),
     "path-space-table-4": set(),
     "path-space-figure-7": set(),
-    "path-space-table-6": {"decay", "data", "reported", "scaling"},
+    "path-space-table-6": {"decay", "reported", "scaling"},
     "markov-chain-table-1": set(),
     "markov-chain-table-2": set(),
     "markov-chain-table-3": set(),

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 import pathspace.training.cli
 import pathspace.training.experiments.demo
 from pathspace.cli_errors import ErrorSentenceGroup
+from pathspace.training.experiments.names import TASKS
 from pathspace.training.trainer import Trainer
 
 app = typer.Typer(cls=ErrorSentenceGroup, rich_markup_mode="rich")
@@ -158,8 +161,8 @@ def test_diverged_run_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (
             ["train", "mnist"],
             (
-                "There is no task 'mnist' (did you mean mnist-98 or mnist-28?); choose one of:"
-                " bible-characters, catalogue"
+                "There is no task 'mnist' (did you mean mnist1d or mnist-98 or mnist-28?); choose"
+                " one of: bible-characters, bible-words, catalogue"
             ),
         ),
         (["train", "digits-rows", "--optimizer", "lion"], "There is no optimizer 'lion'"),
@@ -248,3 +251,9 @@ def test_interrupted_demo_ends_with_a_sentence(
     monkeypatch.setattr(pathspace.training.experiments.demo, "run_demo", interrupted)
     result = call("demo", "--out", tmp_path)
     assert result.exit_code == 130 and "Interrupted" in result.output
+
+
+def test_the_help_names_every_task() -> None:
+    parameters = get_command(app).commands["train"].params
+    said = next(parameter.help for parameter in parameters if parameter.name == "task")
+    assert set(TASKS) <= set(re.findall(r"[\w-]*\w", said))

@@ -5,6 +5,7 @@ or damaged is one sentence.
 from __future__ import annotations
 
 import gzip
+import math
 import pickle
 import struct
 import sys
@@ -224,10 +225,19 @@ def test_texts_are_read(tmp_path: Path, task: str, files: str) -> None:
     assert loaded.metric_name == ("bits" if task.endswith("characters") else "perplexity")
 
 
-def test_enwik8_is_split_by_bytes(tmp_path: Path) -> None:
-    (tmp_path / "enwik8").write_bytes("<mediawiki>é".encode() * 400)
-    task = load_task("enwik8", hidden=4, layers=1, length=20, data=str(tmp_path))
+def test_enwik8_has_the_papers_alphabet_or_all_bytes(tmp_path: Path) -> None:
+    (tmp_path / "enwik8").write_bytes("<mediaWiki>é".encode() * 400)
+    options = {"hidden": 4, "layers": 1, "length": 20, "data": str(tmp_path)}
+    task = load_task("enwik8", **options, every_byte=True)
     assert (len(task.train), len(task.valid), len(task.test)) == (233, 12, 12)
+    assert task.hopeless == math.log2(11), "m, e, d, i, a, W, k, < and >, and two bytes of the é"
+    task = load_task("enwik8", **options)
+    # a blank and nine letters, 400 times, and a blank at the end
+    assert (len(task.train), len(task.valid), len(task.test)) == (179, 9, 10)
+    word = [task.train.inputs[0, i : i + 10] for i in (0, 10)]
+    assert torch.equal(*word) and task.hopeless == math.log2(8), "a blank, m, e, d, i, a, w and k"
+    (tmp_path / "text8").write_bytes(b" abcdefghijklmnopqrstuvwxyz" * 400)
+    assert load_task("enwik8", **options).hopeless == math.log2(27)
 
 
 def test_parallel_text_is_read_and_must_be_parallel(tmp_path: Path) -> None:
@@ -340,6 +350,10 @@ def test_catalogues_are_read(tmp_path: Path) -> None:
     assert (["open", "%s"], ["%s", "öffnen"]) in pairs and len(pairs) == 31
     task = load_task("catalogue", hidden=8, layers=1, data=str(tmp_path))
     assert (len(task.train), len(task.valid), len(task.test)) == (25, 3, 3)
+    latin = catalogue({"": "Last-Translator: Jörg\n"}).replace("ö".encode(), b"\xf6?")
+    (tmp_path / "a.mo").write_bytes(latin)
+    with pytest.raises(InputError, match="has text that is not UTF-8; use a folder without it"):
+        load_task("catalogue", data=str(tmp_path))
     (tmp_path / "a.mo").write_bytes(catalogue(messages)[:300])
     with pytest.raises(InputError, match="is not a message catalogue, or it is cut off"):
         load_task("catalogue", data=str(tmp_path))

@@ -33,6 +33,7 @@ SMALL = Trial("digits-rows", "sgd", 0.1, 0, 2, batch_size=400, options=(("hidden
         ("linear 0", {0.0: 1.0, 0.25: 0.75}),
         ("constant 0.2", {0.0: 0.0, 0.1: 0.5, 0.2: 1.0, 1.0: 1.0}),
         ("drops 0.5 0.75 0.875", {0.0: 1.0, 0.499: 1.0, 0.5: 0.1, 0.8: 0.01, 0.9: 0.001}),
+        ("cosine", {0.0: 1.0, 0.5: 0.5, 1.0: 0.0}),
         ("cosine 0", {0.0: 1.0, 0.5: 0.5, 1.0: 0.0}),
         ("cosine 0.2", {0.0: 0.0, 0.1: 0.5, 0.2: 1.0, 0.6: 0.5, 1.0: 0.0}),
         ("inverse-root 0.25", {0.125: 0.5, 0.25: 1.0, 1.0: 0.5}),
@@ -46,7 +47,7 @@ def test_schedules_by_hand(name: str, factors: dict[float, float]) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "step", "drops", "drops x", "drops 1.5", "cosine", "cosine 0.1 0.2", "linear 1"]
+    "name", ["", "step", "drops", "drops x", "drops 1.5", "cosine x", "cosine 0.1 0.2", "linear 1"]
 )
 def test_schedules_that_are_none_are_refused(name: str) -> None:
     with pytest.raises(InputError, match="no schedule"):

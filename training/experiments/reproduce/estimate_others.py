@@ -79,9 +79,9 @@ class Plan(Journal):
         """List the runs, and pretend results of those that are not known."""
         for run in runs:
             if run not in self.asked:
-                self.asked[run] = self.known.get(run)
+                self.asked[run] = self.known[run] if self.has(run) else None
                 test = fmean(self.tests.get(replace(run, seed=0), [1.0]))
-                tried = rates(run.arm)
+                tried = rates(run.arm, run.start)
                 valid = FAR + abs(math.log(run.lr / tried[len(tried) // 2]))
                 self.known.setdefault(run, Result(valid, test, 0.5, False, "", 0.0))
 

@@ -22,6 +22,7 @@ from pathspace.training.experiments.reproduce.holm import POWER, Claim, judge
 from pathspace.training.experiments.reproduce.leaderboard_contest import (
     DEFAULT,
     FINALISTS,
+    FURTHER,
     MOST,
     ORDER,
     OURS,
@@ -208,15 +209,18 @@ def record(
             (
                 f"Batches of {BATCH[setting.scale]}; the learning rate falls linearly to 0. Steps:"
                 f" {steps}. For each contender, task and start, a tuning seed tries {len(tried)}"
-                f" rates by factors of about {tried[1] / tried[0]:.0f}, and another one the best"
-                f" {FINALISTS}; the mean validation loss of both decides. The rate is in brackets;"
-                " * marks a rate at the edge of the search."
+                f" rates by factors of about {tried[1] / tried[0]:.0f}, from {SCRAMBLED} starts"
+                f" {len(rates(RIVAL, SCRAMBLED))}, and up to {FURTHER} further ones while the best"
+                " lies at an edge or the lowest fails. Another seed tries the best"
+                f" {FINALISTS}; the mean validation loss of both decides. The rate is in"
+                " brackets; * marks a rate at the edge of the search."
             ),
             f"Reported: mean test loss of fresh seeds with its {percent(CONFIDENCE)} interval. "
             + (
                 f"Seeds {PILOT_SEEDS[0]} to {PILOT_SEEDS[-1]} at the chosen rates say how many"
                 f" seeds decide each claim with a probability of {percent(POWER)}, at least"
-                f" {len(setting.seeds)} and at most {MOST}; they are not reported. "
+                f" {len(setting.seeds)} and at most {setting.most_seeds or MOST}; they are not"
+                " reported. The spread of the seeds after them may ask for more. "
                 if setting.by_power
                 else ""
             )

@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,7 +31,12 @@ from pathspace.training.experiments.reproduce.leaderboard_run import (
     rates,
 )
 from pathspace.training.experiments.reproduce.leaderboard_tasks import STEPS, TASKS, chance
-from pathspace.training.experiments.reproduce.provenance import provenance
+from pathspace.training.experiments.reproduce.provenance import (
+    DECIDING_RUNS,
+    code_digest,
+    provenance,
+    splits_digest,
+)
 
 OURS, RIVAL = "gauge-fixed AdamW", "AdamW"
 DEFAULT, SCRAMBLED = STARTS[:2]
@@ -42,6 +48,8 @@ PILOT_SEEDS = range(5)
 # a second tuning seed tries so many rates, and at most so many seeds are reported
 FINALISTS = 3
 MOST = 60
+# a search that ends at its edge goes on for so many rates
+FURTHER = 6
 
 
 class Journal:
@@ -57,6 +65,7 @@ class Journal:
 
     Attributes:
         known: run -> its result.
+        digests: run -> what its code and its data were, where that was noted.
         origins: what computed the runs, in their order: a line before those of another
             commit or computer says it.
     """
@@ -71,6 +80,7 @@ class Journal:
         )
         self._most = 2 * jobs
         self.known: dict[Run, Result] = {}
+        self.digests: dict[Run, str] = {}
         self.origins: list[dict[str, str]] = []
         for entry in read_lines(path) if path is not None else ():
             if "computed" in entry:
@@ -80,7 +90,9 @@ class Journal:
             values: dict[str, Any] = {
                 key: math.nan if value is None else value for key, value in found.items()
             }
-            self.known[Run(**entry["run"])] = Result(**values)
+            run = Run(**entry["run"])
+            self.known[run] = Result(**values)
+            self.digests[run] = entry.get("digest", "")
 
     def __enter__(self) -> Self:
         return self
@@ -90,8 +102,12 @@ class Journal:
             self._pool.shutdown(cancel_futures=True)
 
     def carry_out(self, runs: Iterable[Run]) -> None:
-        """Carry out the runs that are not known, until time is up."""
-        waiting = deque(run for run in dict.fromkeys(runs) if run not in self.known)
+        """Carry out the runs that are not known, or that other code or other data led to,
+        until time is up. Without any time, the journal is read as it is.
+        """
+        if time.monotonic() >= self.until:
+            return
+        waiting = deque(run for run in dict.fromkeys(runs) if not self.has(run))
         begun: dict[Future[Result], Run] = {}
         while begun or (waiting and time.monotonic() < self.until):
             if self._pool is None:
@@ -104,15 +120,27 @@ class Journal:
             for ended in wait(begun, return_when=FIRST_COMPLETED).done:
                 self._keep(begun.pop(ended), ended.result())
 
+    def has(self, run: Run) -> bool:
+        """Whether a run is known, with the present code and data."""
+        return run in self.digests and self.digests[run] == run_digest(run.task, run.scale)
+
     def _keep(self, run: Run, result: Result) -> None:
-        self.known[run] = result
+        self.known[run], self.digests[run] = result, run_digest(run.task, run.scale)
         if self.path is not None:
             make_folder(str(self.path.parent))
-            lines: list[dict[str, Any]] = [{"run": asdict(run), "result": result.to_dict()}]
+            lines: list[dict[str, Any]] = [
+                {"run": asdict(run), "digest": self.digests[run], "result": result.to_dict()}
+            ]
             if self.origins[-1:] != [provenance()]:
                 self.origins.append(provenance())
                 lines.insert(0, {"computed": provenance()})
             append_lines(self.path, lines)
+
+
+@cache
+def run_digest(task: str, scale: str) -> str:
+    """A digest of the code of all runs, and of the data of a task."""
+    return f"{code_digest(DECIDING_RUNS)} {splits_digest(TASKS[task][1](scale))}"
 
 
 @dataclass(frozen=True)
@@ -126,6 +154,7 @@ class Entry:
         lr: the rate that was chosen.
         results: one for each of the fresh seeds.
         scale: of the data.
+        edge: whether the rate is the lowest or highest that was tried.
     """
 
     start: str
@@ -134,31 +163,20 @@ class Entry:
     lr: float
     results: tuple[Result, ...]
     scale: str = "embedded"
+    edge: bool = False
 
     @property
     def losses(self) -> list[float]:
-        """Test loss by seed; a run that failed counts as a guess, or as what it
-        ended with if that is worse.
-        """
+        """Test loss by seed; a run that failed counts as a guess."""
         guess = chance(self.task, self.scale)
-        return [
-            (
-                max(guess, one.test)
-                if one.failed and math.isfinite(one.test)
-                else guess
-                if one.failed
-                else one.test
-            )
-            for one in self.results
-        ]
+        return [guess if one.failed else one.test for one in self.results]
 
     def show(self) -> str:
         """Mean and interval, the rate (* at the edge of the search), failed runs."""
         failed = sum(one.failed for one in self.results)
-        edge = "*" if self.lr in (rates(self.arm)[0], rates(self.arm)[-1]) else ""
         return (
             f"{t_interval(self.losses).show('.3f')}"
-            f" ({self.lr:g}{edge}{f', {failed} failed' if failed else ''})"
+            f" ({self.lr:g}{'*' * self.edge}{f', {failed} failed' if failed else ''})"
         )
 
 
@@ -234,9 +252,10 @@ def hurts(task: str, arm: str) -> str:
 def contest(journal: Journal, chosen: Sequence[Case], setting: Setting) -> list[Entry]:
     """Tune and test contenders.
 
-    A tuning seed tries all rates, and another one the best three: the rate is that of the least
-    mean validation loss. With ``setting.by_power``, pilot seeds at that rate say how many fresh
-    seeds each pair of a claim needs.
+    A tuning seed tries all rates, and further ones while the best lies at an edge or the lowest
+    fails; another seed tries the best three: the rate is that of the least mean validation loss.
+    With ``setting.by_power``, pilot seeds at that rate say how many fresh seeds each pair of a
+    claim needs; if these spread more than the pilot's, their spread says how many more.
 
     Args:
         journal: carries out runs.
@@ -246,54 +265,117 @@ def contest(journal: Journal, chosen: Sequence[Case], setting: Setting) -> list[
     Returns:
         One entry for each whose runs are complete.
     """
-    scale = setting.scale
-
-    def runs(case: Case, lr: float, seeds: Iterable[int]) -> list[Run]:
-        start, task, arm = case
-        return [
-            Run(task, start, arm, lr, seed, setting.budget(STEPS[scale][task]), scale)
-            for seed in seeds
-        ]
-
-    def results(wanted: Sequence[Run]) -> tuple[Result, ...] | None:
-        found = [journal.known[run] for run in wanted if run in journal.known]
-        return tuple(found) if len(found) == len(wanted) else None
+    bench = Bench(journal, setting)
+    tried, best = bench.search(chosen)
 
     def entries(seeds: Mapping[Case, Iterable[int]]) -> dict[Case, Entry]:
-        journal.carry_out(
-            run for case, rate in best.items() for run in runs(case, rate, seeds[case])
-        )
-        ended = {case: results(runs(case, rate, seeds[case])) for case, rate in best.items()}
+        found = bench.results({(case, rate): list(seeds[case]) for case, rate in best.items()})
         return {
-            case: Entry(*case, best[case], found, scale) for case, found in ended.items() if found
+            case: Entry(
+                *case, rate, ended, setting.scale, rate in (tried[case][0], tried[case][-1])
+            )
+            for (case, rate), ended in found.items()
+            if ended
         }
 
-    def tuned(
-        wanted: Mapping[Case, Sequence[float]], seeds: Sequence[int]
+    def fresh() -> dict[Case, Entry]:
+        first = len(PILOT_SEEDS)
+        return entries({case: range(first, first + counts[case]) for case in best})
+
+    least, claimed = len(setting.seeds), asked()
+    counts = {case: least if case in claimed else max(2, least // 2) for case in best}
+    if setting.by_power:
+        pilot = entries({case: PILOT_SEEDS if case in claimed else () for case in best})
+        bounds = least, setting.most_seeds or MOST
+        counts |= seeds_by_power(pilot, pilot, bounds)
+        counts |= seeds_by_power(pilot, fresh(), bounds)
+    return list(fresh().values())
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Runs of contenders, and the search for their rates.
+
+    Args:
+        journal: carries out runs.
+        setting: scale and budgets.
+    """
+
+    journal: Journal
+    setting: Setting
+
+    def results(
+        self, wanted: Mapping[tuple[Case, float], Sequence[int]]
+    ) -> dict[tuple[Case, float], tuple[Result, ...]]:
+        """Carry out runs: case and rate, with seeds; what lacks a run is left out."""
+        runs = {key: [self._run(*key, seed) for seed in seeds] for key, seeds in wanted.items()}
+        self.journal.carry_out(run for some in runs.values() for run in some)
+        known = self.journal.known
+        return {
+            key: tuple(known[run] for run in some)
+            for key, some in runs.items()
+            if all(run in known for run in some)
+        }
+
+    def search(
+        self, chosen: Sequence[Case]
+    ) -> tuple[dict[Case, tuple[float, ...]], dict[Case, float]]:
+        """The rates that were tried, and the best one of each case whose runs are complete."""
+        tried = {case: rates(case[2], case[0]) for case in chosen}
+        first = self._ranked(tried, TUNING_SEEDS[:1])
+        for _ in range(FURTHER):
+            lowest = self.results({(case, tried[case][0]): TUNING_SEEDS[:1] for case in first})
+            more = {
+                case: further(tried[case], ranked[0], lowest[case, tried[case][0]][0].failed)
+                for case, ranked in first.items()
+            }
+            more = {case: some for case, some in more.items() if some != tried[case]}
+            if not more:
+                break
+            tried |= more
+            first |= self._ranked(more, TUNING_SEEDS[:1])
+        few = {case: ranked[:FINALISTS] for case, ranked in first.items()}
+        return tried, {case: one[0] for case, one in self._ranked(few, TUNING_SEEDS).items()}
+
+    def _ranked(
+        self, wanted: Mapping[Case, Sequence[float]], seeds: Sequence[int]
     ) -> dict[Case, list[float]]:
         """The rates of each case, the best first; cases that lack a run are left out."""
-        journal.carry_out(
-            run for case, some in wanted.items() for rate in some for run in runs(case, rate, seeds)
-        )
-        ranked = {}
-        for case, some in wanted.items():
-            tried = {rate: results(runs(case, rate, seeds)) for rate in some}
-            if all(tried.values()):
-                ranked[case] = sorted(some, key=lambda rate: (_mean_loss(tried[rate] or ()), rate))
-        return ranked
+        found = self.results({(case, lr): seeds for case, some in wanted.items() for lr in some})
+        return {
+            case: sorted(some, key=lambda lr: (_mean_loss(found[case, lr]), lr))
+            for case, some in wanted.items()
+            if all((case, lr) in found for lr in some)
+        }
 
-    first = tuned({case: rates(case[2]) for case in chosen}, TUNING_SEEDS[:1])
-    few = {case: ranked[:FINALISTS] for case, ranked in first.items()}
-    best = {case: ranked[0] for case, ranked in tuned(few, TUNING_SEEDS).items()}
-    most = len(setting.seeds)
-    claimed = asked()
-    counts = {case: most if case in claimed else max(2, most // 2) for case in best}
-    if setting.by_power:
-        counts |= seeds_by_power(
-            entries({case: PILOT_SEEDS if case in claimed else () for case in best}), most
-        )
-    fresh = {case: range(len(PILOT_SEEDS), len(PILOT_SEEDS) + counts[case]) for case in best}
-    return list(entries(fresh).values())
+    def _run(self, case: Case, lr: float, seed: int) -> Run:
+        start, task, arm = case
+        steps = self.setting.budget(STEPS[self.setting.scale][task])
+        return Run(task, start, arm, lr, seed, steps, self.setting.scale)
+
+
+def further(tried: tuple[float, ...], best: float, fails: bool) -> tuple[float, ...]:
+    """Rates with one more where the search may have ended too early.
+
+    Args:
+        tried: rates in ascending order.
+        best: the best of them.
+        fails: whether a run of the lowest one failed.
+
+    Example:
+        >>> further((0.01, 0.03, 0.1), 0.01, False)
+        (0.003, 0.01, 0.03, 0.1)
+        >>> further((0.01, 0.03, 0.1), 0.1, False)
+        (0.01, 0.03, 0.1, 0.3)
+        >>> further((0.01, 0.03, 0.1), 0.03, False)
+        (0.01, 0.03, 0.1)
+    """
+    # (their factors alternate)
+    if fails or best == tried[0]:
+        return (float(f"{tried[0] * tried[1] / tried[2]:.3g}"), *tried)
+    if best == tried[-1]:
+        return (*tried, float(f"{tried[-1] * tried[-2] / tried[-3]:.3g}"))
+    return tried
 
 
 def _mean_loss(results: Iterable[Result]) -> float:
@@ -301,34 +383,43 @@ def _mean_loss(results: Iterable[Result]) -> float:
     return sum(losses) / len(losses)
 
 
-def seeds_by_power(pilot: Mapping[Case, Entry], least: int) -> dict[Case, int]:
-    """How many seeds decide each pair of a claim with a probability of 80 %, by
-    the spread of the pilot.
+def seeds_by_power(
+    pilot: Mapping[Case, Entry], spread: Mapping[Case, Entry], bounds: tuple[int, int]
+) -> dict[Case, int]:
+    """How many seeds decide each pair of a claim with a probability of 80 %.
 
     The effect to be found is the margin, or half of what the pilot shows where that is larger.
 
     Args:
         pilot: entries of the pilot's seeds.
-        least: at least so many.
+        spread: entries whose spread counts: the pilot's, or those of the first fresh seeds. No
+            number is below theirs.
+        bounds: at least and at most so many.
 
     Returns:
         A number for each case of a pair.
+
+    Source:
+        Wittes and Brittain, The role of internal pilot studies, Statistics in Medicine 1990.
     """
+    least, most = bounds
     counts: dict[Case, int] = {}
     families = Counter(family for family, *_ in pairs())
     for family, what, ours, rival in pairs():
-        if ours in pilot and rival in pilot:
-            claim = compared(what, pilot[ours], pilot[rival])
-            effect = max(claim.margin, abs(claim.mean) / 2)
-            needed = seeds_needed(claim.error * math.sqrt(claim.count), effect, families[family])
+        if ours in pilot and rival in pilot and ours in spread and rival in spread:
+            shown, found = (compared(what, one[ours], one[rival]) for one in (pilot, spread))
+            effect = max(shown.margin, abs(shown.mean) / 2)
+            needed = seeds_needed(found.error * math.sqrt(found.count), effect, families[family])
             for case in (ours, rival):
-                counts[case] = max(counts.get(case, least), min(needed, MOST))
+                have = len(spread[case].results) if spread is not pilot else least
+                counts[case] = max(counts.get(case, least), have, min(needed, most))
     return counts
 
 
 __all__ = [
     "DEFAULT",
     "FINALISTS",
+    "FURTHER",
     "MOST",
     "ORDER",
     "OURS",
@@ -349,4 +440,4 @@ __all__ += [
     "priority",
     "seeds_by_power",
 ]
-__all__ += ["statement"]
+__all__ += ["Bench", "run_digest", "statement"]

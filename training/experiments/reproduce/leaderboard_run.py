@@ -30,6 +30,8 @@ from pathspace.training.threads import one_thread
 
 SIMPLE = "linear model"
 STARTS = ("default", "scrambled 100", "scrambled 10", "unit skeleton")
+# rates that only such starts need
+LOWER = 3
 
 
 def _muon(model: nn.Module, lr: float) -> list[Optimizer]:
@@ -108,6 +110,12 @@ ARMS: dict[str, tuple[float, Maker]] = {
         1e-5,
         lambda m, g, lr: GAdam(m.named_parameters(), lr=lr, skeleton=g.skeleton("magnitude")),
     ),
+    "G-Adam, bound 1": (
+        1e-4,
+        lambda m, g, lr: GAdam(
+            m.named_parameters(), lr=lr, skeleton=g.skeleton("magnitude"), max_multiplier=1.0
+        ),
+    ),
     "Path-SGD": (3e-3, _path_sgd),
     "LoRA+": (1e-5, lambda m, _g, lr: lora_plus(_pairs(m), lr)),
     "gauge-fixed LoRA+": (1e-5, lambda m, g, lr: GaugeFixed(lora_plus(_pairs(m), lr), g, model=m)),
@@ -128,15 +136,20 @@ ONLY = {
 }
 
 
-def rates(arm: str) -> tuple[float, ...]:
-    """Eight rates, by factors of about three.
+def rates(arm: str, start: str = STARTS[0]) -> tuple[float, ...]:
+    """Eight rates, by factors of about three, and three lower ones from starts scrambled most.
 
     Example:
         >>> rates("SGD")
         (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+        >>> rates("SGD", "scrambled 100")[:4]
+        (3e-05, 0.0001, 0.0003, 0.001)
     """
-    lowest = ARMS[arm][0]
-    return tuple(float(f"{lowest * 10 ** (i // 2) * (3 if i % 2 else 1):.3g}") for i in range(8))
+    lower = LOWER if start == STARTS[1] else 0
+    return tuple(
+        float(f"{ARMS[arm][0] * 10.0 ** (place // 2) * (3 if place % 2 else 1):.3g}")
+        for place in range(-lower, 8)
+    )
 
 
 @dataclass(frozen=True)

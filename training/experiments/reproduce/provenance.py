@@ -13,14 +13,14 @@ import ast
 import hashlib
 import platform
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from pathspace.training.config import versions
-from pathspace.training.task import Task, load_task
+from pathspace.training.task import Split, Task, load_task
 
 # What decides how a trial ends. The analysis of models is not among it but for the choice of the
 # skeleton and of the additions that are penalised: tests hold it to oracles, and it is too large
@@ -54,6 +54,18 @@ DECIDING = (
     "training/experiments/reproduce/trial.py",
     *("edge_rows.py", "trees.py", "two_trees.py", "spanning_tree.py", "skeleton.py"),
 )
+# the same for a run of the leaderboard, which has a loop of its own
+DECIDING_RUNS = (
+    *("training/optim", "training/threads.py", "training/task.py"),
+    *("training/experiments/adapters.py", "training/experiments/data.py"),
+    *("training/experiments/tasks", "training/experiments/models"),
+    *(
+        f"training/experiments/reproduce/{name}"
+        for name in ("leaderboard_run.py", "leaderboard_tasks.py")
+    ),
+    *("edge_rows.py", "trees.py", "two_trees.py", "spanning_tree.py", "skeleton.py"),
+    *("rescale.py", "moves.py", "pairs.py", "log_prefix.py", "attained.py"),
+)
 
 
 def provenance() -> dict[str, str]:
@@ -86,16 +98,19 @@ def together(origins: Sequence[dict[str, str]]) -> dict[str, str]:
 
 
 @cache
-def code_digest() -> str:
+def code_digest(deciding: tuple[str, ...] = DECIDING) -> str:
     """Return a digest of the code that decides how a trial ends; comments, docstrings
     and layout do not count.
+
+    Args:
+        deciding: the files and folders.
 
     Example:
         >>> len(code_digest())
         16
     """
     found = hashlib.sha256()
-    for path in _sources():
+    for path in _sources(deciding):
         found.update(
             path.name.encode() + b"\0" + bare(path.read_text(encoding="utf-8")).encode() + b"\0"
         )
@@ -146,8 +161,19 @@ def data_digest(name: str, options: tuple[tuple[str, Any], ...]) -> str:
         False
     """
     task = task_data(name, options)
+    return splits_digest((task.train, task.valid, task.test))
+
+
+def splits_digest(splits: Iterable[Split]) -> str:
+    """Return a digest of all examples and labels of splits.
+
+    Example:
+        >>> from pathspace.training.experiments.tasks.digits import image_splits
+        >>> len(splits_digest(image_splits()))
+        16
+    """
     found = hashlib.sha256()
-    for split in (task.train, task.valid, task.test):
+    for split in splits:
         for tensor in (split.inputs, split.targets):
             found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
             # (the array itself, not its bytes: large data are files that the system maps)
@@ -155,9 +181,9 @@ def data_digest(name: str, options: tuple[tuple[str, Any], ...]) -> str:
     return found.hexdigest()[:16]
 
 
-def _sources() -> Iterator[Path]:
+def _sources(deciding: tuple[str, ...]) -> Iterator[Path]:
     root = Path(str(resources.files("pathspace")))
-    for name in DECIDING:
+    for name in deciding:
         path = root / name
         # in an editable installation the packages are in one folder
         path = path if path.exists() else root.parent / name

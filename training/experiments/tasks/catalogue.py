@@ -2,7 +2,8 @@
 sentences of real programs.
 
 ``catalogue`` is a task over the German catalogues that ship with Django, where it is installed, or
-over those of the user in ``--data DIR``.
+over those of the user in ``--data DIR``; ``catalogues`` is one over those of many programs, which
+``pathspace data fetch`` brings.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from pathlib import Path
 import numpy as np
 
 from pathspace.errors import InputError
+from pathspace.training.experiments import data as fetching
 from pathspace.training.experiments.tasks.translation import translation_task
 from pathspace.training.task import Task, register_task
 
 PACKAGE, INSIDE = "django", "**/locale/de/LC_MESSAGES/*.mo"
 HINT = "Linux systems keep German catalogues in /usr/share/locale/de/LC_MESSAGES"
+WHAT = "messages of programs, translated"
 Pair = tuple[list[str], list[str]]
 
 
@@ -39,13 +42,18 @@ def read_catalogue(path: Path) -> list[Pair]:
     try:
         with open(path, "rb") as file:
             messages = gettext.GNUTranslations(file)._catalog  # type: ignore[attr-defined]
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"The catalogue '{path}' has text that is not UTF-8; use a folder without it, {HINT}."
+        ) from error
     except Exception as error:
         raise InputError(
             f"The file '{path}' is not a message catalogue, or it is cut off; {HINT}."
         ) from error
     pairs = []
     for key, translated in messages.items():
-        message = key[0] if isinstance(key, tuple) else key
+        # (a plural's key has its number, and a message may stand behind its context)
+        message = (key[0] if isinstance(key, tuple) else key).rpartition("\4")[2]
         if message and isinstance(translated, str) and translated:
             pairs.append((words_of(message), words_of(translated)))
     return pairs
@@ -79,7 +87,7 @@ def installed() -> list[Path]:
     return files
 
 
-def given(folder: Path) -> list[Path]:
+def given(folder: Path, task: str = "catalogue") -> list[Path]:
     """List the catalogues in a folder of the user.
 
     Raises:
@@ -87,7 +95,7 @@ def given(folder: Path) -> list[Path]:
     """
     if not folder.is_dir():
         raise InputError(
-            f"Task 'catalogue' found no folder '{folder}', expected one with .mo files; {HINT}."
+            f"Task '{task}' found no folder '{folder}', expected one with .mo files; {HINT}."
         )
     files = sorted(folder.glob("*.mo"))
     if not files:
@@ -122,6 +130,44 @@ def catalogue(
             it, or too few messages.
     """
     files = installed() if data is None else given(Path(data))
+    parts = _parts(files, data or PACKAGE, longest, limit)
+    return translation_task("catalogue", WHAT, parts, hidden, layers, longest, dropout=dropout)
+
+
+@register_task("catalogues")
+def catalogues(
+    hidden: int = 128,
+    layers: int = 2,
+    longest: int = 12,
+    limit: int = 100_000,
+    vocabulary: int = 8000,
+    dropout: float = 0.0,
+    data: str | None = None,
+) -> Task:
+    """Build the task: English messages of many programs, translated into German.
+
+    Args:
+        hidden: features of the transformer, an even number.
+        layers: encoder layers, and decoder layers.
+        longest: longer messages or translations are left out.
+        limit: at most so many pairs.
+        vocabulary: so many words are known, both languages together.
+        dropout: of the transformer.
+        data: folder with .mo files, all of one language; by default the fetched ones.
+
+    Returns:
+        The task; a message is in one split only.
+
+    Raises:
+        InputError: the data is not there, or has too few messages.
+    """
+    folder = fetching.given("catalogues", data, "catalogues")
+    parts = _parts(given(folder, "catalogues"), folder, longest, limit)
+    return translation_task("catalogues", WHAT, parts, hidden, layers, longest, vocabulary, dropout)
+
+
+def _parts(files: list[Path], where: Path | str, longest: int, limit: int) -> list[list[Pair]]:
+    """The pairs of all catalogues to train, to choose and to test; a message is in one part."""
     unique = {
         " ".join(first): (first, second) for file in files for first, second in read_catalogue(file)
     }
@@ -131,7 +177,6 @@ def catalogue(
         if 0 < len(pair[0]) <= longest and 0 < len(pair[1]) < longest
     ]
     if len(pairs) < 20:
-        where = data or PACKAGE
         raise InputError(
             f"The catalogues in '{where}' contain {len(pairs)} short messages, expected at least"
             f" 20; {HINT}."
@@ -139,6 +184,4 @@ def catalogue(
     order = np.random.default_rng(0).permutation(len(pairs))[:limit]
     pairs = [pairs[i] for i in order]
     tenth = len(pairs) // 10
-    parts = [pairs[2 * tenth :], pairs[:tenth], pairs[tenth : 2 * tenth]]
-    what = "messages of programs, translated"
-    return translation_task("catalogue", what, parts, hidden, layers, longest, dropout=dropout)
+    return [pairs[2 * tenth :], pairs[:tenth], pairs[tenth : 2 * tenth]]

