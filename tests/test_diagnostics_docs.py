@@ -58,11 +58,14 @@ def test_a_run_has_every_figure_that_the_page_needs(
     monkeypatch.setattr(markov_run, "NETWORKS", {"MLP": NETWORKS["MLP"]})
     monkeypatch.setattr(markov_run, "TAUS", (0.0, 3e-4))
     monkeypatch.setattr(markov_run, "AT_A_TIME", 70)
+    monkeypatch.setattr(markov_run, "COMPARED", {"MLP": 3})
     rows = markov_run.measure(2, 3, ["MLP"], tmp_path / "rows.jsonl")
     assert rows == markov_run.measure(2, 3, ["MLP"], None)
     with (tmp_path / "rows.jsonl").open("a") as file:
         file.write('\n{"steps": 3, "row": {"net')
-    monkeypatch.setattr(markov_run, "measure_one", lambda *_: pytest.fail("measured again"))
+    assert [(row["seed"], row["tau"]) for row in rows[1]] == [(2, 0.0), (2, 3e-4)]
+    for name in ("measure_one", "compare_one"):
+        monkeypatch.setattr(markov_run, name, lambda *_: pytest.fail("measured again"))
     assert rows == markov_run.measure(2, 3, ["MLP"], tmp_path / "rows.jsonl")
     with pytest.raises(pytest.fail.Exception, match="measured again"):
         markov_run.measure(2, 4, ["MLP"], tmp_path / "rows.jsonl")

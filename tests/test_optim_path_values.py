@@ -347,3 +347,27 @@ def test_path_sgd_refuses_what_is_no_sum_over_paths() -> None:
     linear = nn.Linear(1, 1)
     with pytest.raises(InputError, match="not the model's"):
         PathSGD([nn.Parameter(torch.ones(1))], model=linear, example=(torch.ones(1, 1),))
+
+
+@pytest.mark.parametrize(("every", "renewed"), [(1, [0, 1, 2, 3, 4]), (2, [0, 2, 4]), (3, [0, 3])])
+def test_path_sgd_renews_its_scaling_at_every_so_many_steps(
+    every: int, renewed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4, bias=False), nn.ReLU(), nn.Linear(4, 2, bias=False))
+    optimizer = PathSGD(
+        model.named_parameters(), lr=0.01, model=model, example=(torch.randn(1, 3),), every=every
+    )
+    steps: list[int] = []
+    kappa = optimizer.path_norm.kappa
+
+    def noted(second: bool) -> object:
+        steps.append(optimizer.state_dict()["count"])
+        return kappa(second)
+
+    monkeypatch.setattr(optimizer.path_norm, "kappa", noted)
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.randn(8, 3)).square().mean().backward()
+        optimizer.step()
+    assert steps == renewed

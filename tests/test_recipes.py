@@ -5,6 +5,7 @@ differences are all listed.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from test_training_data import idx
 from pathspace.errors import InputError
 from pathspace.json_lines import read_lines
 from pathspace.training.experiments.models import StackedReluLM
-from pathspace.training.experiments.reproduce import Setting
+from pathspace.training.experiments.reproduce import EXPERIMENTS, Setting
 from pathspace.training.experiments.reproduce.command import run_reproduction
 from pathspace.training.experiments.reproduce.recipes import (
     FIELDS,
@@ -31,6 +32,7 @@ from pathspace.training.experiments.reproduce.recipes import (
     listed,
     load_cells,
     runnable,
+    settled,
     table_cells,
 )
 from pathspace.training.experiments.reproduce.recipes.compare import (
@@ -41,7 +43,8 @@ from pathspace.training.experiments.reproduce.recipes.compare import (
 )
 from pathspace.training.experiments.reproduce.recipes.full import full_arm
 from pathspace.training.experiments.reproduce.record import Record
-from pathspace.training.experiments.reproduce.trial import Trial
+from pathspace.training.experiments.reproduce.trial import Outcome, Trial
+from pathspace.training.experiments.reproduce.tuning import measure
 from pathspace.training.experiments.tasks import load_task, task_names
 from pathspace.training.experiments.tasks.papers import CORPORA, mnist_splits
 from pathspace.training.recipe import Recipe, prepare
@@ -51,20 +54,21 @@ JOURNALS = sorted((Path(__file__).parents[1] / "docs" / "reproduction").glob("*-
 SETTING = Setting(run=lambda trials: [], scale="full")
 RUNNABLE = [cell for cell in load_cells().values() if not runnable(cell)]
 # What a full run cannot take over from a recipe, by the fields that differ: one thread in place of
-# a GPU, five seeds, rates chosen on validation data, and details of toolkit and transformer.
+# a GPU, five seeds, rates chosen on validation data, and details of Path-SGD.
 ALWAYS = {"device", "seeds", "search"}
 LEFT = {
     "path-space-table-1": set(),
     "path-space-table-7": set(),
     "path-space-figure-6": set(),
-    "path-space-figure-4": {"decay", "data"},
+    "path-space-figure-4": {"decay", "scaling"},
     "path-space-table-2": set(),
     "path-space-table-4": set(),
     "path-space-figure-7": set(),
-    "path-space-table-6": {"decay", "data", "reported"},
-    "markov-chain-table-1": {"betas", "normalisation"},
-    "markov-chain-figure-4": {"betas", "normalisation"},
+    "path-space-table-6": {"decay", "reported", "scaling"},
+    "markov-chain-table-1": set(),
+    "markov-chain-table-2": set(),
     "markov-chain-table-3": set(),
+    "markov-chain-figure-4": set(),
 }
 
 
@@ -101,6 +105,30 @@ def test_every_optimizer_of_a_recipe_has_its_decay() -> None:
         prepare(task, Recipe(kind, decay=decay))
 
 
+def test_decays_are_chosen_from_those_of_the_recipe() -> None:
+    """All language models choose one of three decays, but for Path-SGD, which has none."""
+    cells = table_cells("path-space-figure-4")
+    for (row, column), cell in cells.items():
+        run = of_full(cell)
+        wanted = 0.0 if column == "Path-SGD" else [1e-5, 1e-6, 1e-7]
+        assert run["decay"] == wanted, (row, column)
+    seen: list[Trial] = []
+
+    def run_of(trials: Sequence[Trial]) -> list[Outcome]:
+        seen.extend(trials)
+        return [
+            Outcome((1.0,), (1.0,), (abs(t.decay - 1e-5) + t.lr / 100,), 2.0, False, 0.5, 0.5)
+            for t in trials
+        ]
+
+    arm = full_arm("x", cells["PTB", "G-SGD"], SETTING)
+    (found,) = measure([arm], run_of, (1000, 1001), (0, 1, 2))
+    assert len([t for t in seen if not t.test]) == len(set(seen)) - 3 == 3 * len(arm.rates) * 2
+    assert {(t.decay, t.lr) for t in seen if t.test} == {(1e-5, 0.1)}
+    assert (found.arm.base.decay, found.lr, found.to_dict()["decay"]) == (1e-5, 0.1, 1e-5)
+    assert found.seconds == 2.0 * len(seen)
+
+
 def test_a_recipe_that_lacks_a_field_is_refused() -> None:
     cell = RUNNABLE[0]
     with pytest.raises(InputError, match="lacks 'epochs'"):
@@ -113,7 +141,7 @@ def test_a_recipe_that_lacks_a_field_is_refused() -> None:
 
 def of_full(cell: Cell, **more: Any) -> dict[str, Any]:
     arm = full_arm("x", cell, SETTING)
-    return describe(replace(arm.base, **more), arm.rates, 5, 2)
+    return describe(replace(arm.base, **more), arm.rates, 5, 2, arm.decays)
 
 
 @pytest.mark.parametrize("table", LEFT)
@@ -124,7 +152,7 @@ def test_the_full_scale_is_the_recipe(table: str) -> None:
     for cell in RUNNABLE:
         if cell.name.split("/")[0] != table:
             continue
-        run = of_full(cell)
+        run, cell = of_full(cell), settled(cell)
         for key, said in cell.recipe.items():
             lines = differences(
                 replace(cell, recipe={**dict.fromkeys(FIELDS, 0), key: said}),
@@ -168,6 +196,8 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "clip": (9.0, "clip"),
     "decay": (9.0, "decay"),
     "augment": ("crop-flip", "augmentation"),
+    "betas": ((0.9, 0.98), "betas"),
+    "eps": (1e-9, "eps"),
     "precision": ("bf16-mixed", "device"),
 }
 
@@ -186,7 +216,11 @@ def test_every_field_of_a_trial_is_looked_at() -> None:
 def test_a_change_of_the_run_is_listed(name: str) -> None:
     cell = table_cells("path-space-table-1")["sMNIST-28", "SGD"]
     value, key = CHANGES[name]
-    before, after = (differences(cell, of_full(cell, **more)) for more in ({}, {name: value}))
+    # (SGD has no moments)
+    adam = {"optimizer": "adam"} if name in ("betas", "eps") else {}
+    before, after = (
+        differences(cell, of_full(cell, **{**adam, **more})) for more in ({}, {name: value})
+    )
     assert any(line.startswith(f"{FIELDS[key]}: ") for line in set(after) - set(before))
 
 
@@ -237,19 +271,21 @@ def test_records_name_the_cut_of_their_data(journal: Path) -> None:
 
 def test_no_option_of_a_task_is_left_out() -> None:
     """Whatever a run changes of its task's options changes its description."""
-    others: dict[str, Any] = {"depth": 14}
+    others: dict[str, Any] = {"depth": 14, "hidden": 48}
     for task in DATA:
         for option, default in task_options(task).items():
             if option == "data":
                 continue
             if option == "network":
-                other: Any = "recurrent" if default == "resnet" else "resnet"
+                other: Any = {"resnet": "recurrent", "deep-resnet": "vit"}.get(default, "resnet")
             else:
                 other = not default if isinstance(default, bool) else others.get(option, 7)
-            trial = Trial(task, "sgd", 0.1, 0, 1)
+            # (the recurrent network alone has two ways to halve images)
+            network = (("network", "recurrent"),) if option == "overlapping" else ()
+            trial = Trial(task, "sgd", 0.1, 0, 1, options=network)
             before, after = (
                 describe(one, (0.1,), 2, 1)
-                for one in (trial, replace(trial, options=((option, other),)))
+                for one in (trial, replace(trial, options=(*network, (option, other))))
             )
             assert before != after, (task, option)
 
@@ -271,12 +307,30 @@ def test_rates_seeds_and_warm_up_are_listed() -> None:
     assert (warm["schedule"], warm["warmup"]) == ("cosine", 20)
 
 
+def test_the_full_scale_has_the_papers_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("path-space-table-1", "path-space-table-7"):
+        said = {cell.recipe["seeds"] for cell in table_cells(name).values()}
+        assert said == {EXPERIMENTS["smnist"].full_seeds} == {3}
+    seen: list[Setting] = []
+    monkeypatch.setattr(
+        "pathspace.training.experiments.reproduce.command.show_estimate",
+        lambda experiment, setting, *more: seen.append(setting),
+    )
+    for scale in ("embedded", "full"):
+        run_reproduction(
+            "smnist", Console(quiet=True), scale=scale, data=str(tmp_path), dry_run=True
+        )
+    assert [len(setting.seeds) for setting in seen] == [5, 3]
+
+
 def test_cells_that_cannot_be_trained_say_why() -> None:
     left = [cell for cell in load_cells().values() if runnable(cell)]
     assert {cell.name.split("/")[0] for cell in left} == {
-        "markov-chain-table-2", "markov-chain-table-3", "markov-chain-figure-2",
+        "markov-chain-figure-2",
         "path-space-table-4",
-    }  # fmt: skip
+    }
     for cell in left:
         assert runnable(cell).endswith(".")
         with pytest.raises(InputError, match="cannot be trained here"):
@@ -303,8 +357,8 @@ def test_what_holds_for_all_contenders_is_listed_once() -> None:
         SETTING,
     )
     assert "Optimizer: G-SGD in place of SGD. (sMNIST-28: G-SGD)" in mixed
-    with pytest.raises(InputError, match="No cell of markov-chain-table-2"):
-        full_arms("markov-chain-table-2", SETTING)
+    with pytest.raises(InputError, match="No cell of markov-chain-figure-2"):
+        full_arms("markov-chain-figure-2", SETTING)
 
 
 def test_texts_are_described_as_their_models_are(tmp_path: Path) -> None:

@@ -252,7 +252,7 @@ def test_parallel_text_is_read_and_must_be_parallel(tmp_path: Path) -> None:
 
 
 NEED_DATA = ["mnist-28", "mnist-98-permuted", "mnist-images", "cifar10", "cifar100", "ptb",
-             "ptb-characters", "wikitext-2", "enwik8", "wmt16"]  # fmt: skip
+             "ptb-characters", "wikitext-2", "enwik8", "wmt16", "imagenet"]  # fmt: skip
 
 
 @pytest.mark.parametrize("task", NEED_DATA)

@@ -267,14 +267,17 @@ class Recipe:
         seed: seed of the model, and of the skeleton of the rule ``"random"``.
         decay: weight decay of the optimizer; decay of path values for optimizers on path values;
             ``None`` takes the optimizer's own default, 0 for all but torch's AdamW and Muon.
+        betas: decay rates of the two moments of Adam and its kin; ``None`` takes the optimizer's
+            own.
+        eps: what they add to the root of the second moment; ``None`` takes the optimizer's own.
 
     Raises:
         InputError: no optimizer, rule or starting point has this name, the learning rate is not
-            positive, or the optimizer has no weight decay.
+            positive, a decay rate is not between 0 and 1, or the optimizer has no weight decay.
 
     Example:
-        >>> Recipe("sgd")
-        Recipe(optimizer='sgd', lr=0.05, init='default', rule='modulo', seed=0, decay=0.0)
+        >>> Recipe("sgd", lr=0.1).settings()
+        {'optimizer': 'sgd', 'lr': 0.1, 'init': 'default', 'seed': 0}
     """
 
     optimizer: str = "gsgd"
@@ -283,6 +286,8 @@ class Recipe:
     rule: Rule = "modulo"
     seed: int = 0
     decay: float | None = None
+    betas: tuple[float, float] | None = None
+    eps: float | None = None
 
     def __post_init__(self) -> None:
         kind = optimizer_kind(self.optimizer)
@@ -312,6 +317,13 @@ class Recipe:
                 f"The optimizer {self.optimizer} has no weight decay; leave it out, or choose"
                 " another."
             )
+        if self.betas is not None and not all(0 <= beta < 1 for beta in self.betas):
+            raise InputError(
+                f"The decay rates of the moments are {self.betas}; give two numbers from 0 to"
+                " below 1, such as 0.9 and 0.98."
+            )
+        if self.eps is not None and not (math.isfinite(self.eps) and self.eps > 0):
+            raise InputError(f"The eps is {self.eps}; give a positive number such as 1e-8.")
 
     @property
     def rate(self) -> float:
@@ -326,7 +338,12 @@ class Recipe:
     def settings(self) -> dict[str, Any]:
         """Return the plain values that identify a run of this recipe."""
         # without settings that have no effect
-        used = {"rule": self.needs_skeleton, "decay": bool(self.decay)}
+        used = {
+            "rule": self.needs_skeleton,
+            "decay": bool(self.decay),
+            "betas": self.betas is not None,
+            "eps": self.eps is not None,
+        }
         return {k: v for k, v in asdict(self).items() if used.get(k, True)}
 
 
@@ -365,6 +382,9 @@ def prepare(
     Returns:
         Model and optimizer, ready for a trainer.
 
+    Raises:
+        InputError: the optimizer has no moments, and the recipe sets their decay rates.
+
     Example:
         >>> from pathspace.training.experiments.tasks import load_task
         >>> model, optimizer = prepare(load_task("digits-rows", hidden=6), Recipe("gsgd"))
@@ -390,4 +410,13 @@ def prepare(
     for group in optimizer.param_groups:
         if "weight_decay" in group:
             group["weight_decay"] = recipe.decay
+        for name, value in (("betas", recipe.betas), ("eps", recipe.eps)):
+            if value is None:
+                continue
+            if name not in group:
+                raise InputError(
+                    f"The optimizer {recipe.optimizer} has no {name}; leave it out, or choose"
+                    " another, such as adam."
+                )
+            group[name] = value
     return model, optimizer

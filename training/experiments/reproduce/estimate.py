@@ -15,10 +15,10 @@ import torch
 
 from pathspace.training.experiments.reproduce.experiment import Experiment, Setting
 from pathspace.training.experiments.reproduce.provenance import task_data
-from pathspace.training.experiments.reproduce.trial import Outcome, Trial
+from pathspace.training.experiments.reproduce.trial import Outcome, Trial, recipe_of
 from pathspace.training.experiments.reproduce.trial_cache import TrialCache
 from pathspace.training.launch import make_fabric
-from pathspace.training.recipe import Recipe, prepare
+from pathspace.training.recipe import prepare
 from pathspace.training.threads import one_thread
 from pathspace.training.trainer import EVALUATION_BATCH
 
@@ -149,9 +149,7 @@ def seconds_of(trial: Trial) -> float:
     task = task_data(trial.task, trial.options)
     fabric = make_fabric(trial.device, 1, precision=trial.precision)
     with one_thread():
-        model, optimizer = fabric.setup(
-            *prepare(task, Recipe(trial.optimizer, 1e-6, trial.init, trial.rule, trial.seed))
-        )
+        model, optimizer = fabric.setup(*prepare(task, recipe_of(replace(trial, lr=1e-6))))
         inputs, targets = fabric.to_device(
             (task.train.inputs[: trial.batch_size], task.train.targets[: trial.batch_size])
         )

@@ -123,6 +123,7 @@ class Experiment:
         run: does it.
         draw: draws its picture from the record alone.
         seeds: how many seeds are reported if nobody says.
+        full_seeds: how many the paper reports, and so the full scale; ``None`` for ``seeds``.
         trials: it consists of trials, which can be counted before they are run.
         fetched: there is a setting for data that ``pathspace data fetch`` brings.
     """
@@ -134,6 +135,7 @@ class Experiment:
     run: Callable[[Setting], Record]
     draw: Callable[[Record], Figure]
     seeds: int = 5
+    full_seeds: int | None = None
     fetched: bool = False
     trials: bool = True
 

@@ -176,7 +176,8 @@ def splits_digest(splits: Iterable[Split]) -> str:
     for split in splits:
         for tensor in (split.inputs, split.targets):
             found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-            found.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+            # (the array itself, not its bytes: large data are files that the system maps)
+            found.update(tensor.detach().cpu().contiguous().numpy().data)
     return found.hexdigest()[:16]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from pathspace.errors import InputError
 from pathspace.training.experiments.reproduce.convolutions import FASHION, clothes, digits
 from pathspace.training.experiments.reproduce.experiment import Setting, experiment
 from pathspace.training.experiments.reproduce.paired_comparison import (
@@ -15,7 +16,7 @@ from pathspace.training.experiments.reproduce.paired_comparison import (
     draw_paired_comparison,
     hold,
 )
-from pathspace.training.experiments.reproduce.recipes import full_arms, table_cells
+from pathspace.training.experiments.reproduce.recipes import table_cells
 from pathspace.training.experiments.reproduce.recipes.compare import show
 from pathspace.training.experiments.reproduce.record import Record
 from pathspace.training.experiments.reproduce.trial import Trial
@@ -55,9 +56,10 @@ def regularisers(setting: Setting) -> Record:
     """A residual network with the penal connection, with other regularisers, and with none."""
     cells = table_cells("markov-chain-table-2")
     if setting.scale == "full":
-        full_arms(
-            "markov-chain-table-2", setting
-        )  # refuses: the paper's images and recipe are not to be had
+        raise InputError(
+            "The comparison of regularisers is this project's own, so that there is no paper's"
+            " setting of it; leave out --scale full."
+        )
     if setting.scale == "fetched":
         base = clothes(setting, "momentum", "resnet", 8, 8, FASHION)
     else:

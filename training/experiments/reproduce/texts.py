@@ -20,7 +20,12 @@ from pathspace.training.experiments.reproduce.paired_comparison import (
     hold,
 )
 from pathspace.training.experiments.reproduce.pictures import draw_curves, legend, panels
-from pathspace.training.experiments.reproduce.recipes import Cell, full_arms, table_cells
+from pathspace.training.experiments.reproduce.recipes import (
+    Cell,
+    full_arms,
+    lacking,
+    table_cells,
+)
 from pathspace.training.experiments.reproduce.record import Record, judged
 from pathspace.training.experiments.reproduce.trial import OBSERVED, Trial
 from pathspace.training.experiments.reproduce.tuning import Arm, versus
@@ -51,8 +56,10 @@ LANGUAGE_ARMS = (
 def language(setting: Setting) -> Record:
     """A stacked ReLU RNN on text, with G-SGD, SGD and Path-SGD."""
     cells = table_cells("path-space-figure-4")
+    remarks: tuple[str, ...] = ()
     if setting.scale == "full":
         contenders = full_arms("path-space-figure-4", setting)
+        remarks = lacking("path-space-figure-4", setting)
         pairs = [(cells[place], arm) for place, arm in contenders.items()]
         duels = [
             PairedComparison(
@@ -85,6 +92,7 @@ def language(setting: Setting) -> Record:
         pairs,
         duels,
         name="language",
+        remarks=remarks,
         show=Show("bits per character", 1.0, ".3f"),
     )
     return record

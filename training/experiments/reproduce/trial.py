@@ -52,6 +52,8 @@ class Trial:
         decay: weight decay; of path values where the optimizer works on those.
         augment: how training images are changed, see
             :func:`pathspace.training.experiments.augment.augmentation`.
+        betas: decay rates of the moments of Adam and G-Adam; ``None`` takes the optimizer's own.
+        eps: what they add to the root of the second moment; ``None`` takes the optimizer's own.
         precision: of its numbers; one of :data:`pathspace.training.launch.PRECISIONS`.
 
     Example:
@@ -77,6 +79,8 @@ class Trial:
     clip: float | None = None
     decay: float = 0.0
     augment: str = "none"
+    betas: tuple[float, float] | None = None
+    eps: float | None = None
     precision: str = "32-true"
 
     @property
@@ -161,30 +165,9 @@ def run_trial(trial: Trial, folder: Path | None = None) -> Outcome:
         (1, False)
     """
     task = task_data(trial.task, trial.options)
-    recipe = Recipe(
-        trial.optimizer, trial.lr, trial.init, trial.rule, trial.seed, trial.decay or None
-    )
     with one_thread():
-        model, optimizer = prepare(task, recipe)
-        probe = _Probe(task, model, trial) if trial.efficiency else None
-        if trial.tau:
-            penalize(model, *task.example_inputs(), tau=trial.tau)
-        trainer = Trainer(
-            task,
-            model,
-            optimizer,
-            epochs=trial.epochs,
-            batch_size=trial.batch_size,
-            seed=trial.seed,
-            folder=folder,
-            checkpoint_seconds=CHECKPOINT_SECONDS,
-            schedule=schedule(trial.schedule),
-            clip=trial.clip,
-            augment=augmentation(trial.augment),
-            settings={"trial": trial.key},
-            watch=probe,
-            fabric=make_fabric(trial.device, 1, precision=trial.precision),
-        )
+        trainer = make_trainer(trial, task, folder)
+        probe = trainer.watch if isinstance(trainer.watch, _Probe) else None
         history = trainer.fit(
             resume=trainer.checkpoint is not None and trainer.checkpoint.is_file()
         )
@@ -204,6 +187,58 @@ def run_trial(trial: Trial, folder: Path | None = None) -> Outcome:
         efficiencies=tuple(probe.values) if probe else (),
         test_parts=tuple(parts),
         test_efficiency=test_efficiency,
+    )
+
+
+def make_trainer(trial: Trial, task: Task, folder: Path | None = None) -> Trainer:
+    """Return model and optimizer of a run in their trainer, ready for the first step.
+
+    Args:
+        trial: what to train.
+        task: its task.
+        folder: where checkpoints are kept.
+
+    Raises:
+        InputError: a name in the trial is unknown, or its settings do not fit.
+    """
+    model, optimizer = prepare(task, recipe_of(trial))
+    probe = _Probe(task, model, trial) if trial.efficiency else None
+    if trial.tau:
+        penalize(model, *task.example_inputs(), tau=trial.tau)
+    return Trainer(
+        task,
+        model,
+        optimizer,
+        epochs=trial.epochs,
+        batch_size=trial.batch_size,
+        seed=trial.seed,
+        folder=folder,
+        checkpoint_seconds=CHECKPOINT_SECONDS,
+        schedule=schedule(trial.schedule),
+        clip=trial.clip,
+        augment=augmentation(trial.augment),
+        settings={"trial": trial.key},
+        watch=probe,
+        fabric=make_fabric(trial.device, 1, precision=trial.precision),
+    )
+
+
+def recipe_of(trial: Trial) -> Recipe:
+    """Return optimizer and starting point of a run.
+
+    Example:
+        >>> recipe_of(Trial("digits-rows", "adam", 0.1, 0, 1, betas=(0.9, 0.98))).betas
+        (0.9, 0.98)
+    """
+    return Recipe(
+        trial.optimizer,
+        trial.lr,
+        trial.init,
+        trial.rule,
+        trial.seed,
+        trial.decay or None,
+        trial.betas,
+        trial.eps,
     )
 
 

@@ -32,11 +32,18 @@ class Arm:
         label: what it is called in tables.
         base: the run; its learning rate, seed and look at the test split are set by the protocol.
         rates: the learning rates it may choose from.
+        decays: the weight decays it may choose from; empty for that of ``base``.
     """
 
     label: str
     base: Trial
     rates: tuple[float, ...]
+    decays: tuple[float, ...] = ()
+
+    @property
+    def bases(self) -> tuple[Trial, ...]:
+        """The runs it chooses from but for their rates."""
+        return tuple(replace(self.base, decay=decay) for decay in self.decays) or (self.base,)
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,7 @@ class Measured:
     """The results of an arm.
 
     Args:
-        arm: the contender.
+        arm: the contender, its run with the weight decay that the tuning seeds chose.
         lr: the learning rate that the tuning seeds chose.
         tuning: learning rate -> mean validation metric of the tuning seeds, NaN where one diverged.
         outcomes: of the fresh seeds, in order.
@@ -91,6 +98,7 @@ class Measured:
             "task": self.arm.base.task,
             "tau": self.arm.base.tau,
             "rates": list(self.arm.rates),
+            **({"decay": self.arm.base.decay} if self.arm.decays else {}),
             "lr": self.lr,
             "at_edge": self.edge,
             "tuning": plain(list(self.tuning.items())),
@@ -139,30 +147,40 @@ def measure(
         (True, 2)
     """
     assert not set(tuning_seeds) & set(seeds), "fresh seeds must have no part in the tuning"
-    grid = [(arm, rate, seed) for arm in arms for rate in arm.rates for seed in tuning_seeds]
+    grid = [
+        (base, rate, seed)
+        for arm in arms
+        for base in arm.bases
+        for rate in arm.rates
+        for seed in tuning_seeds
+    ]
     # Only what is reported is looked at more closely.
-    tuned = run(
-        [replace(arm.base, lr=rate, seed=seed, efficiency=False) for arm, rate, seed in grid]
+    tuned = iter(
+        run([replace(base, lr=rate, seed=seed, efficiency=False) for base, rate, seed in grid])
     )
-    chosen, tables = [], []
+    chosen, spent = [], []
     for arm in arms:
-        table = {}
-        for rate in arm.rates:
-            here = [o for (a, r, _), o in zip(grid, tuned, strict=True) if a is arm and r == rate]
-            table[rate] = math.nan if any(o.diverged for o in here) else merit(here)
-        tables.append(table)
-        chosen.append(best_rate(table))
+        tables, seconds = [], 0.0
+        for _ in arm.bases:
+            table = {}
+            for rate in arm.rates:
+                here = [next(tuned) for _ in tuning_seeds]
+                table[rate] = math.nan if any(o.diverged for o in here) else merit(here)
+                seconds += sum(o.seconds for o in here)
+            tables.append(table)
+        best = int(best_rate({float(i): one[best_rate(one)] for i, one in enumerate(tables)}))
+        base = arm.bases[best]
+        chosen.append((replace(arm, base=base), best_rate(tables[best]), tables[best]))
+        spent.append(seconds)
     fresh = [
-        replace(a.base, lr=lr, seed=seed, test=True)
-        for a, lr in zip(arms, chosen, strict=True)
-        for seed in seeds
+        replace(arm.base, lr=lr, seed=seed, test=True) for arm, lr, _ in chosen for seed in seeds
     ]
     outcomes = run(fresh)
     measured = []
-    for i, (arm, lr, table) in enumerate(zip(arms, chosen, tables, strict=True)):
+    for i, ((arm, lr, table), seconds) in enumerate(zip(chosen, spent, strict=True)):
         mine = tuple(outcomes[len(seeds) * i : len(seeds) * (i + 1)])
-        spent = [o.seconds for (a, _, _), o in zip(grid, tuned, strict=True) if a is arm]
-        measured.append(Measured(arm, lr, table, mine, sum(spent) + sum(o.seconds for o in mine)))
+        seconds += sum(o.seconds for o in mine)
+        measured.append(Measured(arm, lr, table, mine, seconds))
     return measured
 
 

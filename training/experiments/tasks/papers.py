@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,6 +42,8 @@ PTB = (
 WIKITEXT = "WikiText-2 has wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens"
 ENWIK8 = "text8.zip and enwik8.zip come from mattmahoney.net/dc and hold the files text8 and enwik8"
 WMT = "put one sentence per line into train.en, train.de, valid.en, valid.de, test.en and test.de"
+# The original transformer's vocabulary has about 37,000 byte pairs of both languages.
+WMT_TOKENS = 37_000
 # One twelfth of the training images is the validation split, if the data have none.
 HELD_OUT = 12
 
@@ -141,22 +144,30 @@ def mnist_images(
     network: str = "recurrent",
     depth: int = 4,
     dropout: float = 0.0,
+    overlapping: bool = False,
     data: str | None = None,
 ) -> Task:
     """Build the task: MNIST's images by a convolutional network.
 
     Args:
         hidden: channels of the network.
-        network: ``recurrent``, ``residual`` or ``resnet``.
+        network: ``recurrent``, ``residual``, ``resnet`` or ``deep-resnet``.
         depth: see :func:`pathspace.training.experiments.tasks.images.image_task`.
         dropout: before the read-out of ``recurrent``.
+        overlapping: how ``recurrent`` halves images.
         data: folder with MNIST's four idx files.
 
     Raises:
         InputError: the data is not there.
     """
     parts = mnist_splits(_folder("mnist-images", data, MNIST))
-    return image_task("mnist-images", "MNIST", parts, network, hidden, depth, 10, dropout)
+    sizes: dict[str, Any] = {
+        "width": hidden,
+        "depth": depth,
+        "dropout": dropout,
+        "overlapping": overlapping,
+    }
+    return image_task("mnist-images", "MNIST", parts, network, **sizes)
 
 
 def cifar_splits(folder: Path, classes: int) -> tuple[Split, Split, Split]:
@@ -190,11 +201,18 @@ def _cifar(
     network: str = "resnet",
     depth: int = 20,
     dropout: float = 0.0,
+    overlapping: bool = False,
     data: str | None = None,
 ) -> Task:
     name = f"cifar{classes}"
     parts = cifar_splits(_folder(name, data, CIFAR), classes)
-    return image_task(name, f"CIFAR-{classes}", parts, network, hidden, depth, classes, dropout)
+    sizes: dict[str, Any] = {
+        "width": hidden,
+        "depth": depth,
+        "dropout": dropout,
+        "overlapping": overlapping,
+    }
+    return image_task(name, f"CIFAR-{classes}", parts, network, classes=classes, **sizes)
 
 
 for _classes in (10, 100):
@@ -322,6 +340,8 @@ def wmt16(
     longest: int = 100,
     dropout: float = 0.0,
     smoothing: float = 0.0,
+    inner: int = 2048,
+    original: bool = True,
     reverse: bool = False,
     data: str | None = None,
 ) -> Task:
@@ -334,6 +354,9 @@ def wmt16(
         longest: sentences are cut after so many words.
         dropout: of the transformer.
         smoothing: share of each target that is spread over all tokens in the loss.
+        inner: units inside a feed-forward branch.
+        original: norms after the sums and a read-out with the embedding's weights, as in the
+            transformer of Vaswani et al.
         reverse: German into English.
         data: folder with ``train.en``, ``train.de`` and so on.
 
@@ -354,6 +377,7 @@ def wmt16(
             )
         parts.append(list(zip(first, second, strict=True)))
     what = f"WMT-16, {' to '.join(languages)}"
+    more: dict[str, Any] = {"smoothing": smoothing, "inner": inner, "original": original}
     return translation_task(
-        "wmt16", what, parts, hidden, layers, longest, 32_000, dropout, smoothing
+        "wmt16", what, parts, hidden, layers, longest, WMT_TOKENS, dropout, **more
     )

@@ -23,6 +23,8 @@ from pathspace.training.task import Split, Task, register_task, seeded
 PAD, START, END, UNKNOWN = 0, 1, 2, 3
 SPECIAL = ("<pad>", "<start>", "<end>", "<unknown>")
 SPLIT_SEED = 0
+# the most frequent words that a task knows, unless it says otherwise
+TOKENS = 8000
 
 _ENGLISH = [
     "zero",
@@ -179,6 +181,19 @@ def encode_pairs(
     return Split(inputs, targets)
 
 
+def heads_of(width: int) -> int:
+    """Return how many attention heads a transformer of a width has: eight, or fewer where a head
+    would have less than eight features.
+
+    Example:
+        >>> heads_of(512), heads_of(32), heads_of(4)
+        (8, 4, 1)
+    """
+    return next(
+        heads for heads in (8, 4, 2, 1) if width % heads == 0 and width // heads >= min(8, width)
+    )
+
+
 def translation_task(
     name: str,
     what: str,
@@ -186,9 +201,11 @@ def translation_task(
     width: int,
     layers: int,
     longest: int = 32,
-    vocabulary_size: int = 8000,
+    vocabulary_size: int = TOKENS,
     dropout: float = 0.0,
     smoothing: float = 0.0,
+    inner: int | None = None,
+    original: bool = False,
 ) -> Task:
     """Build the task of translating with an encoder-decoder transformer.
 
@@ -203,6 +220,8 @@ def translation_task(
             both languages together.
         dropout: of the transformer.
         smoothing: share of each target that is spread over all tokens in the loss.
+        inner: units inside a feed-forward branch; ``None`` for twice ``width``.
+        original: see :class:`pathspace.training.experiments.models.Translator`.
 
     Returns:
         The task; its metric is the share of wrong target tokens, the true ones
@@ -219,10 +238,6 @@ def translation_task(
     source = min(longest, max(len(pair[0]) for part in parts for pair in part))
     target = min(longest, max(len(pair[1]) for part in parts for pair in part) + 1)
     train, valid, test = (encode_pairs(part, vocabulary, source, target) for part in parts)
-    heads = next(
-        heads for heads in (8, 4, 2, 1) if width % heads == 0 and width // heads >= min(8, width)
-    )
-
     return Task(
         name=name,
         description=(
@@ -237,11 +252,12 @@ def translation_task(
                 len(vocabulary),
                 source,
                 width,
-                heads,
-                2 * width,
+                heads_of(width),
+                inner or 2 * width,
                 layers,
                 max(source, target),
                 dropout,
+                original,
             )
         ),
         loss=partial(token_loss, smoothing=smoothing),

@@ -18,8 +18,10 @@ from pathspace.training.experiments.reproduce.recipes.full import (
     full_arm,
     full_arms,
     full_trial,
+    lacking,
     listed,
     runnable,
+    settled,
 )
 
 __all__ = [
@@ -31,8 +33,10 @@ __all__ = [
     "full_arm",
     "full_arms",
     "full_trial",
+    "lacking",
     "listed",
     "load_cells",
     "runnable",
+    "settled",
     "table_cells",
 ]

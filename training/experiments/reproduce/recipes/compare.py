@@ -8,14 +8,15 @@ from typing import Any
 
 from pathspace.training.experiments.reproduce.recipes.cells import FIELDS, NONE, ROOT, UNSAID, Cell
 from pathspace.training.experiments.reproduce.trial import Trial
-from pathspace.training.experiments.tasks.papers import HELD_OUT
+from pathspace.training.experiments.tasks.imagenet import KEPT_APART
+from pathspace.training.experiments.tasks.papers import HELD_OUT, WMT_TOKENS
+from pathspace.training.experiments.tasks.translation import TOKENS, heads_of
 from pathspace.training.recipe import optimizer_kind
 from pathspace.training.task import task_options
 
 Description = dict[str, Any]
 
-# our optimizer -> the paper's name of it, its momentum, and what is in path space; Adam's decay
-# rates are torch's and G-Adam's own
+# our optimizer -> the paper's name of it, its momentum, and what is in path space
 OPTIMIZERS: dict[str, tuple[str, float | str, str]] = {
     "gsgd": ("G-SGD", 0.0, "all weights"),
     "gmomentum": ("G-SGD", 0.9, "all weights"),
@@ -25,8 +26,13 @@ OPTIMIZERS: dict[str, tuple[str, float | str, str]] = {
     "path-sgd": ("Path-SGD", 0.0, NONE),
     "recurrent-path-sgd": ("Path-SGD", 0.0, "recurrent modules"),
     "adam": ("Adam", NONE, NONE),
+    "AdamW": ("AdamW", NONE, NONE),
     "gadam": ("G-Adam", NONE, "all weights"),
 }
+# what multiplies the rates of an optimizer
+SCALED = {"recurrent-path-sgd": "the mean of kappa at the start, in the recurrent modules"}
+# the settings that Adam, AdamW and G-Adam have by themselves
+BETAS, EPS = (0.9, 0.999), 1e-8
 # our task -> its data, in the words of the recipes
 DATA: dict[str, str] = tomllib.loads((ROOT / "data.toml").read_text(encoding="utf-8"))
 # what the language models of the papers' own texts leave out at random
@@ -41,7 +47,10 @@ PAPER_TEXTS = ("ptb", "ptb-characters", "wikitext-2", "enwik8")
 # options of tasks that a field of a recipe describes: these, the settings of blocks in the model
 # and the cut of the data, which _cut names; what a task gets besides stands with the data
 DESCRIBED = frozenset(
-    ("hidden", "network", "depth", "layers", "length", "longest", "dropout", "smoothing", "reverse")
+    (
+        *("hidden", "network", "depth", "layers", "length", "longest", "dropout", "smoothing"),
+        *("reverse", "inner", "original", "overlapping", "vocabulary"),
+    )
 )
 # images of Fashion-MNIST: to train and to choose, of which the tasks hold a share out; to test
 FASHION_IMAGES, FASHION_TESTS = 60_000, 10_000
@@ -58,13 +67,20 @@ COMMON: Description = {
     **dict.fromkeys(
         ("embedding", "unfold", "normalisation", "carried_state", "sequence_length"), NONE
     ),
+    **dict.fromkeys(("inner", "heads", "readout", "vocabulary", "halving", "dropout_inner"), NONE),
     **dict.fromkeys(("dropout_inputs", "dropout_layers", "dropout_words", "weight_drop"), NONE),
     "dropout": 0.0,
     "smoothing": 0.0,
 }
 
 
-def describe(trial: Trial, rates: Sequence[float], seeds: int, tuning_seeds: int) -> Description:
+def describe(
+    trial: Trial,
+    rates: Sequence[float],
+    seeds: int,
+    tuning_seeds: int,
+    decays: Sequence[float] = (),
+) -> Description:
     """Describe a run in the fields of a recipe.
 
     Args:
@@ -72,6 +88,7 @@ def describe(trial: Trial, rates: Sequence[float], seeds: int, tuning_seeds: int
         rates: learning rates that it may choose from.
         seeds: how many are reported.
         tuning_seeds: how many choose the rate.
+        decays: weight decays that it may choose from; empty for the trial's.
 
     Returns:
         A value for every key of
@@ -94,21 +111,25 @@ def describe(trial: Trial, rates: Sequence[float], seeds: int, tuning_seeds: int
     rule = "" if trial.rule == "modulo" else f", skeleton by the rule {trial.rule}"
     own = "a seed" if tuning_seeds == 1 else f"{tuning_seeds} seeds"
     searched = f"by validation data, with {own} of its own" if len(rates) > 1 else NONE
+    moments = "adam" in trial.optimizer.lower()
     computer = "one thread of a processor" if trial.device == "cpu" else trial.device
     run = {
         **COMMON,
         "data": DATA.get(trial.task, f"those of the task {trial.task}"),
+        "held_out": _held_out(trial.task),
         **_family(trial.task)(trial.task, options),
         "optimizer": name,
         "momentum": momentum,
-        "betas": [0.9, 0.999] if "adam" in trial.optimizer.lower() else NONE,
+        "betas": list(trial.betas or BETAS) if moments else NONE,
+        "eps": (trial.eps or EPS) if moments else NONE,
         "rates": list(rates),
+        "scaling": SCALED.get(trial.optimizer, NONE),
         "search": searched,
         "schedule": schedule if warm else trial.schedule,
         "warmup": round(float(shares[0]) * trial.epochs, 6) if warm else 0,
         "epochs": trial.epochs,
         "batch": trial.batch_size,
-        "decay": trial.decay,
+        "decay": list(decays) or trial.decay,
         "clip": NONE if trial.clip is None else trial.clip,
         "augmentation": trial.augment,
         "tau": trial.tau,
@@ -191,6 +212,15 @@ def training_images(task: str) -> int:
     return whole - whole // HELD_OUT
 
 
+def _held_out(task: str) -> str:
+    """Say which examples choose rates: some of those to train on, where the data have no others."""
+    if task == "imagenet":
+        return f"1 of {KEPT_APART}"
+    if task.startswith(("mnist-", "fashion-", "cifar")):
+        return f"1 of {HELD_OUT}"
+    return NONE
+
+
 def _cut(task: str, options: Mapping[str, Any]) -> list[str]:
     """Say what a run takes of its task's data, and how."""
     given = {
@@ -248,33 +278,82 @@ def _text(task: str, options: Mapping[str, Any]) -> Description:
         "width": width,
         "layers": options["layers"],
         "embedding": 400 if task in PAPER_TEXTS else sizes.get(task, UNSAID),
+        "readout": "its own",
+        "vocabulary": options.get("vocabulary", "all of the training text"),
         "carried_state": False,
         "sequence_length": options["length"],
         **dropped,
     }
 
 
-def _images(_: str, options: Mapping[str, Any]) -> Description:
-    network, depth = options["network"], options["depth"]
-    model, layers, unfold, norm = {
-        "recurrent": ("recurrent CNN", depth + 1, 3, "batch norm"),
-        "resnet": ("ResNet", depth, NONE, "batch norm"),
-        "residual": ("residual blocks", depth, NONE, NONE),
-    }[network]
-    dropout = options.get("dropout", 0.0)
-    return {"model": model, "width": options["hidden"], "layers": layers, "unfold": unfold,
-            "normalisation": norm, "dropout": dropout}  # fmt: skip
+def _images(task: str, options: Mapping[str, Any]) -> Description:
+    network, width, depth = options["network"], options["hidden"], options["depth"]
+    stem = "twice before the first stage, " if task == "imagenet" else ""
+    middle = f"by maxima over 3 x 3 after layers 1 and {depth // 2 + 1}"
+    early = "by maxima over 2 x 2 after layers 2 and 3"
+    of_network: dict[str, Description] = {
+        "recurrent": {
+            "model": "recurrent CNN",
+            "layers": depth + 1,
+            "unfold": 3,
+            "normalisation": "batch norm",
+            "halving": middle if options.get("overlapping") else early,
+        },
+        "resnet": {
+            "model": "ResNet of He et al. for CIFAR-10",
+            "normalisation": "batch norm",
+            "halving": "by strides at the second and third stage",
+        },
+        "deep-resnet": {
+            "model": "ResNet of He et al. for ImageNet",
+            "normalisation": "batch norm",
+            "halving": f"{stem}by strides at the second to fourth stage",
+        },
+        "residual": {"model": "residual blocks"},
+        "vit": {"model": "ViT of Dosovitskiy et al.", **_patches(16, width, 64)},
+        "swin": {
+            "model": "Swin transformer of Liu et al.",
+            "halving": "by merging patches before the second to fourth stage",
+            **_patches(4, width, 32),
+        },
+    }
+    return {
+        "width": width,
+        "layers": depth,
+        "dropout": options.get("dropout", 0.0),
+        "smoothing": options.get("smoothing", 0.0),
+        **of_network[network],
+    }
+
+
+def _patches(size: int, width: int, head: int) -> Description:
+    """Describe what transformers of images have in common, by features of a patch and of a head."""
+    return {
+        "embedding": f"patches of {size} x {size}",
+        "inner": 4 * width,
+        "heads": max(1, width // head),
+        "readout": "its own",
+        "normalisation": "layer norm inside the branch",
+        "dropout_inner": 0.0,
+    }
 
 
 def _translation(task: str, options: Mapping[str, Any]) -> Description:
+    width, dropout = options["hidden"], options.get("dropout", 0.0)
+    original = options.get("original", False)
     said: Description = {
         "model": "transformer of Vaswani et al.",
-        "width": options["hidden"],
+        "width": width,
         "layers": options["layers"],
         "embedding": "one for both languages",
-        "normalisation": "layer norm inside the branch",
+        "inner": options.get("inner", 2 * width),
+        "heads": heads_of(width),
+        "readout": "the embedding's" if original else "its own",
+        "vocabulary": WMT_TOKENS if task == "wmt16" else options.get("vocabulary", TOKENS),
+        "normalisation": "layer norm " + ("after the sum" if original else "inside the branch"),
         "sequence_length": options.get("longest", 32),
-        "dropout": options.get("dropout", 0.0),
+        "dropout": dropout,
+        "dropout_inner": 0.0 if original else dropout,
         "smoothing": options.get("smoothing", 0.0),
     }
     if task == "wmt16":
@@ -298,7 +377,7 @@ def _family(task: str) -> Callable[[str, Mapping[str, Any]], Description]:
         return _sequence
     if task in (*PAPER_TEXTS, "text-characters", "bible-characters", "bible-words"):
         return _text
-    if task.endswith("-images") or task in ("cifar10", "cifar100"):
+    if task.endswith("-images") or task in ("cifar10", "cifar100", "imagenet"):
         return _images
     translated = ("wmt16", "number-words", "catalogue", "catalogues")
     return _translation if task in translated else _other

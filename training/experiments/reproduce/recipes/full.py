@@ -4,20 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pathspace.errors import InputError
 from pathspace.training.experiments.reproduce.experiment import Setting
+from pathspace.training.experiments.reproduce.provenance import task_data
 from pathspace.training.experiments.reproduce.recipes.cells import NONE, UNSAID, Cell, table_cells
 from pathspace.training.experiments.reproduce.recipes.compare import (
+    BETAS,
+    EPS,
     OPTIMIZERS,
     describe,
     differences,
 )
 from pathspace.training.experiments.reproduce.trial import Trial
 from pathspace.training.experiments.reproduce.tuning import Arm
+from pathspace.training.experiments.tasks.files import find, read_text
+from pathspace.training.experiments.tasks.papers import WMT
 from pathspace.training.task import task_options
+
+# model of a recipe -> network of our tasks, and by how much its depth is less than its layers
+NETWORKS = {
+    "recurrent CNN": ("recurrent", -1),
+    "ResNet of He et al. for CIFAR-10": ("resnet", 0),
+    "ResNet of He et al. for ImageNet": ("deep-resnet", 0),
+    "ViT of Dosovitskiy et al.": ("vit", 0),
+    "Swin transformer of Liu et al.": ("swin", 0),
+}
+# the learning rate of the original transformer when its warm-up ends, and pairs of WMT-16's news
+ORIGINAL_RATE, WMT_PAIRS = "(width x steps of warm-up)^(-1/2)", 4_548_885
 
 
 def runnable(cell: Cell) -> str:
@@ -61,6 +78,7 @@ def full_trial(cell: Cell, data: Path | str | None = None) -> Trial:
             f"The cell '{cell.name}' needs {wanted[0]} with momentum {wanted[1]} and {wanted[2]} in"
             " path space, which the trainer does not have."
         )
+    cell = settled(cell, data)
     schedule, epochs = cell.value("schedule"), cell.value("epochs")
     if schedule in ("cosine", "inverse-root"):
         schedule = f"{schedule} {cell.value('warmup') / epochs:.10g}"
@@ -80,7 +98,47 @@ def full_trial(cell: Cell, data: Path | str | None = None) -> Trial:
         clip=None if cell.value("clip") == NONE else cell.value("clip"),
         decay=decay,
         augment=cell.value("augmentation"),
+        betas=_unless(cell.value("betas"), (NONE, list(BETAS))),
+        eps=_unless(cell.value("eps"), (NONE, EPS)),
     )
+
+
+def _unless(value: Any, plain: Sequence[Any]) -> Any:
+    """Return a setting of an optimizer, ``None`` where it has it by itself."""
+    return None if value in plain else tuple(value) if isinstance(value, list) else value
+
+
+def settled(cell: Cell, data: Path | str | None = None) -> Cell:
+    """Return a cell with a number in place of the original transformer's learning rate, which
+    follows from the width and the steps of the warm-up.
+
+    Args:
+        cell: the recipe.
+        data: folder of the paper's data, whose training pairs are counted; without it they are as
+            many as in the news of WMT-16.
+
+    Reference:
+        Vaswani et al., Attention is all you need, section 5.3.
+
+    Example:
+        >>> from pathspace.training.experiments.reproduce.recipes.cells import load_cells
+        >>> cell = load_cells()["markov-chain-table-1/wmt-16-en-de-q--transformer"]
+        >>> cell.recipe["rates"], settled(cell).recipe["rates"]
+        ('(width x steps of warm-up)^(-1/2)', [0.000112])
+    """
+    if cell.recipe["rates"] != ORIGINAL_RATE:
+        return cell
+    steps = cell.value("warmup") * -(-_pairs(data) // cell.value("batch"))
+    rate = float(f"{(cell.value('width') * steps) ** -0.5:.3g}")
+    return replace(cell, recipe={**cell.recipe, "rates": [rate]})
+
+
+@cache
+def _pairs(data: Path | str | None) -> int:
+    """Count the pairs of sentences to train on."""
+    if data is None:
+        return WMT_PAIRS
+    return len(read_text(find(Path(data), ("train.en",), WMT), WMT).splitlines())
 
 
 def full_arm(label: str, cell: Cell, setting: Setting) -> Arm:
@@ -95,32 +153,63 @@ def full_arm(label: str, cell: Cell, setting: Setting) -> Arm:
         InputError: this library cannot train it.
     """
     trial = full_trial(cell, setting.data)
-    return Arm(
-        label, replace(trial, epochs=setting.budget(trial.epochs)), tuple(cell.value("rates"))
-    )
+    rates = tuple(settled(cell, setting.data).value("rates"))
+    said = cell.value("decay")
+    # (of an optimizer without weight decay there is none to choose)
+    decays = tuple(said) if isinstance(said, list) and trial.decay else ()
+    return Arm(label, replace(trial, epochs=setting.budget(trial.epochs)), rates, decays)
 
 
 def full_arms(table: str, setting: Setting) -> dict[tuple[str, str], Arm]:
-    """Return the contenders of all cells of a table that this library can train, by row and column.
+    """Return the contenders of all cells of a table that can be trained, by row and column.
 
     Args:
         table: name of its folder.
-        setting: as for :func:`full_arm`.
+        setting: as for :func:`full_arm`; cells whose files its folder lacks are left out, see
+            :func:`lacking`.
 
     Raises:
-        InputError: it can train none of them.
+        InputError: none of them can be trained.
     """
-    cells = table_cells(table)
     arms = {
         place: full_arm(": ".join(place), cell, setting)
-        for place, cell in cells.items()
-        if not runnable(cell)
+        for place, cell in table_cells(table).items()
+        if not runnable(cell) and not _missing(cell, setting)
     }
     if not arms:
-        raise InputError(
-            f"No cell of {table} can be trained here: {runnable(next(iter(cells.values())))}"
-        )
+        why = next(filter(None, (_why(cell, setting) for cell in table_cells(table).values())))
+        raise InputError(f"No cell of {table} can be trained here: {why}")
     return arms
+
+
+def lacking(table: str, setting: Setting) -> tuple[str, ...]:
+    """Say which cells of a table are not trained, and why, one sentence for each reason.
+
+    Args:
+        table: name of its folder.
+        setting: names the folder of data.
+    """
+    rows: dict[str, list[str]] = {}
+    for (row, column), cell in table_cells(table).items():
+        if why := _why(cell, setting):
+            rows.setdefault(why, []).append(f"{row}, {column}")
+    return tuple(f"Not trained ({'; '.join(cells)}): {why}" for why, cells in rows.items())
+
+
+def _why(cell: Cell, setting: Setting) -> str:
+    return runnable(cell) or _missing(cell, setting)
+
+
+def _missing(cell: Cell, setting: Setting) -> str:
+    """Return the sentence with which a cell's task refuses the folder of data, if it does."""
+    if setting.data is None:
+        return ""
+    try:
+        trial = full_trial(cell, setting.data)
+        task_data(trial.task, trial.options)
+    except InputError as error:
+        return str(error)
+    return ""
 
 
 def listed(
@@ -140,8 +229,9 @@ def listed(
     found: dict[str, list[str]] = {}
     for cell, arm in pairs:
         trial = setting.placed(arm.base)
-        run = describe(trial, arm.rates, seeds or len(setting.seeds), len(setting.tuning_seeds))
-        for line in differences(cell, run):
+        counts = seeds or len(setting.seeds), len(setting.tuning_seeds)
+        run = describe(trial, arm.rates, *counts, arm.decays)
+        for line in differences(settled(cell, setting.data), run):
             found.setdefault(line, []).append(arm.label)
     common = [line for line, labels in found.items() if len(labels) == len(pairs)]
     return (
@@ -180,8 +270,13 @@ def _grouped(labels: Sequence[str], every: Sequence[str]) -> list[str]:
 def _options(cell: Cell, data: Path | str | None) -> tuple[tuple[str, Any], ...]:
     """Return the options of the task that the recipe fixes."""
     task = cell.ours["task"]
-    networks = {"recurrent CNN": ("recurrent", -1), "ResNet": ("resnet", 0)}
-    network, less = networks.get(cell.value("model"), (UNSAID, 0))
+    known, model = task_options(task), cell.value("model")
+    if "network" in known and model not in NETWORKS:
+        raise InputError(
+            f"The cell '{cell.name}' has the model '{model}', expected one of:"
+            f" {', '.join(NETWORKS)}; correct its file."
+        )
+    network, less = NETWORKS.get(model, (UNSAID, 0))
     given = {
         "hidden": cell.value("width"),
         "network": network,
@@ -191,10 +286,12 @@ def _options(cell: Cell, data: Path | str | None) -> tuple[tuple[str, Any], ...]
         "longest": cell.value("sequence_length"),
         "dropout": cell.value("dropout"),
         "smoothing": cell.value("smoothing"),
+        "inner": cell.value("inner"),
+        "original": cell.value("normalisation") == "layer norm after the sum",
+        "overlapping": "over 3 x 3" in str(cell.value("halving")),
         "reverse": cell.ours.get("reverse"),
         "data": None if data is None else str(data),
     }
-    known = task_options(task)
     # the options of text models that are the paper's already are no options of their tasks
     return tuple(
         (key, value) for key, value in given.items() if key in known and known[key] != value

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pathspace.files import replacing
-from pathspace.training.experiments.reproduce.experiment import Setting
+from pathspace.training.experiments.reproduce.experiment import SEEDS, Setting
 from pathspace.training.experiments.reproduce.markdown import markdown_row
 from pathspace.training.experiments.reproduce.recipes.cells import (
     FIELDS,
@@ -99,7 +99,10 @@ def _left(table: str, cells: dict[tuple[str, str], Cell]) -> list[str]:
     parts = [f"Not trained here, some or all: {reason}\n" for reason in why]
     if all(runnable(cell) for cell in cells.values()):
         return parts
-    setting = Setting(run=lambda _: [], scale="full")
+    # as many seeds as the paper has, where it says so
+    said = next(iter(cells.values())).recipe["seeds"]
+    seeds = SEEDS if said == UNSAID else tuple(range(said))
+    setting = Setting(run=lambda _: [], scale="full", seeds=seeds)
     arms = full_arms(table, setting)
     lines = listed([(cells[place], arm) for place, arm in arms.items()], setting)
     differ = [line.split(" (")[0] for line in lines if " in place of " in line]

@@ -1,0 +1,447 @@
+"""What a run would use, read from its task, model, optimizer and trainer, field by field: nothing
+here knows the recipes, or how runs are described.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from test_training_data import write_cifar, write_mnist
+from torch import nn
+
+from pathspace.training.experiments.augment import crop_and_flip
+from pathspace.training.experiments.models import (
+    CifarResNet,
+    DeepResNet,
+    RecurrentCNN,
+    ReluRNN,
+    StackedReluLM,
+    Translator,
+    VisionTransformer,
+)
+from pathspace.training.experiments.models.swin import Scores
+from pathspace.training.trainer import Trainer
+
+IMAGES, PHOTOGRAPHS, TOKENS, PLACES = 24, 100, 40_000, 100
+
+
+def stand_in(folder: Path) -> Path:
+    """Write small data of the shapes of all the papers' data in one folder.
+
+    There are more tokens to translate than the vocabulary takes, in sentences of the longest
+    length. One image of twelve, or photograph of a hundred, is to be held out.
+    """
+    write_mnist(folder, train=IMAGES)
+    for classes, name in ((10, "cifar-10-batches-py"), (100, "cifar-100-python")):
+        (folder / name).mkdir()
+        write_cifar(folder / name, classes)
+    for name, ending in (("ptb", "txt"), ("ptb.char", "txt"), ("wiki", "tokens")):
+        for part in ("train", "valid", "test"):
+            (folder / f"{name}.{part}.{ending}").write_text("a b c d e\n" * 60)
+    (folder / "enwik8").write_bytes(b"abcdefghijklmnopqrstuvwxyz " * 200)
+    words = [f"w{i}" for i in range(TOKENS)]
+    lines = [" ".join(words[i : i + PLACES]) for i in range(0, TOKENS, PLACES)]
+    for part, rows in (("train", lines), ("valid", lines[:2]), ("test", lines[:2])):
+        for language in ("en", "de"):
+            (folder / f"{part}.{language}").write_text("\n".join(rows))
+    for part, count in (("train", PHOTOGRAPHS), ("val", 2)):
+        np.save(folder / f"{part}-images.npy", np.zeros((count, 3, 224, 224), np.uint8))
+        np.save(folder / f"{part}-labels.npy", np.arange(count))
+    return folder
+
+
+class Built:
+    """A run before its first step.
+
+    Args:
+        trainer: holds all of it.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer, self.task = trainer, trainer.task
+        self.outer: Any = trainer.model.module
+        self.net: Any = getattr(self.outer, "network", self.outer)
+        self.groups = trainer.optimizer.optimizer.param_groups
+        optimizer = trainer.optimizer.optimizer
+        self.parts: list[Any] = list(getattr(optimizer, "optimizers", [optimizer]))
+
+    def of(self, **by_type: Callable[[Any], Any] | Any) -> Any:
+        """Return what stands under the type of the network, ``none`` where nothing does."""
+        found = by_type.get(type(self.net).__name__, "none")
+        return found(self.net) if callable(found) else found
+
+    def one(self, name: str) -> Any:
+        """Return the only value of a setting of the optimizer, ``none`` where it has none."""
+        values = {
+            tuple(v) if isinstance(v := g[name], list) else v for g in self.groups if name in g
+        }
+        return values.pop() if len(values) == 1 else values or "none"
+
+
+def _swin(net: Scores) -> Any:
+    return net.classifier.swin  # type: ignore[union-attr]
+
+
+def _rates_of(module: nn.Module) -> set[float]:
+    return {part.p for part in module.modules() if isinstance(part, nn.Dropout)}
+
+
+def _only(values: set[Any]) -> Any:
+    return next(iter(values)) if len(values) == 1 else values
+
+
+def _halves_recurrent(net: RecurrentCNN) -> str:
+    after, layers, kernels = [], 1, set()
+    for part in net.body:
+        if isinstance(part, nn.MaxPool2d):
+            after.append(str(layers))
+            kernels.add(part.kernel_size)
+            assert part.stride == 2
+        else:
+            layers += 1
+    kernel = _only(kernels)
+    return f"by maxima over {kernel} x {kernel} after layers {' and '.join(after)}"
+
+
+def _halves_cifar(net: CifarResNet) -> str:
+    blocks = list(net.blocks)
+    places = [i // (len(blocks) // 3) for i, block in enumerate(blocks) if block.stride == 2]
+    return {(1, 2): "by strides at the second and third stage"}[tuple(places)]
+
+
+def _halves_deep(net: DeepResNet) -> str:
+    strides = [m.stride for m in net.stem if isinstance(m, nn.Conv2d | nn.MaxPool2d)]
+    stem = {1: "", 2: "twice before the first stage, "}[len(strides)]
+    assert len(strides) == 2 or strides == [(1, 1)]
+    widths = [
+        m.out_channels
+        for m in net.blocks.modules()
+        if isinstance(m, nn.Conv2d) and 2 in m.stride and m.kernel_size == (3, 3)
+    ]
+    first = net.stem[0].out_channels
+    assert widths == [2 * first, 4 * first, 8 * first]
+    return f"{stem}by strides at the second to fourth stage"
+
+
+def _convolutions(net: nn.Module) -> list[nn.Conv2d]:
+    return [m for m in net.modules() if isinstance(m, nn.Conv2d) and m.kernel_size != (1, 1)]
+
+
+def _data(b: Built) -> str:
+    name, words = b.task.name, b.task.description
+    steps = tuple(b.task.train.inputs.shape[1:])
+    if name == "wmt16":
+        return {
+            "en to de": "WMT-16 news, English to German",
+            "de to en": "WMT-16 news, German to English",
+        }[words.split(", ")[1]]
+    if name.startswith("mnist-") and name != "mnist-images":
+        order = ", pixels in one random order," if name.endswith("permuted") else ""
+        return f"MNIST{order} in {steps[0]} steps of {steps[1]} pixels"
+    return {
+        "mnist-images": "MNIST",
+        "cifar10": "CIFAR-10",
+        "cifar100": "CIFAR-100",
+        "imagenet": "ImageNet-1k",
+        "ptb": "Penn Treebank, words",
+        "ptb-characters": "Penn Treebank, characters",
+        "wikitext-2": "WikiText-2, words",
+    }.get(name) or f"{name} with an alphabet of {b.net.readout.out_features}"
+
+
+def _held_out(b: Built) -> str:
+    given = {"mnist": IMAGES, "cifar10": 60, "cifar100": 12, "imagenet": PHOTOGRAPHS}.get(
+        b.task.name.split("-")[0]
+    )
+    train, valid = len(b.task.train), len(b.task.valid)
+    if given is None:
+        return "none"
+    assert train + valid == given
+    return f"1 of {given // valid}"
+
+
+def _embedding(b: Built) -> Any:
+    size = b.of(
+        VisionTransformer=lambda net: net.patches,
+        Scores=lambda net: _swin(net).embeddings.patch_embeddings.projection,
+        StackedReluLM=lambda net: net.embedding.embedding_dim,
+        Translator="one for both languages",
+    )
+    if not isinstance(size, nn.Conv2d):
+        return size
+    assert size.stride == size.kernel_size
+    return f"patches of {size.kernel_size[0]} x {size.kernel_size[1]}"
+
+
+def _readout(b: Built) -> str:
+    def tied(net: Any) -> str:
+        return "the embedding's" if net.readout.weight is net.embedding.weight else "its own"
+
+    return b.of(StackedReluLM=tied, Translator=tied, VisionTransformer="its own", Scores="its own")
+
+
+def _vocabulary(b: Built) -> Any:
+    def of_text(net: Any) -> str:
+        whole = {"ptb": 7, "wikitext-2": 7, "ptb-characters": 8, "enwik8": 27}
+        assert net.embedding.num_embeddings == whole[b.task.name], b.task.description
+        return "all of the training text"
+
+    return b.of(StackedReluLM=of_text, Translator=lambda net: net.embedding.num_embeddings)
+
+
+def _normalisation(b: Built) -> str:
+    kinds = {type(m) for m in b.net.modules() if isinstance(m, nn.BatchNorm2d | nn.LayerNorm)}
+    if not kinds:
+        return "none"
+    if kinds == {nn.BatchNorm2d}:
+        return "batch norm"
+    if isinstance(b.net, Translator):
+        first = {layer.norm_first for layer in (*b.net.encoder, *b.net.decoder)}
+        last = {type(b.net.encoder_norm), type(b.net.decoder_norm)}
+        return {
+            (True, nn.LayerNorm): "layer norm inside the branch",
+            (False, nn.Identity): "layer norm after the sum",
+        }[_only(first), _only(last)]
+    assert kinds == {nn.LayerNorm}
+    return "layer norm inside the branch"
+
+
+def _optimizer(b: Built) -> str:
+    names = {"GSGD": "G-SGD", "PathSGD": "Path-SGD", "GAdam": "G-Adam"}
+    kinds = [type(part).__name__ for part in b.parts]
+    return names.get(kinds[0], kinds[0])
+
+
+def _path_space(b: Built) -> str:
+    kinds = [type(part).__name__ for part in b.parts]
+    if kinds[0] not in ("GSGD", "GAdam", "PathSGD"):
+        return "none"
+    if len(kinds) == 1:
+        return "none" if kinds == ["PathSGD"] else "all weights"
+    mine = {id(p) for group in b.parts[0].param_groups for p in group["params"]}
+    assert kinds[1:] == ["SGD"] and mine == {id(p) for p in b.net.rnn.parameters()}
+    return "recurrent modules"
+
+
+def _schedule(b: Built) -> tuple[str, float]:
+    """Name a factor by its values, and say when it is largest first."""
+    factor = b.trainer.schedule
+    if factor is None:
+        return "constant", 0.0
+    shares = [i / 2000 for i in range(2000)]
+    values = [factor(share) for share in shares]
+    top = shares[int(np.argmax(values))]
+    drops = [s for s, v, w in zip(shares[1:], values, values[1:], strict=False) if w < 0.11 * v]
+    if drops:
+        assert values[0] == 1.0 and len({round(v, 9) for v in values}) == len(drops) + 1
+        return f"drops {' '.join(f'{s:g}' for s in drops)}", 0.0
+    end, half = factor(1.0), factor((1 + top) / 2)
+    if abs(end) < 1e-9 and abs(half - 0.5) < 1e-2:
+        return "cosine", top * b.trainer.epochs
+    assert abs(end - top**0.5) < 1e-3
+    return "inverse-root", top * b.trainer.epochs
+
+
+def _dropout(b: Built) -> float:
+    if isinstance(b.net, Translator):
+        ends = {b.net.dropout.p}
+        for layer in (*b.net.encoder, *b.net.decoder):
+            ends |= {
+                getattr(layer, f"dropout{i}").p for i in (1, 2, 3) if hasattr(layer, f"dropout{i}")
+            }
+        return float(_only(ends))
+    of_text = b.of(StackedReluLM=lambda net: net.leave.p)
+    if of_text != "none":
+        return float(of_text)
+    rates = _rates_of(b.net)
+    return float(_only(rates)) if rates else 0.0
+
+
+def _dropout_inner(b: Built) -> Any:
+    def of_layers(net: Translator) -> Any:
+        layers = (*net.encoder, *net.decoder)
+        attentions = {p.dropout for p in net.modules() if isinstance(p, nn.MultiheadAttention)}
+        return _only({layer.dropout.p for layer in layers} | attentions)
+
+    return b.of(
+        Translator=of_layers, VisionTransformer=0.0, Scores=lambda net: _only(_rates_of(net))
+    )
+
+
+def _smoothing(b: Built) -> float:
+    """Read it from the loss of scores that are right and far apart."""
+    if isinstance(b.net, StackedReluLM | Translator):
+        scores, target = torch.zeros(1, 1, 5), torch.tensor([[2]])
+    else:
+        scores, target = torch.zeros(1, 5), torch.tensor([2])
+    scores[..., 2] = 50.0
+    return round(b.task.loss(scores, target).item() / 50 * 5 / 4, 6)
+
+
+def _start(b: Built) -> str:
+    from pathspace.training.recipe import Recipe, find_skeleton
+
+    masks = find_skeleton(b.task, Recipe(seed=b.trainer.seed)).masks
+    state = dict(b.outer.named_parameters())
+    unit = all(bool((state[n][m.bool()].abs() == 1).all()) for n, m in masks.items())
+    return "unit skeleton" if unit else "default"
+
+
+def _tau(b: Built) -> float:
+    connection = getattr(b.outer, "penal_connection", None)
+    if connection is None:
+        return 0.0
+    return float(connection.tau)
+
+
+def _inner(b: Built) -> Any:
+    return b.of(
+        Translator=lambda n: _only({x.linear1.out_features for x in (*n.encoder, *n.decoder)}),
+        VisionTransformer=lambda n: _only({x.mlp[0].out_features for x in n.blocks}),
+        Scores=lambda n: _swin(n).encoder.layers[0].blocks[0].mlp.fc1.out_features,
+    )
+
+
+def _heads(b: Built) -> Any:
+    return b.of(
+        Translator=lambda n: _only(
+            {m.num_heads for m in n.modules() if isinstance(m, nn.MultiheadAttention)}
+        ),
+        VisionTransformer=lambda n: _only({x.heads for x in n.blocks}),
+        Scores=lambda n: n.classifier.config.num_heads[0],
+    )
+
+
+def _unfold(b: Built) -> Any:
+    return b.of(
+        RecurrentCNN=lambda n: _only({len(x.norms) - 1 for x in n.body if hasattr(x, "norms")})
+    )
+
+
+def _layers(b: Built) -> Any:
+    def of_translator(net: Translator) -> int:
+        assert len(net.encoder) == len(net.decoder)
+        return len(net.encoder)
+
+    return b.of(
+        ReluRNN=lambda n: n.rnn.num_layers,
+        StackedReluLM=lambda n: n.rnn.num_layers,
+        RecurrentCNN=lambda n: 1 + sum(hasattr(x, "norms") for x in n.body),
+        CifarResNet=lambda n: len(_convolutions(n)) + 1,
+        DeepResNet=_deep_layers,
+        VisionTransformer=lambda n: len(n.blocks),
+        Scores=lambda n: sum(len(stage.blocks) for stage in _swin(n).encoder.layers),
+        Translator=of_translator,
+    )
+
+
+def _deep_layers(net: DeepResNet) -> int:
+    """Count convolutions and read-out, without the convolutions of skips."""
+    branches = [m for block in net.blocks for m in block.branch.modules()]
+    return 2 + sum(isinstance(m, nn.Conv2d) for m in branches)
+
+
+def _width(b: Built) -> Any:
+    return b.of(
+        ReluRNN=lambda n: n.rnn.hidden_size,
+        StackedReluLM=lambda n: n.rnn.hidden_size,
+        RecurrentCNN=lambda n: _only({m.out_channels for m in _convolutions(n)}),
+        CifarResNet=lambda n: n.stem[0].out_channels,
+        DeepResNet=lambda n: n.stem[0].out_channels,
+        VisionTransformer=lambda n: n.readout.in_features,
+        Scores=lambda n: _swin(n).embeddings.patch_embeddings.projection.out_channels,
+        Translator=lambda n: n.embedding.embedding_dim,
+    )
+
+
+def _model(b: Built) -> str:
+    return {
+        ReluRNN: "ReLU RNN",
+        StackedReluLM: "stacked ReLU RNN",
+        RecurrentCNN: "recurrent CNN",
+        CifarResNet: "ResNet of He et al. for CIFAR-10",
+        DeepResNet: "ResNet of He et al. for ImageNet",
+        VisionTransformer: "ViT of Dosovitskiy et al.",
+        Scores: "Swin transformer of Liu et al.",
+        Translator: "transformer of Vaswani et al.",
+    }[type(b.net)]
+
+
+def _sequence_length(b: Built) -> Any:
+    inputs = b.task.train.inputs
+    return b.of(
+        ReluRNN=inputs.shape[1],
+        StackedReluLM=inputs.shape[1],
+        Translator=lambda n: _only({n.source, inputs.shape[1] - n.source}),
+    )
+
+
+def _path_sgd_has_no_decay(b: Built) -> float:
+    decay = b.one("weight_decay")
+    return 0.0 if decay == "none" else decay
+
+
+METERS: dict[str, Callable[[Built], Any]] = {
+    "data": _data,
+    "held_out": _held_out,
+    "model": _model,
+    "width": _width,
+    "layers": _layers,
+    "embedding": _embedding,
+    "inner": _inner,
+    "heads": _heads,
+    "readout": _readout,
+    "vocabulary": _vocabulary,
+    "unfold": _unfold,
+    "normalisation": _normalisation,
+    "halving": lambda b: b.of(
+        RecurrentCNN=_halves_recurrent,
+        CifarResNet=_halves_cifar,
+        DeepResNet=_halves_deep,
+        Scores=lambda n: {
+            (True, True, True, False): "by merging patches before the second to fourth stage"
+        }[tuple(stage.downsample is not None for stage in _swin(n).encoder.layers)],
+    ),
+    "optimizer": _optimizer,
+    "momentum": lambda b: (
+        "none"
+        if "Adam" in _optimizer(b)
+        else 0.0
+        if b.one("momentum") == "none"
+        else b.one("momentum")
+    ),
+    "betas": lambda b: list(v) if (v := b.one("betas")) != "none" else v,
+    "eps": lambda b: b.one("eps"),
+    # of the parameters that are not in path space, where there are any
+    "rates": lambda b: b.parts[-1].param_groups[0]["lr"],
+    "scaling": lambda b: (
+        "the mean of kappa at the start, in the recurrent modules"
+        if isinstance(b.one("lr"), set)
+        else "none"
+    ),
+    "schedule": lambda b: _schedule(b)[0],
+    "warmup": lambda b: _schedule(b)[1],
+    "epochs": lambda b: b.trainer.epochs,
+    "batch": lambda b: b.trainer.batch_size,
+    "decay": _path_sgd_has_no_decay,
+    "clip": lambda b: "none" if b.trainer.clip is None else b.trainer.clip,
+    "dropout": _dropout,
+    "dropout_inner": _dropout_inner,
+    "dropout_inputs": lambda b: b.of(StackedReluLM=lambda n: n.enter.p),
+    "dropout_layers": lambda b: b.of(StackedReluLM=lambda n: n.rnn.dropout),
+    "dropout_words": lambda b: b.of(StackedReluLM=lambda n: n.dropout_words),
+    "weight_drop": lambda b: b.of(StackedReluLM=lambda n: n.weight_drop),
+    # a state that is carried would be a buffer
+    "carried_state": lambda b: b.of(StackedReluLM=lambda n: bool(list(n.buffers()))),
+    "sequence_length": _sequence_length,
+    "augmentation": lambda b: {None: "none", crop_and_flip: "crop-flip"}[b.trainer.augment],
+    "smoothing": _smoothing,
+    "tau": _tau,
+    "start": _start,
+    "path_space": _path_space,
+    "device": lambda b: {"cpu": "one thread of a processor"}[b.trainer.fabric.device.type],
+}

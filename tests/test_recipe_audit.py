@@ -1,0 +1,107 @@
+"""Every run of a recipe is built at its full size, and each field of the recipe is read from what
+was built: whatever differs from the recipe is listed, and what is not listed does not differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recipe_meters import METERS, Built, stand_in
+
+from pathspace.errors import InputError
+from pathspace.training.experiments.reproduce import Setting
+from pathspace.training.experiments.reproduce.recipes import (
+    FIELDS,
+    Cell,
+    describe,
+    differences,
+    full_arm,
+    load_cells,
+    runnable,
+    settled,
+)
+from pathspace.training.experiments.reproduce.trial import Trial, make_trainer
+from pathspace.training.experiments.tasks import load_task
+from pathspace.training.threads import one_thread
+
+# What the protocol of all experiments decides, which no model or optimizer shows: how rates are
+# chosen, how many seeds there are, and when a run is judged.
+PROTOCOL = {"search", "seeds", "reported"}
+CELLS = {name: cell for name, cell in load_cells().items() if not runnable(cell)}
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return stand_in(tmp_path_factory.mktemp("papers"))
+
+
+def kinds() -> Iterator[Any]:
+    """Return one cell for each run that builds something else; how long it takes, its rate and the
+    size of a penal connection build nothing.
+    """
+    seen: set[Trial] = set()
+    for name, cell in CELLS.items():
+        trial = full_arm("x", cell, Setting(run=lambda _: [])).base
+        kind, *_ = trial.schedule.split()
+        plain = replace(trial, lr=1.0, epochs=1, schedule=kind, tau=float(trial.tau > 0), clip=None)
+        if plain not in seen:
+            seen.add(plain)
+            yield pytest.param(cell, id=name)
+
+
+def build(cell: Cell, data: Path) -> tuple[Built, dict[str, Any]]:
+    """Return a run before its first step, and its description."""
+    arm = full_arm("x", cell, Setting(run=lambda _: [], scale="full", data=data))
+    task = load_task(arm.base.task, **dict(arm.base.options))
+    with one_thread():
+        run = describe(arm.base, arm.rates, 5, 2, arm.decays)
+        return Built(make_trainer(arm.base, task)), run
+
+
+def test_every_field_of_a_recipe_is_read_from_a_run_or_decided_by_the_protocol() -> None:
+    assert METERS.keys() | PROTOCOL == FIELDS.keys() and not METERS.keys() & PROTOCOL
+
+
+@pytest.mark.parametrize("cell", list(kinds()))
+def test_what_is_built_is_what_is_described(cell: Cell, data: Path) -> None:
+    built, run = build(cell, data)
+    found = {key: meter(built) for key, meter in METERS.items()}
+    rate, warmup, decay = (found.pop(key) for key in ("rates", "warmup", "decay"))
+    assert decay == run["decay"] or decay in run["decay"]
+    assert rate in run["rates"] and warmup == pytest.approx(run["warmup"], abs=run["epochs"] / 1000)
+    assert found == {key: run[key] for key in found}
+
+
+@pytest.mark.parametrize("key", FIELDS)
+def test_a_field_that_a_run_ignores_is_listed(key: str) -> None:
+    """Whatever a recipe says: the run follows, or the difference is listed."""
+    other = {"optimizer": "Adam", "momentum": 0.0, "path_space": "none", "rates": [0.3]}
+    other |= {"width": 8, "inner": 8, "heads": 1, "betas": [0.5, 0.6], "model": "another"}
+    other |= {"epochs": 7, "warmup": 3, "layers": 4, "batch": 8, "seeds": 7, "schedule": "linear"}
+    for name in (*list(CELLS)[::9], "path-space-table-2/g-sgd--cifar-10-rcnn-96"):
+        cell = settled(CELLS[name])
+        said = other.get(key, 0.25)
+        try:
+            changed = replace(cell, recipe={**cell.recipe, key: said})
+            arm = full_arm("x", changed, Setting(run=lambda _: []))
+        except InputError:
+            # (what cannot be built at all is refused)
+            continue
+        run = describe(arm.base, arm.rates, 5, 2, arm.decays)
+        lines = [line for line in differences(changed, run) if line.startswith(f"{FIELDS[key]}: ")]
+        assert bool(lines) != (run[key] == said), (name, key, run[key])
+
+
+def test_every_setting_of_a_trial_reaches_what_is_built(data: Path) -> None:
+    """The settings that the audit cannot see are those that no recipe has a field for."""
+    assert {field.name for field in fields(Trial)} == {
+        *("task", "options", "optimizer", "lr", "epochs", "batch_size", "init", "tau", "schedule"),
+        *("clip", "decay", "augment", "betas", "eps", "device"),
+        # seeds are counted, the rule and the precision stand with the start and the computer, and
+        # looking on changes nothing
+        *("seed", "rule", "precision", "test", "efficiency"),
+    }

@@ -1,0 +1,241 @@
+"""What the papers' settings need of models and optimizers."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pathspace.errors import InputError
+from pathspace.training.experiments.models import DeepResNet, RecurrentCNN, Translator, swin
+from pathspace.training.experiments.reproduce.trial import Trial, run_trial
+from pathspace.training.experiments.tasks import Task, load_task
+from pathspace.training.experiments.tasks.digits import image_splits
+from pathspace.training.experiments.tasks.images import image_task
+from pathspace.training.penal import penalize
+from pathspace.training.recipe import Recipe, prepare
+
+
+@pytest.fixture(scope="module")
+def task() -> Task:
+    return load_task("digits-rows", hidden=4)
+
+
+@pytest.mark.parametrize("kind", ["adam", "gadam", "AdamW"])
+def test_decay_rates_of_moments_reach_the_optimizer(kind: str, task: Task) -> None:
+    _, optimizer = prepare(task, Recipe(kind, betas=(0.9, 0.98), eps=1e-9))
+    assert {(group["betas"], group["eps"]) for group in optimizer.param_groups} == {
+        ((0.9, 0.98), 1e-9)
+    }
+    _, plain = prepare(task, Recipe(kind))
+    assert {(group["betas"], group["eps"]) for group in plain.param_groups} == {
+        ((0.9, 0.999), 1e-8)
+    }
+
+
+def test_decay_rates_change_a_run_and_its_name() -> None:
+    trial = Trial("digits-rows", "adam", 0.01, 0, 1, options=(("hidden", 4),))
+    others = (replace(trial, betas=(0.9, 0.5)), replace(trial, eps=0.1))
+    losses = {run_trial(one).train_losses for one in (trial, *others)}
+    assert len(losses) == len({one.key for one in (trial, *others)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"optimizer": "sgd", "betas": (0.9, 0.98)}, "sgd has no betas; leave it out"),
+        ({"optimizer": "adam", "betas": (0.9, 1.0)}, "decay rates of the moments are"),
+        ({"optimizer": "adam", "eps": 0.0}, "eps is 0.0; give a positive number"),
+    ],
+)
+def test_wrong_moments_are_told_in_one_sentence(
+    wrong: dict[str, object], words: str, task: Task
+) -> None:
+    with pytest.raises(InputError, match=words):
+        prepare(task, Recipe(**wrong))  # type: ignore[arg-type]
+
+
+def test_the_original_transformer_is_that_of_its_paper() -> None:
+    """65 million weights with 37,000 tokens: 512 wide, 2048 inside, 6 layers, 8 heads."""
+    with torch.device("meta"):
+        model = Translator(37_000, 100, 512, 8, 2048, 6, 100, 0.1, original=True)
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(63e6, rel=0.01)
+    assert model.readout.weight is model.embedding.weight and model.readout.bias is None
+    for layer in (*model.encoder, *model.decoder):
+        assert not layer.norm_first
+        assert {
+            part.dropout for part in layer.modules() if isinstance(part, nn.MultiheadAttention)
+        } == {0.0}
+    assert not list(model.encoder_norm.parameters())
+
+
+def test_the_original_transformer_drops_the_ends_of_its_branches_only() -> None:
+    torch.manual_seed(0)
+    model = Translator(20, 4, 8, 2, 16, 1, dropout=0.5, original=True)
+    rates = [(name, part.p) for name, part in model.named_modules() if isinstance(part, nn.Dropout)]
+    assert {name.rsplit(".", 1)[-1] for name, p in rates if p} == {
+        "dropout",
+        "dropout1",
+        "dropout2",
+        "dropout3",
+    }
+    # of the layers' own "dropout", which is inside the feed-forward branch, nothing is left
+    assert [name for name, p in rates if p and name.endswith(".dropout")] == []
+
+
+def test_norms_after_sums_leave_the_chain_its_nodes() -> None:
+    """An encoder layer has two additions, a decoder layer three; each gets its connection."""
+    pairs = torch.randint(1, 20, (3, 9))
+    strong, weak = (Translator(20, 4, 8, 2, 16, 2, original=True) for _ in range(2))
+    weak.load_state_dict(strong.state_dict())
+    penalize(strong, pairs, tau=0.3)
+    torch.testing.assert_close(strong(pairs), weak(pairs))
+    for model in (strong, weak):
+        model(pairs).square().mean().backward()
+    differ = [
+        name
+        for (name, one), other in zip(strong.named_parameters(), weak.parameters(), strict=True)
+        if not torch.allclose(one.grad, other.grad)  # type: ignore[arg-type]
+    ]
+    for stage, branches in (
+        ("encoder", ("linear2", "self_attn.out_proj")),
+        ("decoder", ("linear2", "self_attn.out_proj", "multihead_attn.out_proj")),
+    ):
+        for layer in "01":
+            for branch in branches:
+                assert f"{stage}.{layer}.{branch}.weight" in differ
+
+
+@pytest.mark.parametrize(
+    ("depth", "weights"),
+    [(18, 11_689_512), (34, 21_797_672), (50, 25_557_032), (101, 44_549_160), (152, 60_192_808)],
+)
+def test_deep_residual_networks_have_the_published_sizes(depth: int, weights: int) -> None:
+    with torch.device("meta"):
+        model = DeepResNet(depth)
+    assert sum(p.numel() for p in model.parameters()) == weights
+    kernels = [m for m in model.modules() if isinstance(m, nn.Conv2d) and m.kernel_size != (1, 1)]
+    assert model.stem(torch.zeros(1, 3, 224, 224, device="meta")).shape[2:] == (56, 56)
+    assert kernels[0].kernel_size == (7, 7)
+
+
+def test_a_deep_residual_network_of_small_images_keeps_them_whole_at_first() -> None:
+    model = DeepResNet(18, width=4, outputs=100, small=True)
+    images = torch.randn(2, 3, 32, 32)
+    assert model.stem(images).shape == (2, 4, 32, 32)
+    assert model.blocks(model.stem(images)).shape == (2, 32, 4, 4)
+    with pytest.raises(InputError, match="of 20 layers does not exist; give one of: 18, 34"):
+        DeepResNet(20)
+
+
+def test_overlapping_maxima_halve_images_where_the_cited_network_does() -> None:
+    images, sizes = torch.randn(2, 3, 32, 32), {}
+    for overlapping in (False, True):
+        stream, seen = images, []
+        model = RecurrentCNN(3, 4, 10, overlapping=overlapping)
+        stream = model.stem(stream)
+        for layer in model.body:
+            stream = layer(stream)
+            seen.append((type(layer).__name__, stream.shape[-1]))
+        sizes[overlapping] = seen
+    recur = "RecurrentConv"
+    assert sizes[True] == [
+        ("MaxPool2d", 16),
+        (recur, 16),
+        (recur, 16),
+        ("MaxPool2d", 8),
+        (recur, 8),
+        (recur, 8),
+    ]
+    assert sizes[False] == [
+        (recur, 32),
+        ("MaxPool2d", 16),
+        (recur, 16),
+        ("MaxPool2d", 8),
+        (recur, 8),
+        (recur, 8),
+    ]
+    with pytest.raises(InputError, match="'residual' has no overlapping"):
+        image_task("x", "x", image_splits(), "residual", 4, 1, overlapping=True)
+
+
+def photographs(folder: Path, count: int = 3) -> Path:
+    """Write the four files of an ImageNet of a few images."""
+    drawn = np.random.default_rng(0)
+    for part in ("train", "val"):
+        np.save(
+            folder / f"{part}-images.npy",
+            drawn.integers(0, 256, (count, 3, 224, 224), dtype=np.uint8),
+        )
+        np.save(folder / f"{part}-labels.npy", drawn.integers(0, 1000, count))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("network", "width", "depth", "weights"),
+    [
+        ("deep-resnet", 64, 50, 25_557_032),
+        ("vit", 384, 12, 22_050_664),
+        ("swin", 96, 24, 49_606_258),
+    ],
+)
+def test_networks_of_photographs_have_the_published_sizes(
+    network: str, width: int, depth: int, weights: int, tmp_path: Path
+) -> None:
+    options = {"hidden": width, "network": network, "depth": depth}
+    task = load_task("imagenet", data=str(photographs(tmp_path)), **options)
+    with torch.device("meta"):
+        model = task.make_model(0)
+    assert sum(p.numel() for p in model.parameters()) == weights
+    assert len(task.train) == 2 and len(task.valid) == 1 and len(task.test) == 3
+
+
+def test_photographs_stay_on_the_disk_and_are_trained_on(tmp_path: Path) -> None:
+    data = (("data", str(photographs(tmp_path))), ("hidden", 2), ("depth", 18))
+    trial = Trial("imagenet", "momentum", 0.1, 0, 1, 2, tau=1e-3, options=data, augment="crop-flip")
+    outcome = run_trial(trial)
+    assert not outcome.diverged and len(trial.key) == 20
+    mapped = load_task("imagenet", **dict(data)).train.inputs
+    assert mapped.dtype == torch.uint8
+    before = np.load(tmp_path / "train-images.npy")
+    mapped += 1
+    assert (np.load(tmp_path / "train-images.npy") == before).all()
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("val-images.npy", None, r"val-images\.npy"),
+        ("train-images.npy", np.zeros((3, 3, 32, 32), np.uint8), r"expected uint8 of shape"),
+        ("train-labels.npy", np.zeros(2, np.int64), r"for each of 3 images"),
+        ("val-labels.npy", np.full(3, 1000), r"from 0 to 999"),
+        ("val-labels.npy", b"no array", r"is not an array of numpy"),
+    ],
+)
+def test_photographs_that_do_not_fit_are_refused_in_one_sentence(
+    file: str, content: object, words: str, tmp_path: Path
+) -> None:
+    path = photographs(tmp_path) / file
+    if content is None:
+        path.unlink()
+    elif isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        np.save(path, content)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=words):
+        load_task("imagenet", data=str(tmp_path))
+    with pytest.raises(InputError, match=r"--data DIR; ImageNet-1k comes from image-net\.org"):
+        load_task("imagenet")
+
+
+def test_a_swin_transformer_without_its_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="width = 40 and layers = 24; give a multiple of 32"):
+        swin(40)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(InputError, match="needs the package transformers, which is not installed"):
+        swin()

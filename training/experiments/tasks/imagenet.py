@@ -1,0 +1,146 @@
+"""``imagenet``: photographs of 1000 classes in a folder of the user, ``--data DIR``.
+
+1.28 million images do not fit in memory. They stay in files of numpy, which the system maps, so
+that a batch costs what it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pathspace.errors import InputError, expect_known
+from pathspace.training.experiments.models.deep_resnet import DeepResNet
+from pathspace.training.experiments.models.swin import swin
+from pathspace.training.experiments.models.transformer import VisionTransformer
+from pathspace.training.experiments.tasks.files import find
+from pathspace.training.task import Split, Task, error_rate, register_task, seeded
+
+IMAGENET = (
+    "ImageNet-1k comes from image-net.org: save its images, cut to 224 x 224 pixels, as unsigned"
+    " bytes of shape (N, 3, 224, 224) with numpy.save in train-images.npy and val-images.npy, and"
+    " their classes from 0 to 999 in train-labels.npy and val-labels.npy, the training images in a"
+    " random order"
+)
+CLASSES, SIDE = 1000, 224
+# one of so many training images is a validation image; the paper's own are the test split
+KEPT_APART = 100
+# mean and standard deviation per channel of the training images, as all that publish them have it
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+# name -> (width, layers) -> model
+NETWORKS: dict[str, Callable[[int, int], nn.Module]] = {
+    "deep-resnet": lambda width, layers: DeepResNet(layers, 3, width, CLASSES),
+    # heads of 64 features, as every ViT has them
+    "vit": lambda width, layers: VisionTransformer(
+        SIDE, 16, 3, width, max(1, width // 64), layers, CLASSES
+    ),
+    "swin": lambda width, layers: swin(width, layers, CLASSES),
+}
+
+
+class OfBytes(nn.Module):
+    """A network behind the normalisation of images of unsigned bytes.
+
+    Args:
+        network: what takes normalised images.
+
+    Example:
+        >>> OfBytes(nn.Flatten())(torch.zeros(2, 3, 1, 1, dtype=torch.uint8)).shape
+        torch.Size([2, 3])
+    """
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        for name, values in (("mean", MEAN), ("deviation", DEVIATION)):
+            self.register_buffer(name, torch.tensor(values).view(3, 1, 1), persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images of shape (B, 3, Y, X) to the scores of the network."""
+        scores: Tensor = self.network((images / 255 - self.mean) / self.deviation)
+        return scores
+
+
+@register_task("imagenet")
+def imagenet(
+    hidden: int = 64,
+    network: str = "deep-resnet",
+    depth: int = 50,
+    smoothing: float = 0.0,
+    data: str | None = None,
+) -> Task:
+    """Build the task: ImageNet's photographs by a network of the Markov-chain paper's Table 2.
+
+    Args:
+        hidden: channels of the first stage of ``deep-resnet`` and ``swin``, features of ``vit``.
+        network: ``deep-resnet``, ``vit`` or ``swin``.
+        depth: layers of ``deep-resnet``, blocks of the others.
+        smoothing: share of each target that is spread over all classes in the loss.
+        data: folder with the four files of numpy.
+
+    Raises:
+        InputError: there is no such network, or a file is missing or does not fit.
+    """
+    expect_known("network", network, NETWORKS)
+    if data is None:
+        raise InputError(
+            f"Task 'imagenet' reads data of yours: give its folder with --data DIR; {IMAGENET}."
+        )
+    images, labels = _read(Path(data), "train")
+    kept = len(images) - max(1, len(images) // KEPT_APART)
+    train, valid = (Split(images[part], labels[part]) for part in (slice(kept), slice(kept, None)))
+    test = Split(*_read(Path(data), "val"))
+    return Task(
+        name="imagenet",
+        description=(
+            f"ImageNet-1k; {len(train)} training, {len(valid)} validation and {len(test)} test"
+            " images"
+        ),
+        train=train,
+        valid=valid,
+        test=test,
+        make_model=seeded(lambda: OfBytes(NETWORKS[network](hidden, depth))),
+        loss=partial(functional.cross_entropy, label_smoothing=smoothing),
+        metric=error_rate,
+        metric_name="error",
+        hopeless=1 - 5 / CLASSES,
+    )
+
+
+def _read(folder: Path, part: str) -> tuple[Tensor, Tensor]:
+    """Map the images and labels of one part; changes of them would stay in memory."""
+    names = [f"{part}-{what}.npy" for what in ("images", "labels")]
+    arrays = []
+    for name in names:
+        path = find(folder, (name,), IMAGENET)
+        try:
+            arrays.append(np.load(path, mmap_mode="c"))
+        except (OSError, ValueError, EOFError) as error:
+            raise InputError(f"The file '{path}' is not an array of numpy; {IMAGENET}.") from error
+    images, labels = arrays
+    if images.dtype != np.uint8 or images.shape[1:] != (3, SIDE, SIDE):
+        raise InputError(
+            f"The images in '{folder / names[0]}' are {images.dtype} of shape {images.shape},"
+            f" expected uint8 of shape (N, 3, {SIDE}, {SIDE}); {IMAGENET}."
+        )
+    if len(images) < 2 or labels.shape != images.shape[:1] or not _classes(labels):
+        raise InputError(
+            f"The labels in '{folder / names[1]}' are {labels.dtype} of shape {labels.shape},"
+            f" expected a class from 0 to {CLASSES - 1} for each of {len(images)} images, at least"
+            f" two; {IMAGENET}."
+        )
+    return torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64))
+
+
+def _classes(labels: np.ndarray) -> bool:
+    """Whether all labels are classes."""
+    return bool(labels.dtype.kind in "iu" and labels.min() >= 0 and labels.max() < CLASSES)
