@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -66,6 +67,7 @@ from pathspace.training.experiments.reproduce.trial import (
     PARTS,
     Outcome,
     Trial,
+    make_trainer,
     run_trial,
 )
 from pathspace.training.experiments.reproduce.trial_cache import TrialCache, run_all
@@ -292,6 +294,14 @@ def test_the_digest_covers_all_that_a_trial_imports_of_training(
     assert all(path.is_file() for path in sources)
     if start == "trial":
         assert {"diagnostics/addition_hooks.py", "diagnostics/nodes.py"} <= covered
+
+
+def test_a_trial_warns_nobody_of_what_it_tries() -> None:
+    tried = replace(SMALL, optimizer="gsgd", init="default", rule="magnitude", lr=1e-4, epochs=1)
+    with pytest.warns(UserWarning, match="multiplies the learning rate"):
+        make_trainer(tried, load_task("digits-rows"))
+    with warnings.catch_warnings(action="error"):
+        run_trial(tried)
 
 
 def test_number_of_processes_must_be_positive() -> None:

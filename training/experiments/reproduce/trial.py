@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -165,7 +166,8 @@ def run_trial(trial: Trial, folder: Path | None = None) -> Outcome:
         (1, False)
     """
     task = task_data(trial.task, trial.options)
-    with one_thread():
+    # (an experiment tries rates and starts that an optimizer warns of)
+    with one_thread(), warnings.catch_warnings(action="ignore", category=UserWarning):
         trainer = make_trainer(trial, task, folder)
         probe = trainer.watch if isinstance(trainer.watch, _Probe) else None
         history = trainer.fit(
