@@ -30,6 +30,7 @@ STAND_IN: dict[str, Verdict] = OF_CLAIMS | dict.fromkeys(
     ("worse", "no difference that matters"), "not shown"
 )
 TAU = 3e-4
+PATTERN = "+.3f"
 Figures = dict[str, Any]
 
 
@@ -225,10 +226,10 @@ def _runs(rows: Sequence[Figures], name: str, tau: float) -> list[Figures]:
 
 
 def _positive(
-    value: Callable[[Figures, Figures], float], pattern: str = "+.3f"
+    value: Callable[[Figures, Figures], float],
 ) -> Callable[[str, list[Figures], list[Figures]], Claim]:
     return lambda name, plain, penal: positive(
-        name, [value(a, b) for a, b in zip(plain, penal, strict=True)], pattern=pattern
+        name, [value(a, b) for a, b in zip(plain, penal, strict=True)], pattern=PATTERN
     )
 
 
@@ -244,7 +245,7 @@ RULES: dict[str, Callable[[str, list[Figures], list[Figures]], Claim]] = {
     "gradients_are_long": lambda name, plain, _: positive(
         name,
         [row["trained"]["gradient_above_one"] - 0.5 for row in plain if "trained" in row],
-        pattern="+.3f",
+        pattern=PATTERN,
     ),
     "raises_efficiency": _positive(lambda plain, penal: penal["efficiency"] - plain["efficiency"]),
     "generalises": _errs_less,
