@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathspace as ps
+from pathspace.moves import move_, move_together_
 from pathspace.training import GaugeFixed
 from pathspace.training.optim.canonical_gauge import Side
 from pathspace.training.optim.sweeps import _width
@@ -513,3 +514,35 @@ def test_the_width_of_a_sweep_is_the_largest_sum_of_powers_at_one_weight() -> No
     assert _width(sides, starts, entry, power) == 4.5  # type: ignore[arg-type]
     power[-1] = 5.0
     assert _width(sides, starts, entry, power) == 5.0  # type: ignore[arg-type]
+
+
+def test_moments_move_only_where_a_unit_is_balanced() -> None:
+    """The sweep reads no moments of tensors at units of fixed norm alone."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU()
+    ).append(nn.Linear(5, 3))
+    graph = ps.trace(model, torch.randn(8, 4))
+    fixed = GaugeFixed(torch.optim.AdamW(model.parameters(), lr=0.1), graph)
+    seen = set()
+    for chosen in fixed.sets:
+        entries = [side.ids.numel() for side in chosen.moved]
+        at = chosen.entry[chosen.balanced[chosen.unit]]
+        counts = torch.bincount(at, minlength=sum(entries)).split(entries)
+        assert chosen.follows == tuple(bool(count.any()) for count in counts)
+        seen |= set(chosen.follows)
+    assert seen == {True, False}
+
+
+def test_short_tensors_move_together_as_one_by_one() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for constant in (1.0, 1e-5):
+        kinds = (torch.float32, torch.float64, torch.bfloat16, torch.float32)
+        many = [torch.randn(3, n, generator=generator).to(kind) for n, kind in enumerate(kinds, 1)]
+        factors = [torch.rand(1, one.shape[1], generator=generator).double() for one in many]
+        one_by_one = [
+            move_(one.clone(), factor, torch.ones_like(factor), constant)
+            for one, factor in zip(many, factors, strict=True)
+        ]
+        move_together_(list(zip(many, factors, strict=True)), constant)
+        assert all(map(torch.equal, many, one_by_one))

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from pathspace import InputError, InputTypeError, UnsupportedError
 from pathspace.errors import expect_arguments
-from pathspace.moves import move_, moved
+from pathspace.moves import move_, move_together_, moved
 from pathspace.structure import Structure
 from pathspace.training.optim.canonical_gauge import BALANCED, KEPT, canonical
 from pathspace.training.optim.fused_sweep import FusedSweep
@@ -453,6 +453,7 @@ class GaugeFixed(Joined):
         self._phi[chosen.units] += change
         stay = self.return_to == "user"
         scaled: list[tuple[Tensor, Tensor]] = []
+        shifted: dict[float, list[tuple[Tensor, Tensor]]] = {}
         for side, factor, followed in factors:
             tensor = self._tensors.get(side.name)
             if tensor is None:
@@ -461,7 +462,7 @@ class GaugeFixed(Joined):
                 # running statistics have the gauge in which the model runs
                 continue
             if side.shift:
-                move_(tensor, factor, torch.ones_like(factor), side.shift)
+                shifted.setdefault(side.shift, []).append((tensor, factor))
             else:
                 scaled.append((tensor, factor))
             if followed is not None:
@@ -470,6 +471,8 @@ class GaugeFixed(Joined):
                     for buffer, power in self._buffers_of(tensor)
                     if power
                 ]
+        for shift, pairs in shifted.items():
+            move_together_(pairs, shift)
         if scaled:
             rows = [in_rows(tensor, factor.to(tensor.dtype)) for tensor, factor in scaled]
             torch._foreach_mul_([tensor for tensor, _ in rows], [factor for _, factor in rows])

@@ -47,7 +47,7 @@ class UnitSet:
         power: the power of the unit's scale by which the entry is multiplied.
         summed_pairs: number of the pairs that belong to ``summed``; they come first.
         balanced: mask of the units that are balanced.
-        mixed: whether some of the units are balanced.
+        follows: whether a balanced unit is at an entry, for each of ``moved``.
         rate: the factor of ``log(L / E)``.
         voters: positions of the entries whose squares are compared with a target, and
             the groups of their sums.
@@ -63,7 +63,7 @@ class UnitSet:
     power: Tensor
     summed_pairs: int
     balanced: Tensor
-    mixed: bool
+    follows: tuple[bool, ...]
     rate: float
     voters: tuple[Tensor, Tensor]
     votes: tuple[Tensor, Tensor, Tensor]
@@ -103,9 +103,10 @@ class UnitSet:
         factors = self._factors(change)
         followed: list[Tensor | None] = [*factors]
         if len(self.target):
-            followed = [None] * len(factors)
-            if self.mixed:
-                followed = [*self._factors(torch.where(self.balanced, change, 0.0))]
+            # (where no unit is balanced, the factor would be 1: the buffers are not read at all)
+            mine = torch.where(self.balanced, change, 0.0)
+            balanced = self._factors(mine) if any(self.follows) else factors
+            followed = [f if on else None for f, on in zip(balanced, self.follows, strict=True)]
         return change, list(zip(self.moved, factors, followed, strict=True))
 
     def _factors(self, change: Tensor) -> list[Tensor]:
@@ -196,6 +197,8 @@ def _make(
     unit, entry, power = unit[order], entry[order], power[order]
     starts = np.concatenate([[0], np.cumsum(sizes)])
     total = int(starts[len(summed)])
+    balanced = found.kinds[units] == BALANCED
+    followed = np.bincount(entry, balanced[unit], starts[-1])
     voter, group, voting, deciding, weight, target = _voters(
         graph, found, numbers, every, inside, starts, norms
     )
@@ -211,8 +214,8 @@ def _make(
         on(entry),
         on(power, torch.float64),
         int((entry < total).sum()),
-        on(found.kinds[units] == BALANCED, torch.bool),
-        bool((found.kinds[units] == BALANCED).any()),
+        on(balanced, torch.bool),
+        tuple(bool(some.any()) for some in np.split(followed, starts[1:-1])),
         1 / (4 * _width(summed, starts, entry, power)),
         (on(voter), on(group)),
         (on(voting), on(deciding), on(weight, torch.float64)),
