@@ -285,6 +285,9 @@ def _smoothing(b: Built) -> float:
 def _start(b: Built) -> str:
     from pathspace.training.recipe import Recipe, find_skeleton
 
+    # (a matrix without an entry of 1 or -1 has none on the skeleton: no graph is needed)
+    if not any(bool((w.abs() == 1).any()) for w in b.outer.parameters() if w.dim() > 1):
+        return "default"
     masks = find_skeleton(b.task, Recipe(seed=b.trainer.seed)).masks
     state = dict(b.outer.named_parameters())
     unit = all(bool((state[n][m.bool()].abs() == 1).all()) for n, m in masks.items())
