@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from recipe_meters import METERS, Built, stand_in
 
+from pathspace import Skeleton
 from pathspace.errors import InputError
+from pathspace.training import recipe
 from pathspace.training.experiments.reproduce import Setting
 from pathspace.training.experiments.reproduce.recipes import (
     FIELDS,
@@ -26,17 +28,35 @@ from pathspace.training.experiments.reproduce.recipes import (
 )
 from pathspace.training.experiments.reproduce.trial import Trial, make_trainer
 from pathspace.training.experiments.tasks import load_task
+from pathspace.training.task import Task
 from pathspace.training.threads import one_thread
 
 # What the protocol of all experiments decides, which no model or optimizer shows: how rates are
 # chosen, how many seeds there are, and when a run is judged.
 PROTOCOL = {"search", "seeds", "reported"}
+SKELETONS: dict[Any, Skeleton] = {}
 CELLS = {name: cell for name, cell in load_cells().items() if not runnable(cell)}
 
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return stand_in(tmp_path_factory.mktemp("papers"))
+
+
+@pytest.fixture(autouse=True)
+def one_graph_for_each_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that differ in the optimizer alone, and what reads them, share a skeleton: its graph is
+    most of the time.
+    """
+    find = recipe.find_skeleton
+
+    def remembered(task: Task, asked: recipe.Recipe) -> Skeleton:
+        key = task.name, str(task.make_model(asked.seed)), asked.rule, asked.seed
+        if key not in SKELETONS:
+            SKELETONS[key] = find(task, asked)
+        return SKELETONS[key]
+
+    monkeypatch.setattr(recipe, "find_skeleton", remembered)
 
 
 def kinds() -> Iterator[Any]:
