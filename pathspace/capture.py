@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
@@ -51,6 +52,8 @@ from pathspace.without_values import fake_mode, give_shapes, has_values, with_nu
 
 # tracing replaces functions of torch for a while
 _ONE_AT_A_TIME = threading.RLock()
+# a line of code that torch generated, and the name that it assigns
+GENERATED = re.compile(r'File "<eval_with_key>[^\n]*\n\s*(\w+) =')
 
 
 @dataclass(frozen=True)
@@ -308,9 +311,11 @@ def _export(
             _tell_views(program.graph_module.graph)
             views = {node.target for node in program.graph_module.graph.nodes if untold(node)}
             known = torch.export.default_decompositions() if views else {}
+            traces = _traces(program.graph_module)
             program = program.run_decompositions(
                 {view: known[view] for view in views if view in known}
             )
+            _restore_traces(program.graph_module.graph, traces)
     for name, value in program.constants.items():
         if isinstance(value, torch.Tensor) and name not in (made or {}) and not _has_numbers(value):
             if not shapes:
@@ -323,6 +328,23 @@ def _export(
     if any(name not in own for name, _ in twin.named_parameters()):
         raise RuntimeError("makes parameters while it runs")
     return program, made or {}
+
+
+def _traces(module: fx.GraphModule) -> dict[str, str]:
+    """Names of operations -> the lines of the model's code that they come from."""
+    parts = [part for part in module.modules() if isinstance(part, fx.GraphModule)]
+    nodes = [node for part in parts for node in part.graph.nodes if node.meta.get("stack_trace")]
+    return {node.name: node.meta["stack_trace"] for node in nodes}
+
+
+def _restore_traces(graph: fx.Graph, traces: Mapping[str, str]) -> None:
+    """Let operations of dissolved regions name the model's code again: torch names the code that it
+    generates for a region, which no reader can open.
+    """
+    for node in graph.nodes:
+        made = GENERATED.search(node.meta.get("stack_trace") or "")
+        if made is not None:
+            node.meta["stack_trace"] = traces.get(made[1], "")
 
 
 def _tell_views(graph: fx.Graph) -> None:

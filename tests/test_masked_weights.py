@@ -51,6 +51,18 @@ USES: dict[str, tuple[Callable[[Masked, Tensor], Tensor], int, int]] = {
         3 + 16,
         1,
     ),
+    "features times complex numbers": (
+        lambda m, x: m.out((relu(x @ m.matrix) * torch.tensor([1j, 0j, 1j, 1j])).imag),
+        12 + 6 + 2,
+        3,
+    ),
+    "frequencies that pass": (
+        lambda m, x: m.out(
+            torch.fft.irfft(torch.fft.rfft(relu(x @ m.matrix)) * torch.tensor([1, 0, 1j]), n=4)
+        ),
+        16 + 8 + 2,
+        1,
+    ),
     # masks of conditions
     "a diagonal of conditions": (lambda m, x: m.out(x * (THREE * m.w)), 3 + 6 + 2, 3),
     "a triangle of conditions": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
 from collections.abc import Callable
 
@@ -68,6 +69,32 @@ def test_a_buffer_that_fixes_a_scale_is_named() -> None:
 
     graph = ps.trace(Placed(F.relu), torch.randn(3, 4))
     assert [pin.reason for pin in graph.pinned] == ["shares one scale with the buffer table"]
+
+
+class Averages(nn.Module):
+    """Averages of two layers, kept in buffers without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 4)
+        self.register_buffer("one", torch.zeros(4))
+        self.register_buffer("two", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.first(x))
+        with torch.no_grad():
+            self.one.mul_(0.9).add_(h.mean(0))
+        h = torch.relu(self.second(h))
+        with torch.no_grad():
+            self.two.mul_(0.9).add_(h.mean(0))
+        return h * 2
+
+
+def test_pins_name_the_line_of_a_write_without_gradients() -> None:
+    pins = ps.trace(Averages(), torch.randn(5, 3)).pinned
+    lines, first = inspect.getsourcelines(Averages.forward)
+    wanted = [f"{__file__}:{first + n}" for n, line in enumerate(lines) if "mul_" in line]
+    assert [pin.source for pin in pins if "buffer" in pin.reason] == wanted
 
 
 def test_inputs_are_no_constants() -> None:
