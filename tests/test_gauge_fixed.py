@@ -282,6 +282,40 @@ def test_the_users_gauge_is_kept_between_steps() -> None:
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_closure_runs_a_model_whose_statistics_have_the_gauge_of_its_weights(
+    frozen: bool,
+) -> None:
+    """A closure sees canonical weights, also where they go back after the step."""
+    torch.manual_seed(0)
+    layers = nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)
+    model, x, y = nn.Sequential(*layers).double(), torch.randn(40, 5).double(), torch.arange(40) % 3
+    model(x)
+    model.train(not frozen)
+    graph, found = ps.trace(model, x), []
+    for where in ("canonical", "user"):
+        one = scrambled(model, graph, 10)
+        optimizer = GaugeFixed(
+            torch.optim.SGD(one.parameters(), 0.05), graph, return_to=where, model=one
+        )
+
+        def closure(one: nn.Module = one, optimizer: GaugeFixed = optimizer) -> Tensor:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(one(x), y)
+            loss.backward()
+            return loss
+
+        losses = [optimizer.step(closure).detach() for _ in range(10)]
+
+        def interrupted() -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step(interrupted)
+        found.append(torch.cat([torch.stack(losses), one.eval()(x).detach().flatten()]))
+    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-12)
+
+
 def test_gradients_come_back_with_the_users_gauge() -> None:
     """Whoever logs them after a step, or adds to them, finds those before it."""
     model, x, y = made(mlp)

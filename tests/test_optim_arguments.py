@@ -137,6 +137,27 @@ def test_a_step_that_is_interrupted_leaves_the_users_gauge() -> None:
         optimizer.step()
     assert torch.equal(weights(rows), before)
 
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = rows(ids).square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.zero_grad()
+    with pytest.raises(ps.UnsupportedError, match=r"sparse gradient of 'words.weight'"):
+        optimizer.step(closure)
+    torch.testing.assert_close(weights(rows), before)
+
+    class Strange(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+            self.state[model[0].weight]["unknown"] = torch.zeros_like(model[0].weight)
+
+    before = weights(model)
+    optimizer = GaugeFixed(Strange(model.parameters(), lr=0.1), graph, return_to="user")
+    with pytest.raises(ps.UnsupportedError, match="buffer 'unknown'"):
+        optimizer.step()
+    torch.testing.assert_close(weights(model), before, rtol=1e-12, atol=0)
+
 
 @pytest.mark.parametrize("way", ["canonical", "user"])
 def test_only_the_last_wrapper_takes_steps(way: str) -> None:

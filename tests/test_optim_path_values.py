@@ -317,6 +317,69 @@ def test_path_sgd_does_not_see_the_scales(name: str, second: bool) -> None:
     assert runs[1] == pytest.approx(runs[0], rel=1e-9)
 
 
+class Passed(nn.Module):
+    """A recurrence in depth, whose matrix the code reads once, in several ways."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form, self.enter, self.leave = form, nn.Linear(3, 4), nn.Linear(4, 2)
+        self.weight = nn.Parameter(torch.rand(4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.enter(x))
+        if self.form == "transposed":
+            weight = self.weight.T
+            for _ in range(3):
+                x = torch.relu(x @ weight)
+        elif self.form == "power":
+            x = x @ torch.linalg.matrix_power(self.weight, 2)
+        elif self.form == "product":
+            x = x @ (self.weight * self.weight)
+        elif self.form == "square":
+            x = x @ self.weight.square()
+        else:
+            left, right = self.weight.chunk(2)
+            x = x[:, :2] @ left + x[:, 2:] @ right
+        return self.leave(x)
+
+
+@pytest.mark.parametrize("form", ["transposed", "power", "product", "square", "chunks"])
+def test_weights_that_paths_pass_again_are_found(form: str) -> None:
+    torch.manual_seed(0)
+    model, x = Passed(form).double(), torch.ones(1, 3).double()
+    norm = PathSGD(model.named_parameters(), model=model, example=(x,)).path_norm
+    assert norm.reused == (() if form == "chunks" else ("weight",))
+    start = {key: p.detach() for key, p in model.named_parameters()}
+
+    def gamma(weight: torch.Tensor) -> torch.Tensor:
+        squares = {key: p.square() for key, p in {**start, "weight": weight}.items()}
+        return torch.func.functional_call(model, squares, (x,)).sum()
+
+    hessian = torch.func.hessian(gamma)(start["weight"]).reshape(16, 16)
+    torch.testing.assert_close(norm.kappa()["weight"].flatten(), hessian.diagonal() / 2)
+
+
+class Halves(nn.Module):
+    """Positive and negative parts, each with weights of its own; one column is not read."""
+
+    def __init__(self, negative: bool) -> None:
+        super().__init__()
+        self.negative, self.enter, self.leave = negative, nn.Linear(3, 5), nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.enter(x)[:, :4]
+        return self.leave(torch.cat([torch.relu(x), torch.relu(-x if self.negative else x)], 1))
+
+
+def test_path_sgd_refuses_networks_of_which_it_would_train_a_half() -> None:
+    model, x = Halves(True), torch.ones(1, 3)
+    with pytest.raises(UnsupportedError, match=r"kappa 0 for 'leave\.weight'"):
+        PathSGD(model.named_parameters(), model=model, example=(x,))
+    model = Halves(False)
+    kappa = PathSGD(model.named_parameters(), model=model, example=(x,)).path_norm.kappa()
+    assert kappa["leave.weight"].all() and not kappa["enter.weight"][4].any()
+
+
 def test_the_shared_weight_term_dominates_near_the_identity() -> None:
     rnn = nn.Sequential(nn.RNN(2, 8, nonlinearity="relu", bias=False, batch_first=True)).double()
     with torch.no_grad():

@@ -290,6 +290,41 @@ def test_what_cannot_be_advised_is_refused() -> None:
     assert suggest(plain, ps.trace(plain, torch.randn(1, 3)), show=False).optimizer == "AdamW"
 
 
+@pytest.mark.parametrize("tried", [False, True])
+def test_decay_does_not_undo_steps_on_large_weights(tried: bool) -> None:
+    """AdamW's decay multiplies by ``1 - lr decay``, with rates of the size of the weights."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1e6)
+    x, y = torch.randn(40, 5).double(), torch.arange(40) % 3
+
+    def loss(one: nn.Module) -> Tensor:
+        return F.cross_entropy(one(x), y)
+
+    told = suggest(model, ps.trace(model, x), loss if tried else None, show=False)
+    assert told.lr > 100
+    assert falls(model, told.make(), loss)
+
+
+def test_rates_below_the_rounding_of_the_weights_are_said_to_be() -> None:
+    torch.manual_seed(0)
+    for kind, said in ((torch.bfloat16, True), (torch.float32, False)):
+        model, x = deep().to(kind), torch.randn(4, 5).to(kind)
+        told = suggest(model, ps.trace(model, x), show=False)
+        assert any("lost by rounding in torch.bfloat16" in r for r in told.reasons) is said
+
+
+def test_sparse_gradients_are_refused_before_a_step() -> None:
+    model = nn.Sequential(nn.Embedding(7, 4, sparse=True), nn.ReLU(), nn.Linear(4, 2))
+    graph = ps.trace(model, torch.arange(3))
+    with pytest.raises(ps.UnsupportedError, match="sparse gradients of the embedding '0'"):
+        suggest(model, graph)
+    model[0].requires_grad_(False)
+    assert suggest(model, graph, show=False).lr > 0
+
+
 @pytest.mark.parametrize("change", ["pruned", "normed", "spectral", "kept"])
 @pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated")
 def test_models_that_hold_tensors_of_a_pass_are_tried(change: str) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pathspace import InputError, InputTypeError, PathspaceError
+from pathspace import InputError, InputTypeError, PathspaceError, UnsupportedError
 from pathspace.errors import expect_arguments
 from pathspace.moves import moved
 from pathspace.safe_deepcopy import safe_deepcopy
@@ -100,6 +100,7 @@ def suggest(
         InputTypeError: an argument has a wrong type, or the order is wrong.
         InputError: no parameter can be trained, weights are not finite, or
             the loss falls at no rate.
+        UnsupportedError: an embedding has sparse gradients.
 
     Example:
         >>> import torch, pathspace as ps
@@ -141,6 +142,13 @@ def suggest(
     else:
         lr, tried = _try(model, graph, loss, size)
         reasons.append(f"Rates tried, with the loss after {STEPS} steps over that before: {tried}.")
+    kinds = {p.dtype for _, p in _trained("suggest", model)}
+    lost = [kind for kind in kinds if lr < size * torch.finfo(kind).eps / 2]
+    if lost:
+        reasons.append(
+            f"Most of its steps are lost by rounding in {lost[0]}: train float32 weights, under"
+            " autocast if the model computes in lower precision."
+        )
     found, bound = _of_rules(graph, reasons)
     advice = Advice(
         "GaugeFixed(AdamW)" if free else "AdamW",
@@ -178,11 +186,20 @@ def _trained(owner: str, model: nn.Module) -> list[tuple[str, nn.Parameter]]:
         raise InputError(
             f"{owner} found no parameter with requires_grad=True; call requires_grad_() on some."
         )
+    for name, module in model.named_modules():
+        sparse = isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
+        if sparse and any(p.requires_grad for p in module.parameters()):
+            raise UnsupportedError(
+                f"{owner} found sparse gradients of the embedding {name!r}, expected dense ones,"
+                " which AdamW needs; make it with sparse=False."
+            )
     return trained
 
 
 def _make(graph: Structure, model: nn.Module, lr: float) -> torch.optim.Optimizer:
-    inner = torch.optim.AdamW(_trained("Advice.make", model), lr=lr, weight_decay=DECAY)
+    # (AdamW multiplies weights by 1 - lr decay: of large weights too, a step takes 1 % at most)
+    decay = DECAY / max(lr, 1.0)
+    inner = torch.optim.AdamW(_trained("Advice.make", model), lr=lr, weight_decay=decay)
     return GaugeFixed(inner, graph, model=model)
 
 

@@ -341,28 +341,35 @@ class GaugeFixed(Joined):
 
     def _take(self, closure: Callable[[], Any] | None) -> Any:
         self._look_at_model()
-        user = self.return_to == "user"
-        if user:
-            self._move(self._phi, weights=True, gradients=True)
-            loss = self._back_after_errors(closure)
-        else:
-            loss = self._inner_steps(closure)
-        if user:
-            # (before the sweep, which moves weights and state but no gradients)
-            self._move(-self._phi, gradients=True)
+        if self.return_to == "user":
+            return self._take_and_return(closure)
+        loss = self._inner_steps(closure)
         if self.sets:
             self._sweep()
-        if user:
-            self._move(-self._phi, weights=True)
         return loss
 
-    def _back_after_errors(self, closure: Callable[[], Any] | None) -> Any:
-        """The inner steps; whatever ends them leaves the model in the user's gauge."""
+    def _take_and_return(self, closure: Callable[[], Any] | None) -> Any:
+        """A step that leaves the model in the user's gauge, whatever ends it."""
+        runs = closure is not None
+
+        def dense() -> Any:
+            loss = closure() if closure else None
+            self._refuse_sparse()
+            return loss
+
+        # (a closure runs the model, which needs running statistics in the gauge of its weights)
+        self._move(self._phi, weights=True, gradients=True, statistics=runs)
         try:
-            return self._inner_steps(closure)
-        except BaseException:
-            self._move(-self._phi, weights=True, gradients=True)
-            raise
+            try:
+                loss = self._inner_steps(dense if runs else None)
+            finally:
+                # (before the sweep, which moves weights and state but no others)
+                self._move(-self._phi, gradients=True, statistics=runs)
+            if self.sets:
+                self._sweep()
+        finally:
+            self._move(-self._phi, weights=True)
+        return loss
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _look_at_model(self) -> None:
@@ -374,20 +381,24 @@ class GaugeFixed(Joined):
                 " its optimizer; step the one that has it now."
             )
         self._follow()
+        self._refuse_sparse()
         for name, asked in self._asked.items():
-            grad = self._tensors[name].grad
-            if grad is not None and grad.is_sparse and self.return_to == "user":
-                raise UnsupportedError(
-                    f"GaugeFixed found a sparse gradient of {name!r} with return_to='user',"
-                    " expected dense ones: rows that are not there cannot be rescaled; use"
-                    " return_to='canonical' or an embedding without sparse=True."
-                )
             if self._tensors[name].requires_grad is not asked:
                 change = "frozen" if asked else "released"
                 raise InputError(
                     f"GaugeFixed found parameter {name!r} {change} since it was made, which changes"
                     " the free scales; go on with GaugeFixed(gauge_fixed.unwrap(), graph), which"
                     " keeps the state."
+                )
+
+    def _refuse_sparse(self) -> None:
+        for name in self._asked if self.return_to == "user" else ():
+            grad = self._tensors[name].grad
+            if grad is not None and grad.is_sparse:
+                raise UnsupportedError(
+                    f"GaugeFixed found a sparse gradient of {name!r} with return_to='user',"
+                    " expected dense ones: rows that are not there cannot be rescaled; use"
+                    " return_to='canonical' or an embedding without sparse=True."
                 )
 
     def _wraps(self) -> bool:
@@ -450,7 +461,6 @@ class GaugeFixed(Joined):
             self._kernels[turn].step(self._buffers_of)
             return
         change, factors = chosen.step(self._tensors)
-        self._phi[chosen.units] += change
         stay = self.return_to == "user"
         scaled: list[tuple[Tensor, Tensor]] = []
         shifted: dict[float, list[tuple[Tensor, Tensor]]] = {}
@@ -476,6 +486,7 @@ class GaugeFixed(Joined):
         if scaled:
             rows = [in_rows(tensor, factor.to(tensor.dtype)) for tensor, factor in scaled]
             torch._foreach_mul_([tensor for tensor, _ in rows], [factor for _, factor in rows])
+        self._phi[chosen.units] += change
 
     def _buffers_of(self, tensor: Tensor) -> Iterable[tuple[Tensor, int]]:
         for one in self.optimizers:
@@ -499,16 +510,35 @@ class GaugeFixed(Joined):
         ]
 
     def _move(
-        self, phi: Tensor, state: bool = False, weights: bool = False, gradients: bool = False
+        self,
+        phi: Tensor,
+        state: bool = False,
+        weights: bool = False,
+        gradients: bool = False,
+        statistics: bool | None = None,
     ) -> None:
-        """Apply a gauge transformation."""
-        user = self.return_to == "user"
+        """Apply a gauge transformation.
+
+        Args:
+            phi: its log-scales.
+            state: move the state of the optimizers.
+            weights: move the parameters.
+            gradients: move their gradients.
+            statistics: move running statistics; ``None``: with the weights of a model that
+                remains in the canonical gauge.
+        """
+        if statistics is None:
+            statistics = weights and self.return_to == "canonical"
         for name, (head, tail) in self._graph.gauge_factors(phi.cpu()).items():
             tensor = self._tensors.get(name)
-            if tensor is None or (user and not isinstance(tensor, nn.Parameter)):
+            if tensor is None:
                 continue
             up, down = head.to(self._device), tail.to(self._device)
-            if gradients and tensor.grad is not None:
+            if not isinstance(tensor, nn.Parameter):
+                if statistics:
+                    move_(tensor, up, down, self._graph.shifts.get(name, 0.0))
+                continue
+            if gradients and tensor.grad is not None and not tensor.grad.is_sparse:
                 move_(tensor.grad, down, up)
             if state and not self._fresh(tensor):
                 for buffer, power in self._buffers_of(tensor):

@@ -16,7 +16,6 @@ the diagonal of the recurrent matrix.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -45,6 +44,9 @@ from pathspace.training.optim.sharding import refuse_shards
 from pathspace.without_values import require_values
 
 CHUNK = 256
+# random networks that are compared with kappa, and a factor that shows powers of weights
+DRAWS = 4
+LARGER = 1024.0
 # operations that are no sums over paths: choices, sizes, and gates
 CROOKED = frozenset(
     [
@@ -114,8 +116,8 @@ class PathNorm:
         model: a network of linear and convolutional layers, ReLU-like
             activations, sums and averages.
         args: example inputs; a single sample is enough, because all samples of ones are equal.
-        reused: names of parameters that paths pass several times; ``None`` finds those of
-            ``nn.RNN`` layers and those that the forward pass uses more than once.
+        reused: names of parameters that paths pass several times; ``None`` finds them: ``gamma^2``
+            grows faster than they do.
 
     Raises:
         InputTypeError: an argument is of another type.
@@ -172,24 +174,9 @@ class PathNorm:
                 f"PathSGD found {where} ({pin.reason}), {expected}; leave it out of the model."
             )
         self.model, self.args = model, ones_like_inputs(args)
-        names = {id(p): name for name, p in model.named_parameters()}
-        if reused is None:
-            reused = [
-                names[id(p)]
-                for module in model.modules()
-                if isinstance(module, nn.RNNBase)
-                for key, p in module.named_parameters(recurse=False)
-                if key.startswith("weight_hh")
-            ]
-            # parameters that the forward pass uses more than once
-            captured, uses = graph.captured, Counter[str]()
-            for node in captured.graph.graph.nodes:
-                kind, name = captured.sources.get(node.name, ("", ""))
-                if node.op == "placeholder" and kind == "parameter":
-                    uses[captured.canonical[name]] += len(node.users)
-            reused += [name for name in names.values() if uses[name] > 1 and name not in reused]
-        self.reused = tuple(reused)
-        unknown = [name for name in self.reused if name not in set(names.values())]
+        names = {name for name, _ in model.named_parameters()}
+        self.reused = tuple(self._passed_again() if reused is None else reused)
+        unknown = [name for name in self.reused if name not in names]
         if unknown:
             raise InputError(
                 f"PathSGD found reused={unknown[0]!r}, expected names of parameters of the model."
@@ -204,13 +191,10 @@ class PathNorm:
             UnsupportedError: ``kappa`` of a parameter is negative, sparse, or 0 for all of its
                 scalars.
         """
-        # (scaled so that sums do not grow with the width)
-        even = {
-            name: torch.full_like(p, len(p) / p.numel() if p.ndim else 1.0)
-            for name, p in self._squares()
-        }
+        even = self._even()
         with evaluating(self.model):
             kappa = grad(self.value)(even)
+            lost = self._lost(even, kappa)
         for name, value in kappa.items():
             _refuse_sparse(name, value)
         for name in names:
@@ -218,7 +202,7 @@ class PathNorm:
                 "negative"
                 if bool((kappa[name] < 0).any())
                 else "0"
-                if not kappa[name].any()
+                if not kappa[name].any() or name in lost
                 else ""
             )
             if bad:
@@ -227,6 +211,46 @@ class PathNorm:
                     " are subtracted, negated or cut off by an activation somewhere; exclude the"
                     " parameter, or write the model as sums."
                 )
+
+    def _even(self) -> dict[str, Tensor]:
+        """Positive weights, scaled so that sums do not grow with the width."""
+        return {
+            name: torch.full_like(p, len(p) / p.numel() if p.ndim else 1.0)
+            for name, p in self._squares()
+        }
+
+    def _lost(self, even: Mapping[str, Tensor], kappa: Mapping[str, Tensor]) -> set[str]:
+        """Parameters with scalars on which the output depends, and ``kappa`` does not: with
+        positive weights an activation cuts off all paths of theirs.
+        """
+        random = torch.Generator().manual_seed(0)
+        lost = set()
+        for _ in range(DRAWS):
+            signed = {
+                name: value.sqrt() * torch.randn(value.shape, generator=random).to(value).sign()
+                for name, value in even.items()
+            }
+            for name, slope in grad(self.value)(signed).items():
+                if slope.layout == torch.strided and bool((slope[kappa[name] == 0] != 0).any()):
+                    lost.add(name)
+        return lost
+
+    @torch.no_grad()
+    def _passed_again(self) -> list[str]:
+        """Parameters that paths pass several times: ``gamma^2`` grows faster than they do."""
+        even = self._even()
+        with evaluating(self.model):
+            once = self.value(even)
+            ends = {
+                name: [self.value({**even, name: times * theta}) for times in (0.0, LARGER)]
+                for name, theta in even.items()
+            }
+        # (a sum that overflows or is no number counts as well: this costs time, not truth)
+        return [
+            name
+            for name, (none, many) in ends.items()
+            if not many <= 2 * (none + LARGER * (once - none).abs())
+        ]
 
     def value(self, theta: Mapping[str, Tensor]) -> Tensor:
         """``gamma^2`` at squared weights ``theta``."""
@@ -279,8 +303,8 @@ class PathSGD(Optimizer):
         second: include the second term for weights that paths pass several times
             (see the module's text).
         every: number of steps between computations of ``kappa``.
-        reused: names of parameters that paths pass several times; ``None`` finds those of
-            ``nn.RNN`` layers and those that the forward pass uses more than once.
+        reused: names of parameters that paths pass several times; ``None`` finds them: ``gamma^2``
+            grows faster than they do.
         min_kappa: a weight whose ``kappa`` is not above this (on no path, or only on paths
             of value 0) does not move.
         maximize: maximise the loss.
