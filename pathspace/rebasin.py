@@ -51,7 +51,7 @@ def permuted(model: nn.Module, slices: Slices, orders: Orders) -> nn.Module:
     """
     copy = safe_deepcopy(model)
     tensors = tensors_of(copy)
-    for name, moved in _ordered(tensors, slices, orders).items():
+    for name, moved in ordered(tensors, slices, orders).items():
         if moved is not tensors[name]:
             tensors[name].copy_(moved)
     return copy
@@ -109,7 +109,7 @@ def by_weights(
     given = {name: real(p) for name, p in two.named_parameters()}
     start = {name: torch.arange(len(next(iter(slices[name].values())))) for name in names}
     by_size = _by_size(a, given, slices)
-    if _agreement(a, sorted_ := _ordered(given, slices, by_size)) >= COPIES * bound:
+    if _agreement(a, sorted_ := ordered(given, slices, by_size)) >= COPIES * bound:
         given, start = sorted_, by_size
     for _ in range(starts):
         b, orders = dict(given), dict(start)
@@ -132,7 +132,8 @@ def _agreement(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
     return sum(float((a[name] * b[name]).sum()) for name in a)
 
 
-def _ordered(tensors: Mapping[str, Tensor], slices: Slices, orders: Orders) -> dict[str, Tensor]:
+def ordered(tensors: Mapping[str, Tensor], slices: Slices, orders: Orders) -> dict[str, Tensor]:
+    """Tensors by name with channels in another order, see :func:`permuted`."""
     result = dict(tensors)
     for name, order in orders.items():
         for (tensor, dim), where in slices[name].items():
@@ -298,6 +299,7 @@ __all__ = [
     "by_activations",
     "by_weights",
     "interpolated",
+    "ordered",
     "permuted",
     "real",
     "weight_distance",
