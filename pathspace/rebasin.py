@@ -240,7 +240,8 @@ def _read(
     ``(samples, features)``.
     """
     found: dict[str, Tensor] = {}
-    hooks = []
+    # (a copy, because the model may write into its buffers)
+    model = safe_deepcopy(model)
     for name, dim in sides:
         place, _, own = name.rpartition(".")
         layer = model.get_submodule(place)
@@ -265,12 +266,8 @@ def _read(
                 x = (args[0] if args else kwargs["input"]).detach().to(torch.float64, copy=True)
                 found[name] = x.movedim(channels, -1).reshape(-1, x.shape[channels])
 
-            hooks.append(layer.register_forward_pre_hook(hook, with_kwargs=True))
-    try:
-        outputs(model, *inputs)
-    finally:
-        for handle in hooks:
-            handle.remove()
+            layer.register_forward_pre_hook(hook, with_kwargs=True)
+    outputs(model, *inputs)
     return found
 
 
