@@ -20,6 +20,7 @@ from pathspace.errors import (
     expect_arguments,
     expect_numbers,
 )
+from pathspace.exchangeable import exchangeable
 from pathspace.finite import check_finite
 from pathspace.importance import importance
 from pathspace.inference.channels import Channels, InnerChannels
@@ -410,23 +411,24 @@ def channel_groups(captured: Captured, model: nn.Module) -> tuple[ChannelGroup, 
         captured: the capture.
         model: the model, or another of the same architecture.
     """
-    groups: dict[str, ChannelGroup] = {}
     with torch.device("cpu"), torch.inference_mode(False):
         found, _ = interpret(captured, Channels)
-        _add(groups, alike_channels(found, model, set()))
+        alike = list(alike_channels(found, model, set()))
         if found.several:
-            known = {side for group in groups.values() for side in group.slices}
-            _add(groups, alike_channels(interpret(captured, InnerChannels)[0], model, known))
-    return tuple(groups.values())
+            known = {side for group in alike for side in group.slices}
+            alike += alike_channels(interpret(captured, InnerChannels)[0], model, known)
+    return tuple(_named(exchangeable(alike, captured)))
 
 
-def _add(groups: dict[str, ChannelGroup], found: Iterable[ChannelGroup]) -> None:
+def _named(found: Iterable[ChannelGroup]) -> Iterator[ChannelGroup]:
     """Give groups that one tensor writes different names."""
+    met: set[str] = set()
     for group in found:
         name = group.name
-        numbered = (name if n == 1 else f"{name} ({n})" for n in range(1, len(groups) + 2))
-        name = next(option for option in numbered if option not in groups)
-        groups[name] = replace(group, name=name)
+        numbered = (name if n == 1 else f"{name} ({n})" for n in range(1, len(met) + 2))
+        name = next(option for option in numbered if option not in met)
+        met.add(name)
+        yield replace(group, name=name)
 
 
 __all__ = ["ChannelGroups", "channel_groups", "channels"]

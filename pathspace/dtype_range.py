@@ -27,6 +27,9 @@ from pathspace.tracing import trace
 if TYPE_CHECKING:
     from rich.table import Table
 
+# the largest factor of a unit: activations may lie far outside of the type
+FARTHEST = 2.0**64
+
 
 @dataclass(frozen=True)
 class RangeRow:
@@ -34,7 +37,7 @@ class RangeRow:
 
     Attributes:
         name: of the module that computes them, or of the parameter.
-        kind: ``"activations"``, ``"fixed scales"`` (which no gauge moves) or ``"weights"``
+        kind: ``"activations"``, ``"fixed scales"`` (which no unit moves) or ``"weights"``
             (and running statistics).
         largest_before: largest absolute value as the model stands.
         largest_after: the same in the chosen gauge.
@@ -146,9 +149,9 @@ def fit_dtype(
     started = _within(before, tensors, objective)
     result, phi = safe_deepcopy(model), torch.zeros(graph.num_units, dtype=torch.float64)
     if not started:
-        phi = choose_gauge(model, graph, known).phi
+        phi = choose_gauge(model, graph, known, limit=FARTHEST).phi
         result = rescale(result, graph, phi)
-    after = _moved(before, graph, phi)
+    after = _measured(before, graph, phi, result, held) if not started else before
     own = _tensors(result)
     return Fitted(
         model=result,
@@ -167,6 +170,20 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers that the type is to hold."""
     found = (*model.named_parameters(), *model.named_buffers())
     return {name: tensor.detach() for name, tensor in found if tensor.is_floating_point()}
+
+
+def _measured(
+    before: Sizes, graph: ReductionGraph, phi: Tensor, result: nn.Module, held: Calibrated
+) -> Sizes:
+    """Sizes in the new gauge: known for the units, measured for activations without a scale of
+    their own, some of which are products of scales.
+    """
+    sizes = _moved(before, graph, phi)
+    batches = [kwargs or args for args, kwargs in held.batches]
+    again = activation_sizes(graph, Calibrated(result, batches))
+    for old, new in zip((sizes.largest, sizes.rms), (again.largest, again.rms), strict=True):
+        old[sizes.ids == 0] = new[again.ids == 0]
+    return sizes
 
 
 def _moved(sizes: Sizes, graph: ReductionGraph, phi: Tensor) -> Sizes:
@@ -232,7 +249,7 @@ def _error(held: Calibrated, model: nn.Module, dtype: torch.dtype) -> float:
                 found = [
                     leaf for leaf in leaves(small(*args, **kwargs)) if leaf.is_floating_point()
                 ]
-        except (RuntimeError, NotImplementedError):
+        except (RuntimeError, NotImplementedError, TypeError):
             return float("nan")
         for old, new in zip(wanted, found, strict=True):
             change = float(

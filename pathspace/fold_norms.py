@@ -17,13 +17,15 @@ from pathspace.clips import example_inputs
 from pathspace.errors import InputError, PathspaceError, UnsupportedError, expect_arguments
 from pathspace.finite import check_finite
 from pathspace.inference.registry import operation_name
-from pathspace.nested import leaves, mapped
+from pathspace.nested import mapped
+from pathspace.refusals import first_line
 from pathspace.safe_deepcopy import safe_deepcopy
+from pathspace.surgery import outputs
 
 # first arguments of all of them: input, weight, bias, running mean, running variance
 NORMS = ("aten.batch_norm", "aten._native_batch_norm_legit_no_training", "aten.cudnn_batch_norm")
-# a copy may differ by this much, relative to its largest output
-CLOSE = 1e-3
+# a copy may differ by this much, relative to its largest output, or by so many roundings
+CLOSE, ROUNDINGS = 1e-3, 16
 
 
 def fold_norms(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = None) -> nn.Module:
@@ -45,7 +47,8 @@ def fold_norms(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
     Raises:
         InputError: no norm can be folded, or example inputs are needed.
         CaptureError: the model fails on these inputs or cannot be captured.
-        UnsupportedError: a layer does not use its bias, so the copy would be another function.
+        UnsupportedError: a layer does not use its bias, so the copy would be another function, or
+            code reads attributes of its norms.
 
     Example:
         >>> import torch, pathspace as ps
@@ -74,19 +77,33 @@ def fold_norms(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
         _fold(result.get_submodule(layer), result.get_submodule(norm))
         parent, _, last = norm.rpartition(".")
         setattr(result.get_submodule(parent), last, nn.Identity())
-    with torch.no_grad():
-        for old, new in zip(
-            *(leaves(net(*args, **kwargs)) for net in (model, result)), strict=True
-        ):
-            if old.is_floating_point() and not torch.allclose(
-                old, new, atol=CLOSE * float(old.abs().max()), rtol=0
-            ):
-                raise UnsupportedError(
-                    f"fold_norms changed the outputs by {float((old - new).abs().max()):.1e},"
-                    " expected only rounding: a layer does not use its bias, or single precision"
-                    " cannot represent the scales of its norm; fold by hand."
-                )
+    _check_same(model, result, args, kwargs or {})
     return result
+
+
+def _check_same(
+    model: nn.Module, result: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    """Compare the outputs in evaluation mode: the other modules may be in training mode, and copies
+    run because a model may write into its buffers.
+    """
+    try:
+        runs = [outputs(safe_deepcopy(net), args, kwargs) for net in (model, result)]
+    except Exception as error:
+        raise UnsupportedError(
+            f"fold_norms made a {type(result).__name__} that does not run ({first_line(error)}),"
+            " because its code reads attributes of its norms; fold by hand."
+        ) from error
+    for old, new in zip(*runs, strict=True):
+        if not old.is_floating_point():
+            continue
+        close = max(CLOSE, ROUNDINGS * torch.finfo(old.dtype).eps) * float(old.abs().max())
+        if not torch.allclose(old, new, atol=close, rtol=0):
+            raise UnsupportedError(
+                f"fold_norms changed the outputs by {float((old - new).abs().max()):.1e},"
+                " expected only rounding: a layer does not use its bias, or single precision"
+                " cannot represent the scales of its norm; fold by hand."
+            )
 
 
 def _captured(
@@ -110,8 +127,9 @@ def _captured(
 
 def _pairs(model: nn.Module, captured: Captured) -> Iterator[tuple[str, str]]:
     """Paths of layers and of the norms that can be folded into them."""
-    nodes = [node for node in captured.graph.graph.nodes if node.op == "call_function"]
-    readers = _readers(nodes, captured)
+    every = list(captured.graph.graph.nodes)
+    nodes = [node for node in every if node.op == "call_function"]
+    readers = _readers(every, captured)
     modules = dict(model.named_modules(remove_duplicate=False))
     times = [id(module) for module in modules.values()]
 
@@ -148,7 +166,7 @@ def _pairs(model: nn.Module, captured: Captured) -> Iterator[tuple[str, str]]:
 
 
 def _readers(nodes: list[fx.Node], captured: Captured) -> dict[str, list[fx.Node]]:
-    """The operations that read each parameter and buffer, by its name."""
+    """The operations, or the output, that read each parameter and buffer, by its name."""
     readers: dict[str, list[fx.Node]] = {}
     for node in nodes:
         for source in node.all_input_nodes:

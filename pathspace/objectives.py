@@ -136,9 +136,9 @@ class Range:
 class ActivationRange:
     """Activations and weights in the middle of the range of a floating point type.
 
-    ``log(sum over scales of (h a / largest)^2 + (h tiny / r)^2 + sum over tensors of (h max |w| /
-    largest)^2)`` with the largest activation ``a`` of a scale, the root mean square ``r``, and the
-    headroom ``h``; running variances ``v`` add ``h v / largest``.
+    ``log(sum over free scales of (h a / largest)^2 + (h tiny / r)^2 + sum over tensors that the
+    gauge moves of (h max |w| / largest)^2)`` with the largest activation ``a`` of a scale, the root
+    mean square ``r``, and the headroom ``h``; running variances ``v`` add ``h v / largest``.
 
     Attributes:
         dtype: the type.
@@ -167,9 +167,11 @@ class ActivationRange:
         expect_numbers("ActivationRange", "a number of at least 1", headroom=self.headroom)
         kind, margin = torch.finfo(self.dtype), math.log(self.headroom)
         peaks = every_peak(model, graph, exact)
-        ids = torch.from_numpy(sizes.ids)
-        high = torch.from_numpy(sizes.largest).log() + margin - math.log(kind.max)
-        low = math.log(kind.tiny) + margin - torch.from_numpy(sizes.rms).log()
+        # (fixed scales outside of the range would hide all others)
+        moving = sizes.ids != 0
+        ids = torch.from_numpy(sizes.ids[moving])
+        high = torch.from_numpy(sizes.largest[moving]).log() + margin - math.log(kind.max)
+        low = math.log(kind.tiny) + margin - torch.from_numpy(sizes.rms[moving]).log()
 
         buffers = dict(model.named_buffers())
         norms = [entry for entry in graph.statistics if entry.var in buffers]
@@ -187,7 +189,8 @@ class ActivationRange:
         def total(top: Tensor, logs: Tensor) -> Tensor:
             scale = at(logs[0], ids)
             parts = [2 * (high + scale), 2 * (low - scale), 2 * (top + margin - math.log(kind.max))]
-            return torch.logsumexp(torch.cat([*parts, spread + 2 * at(logs[0], units)]), 0)
+            terms = torch.cat([*parts, spread + 2 * at(logs[0], units)])
+            return torch.logsumexp(terms, 0) if len(terms) else terms.sum()
 
         return Programme.of(peaks, total)
 
@@ -318,7 +321,12 @@ def weight_peaks(
 
 def every_peak(model: nn.Module, graph: Structure, exact: bool) -> Peaks:
     """Largest entries of all tensors that the gauge moves."""
-    own = {name: 0 for name, p in model.named_parameters() if p.is_floating_point() and p.numel()}
+    moving = {b.name for b in graph.blocks if bool(b.head.any()) or bool(b.tail.any())}
+    own = {
+        name: 0
+        for name, p in model.named_parameters()
+        if name in moving and p.is_floating_point() and p.numel()
+    }
     return _peaks(Peaks(Logs(graph, exact)), graph, _present(model, graph, own), "tensor", None)
 
 

@@ -51,7 +51,7 @@ def permuted(model: nn.Module, slices: Slices, orders: Orders) -> nn.Module:
     """
     copy = safe_deepcopy(model)
     tensors = tensors_of(copy)
-    for name, moved in _ordered(tensors, slices, orders).items():
+    for name, moved in ordered(tensors, slices, orders).items():
         if moved is not tensors[name]:
             tensors[name].copy_(moved)
     return copy
@@ -109,7 +109,7 @@ def by_weights(
     given = {name: real(p) for name, p in two.named_parameters()}
     start = {name: torch.arange(len(next(iter(slices[name].values())))) for name in names}
     by_size = _by_size(a, given, slices)
-    if _agreement(a, sorted_ := _ordered(given, slices, by_size)) >= COPIES * bound:
+    if _agreement(a, sorted_ := ordered(given, slices, by_size)) >= COPIES * bound:
         given, start = sorted_, by_size
     for _ in range(starts):
         b, orders = dict(given), dict(start)
@@ -132,7 +132,8 @@ def _agreement(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
     return sum(float((a[name] * b[name]).sum()) for name in a)
 
 
-def _ordered(tensors: Mapping[str, Tensor], slices: Slices, orders: Orders) -> dict[str, Tensor]:
+def ordered(tensors: Mapping[str, Tensor], slices: Slices, orders: Orders) -> dict[str, Tensor]:
+    """Tensors by name with channels in another order, see :func:`permuted`."""
     result = dict(tensors)
     for name, order in orders.items():
         for (tensor, dim), where in slices[name].items():
@@ -239,7 +240,8 @@ def _read(
     ``(samples, features)``.
     """
     found: dict[str, Tensor] = {}
-    hooks = []
+    # (a copy, because the model may write into its buffers)
+    model = safe_deepcopy(model)
     for name, dim in sides:
         place, _, own = name.rpartition(".")
         layer = model.get_submodule(place)
@@ -264,12 +266,8 @@ def _read(
                 x = (args[0] if args else kwargs["input"]).detach().to(torch.float64, copy=True)
                 found[name] = x.movedim(channels, -1).reshape(-1, x.shape[channels])
 
-            hooks.append(layer.register_forward_pre_hook(hook, with_kwargs=True))
-    try:
-        outputs(model, *inputs)
-    finally:
-        for handle in hooks:
-            handle.remove()
+            layer.register_forward_pre_hook(hook, with_kwargs=True)
+    outputs(model, *inputs)
     return found
 
 
@@ -298,6 +296,7 @@ __all__ = [
     "by_activations",
     "by_weights",
     "interpolated",
+    "ordered",
     "permuted",
     "real",
     "weight_distance",

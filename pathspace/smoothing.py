@@ -7,24 +7,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from json import dumps
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Node
-from torch.utils import _pytree as pytree
 
 from pathspace.capture import quiet
 from pathspace.errors import InputError, expect_arguments
 from pathspace.graph_parts import WeightBlock
-from pathspace.inference.registry import facts_of, operation_name
+from pathspace.random_run import graph_outputs, graph_values
 from pathspace.structure import Structure
 
 FORMATS = ("llm-compressor", "awq", "smoothquant", "aimet")
 # larger relative changes of the outputs are not rounding errors
 ROUNDING = 1e-4
-# kinds of operations that do not change values
-MOVES = ("copy", "movement", "part", "split", "repetition")
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,66 +117,19 @@ def _is_bias(block: WeightBlock, blocks: Sequence[WeightBlock]) -> bool:
 # --- the test on the captured graph
 
 
-def _inputs(graph: Structure, factors: Mapping[str, Tensor]) -> list[Any] | None:
-    """Inputs of the captured graph: rescaled tensors of the model and random inputs;
-    ``None`` without values.
-    """
-    captured, values = graph.captured, list[Any]()
-    generator = torch.Generator().manual_seed(0)
-    held = {"parameter": captured.parameters, "buffer": captured.buffers}
-    for node in captured.graph.graph.nodes:
-        if node.op != "placeholder":
-            continue
-        kind, name = captured.sources.get(node.name, ("input", node.name))
-        own = held.get(kind, {}).get(name, captured.constants.get(node.name))
-        shown = node.meta.get("val")
-        if own is not None:
-            if own.is_meta or type(own).__name__ == "FakeTensor":
-                return None
-            shift = graph.shifts.get(name, 0.0)
-            own = own.detach()
-            values.append((own + shift) * factors[name].to(own) - shift if name in factors else own)
-        elif not isinstance(shown, Tensor):
-            values.append(shown)
-        elif shown.is_floating_point():
-            values.append(torch.randn(tuple(shown.shape), generator=generator).to(shown.dtype))
-        elif rows := _rows(node):
-            # (random tokens: with equal tokens, no output depends on their order)
-            values.append(
-                torch.randint(rows, tuple(shown.shape), generator=generator).to(shown.dtype)
-            )
-        else:
-            values.append(torch.ones(tuple(shown.shape), dtype=shown.dtype))
-    return values
-
-
-def _rows(tokens: Node) -> int:
-    """Number of rows of the smallest embedding that an input indexes; 0 for inputs that
-    index none, such as masks.
-    """
-    found, todo = list[int](), [tokens]
-    while todo:
-        node = todo.pop()
-        for user in node.users:
-            if operation_name(user.target) == "aten.embedding":
-                table, index = user.all_input_nodes[0], user.args[1]
-                found += [table.meta["val"].shape[0]] if index is node else []
-            elif facts_of(user).kind in MOVES:
-                todo.append(user)
-    return min(found, default=0)
-
-
 def _outputs(graph: Structure, factors: Mapping[str, Tensor]) -> list[Tensor] | None:
-    values = _inputs(graph, factors)
+    """Outputs with rescaled tensors on random inputs; ``None`` without values."""
+
+    def rescaled(name: str, own: Tensor) -> Tensor:
+        shift = graph.shifts.get(name, 0.0)
+        return (own + shift) * factors[name].to(own) - shift if name in factors else own
+
+    values = graph_values(graph.captured, rescaled)
     if values is None:
         return None
     with quiet(), torch.no_grad():
-        found = pytree.tree_leaves(graph.captured.graph(*values))
-    updates, written = graph.captured.updates, graph.captured.written
-    shown = [
-        leaf for number, leaf in enumerate(found) if number >= updates and number not in written
-    ]
-    return [leaf for leaf in shown if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+        found = graph_outputs(graph.captured, graph.captured.graph(*values))
+    return [leaf for leaf in found if leaf.is_floating_point()]
 
 
 def _change(graph: Structure, before: Sequence[Tensor], units: Tensor) -> float:

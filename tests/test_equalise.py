@@ -239,3 +239,53 @@ def test_the_page_shows_the_figures_and_they_are_as_good_as_it_says() -> None:
             row["chosen gauge: right"] >= row["float"] - 0.01
             and row["chosen gauge"] >= row["as trained"]
         )
+
+
+@pytest.mark.parametrize("size", [1.0, 1e10])
+@pytest.mark.parametrize("shift", [-25.0, 12.0, 25.0])
+def test_copies_far_outside_of_a_type_come_to_the_same_network(size, shift):
+    """Also where outputs, which no gauge moves, are outside of its range."""
+    torch.manual_seed(0)
+    model, x = (
+        nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).double(),
+        torch.randn(64, 4),
+    )
+    graph, x = ps.trace(model, x[:1].double()), x.double()
+    with torch.no_grad():
+        for tensor in model[2].parameters():
+            tensor.mul_(size)
+    found = []
+    for start in (11.5, shift):
+        other = ps.rescale(copy.deepcopy(model), graph, torch.full((8,), start).double())
+        fitted = ps.fit_dtype(other, x)
+        assert fitted.fits == (size == 1)
+        found.append(fitted.model[0].weight.abs().max())
+    assert 0.8 < found[1] / found[0] < 1.25
+
+
+def test_products_of_scales_are_measured_in_the_new_gauge():
+    """No weight has the scale of ``k v``, and it was said to be outside of the range still."""
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+
+        def forward(self, x):
+            q, k, v = self.qkv(x).chunk(3, -1)
+            return self.out(q.relu() @ (k.relu().mT @ v)).relu()
+
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Attention(), nn.Linear(8, 3)).double(), torch.randn(2, 5, 8).double()
+    graph = ps.trace(model, x)
+    fitted = ps.fit_dtype(ps.rescale(model, graph, torch.full((graph.num_units,), 7.0)), x)
+    assert (fitted.fitted_before, fitted.fits) == (False, True)
+    assert fitted.error < 0.01
+
+
+def test_models_without_units_and_types_that_compute_nothing():
+    model, x = nn.Linear(3, 2), torch.randn(5, 3)
+    gauge = ps.choose_gauge(model, ps.trace(model, x), ps.ActivationRange(), calibration=x)
+    assert gauge.certificate.gap == 0
+    fitted = ps.fit_dtype(model, x, torch.float8_e4m3fn)
+    assert fitted.fits and math.isnan(fitted.error)

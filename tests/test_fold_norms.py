@@ -106,3 +106,63 @@ def test_a_trained_network_without_norms(name: str) -> None:
     torch.testing.assert_close(
         folded(x), model(x), rtol=1e-5, atol=1e-5 * float(model(x).abs().max())
     )
+
+
+def test_other_modules_in_training_mode_stay_as_they_are() -> None:
+    """Dropout, or a norm that goes on learning, beside norms that are frozen."""
+    torch.manual_seed(0)
+    layers = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 4), nn.BatchNorm1d(4)
+    model, x = trained_norms(nn.Sequential(*layers)).double(), torch.randn(5, 3).double()
+    for number in (2, 4):
+        model[number].train()
+    before = copy.deepcopy(model.state_dict())
+    folded = ps.fold_norms(model, x)
+    assert isinstance(folded[1], nn.Identity) and folded[2].training and folded[4].training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    torch.testing.assert_close(folded.eval()(x), model.eval()(x))
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_types_with_few_digits_are_rounded(kind: torch.dtype) -> None:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 4, 2), nn.BatchNorm2d(4)
+    model, x = trained_norms(nn.Sequential(*layers)).to(kind), torch.randn(2, 3, 6, 6, dtype=kind)
+    folded, wanted = ps.fold_norms(model, x), model(x)
+    assert all(isinstance(folded[number], nn.Identity) for number in (1, 4))
+    far = (folded(x) - wanted).abs().max() / wanted.abs().max()
+    assert far <= 16 * torch.finfo(kind).eps
+
+
+class Reads(nn.Module):
+    """Code that looks at its norm, or at the weights before it."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.first, self.norm, self.what = nn.Linear(3, 4), nn.BatchNorm1d(4), what
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        x = self.first(x)
+        if self.what == "weight":
+            return self.norm(x), self.first.weight
+        if self.what == "size":
+            return self.norm(x) * self.norm.num_features
+        norm = self.norm
+        return nn.functional.batch_norm(
+            x, norm.running_mean, norm.running_var, norm.weight, norm.bias, False, 0.1, norm.eps
+        )
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "words"),
+    [
+        ("weight", ps.InputError, "that nothing else reads"),
+        ("size", ps.UnsupportedError, "no attribute 'num_features'"),
+        ("statistics", ps.UnsupportedError, "no attribute 'running_mean'"),
+    ],
+)
+def test_code_that_reads_a_norm_is_one_sentence(
+    what: str, kind: type[Exception], words: str
+) -> None:
+    model = trained_norms(Reads(what)).double()
+    with pytest.raises(kind, match=words):
+        ps.fold_norms(model, torch.randn(5, 3).double())

@@ -197,3 +197,20 @@ def test_one_sample_correlates_with_nothing():
         ps.InputError, match=r"one sample of what 'second.weight' reads.*; pass more inputs"
     ):
         ps.channels(model, x).match(copy.deepcopy(model), by="activations")
+
+
+def test_observed_models_keep_their_buffers():
+    class Counts(nn.Sequential):
+        def __init__(self):
+            super().__init__(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+            self.register_buffer("runs", torch.zeros(()))
+
+        def forward(self, x):
+            self.runs += 1
+            for layer in self:
+                x = layer(x)
+            return x
+
+    one, two, x = Counts(), Counts(), torch.randn(5, 3)
+    ps.channels(one, x).match(two, by="activations")
+    assert (one.runs, two.runs) == (0, 0)

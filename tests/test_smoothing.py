@@ -267,3 +267,12 @@ def test_smooth(folder):
         ["1", "3"],
     ], result.output
     assert "AWQModifier" in run("smooth", "small.py:net").output
+
+
+def test_running_statistics_stay_as_they_are():
+    """The graph of a model in training mode writes into them."""
+    layers = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)
+    model = nn.Sequential(*layers).train()
+    before = copy.deepcopy(model.state_dict())
+    assert ps.smoothing_pairs(ps.trace(model, torch.randn(5, 3)))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
