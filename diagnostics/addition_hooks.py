@@ -36,6 +36,11 @@ class Site(NamedTuple):
     call: int
     order: int
 
+    @property
+    def place(self) -> tuple[str, int]:
+        """The addition in the code of the module, whatever the call."""
+        return self.module, self.order
+
 
 class Addition(NamedTuple):
     """An addition before it runs, ``left + alpha * right`` (a subtraction has a negative alpha)."""
@@ -75,7 +80,8 @@ def plus(left: Tensor, right: Tensor, alpha: float = 1.0, in_place: bool = False
 Handler = Callable[[Addition], Tensor]
 # The additions of one call, in order: number of dimensions of both operands, and alpha.
 Kinds = tuple[tuple[int, int, float], ...]
-End = Callable[[str, Kinds], None]
+# A module's path, the additions of its call, and how often each module has been called so far.
+End = Callable[[str, Kinds, Mapping[str, int]], None]
 
 
 def module_names(model: nn.Module) -> dict[str, str]:
@@ -103,7 +109,8 @@ class Sites:
         handler: called with the addition, returns its result; ``addition.run()``
             returns the unchanged result.
         start: called when the whole model starts to run.
-        end: called after a module has run, with its path and its additions.
+        end: called after a module has run, with its path, its additions, and the number of
+            calls of every module.
         compiled: let ``torch.compile`` trace the handler, too; otherwise a
             compiled model is not followed.
         others: function -> a replacement, called with the function and its arguments.
@@ -202,18 +209,20 @@ class Sites:
             self._close()
         # after an exception there is no output; do not hide it by another exception
         if self.end is not None and (torch.compiler.is_compiling() or output is not None):
-            self.end(name, tuple(kinds))
+            self.end(name, tuple(kinds), self.calls)
 
     @contextmanager
-    def resumed(self, name: str, call: int, order: int) -> Iterator[None]:
+    def resumed(self, name: str, call: int, order: int, calls: Mapping[str, int]) -> Iterator[None]:
         """Continue a call at a position, for a part of it that is
-        recomputed in the backward pass.
+        recomputed in the backward pass; ``calls`` is the number of calls of every module then.
         """
         self._open()
         self.stack.append([name, call, order, []])
+        latest, self.calls = self.calls, dict(calls)
         try:
             yield
         finally:
+            self.calls = latest
             self._close()
 
     def _open(self) -> None:

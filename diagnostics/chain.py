@@ -139,13 +139,13 @@ def _branch_name(residual: Residual, producer: Any) -> str:
 
 def _sites(
     model: nn.Module, finder: Finder, example: Example
-) -> tuple[dict[str, Site], dict[str, frozenset[Kinds]]]:
+) -> tuple[dict[str, Site], dict[str, tuple[Kinds, ...]]]:
     """Match the additions of the graph with those of the running model,
     module by module, in order.
     """
     if not finder.found:
         return {}, {}
-    additions: dict[str, set[Kinds]] = defaultdict(set)
+    additions: dict[str, list[Kinds]] = defaultdict(list)
     running: dict[str, list[tuple[Site, tuple[int, ...]]]] = defaultdict(list)
 
     def note(addition: Addition) -> Tensor:
@@ -153,7 +153,7 @@ def _sites(
         running[addition.site.module].append((addition.site, tuple(result.shape)))
         return result
 
-    run_noting(model, example, note, lambda name, kinds: additions[name].add(kinds))
+    run_noting(model, example, note, lambda name, kinds, _: additions[name].append(kinds))
     first = module_names(model)
     drawn: dict[str, list[Any]] = defaultdict(list)
     for node in finder.graph.nodes:
@@ -183,7 +183,7 @@ def _sites(
                 f" captured; trace it {moment}."
             )
         sites[residual.node.name] = next(site for node, (site, _) in both if node is residual.node)
-    return sites, {name: frozenset(kinds) for name, kinds in additions.items()}
+    return sites, {name: tuple(calls) for name, calls in additions.items()}
 
 
 __all__ = ["ChainNode", "Dismissed", "MarkovChain"]

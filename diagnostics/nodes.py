@@ -22,6 +22,7 @@ from pathspace.errors import InputTypeError
 from pathspace.without_values import require_runnable
 
 Example = tuple[tuple[Any, ...], dict[str, Any]]
+Place = tuple[str, int]  # a module, and the number of an addition in its calls
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,11 @@ class ChainNode:
     source: str
     site: Site
 
+    @property
+    def role(self) -> tuple[int, float, int]:
+        """What must be known of a node to penalise an addition."""
+        return self.direction, self.scale, len(self.shape)
+
     def split(self, addition: Addition) -> tuple[Tensor, Tensor]:
         """The stream and the direction among the operands of an addition at this node."""
         pair = (addition.left, addition.right)
@@ -83,7 +89,7 @@ class Nodes:
     nodes: tuple[ChainNode, ...]
     dismissed: tuple[Dismissed, ...]
     example: Example = field(repr=False)
-    additions: Mapping[str, frozenset[Kinds]] = field(repr=False, default_factory=dict)
+    additions: Mapping[str, tuple[Kinds, ...]] = field(repr=False, default_factory=dict)
     # dimension of the samples in the inputs -> their dimensions at the nodes
     _batch_dims: dict[int, tuple[int, ...]] = field(
         init=False, repr=False, compare=False, default_factory=dict
@@ -119,6 +125,30 @@ class Nodes:
     def by_site(self) -> dict[Site, ChainNode]:
         """The node at each site of the running model."""
         return {node.site: node for node in self.nodes}
+
+    def by_place(self) -> dict[Place, tuple[ChainNode, ...]]:
+        """The nodes at each addition in the code of a module, one for each call of the module."""
+        places: dict[Place, tuple[ChainNode, ...]] = {}
+        for node in self.nodes:
+            places[node.site.place] = (*places.get(node.site.place, ()), node)
+        return places
+
+    def calls_at(self, place: Place) -> int:
+        """In how many calls of its module an addition happened during the trace."""
+        module, order = place
+        return sum(order < len(kinds) for kinds in self.additions.get(module, ()))
+
+    def differing(self) -> frozenset[Place]:
+        """Additions whose role depends on the call: some calls make no node there, or other nodes.
+
+        A module that is used at several places may add the direction to the stream here, the
+        stream to the direction there, and elsewhere two values of which none is a direction.
+        """
+        return frozenset(
+            place
+            for place, nodes in self.by_place().items()
+            if len(nodes) != self.calls_at(place) or len({node.role for node in nodes}) > 1
+        )
 
     def batch_dims(self, batch_dim: int = 0) -> tuple[int, ...]:
         """The dimension of the samples in every node's ``x_l``, found once, by a run of the

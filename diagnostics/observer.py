@@ -62,15 +62,13 @@ class Observer:
         self.chain, self.done, self.keep, self.batch_dim = chain, done, keep, batch_dim
         self.dims, self.batch = chain.batch_dims(batch_dim), batch_size(chain.example, batch_dim)
         self.nodes = chain.by_site()
-        # recomputation calls a module again; the number of the call is ignored if the
-        # module has only one node
-        calls = {(node.site.module, node.site.order) for node in chain.nodes}
-        self.unique = len(calls) == len(chain.nodes)
-        self.loose = (
-            {(node.site.module, node.site.order): node for node in chain.nodes}
-            if self.unique
-            else {}
-        )
+        # recomputation may call a module again; the number of the call is ignored if only
+        # one call makes the addition
+        self.once = {
+            place: nodes[0]
+            for place, nodes in chain.by_place().items()
+            if chain.calls_at(place) == 1
+        }
         self.current = ObservedPass()
         self.traced = Traced(chain)
         self.sites = Sites(self._meet, self.finish, self.traced.check)
@@ -88,8 +86,7 @@ class Observer:
             self.done(current)
 
     def _find(self, addition: Addition) -> ChainNode | None:
-        site = addition.site
-        return self.loose.get((site.module, site.order)) if self.unique else self.nodes.get(site)
+        return self.once.get(addition.site.place) or self.nodes.get(addition.site)
 
     def _meet(self, addition: Addition) -> Tensor:
         node, current = self._find(addition), self.current

@@ -7,7 +7,7 @@ the call in which it first ran.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from functools import wraps
 from typing import Any, Protocol
@@ -19,11 +19,14 @@ class Follower(Protocol):
     """A follower of a forward pass, which knows its position and can resume there later."""
 
     stack: list[list[Any]]
+    calls: dict[str, int]
     handles: list[Any]
     recomputed: int
     """How many checkpointed functions are running, for the first time or again."""
 
-    def resumed(self, name: str, call: int, order: int) -> AbstractContextManager[None]:
+    def resumed(
+        self, name: str, call: int, order: int, calls: Mapping[str, int]
+    ) -> AbstractContextManager[None]:
         """Resume a call at a position."""
 
 
@@ -35,7 +38,9 @@ def _remembering(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with the current positions of all followers, which resume
     there when it runs again.
     """
-    frames = [(sites, tuple(sites.stack[-1][:3])) for sites in RUNNING if sites.stack]
+    frames = [
+        (sites, (*sites.stack[-1][:3], dict(sites.calls))) for sites in RUNNING if sites.stack
+    ]
     if not frames:
         return function
 

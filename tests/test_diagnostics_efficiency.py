@@ -52,6 +52,35 @@ class Residuals(nn.Module):
         return self.head(x), streams, directions, states
 
 
+class SharedAdd(nn.Module):
+    """One module makes the node and another addition, before it or after it."""
+
+    def __init__(self, first: bool) -> None:
+        super().__init__()
+        self.add, self.f, self.g = nn.Module(), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.add.forward = lambda a, b: a + b  # type: ignore[method-assign]
+        self.first = first
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.first:
+            x = self.add(self.f(x), self.g(x)).sin()
+        self.direction = self.f(x).tanh()
+        self.state = self.add(x, self.direction)
+        x = self.state
+        return x if self.first else self.add(self.f(x), self.g(x)).sin()
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_other_calls_of_the_adding_module_are_not_measured(first: bool) -> None:
+    torch.manual_seed(0)
+    model, x = SharedAdd(first).double(), torch.randn(5, 4, dtype=torch.float64)
+    record = MarkovChain.trace(model, x).observe(lambda y, _: y.square().sum(), x, None)
+    loss = model(x).square().sum()
+    (gradient,) = torch.autograd.grad(loss, model.state)
+    wanted = -F.cosine_similarity(model.direction, gradient)
+    assert torch.allclose(record.cosines, wanted[None], atol=1e-12)
+
+
 class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
