@@ -14,6 +14,7 @@ from pathspace.diagnostics.addition_hooks import Addition, Kinds, Site, module_n
 from pathspace.diagnostics.dataflow import is_float, is_seen, short
 from pathspace.diagnostics.efficiency import ChainRecord, Watch, observe
 from pathspace.diagnostics.nodes import ChainNode, Example, Nodes, run_noting
+from pathspace.diagnostics.readout import readout
 from pathspace.diagnostics.residual import Dismissed, Finder, Residual
 from pathspace.errors import UnsupportedError
 from pathspace.inputs import arranged
@@ -79,7 +80,8 @@ class MarkovChain(Nodes):
         nodes = []
         by_graph: dict[str, str] = {}
         for index, residual in enumerate(finder.found):
-            readout, producer = finder.readout(residual)
+            direction = finder.graph.operand(residual.node, residual.direction)
+            weights, producer = readout(finder.graph, direction)
             name = _branch_name(residual, producer)
             names[name] += 1
             name = name if names[name] == 1 else f"{name}@{names[name]}"
@@ -101,7 +103,7 @@ class MarkovChain(Nodes):
                     shape=tuple(value.shape),
                     in_place=short(residual.node).endswith("_"),
                     then=short(users[0]) if len(users) == 1 else "",
-                    readout=readout,
+                    readout=weights,
                     encloses=tuple(
                         by_graph[inner] for inner in residual.encloses if inner in by_graph
                     ),

@@ -194,7 +194,13 @@ class Dataflow:
             isinstance(a, fx.Node) and self.data(a) and is_float(a) for a in node.args
         )
         known = operation in MOVES | AFFINE | _SPREADS or short(node) == "getitem"
-        return known and activations <= 1 and len(self.data_inputs(node)) <= 1
+        one = activations <= 1 and len(self.data_inputs(node)) <= 1
+        return known and one and not self.divides(node)
+
+    def divides(self, node: fx.Node) -> bool:
+        """Whether an operation divides by an activation."""
+        below = node.args[1] if kind_of(node) == "quotient" and len(node.args) > 1 else None
+        return isinstance(below, fx.Node) and self.data(below)
 
     def affine(self, source: fx.Node, value: fx.Node) -> bool:
         """Whether ``value`` is affine in ``source``, because every operation between them is."""
