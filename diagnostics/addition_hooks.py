@@ -81,6 +81,8 @@ Handler = Callable[[Addition], Tensor]
 # The additions of one call, in order: number of dimensions of both operands, and alpha.
 Kinds = tuple[tuple[int, int, float], ...]
 # A module's path, the additions of its call, and how often each module has been called so far.
+# The inputs of the whole model, positional and by keyword.
+Start = Callable[[tuple[Any, ...], dict[str, Any]], None]
 End = Callable[[str, Kinds, Mapping[str, int]], None]
 
 
@@ -108,7 +110,7 @@ class Sites:
     Args:
         handler: called with the addition, returns its result; ``addition.run()``
             returns the unchanged result.
-        start: called when the whole model starts to run.
+        start: called with the inputs when the whole model starts to run.
         end: called after a module has run, with its path, its additions, and the number of
             calls of every module.
         compiled: let ``torch.compile`` trace the handler, too; otherwise a
@@ -129,7 +131,7 @@ class Sites:
     def __init__(
         self,
         handler: Handler,
-        start: Callable[[], None] | None = None,
+        start: Start | None = None,
         end: End | None = None,
         compiled: bool = False,
         others: Mapping[Callable[..., Any], Callable[..., Any]] | None = None,
@@ -161,7 +163,9 @@ class Sites:
             if name and _adds_nothing(module):
                 continue
             before, after = partial(self._enter, name), partial(self._leave, name)
-            self.handles.append(module.register_forward_pre_hook(before, prepend=outermost))
+            self.handles.append(
+                module.register_forward_pre_hook(before, prepend=outermost, with_kwargs=True)
+            )
             self.handles.append(
                 module.register_forward_hook(after, always_call=True, prepend=not outermost)
             )
@@ -185,7 +189,7 @@ class Sites:
         finally:
             self.detach()
 
-    def _enter(self, name: str, _module: nn.Module, _args: Any) -> None:
+    def _enter(self, name: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
         if self.copied or (torch.compiler.is_compiling() and not self.compiled):
             return
         if not self.stack:
@@ -193,7 +197,7 @@ class Sites:
             if not name:
                 self.calls.clear()
                 if self.start is not None:
-                    self.start()
+                    self.start(args, kwargs)
             self._open()
         self.stack.append([name, self.calls.get(name, 0), 0, []])
         self.calls[name] = self.stack[-1][1] + 1

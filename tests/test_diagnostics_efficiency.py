@@ -14,7 +14,10 @@ from torch.utils.checkpoint import checkpoint
 
 from pathspace.diagnostics import ChainRecord, MarkovChain
 from pathspace.diagnostics.efficiency import gauge, observe
-from pathspace.errors import InputError
+from pathspace.diagnostics.lemmas import ideal_share
+from pathspace.diagnostics.sample_rows import Samples
+from pathspace.diagnostics.walks import walks
+from pathspace.errors import InputError, UnsupportedError
 
 
 class Residuals(nn.Module):
@@ -358,3 +361,99 @@ def test_a_direction_is_what_is_added_with_its_factor(alpha: float) -> None:
     g = 2 * (x + z - y)
     assert torch.allclose(found.direction_norms, z.norm(dim=1)[None])
     assert torch.allclose(found.products, (z * g).sum(1)[None])
+
+
+class Merged(nn.Module):
+    """The samples and the steps in one dimension, in some order."""
+
+    def __init__(self, order: str) -> None:
+        super().__init__()
+        self.f, self.order = nn.Linear(4, 4), order
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.order == "steps outside":
+            x = x.transpose(0, 1)
+        if self.order == "windows outside":
+            x = x.unflatten(1, (2, -1)).transpose(0, 1)
+        shape = x.shape
+        x = x.flatten(0, -2 if x.ndim == 3 else 1)
+        for _ in range(2):
+            self.direction = self.f(x).tanh()
+            self.state = x = x + self.direction
+        x = x.view(shape)
+        if self.order == "windows outside":
+            x = x.transpose(0, 1).flatten(1, 2)
+        return x.transpose(0, 1) if self.order == "steps outside" else x
+
+
+def cubes(y: Tensor, _: object) -> Tensor:
+    return y.pow(3).flatten(1).sum(1)
+
+
+@pytest.mark.parametrize("samples", [1, 3, 4])
+@pytest.mark.parametrize("steps", [4, 6])
+@pytest.mark.parametrize("order", ["samples outside", "steps outside", "windows outside"])
+def test_samples_merged_with_steps(order: str, steps: int, samples: int) -> None:
+    torch.manual_seed(0)
+    model = Merged(order).double()
+    chain = MarkovChain.trace(model, torch.randn(samples, 4, 4, dtype=torch.float64))
+    x = torch.randn(5, steps, 4, dtype=torch.float64)
+    record = chain.observe(cubes, x, None)
+    wanted = []
+    for one in x:
+        loss = cubes(model(one[None]), None).sum()
+        (gradient,) = torch.autograd.grad(loss, model.state)
+        wanted.append(-F.cosine_similarity(model.direction.flatten(), gradient.flatten(), 0))
+    assert torch.allclose(record.cosines[1], torch.stack(wanted), atol=1e-12)
+    (found,), (alone,) = walks(chain, x, 2), walks(chain, x[2:3])
+    assert torch.allclose(found.points.abs(), alone.points.abs()) and found.folds == alone.folds
+    assert ideal_share(chain, cubes, x, None, eta=1e-6).tolist() == [1.0, 1.0]
+
+
+def test_a_dimension_that_is_not_made_of_samples_is_refused() -> None:
+    model = Merged("samples outside")
+    chain = MarkovChain.trace(model, torch.randn(2, 4, 4))
+    with pytest.raises(UnsupportedError, match=r"6 entries in dimension 0, .* of 4 samples"):
+        Samples(0).rows(torch.ones(6, 2), 4)
+    assert chain.batch_dims() == (0, 0)
+
+
+LAST_LAYERS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
+    "quotient": lambda m, h: (h @ m.p) / m.t,
+    "numerator": lambda m, h: m.g / (2 + h),
+    "below a constant": lambda m, h: torch.div(torch.tensor(1.0), h @ m.p + 9),
+    "two matrices": lambda m, h: torch.einsum("bi,ij,jk->bk", h, m.p, m.q),
+    "one after another": lambda m, h: h @ m.p @ m.q,
+    "a part": lambda m, h: torch.addcmul(m.g, h, m.p[0]),
+    "scaled": lambda m, h: torch.addcmul(m.g, h, m.t, value=0.5),
+    "divided": lambda m, h: torch.addcdiv(m.g, h, m.t),
+    "norm": lambda m, h: F.layer_norm(h, (4,), m.g, m.r),
+    "norm with a computed bias": lambda m, h: F.layer_norm(h, (4,), m.g, m.p[0]),
+    "norm without weight": lambda m, h: F.layer_norm(h, (4,), None, m.g),
+    "constant bias": lambda m, h: F.linear(h, m.p, torch.ones(4)),
+    "linear": lambda m, h: F.linear(h, m.p, m.g),
+    "between": lambda m, h: torch.lerp(h, m.g.expand_as(h), 0.3),
+}
+
+
+@pytest.mark.parametrize("last", LAST_LAYERS)
+def test_gauge_of_every_last_layer(last: str) -> None:
+    torch.manual_seed(0)
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.f, self.t = nn.Linear(4, 4), nn.Parameter(torch.tensor(2.0))
+            self.p, self.q = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4, 4))
+            self.g, self.r = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + LAST_LAYERS[last](self, self.f(x).tanh())
+
+    model, x = Block(), torch.randn(5, 4)
+    record = MarkovChain.trace(model, x).observe(cubes, x, None)
+    # it is known, and then that of its definition, or it is not known
+    known = ("numerator", "one after another", "scaled", "norm", "linear")
+    assert bool(record.gauge.isfinite()) == (last in known)
+    if last in known:
+        assert torch.allclose(record.gauge, record.products.sum(1), rtol=1e-4)
