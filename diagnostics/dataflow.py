@@ -6,6 +6,7 @@ After an in-place operation, the operand's name refers to its latest result.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cached_property, reduce
 from operator import or_
@@ -158,6 +159,19 @@ class Dataflow:
     def weighs(self, node: fx.Node) -> bool:
         """Whether a value is computed from a parameter."""
         return bool(self.above[self.index[node]] & self._parameters)
+
+    def read_once(self, node: fx.Node) -> bool:
+        """Whether one operation alone reads a value."""
+        return self._readers[node] == 1
+
+    @cached_property
+    def _readers(self) -> Counter[fx.Node]:
+        return Counter(
+            a
+            for node, operands in zip(self.nodes, self.inputs, strict=True)
+            for a in operands
+            if node.op == "output" or isinstance(node.meta.get("val"), torch.Tensor | tuple | list)
+        )
 
     @cached_property
     def _parameters(self) -> int:

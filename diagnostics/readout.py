@@ -1,7 +1,7 @@
 """The last layers of a residual branch: parameters in which its direction is linear.
 
-If ``z`` is homogeneous of degree 1 in these parameters together, then ``sum_b <z_b, g_b>`` is
-``<W, dLoss/dW>`` summed over them.
+If ``z`` is homogeneous of degree 1 in these parameters together, and the node alone reads it, then
+``sum_b <z_b, g_b>`` is ``<W, dLoss/dW>`` summed over them.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ def readout(graph: Dataflow, start: fx.Node) -> tuple[tuple[str, ...], fx.Node]:
         node = pending.pop()
         operation, data = kind_of(node), graph.data_inputs(node)
         direct = _direct(graph, node)
+        # another reader adds its gradient to that of the weights
+        sound &= graph.read_once(node)
         if operation == "sum" and len(data) == 1 and direct:
             # a separate bias: z is jointly linear in it and in the layer before
             found = direct

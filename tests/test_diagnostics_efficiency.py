@@ -436,6 +436,23 @@ LAST_LAYERS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_gauge_of_a_direction_that_is_read_elsewhere(elsewhere: bool) -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.f = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            z = self.f(x)
+            y = x + z.view(z.shape)
+            return y * z if elsewhere else y.sin()
+
+    x = torch.randn(5, 4)
+    record = MarkovChain.trace(Block(), x).observe(cubes, x, None)
+    assert bool(record.gauge.isnan()) == elsewhere
+
+
 @pytest.mark.parametrize("last", LAST_LAYERS)
 def test_gauge_of_every_last_layer(last: str) -> None:
     torch.manual_seed(0)
