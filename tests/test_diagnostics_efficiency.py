@@ -10,11 +10,12 @@ import torch
 from processes import two_processes
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
-from pathspace.diagnostics import ChainRecord, MarkovChain
+from pathspace.diagnostics import ChainRecord, MarkovChain, cost, gradients, signal
 from pathspace.diagnostics.efficiency import gauge, observe
 from pathspace.diagnostics.lemmas import ideal_share
+from pathspace.diagnostics.recomputation import RUNNING
 from pathspace.diagnostics.sample_rows import Samples
 from pathspace.diagnostics.walks import walks
 from pathspace.errors import InputError, UnsupportedError
@@ -474,3 +475,41 @@ def test_gauge_of_every_last_layer(last: str) -> None:
     assert bool(record.gauge.isfinite()) == (last in known)
     if last in known:
         assert torch.allclose(record.gauge, record.products.sum(1), rtol=1e-4)
+
+
+class Recomputed(nn.Module):
+    def __init__(self, reentrant: bool | None) -> None:
+        super().__init__()
+        self.first, self.last, self.reentrant = nn.Linear(4, 4), nn.Linear(4, 3), reentrant
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            step = lambda v, block=block: v + block(v).tanh()  # noqa: E731
+            x = (
+                step(x)
+                if self.reentrant is None
+                else checkpoint(step, x, use_reentrant=self.reentrant)
+            )
+        return self.last(x)
+
+
+def test_reentrant_checkpointing_is_measured() -> None:
+    x, labels = torch.randn(8, 4), torch.randint(0, 3, (8,))
+    found = []
+    for reentrant in (None, True):
+        torch.manual_seed(0)
+        model = Recomputed(reentrant)
+        record = MarkovChain.trace(model, x).observe(F.cross_entropy, x, labels)
+        table = gradients(model, F.cross_entropy, [(x, labels)])
+        gains = signal(model, x)
+        work = cost(model, x)
+        found.append((record.cosines, [row.rms for row in table], [row.vjp_gain for row in gains]))
+        assert RUNNING == [] and "apply" not in vars(CheckpointFunction)
+    assert torch.equal(found[0][0], found[1][0]) and found[0][1:] == found[1][1:]
+    # it counts what is computed again, like the other way of checkpointing
+    torch.manual_seed(0)
+    assert work == cost(Recomputed(False), x) != cost(Recomputed(None), x)
+    model(x).sum().backward()
+    assert model.blocks[0].weight.grad is not None
