@@ -36,6 +36,11 @@ class Site(NamedTuple):
     call: int
     order: int
 
+    @property
+    def place(self) -> tuple[str, int]:
+        """The addition in the code of the module, whatever the call."""
+        return self.module, self.order
+
 
 class Addition(NamedTuple):
     """An addition before it runs, ``left + alpha * right`` (a subtraction has a negative alpha)."""
@@ -75,7 +80,10 @@ def plus(left: Tensor, right: Tensor, alpha: float = 1.0, in_place: bool = False
 Handler = Callable[[Addition], Tensor]
 # The additions of one call, in order: number of dimensions of both operands, and alpha.
 Kinds = tuple[tuple[int, int, float], ...]
-End = Callable[[str, Kinds], None]
+# A module's path, the additions of its call, and how often each module has been called so far.
+# The inputs of the whole model, positional and by keyword.
+Start = Callable[[tuple[Any, ...], dict[str, Any]], None]
+End = Callable[[str, Kinds, Mapping[str, int]], None]
 
 
 def module_names(model: nn.Module) -> dict[str, str]:
@@ -102,8 +110,9 @@ class Sites:
     Args:
         handler: called with the addition, returns its result; ``addition.run()``
             returns the unchanged result.
-        start: called when the whole model starts to run.
-        end: called after a module has run, with its path and its additions.
+        start: called with the inputs when the whole model starts to run.
+        end: called after a module has run, with its path, its additions, and the number of
+            calls of every module.
         compiled: let ``torch.compile`` trace the handler, too; otherwise a
             compiled model is not followed.
         others: function -> a replacement, called with the function and its arguments.
@@ -122,7 +131,7 @@ class Sites:
     def __init__(
         self,
         handler: Handler,
-        start: Callable[[], None] | None = None,
+        start: Start | None = None,
         end: End | None = None,
         compiled: bool = False,
         others: Mapping[Callable[..., Any], Callable[..., Any]] | None = None,
@@ -154,7 +163,9 @@ class Sites:
             if name and _adds_nothing(module):
                 continue
             before, after = partial(self._enter, name), partial(self._leave, name)
-            self.handles.append(module.register_forward_pre_hook(before, prepend=outermost))
+            self.handles.append(
+                module.register_forward_pre_hook(before, prepend=outermost, with_kwargs=True)
+            )
             self.handles.append(
                 module.register_forward_hook(after, always_call=True, prepend=not outermost)
             )
@@ -178,7 +189,7 @@ class Sites:
         finally:
             self.detach()
 
-    def _enter(self, name: str, _module: nn.Module, _args: Any) -> None:
+    def _enter(self, name: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
         if self.copied or (torch.compiler.is_compiling() and not self.compiled):
             return
         if not self.stack:
@@ -186,7 +197,7 @@ class Sites:
             if not name:
                 self.calls.clear()
                 if self.start is not None:
-                    self.start()
+                    self.start(args, kwargs)
             self._open()
         self.stack.append([name, self.calls.get(name, 0), 0, []])
         self.calls[name] = self.stack[-1][1] + 1
@@ -202,18 +213,20 @@ class Sites:
             self._close()
         # after an exception there is no output; do not hide it by another exception
         if self.end is not None and (torch.compiler.is_compiling() or output is not None):
-            self.end(name, tuple(kinds))
+            self.end(name, tuple(kinds), self.calls)
 
     @contextmanager
-    def resumed(self, name: str, call: int, order: int) -> Iterator[None]:
+    def resumed(self, name: str, call: int, order: int, calls: Mapping[str, int]) -> Iterator[None]:
         """Continue a call at a position, for a part of it that is
-        recomputed in the backward pass.
+        recomputed in the backward pass; ``calls`` is the number of calls of every module then.
         """
         self._open()
         self.stack.append([name, call, order, []])
+        latest, self.calls = self.calls, dict(calls)
         try:
             yield
         finally:
+            self.calls = latest
             self._close()
 
     def _open(self) -> None:

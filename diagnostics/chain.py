@@ -14,6 +14,7 @@ from pathspace.diagnostics.addition_hooks import Addition, Kinds, Site, module_n
 from pathspace.diagnostics.dataflow import is_float, is_seen, short
 from pathspace.diagnostics.efficiency import ChainRecord, Watch, observe
 from pathspace.diagnostics.nodes import ChainNode, Example, Nodes, run_noting
+from pathspace.diagnostics.readout import readout
 from pathspace.diagnostics.residual import Dismissed, Finder, Residual
 from pathspace.errors import UnsupportedError
 from pathspace.inputs import arranged
@@ -79,7 +80,8 @@ class MarkovChain(Nodes):
         nodes = []
         by_graph: dict[str, str] = {}
         for index, residual in enumerate(finder.found):
-            readout, producer = finder.readout(residual)
+            direction = finder.graph.operand(residual.node, residual.direction)
+            weights, producer = readout(finder.graph, direction)
             name = _branch_name(residual, producer)
             names[name] += 1
             name = name if names[name] == 1 else f"{name}@{names[name]}"
@@ -101,7 +103,7 @@ class MarkovChain(Nodes):
                     shape=tuple(value.shape),
                     in_place=short(residual.node).endswith("_"),
                     then=short(users[0]) if len(users) == 1 else "",
-                    readout=readout,
+                    readout=weights,
                     encloses=tuple(
                         by_graph[inner] for inner in residual.encloses if inner in by_graph
                     ),
@@ -139,13 +141,13 @@ def _branch_name(residual: Residual, producer: Any) -> str:
 
 def _sites(
     model: nn.Module, finder: Finder, example: Example
-) -> tuple[dict[str, Site], dict[str, frozenset[Kinds]]]:
+) -> tuple[dict[str, Site], dict[str, tuple[Kinds, ...]]]:
     """Match the additions of the graph with those of the running model,
     module by module, in order.
     """
     if not finder.found:
         return {}, {}
-    additions: dict[str, set[Kinds]] = defaultdict(set)
+    additions: dict[str, list[Kinds]] = defaultdict(list)
     running: dict[str, list[tuple[Site, tuple[int, ...]]]] = defaultdict(list)
 
     def note(addition: Addition) -> Tensor:
@@ -153,7 +155,7 @@ def _sites(
         running[addition.site.module].append((addition.site, tuple(result.shape)))
         return result
 
-    run_noting(model, example, note, lambda name, kinds: additions[name].add(kinds))
+    run_noting(model, example, note, lambda name, kinds, _: additions[name].append(kinds))
     first = module_names(model)
     drawn: dict[str, list[Any]] = defaultdict(list)
     for node in finder.graph.nodes:
@@ -183,7 +185,7 @@ def _sites(
                 f" captured; trace it {moment}."
             )
         sites[residual.node.name] = next(site for node, (site, _) in both if node is residual.node)
-    return sites, {name: frozenset(kinds) for name, kinds in additions.items()}
+    return sites, {name: tuple(calls) for name, calls in additions.items()}
 
 
 __all__ = ["ChainNode", "Dismissed", "MarkovChain"]

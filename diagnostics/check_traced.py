@@ -4,11 +4,13 @@ by their number in a call.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
 
-from pathspace.diagnostics.addition_hooks import Addition, Kinds
+from pathspace.diagnostics.addition_hooks import Addition, Kinds, Site
 from pathspace.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -40,8 +42,8 @@ class Traced:
         ...             x = x + self.cell(x)
         ...         return x
         >>> traced = Traced(MarkovChain.trace(Steps(), torch.ones(1, 2)))
-        >>> traced.check("", ((2, 2, 1.0),) * 3)
-        >>> traced.check("", ((2, 2, 1.0),) * 5)
+        >>> traced.check("", ((2, 2, 1.0),) * 3, {})
+        >>> traced.check("", ((2, 2, 1.0),) * 5, {})
         Traceback (most recent call last):
             ...
         pathspace.errors.UnsupportedError: Module '' of Steps makes 5 additions in this call and made 3 ...
@@ -53,20 +55,27 @@ class Traced:
         self.nodes: dict[str, list[tuple[int, float]]] = {}
         for node in chain.nodes:
             self.nodes.setdefault(node.site.module, []).append((node.direction, node.scale))
+        # modules that must be called as often as in the trace, because their calls differ
+        self.counted = {module: len(self.known[module]) for module, _ in chain.differing()}
         self.alike = {name for name, roles in self.nodes.items() if self._alike(name, roles, chain)}
 
     def _alike(self, name: str, roles: list[tuple[int, float]], chain: Nodes) -> bool:
         kinds = {kind for call in self.known[name] for kind in call}
         nodes = {(node.site.order) for node in chain.nodes if node.site.module == name}
-        return len(set(roles)) == len(kinds) == 1 and nodes == set(range(self._most(name)))
+        alike = len(set(roles)) == len(kinds) == 1 and nodes == set(range(self._most(name)))
+        return alike and name not in self.counted
 
     def _most(self, name: str) -> int:
         return max(map(len, self.known[name]), default=0)
 
-    def check(self, name: str, kinds: Kinds) -> None:
+    def check(self, name: str, kinds: Kinds, calls: Mapping[str, int]) -> None:
         """Raise an error if the additions of a call of a module with
-        nodes differ from the trace.
+        nodes differ from the trace, or the number of calls where calls differ.
         """
+        if not name and torch.is_grad_enabled():
+            for module, number in self.counted.items():
+                if calls.get(module, 0) not in (0, number):
+                    self._refuse_number(module, calls[module])
         if (
             name not in self.nodes
             or not kinds
@@ -87,6 +96,18 @@ class Traced:
             f"Module {name!r} of {self.model} makes {len(kinds)} additions in this call and made"
             f" {made}{others} when its chain was traced; {_REMEDY}"
         )
+
+    def _refuse_number(self, module: str, made: int) -> None:
+        raise UnsupportedError(
+            f"Module {module!r} of {self.model} is called {made} times and was called"
+            f" {self.counted[module]} times when its chain was traced, and its calls have"
+            f" different roles in the chain; {_REMEDY}"
+        )
+
+    def differs(self, site: Site) -> None:
+        """Raise an error if the role of an addition depends on the call, and the call is new."""
+        if site.call >= self.counted.get(site.module, math.inf) and torch.is_grad_enabled():
+            self._refuse_number(site.module, site.call + 1)
 
     def check_addition(self, addition: Addition) -> None:
         """Raise an error for a possible residual addition of a module that

@@ -6,6 +6,7 @@ After an in-place operation, the operand's name refers to its latest result.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cached_property, reduce
 from operator import or_
@@ -159,6 +160,19 @@ class Dataflow:
         """Whether a value is computed from a parameter."""
         return bool(self.above[self.index[node]] & self._parameters)
 
+    def read_once(self, node: fx.Node) -> bool:
+        """Whether one operation alone reads a value."""
+        return self._readers[node] == 1
+
+    @cached_property
+    def _readers(self) -> Counter[fx.Node]:
+        return Counter(
+            a
+            for node, operands in zip(self.nodes, self.inputs, strict=True)
+            for a in operands
+            if node.op == "output" or isinstance(node.meta.get("val"), torch.Tensor | tuple | list)
+        )
+
     @cached_property
     def _parameters(self) -> int:
         sources = self.captured.sources
@@ -194,7 +208,13 @@ class Dataflow:
             isinstance(a, fx.Node) and self.data(a) and is_float(a) for a in node.args
         )
         known = operation in MOVES | AFFINE | _SPREADS or short(node) == "getitem"
-        return known and activations <= 1 and len(self.data_inputs(node)) <= 1
+        one = activations <= 1 and len(self.data_inputs(node)) <= 1
+        return known and one and not self.divides(node)
+
+    def divides(self, node: fx.Node) -> bool:
+        """Whether an operation divides by an activation."""
+        below = node.args[1] if kind_of(node) == "quotient" and len(node.args) > 1 else None
+        return isinstance(below, fx.Node) and self.data(below)
 
     def affine(self, source: fx.Node, value: fx.Node) -> bool:
         """Whether ``value`` is affine in ``source``, because every operation between them is."""

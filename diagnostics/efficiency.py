@@ -407,9 +407,9 @@ class Watch:
         sites = self._observer.sites
         self._meet, sites.handler, sites.start = sites.handler, self._pick, self._begin
 
-    def _begin(self) -> None:
+    def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._count += 1
-        self._observer.finish()
+        self._observer.begin(args, kwargs)
 
     def _pick(self, addition: Addition) -> Tensor:
         return addition.run() if (self._count - 1) % self._every else self._meet(addition)

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from pathspace.capture import check_capturable, describe, first_line
+from pathspace.diagnostics.recomputation import never_reentrant
 from pathspace.errors import (
     CaptureError,
     InputError,
@@ -462,10 +463,13 @@ def in_double(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Restore buffers and the global random state at the end."""
+    """Restore buffers and the global random state at the end.
+
+    Inside, reentrant checkpointing is the other one, which has all gradients.
+    """
     # copies, because a batch norm counts its batches in place
     saved = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+    with torch.random.fork_rng(devices=[]), never_reentrant(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*torch.jit.*deprecated.*")
         try:
             yield

@@ -90,7 +90,7 @@ def ideal_share(
         Learnable Markov chain paper, Appendix D and equation (9).
     """
     parts = tensors(chain, losses, inputs, targets)
-    dims = chain.batch_dims()
+    places = chain.samples()
     with torch.no_grad():
         before = _per_sample(losses(call(chain.model, inputs), targets), parts[0])
     shares = []
@@ -104,8 +104,7 @@ def ideal_share(
             result = addition.run()
             if addition.site not in known or known[addition.site].index != index:
                 return result
-            first = result.movedim(dims[index], 0)
-            change = step.reshape(first.shape).movedim(0, dims[index]).to(result.dtype)
+            change = places[index].back(step, result.shape).to(result.dtype)
             # in place, so that an in-place addition still overwrites its operand
             return result.sub_(eta * change)
 

@@ -23,13 +23,21 @@ from pathspace.errors import InputError
 Function = Callable[[Tensor], Tensor]
 
 
+_INTERVALS = 500  # on each side of 0
+
+
 @lru_cache(maxsize=1)
 def _nodes() -> tuple[Tensor, Tensor]:
-    """Nodes and weights of a quadrature with Gauss-Legendre rules on each side of 0,
-    where activations have kinks.
+    """Nodes and weights of a quadrature with Gauss-Legendre rules on intervals on each side
+    of 0, short ones next to 0.
+
+    Activations have kinks at 0, and elsewhere if the mean is not 0 or the activation is bounded;
+    large variances bring them close to 0.
     """
-    x, w = np.polynomial.legendre.leggauss(160)
-    x, w = 5 * (x + 1), 5 * w
+    x, w = np.polynomial.legendre.leggauss(4)
+    ends = 10 * np.linspace(0, 1, _INTERVALS + 1) ** 2
+    half = np.diff(ends)[:, None] / 2
+    x, w = (ends[:-1, None] + half * (x + 1)).ravel(), (half * w).ravel()
     nodes = np.concatenate([-x[::-1], x])
     weights = np.concatenate([w[::-1], w]) * np.exp(-(nodes**2) / 2) / math.sqrt(2 * math.pi)
     return torch.from_numpy(nodes), torch.from_numpy(weights)
@@ -45,7 +53,7 @@ def gaussian_mean(function: Function, variance: float = 1.0, mean: float = 0.0) 
 
     Returns:
         The integral, exact to about 1e-12 for functions that are smooth on both sides of
-        zero (and ``mean`` zero).
+        zero (and ``mean`` zero). A jump of size 1 elsewhere adds an error of at most 0.001.
 
     Example:
         >>> round(gaussian_mean(lambda z: torch.relu(z) ** 2), 12)

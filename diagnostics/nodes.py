@@ -5,7 +5,7 @@ that record its additions.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,11 +17,18 @@ from pathspace.capture import quiet
 from pathspace.diagnostics.addition_hooks import Addition, End, Kinds, Site, Sites
 from pathspace.diagnostics.layers import unchanged
 from pathspace.diagnostics.residual import Dismissed
+from pathspace.diagnostics.sample_rows import (
+    Example,
+    Samples,
+    batch_size,
+    doubled,
+    grown_dim,
+    in_order,
+)
 from pathspace.diagnostics.wording import plural
-from pathspace.errors import InputTypeError
 from pathspace.without_values import require_runnable
 
-Example = tuple[tuple[Any, ...], dict[str, Any]]
+Place = tuple[str, int]  # a module, and the number of an addition in its calls
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,11 @@ class ChainNode:
     source: str
     site: Site
 
+    @property
+    def role(self) -> tuple[int, float, int]:
+        """What must be known of a node to penalise an addition."""
+        return self.direction, self.scale, len(self.shape)
+
     def split(self, addition: Addition) -> tuple[Tensor, Tensor]:
         """The stream and the direction among the operands of an addition at this node."""
         pair = (addition.left, addition.right)
@@ -83,9 +95,9 @@ class Nodes:
     nodes: tuple[ChainNode, ...]
     dismissed: tuple[Dismissed, ...]
     example: Example = field(repr=False)
-    additions: Mapping[str, frozenset[Kinds]] = field(repr=False, default_factory=dict)
-    # dimension of the samples in the inputs -> their dimensions at the nodes
-    _batch_dims: dict[int, tuple[int, ...]] = field(
+    additions: Mapping[str, tuple[Kinds, ...]] = field(repr=False, default_factory=dict)
+    # dimension of the samples in the inputs -> where they are at the nodes
+    _samples: dict[int, tuple[Samples, ...]] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
 
@@ -120,61 +132,87 @@ class Nodes:
         """The node at each site of the running model."""
         return {node.site: node for node in self.nodes}
 
+    def by_place(self) -> dict[Place, tuple[ChainNode, ...]]:
+        """The nodes at each addition in the code of a module, one for each call of the module."""
+        places: dict[Place, tuple[ChainNode, ...]] = {}
+        for node in self.nodes:
+            places[node.site.place] = (*places.get(node.site.place, ()), node)
+        return places
+
+    def calls_at(self, place: Place) -> int:
+        """In how many calls of its module an addition happened during the trace."""
+        module, order = place
+        return sum(order < len(kinds) for kinds in self.additions.get(module, ()))
+
+    def differing(self) -> frozenset[Place]:
+        """Additions whose role depends on the call: some calls make no node there, or other nodes.
+
+        A module that is used at several places may add the direction to the stream here, the
+        stream to the direction there, and elsewhere two values of which none is a direction.
+        """
+        return frozenset(
+            place
+            for place, nodes in self.by_place().items()
+            if len(nodes) != self.calls_at(place) or len({node.role for node in nodes}) > 1
+        )
+
     def batch_dims(self, batch_dim: int = 0) -> tuple[int, ...]:
-        """The dimension of the samples in every node's ``x_l``, found once, by a run of the
-        model on a doubled batch.
+        """The dimension of the samples in every node's ``x_l``.
 
         Args:
             batch_dim: the dimension of the samples in the inputs.
         """
-        if batch_dim not in self._batch_dims:
-            self._batch_dims[batch_dim] = self._find_batch_dims(batch_dim)
-        return self._batch_dims[batch_dim]
+        return tuple(place.dim for place in self.samples(batch_dim))
 
-    def _find_batch_dims(self, batch_dim: int) -> tuple[int, ...]:
-        double = _doubled(self.example, batch_dim)
-        known = self.by_site()
-        shapes: dict[int, tuple[int, ...]] = {}
+    def samples(self, batch_dim: int = 0) -> tuple[Samples, ...]:
+        """Where the samples are in every node's ``x_l``, found once, by a run of the
+        model on a doubled batch, and by more if a dimension merges the samples with others.
+
+        Args:
+            batch_dim: the dimension of the samples in the inputs.
+        """
+        if batch_dim not in self._samples:
+            self._samples[batch_dim] = self._find_samples(batch_dim)
+        return self._samples[batch_dim]
+
+    def _find_samples(self, batch_dim: int) -> tuple[Samples, ...]:
+        size, twice = batch_size(self.example, batch_dim), doubled(self.example, batch_dim)
+        shapes = self._shown(twice)
+        dims = [
+            grown_dim(node.shape, shapes[node.index].shape if node.index in shapes else ())
+            for node in self.nodes
+        ]
+        merged = [
+            node.index
+            for node, dim in zip(self.nodes, dims, strict=True)
+            if dim is not None and node.shape[dim] > size
+        ]
+        one, two = (self._shown(each, merged) if merged else {} for each in (self.example, twice))
+        return tuple(
+            in_order(dim, one[index], two[index], size)
+            if index in merged and dim is not None and index in one and index in two
+            else Samples(
+                min(batch_dim, max(len(self.nodes[index].shape) - 1, 0)) if dim is None else dim
+            )
+            for index, dim in enumerate(dims)
+        )
+
+    def _shown(self, example: Example, kept: Collection[int] = ()) -> dict[int, Tensor]:
+        """The states ``x_l`` in a run; only the shapes of those that are not kept."""
+        known, shown = self.by_site(), {}
 
         def note(addition: Addition) -> Tensor:
             result = addition.run()
             if addition.site in known:
-                shapes[known[addition.site].index] = tuple(result.shape)
+                index = known[addition.site].index
+                shown[index] = result.clone() if index in kept else result.to("meta")
             return result
 
         try:
-            run_noting(self.model, double, note)
+            run_noting(self.model, example, note)
         except Exception:
-            shapes = {}
-        dims = []
-        for node in self.nodes:
-            pairs = list(zip(node.shape, shapes.get(node.index, ()), strict=False))
-            grown = [dim for dim, (old, new) in enumerate(pairs) if new == 2 * old]
-            dims.append(
-                grown[0] if len(grown) == 1 else min(batch_dim, max(len(node.shape) - 1, 0))
-            )
-        return tuple(dims)
-
-
-def batch_size(example: Example, dim: int = 0) -> int:
-    """The number of samples: the size of the first tensor in dimension ``dim``."""
-    for value in (*example[0], *example[1].values()):
-        if isinstance(value, Tensor) and value.ndim > dim:
-            return int(value.shape[dim])
-    raise InputTypeError(
-        f"The model has no tensor with a dimension {dim} among its inputs, so it has no dimension"
-        " of samples; pass such a tensor, or another batch_dim."
-    )
-
-
-def _doubled(example: Example, dim: int) -> Example:
-    size = batch_size(example, dim)
-
-    def twice(value: Any) -> Any:
-        held = isinstance(value, Tensor) and value.ndim > dim and value.shape[dim] == size
-        return torch.cat([value, value], dim) if held else value
-
-    return tuple(map(twice, example[0])), {key: twice(value) for key, value in example[1].items()}
+            return {}
+        return shown
 
 
 def run_noting(model: nn.Module, example: Example, handler: Any, end: End | None = None) -> Any:

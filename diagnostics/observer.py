@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pathspace.diagnostics.addition_hooks import Addition, Sites
 from pathspace.diagnostics.check_traced import Traced
-from pathspace.diagnostics.nodes import ChainNode, Nodes, batch_size
+from pathspace.diagnostics.nodes import ChainNode, Nodes
+from pathspace.diagnostics.sample_rows import batch_size
 from pathspace.errors import InputError, UnsupportedError
 
 # what a record has for each node and sample
@@ -34,8 +36,9 @@ class NodeTensors:
 
 @dataclass
 class ObservedPass:
-    """One forward pass and its backward pass."""
+    """One forward pass and its backward pass, of a number of samples."""
 
+    samples: int
     held: set[int] = field(default_factory=set)
     rows: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     tensors: dict[int, NodeTensors] = field(default_factory=dict)
@@ -60,27 +63,32 @@ class Observer:
                 f"{chain.sentence()[:-1]}, so there is nothing to observe; choose a residual model."
             )
         self.chain, self.done, self.keep, self.batch_dim = chain, done, keep, batch_dim
-        self.dims, self.batch = chain.batch_dims(batch_dim), batch_size(chain.example, batch_dim)
+        self.places, count = chain.samples(batch_dim), batch_size(chain.example, batch_dim)
+        for node, place in zip(chain.nodes, self.places, strict=True):
+            place.split(node.shape, count)
         self.nodes = chain.by_site()
-        # recomputation calls a module again; the number of the call is ignored if the
-        # module has only one node
-        calls = {(node.site.module, node.site.order) for node in chain.nodes}
-        self.unique = len(calls) == len(chain.nodes)
-        self.loose = (
-            {(node.site.module, node.site.order): node for node in chain.nodes}
-            if self.unique
-            else {}
-        )
-        self.current = ObservedPass()
+        # recomputation may call a module again; the number of the call is ignored if only
+        # one call makes the addition
+        self.once = {
+            place: nodes[0]
+            for place, nodes in chain.by_place().items()
+            if chain.calls_at(place) == 1
+        }
+        self.current = ObservedPass(count)
         self.traced = Traced(chain)
-        self.sites = Sites(self._meet, self.finish, self.traced.check)
+        self.sites = Sites(self._meet, self.begin, self.traced.check)
 
     def finish(self) -> None:
         """Finish the last pass, also before the next one, even if some of its
         gradients did not arrive.
         """
         self._close(self.current)
-        self.current = ObservedPass()
+        self.current = ObservedPass(self.current.samples)
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Finish the last pass and begin one with other inputs."""
+        self.finish()
+        self.current.samples = batch_size((args, kwargs), self.batch_dim)
 
     def _close(self, current: ObservedPass) -> None:
         if current.rows and not current.closed:
@@ -88,8 +96,7 @@ class Observer:
             self.done(current)
 
     def _find(self, addition: Addition) -> ChainNode | None:
-        site = addition.site
-        return self.loose.get((site.module, site.order)) if self.unique else self.nodes.get(site)
+        return self.once.get(addition.site.place) or self.nodes.get(addition.site)
 
     def _meet(self, addition: Addition) -> Tensor:
         node, current = self._find(addition), self.current
@@ -102,8 +109,9 @@ class Observer:
         direction = part.detach().clone() if overwritten else part.detach()
         version = direction._version
         with torch.no_grad():
-            norm = self._flat(stream.detach(), node).norm(dim=1).double()
-            kept = self._flat(stream.detach().clone(), node) if self.keep else None
+            count = current.samples
+            norm = self._flat(stream.detach(), node, count).norm(dim=1).double()
+            kept = self._flat(stream.detach().clone(), node, count) if self.keep else None
         result = addition.run()
         if result.requires_grad:
             current.held.add(node.index)
@@ -112,11 +120,9 @@ class Observer:
             )
         return result
 
-    def _flat(self, value: Tensor, node: ChainNode) -> Tensor:
+    def _flat(self, value: Tensor, node: ChainNode, samples: int) -> Tensor:
         """One row per sample."""
-        dim = self.dims[node.index]
-        samples = value.shape[dim] * self.batch // node.shape[dim] if node.shape else 1
-        flat = (value.movedim(dim, 0) if dim else value).reshape(samples, -1)
+        flat = self.places[node.index].rows(value, samples)
         return flat if flat.dtype == torch.float64 else flat.float()
 
     @torch.no_grad()
@@ -138,7 +144,8 @@ class Observer:
                 " gradient arrived; replace the in-place operation after the addition by an"
                 " ordinary one."
             )
-        z, g = self._flat(direction, node), self._flat(gradient, node)
+        count = current.samples
+        z, g = self._flat(direction, node, count), self._flat(gradient, node, count)
         z = z * node.scale if node.scale != 1 else z
         largest = g.abs().amax()
         # normalise first, because squares of small float32 gradients underflow

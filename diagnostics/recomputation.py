@@ -7,23 +7,28 @@ the call in which it first ran.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
 from typing import Any, Protocol
 
+import torch
 import torch.utils.checkpoint as torch_checkpoint
+from torch import Tensor
 
 
 class Follower(Protocol):
     """A follower of a forward pass, which knows its position and can resume there later."""
 
     stack: list[list[Any]]
+    calls: dict[str, int]
     handles: list[Any]
     recomputed: int
     """How many checkpointed functions are running, for the first time or again."""
 
-    def resumed(self, name: str, call: int, order: int) -> AbstractContextManager[None]:
+    def resumed(
+        self, name: str, call: int, order: int, calls: Mapping[str, int]
+    ) -> AbstractContextManager[None]:
         """Resume a call at a position."""
 
 
@@ -35,7 +40,9 @@ def _remembering(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with the current positions of all followers, which resume
     there when it runs again.
     """
-    frames = [(sites, tuple(sites.stack[-1][:3])) for sites in RUNNING if sites.stack]
+    frames = [
+        (sites, (*sites.stack[-1][:3], dict(sites.calls))) for sites in RUNNING if sites.stack
+    ]
     if not frames:
         return function
 
@@ -79,9 +86,7 @@ def _patch(stack: ExitStack) -> None:
     def apply_remembering(function: Callable[..., Any], *args: Any) -> Any:
         return apply(_remembering(function), *args)  # type: ignore[no-untyped-call]
 
-    reentrant.apply = staticmethod(apply_remembering)  # type: ignore[method-assign]
-    # deleting this attribute restores the inherited one
-    stack.callback(delattr, reentrant, "apply")
+    _replace(stack, apply_remembering)
     # private, and not in every version of torch; without it torch itself refuses such recomputation
     name = "_checkpoint_without_reentrant_generator"
     other = getattr(torch_checkpoint, name, None)
@@ -108,4 +113,46 @@ def _patch(stack: ExitStack) -> None:
         stack.callback(setattr, torch_checkpoint, name, other)
 
 
-__all__ = ["RUNNING", "start_following", "stop_following"]
+def _replace(stack: ExitStack, apply: Callable[..., Any]) -> None:
+    """Replace reentrant checkpointing until the stack is closed."""
+    reentrant = torch_checkpoint.CheckpointFunction
+    before = vars(reentrant).get("apply")
+    reentrant.apply = staticmethod(apply)  # type: ignore[method-assign]
+    if before is None:
+        # deleting this attribute restores the inherited one
+        stack.callback(delattr, reentrant, "apply")
+    else:
+        stack.callback(setattr, reentrant, "apply", before)
+
+
+@contextmanager
+def never_reentrant() -> Iterator[None]:
+    """A context in which reentrant checkpointing is the other one, with the same gradients.
+
+    Reentrant checkpointing has no gradients with respect to chosen tensors: ``autograd.grad``
+    raises an error, or leaves out what is checkpointed.
+
+    Example:
+        >>> import torch
+        >>> w, x = torch.ones(1, requires_grad=True), torch.ones(1, requires_grad=True)
+        >>> with never_reentrant():
+        ...     y = torch_checkpoint.checkpoint(lambda x: w * x, x, use_reentrant=True)
+        >>> torch.autograd.grad(y, w)
+        (tensor([1.]),)
+    """
+
+    def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        if not any(isinstance(value, Tensor) and value.requires_grad for value in args):
+            # as in training, where no gradient enters then
+            with torch.no_grad():
+                return function(*args)
+        return torch_checkpoint.checkpoint(
+            function, *args, use_reentrant=False, preserve_rng_state=preserve
+        )
+
+    with ExitStack() as stack:
+        _replace(stack, apply)
+        yield
+
+
+__all__ = ["RUNNING", "never_reentrant", "start_following", "stop_following"]

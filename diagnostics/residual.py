@@ -14,8 +14,6 @@ from torch import fx
 from pathspace.capture import Captured, place
 from pathspace.diagnostics.dataflow import (
     AFFINE,
-    MOVES,
-    SCALES,
     Dataflow,
     halves,
     is_float,
@@ -250,54 +248,6 @@ class Finder:
 
     def _dismiss(self, node: fx.Node, reason: str) -> None:
         self.dismissed.append(Dismissed(short(node), *place(node), reason))
-
-    def readout(self, residual: Residual) -> tuple[tuple[str, ...], fx.Node]:
-        """Parameters of the branch's last layers, in which z is linear, and the node that
-        gives the branch its name.
-        """
-        graph, sources = self.graph, self.graph.captured.sources
-        start = graph.operand(residual.node, residual.direction)
-        names: list[str] = []
-        producer: fx.Node | None = None
-        pending, sound = [start], True
-        while pending:
-            node = pending.pop()
-            operation, data = kind_of(node), graph.data_inputs(node)
-            direct = [
-                a
-                for a in graph.inputs[graph.index[node]]
-                if sources.get(a.name, ("", ""))[0] == "parameter"
-            ]
-            weighs = any(
-                not graph.data(a) and graph.weighs(a) for a in graph.inputs[graph.index[node]]
-            )
-            passes = operation in MOVES or (operation in SCALES and not weighs)
-            sums = operation == "sum" and len(data) == 2
-            if operation == "sum" and len(data) == 1 and direct:
-                # a separate bias: z is jointly linear in it and in the layer before
-                sound &= all(len(a.users) == 1 for a in direct)
-                names += [sources[a.name][1] for a in direct]
-                pending += data
-            elif (passes and len(data) == 1) or sums:
-                pending += data
-            else:
-                layer = (
-                    operation in AFFINE
-                    and len(data) == 1
-                    and direct
-                    and operation != "concatenation"
-                )
-                sound &= bool(layer) and all(len(a.users) == 1 for a in direct)
-                names += [sources[a.name][1] for a in direct] if layer else []
-                while operation in SCALES and len(data) == 1 and producer is None:
-                    # a layer scale does not name the branch; the layer before it does
-                    node = data[0]
-                    operation, data = kind_of(node), graph.data_inputs(node)
-                    while operation in MOVES and len(data) == 1:
-                        node = data[0]
-                        operation, data = kind_of(node), graph.data_inputs(node)
-                producer = producer or node
-        return (tuple(names) if sound else ()), producer or start
 
 
 _ORDER = {"identity": 0, "parallel": 1, "shortcut": 2}

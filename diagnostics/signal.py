@@ -39,7 +39,7 @@ class LayerSignal:
         kind: type of the module.
         shape: shape of its output.
         mean: mean of its output over the batch and all components.
-        variance: variance of its output.
+        variance: variance of its output; 0 if its values are equal up to rounding.
         zeros: share of outputs that are exactly 0.
         units: number of channels or features.
         dead: number of units through which no gradient of the model's output passed on this batch;
@@ -152,7 +152,7 @@ def signal(
             lives = lives & own
         dead = value.new_zeros(()) if lives is None else (~lives).sum()
         numbers = torch.stack(
-            [value.mean(), value.var(correction=0), value.count_nonzero().double(), dead.double()]
+            [value.mean(), _variance(call.output), value.count_nonzero().double(), dead.double()]
         )
         mean, variance, nonzero, dead_units = numbers.tolist()
         rows.append(
@@ -176,6 +176,14 @@ def signal(
             )
         )
     return Table("signal by depth", tuple(rows), never_called(layers, run) + _not_finite(rows))
+
+
+def _variance(output: Tensor) -> Tensor:
+    """The variance; 0 if all values are equal up to rounding, as for equal samples."""
+    value = output.detach().double()
+    variance = value.var(correction=0)
+    rounding = torch.finfo(output.dtype).eps * value.abs().max() if value.numel() else variance
+    return torch.where(variance <= rounding**2, torch.zeros_like(variance), variance)
 
 
 def _not_finite(rows: list[LayerSignal]) -> tuple[str, ...]:

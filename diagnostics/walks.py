@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pathspace.diagnostics.addition_hooks import Addition, Sites
 from pathspace.diagnostics.layers import call
+from pathspace.diagnostics.sample_rows import batch_size
 
 if TYPE_CHECKING:
     from pathspace.diagnostics.nodes import Nodes
@@ -50,20 +51,26 @@ def walks(chain: Nodes, inputs: Any, sample: int = 0) -> list[Walk]:
     Reference:
         Learnable Markov chain paper, Appendix F, Figure 7.
     """
-    dims, known = chain.batch_dims(), chain.by_site()
+    places, known = chain.samples(), chain.by_site()
     seen: dict[int, tuple[Tensor, Tensor]] = {}
+    count = 1
+
+    def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        nonlocal count
+        count = batch_size((args, kwargs))
 
     def note(addition: Addition) -> Tensor:
         node = known.get(addition.site)
         if node is None:
             return addition.run()
         stream, branch = node.split(addition)
-        start = stream.select(dims[node.index], sample).double().flatten().clone()
-        step = node.scale * branch.select(dims[node.index], sample).double().flatten()
+        place = places[node.index]
+        start = place.rows(stream, count)[sample].double().clone()
+        step = node.scale * place.rows(branch, count)[sample].double()
         seen[node.index] = (start, step.clone())
         return addition.run()
 
-    with torch.no_grad(), Sites(note).following(chain.model):
+    with torch.no_grad(), Sites(note, begin).following(chain.model):
         call(chain.model, inputs)
     found = []
     for _, run in groupby(sorted(seen), key=lambda index: len(seen[index][0])):

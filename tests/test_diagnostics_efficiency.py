@@ -10,11 +10,15 @@ import torch
 from processes import two_processes
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
-from pathspace.diagnostics import ChainRecord, MarkovChain
+from pathspace.diagnostics import ChainRecord, MarkovChain, cost, gradients, signal
 from pathspace.diagnostics.efficiency import gauge, observe
-from pathspace.errors import InputError
+from pathspace.diagnostics.lemmas import ideal_share
+from pathspace.diagnostics.recomputation import RUNNING
+from pathspace.diagnostics.sample_rows import Samples
+from pathspace.diagnostics.walks import walks
+from pathspace.errors import InputError, UnsupportedError
 
 
 class Residuals(nn.Module):
@@ -50,6 +54,35 @@ class Residuals(nn.Module):
             states.append(x)
             x = F.relu(x) if self.in_place else x
         return self.head(x), streams, directions, states
+
+
+class SharedAdd(nn.Module):
+    """One module makes the node and another addition, before it or after it."""
+
+    def __init__(self, first: bool) -> None:
+        super().__init__()
+        self.add, self.f, self.g = nn.Module(), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.add.forward = lambda a, b: a + b  # type: ignore[method-assign]
+        self.first = first
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.first:
+            x = self.add(self.f(x), self.g(x)).sin()
+        self.direction = self.f(x).tanh()
+        self.state = self.add(x, self.direction)
+        x = self.state
+        return x if self.first else self.add(self.f(x), self.g(x)).sin()
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_other_calls_of_the_adding_module_are_not_measured(first: bool) -> None:
+    torch.manual_seed(0)
+    model, x = SharedAdd(first).double(), torch.randn(5, 4, dtype=torch.float64)
+    record = MarkovChain.trace(model, x).observe(lambda y, _: y.square().sum(), x, None)
+    loss = model(x).square().sum()
+    (gradient,) = torch.autograd.grad(loss, model.state)
+    wanted = -F.cosine_similarity(model.direction, gradient)
+    assert torch.allclose(record.cosines, wanted[None], atol=1e-12)
 
 
 class Attention(nn.Module):
@@ -329,3 +362,154 @@ def test_a_direction_is_what_is_added_with_its_factor(alpha: float) -> None:
     g = 2 * (x + z - y)
     assert torch.allclose(found.direction_norms, z.norm(dim=1)[None])
     assert torch.allclose(found.products, (z * g).sum(1)[None])
+
+
+class Merged(nn.Module):
+    """The samples and the steps in one dimension, in some order."""
+
+    def __init__(self, order: str) -> None:
+        super().__init__()
+        self.f, self.order = nn.Linear(4, 4), order
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.order == "steps outside":
+            x = x.transpose(0, 1)
+        if self.order == "windows outside":
+            x = x.unflatten(1, (2, -1)).transpose(0, 1)
+        shape = x.shape
+        x = x.flatten(0, -2 if x.ndim == 3 else 1)
+        for _ in range(2):
+            self.direction = self.f(x).tanh()
+            self.state = x = x + self.direction
+        x = x.view(shape)
+        if self.order == "windows outside":
+            x = x.transpose(0, 1).flatten(1, 2)
+        return x.transpose(0, 1) if self.order == "steps outside" else x
+
+
+def cubes(y: Tensor, _: object) -> Tensor:
+    return y.pow(3).flatten(1).sum(1)
+
+
+@pytest.mark.parametrize("samples", [1, 3, 4])
+@pytest.mark.parametrize("steps", [4, 6])
+@pytest.mark.parametrize("order", ["samples outside", "steps outside", "windows outside"])
+def test_samples_merged_with_steps(order: str, steps: int, samples: int) -> None:
+    torch.manual_seed(0)
+    model = Merged(order).double()
+    chain = MarkovChain.trace(model, torch.randn(samples, 4, 4, dtype=torch.float64))
+    x = torch.randn(5, steps, 4, dtype=torch.float64)
+    record = chain.observe(cubes, x, None)
+    wanted = []
+    for one in x:
+        loss = cubes(model(one[None]), None).sum()
+        (gradient,) = torch.autograd.grad(loss, model.state)
+        wanted.append(-F.cosine_similarity(model.direction.flatten(), gradient.flatten(), 0))
+    assert torch.allclose(record.cosines[1], torch.stack(wanted), atol=1e-12)
+    (found,), (alone,) = walks(chain, x, 2), walks(chain, x[2:3])
+    assert torch.allclose(found.points.abs(), alone.points.abs()) and found.folds == alone.folds
+    assert ideal_share(chain, cubes, x, None, eta=1e-6).tolist() == [1.0, 1.0]
+
+
+def test_a_dimension_that_is_not_made_of_samples_is_refused() -> None:
+    model = Merged("samples outside")
+    chain = MarkovChain.trace(model, torch.randn(2, 4, 4))
+    with pytest.raises(UnsupportedError, match=r"6 entries in dimension 0, .* of 4 samples"):
+        Samples(0).rows(torch.ones(6, 2), 4)
+    assert chain.batch_dims() == (0, 0)
+
+
+LAST_LAYERS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
+    "quotient": lambda m, h: (h @ m.p) / m.t,
+    "numerator": lambda m, h: m.g / (2 + h),
+    "below a constant": lambda m, h: torch.div(torch.tensor(1.0), h @ m.p + 9),
+    "two matrices": lambda m, h: torch.einsum("bi,ij,jk->bk", h, m.p, m.q),
+    "one after another": lambda m, h: h @ m.p @ m.q,
+    "a part": lambda m, h: torch.addcmul(m.g, h, m.p[0]),
+    "scaled": lambda m, h: torch.addcmul(m.g, h, m.t, value=0.5),
+    "divided": lambda m, h: torch.addcdiv(m.g, h, m.t),
+    "norm": lambda m, h: F.layer_norm(h, (4,), m.g, m.r),
+    "norm with a computed bias": lambda m, h: F.layer_norm(h, (4,), m.g, m.p[0]),
+    "norm without weight": lambda m, h: F.layer_norm(h, (4,), None, m.g),
+    "constant bias": lambda m, h: F.linear(h, m.p, torch.ones(4)),
+    "linear": lambda m, h: F.linear(h, m.p, m.g),
+    "between": lambda m, h: torch.lerp(h, m.g.expand_as(h), 0.3),
+}
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_gauge_of_a_direction_that_is_read_elsewhere(elsewhere: bool) -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.f = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            z = self.f(x)
+            y = x + z.view(z.shape)
+            return y * z if elsewhere else y.sin()
+
+    x = torch.randn(5, 4)
+    record = MarkovChain.trace(Block(), x).observe(cubes, x, None)
+    assert bool(record.gauge.isnan()) == elsewhere
+
+
+@pytest.mark.parametrize("last", LAST_LAYERS)
+def test_gauge_of_every_last_layer(last: str) -> None:
+    torch.manual_seed(0)
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.f, self.t = nn.Linear(4, 4), nn.Parameter(torch.tensor(2.0))
+            self.p, self.q = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4, 4))
+            self.g, self.r = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + LAST_LAYERS[last](self, self.f(x).tanh())
+
+    model, x = Block(), torch.randn(5, 4)
+    record = MarkovChain.trace(model, x).observe(cubes, x, None)
+    # it is known, and then that of its definition, or it is not known
+    known = ("numerator", "one after another", "scaled", "norm", "linear")
+    assert bool(record.gauge.isfinite()) == (last in known)
+    if last in known:
+        assert torch.allclose(record.gauge, record.products.sum(1), rtol=1e-4)
+
+
+class Recomputed(nn.Module):
+    def __init__(self, reentrant: bool | None) -> None:
+        super().__init__()
+        self.first, self.last, self.reentrant = nn.Linear(4, 4), nn.Linear(4, 3), reentrant
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            step = lambda v, block=block: v + block(v).tanh()  # noqa: E731
+            x = (
+                step(x)
+                if self.reentrant is None
+                else checkpoint(step, x, use_reentrant=self.reentrant)
+            )
+        return self.last(x)
+
+
+def test_reentrant_checkpointing_is_measured() -> None:
+    x, labels = torch.randn(8, 4), torch.randint(0, 3, (8,))
+    found = []
+    for reentrant in (None, True):
+        torch.manual_seed(0)
+        model = Recomputed(reentrant)
+        record = MarkovChain.trace(model, x).observe(F.cross_entropy, x, labels)
+        table = gradients(model, F.cross_entropy, [(x, labels)])
+        gains = signal(model, x)
+        work = cost(model, x)
+        found.append((record.cosines, [row.rms for row in table], [row.vjp_gain for row in gains]))
+        assert RUNNING == [] and "apply" not in vars(CheckpointFunction)
+    assert torch.equal(found[0][0], found[1][0]) and found[0][1:] == found[1][1:]
+    # it counts what is computed again, like the other way of checkpointing
+    torch.manual_seed(0)
+    assert work == cost(Recomputed(False), x) != cost(Recomputed(None), x)
+    model(x).sum().backward()
+    assert model.blocks[0].weight.grad is not None

@@ -734,6 +734,111 @@ class Steps(nn.Module):
         )
 
 
+class Add(nn.Module):
+    """A module for additions, used at several places of a model."""
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return a + b
+
+
+class SharedAdd(nn.Module):
+    """The direction is the right operand, then the left one, then neither is a direction."""
+
+    def __init__(self, reentrant: bool | None = None, first: bool = False) -> None:
+        super().__init__()
+        self.add, self.f, self.g = Add(), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.reentrant, self.first, self.skip = reentrant, first, False
+        self.zs: list[Tensor] = []
+
+    def _right(self, x: Tensor) -> Tensor:
+        z = self.f(x).tanh()
+        self.zs.append(z)
+        return self.add(x, z)
+
+    def _left(self, x: Tensor) -> Tensor:
+        z = self.g(x).tanh()
+        self.zs.append(z)
+        return self.add(z, x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.zs = []
+        if self.first:
+            x = self.add(self.f(x), self.g(x)).sin()
+        for step in (self._right, self._left):
+            if self.skip and step == self._right:
+                continue
+            x = (
+                step(x)
+                if self.reentrant is None
+                else checkpoint(step, x, use_reentrant=self.reentrant)
+            )
+        return x if self.first else self.add(self.f(x), self.g(x)).sin()
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("first", [False, True], ids=["last", "first"])
+@pytest.mark.parametrize("way", [None, False, True, "compiled"])
+def test_one_module_makes_different_additions(way: Any, first: bool) -> None:
+    torch.manual_seed(0)
+    plain, x = SharedAdd(first=first).double(), torch.randn(5, 6, dtype=torch.float64)
+    loss = plain(x).square().sum()
+    wanted = gradients(plain, loss + TAU / 2 * sum(z.square().sum() for z in plain.zs))
+    model = safe_deepcopy(plain)
+    model.reentrant = None if way == "compiled" else way
+    assert len(penalize(model, x, tau=TAU).penal_connection.nodes) == 2
+    run = torch.compile(model, backend="aot_eager") if way == "compiled" else model
+    run(x.requires_grad_()).square().sum().backward()
+    assert_equal({name: p.grad for name, p in model.named_parameters()}, wanted)
+
+
+def test_another_number_of_calls_that_differ_is_refused() -> None:
+    model, x = SharedAdd(), torch.randn(5, 6)
+    penalize(model, x, tau=TAU)
+    model.skip = True
+    with pytest.raises(
+        UnsupportedError, match="'add' of SharedAdd is called 2 times and was called 3"
+    ):
+        model(x)
+    with torch.no_grad():
+        model(x)
+    model.skip = False
+    model(x).sum().backward()
+    with pytest.raises(UnsupportedError, match="is called 4 times and was called 3"):
+        model.add(x, model.f(x))
+
+
+class SharedBlock(nn.Module):
+    """A module adds twice, and another function reads its sum each time."""
+
+    def __init__(self, *after: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.cell, self.add, self.after = nn.Linear(6, 6), Add(), after
+
+    def forward(self, x: Tensor) -> Tensor:
+        for after in self.after:
+            x = after(self.add(x, self.cell(x).tanh()))
+        return x
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        (torch.sin, torch.sigmoid_),
+        (torch.sigmoid_, torch.sin),
+        (torch.relu, torch.sigmoid_),
+        (torch.relu_, lambda s: s.relu() + s.sin()),
+        (torch.sin, torch.relu_),
+    ],
+)
+def test_what_follows_a_shared_block_differs(after: tuple[Callable[[Tensor], Tensor], ...]) -> None:
+    torch.manual_seed(0)
+    plain, x = SharedBlock(*after).double(), torch.randn(5, 6, dtype=torch.float64)
+    chain = MarkovChain.trace(plain, x)
+    wanted = explicit_on(plain, chain, lambda: plain(x).square().sum(), TAU)
+    model = penalize(copy.deepcopy(plain), x, tau=TAU)
+    assert_equal(gradients(model, model(x).square().sum()), wanted)
+
+
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_other_additions_than_were_traced_are_refused() -> None:
     torch.manual_seed(0)

@@ -15,10 +15,10 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from pathspace.diagnostics.addition_hooks import Addition, Sites, plus
+from pathspace.diagnostics.addition_hooks import Addition, Site, Sites, plus
 from pathspace.diagnostics.chain import ChainNode, MarkovChain
 from pathspace.diagnostics.check_traced import Traced
-from pathspace.diagnostics.nodes import run_noting, unwrapped
+from pathspace.diagnostics.nodes import Place, run_noting, unwrapped
 from pathspace.diagnostics.penalty_disabled import PENAL
 from pathspace.errors import SEED, InputError, UnsupportedError, expect_arguments, expect_numbers
 from pathspace.training.norms_again import NORMS, NormsAgain
@@ -106,12 +106,16 @@ class PenalConnection:
     ) -> None:
         self.nodes, self.per, self.scale, self.step = chain.nodes, per, scale, 0
         self.tau = tau
-        # (without the number of the call, because recomputation calls a module again)
-        self.by_site: dict[tuple[str, int], list[ChainNode]] = {}
-        for node in chain.nodes:
-            self.by_site.setdefault((node.site.module, node.site.order), []).append(node)
+        # (without the number of the call, unless calls differ: some calls may be left out)
+        self.by_place, self.by_site = chain.by_place(), chain.by_site()
+        self.differing = chain.differing()
         self.batch, self.batch_dim, self.met = 1, batch_dim, 0
         self.sums_overwritten, self.streams_overwritten = _overwritten(chain)
+        self.before_relu = {
+            place
+            for place, nodes in self.by_place.items()
+            if all(node.kind == "identity" and node.then in ("relu", "relu_") for node in nodes)
+        }
         self.traced = Traced(chain)
         self.norms, self.sums = NormsAgain(), SumsAgain()
         others: dict[Any, Any] = dict.fromkeys(NORMS, self.norms.run) | dict.fromkeys(
@@ -175,8 +179,12 @@ class PenalConnection:
             value = value / self.batch * (self.scale() if callable(self.scale) else self.scale)
         return float(value)
 
-    def _pick(self, module: str, order: int) -> tuple[ChainNode, float] | None:
-        nodes = self.by_site.get((module, order))
+    def _pick(self, site: Site) -> tuple[ChainNode, float] | None:
+        if site.place in self.differing:
+            self.traced.differs(site)
+            node = self.by_site.get(site)
+            return None if node is None else (node, self.coefficient(node))
+        nodes = self.by_place.get(site.place)
         if not nodes:
             return None
         values = {self.coefficient(node) for node in nodes}
@@ -198,10 +206,10 @@ class PenalConnection:
         if (
             torch.compiler.is_compiling()
             and torch.is_grad_enabled()
-            and self.met < len(self.by_site)
+            and self.met < len(self.by_place)
         ):
             raise UnsupportedError(
-                f"torch.compile met {self.met} of the {len(self.by_site)} additions of"
+                f"torch.compile met {self.met} of the {len(self.by_place)} additions of"
                 f" {type(module).__name__} that are chain nodes; run the model uncompiled, or write"
                 " x + penal(z, tau) in it."
             )
@@ -214,7 +222,7 @@ class PenalConnection:
                 return
 
     def _meet(self, addition: Addition) -> Tensor:
-        found = self._pick(addition.site.module, addition.site.order)
+        found = self._pick(addition.site)
         if found is None:
             self.traced.check_addition(addition)
             return addition.run()
@@ -243,7 +251,7 @@ class PenalConnection:
             stream = (
                 stream * addition.alpha
             )  # alpha belongs to the right operand, which is the stream here
-        kept = node.site not in self.sums_overwritten | self.streams_overwritten
+        kept = node.site.place not in self.sums_overwritten | self.streams_overwritten
         if before is not None or (exact and again is None and kept):
             return self._expected(
                 penalised_sum(stream, branch, node.scale, coefficient, before), before
@@ -258,7 +266,8 @@ class PenalConnection:
     def _before_relu(self, addition: Addition, node: ChainNode, stream: Tensor) -> Before | None:
         """How to recompute the direction if a ReLU reads the sum and autograd keeps the stream."""
         kept = (
-            node.kind == "identity" and stream.dtype == addition.left.dtype == addition.right.dtype
+            node.site.place in self.before_relu
+            and stream.dtype == addition.left.dtype == addition.right.dtype
         )
         written = addition.in_place and node.direction == 1
         # the number of entries to keep is not known while a CUDA graph is captured
@@ -269,11 +278,11 @@ class PenalConnection:
             or written
             or captured
             or scaled
-            or node.site in self.streams_overwritten
+            or node.site.place in self.streams_overwritten
             or not self._plain()
         ):
             return None
-        return Before(stream) if node.then in ("relu", "relu_") else None
+        return Before(stream)
 
     def _expected(self, total: Tensor, before: Before | None) -> Tensor:
         return total if before is None else self.sums.expect(total, before)
@@ -408,9 +417,9 @@ class _Attribute:
         self.model.__dict__.pop(PENAL, None)
 
 
-def _overwritten(chain: MarkovChain) -> tuple[set[Any], set[Any]]:
-    """Sites after which the running model overwrites ``x_l``, and those after which
-    it overwrites ``x_{l-1}``.
+def _overwritten(chain: MarkovChain) -> tuple[set[Place], set[Place]]:
+    """Additions after which the running model overwrites ``x_l``, and those after which
+    it overwrites ``x_{l-1}``, in some call.
     """
     known = chain.by_site()
     held: tuple[list[tuple[Any, Tensor, int]], ...] = ([], [])
@@ -420,11 +429,11 @@ def _overwritten(chain: MarkovChain) -> tuple[set[Any], set[Any]]:
         if addition.site in known:
             stream, _ = known[addition.site].split(addition)
             for kept, value in zip(held, (result, stream), strict=True):
-                kept.append((addition.site, value, value._version))
+                kept.append((addition.site.place, value, value._version))
         return result
 
     run_noting(chain.model, chain.example, note)
     sums, streams = (
-        {site for site, value, version in kept if value._version != version} for kept in held
+        {place for place, value, version in kept if value._version != version} for kept in held
     )
     return sums, streams
