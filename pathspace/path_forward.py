@@ -114,7 +114,8 @@ class Forward(ByProperties):
         if name in held:
             require_values("path_norm", [("a tensor of the model", held[name])])
             # (a tensor that replaces a parameter keeps its gradient)
-            return held[name].detach() if isinstance(held[name], nn.Parameter) else held[name]
+            own = held[name].detach() if isinstance(held[name], nn.Parameter) else held[name]
+            return own.cpu()
         shown = node.meta.get("val")
         if not isinstance(shown, Tensor):
             return shown
@@ -133,9 +134,10 @@ class Forward(ByProperties):
             if node.op == "output":
                 return fx.node.map_arg(node.args[0], env.__getitem__)
             if node.op == "get_attr":
-                env[node] = operator.attrgetter(str(node.target))(module)
+                env[node] = _on_processor(operator.attrgetter(str(node.target))(module))
             elif node.op == "call_function":
                 args, kwargs = fx.node.map_arg((node.args, node.kwargs), env.__getitem__)
+                args, kwargs = sums.mapped(_on_processor, (args, kwargs))
                 env[node] = self.call(node, tuple(args), dict(kwargs))
                 if node in self.exits:
                     self._end(env[node])
@@ -291,6 +293,13 @@ class Forward(ByProperties):
             f" until={module or self.node.name!r} gives the norm of the part before it, and"
             " until='fixed' the norm of all paths that end where scales are fixed."
         )
+
+
+def _on_processor(leaf: Any) -> Any:
+    """Tensors, and devices for new ones, on the processor, where sums are; else the same."""
+    if isinstance(leaf, torch.device):
+        return torch.device("cpu")
+    return leaf.cpu() if isinstance(leaf, Tensor) else leaf
 
 
 def _inside(nodes: list[fx.Node], until: str) -> set[fx.Node]:

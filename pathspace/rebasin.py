@@ -64,8 +64,8 @@ def _moved(tensor: Tensor, dim: int, where: Tensor, order: Tensor) -> Tensor:
 
 
 def real(tensor: Tensor) -> Tensor:
-    """A tensor in float64, complex numbers as pairs along a new last dimension."""
-    own = tensor.detach()
+    """A tensor in float64 on the processor, complex numbers as pairs along a new last dimension."""
+    own = tensor.detach().cpu()
     return torch.view_as_real(own.to(torch.complex128)) if own.is_complex() else own.double()
 
 
@@ -263,7 +263,11 @@ def _read(
                 channels: int = channels,
             ) -> None:
                 # (a copy, because the model may overwrite it)
-                x = (args[0] if args else kwargs["input"]).detach().to(torch.float64, copy=True)
+                x = (
+                    (args[0] if args else kwargs["input"])
+                    .detach()
+                    .to("cpu", torch.float64, copy=True)
+                )
                 found[name] = x.movedim(channels, -1).reshape(-1, x.shape[channels])
 
             layer.register_forward_pre_hook(hook, with_kwargs=True)

@@ -314,6 +314,7 @@ class Structure:
         table = torch.cat([phi.new_zeros(1), phi, derived])
 
         def log(ids: Tensor) -> Tensor:
+            ids = ids.to(table.device)
             return table[ids.abs()] * ids.sign()
 
         ends = {block.name: (block.tail, block.head) for block in self.blocks} | dict(self.beyond)

@@ -51,8 +51,9 @@ from test_optim_fused import SIGNATURES
 
 for name, types in SIGNATURES.items():
     kernel = getattr(triton_kernels, name, None) or getattr(triton_sweep, name)
-    for adam in (False, True) if name == "update" else (True,):
-        sizes = {"ADAM": adam, "AT_ONCE": 8, "BLOCK": 128, "OTHERS": True, "SIGNED": True}
+    for adam, kind in ((False, -1), (True, 1)):
+        sizes = {"ADAM": adam, "KINDS": kind, "MIXED": kind < 0, "AT_ONCE": 4, "BLOCK": 128}
+        sizes |= {"OTHERS": True, "SIGNED": True}
         sizes = {key: value for key, value in sizes.items() if key in kernel.arg_names}
         types = {key: "constexpr" if key in sizes else types[key] for key in kernel.arg_names}
         source = ASTSource(kernel, types, constexprs=sizes)

@@ -48,6 +48,12 @@ class Problem:
 
             init_skeleton(self.model, self.skeleton(self.model))
 
+    def to(self, place: str) -> Problem:
+        """The same on another device."""
+        self.model.to(place)
+        self.args, self.target = tuple(a.to(place) for a in self.args), self.target.to(place)
+        return self
+
     def skeleton(self, model: nn.Module) -> ps.Skeleton:
         return ps.trace(model, *self.args, sizes="given").skeleton(self.rule, seed=6)
 

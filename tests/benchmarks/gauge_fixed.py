@@ -17,31 +17,39 @@ from pathspace.training import GaugeFixed
 def gauge_fixed(name: str, device: str, rounds: int, threads: int) -> dict[str, Any]:
     """One model; runs in a process of its own.
 
-    Training steps of both take turns, until every set of units was treated as often as the
-    others (a sweep treats one of them): of the steps the mean counts, since some sets hold
-    more weights than others.
+    Training steps take turns, until every set of units was treated as often as the others (a
+    sweep treats one of them): of the steps the mean counts, since some sets hold more weights
+    than others. On a GPU both also run with kernels of their own, ``fused=True``.
     """
     torch.manual_seed(0)
     torch.set_num_threads(threads)
     model, inputs = getattr(models, name)()
     start = time.perf_counter()
     graph = ps.trace(model, *(x[:2] for x in inputs))
+    traced = time.perf_counter() - start
     model, inputs = model.to(device), tuple(x.to(device) for x in inputs)
-    twin = copy.deepcopy(model)
-    traced = time.perf_counter()
-    fixed = GaugeFixed(torch.optim.AdamW(model.parameters(), lr=1e-4), graph)
-    made = time.perf_counter()
-    plain = torch.optim.AdamW(twin.parameters(), lr=1e-4)
+    arms: dict[str, tuple[torch.nn.Module, torch.optim.Optimizer]] = {}
+    for end, fused in (("", None), ("_fused", True)) if device == "cuda" else (("", None),):
+        twins = copy.deepcopy(model), copy.deepcopy(model)
+        plain, inner = (torch.optim.AdamW(m.parameters(), lr=1e-4, fused=fused) for m in twins)
+        start = time.perf_counter()
+        fixed = GaugeFixed(inner, graph, model=twins[1], fused=bool(fused))
+        made = time.perf_counter() - start
+        arms |= {"adamw" + end: (twins[0], plain), "fixed" + end: (twins[1], fixed)}
     clock = time.process_time if device == "cpu" and threads == 1 else time.perf_counter
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    times: dict[str, list[float]] = {"backward": [], "adamw": [], "fixed": []}
+    times: dict[str, list[float]] = {key: [] for key in ("backward", *arms)}
     turns = len(fixed.sets) * -(-rounds // len(fixed.sets))
+
+    def backward(one: torch.nn.Module) -> None:
+        one.zero_grad()
+        one(*inputs).float().square().mean().backward()
+
     for turn in range(turns + 1):
-        for key, one, optimizer in (("adamw", twin, plain), ("fixed", model, fixed)):
-            one.zero_grad()
+        for key, (one, optimizer) in arms.items():
             wait()
             begun = clock()
-            one(*inputs).float().square().mean().backward()
+            backward(one)
             wait()
             after = clock()
             optimizer.step()
@@ -50,16 +58,40 @@ def gauge_fixed(name: str, device: str, rounds: int, threads: int) -> dict[str, 
                 times["backward"].append(after - begun)
                 times[key].append(clock() - after)
     middle = statistics.median(times["backward"])
-    adamw, gauge = statistics.mean(times["adamw"]), statistics.mean(times["fixed"])
+    # (a mean of few times on a GPU would count what the host does beside)
+    typical = statistics.median if device == "cuda" else statistics.mean
+    steps = {key: typical(times[key]) for key in arms}
+    whole = {key: middle + value for key, value in steps.items()}
+    if device == "cuda":
+        # as in training, where the host does not wait for the device
+        loops: dict[str, list[float]] = {key: [] for key in arms}
+        for _ in range(rounds // 6):
+            for key, (one, optimizer) in arms.items():
+                wait()
+                begun = clock()
+                for _ in range(len(fixed.sets)):
+                    backward(one)
+                    optimizer.step()
+                wait()
+                loops[key].append((clock() - begun) / len(fixed.sets))
+        whole = {key: statistics.median(values) for key, values in loops.items()}
     return {
         "model": name,
         "weights": sum(p.numel() for p in model.parameters()),
         "units": graph.num_units,
         "sets": len(fixed.sets),
-        "trace_s": traced - start,
-        "start_s": made - traced,
+        "trace_s": traced,
+        "start_s": made,
         "backward_ms": 1000 * middle,
-        "adamw_ms": 1000 * adamw,
-        "fixed_ms": 1000 * gauge,
-        "fixed/adamw": (middle + gauge) / (middle + adamw),
+        **{f"{key}_ms": 1000 * value for key, value in steps.items()},
+        **(
+            {f"{key}_whole_ms": 1000 * value for key, value in whole.items()}
+            if device == "cuda"
+            else {}
+        ),
+        **{
+            f"fixed{end}/adamw{end}": whole["fixed" + end] / whole["adamw" + end]
+            for end in ("", "_fused")
+            if "fixed" + end in whole
+        },
     }

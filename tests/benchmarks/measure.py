@@ -168,6 +168,21 @@ def training(
     typical = {key: statistics.median(values) for key, values in times.items()}
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     whole = {key: typical["backward"] + typical[key] for key in steps}
+    if device == "cuda":
+        # as in training, where the host does not wait for the device
+        loops: dict[str, list[float]] = {key: [] for key in steps}
+        for _ in range(rounds):
+            for key, step in steps.items():
+                wait()
+                start = clock()
+                for _ in range(10):
+                    copies[key].zero_grad()
+                    copies[key](*inputs).square().mean().backward()
+                    step()
+                wait()
+                loops[key].append((clock() - start) / 10)
+        whole = {key: statistics.median(values) for key, values in loops.items()}
+        typical |= {f"{key}_whole": value for key, value in whole.items()}
     return {
         "model": name,
         **{f"{key}_ms": 1000 * value for key, value in typical.items()},

@@ -20,8 +20,8 @@ from pathspace.training.optim.space import PathSpace
 State = Mapping[Tensor, dict[str, Any]]
 TYPES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 KINDS = {PLAIN: 0, DYNAMIC: 1, STATIC: 2}
-# rows of one program, rows processed together, and columns of one program
-ROWS, AT_ONCE, BLOCK = 128, 8, 128
+# (of a sweep of the gauge:) rows of a program, rows processed together, and columns of a program
+ROWS, AT_ONCE, BLOCK = 64, 4, 128
 
 
 def kernels_for(owner: str, device: torch.device) -> Any:
@@ -145,7 +145,7 @@ class Fused:
             kept,
             buffers,
         )
-        self.block = self.kernels.BLOCK
+        self.height, self.block = self.kernels.HEIGHT, self.kernels.BLOCK
         self._memory: dict[int, Any] = {}
         self.launches = 0
         self._constants = -1
@@ -231,8 +231,8 @@ class Fused:
                 ]
             )
             mine = [
-                [i, row, min(row + ROWS, rows), column]
-                for row in range(0, rows, ROWS)
+                [i, row, min(row + self.height, rows), column]
+                for row in range(0, rows, self.height)
                 for column in range(0, columns, self.block)
             ]
             tiles += mine
@@ -240,6 +240,11 @@ class Fused:
             count = part.edges.stop - part.edges.start
             edges += [[i, 0, -count, first] for first in range(0, count, self.block)]
         device = self.space.device
+        # the type of all tensors, or -1
+        types = {row[0] for row in numbers}
+        self.types = types.pop() if len(types) == 1 else -1
+        # whether factors by tail depend on the row, or those by head on row and column
+        self.mixed = any(row[5] or (row[9] and row[11] > 1) for row in numbers)
         self.numbers = torch.tensor(numbers, dtype=torch.int32, device=device)
         self.tiles, self.sums, self.edges = (
             torch.tensor(programs or [[0, 0, -1, 1]], dtype=torch.int32, device=device)
@@ -368,6 +373,7 @@ class Fused:
             k.reduce, max(sums, 1), pointers, self.numbers, self.sums, self.total, target,
             self.signs, parts.tree,
             layout.places, tails, settings, rates, len(groups), SIGNED=layout.signs is not None,
+            KINDS=self.types,
         )  # fmt: skip
         space.spread.sum(self.total)
         self._launch(
@@ -378,7 +384,8 @@ class Fused:
         )  # fmt: skip
         self._launch(
             k.update, tiles, pointers, self.numbers, self.tiles, settings, parts.step, parts.keep,
-            self.static, self.heads, self.shares, self.ages, ADAM=adam,
+            self.static, self.heads, self.shares, self.ages, ADAM=adam, KINDS=self.types,
+            MIXED=self.mixed,
         )  # fmt: skip
         blocks = -(-count // self.block)
         self._launch(
@@ -394,7 +401,7 @@ class Fused:
             space.record.follow(torch.cat([ratio, ratio.reciprocal()]), adam)
         space.versions.note_step()
 
-    def _launch(self, kernel: Any, programs: int, *args: Any, **options: bool) -> None:
+    def _launch(self, kernel: Any, programs: int, *args: Any, **options: int) -> None:
         if programs:
             self.launches += 1
             self.kernels.launch(self._memory, kernel, programs, args, options)

@@ -72,10 +72,14 @@ class FusedSweep:
         from pathspace.training.optim import triton_sweep
 
         self.kernels, self.phi, self.launches = triton_sweep, phi, 0
+        self._seen: list[tuple[Any, ...]] | None = None
         self.count, device = len(chosen.units), phi.device
         moved = [side for side in chosen.moved if side.name in tensors]
         names = sorted({side.name for side in moved})
         self.tensors = [tensors[name] for name in names]
+        # buffers of the others stay as they are
+        following = {side.name for side, on in zip(chosen.moved, chosen.follows, strict=True) if on}
+        self.follows = [name in following for name in names]
         self._describe(chosen, names, device)
 
         def put(array: np.ndarray, kind: type) -> Tensor:
@@ -146,6 +150,8 @@ class FusedSweep:
                     else []
                 )
         self.numbers_rows = numbers
+        # whether an entry depends on row and column
+        self.mixed = any(row[k + 1] and row[k + 3] != 1 for row in numbers for k in (3, 7))
         self.shifts = [
             next(side.shift for side in chosen.moved if side.name == name) for name in names
         ]
@@ -167,9 +173,47 @@ class FusedSweep:
             UnsupportedError: there are more than three buffers, or one has another
                 memory layout than its tensor.
         """
-        pointers, numbers, kinds, written = [], [], [], list(self.tensors)
-        for row, tensor, shift in zip(self.numbers_rows, self.tensors, self.shifts, strict=True):
-            own = [(buffer, power) for buffer, power in buffers(tensor) if power]
+        found = [
+            tuple(pair for pair in buffers(tensor) if pair[1]) if follows else ()
+            for tensor, follows in zip(self.tensors, self.follows, strict=True)
+        ]
+        # (identical objects, so that a comparison takes no time)
+        now = [
+            (tensor.data_ptr(), *((id(b), b.data_ptr(), power) for b, power in own))
+            for tensor, own in zip(self.tensors, found, strict=True)
+        ]
+        if now != self._seen:
+            self._tabulate(found)
+            self._seen = now
+        k, sums = self.kernels, self.sums[2 * self.count :]
+        at, about, powers = self.pointers.tensor, self.numbers.tensor, self.kinds.tensor
+        pairs = (self.starts, self.units, self.powers)
+        sizes = {
+            "KINDS": self.types, "MIXED": self.mixed, "AT_ONCE": AT_ONCE, "BLOCK": BLOCK
+        }  # fmt: skip
+        self._launch(
+            k.squares, len(self.sum_tiles), at, about, self.sum_tiles, powers, self.sums, sums,
+            *pairs, self.voters, self.count, self.pairs, **sizes,
+        )  # fmt: skip
+        self._launch(
+            k.change_units, -(-self.count // BLOCK), self.sums, sums, self.target, self.balanced,
+            self.rate, self.changes, self.kept, self.phi, self.places, self.vote_starts,
+            self.groups, self.weights, self.count, self.votes, BLOCK=BLOCK,
+        )  # fmt: skip
+        self._launch(
+            k.scale, len(self.tiles), at, about, self.tiles, powers, *pairs, self.changes,
+            self.kept, self.sums, len(self.sums), self.pairs, **sizes,
+        )  # fmt: skip
+        torch.autograd.graph.increment_version(
+            [*self.tensors, *(buffer for own in found for buffer, _ in own)]
+        )
+
+    def _tabulate(self, found: Sequence[Sequence[tuple[Tensor, int]]]) -> None:
+        """Write the addresses, types and powers of tensors and buffers into the tables."""
+        pointers, numbers, kinds = [], [], []
+        for row, tensor, shift, own in zip(
+            self.numbers_rows, self.tensors, self.shifts, found, strict=True
+        ):
             if len(own) > 3 or any(
                 b.stride() != tensor.stride() or b.dtype not in TYPES for b, _ in own
             ):
@@ -178,34 +222,19 @@ class FusedSweep:
                     f" {tuple(tensor.shape)}, expected at most 3, each in the memory layout of its"
                     " tensor; leave fused out."
                 )
-            written += [buffer for buffer, _ in own]
             rest = [0] * (3 - len(own))
             pointers.append([tensor.data_ptr(), *(buffer.data_ptr() for buffer, _ in own), *rest])
             numbers.append([*row[:11], *(TYPES[buffer.dtype] for buffer, _ in own), *rest])
             kinds.append([*(float(power) for _, power in own), *map(float, rest), shift])
-        at, about, powers = (
-            self.pointers.put(pointers),
-            self.numbers.put(numbers),
-            self.kinds.put(kinds),
-        )
-        k, found = self.kernels, self.sums[2 * self.count :]
-        pairs = (self.starts, self.units, self.powers)
-        sizes = {"AT_ONCE": AT_ONCE, "BLOCK": BLOCK}
-        self._launch(
-            k.squares, len(self.sum_tiles), at, about, self.sum_tiles, powers, self.sums, found,
-            *pairs, self.voters, self.count, self.pairs, **sizes,
-        )  # fmt: skip
-        self._launch(
-            k.change_units, -(-self.count // BLOCK), self.sums, found, self.target, self.balanced,
-            self.rate, self.changes, self.kept, self.phi, self.places, self.vote_starts,
-            self.groups, self.weights, self.count, self.votes, BLOCK=BLOCK,
-        )  # fmt: skip
-        self._launch(
-            k.scale, len(self.tiles), at, about, self.tiles, powers, *pairs, self.changes,
-            self.kept, self.sums, len(self.sums), self.pairs, **sizes,
-        )  # fmt: skip
-        for tensor in written:
-            torch.autograd.graph.increment_version(tensor)
+        types = {tensor.dtype for tensor in self.tensors}
+        types |= {buffer.dtype for own in found for buffer, _ in own}
+        # the type of all tensors, or -1
+        self.types = TYPES[types.pop()] if len(types) == 1 else -1
+        self.pointers.put(pointers)
+        self.numbers.put(numbers)
+        self.kinds.put(kinds)
+        # (which keeps their ids)
+        self._known = found
 
     def _launch(self, kernel: Any, programs: int, *args: Any, **sizes: Any) -> None:
         self.launches += 1

@@ -59,7 +59,7 @@ class GAdamStep(StepRule):
         # with eps = 0 some are 0 / 0: those without any gradient so far, and the root's
         bottom.masked_fill_(bottom == 0, torch.inf)
         step.parts.ratio.copy_(1 - lr * decay - lr * mean / bottom / scale)
-        step.parts.ratio[0] = 1
+        step.parts.ratio[:1].fill_(1)
 
     def move(self, step: Step) -> None:
         """``w <- (w - lr U_e / D_e) / R_tail`` with Adam's direction ``U_e``."""

@@ -92,7 +92,7 @@ class GSGDStep(StepRule):
             gradient, rate = gradient * lr, 1.0
         if isinstance(decay, Tensor) or decay:
             ones = torch.ones_like(square) - lr * decay
-            ones[0] = 1
+            ones[:1].fill_(1)
         torch.addcdiv(ones, gradient, square, value=-rate, out=step.parts.ratio)
 
     def move(self, step: Step) -> None:

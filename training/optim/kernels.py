@@ -20,6 +20,8 @@ Step = Callable[[Closure | None], Any]
 COMPILED = 16
 # number of elements that, with intermediate results, fit into the cache of a CPU
 CACHED = 1 << 17
+# number of elements that are worth a kernel launch of their own on a GPU
+LAUNCHED = 1 << 22
 
 
 def group_size(weights: int, device: torch.device) -> int:
@@ -27,11 +29,11 @@ def group_size(weights: int, device: torch.device) -> int:
     kernel launches are expensive.
 
     Args:
-        weights: number of weights of all tensors; from two million on, a group
+        weights: number of weights of all tensors; from two million on, a group on a CPU
             is at most 1/128 of them.
         device: their device.
     """
-    return max(1 << 14, min(weights // 128, CACHED if device.type == "cpu" else (1 << 22)))
+    return max(1 << 14, min(weights // 128, CACHED)) if device.type == "cpu" else LAUNCHED
 
 
 def rows_of_group(part: Part, size: int) -> int:

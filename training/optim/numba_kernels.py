@@ -18,8 +18,8 @@ from numba.extending import intrinsic
 
 # types that the kernels read and write
 SUPPORTED = (torch.float64, torch.float32)
-# columns of one program: whole rows
-BLOCK = 1 << 16
+# rows and columns of one program: whole rows
+HEIGHT, BLOCK = 128, 1 << 16
 # programs of 128 rows from which on threads are worth starting
 MANY = 16
 WEIGHT, GRAD, FIRST, SECOND, FRESH = range(5)
@@ -461,7 +461,9 @@ def launch(memory, function, programs, arguments, options):
         arguments: tensors and numbers; the fourth of ``reduce`` receives the sums.
         options: the kernel's last parameters, in their order.
     """
-    given = [*(as_array(memory, one) for one in arguments), *options.values()]
+    # (each loop is compiled for both types and all layouts)
+    own = [value for key, value in options.items() if key not in ("KINDS", "MIXED")]
+    given = [*(as_array(memory, one) for one in arguments), *own]
     count = torch.get_num_threads() if function in (reduce, update) and programs >= MANY else 1
     ends = [programs * i // count for i in range(count + 1)]
     lists = [list(given) for _ in range(count)]

@@ -10,9 +10,10 @@ import torch
 import triton
 import triton.language as tl
 
-# types that the kernels read and write, and columns of one program
 SUPPORTED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-BLOCK = 128
+"""Types that the kernels read and write."""
+# rows and columns of one program, rows processed together, and groups of 32 threads
+HEIGHT, BLOCK, AT_ONCE, WARPS = 64, 128, 4, 4
 # columns of the table of pointers
 WEIGHT, GRAD, FIRST, SECOND, FRESH = (tl.constexpr(i) for i in range(5))
 POINTERS = tl.constexpr(5)
@@ -34,22 +35,22 @@ TOTAL, VALUE, LEAST, HELD, MEAN, SQUARE, AGE = (tl.constexpr(i) for i in range(7
 @triton.jit
 def load(pointer, place, mask, kind):
     """Numbers of a tensor of any type, as float64; 0 where the pointer is 0."""
-    found = tl.zeros(place.shape, tl.float64)
-    if pointer != 0:
-        if kind == 0:
-            found = tl.load(pointer.to(tl.pointer_type(tl.float64)) + place, mask=mask, other=0.0)
-        elif kind == 1:
-            found = tl.load(
-                pointer.to(tl.pointer_type(tl.float32)) + place, mask=mask, other=0.0
-            ).to(tl.float64)
-        elif kind == 2:
-            found = tl.load(
-                pointer.to(tl.pointer_type(tl.bfloat16)) + place, mask=mask, other=0.0
-            ).to(tl.float64)
-        else:
-            found = tl.load(
-                pointer.to(tl.pointer_type(tl.float16)) + place, mask=mask, other=0.0
-            ).to(tl.float64)
+    # (a mask in place of a branch, so that a program waits for several loads at once)
+    here = tl.where(pointer != 0, mask, False)
+    if kind == 0:
+        found = tl.load(pointer.to(tl.pointer_type(tl.float64)) + place, mask=here, other=0.0)
+    elif kind == 1:
+        found = tl.load(pointer.to(tl.pointer_type(tl.float32)) + place, mask=here, other=0.0).to(
+            tl.float64
+        )
+    elif kind == 2:
+        found = tl.load(pointer.to(tl.pointer_type(tl.bfloat16)) + place, mask=here, other=0.0).to(
+            tl.float64
+        )
+    else:
+        found = tl.load(pointer.to(tl.pointer_type(tl.float16)) + place, mask=here, other=0.0).to(
+            tl.float64
+        )
     return found
 
 
@@ -94,7 +95,8 @@ def address(numbers, row, column):
 
 @triton.jit
 def reduce(pointers, numbers, programs, total, target, signs, tree, places, tails, settings, rates,
-           groups, SIGNED: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+           groups, SIGNED: tl.constexpr, KINDS: tl.constexpr, AT_ONCE: tl.constexpr,
+           BLOCK: tl.constexpr):  # fmt: skip
     """Add ``c_k`` to ``total``: products of weights and gradients by tail, and those of tree edges.
 
     The first program also fetches learning rates that are tensors.
@@ -115,8 +117,11 @@ def reduce(pointers, numbers, programs, total, target, signs, tree, places, tail
         tl.load(program), tl.load(program + 1), tl.load(program + 2), tl.load(program + 3)
     )  # fmt: skip
     about, at = numbers + tensor * NUMBERS, pointers + tensor * POINTERS
-    kind, columns = tl.load(about + TYPE), tl.load(about + COLUMNS)
-    weight, grad = tl.load(at + WEIGHT), tl.load(at + GRAD)
+    columns, weight, grad = tl.load(about + COLUMNS), tl.load(at + WEIGHT), tl.load(at + GRAD)
+    if KINDS >= 0:
+        kind: tl.constexpr = KINDS
+    else:
+        kind = tl.load(about + TYPE)
     column = first + tl.arange(0, BLOCK)
     if last_row < 0:
         # edges on the trees, from the first to the one before -last_row
@@ -132,14 +137,14 @@ def reduce(pointers, numbers, programs, total, target, signs, tree, places, tail
     elif tl.load(about + TAIL + 1) == 0:
         # the tail does not depend on the row: sum rows first
         inside = column < columns
-        added = tl.zeros((BLOCK,), tl.float64)
+        by_row = tl.zeros((AT_ONCE, BLOCK), tl.float64)
         for start in range(first_row, last_row, AT_ONCE):
             row = start + tl.arange(0, AT_ONCE)
             here = (row < last_row)[:, None] & inside[None, :]
             place = row[:, None].to(tl.int64) * columns + column[None, :]
-            added += tl.sum(load(weight, place, here, kind) * load(grad, place, here, kind), 0)
+            by_row += load(weight, place, here, kind) * load(grad, place, here, kind)
         tail = address(about + TAIL, 0, column)
-        added = -added
+        added = -tl.sum(by_row, 0)
         if SIGNED:
             added = added * tl.load(signs + tail, mask=inside, other=0.0)
         tl.atomic_add(total + tl.load(target + tail, mask=inside, other=0), added, mask=inside)
@@ -248,47 +253,82 @@ def pass_on(chains, count, settings, groups, factor, limits, step, keep, tree, o
 
 
 @triton.jit
+def by_tail(step, keep, static, numbers, row, column, mask, factors):
+    """By what weights are multiplied, and what the steps of weights are."""
+    tail = address(numbers, row, column)
+    # (neither depends on the place where nothing by tail changes)
+    dynamic = tl.where(factors == DYNAMIC, mask, False)
+    moves = tl.load(step + tail, mask=dynamic, other=1.0)
+    moves *= tl.load(static + tail, mask=tl.where(factors == STATIC, mask, False), other=1.0)
+    return tl.load(keep + tail, mask=dynamic, other=1.0), moves
+
+
+@triton.jit
 def update(pointers, numbers, programs, settings, step, keep, static, heads, shares, ages,
-           ADAM: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+           ADAM: tl.constexpr, KINDS: tl.constexpr, MIXED: tl.constexpr, AT_ONCE: tl.constexpr,
+           BLOCK: tl.constexpr):  # fmt: skip
     """All weights, edges on the trees too (they are written once more later), and
     what is remembered of them.
+
+    Unless MIXED, factors by tail depend on the column alone, and those by head on the row alone
+    or on the column alone.
     """
     program = programs + 4 * tl.program_id(0)
     tensor, first_row, last_row, first = (
         tl.load(program), tl.load(program + 1), tl.load(program + 2), tl.load(program + 3)
     )  # fmt: skip
     about, at = numbers + tensor * NUMBERS, pointers + tensor * POINTERS
-    kind, columns = tl.load(about + TYPE), tl.load(about + COLUMNS)
-    weight, grad = tl.load(at + WEIGHT), tl.load(at + GRAD)
+    columns, weight, grad = tl.load(about + COLUMNS), tl.load(at + WEIGHT), tl.load(at + GRAD)
+    if KINDS >= 0:
+        kind: tl.constexpr = KINDS
+    else:
+        kind = tl.load(about + TYPE)
     first_moment, second_moment = tl.load(at + FIRST), tl.load(at + SECOND)
     table = settings + tl.load(about + GROUP) * SETTINGS
     lr, decay = tl.load(table + LR), tl.load(table + DECAY)
-    up = 1.0 - 2.0 * tl.load(table + UP)
+    up, share = 1.0 - 2.0 * tl.load(table + UP), tl.load(shares + tensor)
     column = first + tl.arange(0, BLOCK)
-    factors = tl.load(about + KIND)
-    share = tl.load(shares + tensor)
+    inside = column < columns
+    factors, tails, ends = tl.load(about + KIND), about + TAIL, about + HEAD
+    # whether factors by tail depend on the row; those by head on the row, and on the column
+    by_row, stride, period = tl.load(tails + 1), tl.load(ends + 1), tl.load(ends + 3)
+    once = tl.where(by_row == 0, inside, False)
+    kept_once, moves_once = by_tail(step, keep, static, tails, 0, column, once, factors)
+    once = tl.where(stride == 0, inside, False)
+    moves_once *= share * tl.load(heads + address(ends, 0, column), mask=once, other=1.0)
+    if ADAM:
+        one, two, age = tl.load(table + BETA1), tl.load(table + BETA2), tl.load(ages + tensor) + 1.0
+        root = tl.sqrt(1.0 - tl.exp(age * tl.load(table + LOG2)))
+        rate, eps = root / (1.0 - tl.exp(age * tl.load(table + LOG1))), tl.load(table + EPS) * root
+    else:
+        momentum, nesterov = tl.load(table + MOMENTUM), tl.load(table + NESTEROV) != 0.0
+        # the first gradient enters whole
+        damped = tl.where(tl.load(at + FRESH) != 0, 1.0, 1.0 - tl.load(table + DAMPENING))
     if weight != 0:
         for start in range(first_row, last_row, AT_ONCE):
             row = start + tl.arange(0, AT_ONCE)[:, None]
-            here = (row < last_row) & (column < columns)[None, :]
+            here = (row < last_row) & inside[None, :]
             place = row.to(tl.int64) * columns + column[None, :]
             w, g = load(weight, place, here, kind), load(grad, place, here, kind) * up
-            tail, head = (
-                address(about + TAIL, row, column[None, :]),
-                address(about + HEAD, row, column[None, :]),
-            )
-            kept, moves = tl.full(w.shape, 1.0, tl.float64), tl.full(w.shape, 1.0, tl.float64)
-            if factors == DYNAMIC:
-                kept = tl.load(keep + tail, mask=here, other=1.0)
-                moves = tl.load(step + tail, mask=here, other=0.0)
-            elif factors == STATIC:
-                moves = tl.load(static + tail, mask=here, other=0.0)
-            by_head = tl.load(heads + head, mask=here, other=0.0)
+            kept = tl.broadcast_to(kept_once[None, :], (AT_ONCE, BLOCK))
+            moves = tl.broadcast_to(moves_once[None, :], (AT_ONCE, BLOCK))
+            moves *= tl.load(
+                heads + address(ends, row, row * 0),
+                mask=tl.where((stride != 0) & (period == 1), row < last_row, False), other=1.0,
+            )  # fmt: skip
+            if MIXED:
+                if by_row != 0:
+                    kept, change = by_tail(
+                        step, keep, static, tails, row, column[None, :], here, factors
+                    )
+                    moves *= change
+                moves *= tl.load(
+                    heads + address(ends, row, column[None, :]),
+                    mask=tl.where((stride != 0) & (period != 1), here, False), other=1.0,
+                )  # fmt: skip
             if ADAM:
-                one, two = tl.load(table + BETA1), tl.load(table + BETA2)
-                age = tl.load(ages + tensor) + 1.0
                 # by path values: 1 / (pre s) before the step
-                g = g * (moves / kept) * by_head * share
+                g = g * (moves / kept)
                 mean, square = (
                     load(first_moment, place, here, kind),
                     load(second_moment, place, here, kind),
@@ -297,20 +337,15 @@ def update(pointers, numbers, programs, settings, step, keep, static, heads, sha
                 square = square * two + g * g * (1.0 - two)
                 store(first_moment, place, mean, here, kind)
                 store(second_moment, place, square, here, kind)
-                root = tl.sqrt(1.0 - tl.exp(age * tl.load(table + LOG2)))
-                bottom = tl.sqrt(square) + tl.load(table + EPS) * root
+                bottom = tl.sqrt(square) + eps
                 moved = tl.where(bottom == 0.0, 0.0, mean / tl.where(bottom == 0.0, 1.0, bottom))
-                g = moved * (root / (1.0 - tl.exp(age * tl.load(table + LOG1))))
+                g = moved * rate
             elif first_moment != 0:
-                momentum = tl.load(table + MOMENTUM)
                 buffer = load(first_moment, place, here, kind)
-                # the first gradient enters whole
-                damped = tl.where(tl.load(at + FRESH) != 0, 1.0, 1.0 - tl.load(table + DAMPENING))
                 after = tl.where(momentum != 0.0, buffer * momentum + g * damped, buffer)
-                ahead = tl.where(tl.load(table + NESTEROV) != 0.0, g + momentum * after, after)
-                g = tl.where(momentum != 0.0, ahead, g)
+                g = tl.where(momentum != 0.0, tl.where(nesterov, g + momentum * after, after), g)
                 store(first_moment, place, after / kept, here, kind)
-            w = w * (1.0 - lr * decay) * kept - lr * share * g * moves * by_head
+            w = w * (1.0 - lr * decay) * kept - lr * g * moves
             store(weight, place, w, here, kind)
 
 
@@ -367,7 +402,6 @@ def finish(pointers, numbers, programs, chains, count, settings, groups, counts,
 
 def launch(_memory, kernel, programs, arguments, options):
     """Start a kernel with so many programs."""
-    sizes = {"AT_ONCE": 8, "BLOCK": BLOCK}
-    kernel[(programs,)](
-        *arguments, **options, **{key: sizes[key] for key in sizes if key in kernel.arg_names}
-    )
+    sizes = options | {"AT_ONCE": AT_ONCE, "BLOCK": BLOCK}
+    own = {key: value for key, value in sizes.items() if key in kernel.arg_names}
+    kernel[(programs,)](*arguments, **own, num_warps=WARPS)

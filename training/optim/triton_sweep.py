@@ -40,22 +40,26 @@ def give(sums, found, entry, value, mask, starts, units, powers, voters, count, 
 
 @triton.jit
 def squares(pointers, numbers, programs, kinds, sums, found, starts, units, powers, voters, count,
-            pairs, AT_ONCE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Sums of squares of weights, over the edges of each entry, for the units at it."""
+            pairs, KINDS: tl.constexpr, MIXED: tl.constexpr, AT_ONCE: tl.constexpr,
+            BLOCK: tl.constexpr):  # fmt: skip
+    """Sums of squares of weights, over the edges of each entry, for the units at it.
+
+    Unless MIXED, an entry depends on the row alone or on the column alone.
+    """
     program = programs + 5 * tl.program_id(0)
     tensor, first_row, last_row = tl.load(program), tl.load(program + 1), tl.load(program + 2)
     column = tl.load(program + 3) + tl.arange(0, BLOCK)
     about = numbers + tensor * NUMBERS
     side = about + tl.load(program + 4)
-    kind, columns, weight = (
-        tl.load(about + TYPE),
-        tl.load(about + COLUMNS),
-        tl.load(pointers + tensor * POINTERS),
-    )
+    columns, weight = tl.load(about + COLUMNS), tl.load(pointers + tensor * POINTERS)
+    if KINDS >= 0:
+        kind: tl.constexpr = KINDS
+    else:
+        kind = tl.load(about + TYPE)
     shift = tl.load(kinds + 4 * tensor + 3)
-    by_row, by_column = tl.load(side + 1) != 0, tl.load(side + 3) != 1
+    by_row = tl.load(side + 1) != 0
     inside = column < columns
-    added = tl.zeros((BLOCK,), tl.float64)
+    added = tl.zeros((AT_ONCE, BLOCK), tl.float64)
     for start in range(first_row, last_row, AT_ONCE):
         row = start + tl.arange(0, AT_ONCE)
         here = (row < last_row)[:, None] & inside[None, :]
@@ -64,40 +68,21 @@ def squares(pointers, numbers, programs, kinds, sums, found, starts, units, powe
         value = tl.where(here, value + shift, 0.0)
         value = value * value
         if by_row:
-            if by_column:
+            if MIXED:
+                # (an entry of a row alone is the same for all columns)
                 entry = address(side, row[:, None], column[None, :])
                 give(sums, found, entry, value, here, starts, units, powers, voters, count, pairs)
             else:
-                ends = address(side, row, row * 0)
+                ends, ones = address(side, row, row * 0), tl.sum(value, 1)
                 give(
-                    sums,
-                    found,
-                    ends,
-                    tl.sum(value, 1),
-                    row < last_row,
-                    starts,
-                    units,
-                    powers,
-                    voters,
-                    count,
+                    sums, found, ends, ones, row < last_row, starts, units, powers, voters, count,
                     pairs,
-                )
+                )  # fmt: skip
         else:
-            added += tl.sum(value, 0)
+            added += value
     if by_row == 0:
-        give(
-            sums,
-            found,
-            address(side, 0, column),
-            added,
-            inside,
-            starts,
-            units,
-            powers,
-            voters,
-            count,
-            pairs,
-        )
+        entry, ones = address(side, 0, column), tl.sum(added, 0)
+        give(sums, found, entry, ones, inside, starts, units, powers, voters, count, pairs)
 
 
 @triton.jit
@@ -129,23 +114,36 @@ def change_units(sums, found, target, balanced, rate, changes, kept, phi, places
 
 
 @triton.jit
-def log_factor(side, row, column, mask, starts, units, powers, changes, pairs):
-    """The logarithm of the factor at an entry."""
-    entry = address(side, row, column)
-    first = tl.load(starts + entry, mask=mask, other=0)
-    last = tl.load(starts + entry + 1, mask=mask, other=0)
-    total = tl.zeros(entry.shape, tl.float64)
-    for i in range(pairs):
-        here = mask & (first + i < last)
-        unit = tl.load(units + first + i, mask=here, other=0)
-        power = tl.load(powers + first + i, mask=here, other=0.0)
-        total += power * tl.load(changes + unit, mask=here, other=0.0)
-    return total
+def logs(about, row, column, mask, starts, units, powers, changes, kept, pairs,
+         BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr):  # fmt: skip
+    """The logarithms of a tensor's factors, and of what its buffers follow, from those of its
+    two sides whose entries depend on the row, on the column, or on both.
+    """
+    total, held = tl.zeros(mask.shape, tl.float64), tl.zeros(mask.shape, tl.float64)
+    for i in tl.static_range(2):
+        side = about + (ONE if i == 0 else OTHER)
+        if BY_ROW and BY_COLUMN:
+            own = tl.where((tl.load(side + 1) != 0) & (tl.load(side + 3) != 1), mask, False)
+        elif BY_ROW:
+            own = tl.where((tl.load(side + 1) != 0) & (tl.load(side + 3) == 1), mask, False)
+        else:
+            own = tl.where(tl.load(side + 1) == 0, mask, False)
+        entry = address(side, row, column)
+        first = tl.load(starts + entry, mask=own, other=0)
+        last = tl.load(starts + entry + 1, mask=own, other=0)
+        for k in range(pairs):
+            here = own & (first + k < last)
+            unit = tl.load(units + first + k, mask=here, other=0)
+            power = tl.load(powers + first + k, mask=here, other=0.0)
+            total += power * tl.load(changes + unit, mask=here, other=0.0)
+            held += power * tl.load(kept + unit, mask=here, other=0.0)
+    return total, held
 
 
 @triton.jit
 def scale(pointers, numbers, programs, kinds, starts, units, powers, changes, kept, sums, cleared,
-          pairs, AT_ONCE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+          pairs, KINDS: tl.constexpr, MIXED: tl.constexpr, AT_ONCE: tl.constexpr,
+          BLOCK: tl.constexpr):  # fmt: skip
     """Multiply tensors by the factors of both their sides, and buffers by a power
     of those of balanced units; clear the sums.
     """
@@ -157,29 +155,41 @@ def scale(pointers, numbers, programs, kinds, starts, units, powers, changes, ke
     tensor, first_row, last_row = tl.load(program), tl.load(program + 1), tl.load(program + 2)
     column = (tl.load(program + 3) + tl.arange(0, BLOCK))[None, :]
     about, at = numbers + tensor * NUMBERS, pointers + tensor * POINTERS
-    kind, columns = tl.load(about + TYPE), tl.load(about + COLUMNS)
+    columns, weight = tl.load(about + COLUMNS), tl.load(at)
+    shift, inside = tl.load(kinds + 4 * tensor + 3), column < columns
+    # entries by column alone are read once, those by row alone once for each row
+    log, held = logs(
+        about, 0, column, inside, starts, units, powers, changes, kept, pairs, False, True
+    )
+    factor = tl.exp(log)
     for start in range(first_row, last_row, AT_ONCE):
         row = start + tl.arange(0, AT_ONCE)[:, None]
-        here = (row < last_row) & (column < columns)
+        here = (row < last_row) & inside
         place = row.to(tl.int64) * columns + column
-        log = log_factor(about + ONE, row, column, here, starts, units, powers, changes, pairs)
-        log += log_factor(about + OTHER, row, column, here, starts, units, powers, changes, pairs)
-        held = log_factor(about + ONE, row, column, here, starts, units, powers, kept, pairs)
-        held += log_factor(about + OTHER, row, column, here, starts, units, powers, kept, pairs)
-        weight = tl.load(at)
-        shift = tl.load(kinds + 4 * tensor + 3)
-        store(
-            weight,
-            place,
-            (load(weight, place, here, kind) + shift) * tl.exp(log) - shift,
-            here,
-            kind,
-        )
+        by_row, held_by_row = logs(
+            about, row, row * 0, row < last_row, starts, units, powers, changes, kept, pairs,
+            True, False,
+        )  # fmt: skip
+        total, follows = tl.exp(by_row) * factor, held_by_row + held
+        if MIXED:
+            both, held_by_both = logs(
+                about, row, column, here, starts, units, powers, changes, kept, pairs, True, True
+            )
+            total, follows = total * tl.exp(both), follows + held_by_both
+        if KINDS >= 0:
+            value = load(weight, place, here, KINDS)
+            store(weight, place, (value + shift) * total - shift, here, KINDS)
+        else:
+            value = load(weight, place, here, tl.load(about + TYPE))
+            store(weight, place, (value + shift) * total - shift, here, tl.load(about + TYPE))
         for i in tl.static_range(3):
             buffer = tl.load(at + 1 + i)
             if buffer != 0:
-                own = tl.load(about + BUFFERS + i)
                 power = tl.load(kinds + 4 * tensor + i)
-                store(
-                    buffer, place, load(buffer, place, here, own) * tl.exp(-power * held), here, own
-                )
+                moved = tl.exp(-power * follows)
+                if KINDS >= 0:
+                    value = load(buffer, place, here, KINDS) * moved
+                    store(buffer, place, value, here, KINDS)
+                else:
+                    kind = tl.load(about + BUFFERS + i)
+                    store(buffer, place, load(buffer, place, here, kind) * moved, here, kind)

@@ -1,0 +1,387 @@
+"""The library with models on a GPU: the answers of a processor, and no tensor on the wrong
+device. Run by ``make gpu``; without a GPU both places are the processor.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases import CASES
+from torch import Tensor, nn
+from training_cases import TRAINED
+from zoo.entry import Entry, load
+
+import pathspace as ps
+from pathspace import diagnostics
+from pathspace.training import (
+    EMASGD,
+    GSGD,
+    GAdam,
+    GaugeFixed,
+    PathSGD,
+    RescaleSGD,
+    SignProp,
+    init_skeleton,
+    penalize,
+    suggest,
+)
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ENTRIES = [entry for entry in load().values() if entry.fast]
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def moved(value: Any, place: str = DEVICE) -> Any:
+    """The tensors of nested containers on a device, those with digits in float64."""
+    if isinstance(value, Tensor):
+        return value.to(place, torch.float64 if value.is_floating_point() else None)
+    if isinstance(value, dict):
+        return {key: moved(item, place) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(moved(item, place) for item in value)
+    return value
+
+
+def numbers(value: Any) -> list[Tensor]:
+    """All tensors with digits in an output."""
+    if isinstance(value, Tensor):
+        return [value.detach().double().cpu()] if value.is_floating_point() else []
+    if isinstance(value, dict):
+        return [one for item in value.values() for one in numbers(item)]
+    if isinstance(value, list | tuple):
+        return [one for item in value for one in numbers(item)]
+    return []
+
+
+def close(one: Any, other: Any, tolerance: float = 1e-8) -> None:
+    mine, theirs = numbers(one), numbers(other)
+    assert len(mine) == len(theirs)
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance * float(b.abs().max()))
+
+
+def facts(graph: ps.ReductionGraph) -> tuple[Any, ...]:
+    return graph.num_weights, graph.num_units, len(graph.pinned), graph.unused, graph.range
+
+
+def small(name: str) -> tuple[nn.Module, tuple[Any, ...]]:
+    """A case on the processor, in float64."""
+    model, args = (CASES | TRAINED)[name]()
+    return model.double(), moved(args, "cpu")
+
+
+def net() -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 6, 3), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(24, 5), nn.ReLU(), nn.Linear(5, 3),
+    )  # fmt: skip
+    return model.double().eval(), torch.randn(8, 2, 8, 8).double()
+
+
+@pytest.mark.parametrize("name", sorted({**CASES, **TRAINED}))
+def test_answers_are_those_of_a_processor(name: str) -> None:
+    model, args = small(name)
+    here = ps.trace(model, *args)
+    try:
+        norm = ps.path_norm(model, *args)
+    except ps.PathspaceError:
+        norm = math.nan
+    certificate = ps.verify(model, *args)
+    there_model, there_args = copy.deepcopy(model).to(DEVICE), moved(args)
+    try:
+        there_model(*there_args)
+    except RuntimeError as error:
+        pytest.skip(f"the model itself does not run there: {str(error)[:60]}")
+    there = ps.trace(there_model, *there_args)
+    assert facts(here) == facts(there)
+    for one, other in zip(here.blocks, there.blocks, strict=True):
+        assert torch.equal(one.tail.cpu(), other.tail.cpu())
+        assert torch.equal(one.head.cpu(), other.head.cpu())
+    assert ps.verify(there_model, *there_args).holds == certificate.holds
+    if not math.isnan(norm):
+        assert math.isclose(ps.path_norm(there_model, *there_args), norm, rel_tol=1e-9)
+    phi = torch.randn(there.num_units, dtype=torch.float64)
+    before = there_model(*there_args)
+    for scales in (phi, -phi.to(DEVICE)):
+        ps.rescale(there_model, there, scales, exact=True)
+        close(there_model(*there_args), before)
+    assert all(p.device.type == DEVICE for p in there_model.parameters())
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_models_that_people_use(entry: Entry) -> None:
+    model, args, kwargs = entry.make(entry.modes[-1], small=True)
+    here = ps.trace(model, *args, kwargs=kwargs)
+    try:
+        there_model = copy.deepcopy(model).to(DEVICE)
+    except RuntimeError:
+        pytest.skip("cannot be copied")
+
+    def carried(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.to(DEVICE)
+        if isinstance(value, dict):
+            return {key: carried(item) for key, item in value.items()}
+        return type(value)(map(carried, value)) if type(value) in (list, tuple) else value
+
+    try:
+        with torch.no_grad():
+            there_model(*carried(args), **carried(kwargs))
+    except RuntimeError as error:
+        pytest.skip(f"the model itself does not run there: {str(error)[:60]}")
+    there = ps.trace(there_model, *carried(args), kwargs=carried(kwargs))
+    assert facts(here) == facts(there)
+
+
+def test_gauges_are_those_of_a_processor() -> None:
+    model, x = net()
+    results = []
+    for place in ("cpu", DEVICE):
+        twin, y = copy.deepcopy(model).to(place), x.to(place)
+        graph = ps.trace(twin, y)
+        found: list[Any] = [ps.balancing(twin, graph).phi]
+        for objective in (ps.Balance(), ps.Range(), ps.Noise(draws=1), ps.ActivationRange(),
+                          ps.Smooth(), ps.Conditioning()):  # fmt: skip
+            found.append(ps.choose_gauge(twin, graph, objective, y).phi)
+        before = twin(y)
+        better = ps.equalise(twin, graph, calibration=y, trials=4)
+        close(better.model(y), before)
+        fitted = ps.fit_dtype(twin, y)
+        close(fitted.model(y.to(next(fitted.model.parameters()).dtype)), before, 0.02)
+        close(ps.fold_norms(twin, y)(y), before)
+        close(ps.canonicalise(copy.deepcopy(twin), graph.skeleton())(y), before)
+        close(ps.balance(copy.deepcopy(twin), graph)(y), before)
+        results.append(found)
+    for one, other in zip(*results, strict=True):
+        close(one, other, 1e-5)
+
+
+def test_files_proofs_masks_and_names(tmp_path: Path) -> None:
+    model, x = net()
+    model, x = model.to(DEVICE), x.to(DEVICE)
+    graph = ps.trace(model, x)
+    skeleton = graph.skeleton()
+    ps.save_masks(skeleton, tmp_path / "masks.safetensors")
+    for name, mask in ps.load_masks(tmp_path / "masks.safetensors").items():
+        assert name and mask
+    document = json.loads(json.dumps(ps.proof(skeleton, "net")))
+    assert ps.check(document, model=model, args=(x,)).accepted
+    assert str(ps.explain(model, x))
+    assert ps.path_statistics(skeleton)
+    twin = ps.rescale(copy.deepcopy(model), graph, torch.randn(graph.num_units).double())
+    assert ps.compare(model, twin, graph).same
+    assert ps.channels(model, x).groups
+    assert ps.smoothing_pairs(graph)
+    assert ps.lift_clips(nn.Sequential(nn.Linear(2, 3), nn.ReLU6(), nn.Linear(3, 1)).to(DEVICE),
+                         torch.ones(1, 2, device=DEVICE))  # fmt: skip
+
+
+def gpu(x: Tensor) -> bool:
+    return x.device.type == "cuda"
+
+
+MAKERS: dict[str, Callable[[nn.Module, ps.ReductionGraph, Tensor], torch.optim.Optimizer]] = {
+    "gsgd": lambda m, g, x: GSGD(m.parameters(), lr=0.01, skeleton=g.skeleton(), max_multiplier=1),
+    "fused gsgd": lambda m, g, x: GSGD(
+        m.parameters(), lr=0.01, momentum=0.9, skeleton=g.skeleton(), max_multiplier=1, fused=True
+    ),
+    "gadam": lambda m, g, x: GAdam(m.parameters(), lr=0.01, skeleton=g.skeleton()),
+    "fused gadam": lambda m, g, x: GAdam(
+        m.parameters(), lr=0.01, skeleton=g.skeleton(), fused=True
+    ),
+    "path sgd": lambda m, g, x: PathSGD(m.parameters(), lr=0.01, model=m, example=(x,)),
+    "ema": lambda m, g, x: EMASGD(m.parameters(), lr=0.01),
+    "rescaled": lambda m, g, x: RescaleSGD(m.parameters(), lr=0.01),
+    "signs": lambda m, g, x: SignProp(m.parameters(), lr=0.01),
+    "fixed adamw": lambda m, g, x: GaugeFixed(torch.optim.AdamW(m.parameters(), lr=0.01), g),
+    "fixed sgd": lambda m, g, x: GaugeFixed(
+        torch.optim.SGD(m.parameters(), lr=0.01, momentum=0.9), g, return_to="user"
+    ),
+    "fixed and fused": lambda m, g, x: GaugeFixed(
+        torch.optim.AdamW(m.parameters(), lr=0.01, fused=True), g, fused=gpu(x)
+    ),
+    "fixed and captured": lambda m, g, x: GaugeFixed(
+        torch.optim.AdamW(m.parameters(), lr=0.01, capturable=gpu(x)), g
+    ),
+}
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_training_is_that_of_a_processor(maker: str, tmp_path: Path) -> None:
+    model, x = net()
+    if "path" in maker:
+        model = nn.Sequential(*(m for m in model if not isinstance(m, nn.BatchNorm2d)))
+    ends = []
+    for place in ("cpu", DEVICE):
+        twin, y = copy.deepcopy(model).train().to(place), x.to(place)
+        graph = ps.trace(twin, y)
+        optimizer = MAKERS[maker](twin, graph, y)
+        for step in range(6):
+            optimizer.zero_grad()
+            loss = (twin(y) - y.mean((2, 3)).repeat(1, 2)[:, :3]).square().mean()
+            loss.backward()
+            optimizer.step()
+            if step == 3:
+                torch.save(optimizer.state_dict(), tmp_path / f"{place}.pt")
+                again = torch.load(tmp_path / f"{place}.pt", weights_only=True, map_location="cpu")
+                optimizer.load_state_dict(again)
+        ends.append([p.detach() for p in twin.parameters()])
+    close(*ends, 1e-7)
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("maker", ["gsgd", "gadam", "fixed adamw", "fixed and fused"])
+def test_mixed_precision_with_scaled_losses_trains(maker: str, kind: torch.dtype) -> None:
+    model, x = net()
+    model, x = model.float().train().to(DEVICE), x.float().to(DEVICE)
+    optimizer = MAKERS[maker](model, ps.trace(model, x), x)
+    scaler = torch.amp.GradScaler(DEVICE, enabled=kind == torch.float16)
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        with torch.autocast(DEVICE, kind):
+            loss = (model(x).float() - x.mean((2, 3)).repeat(1, 2)[:, :3]).square().mean()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.9 * losses[0]
+
+
+@pytest.mark.parametrize("maker", ["gsgd", "gadam", "fixed adamw", "fixed and fused"])
+def test_compiled_models_and_other_layouts_of_memory(maker: str) -> None:
+    model, x = net()
+    model, x = model.train().to(DEVICE), x.to(DEVICE)
+    ends = []
+    for kind in ("plain", "compiled", "channels last"):
+        twin = copy.deepcopy(model)
+        y = x
+        if kind == "channels last":
+            twin, y = (
+                twin.to(memory_format=torch.channels_last),
+                x.contiguous(memory_format=torch.channels_last),
+            )
+        graph = ps.trace(twin, y)
+        optimizer = MAKERS[maker](twin, graph, y)
+        run = torch.compile(twin) if kind == "compiled" else twin
+        for _ in range(3):
+            optimizer.zero_grad()
+            run(y).square().mean().backward()
+            optimizer.step()
+        ends.append([p.detach() for p in twin.parameters()])
+    close(ends[0], ends[1], 1e-6)
+    close(ends[0], ends[2], 1e-7)
+
+
+def test_a_model_that_moves_after_the_trace() -> None:
+    model, x = net()
+    graph = ps.trace(model, x)
+    skeleton = graph.skeleton()
+    model, x = model.to(DEVICE), x.to(DEVICE)
+    before = model(x)
+    ps.rescale(model, graph, torch.randn(graph.num_units).double())
+    close(model(x), before)
+    init_skeleton(model, skeleton)
+    for optimizer in (
+        GSGD(model.parameters(), lr=0.01, skeleton=skeleton),
+        GaugeFixed(torch.optim.AdamW(model.parameters()), graph),
+    ):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        assert all(p.isfinite().all() for p in model.parameters())
+
+
+def test_advice() -> None:
+    model, x = net()
+    model, x = model.to(DEVICE), x.to(DEVICE)
+    graph = ps.trace(model, x)
+    assert suggest(model, graph, show=False).lr > 0
+    advice = suggest(model, graph, lambda m: m(x).square().mean(), show=False)
+    assert advice.lr > 0
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.norm, self.head = nn.LayerNorm(6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + torch.relu(self.first(self.norm(x)))
+        x = x + torch.relu(self.second(x))
+        return self.head(x)
+
+
+def test_the_markov_chain_and_the_penal_connection() -> None:
+    torch.manual_seed(0)
+    model, x = Residual().double(), torch.randn(7, 6).double()
+    ends, records = [], []
+    for place in ("cpu", DEVICE):
+        twin, y = copy.deepcopy(model).to(place), x.to(place)
+        chain = diagnostics.MarkovChain.trace(twin, y)
+        target = torch.zeros(7, 3, dtype=torch.float64, device=place)
+        records.append(chain.observe(nn.functional.mse_loss, y, target).cosines)
+        with chain.watch() as watch:
+            nn.functional.mse_loss(twin(y), target).backward()
+        assert len(watch.records) == 1
+        twin.zero_grad()
+        optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
+        penalised = penalize(twin, y, tau=0.1, optimizer=optimizer)
+        for _ in range(3):
+            optimizer.zero_grad()
+            penalised(y).square().mean().backward()
+            optimizer.step()
+        ends.append([p.detach() for p in twin.parameters()])
+    close(*records)
+    close(*ends)
+
+
+def test_diagnostics_are_those_of_a_processor(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = Residual().double(), torch.randn(7, 6).double()
+    results = []
+    for place in ("cpu", DEVICE):
+        twin, y = copy.deepcopy(model).to(place), x.to(place)
+        target = torch.zeros(7, 3, dtype=torch.float64, device=place)
+        operator = diagnostics.jacobian(twin, y)
+        found = {
+            "variances": torch.tensor(diagnostics.signal(twin, y).column("variance")),
+            "top": torch.tensor([one.value for one in diagnostics.top_singular(operator, 2)]),
+                        "degeneracy": diagnostics.degeneracy(twin, y).rank,
+            "cost": diagnostics.cost(twin, y).multiplications,
+        }  # fmt: skip
+        diagnostics.trace_k(operator, probes=4)
+        diagnostics.spectrum(operator, probes=2, steps=5)
+        diagnostics.cost(twin, y, repeats=2)
+        diagnostics.gradients(twin, nn.functional.mse_loss, [(y, target)] * 4)
+        diagnostics.suggest_decay(twin, nn.functional.mse_loss, [(y, target)] * 4)
+        diagnostics.growth_exponent(twin, y)
+        diagnostics.conserved(ps.trace(twin, y))
+        diagnosis = diagnostics.diagnose(
+            twin, y, data=[(y, target)] * 4, loss=nn.functional.mse_loss
+        )
+        assert str(diagnosis)
+        page = diagnostics.report(twin, y, data=[(y, target)] * 4, loss=nn.functional.mse_loss)
+        assert "<html" in page.html
+        optimizer = torch.optim.SGD(twin.parameters(), lr=0.01)
+        with diagnostics.watching(twin, every=2, csv=tmp_path / f"{place}.csv"):
+            for _ in range(6):
+                optimizer.zero_grad()
+                (twin(y) - target).square().mean().backward()
+                optimizer.step()
+        results.append(found)
+    one, other = results
+    for key in ("top", "variances"):
+        close(one.pop(key), other.pop(key), 1e-6)
+    assert one == other
