@@ -15,6 +15,8 @@ import pathspace as ps
 from pathspace.training import GaugeFixed
 from pathspace.training.experiments.models import ReluRNN
 
+# (copies of recurrent layers have weights apart in memory, which torch says on a GPU)
+pytestmark = pytest.mark.filterwarnings("ignore:RNN module weights:UserWarning")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SWEPT: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "norms and running statistics": lambda: (

@@ -10,7 +10,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,7 +31,7 @@ FIXED = ("resnet18", "resnet18_small", "gpt_10m")
 BOUND = 1.02
 HEAD = """# On a GPU
 
-`make gpu` tests the optimizers on a GPU, measures whole training steps there, and writes the results to
+`make gpu` tests the library on a GPU, measures steps and whole training steps there, and writes the results to
 `docs/data/gpu.json`. This page is made from that file.
 """  # noqa: E501
 NOTHING = """
@@ -53,7 +53,8 @@ def run_tests(device: str) -> dict[str, int]:
         "-m",
         "pytest",
         *files,
-        "-rN",
+        "-rf",
+        "--tb=short",
         "-n",
         str(min(12, os.cpu_count() or 1)),
         "-o",
@@ -84,13 +85,27 @@ def measure(
 def table(head: str, rows: Sequence[Sequence[Any]]) -> list[str]:
     """A table of Markdown; numbers have three decimals."""
     titles = head.split(" | ")
-    shown = [[f"{v:.3f}" if isinstance(v, float) else str(v) for v in row] for row in rows]
+    shown = [
+        ["–" if v is None else f"{v:.3f}" if isinstance(v, float) else str(v) for v in row]
+        for row in rows
+    ]
     return [
         f"| {head} |",
         "| --- |" + " ---: |" * (len(titles) - 1),
         *(f"| {' | '.join(row)} |" for row in shown),
         "",
     ]
+
+
+def noted(kept: Mapping[str, Any], part: str) -> str:
+    """What has to be said of a part's figures, after a space; or nothing."""
+    note = kept.get("notes", {}).get(part)
+    return f" {note}" if note else ""
+
+
+def ratio(times: Mapping[str, float], step: str, base: str) -> str:
+    """The ratio of two times; a dash for one that was not measured."""
+    return f"{times[step] / times[base]:.2f}" if step in times else "–"
 
 
 def page(kept: dict[str, Any] | None) -> str:
@@ -104,11 +119,11 @@ def page(kept: dict[str, Any] | None) -> str:
     tests = ", ".join(f"{number} {kind}" for kind, number in kept["tests"].items())
     lines = [
         f"{HEAD}\nDevice: {kept['device']}; torch {kept['torch']}, CUDA {kept['cuda']}. Tests:"
-        f" {tests}.\n"
+        f" {tests}.{noted(kept, 'tests')}\n"
     ]
     lines.append(
         "Medians in milliseconds; *fused* is `GSGD(..., fused=True)`. Whole training steps, in"
-        " loops in which the host does not wait for the device:\n"
+        f" loops in which the host does not wait for the device.{noted(kept, 'training')}\n"
     )
     rows = []
     for row in kept["training"]:
@@ -121,41 +136,47 @@ def page(kept: dict[str, Any] | None) -> str:
         rows.append([row["model"], *whole, *over, verdict])
     head = "model | SGD | G-SGD | G-SGD, fused | G-SGD over SGD | fused over SGD | at most 2 % more"
     lines += table(head, rows)
-    lines.append(
-        "Steps alone: *called* is the time until the step is done, *device* the device's own time"
-        " (steps in a captured graph). SGD and Adam are torch's with `foreach=True`, its fused ones"
-        " stand beside them.\n"
-    )
-    pairs = (("gsgd", "sgd"), ("gsgd_fused", "sgd"), ("sgd_fused", "sgd"))
-    pairs += (("gadam", "adam"), ("gadam_fused", "adam"), ("adam_fused", "adam"))
-    rows = [
-        [
-            row["model"],
-            step,
-            row["called_ms"][step],
-            row["device_ms"][step],
-            f"{row['called_ms'][step] / row['called_ms'][base]:.2f}",
-            f"{row['device_ms'][step] / row['device_ms'][base]:.2f}",
+    if kept.get("steps"):
+        lines.append(
+            "Steps alone: *called* is the time until the step is done, *device* the device's own"
+            " time (steps in a captured graph). SGD and Adam are torch's with `foreach=True`, its"
+            f" fused ones stand beside them.{noted(kept, 'steps')}\n"
+        )
+        pairs = ("gsgd", "gsgd_fused", "sgd_fused", "gadam", "gadam_fused", "adam_fused")
+        rows = []
+        for row in kept["steps"]:
+            called, own = row["called_ms"], row["device_ms"]
+            for base, others in (("sgd", ("sgd", *pairs[:3])), ("adam", ("adam", *pairs[3:]))):
+                rows += [
+                    [row["model"], step, *(one.get(step) for one in (called, own)),
+                     *(ratio(one, step, base) for one in (called, own))]
+                    for step in others
+                ]  # fmt: skip
+        lines += table(
+            "model | step | called | device | called, over torch | device, over torch", rows
+        )
+    if kept.get("fixed"):
+        lines.append(
+            "`GaugeFixed` around AdamW, whole training steps in loops: with torch's operations, and"
+            " with kernels of both (`AdamW(..., fused=True)`, `GaugeFixed(..., fused=True)`)."
+            f"{noted(kept, 'fixed')}\n"
+        )
+        rows = [
+            [
+                row["model"],
+                *(
+                    row[f"{key}_whole_ms"]
+                    for key in ("adamw", "fixed", "adamw_fused", "fixed_fused")
+                ),
+                row["fixed/adamw"],
+                row["fixed_fused/adamw_fused"],
+            ]
+            for row in kept["fixed"]
         ]
-        for row in kept["steps"]
-        for step, base in (("sgd", "sgd"), *pairs[:3], ("adam", "adam"), *pairs[3:])
-    ]
-    lines += table("model | step | called | device | called, over torch | device, over torch", rows)
-    lines.append(
-        "`GaugeFixed` around AdamW, whole training steps in loops: with torch's operations, and"
-        " with kernels of both (`AdamW(..., fused=True)`, `GaugeFixed(..., fused=True)`).\n"
-    )
-    rows = [
-        [
-            row["model"],
-            *(row[f"{key}_whole_ms"] for key in ("adamw", "fixed", "adamw_fused", "fixed_fused")),
-            row["fixed/adamw"],
-            row["fixed_fused/adamw_fused"],
-        ]
-        for row in kept["fixed"]
-    ]
-    head = "model | AdamW | gauge-fixed | AdamW, fused | gauge-fixed, fused | over AdamW | fused"
-    lines += table(head, rows)
+        head = (
+            "model | AdamW | gauge-fixed | AdamW, fused | gauge-fixed, fused | over AdamW | fused"
+        )
+        lines += table(head, rows)
     return "\n".join(lines) + "\n"
 
 
@@ -181,11 +202,23 @@ def main(
         "torch": torch.__version__,
         "cuda": torch.version.cuda or "none",
         "tests": run_tests(device),
-        "training": measure(training, models or MODELS, device, rounds, 1),
-        "steps": measure(gpu_steps, ALONE, 2 * rounds) if device == "cuda" else [],
-        "fixed": measure(gauge_fixed, FIXED, device, 2 * rounds, 1) if device == "cuda" else [],
+        "training": [],
+        "steps": [],
+        "fixed": [],
     }
-    json_file.write_text(json.dumps(kept, indent=1) + "\n")
+    parts: list[tuple[str, Callable[..., dict[str, Any]], Sequence[str], tuple[Any, ...]]] = [
+        ("training", training, models or MODELS, (device, rounds, 1))
+    ]
+    if device == "cuda":
+        parts += [
+            ("steps", gpu_steps, ALONE, (2 * rounds,)),
+            ("fixed", gauge_fixed, FIXED, (device, 2 * rounds, 1)),
+        ]
+    for part, function, names, args in parts:
+        for name in names:
+            kept[part] += measure(function, [name], *args)
+            # (after each, so that a run that is cut off leaves what it has)
+            json_file.write_text(json.dumps(kept, indent=1) + "\n")
     page_file.write_text(page(kept))
     print(f"figures in {json_file}, page in {page_file}")
 
