@@ -203,7 +203,7 @@ class Fused:
             kind = KINDS[part.kind] if part.kind == DYNAMIC or slot.tail is not None else 0
             tail = tail if kind else (0, 1, 1)
             if columns == 1 or (
-                columns < self.block and tail[0] == head[0] == 0 and tail[2] == head[2] == 1
+                columns < self.kernels.SHORT and tail[0] == head[0] == 0 and tail[2] == head[2] == 1
             ):
                 # one long row
                 tail, head = ((0, 1, rows if stride else 1) for stride, _, _ in (tail, head))

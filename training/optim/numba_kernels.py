@@ -18,8 +18,9 @@ from numba.extending import intrinsic
 
 # types that the kernels read and write
 SUPPORTED = (torch.float64, torch.float32)
-# rows and columns of one program: whole rows
-HEIGHT, BLOCK = 128, 1 << 16
+# rows and columns of one program: whole rows; and columns below which rows with constant factors
+# are one long row
+HEIGHT, BLOCK, SHORT = 128, 1 << 16, 256
 # programs of 128 rows from which on threads are worth starting
 MANY = 16
 WEIGHT, GRAD, FIRST, SECOND, FRESH = range(5)

@@ -14,6 +14,8 @@ SUPPORTED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """Types that the kernels read and write."""
 # rows and columns of one program, rows processed together, and groups of 32 threads
 HEIGHT, BLOCK, AT_ONCE, WARPS = 32, 128, 4, 4
+# columns below which rows with constant factors are one long row
+SHORT = BLOCK
 # columns of the table of pointers
 WEIGHT, GRAD, FIRST, SECOND, FRESH = (tl.constexpr(i) for i in range(5))
 POINTERS = tl.constexpr(5)
