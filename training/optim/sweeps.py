@@ -11,7 +11,7 @@ inequality of arithmetic and geometric means.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -140,7 +140,18 @@ def unit_sets(
     touched.pop(-1, None)
     sets = _color(touched, every, numel, bool(graph.forms.shape[0]))
     chosen = [np.flatnonzero(np.isin(layer, members)) for members in sets]
-    return [_make(graph, found, units, device, norms) for units in chosen]
+    runs = [
+        (Side(name, entry.units, 1, None, graph.shifts.get(name, 0.0)), power)
+        for entry in graph.statistics
+        for name, power in ((entry.mean, 1), (entry.var, 2))
+        if name is not None
+    ]
+    # each side with its power and its units, those of running statistics last
+    ends = [
+        (side, power, incidence(graph, [side]).unit)
+        for side, power in [*((side, 1) for side in every), *runs]
+    ]
+    return [_make(graph, found, units, device, norms, every, ends) for units in chosen]
 
 
 def _layers(units: int, count: int, unit: np.ndarray, side: np.ndarray) -> np.ndarray:
@@ -172,24 +183,22 @@ def _color(
 
 
 def _make(
-    graph: Structure, found: Canonical, units: np.ndarray, device: torch.device, norms: str
+    graph: Structure,
+    found: Canonical,
+    units: np.ndarray,
+    device: torch.device,
+    norms: str,
+    every: list[Side],
+    ends: Sequence[tuple[Side, int, np.ndarray]],
 ) -> UnitSet:
     inside = np.full(graph.num_units, -1)
     inside[units] = np.arange(len(units))
-    every = sides(graph)
-    numbers = [i for i, side in enumerate(every) if _meets(graph, side, inside)]
-    summed = [every[i] for i in numbers]
-    statistics = [
-        (Side(name, entry.units, 1, None, graph.shifts.get(name, 0.0)), power)
-        for entry in graph.statistics
-        for name, power in ((entry.mean, 1), (entry.var, 2))
-        if name is not None
-    ]
-    statistics = [(side, power) for side, power in statistics if _meets(graph, side, inside)]
-    moved = [*summed, *(side for side, _ in statistics)]
+    met = [i for i, (_, _, own) in enumerate(ends) if (inside[own] >= 0).any()]
+    numbers = [i for i in met if i < len(every)]
+    summed, moved = [every[i] for i in numbers], [ends[i][0] for i in met]
     pairs = incidence(graph, moved)
     sizes = [side.ids.numel() for side in moved]
-    times = np.repeat([1] * len(summed) + [power for _, power in statistics], sizes)
+    times = np.repeat([ends[i][1] for i in met], sizes)
     here = inside[pairs.unit] >= 0
     unit, entry = inside[pairs.unit[here]], pairs.entry[here]
     power = (pairs.power * times[pairs.entry])[here]
@@ -221,11 +230,6 @@ def _make(
         (on(voting), on(deciding), on(weight, torch.float64)),
         on(target, torch.float64),
     )
-
-
-def _meets(graph: Structure, side: Side, inside: np.ndarray) -> bool:
-    pairs = incidence(graph, [side])
-    return bool((inside[pairs.unit] >= 0).any())
 
 
 def _width(summed: list[Side], starts: np.ndarray, entry: np.ndarray, power: np.ndarray) -> float:
