@@ -580,3 +580,37 @@ def test_short_tensors_move_together_as_one_by_one() -> None:
         ]
         move_together_(list(zip(many, factors, strict=True)), constant)
         assert all(map(torch.equal, many, one_by_one))
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_the_way_to_the_gauge_and_back_does_not_round_short_weights(kind: torch.dtype) -> None:
+    """At rate 0 nothing moves; otherwise a step is rounded once, as torch's own."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3)).to(kind)
+    x = torch.randn(4, 5, dtype=kind)
+    graph = ps.trace(model, x)
+    ps.rescale(model, graph, 2 * torch.randn(7).double())
+    before = [p.detach().clone() for p in model.parameters()]
+    still = GaugeFixed(torch.optim.SGD(model.parameters(), lr=0.0), graph, return_to="user")
+    for _ in range(20):
+        still.zero_grad()
+        model(x).float().square().mean().backward()
+        still.step()
+    assert all(map(torch.equal, before, model.parameters()))
+    twin = copy.deepcopy(model).double()
+    gauge = still.phi
+    for optimizer, m in (
+        (GaugeFixed(torch.optim.SGD(model.parameters(), lr=0.05), graph, return_to="user"), model),
+        (
+            GaugeFixed(
+                torch.optim.SGD(twin.parameters(), lr=0.05), graph, return_to="user", model=twin
+            ),
+            twin,
+        ),
+    ):
+        for one, other in zip(m.parameters(), model.parameters(), strict=True):
+            one.grad = torch.ones_like(other, dtype=one.dtype)
+        optimizer.step()
+    assert gauge.abs().max() > 0.5
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=4 * torch.finfo(kind).eps, atol=1e-3)

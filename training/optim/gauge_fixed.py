@@ -357,19 +357,51 @@ class GaugeFixed(Joined):
             self._refuse_sparse()
             return loss
 
+        own = self._short()
         # (a closure runs the model, which needs running statistics in the gauge of its weights)
         self._move(self._phi, weights=True, gradients=True, statistics=runs)
+        there, ends = self._short(), {}
         try:
             try:
                 loss = self._inner_steps(dense if runs else None)
             finally:
+                ends = self._carried_back(own, there)
                 # (before the sweep, which moves weights and state but no others)
                 self._move(-self._phi, gradients=True, statistics=runs)
             if self.sets:
                 self._sweep()
         finally:
             self._move(-self._phi, weights=True)
+            for name, end in ends.items():
+                self._tensors[name].copy_(end)
         return loss
+
+    def _short(self) -> dict[str, Tensor]:
+        """Copies of the weights in half precision, which two moves would round."""
+        return {
+            name: self._tensors[name].clone()
+            for name in self._asked
+            if torch.finfo(self._tensors[name].dtype).bits < 32
+        }
+
+    def _carried_back(
+        self, own: Mapping[str, Tensor], there: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """The weights in the user's gauge after a step: those before it and the change, rounded
+        once.
+
+        Args:
+            own: the weights before the step in the user's gauge.
+            there: the same in the canonical gauge.
+        """
+        if not own:
+            return {}
+        factors, ends = self._graph.gauge_factors(-self._phi.cpu()), {}
+        for name, before in own.items():
+            up, down = (side.to(self._device) for side in factors[name])
+            change = self._tensors[name].float() - there[name].float()
+            ends[name] = before.float().add_(moved(change, up, down)).to(before.dtype)
+        return ends
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _look_at_model(self) -> None:
