@@ -14,13 +14,14 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from pathspace import path_sums as sums
+from pathspace.affine_maps import AffineMap, agree
 from pathspace.capture import Captured, place
 from pathspace.errors import InputError, PathspaceError, UnsupportedError
 from pathspace.inference.decompose import decomposed
 from pathspace.inference.regions import REGIONS, once
 from pathspace.inference.registry import RULES, Facts, facts_of, operation_name
-from pathspace.local_paths import read_rule
-from pathspace.path_properties import ByProperties, is_float
+from pathspace.local_paths import Read, read_rule
+from pathspace.path_properties import NUMBERS, ByProperties, is_float
 from pathspace.path_sums import MANY, Sum
 from pathspace.without_values import require_values
 
@@ -120,6 +121,9 @@ class Forward(ByProperties):
             return shown
         if shown.is_floating_point():
             return Sum(torch.ones(tuple(shown.shape), dtype=torch.float64))
+        example = self.captured.whole.get(node.name)
+        if example is not None:
+            return self._decided(example.clone(), known=True)
         return self._decided(torch.zeros(tuple(shown.shape), dtype=shown.dtype))
 
     def graph(self, module: fx.GraphModule, values: Mapping[fx.Node, Any]) -> Any:
@@ -169,30 +173,28 @@ class Forward(ByProperties):
                 )
             return once(self, *args, **kwargs)
         flat = sums.leaves((args, kwargs))
-        if not any(isinstance(leaf, Sum) for leaf in flat) and any(
-            self.is_decided(leaf) for leaf in flat
-        ):
+        decided = any(map(self.is_decided, flat))
+        unknown = any(map(self.is_unknown, flat))
+        if decided and not any(isinstance(leaf, Sum) for leaf in flat):
             # elements that data selects from a tensor of the model are weights on paths
             args, kwargs = sums.mapped(self._weight, (args, kwargs))
-            flat = sums.leaves((args, kwargs))
-            if not any(isinstance(leaf, Sum) for leaf in flat):
+            if not any(isinstance(leaf, Sum) for leaf in sums.leaves((args, kwargs))):
                 found = _plainly(node, args, kwargs)
-                return pytree.tree_map(self._result, found)
-            return self.passed(node, name, args, kwargs)
-        if not any(isinstance(leaf, Sum) for leaf in flat):
+                return pytree.tree_map(lambda leaf: self._result(leaf, not unknown), found)
+        elif not any(isinstance(leaf, Sum) for leaf in flat):
             return _plainly(node, args, kwargs)
-        return self.passed(node, name, args, kwargs, any(self.is_decided(leaf) for leaf in flat))
+        return self.passed(node, name, args, kwargs, unknown, decided)
 
-    def _result(self, leaf: Any) -> Any:
+    def _result(self, leaf: Any, known: bool = False) -> Any:
         """A result that depends on data: floats start paths of value 1, other
-        types become placeholders.
+        types become placeholders, perhaps with known contents.
         """
         if not isinstance(leaf, Tensor):
             return leaf
         return (
             Sum(torch.ones(leaf.shape, dtype=torch.float64))
             if leaf.is_floating_point()
-            else self._decided(leaf)
+            else self._decided(leaf, known)
         )
 
     def passed(
@@ -202,11 +204,28 @@ class Forward(ByProperties):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         unknown: bool = False,
+        decided: bool = False,
     ) -> Any:
-        """Pass sums through an operation; ``unknown`` if data selects the elements that it uses."""
+        """Pass sums through an operation.
+
+        Args:
+            node: the operation.
+            name: its name.
+            args: its operands.
+            kwargs: its keyword operands.
+            unknown: whether it reads whole numbers or truth values that data decide.
+            decided: the same, or those that the example inputs decide.
+        """
         facts, run = facts_of(name), _functional(node.target)
-        picks = unknown and facts.kind in ("pick", "write", "choice", "part")
+        picks = (unknown and facts.kind in ("pick", "write", "part")) or (
+            decided and facts.kind == "choice"
+        )
+        if facts.kind in NUMBERS:
+            args = sums.mapped(self.number, args)
         try:
+            anywhere = self.anywhere(name, run, args) if picks else None
+            if anywhere is not None:
+                return anywhere
             found = None if picks else self.by_facts(node, facts, run, args, kwargs)
             if found is not None:
                 return found
@@ -232,16 +251,10 @@ class Forward(ByProperties):
     def by_rule(self, node: fx.Node, name: str, facts: Facts, args: Any, kwargs: Any) -> Any:
         """Pass sums through the rule of the operation."""
         try:
-            found, ended, reason = read_rule(
-                node,
-                name,
-                args,
-                kwargs,
-                self.is_decided,
-                self.p,
-                self.captured.sources,
-                self.exact_norms,
+            read = read_rule(
+                node, name, args, kwargs, self.is_condition, self.captured.sources, self.exact_norms
             )
+            ended = read.ended(self.p)
         except UnsupportedError:
             why = (
                 "gates fix the scale of what they read"
@@ -252,13 +265,54 @@ class Forward(ByProperties):
         if ended and self.bound and facts.slope is not None and facts.elementwise:
             return Sum(args[0].values * facts.slope**self.p, args[0].log)
         if ended and not self.fixed_ends:
-            self.refuse(name, args, kwargs, reason)
+            pins = read.paths.pins
+            self.refuse(
+                name, args, kwargs, pins[0].reason if pins else "not positively homogeneous"
+            )
         self.ends += ended
+        measured = None if ended else self._coefficients(node, facts, args, kwargs, read)
+        if measured is not None:
+            return measured
         return pytree.tree_map(
             lambda leaf: self._decided(leaf) if isinstance(leaf, Tensor) else leaf,
-            found,
+            read.results(self.p),
             is_leaf=lambda leaf: isinstance(leaf, Sum),
         )
+
+    def _coefficients(self, node: fx.Node, facts: Facts, args: Any, kwargs: Any, read: Read) -> Any:
+        """The sums with the coefficients of an affine operation, of which a rule says nothing;
+        ``None`` for other operations, and where data select elements.
+        """
+        if any(map(self.is_condition, sums.leaves((args, kwargs)))):
+            return None
+        if "embedding_bag" in operation_name(node.target):
+            return self.bags(node, args, kwargs)
+        if not isinstance(node.meta.get("val"), Tensor):
+            return None
+        inner = sums.leaves((node.args, node.kwargs))
+        complexes = frozenset(
+            i for i, one in enumerate(inner) if isinstance(one, fx.Node) and _is_complex(one)
+        )
+        found = AffineMap(_functional(node.target), args, kwargs, complexes)
+        try:
+            start = found.constant()
+        except (ValueError, TypeError, RuntimeError, IndexError, NotImplementedError):
+            # (it does not compute in double precision: products of groups of rows)
+            return None
+        if start is None:
+            return None
+        constant = Sum(sums.power(start.abs(), self.p))
+        if found.is_constant(start):
+            return constant
+        if facts.elementwise:
+            return sums.added(found.by_element(start, self.p), constant)
+        drawn = {i: value.abs() for i, value in found.drawn(2).items()}
+        whole, alone = (found.at(each, absolute=True) for each in (drawn, {}))
+        counted = read.only(1.0, list(drawn.values()), -math.inf)
+        if not complexes and agree(whole - alone, counted.at(0.0)):
+            # all coefficients are 1, or weights
+            return sums.added(read.only(self.p, start=-math.inf), constant)
+        return sums.added(found.by_unit_vectors(start, self.p), constant)
 
     def stopped(self, name: str, args: Any, kwargs: Any, reason: str) -> Any:
         """End paths in all operands of an operation that they cannot pass, or refuse
@@ -322,6 +376,11 @@ def _is_within(module: str, name: str) -> bool:
     return module == name or module.startswith(f"{name}.")
 
 
+def _is_complex(node: fx.Node) -> bool:
+    shown = node.meta.get("val")
+    return isinstance(shown, Tensor) and shown.is_complex()
+
+
 def _functional(target: Any) -> Callable[..., Any]:
     """An operation, or its out-of-place form if it writes into an operand."""
     schema = getattr(target, "_schema", None)
@@ -344,7 +403,7 @@ def _plainly(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         if isinstance(kind, torch.dtype) and kind.is_floating_point:
             kwargs = {**kwargs, "dtype": torch.float64}
         args, kwargs = sums.mapped(
-            lambda leaf: leaf.detach().double() if is_float(leaf) else leaf, (args, kwargs)
+            lambda leaf: leaf.double() if is_float(leaf) else leaf, (args, kwargs)
         )
     target: Any = _functional(node.target)
     return target(*args, **kwargs)

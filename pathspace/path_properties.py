@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from pathspace import path_sums as sums
+from pathspace.affine_maps import AffineMap
 from pathspace.inference.registry import FACTS, Facts, operation_name
 from pathspace.path_sums import Sum
 
@@ -21,6 +22,10 @@ from pathspace.path_sums import Sum
 def is_float(leaf: Any) -> bool:
     """Whether a value is a tensor of floating-point numbers."""
     return isinstance(leaf, Tensor) and leaf.is_floating_point()
+
+
+# kinds of operations that compute with whole numbers as with real ones
+NUMBERS = ("sum", "combination", "quotient", "concatenation")
 
 
 class ByProperties(ABC):
@@ -38,23 +43,44 @@ class ByProperties(ABC):
         # placeholders for tensors that depend on data (integers, truth values): their
         # contents have no meaning
         self.decided: dict[int, Tensor] = {}
+        # those that only whole numbers of the example inputs decide: as positions they are known
+        self.positions: dict[int, Tensor] = {}
 
     @abstractmethod
     def refuse(self, name: str, args: Any, kwargs: Any, reason: str) -> NoReturn:
         """Raise an error that names the operation."""
 
-    def _decided(self, value: Tensor) -> Tensor:
+    def _decided(self, value: Tensor, known: bool = False) -> Tensor:
         self.decided[id(value)] = value
+        if known:
+            self.positions[id(value)] = value
         return value
 
     def is_decided(self, value: Any) -> bool:
         """Whether a tensor is a placeholder for values that depend on data."""
         return id(value) in self.decided
 
+    def is_unknown(self, value: Any) -> bool:
+        """Whether a tensor depends on data, and the example inputs do not say what it contains."""
+        return id(value) in self.decided and id(value) not in self.positions
+
+    def is_condition(self, value: Any) -> bool:
+        """Whether a tensor depends on data, and is unknown or chooses by truth values."""
+        return self.is_unknown(value) or (self.is_decided(value) and value.dtype == torch.bool)
+
     def _weight(self, leaf: Any) -> Any:
         return (
             Sum(sums.power(leaf, self.p)) if is_float(leaf) and not self.is_decided(leaf) else leaf
         )
+
+    def number(self, leaf: Any) -> Any:
+        """Whole numbers and truth values as real ones; those that data decide
+        start paths of value 1, as inputs do.
+        """
+        if not isinstance(leaf, Tensor) or leaf.is_floating_point() or leaf.is_complex():
+            return leaf
+        decided = self.is_decided(leaf)
+        return Sum(torch.ones(leaf.shape, dtype=torch.float64)) if decided else leaf.double()
 
     def by_facts(
         self, node: fx.Node, facts: Facts, run: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -98,6 +124,62 @@ class ByProperties(ABC):
             return sums.moved(run, args, kwargs, p, facts.kind in ("padding", "write"))
         return self._weighted(facts, run, args, kwargs, shown)
 
+    def bags(self, node: fx.Node, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Sums or means of rows at known positions, perhaps weighted; ``None`` for maxima."""
+        own = node.target._schema.arguments  # type: ignore[union-attr]
+        given = {each.name: each.default_value for each in own if each.has_default_value()}
+        given |= dict(zip((each.name for each in own), args, strict=False)) | kwargs
+        pad, factors = given.get("padding_idx"), given.get("per_sample_weights")
+        if given["mode"] == 2:
+            return None
+        table = sums.as_sum(given["weight"], self.p)
+        factor = None if factors is None else sums.as_sum(factors, self.p)
+        if pad == -1 and operation_name(node.target) != "aten.embedding_bag":
+            pad = None
+
+        def total(rows: Tensor) -> Tensor:
+            found = torch.ops.aten.embedding_bag.padding_idx(
+                rows, given["indices"], given["offsets"], False, 0, False,
+                None if factor is None else factor.values, given["include_last_offset"], pad,
+            )  # fmt: skip
+            bags: Tensor = found[0]
+            return bags
+
+        values = total(table.values)
+        if given["mode"] == 1:
+            values = values / total(torch.ones_like(table.values)).clamp(min=1) ** self.p
+        return self._kept(
+            Sum.of(values, table.log + (factor.log if factor else 0.0)), node.meta["val"]
+        )
+
+    def anywhere(self, name: str, run: Any, args: tuple[Any, ...]) -> Sum | None:
+        """Elements at positions that data choose: all elements that they may choose pass, as
+        those of a maximum do.
+        """
+        x, p = args[0], self.p
+        if name in ("aten.index", "aten._unsafe_index"):
+            chosen = [i is not None and self.is_unknown(i) for i in args[1]]
+            if any(i is not None and i.dtype == torch.bool for i in args[1]):
+                return None
+            dims = [dim for dim, unknown in enumerate(chosen) if unknown]
+            places: Any = [
+                torch.zeros_like(i) if unknown else i
+                for i, unknown in zip(args[1], chosen, strict=True)
+            ]
+            rest = (places, *args[2:])
+        elif name == "aten.embedding":
+            dims, rest = [0], (torch.zeros_like(args[1]),)
+        elif name in ("aten.index_select", "aten.gather"):
+            dims, rest = [args[1]], (args[1], torch.zeros_like(args[2]))
+        else:
+            return None
+        x = sums.as_sum(x, p)
+        if not x.values.dim():
+            return None
+        total = Sum.of(x.values.sum(dims, keepdim=True), x.log)
+        found: Sum = sums.moved(run, (total, *rest), {}, p, False)
+        return found
+
     def _product(
         self, node: fx.Node, facts: Facts, run: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
@@ -130,7 +212,7 @@ class ByProperties(ABC):
         if not isinstance(x, Sum) or not (facts.linear or facts.separable):
             return None
         if not facts.separable and facts.coefficients == "real":
-            return sums.by_unit_vectors(run, args, kwargs, p)
+            return self._measured(run, args, kwargs)
 
         def apply(values: Tensor) -> Tensor:
             found = run(values, *args[1:], **kwargs)
@@ -151,7 +233,13 @@ class ByProperties(ABC):
             return self._kept(
                 found if batched is x else Sum(found.values.squeeze(0), found.log), shown
             )
-        return sums.by_unit_vectors(run, args, kwargs, p)
+        return self._measured(run, args, kwargs)
+
+    def _measured(self, run: Any, args: Any, kwargs: Any) -> Sum:
+        """An affine map whose coefficients are not known."""
+        found = AffineMap(run, args, kwargs)
+        start = found.at({})
+        return sums.added(found.by_unit_vectors(start, self.p), Sum(sums.power(start, self.p)))
 
     def _recurrent(self, facts: Facts, args: tuple[Any, ...]) -> Any:
         """A recurrent layer: all steps with ReLU; with gates, paths end in

@@ -1,0 +1,211 @@
+"""Path norms against coefficients and paths counted by hand, around operations
+for which a rule alone does not say enough.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import pathspace as ps
+from pathspace.norms import path_sensitivity
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Net(nn.Module):
+    """A function of inputs, parameters and buffers."""
+
+    def __init__(self, function: Callable[..., Any], **held: Any) -> None:
+        super().__init__()
+        self.function = function
+        for name, value in held.items():
+            if isinstance(value, nn.Parameter | nn.Module):
+                setattr(self, name, value)
+            else:
+                self.register_buffer(name, value)
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.function(self, *inputs)
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).double()
+
+
+PLACES = torch.tensor([[0, 1, 0, 0, 2, 2]])
+# name -> a function that is affine in x, each pair of elements joined by one path at most
+AFFINE: dict[str, tuple[Callable[..., Tensor], dict[str, Tensor]]] = {
+    "full_like": (lambda net, x: x + torch.full_like(x, 3.0), {}),
+    "new_full": (lambda net, x: x - x.new_full((6,), 3.0), {}),
+    "lerp": (lambda net, x: torch.lerp(x, net.w, 0.3), {"w": draw(6)}),
+    "lerp of two": (lambda net, x: torch.lerp(x, x.flip(1), 0.3), {}),
+    "index_add": (
+        lambda net, x: torch.index_add(net.w, 1, torch.tensor([0, 1]), x[:, :2], alpha=3),
+        {"w": draw(1, 6)},
+    ),
+    "index_add of a weight": (
+        lambda net, x: torch.index_add(x, 1, torch.tensor([0, 1]), net.w, alpha=3),
+        {"w": draw(1, 2)},
+    ),
+    "scatter": (lambda net, x: x.scatter(1, torch.tensor([[0, 1]]), 5.0), {}),
+    "scatter_reduce": (
+        lambda net, x: torch.scatter_reduce(
+            x.new_zeros(1, 3), 1, PLACES, x, "mean", include_self=False
+        ),
+        {},
+    ),
+    "index_reduce": (
+        lambda net, x: torch.index_reduce(
+            x.new_zeros(1, 3), 1, PLACES[0], x, "mean", include_self=False
+        ),
+        {},
+    ),
+    "fill": (lambda net, x: filled(x), {}),
+    "means of bags": (
+        lambda net, x: F.embedding_bag(
+            torch.tensor([[0, 1, 2], [3, 5, 4]]), x.T.contiguous(), mode="mean", padding_idx=5
+        ),
+        {},
+    ),
+    "weighted bags": (
+        lambda net, x: F.embedding_bag(
+            torch.tensor([[0, 1, 2]]), x.T.contiguous(), mode="sum", per_sample_weights=net.w
+        ),
+        {"w": draw(1, 3)},
+    ),
+    "whole numbers": (lambda net, x: torch.cat([x, net.k], 1), {"k": torch.tensor([[-3, 2]])}),
+}
+
+
+def filled(x: Tensor) -> Tensor:
+    y = torch.zeros_like(x)
+    y[:, 2:4] = x[:, :2]
+    y[:, 0].fill_(4.0)
+    return y
+
+
+@pytest.mark.parametrize("name", AFFINE)
+@pytest.mark.parametrize("p", [1, 2, 0.5])
+def test_coefficients_and_constants_are_weights_on_paths(name: str, p: float) -> None:
+    function, held = AFFINE[name]
+    net, x = Net(function, **held), draw(1, 6)
+    slopes = torch.autograd.functional.jacobian(net, torch.zeros_like(x))
+    start = net(torch.zeros_like(x)).double()
+    expected = float((slopes.abs() ** p).sum() + (start.abs() ** p).sum()) ** (1 / p)
+    assert ps.path_norm(net, x, p=p, batch_dim=None) == pytest.approx(expected, rel=1e-9)
+
+
+def test_large_operations_need_no_unit_vectors() -> None:
+    """With coefficients of 1, whatever the size."""
+    net, x = Net(lambda net, x: x.scatter(1, torch.tensor([[0, 1]]), 5.0)), draw(1, 5000)
+    assert ps.path_norm(net, x) == pytest.approx(4998 + 10)
+    half = Net(lambda net, x: torch.lerp(x, net.w, 0.25), w=torch.ones(5000).double())
+    assert ps.path_norm(half, x, p=2) == pytest.approx((5000 * (0.5625 + 0.0625)) ** 0.5)
+
+
+W = torch.tensor([[2.0, 0.0], [-1.0, 3.0]]).double()
+BRANCHES: dict[str, Callable[[Tensor], Tensor]] = {
+    "x - relu(x)": lambda h: h - h.relu(),
+    "x + relu(x)": lambda h: h + h.relu(),
+    "x - |x|": lambda h: h - h.abs(),
+    "relu(x) - leaky(x)": lambda h: h.relu() - F.leaky_relu(h),
+    "sub with alpha of 1": lambda h: torch.sub(h.relu(), h, alpha=1),
+}
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+@pytest.mark.parametrize("p", [1, 2])
+def test_two_branches_have_the_paths_of_both(name: str, p: float) -> None:
+    """A rectifier has the sums of its operand, but is another branch."""
+    net = Net(lambda net, x: BRANCHES[name](F.linear(x, net.w)), w=nn.Parameter(W.clone()))
+    expected = float(2 * (W.abs() ** p).sum()) ** (1 / p)
+    assert ps.path_norm(net, draw(1, 2), p=p) == pytest.approx(expected, rel=1e-12)
+
+
+def test_constants_do_not_swallow_paths() -> None:
+    """A large constant beside an activation does not round its coefficient."""
+    net = Net(lambda net, x: (x * 1e30 + 1e17) * 1e-30)
+    assert ps.path_norm(net, draw(1, 2)) == pytest.approx(2, rel=1e-12)
+
+
+def test_rows_that_the_example_reads() -> None:
+    torch.manual_seed(0)
+    table = nn.Embedding(5, 3, padding_idx=0).double()
+    net = nn.Sequential(table, nn.Linear(3, 2, bias=False).double())
+    with torch.no_grad():
+        rows = (table.weight.abs() @ net[1].weight.abs().T).sum(1)
+    ids = torch.tensor([[3, 3, 1, 0]])
+    for model in (net, ps.trace(net, ids)):
+        inputs = (ids,) if isinstance(model, nn.Module) else ()
+        assert ps.path_norm(model, *inputs) == pytest.approx(float(2 * rows[3] + rows[1]))
+    bags = nn.Sequential(nn.EmbeddingBag(5, 3, mode="mean").double(), net[1])
+    bags[0].weight = table.weight
+    found = ps.path_norm(bags, torch.tensor([[1, 2, 4]]))
+    assert found == pytest.approx(float(rows[1] + rows[2] + rows[4]) / 3)
+
+
+def test_rows_that_data_choose() -> None:
+    """Any expert may be chosen: all of them are on paths, as in a maximum."""
+    experts = nn.Parameter(draw(3, 2, 2))
+    total = float(experts.detach().abs().sum())
+    chosen = Net(lambda net, x: (net.w[x.argmax(1)] @ x[..., None])[..., 0], w=experts)
+    assert ps.path_norm(chosen, draw(1, 2)) == pytest.approx(total)
+    given = Net(lambda net, x, k: F.linear(x, net.w[k]), w=experts)
+    found = ps.path_norm(given, draw(1, 2), torch.tensor(1))
+    assert found == pytest.approx(float(experts[1].detach().abs().sum()))
+
+
+def test_numbers_that_data_decide() -> None:
+    """Counts and truth values start paths of value 1 like inputs; a quotient by them ends paths."""
+    net = Net(lambda net, x: (lambda h: h + (h > 0))(F.linear(x, net.w)), w=nn.Parameter(W.clone()))
+    assert ps.path_norm(net, draw(1, 2)) == pytest.approx(float(W.abs().sum()) + 2)
+    mean = Net(lambda net, x, k: (x * k).sum(1) / k.sum(1))
+    mask = torch.tensor([[1, 1, 0]])
+    with pytest.raises(ps.UnsupportedError, match="div"):
+        ps.path_norm(mean, draw(1, 3), mask)
+    assert ps.path_norm(mean, draw(1, 3), mask, until="fixed") > 0
+
+
+SENSED: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "transposed": lambda net, x: (x @ net.w.T).relu() @ net.v.T,
+    "sorted": lambda net, x: F.linear(F.linear(x, net.w).sort(1)[0], net.v),
+    "largest": lambda net, x: F.linear(F.linear(x, net.w)[:, None].amax(1), net.v),
+    "scaled weights": lambda net, x: F.linear(F.linear(x, net.w) + net.v[0] * 2, net.v),
+    "sliced weights": lambda net, x: F.linear(
+        torch.index_add(F.linear(x, net.w), 1, torch.tensor([0, 1]), net.v[:1, :2], alpha=3.0),
+        net.v,
+    ),
+    "differences": lambda net, x: F.linear(F.linear(x, net.w).diff(dim=1), net.v[:, :3]),
+    "products": lambda net, x: F.linear(F.linear(x, net.w).cumprod(1), net.v),
+}
+
+
+@pytest.mark.parametrize("name", SENSED)
+def test_sensitivities_are_derivatives_of_the_norm(name: str) -> None:
+    """Through rules, measured maps and views of weights, too."""
+    net = Net(SENSED[name], w=nn.Parameter(draw(4, 3)), v=nn.Parameter(draw(2, 4)))
+    x = draw(1, 3)
+    graph = ps.trace(net, x)
+    expected = {}
+    for key, weight in net.named_parameters():
+        flat, slopes = weight.data.view(-1), torch.zeros(weight.numel()).double()
+        for i, value in enumerate(flat.tolist()):
+            sides = []
+            for moved in (value + 1e-5, value - 1e-5):
+                flat[i] = moved
+                sides.append(ps.path_norm(graph, 2, batch_dim=None) ** 2)
+            flat[i] = value
+            slopes[i] = (sides[0] - sides[1]) / ((value + 1e-5) ** 2 - (value - 1e-5) ** 2)
+        expected[key] = slopes.reshape(weight.shape)
+    most = max(float(slopes.max()) for slopes in expected.values())
+    found = path_sensitivity(graph)
+    for key, slopes in expected.items():
+        assert torch.allclose(found[key], slopes / most, atol=1e-6)
+    assert math.isclose(max(float(each.max()) for each in found.values()), 1.0)
