@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pathspace.errors import UnsupportedError
-from pathspace.path_sums import Operation, Sum, common_log, leaves, mapped, wide
+from pathspace.path_sums import Operation, Sum, common_log, in_double, leaves, mapped, wide
 
 # a linear map with unknown coefficients is applied to at most this many unit vectors
 UNIT_VECTORS = 4096
@@ -33,10 +33,7 @@ class AffineMap:
         self, run: Operation, args: Any, kwargs: Any, complexes: frozenset[int] = frozenset()
     ) -> None:
         self.run, self.complexes = run, complexes
-        kind = kwargs.get("dtype")
-        if isinstance(kind, torch.dtype) and kind.is_floating_point:
-            kwargs = {**kwargs, "dtype": torch.float64}
-        tree = mapped(wide, (args, kwargs))
+        tree = mapped(wide, (args, in_double(kwargs)))
         self.flat, self.spec = (
             leaves(tree),
             pytree.tree_structure(tree, is_leaf=lambda leaf: isinstance(leaf, Sum)),

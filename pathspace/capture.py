@@ -13,7 +13,7 @@ import logging
 import re
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, field
 from typing import Any
@@ -84,6 +84,18 @@ class Captured:
     updates: int = 0
     written: Mapping[int, str] = field(default_factory=dict)
     whole: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    def without_updates(self, outputs: Sequence[Any]) -> list[Any]:
+        """The model's own outputs among those of the graph."""
+        return [
+            value for i, value in enumerate(outputs) if i >= self.updates and i not in self.written
+        ]
+
+    def outputs(self) -> list[fx.Node]:
+        """The nodes that compute the model's own outputs."""
+        node = next(node for node in self.graph.graph.nodes if node.op == "output")
+        flat = self.without_updates(pytree.tree_leaves(node.args[0]))
+        return [leaf for leaf in flat if isinstance(leaf, fx.Node)]
 
 
 @contextmanager

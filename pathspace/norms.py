@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from pathspace.basis import BasisPaths
-from pathspace.capture import capture
+from pathspace.capture import Captured, capture
 from pathspace.errors import InputError, expect_arguments, expect_numbers
 from pathspace.log_prefix import log_prefixes, log_suffixes
 from pathspace.path_forward import Forward, logs_of_sums
 from pathspace.structure import Structure
 from pathspace.two_trees import TwoTrees
+from pathspace.without_values import has_values
 
 
 @overload
@@ -59,8 +60,11 @@ def path_norm(
     Paths are those of the network unrolled on the example input, from every input element and
     bias to every output element; coefficients of means and frozen normalisations count as
     weights, and a maximum as a sum. A normalisation by the numbers themselves starts paths again,
-    as in :meth:`ReductionGraph.paths`. Sums are kept with a common logarithm, so that depth
-    neither overflows nor vanishes.
+    as in :meth:`ReductionGraph.paths`. Every branch has paths of its own: those of ``x - relu(x)``
+    are the paths of ``x`` twice. Whole numbers in the example input are positions (the rows that
+    they read are on paths, and any row where activations choose); as numbers or masks they count as
+    1, as other inputs do, and a complex number counts by its absolute value. Sums are kept with a
+    common logarithm, so that depth neither overflows nor vanishes.
 
     An operation that fixes a scale (a sigmoid, ReLU6, a softmax, a quotient) ends the paths
     that lead to it, so that the network behind it has no path norm, and is refused. There are
@@ -76,7 +80,8 @@ def path_norm(
       depend on the scales of units.
     * ``bound=True`` passes functions of one operand with a largest slope by that slope: with
       ``p=1`` the outputs of one sample change by at most ``sum_o |f_o(x) - f_o(y)| <= norm * max_i
-      |x_i - y_i|``, whatever x and y are.
+      |x_i - y_i|``, whatever x and y are. Products of activations, comparisons, normalisations by
+      the numbers themselves and random numbers have no such slope, and are refused.
 
     Args:
         model: a traced reduction graph (its current weights are read), or a model.
@@ -84,16 +89,17 @@ def path_norm(
             ``batch_dim``, in this order.
         kwargs: keyword example inputs of a model.
         **options: ``p``, the exponent, positive (1); ``log``, return the natural logarithm of the
-            norm (``False``); ``batch_dim``, the dimension of the outputs that counts samples, which
-            are all alike, or ``None`` (0); ``until``, where paths end (the outputs); ``bound``,
-            pass functions by their slopes (``False``).
+            norm (``False``); ``batch_dim``, the dimension of the first output that counts samples,
+            which are all alike, or ``None`` (0); ``until``, where paths end (the outputs);
+            ``bound``, pass functions by their slopes (``False``).
 
     Returns:
         The norm, or its logarithm (``-inf`` where every path vanishes).
 
     Raises:
-        InputError: ``p`` is not positive, ``until`` names nothing, or the norm exceeds the largest
-            float and ``log`` was not asked for.
+        InputError: ``p`` is not positive, or so large that powers of weights leave the floats;
+            ``until`` names nothing; the outputs have no ``batch_dim``; a parameter is not
+            finite; the norm exceeds the largest float and ``log`` was not asked for.
         UnsupportedError: an operation is not positively homogeneous, so that path values
             have no meaning behind it.
 
@@ -120,6 +126,12 @@ def path_norm(
         Neyshabur, Tomioka, Srebro: Norm-based capacity control in neural networks (2015).
     """
     if isinstance(model, Structure):
+        if len(inputs) > 3 or kwargs:
+            raise InputError(
+                f"path_norm found {len(inputs) + len(kwargs or {})} further arguments after a"
+                " graph, expected at most p, log and batch_dim, in this order; a graph needs no"
+                " example inputs."
+            )
         options = dict(zip(("p", "log", "batch_dim"), inputs, strict=False)) | options
         captured, exact_norms = model.captured, model.norm_eps == "respect"
     else:
@@ -128,7 +140,7 @@ def path_norm(
 
 
 def _norm(
-    captured: Any,
+    captured: Captured,
     exact_norms: bool,
     p: float = 1,
     log: bool = False,
@@ -137,6 +149,7 @@ def _norm(
     bound: bool = False,
 ) -> float:
     expect_numbers("path_norm", "a positive number", p=p)
+    _check_finite(captured)
     with torch.no_grad():
         logs = logs_of_sums(captured, p, batch_dim, until, bound, exact_norms)
     result = float(np.logaddexp.reduce(logs)) / p if logs else -math.inf
@@ -148,6 +161,21 @@ def _norm(
             " log=True to get its logarithm."
         )
     return math.exp(result) if result > -math.inf else 0.0
+
+
+def _check_finite(captured: Captured) -> None:
+    """Refuse a parameter with NaN or infinity, if the graph reads it."""
+    for node in captured.graph.graph.nodes:
+        kind, name = captured.sources.get(node.name, ("", ""))
+        if node.op != "placeholder" or kind != "parameter" or not node.users:
+            continue
+        weight = captured.parameters[name].detach()
+        bad = int((~torch.isfinite(weight)).sum()) if has_values(weight) else 0
+        if bad:
+            raise InputError(
+                f"path_norm found {bad} values in parameter {name!r} that are NaN or infinite,"
+                " expected finite numbers; use a checkpoint from before it diverged."
+            )
 
 
 def path_sensitivity(

@@ -16,11 +16,12 @@ from torch.utils import _pytree as pytree
 from pathspace import path_sums as sums
 from pathspace.affine_maps import AffineMap, agree
 from pathspace.capture import Captured, place
-from pathspace.errors import InputError, PathspaceError, UnsupportedError
+from pathspace.errors import InputError, PathspaceError, UnsupportedError, expect_numbers
 from pathspace.inference.decompose import decomposed
 from pathspace.inference.regions import REGIONS, once
 from pathspace.inference.registry import RULES, Facts, facts_of, operation_name
 from pathspace.local_paths import Read, read_rule
+from pathspace.path_bounds import without_bound
 from pathspace.path_properties import NUMBERS, ByProperties, is_float
 from pathspace.path_sums import MANY, Sum
 from pathspace.without_values import require_values
@@ -46,13 +47,39 @@ def logs_of_sums(
         bound: replace functions that are not homogeneous by their largest slopes.
         exact_norms: whether the ``eps`` of normalisations fixes scales.
     """
+    if bound and until == FIXED:
+        raise InputError(
+            "path_norm found bound=True with until='fixed', expected one of them: paths that start"
+            " again bound nothing; leave out until, or name a module."
+        )
+    samples = _samples(captured, batch_dim)
     run = Forward(captured, p, until, bound, exact_norms)
-    found = run.outputs()
-    logs = []
-    for one in found:
-        samples = 1 if batch_dim is None or one.values.dim() == 0 else one.values.shape[batch_dim]
-        logs.append(one.total - math.log(max(samples, 1)))
-    return logs
+    return [one.total - math.log(samples) for one in run.outputs()]
+
+
+def _samples(captured: Captured, batch_dim: int | None) -> int:
+    """How many samples the example has: the size of that dimension in the first output that is not
+    a single number. Inside the model and in further outputs, samples may lie elsewhere.
+
+    Raises:
+        InputError: the output has no such dimension.
+    """
+    expect_numbers("path_norm", "a whole number", or_none=True, batch_dim=batch_dim)
+    shapes = [
+        tuple(shown.shape)
+        for node in captured.outputs()
+        if isinstance(shown := node.meta.get("val"), Tensor)
+        and shown.dim()
+        and (shown.is_floating_point() or shown.is_complex())
+    ]
+    if batch_dim is None or not shapes:
+        return 1
+    if not -len(shapes[0]) <= batch_dim < len(shapes[0]):
+        raise InputError(
+            f"path_norm found batch_dim={batch_dim}, expected the dimension that counts samples in"
+            f" an output of shape {shapes[0]}, or None if there is none."
+        )
+    return max(shapes[0][batch_dim], 1)
 
 
 class _Reached(Exception):
@@ -83,6 +110,8 @@ class Forward(ByProperties):
             node for node in self.inside if any(user not in self.inside for user in node.users)
         }
         self.node: fx.Node | None = None
+        # the operation of the graph that is being decomposed
+        self.whole: fx.Node | None = None
 
     def outputs(self) -> list[Sum]:
         """The sums where paths end."""
@@ -94,11 +123,7 @@ class Forward(ByProperties):
             found = self.graph(self.captured.graph, values)
         except _Reached:
             return self.ends
-        updates = self.captured.updates
-        written = self.captured.written
-        flat = [
-            leaf for i, leaf in enumerate(sums.leaves(found)) if i >= updates and i not in written
-        ]
+        flat = self.captured.without_updates(sums.leaves(found))
         numbers = [leaf for leaf in flat if isinstance(leaf, Sum) or is_float(leaf)]
         return [
             *self.ends,
@@ -119,7 +144,7 @@ class Forward(ByProperties):
         shown = node.meta.get("val")
         if not isinstance(shown, Tensor):
             return shown
-        if shown.is_floating_point():
+        if shown.is_floating_point() or shown.is_complex():
             return Sum(torch.ones(tuple(shown.shape), dtype=torch.float64))
         example = self.captured.whole.get(node.name)
         if example is not None:
@@ -175,15 +200,56 @@ class Forward(ByProperties):
         flat = sums.leaves((args, kwargs))
         decided = any(map(self.is_decided, flat))
         unknown = any(map(self.is_unknown, flat))
+        if self.bound:
+            reason = without_bound(node, name, args, kwargs, unknown)
+            if reason:
+                self.refuse(name, args, kwargs, reason)
+        drawn = facts_of(name).kind == "random" and not any(isinstance(leaf, Sum) for leaf in flat)
+        if drawn or "empty" in name:
+            return pytree.tree_map(self._made, node.meta["val"])
+        if "_assert" in name:
+            # (of types and shapes, which are other ones here)
+            return None
         if decided and not any(isinstance(leaf, Sum) for leaf in flat):
             # elements that data selects from a tensor of the model are weights on paths
             args, kwargs = sums.mapped(self._weight, (args, kwargs))
             if not any(isinstance(leaf, Sum) for leaf in sums.leaves((args, kwargs))):
-                found = _plainly(node, args, kwargs)
+                found = self._plainly(node, name, args, kwargs)
                 return pytree.tree_map(lambda leaf: self._result(leaf, not unknown), found)
         elif not any(isinstance(leaf, Sum) for leaf in flat):
-            return _plainly(node, args, kwargs)
+            return self._plainly(node, name, args, kwargs)
         return self.passed(node, name, args, kwargs, unknown, decided)
+
+    def _plainly(
+        self, node: fx.Node, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """An operation on the model's tensors in double precision; large tensors that are only
+        moved keep their type.
+        """
+        large = any(isinstance(leaf, Tensor) and leaf.numel() > MANY for leaf in sums.leaves(args))
+        target: Any = _functional(node.target)
+        if facts_of(node).moves and large:
+            return target(*args, **kwargs)
+        own, named = sums.mapped(sums.wide, (args, sums.in_double(kwargs)))
+        try:
+            return target(*own, **named)
+        except (TypeError, ValueError, RuntimeError, NotImplementedError):
+            pass
+        # an operation with types of its own
+        shown = [
+            leaf.meta.get("val") if isinstance(leaf, fx.Node) else None
+            for leaf in sums.leaves((node.args, node.kwargs))
+        ]
+        flat, spec = pytree.tree_flatten((args, kwargs))
+        typed = [
+            leaf.to(real.dtype) if isinstance(leaf, Tensor) and isinstance(real, Tensor) else leaf
+            for leaf, real in zip(flat, shown, strict=True)
+        ]
+        own, named = pytree.tree_unflatten(typed, spec)
+        try:
+            return target(*own, **named)
+        except (TypeError, ValueError, RuntimeError, NotImplementedError):
+            self.refuse(name, args, kwargs, "its operands have other types here than in the model")
 
     def _result(self, leaf: Any, known: bool = False) -> Any:
         """A result that depends on data: floats start paths of value 1, other
@@ -193,9 +259,17 @@ class Forward(ByProperties):
             return leaf
         return (
             Sum(torch.ones(leaf.shape, dtype=torch.float64))
-            if leaf.is_floating_point()
+            if leaf.is_floating_point() or leaf.is_complex()
             else self._decided(leaf, known)
         )
+
+    def _made(self, shown: Any) -> Any:
+        """Random numbers start paths of value 1; memory that nothing was written to is 0."""
+        if not isinstance(shown, Tensor):
+            return shown
+        zeros = torch.zeros(tuple(shown.shape), dtype=shown.dtype)
+        assert self.node is not None
+        return self._result(zeros) if facts_of(self.node).kind == "random" else zeros
 
     def passed(
         self,
@@ -226,7 +300,9 @@ class Forward(ByProperties):
             anywhere = self.anywhere(name, run, args) if picks else None
             if anywhere is not None:
                 return anywhere
-            found = None if picks else self.by_facts(node, facts, run, args, kwargs)
+            # (sums over paths leave the range of small types before the numbers do)
+            wide = sums.in_double(kwargs)
+            found = None if picks else self.by_facts(node, facts, run, args, wide)
             if found is not None:
                 return found
             if name in RULES:
@@ -246,7 +322,11 @@ class Forward(ByProperties):
         ):
             if isinstance(own, fx.Node):
                 operands[names[own.name]] = value
-        return self.graph(smaller, operands)
+        before, self.whole = self.whole, self.whole or node
+        try:
+            return self.graph(smaller, operands)
+        finally:
+            self.whole = before
 
     def by_rule(self, node: fx.Node, name: str, facts: Facts, args: Any, kwargs: Any) -> Any:
         """Pass sums through the rule of the operation."""
@@ -262,8 +342,11 @@ class Forward(ByProperties):
                 else "too many paths"
             )
             return self.stopped(name, args, kwargs, why)
-        if ended and self.bound and facts.slope is not None and facts.elementwise:
-            return Sum(args[0].values * facts.slope**self.p, args[0].log)
+        entering = list(sums.each_sum((args, kwargs)))
+        alone = facts.elementwise and len(entering) == 1 and entering[0] is args[0]
+        slope = facts.slope if alone else None
+        if ended and self.bound and slope is not None:
+            return Sum(args[0].values * slope**self.p, args[0].log)
         if ended and not self.fixed_ends:
             pins = read.paths.pins
             self.refuse(
@@ -273,6 +356,8 @@ class Forward(ByProperties):
         measured = None if ended else self._coefficients(node, facts, args, kwargs, read)
         if measured is not None:
             return measured
+        if self.bound and _has_numbers(node) and (read.paths.restarts or read.paths.pairs):
+            self.refuse(name, args, kwargs, "it has no largest slope")
         return pytree.tree_map(
             lambda leaf: self._decided(leaf) if isinstance(leaf, Tensor) else leaf,
             read.results(self.p),
@@ -334,15 +419,16 @@ class Forward(ByProperties):
         Raises:
             UnsupportedError: the operation is not inside the requested part.
         """
-        assert self.node is not None
-        if self.node in self.inside:
+        node = self.whole or self.node
+        assert node is not None
+        if node in self.inside:
             self._end((args, kwargs))
             raise _Reached
-        module, line = place(self.node)
+        module, line = place(node)
         raise UnsupportedError(
             f"path_norm cannot pass '{name.removeprefix('aten.')}' (module"
             f" {module or 'at the top'}, {line or 'unknown line'}): {reason};"
-            f" until={module or self.node.name!r} gives the norm of the part before it, and"
+            f" until={module or node.name!r} gives the norm of the part before it, and"
             " until='fixed' the norm of all paths that end where scales are fixed."
         )
 
@@ -376,6 +462,12 @@ def _is_within(module: str, name: str) -> bool:
     return module == name or module.startswith(f"{name}.")
 
 
+def _has_numbers(node: fx.Node) -> bool:
+    """Whether some of the results are real or complex numbers."""
+    shown = pytree.tree_leaves(node.meta.get("val"))
+    return any(is_float(each) or each.is_complex() for each in shown if isinstance(each, Tensor))
+
+
 def _is_complex(node: fx.Node) -> bool:
     shown = node.meta.get("val")
     return isinstance(shown, Tensor) and shown.is_complex()
@@ -389,24 +481,6 @@ def _functional(target: Any) -> Callable[..., Any]:
     plain = getattr(torch.ops.aten, operation_name(target).removeprefix("aten.").rstrip("_"), None)
     result: Callable[..., Any] = plain if plain is not None else target
     return result
-
-
-def _plainly(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An operation on the model's tensors in double precision; large tensors that are
-    only moved keep their type.
-    """
-    facts = facts_of(node)
-    if not facts.moves or not any(
-        isinstance(leaf, Tensor) and leaf.numel() > MANY for leaf in sums.leaves(args)
-    ):
-        kind = kwargs.get("dtype")
-        if isinstance(kind, torch.dtype) and kind.is_floating_point:
-            kwargs = {**kwargs, "dtype": torch.float64}
-        args, kwargs = sums.mapped(
-            lambda leaf: leaf.double() if is_float(leaf) else leaf, (args, kwargs)
-        )
-    target: Any = _functional(node.target)
-    return target(*args, **kwargs)
 
 
 __all__ = ["Forward", "logs_of_sums"]

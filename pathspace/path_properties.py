@@ -16,6 +16,7 @@ from torch import Tensor, fx
 from pathspace import path_sums as sums
 from pathspace.affine_maps import AffineMap
 from pathspace.inference.registry import FACTS, Facts, operation_name
+from pathspace.path_bounds import largest_slope
 from pathspace.path_sums import Sum
 
 
@@ -111,9 +112,7 @@ class ByProperties(ABC):
             and not facts.linear
             and facts.kind != "complex"
         ):
-            # max(x, y), relu(x): all paths of the operands pass
-            parts = [leaf for leaf in map(self._weight, sums.leaves(args)) if isinstance(leaf, Sum)]
-            return self._kept(sums.added(*parts) if len(parts) > 1 else parts[0], shown)
+            return self._kept(self._rectified(operation_name(node.target), args, kwargs), shown)
         if facts.kind == "activation" and not facts.degree and len(args) == 2 and is_float(args[1]):
             return self._sided(run, args)
         if facts.linear == "each":
@@ -123,6 +122,16 @@ class ByProperties(ABC):
         if facts.moves:
             return sums.moved(run, args, kwargs, p, facts.kind in ("padding", "write"))
         return self._weighted(facts, run, args, kwargs, shown)
+
+    def _rectified(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sum:
+        """All paths of the operands pass ``max(x, y)`` or ``relu(x)``."""
+        # (a rectifier with random slopes has a second operand for them)
+        reached = args[:1] if "rrelu" in name else args
+        parts = [leaf for leaf in map(self._weight, sums.leaves(reached)) if isinstance(leaf, Sum)]
+        passed = sums.added(*parts) if len(parts) > 1 else parts[0]
+        if not self.bound:
+            return passed
+        return Sum(passed.values * largest_slope(name, args, kwargs) ** self.p, passed.log)
 
     def bags(self, node: fx.Node, args: tuple[Any, ...], kwargs: Any) -> Any:
         """Sums or means of rows at known positions, perhaps weighted; ``None`` for maxima."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from pathspace.errors import InputError
 from pathspace.inference.registry import Facts
 
 # sums within these bounds need no common logarithm
@@ -22,6 +23,12 @@ SMALLEST, LARGEST = 1e-60, 1e60
 MANY, ROWS = 1 << 20, 32
 # the 1 by which a coefficient is measured: beside it, constants that are added do not round
 WIDE = 2.0**300
+# logarithms of powers of weights beyond this leave the floats, or nearly
+RANGE = 690.0
+LEFT = (
+    "path_norm found sums over paths that leave the floats within one operation, expected a smaller"
+    " exponent p, or smaller weights."
+)
 # a map along one dimension of an image is measured on images of this size
 # along the other dimensions
 NARROW = 16
@@ -39,6 +46,8 @@ class Sum:
     def of(cls, values: Tensor, log: float = 0.0) -> Sum:
         """Divide by the largest value if it is far from 1, and keep its logarithm."""
         size = float(values.detach().max()) if values.numel() else 0.0
+        if math.isinf(size):
+            raise InputError(LEFT)
         if size == 0 or SMALLEST < size < LARGEST:
             return cls(values, log if size else 0.0)
         return cls(values / size, log + math.log(size))
@@ -60,6 +69,11 @@ class Sum:
     def total(self) -> float:
         """Logarithm of the sum over all elements."""
         size = float(self.values.sum())
+        if math.isnan(size):
+            raise InputError(
+                "path_norm found sums over paths that are NaN, expected numbers; a buffer or a"
+                " constant of the model has NaN in it, or a divisor is 0."
+            )
         return math.log(size) + self.log if size > 0 else -math.inf
 
 
@@ -79,9 +93,12 @@ def added(*sums: Sum) -> Sum:
 
 def raised(one: Sum, exponent: float) -> Sum:
     """A power of sums; 0 where no path arrives, for negative exponents too."""
-    values = one.values**exponent
+    size = float(one.values.detach().max()) if one.values.numel() else 0.0
+    near = one.values / size if size else one.values
+    values = near**exponent
     return Sum.of(
-        values if exponent > 0 else torch.where(one.values == 0, 0.0, values), one.log * exponent
+        values if exponent > 0 else torch.where(near == 0, 0.0, values),
+        (one.log + (math.log(size) if size else 0.0)) * exponent,
     )
 
 
@@ -90,8 +107,28 @@ def power(value: Tensor, p: float) -> Tensor:
     (masks), which no path passes.
     """
     size = value.cpu().double().abs()
+    if p > 2 or (p > 1 and value.dtype == torch.float64):
+        _check_range(size, p)
     size = size if p == 1 else size.square() if p == 2 else size**p
     return torch.nan_to_num(size, nan=math.nan, posinf=0.0) if value.numel() < MANY else size
+
+
+def _check_range(size: Tensor, p: float) -> None:
+    """Refuse an exponent at which powers of numbers leave the floats."""
+    used = (size > 0) & torch.isfinite(size)
+    if not bool(used.any()):
+        return
+    least = float(torch.where(used, size, math.inf).detach().min())
+    most = float(torch.where(used, size, 0.0).detach().max())
+    if p * math.log(most) > RANGE or p * math.log(least) < -RANGE:
+        raise InputError(
+            f"path_norm found p={p:g}, at which powers of numbers from {least:.3g} to {most:.3g}"
+            f" leave the floats, expected at most p={_largest(least, most):.3g} here."
+        )
+
+
+def _largest(least: float, most: float) -> float:
+    return RANGE / max(math.log(most), -math.log(least))
 
 
 def numbers_raised(tree: Any, p: float) -> Any:
@@ -113,6 +150,13 @@ def wide(leaf: Any) -> Any:
     if not isinstance(leaf, Tensor) or not (leaf.is_floating_point() or leaf.is_complex()):
         return leaf
     return leaf.cpu().to(torch.complex128 if leaf.is_complex() else torch.float64)
+
+
+def in_double(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Keyword arguments with double precision for a requested type of real numbers."""
+    kind = kwargs.get("dtype")
+    real = isinstance(kind, torch.dtype) and kind.is_floating_point
+    return {**kwargs, "dtype": torch.float64} if real else kwargs
 
 
 def mapped(function: Callable[[Any], Any], tree: Any) -> Any:

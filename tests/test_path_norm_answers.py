@@ -209,3 +209,144 @@ def test_sensitivities_are_derivatives_of_the_norm(name: str) -> None:
     for key, slopes in expected.items():
         assert torch.allclose(found[key], slopes / most, atol=1e-6)
     assert math.isclose(max(float(each.max()) for each in found.values()), 1.0)
+
+
+BOUNDED: dict[str, Callable[[Tensor], Tensor]] = {
+    "steep leaky": lambda x: F.leaky_relu(x, 3.0),
+    "steep random": lambda x: F.rrelu(x, 2.0, 3.0),
+    "clip": lambda x: x.clamp(-1, 2),
+    "extremes": lambda x: torch.minimum(x, x.flip(1)) + x.sort(1)[0],
+    "length": lambda x: x.norm(dim=1),
+    "deviation": lambda x: x.std(1),
+    "mixture": lambda x: torch.lerp(x, x.relu(), 0.3),
+    "tiles": lambda x: F.max_pool1d(x[:, None], 2),
+}
+UNBOUNDED: dict[str, Callable[[Tensor], Tensor]] = {
+    "layer norm": lambda x: F.layer_norm(x, (3,)),
+    "RMS norm": lambda x: F.rms_norm(x, (3,)),
+    "group norm": lambda x: F.group_norm(x, 1),
+    "square": lambda x: x.square(),
+    "power": lambda x: x**3,
+    "product": lambda x: x.prod(1),
+    "products": lambda x: x.cumprod(1),
+    "variance": lambda x: x.var(1),
+    "cosine": lambda x: F.cosine_similarity(x, x.flip(1) + 1),
+    "sign": lambda x: x.sign(),
+    "mask": lambda x: x.flip(1) * (x > 0),
+    "truth": lambda x: (x > 0).double(),
+    "choice": lambda x: torch.where(x > 0, x, x.flip(1)),
+    "position": lambda x: x.flip(1).gather(1, x.argmax(1, keepdim=True)),
+    "angle": lambda x: torch.atan2(x, x.flip(1)),
+    "half norm": lambda x: x.norm(p=0.5, dim=1),
+    "dropout": lambda x: F.dropout(x, 0.5, training=True),
+    "noise": lambda x: x + torch.randn_like(x),
+    "moving bound": lambda x: x.clamp(max=x.square()),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_bounds_hold_for_inputs_of_all_sizes(name: str) -> None:
+    torch.manual_seed(0)
+    net = Net(lambda net, x: BOUNDED[name](net.first(x)), first=nn.Linear(3, 3).double())
+    bound = ps.path_norm(net, draw(1, 3), bound=True)
+    for size in (1e-2, 1.0, 1e2):
+        for step in (1e-4, 1e-1, 1.0):
+            for _ in range(20):
+                x = size * torch.randn(1, 3).double()
+                y = x + size * step * torch.randn(1, 3).double()
+                moved = float((net(x) - net(y)).detach().abs().sum())
+                assert moved <= bound * float((x - y).abs().max()) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", UNBOUNDED)
+def test_what_has_no_largest_slope_is_refused(name: str) -> None:
+    net = Net(lambda net, x: UNBOUNDED[name](net.first(x)), first=nn.Linear(3, 3).double())
+    with pytest.raises(ps.UnsupportedError) as caught:
+        ps.path_norm(net, draw(1, 3), bound=True)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_ranges_of_numbers() -> None:
+    layer = nn.Linear(2, 2, bias=False).double()
+    net, x = nn.Sequential(layer), draw(1, 2)
+    graph = ps.trace(net, x)
+    with torch.no_grad():
+        layer.weight.copy_(W)
+    log = math.log(float((W.abs().sum(1) ** 20).sum())) + 20 * 55 * math.log(10)
+    power = Net(lambda net, x: (F.linear(x, net.w) * 1e55) ** 20, w=layer.weight)
+    assert ps.path_norm(power, x, log=True) == pytest.approx(log)
+    total = Net(lambda net, x: (x * 1e30).sum(1, dtype=torch.float32))
+    assert ps.path_norm(total, x.float(), p=2) == pytest.approx(2**0.5 * 1e30)
+    with pytest.raises(ps.InputError, match="at most p="):
+        ps.path_norm(net, x, p=3000)
+    for wrong in (3, -3):
+        with pytest.raises(ps.InputError, match="batch_dim"):
+            ps.path_norm(net, x, batch_dim=wrong)
+    with pytest.raises(ps.InputTypeError, match="batch_dim"):
+        ps.path_norm(net, x, batch_dim=1.5)  # type: ignore[call-overload]
+    with pytest.raises(ps.InputError, match="further arguments"):
+        ps.path_norm(graph, 1, False, 0, None)  # type: ignore[call-overload]
+    with pytest.raises(ps.InputError, match="until='fixed'"):
+        ps.path_norm(net, x, until="fixed", bound=True)
+    for value in (math.nan, math.inf):
+        with torch.no_grad():
+            layer.weight[0, 0] = value
+        with pytest.raises(ps.InputError, match="NaN or infinite"):
+            ps.path_norm(graph)
+
+
+def test_complex_numbers_count_by_their_absolute_values() -> None:
+    weight = torch.complex(draw(3, 2), draw(2, 3).T)
+    net = Net(lambda net, x: F.linear(x, net.w).abs(), w=weight)
+    expected = float(weight.abs().sum())
+    assert ps.path_norm(net, torch.complex(draw(1, 2), draw(1, 2))) == pytest.approx(expected)
+    scaled = Net(lambda net, x: (x * net.c).real, c=torch.tensor([3 + 4j, 2j]))
+    assert ps.path_norm(scaled, draw(1, 2)) == pytest.approx(7)
+
+
+class Attention(nn.Module):
+    """Heads beside samples in one dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read, self.write = nn.Linear(4, 12, bias=False), nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            part.view(len(x), 3, 2, 2).transpose(1, 2).reshape(-1, 3, 2)
+            for part in self.read(x).chunk(3, -1)
+        )
+        mixed = (q @ k.transpose(1, 2)).softmax(-1) @ v
+        return self.write(mixed.view(len(x), 2, 3, 2).transpose(1, 2).reshape(len(x), 3, 4))
+
+
+def test_samples_are_those_of_the_first_output() -> None:
+    torch.manual_seed(0)
+    net = Attention()
+    read, write = (layer.weight.detach().double().abs() for layer in (net.read, net.write))
+    q, k, v = (part.sum(1).view(2, 2) for part in read.chunk(3))
+    logits = 9 * float((q * k).sum())
+    outputs = 3 * float((write @ (3 * v).reshape(-1)).sum())
+    for samples in (1, 2):
+        found = ps.path_norm(net, torch.randn(samples, 3, 4), until="fixed")
+        assert found == pytest.approx(logits + outputs, rel=1e-6)
+    rnn = nn.RNN(2, 2, num_layers=3, nonlinearity="relu", batch_first=True)
+    one, two = (ps.path_norm(rnn, torch.randn(n, 4, 2)) for n in (1, 2))
+    assert one == pytest.approx(two)
+    last = ps.path_norm(
+        Net(lambda net, x: net.rnn(x)[1].transpose(0, 1), rnn=rnn), torch.randn(1, 4, 2)
+    )
+    steps = ps.path_norm(Net(lambda net, x: net.rnn(x)[0], rnn=rnn), torch.randn(1, 4, 2))
+    assert one == pytest.approx(last + steps)
+
+
+def test_random_numbers_and_unwritten_memory() -> None:
+    def function(net: Any, x: Tensor) -> Tensor:
+        y = torch.empty(1, 4).double()
+        y[:, :2] = x
+        y[:, 2:] = torch.randn(1, 2).double()
+        return y
+
+    net, state = Net(function), torch.get_rng_state()
+    assert ps.path_norm(net, draw(1, 2)) == 4
+    assert bool((torch.get_rng_state() == state).all())
