@@ -21,6 +21,7 @@ from pathspace.inference.decompose import decomposed
 from pathspace.inference.regions import REGIONS, once
 from pathspace.inference.registry import RULES, Facts, facts_of, operation_name
 from pathspace.local_paths import Read, read_rule
+from pathspace.path_attention import attended
 from pathspace.path_bounds import without_bound
 from pathspace.path_properties import NUMBERS, ByProperties, is_float
 from pathspace.path_sums import MANY, Sum
@@ -207,6 +208,8 @@ class Forward(ByProperties):
         drawn = facts_of(name).kind == "random" and not any(isinstance(leaf, Sum) for leaf in flat)
         if drawn or "empty" in name:
             return pytree.tree_map(self._made, node.meta["val"])
+        if name == "aten.sym_size" and isinstance(args[0], Sum):
+            return args[0].values.shape[args[1]]
         if "_assert" in name:
             # (of types and shapes, which are other ones here)
             return None
@@ -305,6 +308,12 @@ class Forward(ByProperties):
             found = None if picks else self.by_facts(node, facts, run, args, wide)
             if found is not None:
                 return found
+            if facts.kind == "attention" and self.fixed_ends:
+                # (the rule does not say by what the products are divided)
+                mixed = attended(node, args, kwargs, self.is_decided, self.p)
+                if mixed is not None:
+                    self.ends.append(mixed[0])
+                    return self.kept(mixed[1], node.meta.get("val"))
             if name in RULES:
                 return self.by_rule(node, name, facts, args, kwargs)
         except PathspaceError:

@@ -94,7 +94,7 @@ class ByProperties(ABC):
             return None
         if facts.kind in ("copy", "dropout"):
             # (alpha dropout adds constants in training)
-            return None if "alpha" in node.name else self._kept(args[0], shown)
+            return None if "alpha" in node.name else self.kept(args[0], shown)
         if facts.kind == "power":
             return self._raised(facts, args)
         if facts.kind == "quotient" and self.fixed_ends and not kwargs and isinstance(args[1], Sum):
@@ -112,7 +112,7 @@ class ByProperties(ABC):
             and not facts.linear
             and facts.kind != "complex"
         ):
-            return self._kept(self._rectified(operation_name(node.target), args, kwargs), shown)
+            return self.kept(self._rectified(operation_name(node.target), args, kwargs), shown)
         if facts.kind == "activation" and not facts.degree and len(args) == 2 and is_float(args[1]):
             return self._sided(run, args)
         if facts.linear == "each":
@@ -157,7 +157,7 @@ class ByProperties(ABC):
         values = total(table.values)
         if given["mode"] == 1:
             values = values / total(torch.ones_like(table.values)).clamp(min=1) ** self.p
-        return self._kept(
+        return self.kept(
             Sum.of(values, table.log + (factor.log if factor else 0.0)), node.meta["val"]
         )
 
@@ -239,7 +239,7 @@ class ByProperties(ABC):
             rank = _rank(operation_name(run))
             batched = x if x.values.dim() == rank + 2 else Sum(x.values.unsqueeze(0), x.log)
             found = sums.separated(apply, batched, p, rank)
-            return self._kept(
+            return self.kept(
                 found if batched is x else Sum(found.values.squeeze(0), found.log), shown
             )
         return self._measured(run, args, kwargs)
@@ -254,6 +254,9 @@ class ByProperties(ABC):
         """A recurrent layer: all steps with ReLU; with gates, paths end in
         the gates of every step.
         """
+        if any(isinstance(each, Sum) for each in args[2]):
+            # (weights that are computed)
+            return None
         states = [
             sums.as_sum(each, self.p)
             for each in (args[1] if isinstance(args[1], list | tuple) else [args[1]])
@@ -279,7 +282,7 @@ class ByProperties(ABC):
         ]
         return Sum.of(x.values * sum(ways), x.log)
 
-    def _kept(self, value: Sum, shown: Any) -> Any:
+    def kept(self, value: Sum, shown: Any) -> Any:
         """A sum as the first result, and placeholders for any further results of the operation."""
         if isinstance(shown, Tensor):
             return value
@@ -336,7 +339,7 @@ class ByProperties(ABC):
         )
         shift, end = (found if isinstance(found, Tensor) else found[0] for found in (zero, one))
         scaled = Sum(x.values * (end - shift).abs() ** self.p, x.log)
-        return self._kept(sums.added(scaled, Sum(shift.abs() ** self.p)), node.meta.get("val"))
+        return self.kept(sums.added(scaled, Sum(shift.abs() ** self.p)), node.meta.get("val"))
 
 
 def _is_quotient(facts: Facts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -350,3 +350,55 @@ def test_random_numbers_and_unwritten_memory() -> None:
     net, state = Net(function), torch.get_rng_state()
     assert ps.path_norm(net, draw(1, 2)) == 4
     assert bool((torch.get_rng_state() == state).all())
+
+
+MASK = torch.tensor([[1, 1, 0], [1, 0, 1], [1, 1, 1]]).bool()
+
+
+@pytest.mark.parametrize("p", [1, 2])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"scale": 2.0},
+        {"is_causal": True},
+        {"attn_mask": MASK},
+        {"attn_mask": draw(3, 3).masked_fill(~MASK, -math.inf)},
+    ],
+    ids=lambda options: "".join(options),
+)
+def test_attention_is_what_it_is_written_out(options: dict[str, Any], p: float) -> None:
+    """Its scores end paths with their scale, and without masked entries."""
+
+    def written(net: Any, q: Tensor, k: Tensor) -> Tensor:
+        scores = q @ k.mT * options.get("scale", 0.5)
+        if options.get("is_causal"):
+            scores = scores.masked_fill(~torch.ones(3, 3).bool().tril(), -math.inf)
+        mask = options.get("attn_mask")
+        if mask is not None:
+            masked = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else None
+            scores = scores + mask if masked is None else masked
+        return scores.softmax(-1) @ k
+
+    def fused(net: Any, q: Tensor, k: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, k, **options)
+
+    inputs = draw(1, 2, 3, 4), draw(1, 2, 3, 4)
+    one, two = (ps.path_norm(Net(f), *inputs, p=p, until="fixed") for f in (written, fused))
+    assert one == pytest.approx(two)
+
+
+def test_computed_weights_and_lengths() -> None:
+    """Weights of a recurrent layer that another layer computes, and a constant mask as an index."""
+    h, w, x = nn.Parameter(draw(16, 4)), nn.Parameter(draw(4, 4)), draw(1, 4)
+
+    def recurrent(net: Any, x: Tensor) -> Tensor:
+        weights = [F.linear(x, net.h).view(4, 4), net.w]
+        state = x.new_zeros(1, 1, 4)
+        return torch.rnn_relu(x[None], state, weights, False, 1, 0.0, False, False, False)[0]
+
+    step = Net(lambda net, x: F.linear(x[None], F.linear(x, net.h).view(4, 4)), h=h)
+    found = ps.path_norm(Net(recurrent, h=h, w=w), x)
+    assert found == pytest.approx(ps.path_norm(step, x))
+    kept = Net(lambda net, x: x[..., net.m], m=torch.tensor([True, False, True, True]))
+    assert ps.path_norm(kept, x) == pytest.approx(3)
