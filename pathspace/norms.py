@@ -63,8 +63,9 @@ def path_norm(
     as in :meth:`ReductionGraph.paths`. Every branch has paths of its own: those of ``x - relu(x)``
     are the paths of ``x`` twice. Whole numbers in the example input are positions (the rows that
     they read are on paths, and any row where activations choose); as numbers or masks they count as
-    1, as other inputs do, and a complex number counts by its absolute value. Sums are kept with a
-    common logarithm, so that depth neither overflows nor vanishes.
+    1, as other inputs do, and a complex number counts by its absolute value. What a model
+    computes from its own tensors alone (a weight norm, a product of two matrices) counts as one
+    weight. Sums are kept with a common logarithm, so that depth neither overflows nor vanishes.
 
     An operation that fixes a scale (a sigmoid, ReLU6, a softmax, a quotient) ends the paths
     that lead to it, so that the network behind it has no path norm, and is refused. There are

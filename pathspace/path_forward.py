@@ -231,7 +231,8 @@ class Forward(ByProperties):
         """
         large = any(isinstance(leaf, Tensor) and leaf.numel() > MANY for leaf in sums.leaves(args))
         target: Any = _functional(node.target)
-        if facts_of(node).moves and large:
+        facts = facts_of(node)
+        if facts.moves and facts.kind not in ("total", "transform") and large:
             return target(*args, **kwargs)
         own, named = sums.mapped(sums.wide, (args, sums.in_double(kwargs)))
         try:

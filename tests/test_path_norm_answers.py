@@ -402,3 +402,31 @@ def test_computed_weights_and_lengths() -> None:
     assert found == pytest.approx(ps.path_norm(step, x))
     kept = Net(lambda net, x: x[..., net.m], m=torch.tensor([True, False, True, True]))
     assert ps.path_norm(kept, x) == pytest.approx(3)
+
+
+@pytest.mark.parametrize("name", ["cumsum", "cummax", "cummin"])
+def test_running_sums_and_maxima_have_no_path_back(name: str) -> None:
+    """Each element is reached from those before it: as many paths as a triangular matrix has."""
+
+    def running(net: Any, x: Tensor) -> Tensor:
+        found = getattr(F.linear(x, net.w), name)(1)
+        return F.linear(found if isinstance(found, Tensor) else found[0], net.v)
+
+    net = Net(running, w=nn.Parameter(draw(4, 3)), v=nn.Parameter(draw(2, 4)))
+    first, second = net.w.detach().abs(), net.v.detach().abs()
+    expected = float((second @ torch.ones(4, 4).double().tril() @ first).sum())
+    assert ps.path_norm(net, draw(1, 3)) == pytest.approx(expected)
+    graph = ps.trace(net, draw(1, 3))
+    assert sum(abs(float(path.value)) for path in graph.paths()) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", ["cummax", "sort", "max", "amax", "median", "topk"])
+def test_a_single_number_along_a_dimension(name: str) -> None:
+    def reduced(net: Any, x: Tensor) -> Tensor:
+        found = getattr(net.layer(x).sum(), name)(*((1, 0) if name == "topk" else (0,)))
+        return found if isinstance(found, Tensor) else found[0]
+
+    net = Net(reduced, layer=nn.Linear(2, 2, bias=False).double())
+    graph = ps.trace(net, draw(1, 2))
+    assert graph.path_norm(until="fixed") > 0
+    assert len(list(graph.paths())) == 4
