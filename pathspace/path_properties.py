@@ -134,13 +134,11 @@ class ByProperties(ABC):
         return Sum(passed.values * largest_slope(name, args, kwargs) ** self.p, passed.log)
 
     def bags(self, node: fx.Node, args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Sums or means of rows at known positions, perhaps weighted; ``None`` for maxima."""
+        """Sums, means or maxima of rows at known positions, perhaps weighted."""
         own = node.target._schema.arguments  # type: ignore[union-attr]
         given = {each.name: each.default_value for each in own if each.has_default_value()}
         given |= dict(zip((each.name for each in own), args, strict=False)) | kwargs
         pad, factors = given.get("padding_idx"), given.get("per_sample_weights")
-        if given["mode"] == 2:
-            return None
         table = sums.as_sum(given["weight"], self.p)
         factor = None if factors is None else sums.as_sum(factors, self.p)
         if pad == -1 and operation_name(node.target) != "aten.embedding_bag":

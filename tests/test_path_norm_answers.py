@@ -147,8 +147,10 @@ def test_rows_that_the_example_reads() -> None:
         assert ps.path_norm(model, *inputs) == pytest.approx(float(2 * rows[3] + rows[1]))
     bags = nn.Sequential(nn.EmbeddingBag(5, 3, mode="mean").double(), net[1])
     bags[0].weight = table.weight
-    found = ps.path_norm(bags, torch.tensor([[1, 2, 4]]))
-    assert found == pytest.approx(float(rows[1] + rows[2] + rows[4]) / 3)
+    for mode, count in (("mean", 3), ("sum", 1), ("max", 1)):
+        bags[0].mode = mode
+        found = ps.path_norm(bags, torch.tensor([[1, 2, 4]]))
+        assert found == pytest.approx(float(rows[1] + rows[2] + rows[4]) / count)
 
 
 def test_rows_that_data_choose() -> None:
