@@ -161,12 +161,18 @@ class Read:
         return self._summed(self.ids[0], self.logs(p, entering, start))
 
     def ended(self, p: float) -> list[Sum]:
-        """The sums over paths that end in the operation."""
+        """The sums over paths that end in the operation, of those that have come through an
+        operand: tensors of the model that it uses end no path.
+        """
         logs = self.logs(p)
+        # (whatever the values: a path of value 0 ends, too)
+        entering = torch.zeros(sum(one.values.numel() for one in self.sums))
+        own = torch.zeros(sum(weight.numel() for weight in self.weights))
+        through = self.paths.logs(entering, own, -math.inf)
         return [
             self._summed(ids, logs)
             for ids in self.paths.ended
-            if bool(((ids != ROOT) & (ids != NEUTRAL)).any())
+            if not self._summed(ids, through).is_zero
         ]
 
     def logs(

@@ -432,3 +432,21 @@ def test_a_single_number_along_a_dimension(name: str) -> None:
     graph = ps.trace(net, draw(1, 2))
     assert graph.path_norm(until="fixed") > 0
     assert len(list(graph.paths())) == 4
+
+
+@pytest.mark.parametrize("p", [1, 2])
+def test_a_mean_with_a_weight_of_the_model(p: float) -> None:
+    """Its weights are coefficients; they end no paths, for any number of samples."""
+    share = torch.tensor([0.25, 0.5]).double()
+    net = Net(lambda net, x: torch.lerp(x, x.flip(1), net.t).sigmoid(), t=share)
+    expected = float(((1 - share) ** p + share**p).sum()) ** (1 / p)
+    for samples in (1, 3):
+        assert ps.path_norm(net, draw(samples, 2), p=p, until="lerp") == pytest.approx(expected)
+
+
+def test_paths_of_value_0_are_refused_where_others_are() -> None:
+    layer = nn.Linear(2, 2).double()
+    for parameter in layer.parameters():
+        nn.init.zeros_(parameter)
+    with pytest.raises(ps.UnsupportedError, match="sigmoid"):
+        ps.path_norm(nn.Sequential(layer, nn.Sigmoid()), draw(1, 2))
