@@ -150,7 +150,7 @@ def _norm(
     bound: bool = False,
 ) -> float:
     expect_numbers("path_norm", "a positive number", p=p)
-    _check_finite(captured)
+    _expect_finite("path_norm", _read(captured))
     with torch.no_grad():
         logs = logs_of_sums(captured, p, batch_dim, until, bound, exact_norms)
     result = float(np.logaddexp.reduce(logs)) / p if logs else -math.inf
@@ -164,17 +164,21 @@ def _norm(
     return math.exp(result) if result > -math.inf else 0.0
 
 
-def _check_finite(captured: Captured) -> None:
-    """Refuse a parameter with NaN or infinity, if the graph reads it."""
-    for node in captured.graph.graph.nodes:
-        kind, name = captured.sources.get(node.name, ("", ""))
-        if node.op != "placeholder" or kind != "parameter" or not node.users:
-            continue
-        weight = captured.parameters[name].detach()
+def _read(captured: Captured) -> dict[str, Tensor]:
+    """The parameters that a graph reads."""
+    places = (node for node in captured.graph.graph.nodes if node.op == "placeholder")
+    found = (captured.sources.get(node.name, ("", "")) for node in places if node.users)
+    return {name: captured.parameters[name] for kind, name in found if kind == "parameter"}
+
+
+def _expect_finite(owner: str, named: Mapping[str, Tensor]) -> None:
+    """Refuse parameters with NaN or infinity."""
+    for name, weight in named.items():
+        weight = weight.detach()
         bad = int((~torch.isfinite(weight)).sum()) if has_values(weight) else 0
         if bad:
             raise InputError(
-                f"path_norm found {bad} values in parameter {name!r} that are NaN or infinite,"
+                f"{owner} found {bad} values in parameter {name!r} that are NaN or infinite,"
                 " expected finite numbers; use a checkpoint from before it diverged."
             )
 
@@ -211,6 +215,7 @@ def path_sensitivity(
         [1.0, 0.111]
     """
     held = graph.parameters if parameters is None else parameters
+    _expect_finite("path_sensitivity", {block.name: held[block.name] for block in graph.blocks})
     wide = {block.name: held[block.name].detach().cpu().double() for block in graph.blocks}
     # (a weight of 0 has a derivative by its square all the same)
     own = {
@@ -278,7 +283,8 @@ def path_statistics(skeleton: TwoTrees, p: float = 1) -> PathStatistics:
         The statistics.
 
     Raises:
-        InputError: a skeleton weight is zero, or ``p`` is not positive.
+        InputError: a skeleton weight is zero, a weight is not finite, or ``p`` is not
+            positive.
 
     Example:
         >>> import torch, pathspace as ps
@@ -296,6 +302,8 @@ def path_statistics(skeleton: TwoTrees, p: float = 1) -> PathStatistics:
     """
     expect_arguments("path_statistics", skeleton=skeleton)
     expect_numbers("path_statistics", "a positive number", p=p)
+    graph = skeleton.graph
+    _expect_finite("path_statistics", {b.name: graph.parameters[b.name] for b in graph.blocks})
     logs = np.concatenate([weights + scales for weights, scales in log_factors(skeleton)])
     kept = logs[np.isfinite(logs)]
     if not len(kept):

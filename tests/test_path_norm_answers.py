@@ -274,6 +274,7 @@ def test_ranges_of_numbers() -> None:
     graph = ps.trace(net, x)
     with torch.no_grad():
         layer.weight.copy_(W)
+    skeleton = graph.skeleton()
     log = math.log(float((W.abs().sum(1) ** 20).sum())) + 20 * 55 * math.log(10)
     power = Net(lambda net, x: (F.linear(x, net.w) * 1e55) ** 20, w=layer.weight)
     assert ps.path_norm(power, x, log=True) == pytest.approx(log)
@@ -293,8 +294,10 @@ def test_ranges_of_numbers() -> None:
     for value in (math.nan, math.inf):
         with torch.no_grad():
             layer.weight[0, 0] = value
-        with pytest.raises(ps.InputError, match="NaN or infinite"):
-            ps.path_norm(graph)
+        for function in (ps.path_norm, path_sensitivity, ps.path_statistics):
+            given: Any = skeleton if function is ps.path_statistics else graph
+            with pytest.raises(ps.InputError, match="NaN or infinite"):
+                function(given)
 
 
 def test_complex_numbers_count_by_their_absolute_values() -> None:
