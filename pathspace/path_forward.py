@@ -80,7 +80,13 @@ def _samples(captured: Captured, batch_dim: int | None) -> int:
             f"path_norm found batch_dim={batch_dim}, expected the dimension that counts samples in"
             f" an output of shape {shapes[0]}, or None if there is none."
         )
-    return max(shapes[0][batch_dim], 1)
+    count: Any = shapes[0][batch_dim]
+    if not isinstance(count, int):
+        raise InputError(
+            f"path_norm found batch_dim={batch_dim}, a dimension of the outputs whose size depends"
+            " on data, expected the dimension that counts samples; use batch_dim=None."
+        )
+    return max(count, 1)
 
 
 class _Reached(Exception):
@@ -340,6 +346,8 @@ class Forward(ByProperties):
 
     def by_rule(self, node: fx.Node, name: str, facts: Facts, args: Any, kwargs: Any) -> Any:
         """Pass sums through the rule of the operation."""
+        if name == "aten.index_add":
+            args, kwargs = self.scaled_source(args, kwargs)
         try:
             read = read_rule(
                 node, name, args, kwargs, self.is_condition, self.captured.sources, self.exact_norms
@@ -378,10 +386,10 @@ class Forward(ByProperties):
         """The sums with the coefficients of an affine operation, of which a rule says nothing;
         ``None`` for other operations, and where data select elements.
         """
-        if any(map(self.is_condition, sums.leaves((args, kwargs)))):
-            return None
         if "embedding_bag" in operation_name(node.target):
             return self.bags(node, args, kwargs)
+        if any(map(self.is_condition, sums.leaves((args, kwargs)))):
+            return None
         if not isinstance(node.meta.get("val"), Tensor):
             return None
         inner = sums.leaves((node.args, node.kwargs))

@@ -134,7 +134,7 @@ class ByProperties(ABC):
         return Sum(passed.values * largest_slope(name, args, kwargs) ** self.p, passed.log)
 
     def bags(self, node: fx.Node, args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Sums, means or maxima of rows at known positions, perhaps weighted."""
+        """Sums, means or maxima of rows, perhaps weighted; any row where data choose it."""
         own = node.target._schema.arguments  # type: ignore[union-attr]
         given = {each.name: each.default_value for each in own if each.has_default_value()}
         given |= dict(zip((each.name for each in own), args, strict=False)) | kwargs
@@ -143,6 +143,9 @@ class ByProperties(ABC):
         factor = None if factors is None else sums.as_sum(factors, self.p)
         if pad == -1 and operation_name(node.target) != "aten.embedding_bag":
             pad = None
+        if self.is_unknown(given["indices"]):
+            given["indices"], pad = torch.zeros_like(given["indices"]), None
+            table = Sum.of(table.values.sum(0, keepdim=True), table.log)
 
         def total(rows: Tensor) -> Tensor:
             found = torch.ops.aten.embedding_bag.padding_idx(
@@ -158,6 +161,14 @@ class ByProperties(ABC):
         return self.kept(
             Sum.of(values, table.log + (factor.log if factor else 0.0)), node.meta["val"]
         )
+
+    def scaled_source(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """``index_add`` with its factor in what is added, for its rule."""
+        source, factor = sums.as_sum(args[3], self.p), abs(kwargs.get("alpha", 1)) ** self.p
+        rest = {key: value for key, value in kwargs.items() if key != "alpha"}
+        return (*args[:3], Sum(source.values * factor, source.log)), rest
 
     def anywhere(self, name: str, run: Any, args: tuple[Any, ...]) -> Sum | None:
         """Elements at positions that data choose: all elements that they may choose pass, as

@@ -164,6 +164,30 @@ def test_rows_that_data_choose() -> None:
     assert found == pytest.approx(float(experts[1].detach().abs().sum()))
 
 
+@pytest.mark.parametrize("p", [1, 2])
+def test_sums_at_places_that_data_choose(p: float) -> None:
+    """Any row may stand at each of the four places, with the factor of the operation."""
+    total = float((W.abs() ** p).sum())
+    for mode, factor in (("sum", 4.0), ("mean", 4 / 4**p), ("max", 4.0)):
+        bags = Net(
+            lambda net, x, mode=mode: F.embedding_bag(x.argsort(1) % 2, net.w, mode=mode),
+            w=nn.Parameter(W.clone()),
+        )
+        found = ps.path_norm(bags, draw(1, 4), p=p)
+        assert found == pytest.approx((factor * total) ** (1 / p))
+    added = Net(
+        lambda net, x: x.new_zeros(1, 2).index_add(1, x[0].argsort(), F.linear(x, net.w), alpha=-3),
+        w=nn.Parameter(W.clone()),
+    )
+    assert ps.path_norm(added, draw(1, 2), p=p) == pytest.approx((2 * 3**p * total) ** (1 / p))
+
+
+def test_samples_that_data_count() -> None:
+    net = Net(lambda net, x: x.unique())
+    with pytest.raises(ps.InputError, match="batch_dim=None"):
+        ps.path_norm(net, draw(1, 4))
+
+
 def test_numbers_that_data_decide() -> None:
     """Counts and truth values start paths of value 1 like inputs; a quotient by them ends paths."""
     net = Net(lambda net, x: (lambda h: h + (h > 0))(F.linear(x, net.w)), w=nn.Parameter(W.clone()))
