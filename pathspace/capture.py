@@ -13,7 +13,7 @@ import logging
 import re
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 from torch.nn.modules import transformer
+from torch.utils import _pytree as pytree
 
 from pathspace.errors import InputError, InputTypeError, PathspaceError
 from pathspace.in_place import untold, writes_are_seen
@@ -71,6 +72,7 @@ class Captured:
         buffers: name -> buffer, the model's own, or computed again where that has no numbers.
         updates: how many of the graph's outputs, the first ones, are new values of buffers.
         written: number of an output -> parameter whose new value it is.
+        whole: placeholder name -> example input, for whole numbers and truth values.
     """
 
     graph: fx.GraphModule
@@ -81,6 +83,19 @@ class Captured:
     buffers: Mapping[str, torch.Tensor]
     updates: int = 0
     written: Mapping[int, str] = field(default_factory=dict)
+    whole: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    def without_updates(self, outputs: Sequence[Any]) -> list[Any]:
+        """The model's own outputs among those of the graph."""
+        return [
+            value for i, value in enumerate(outputs) if i >= self.updates and i not in self.written
+        ]
+
+    def outputs(self) -> list[fx.Node]:
+        """The nodes that compute the model's own outputs."""
+        node = next(node for node in self.graph.graph.nodes if node.op == "output")
+        flat = self.without_updates(pytree.tree_leaves(node.args[0]))
+        return [leaf for leaf in flat if isinstance(leaf, fx.Node)]
 
 
 @contextmanager
@@ -214,7 +229,8 @@ def recorded(
     }
     parameters = {name: named[name] for name in dict.fromkeys(canonical.values())}
     buffers = every_tensor(model, "_buffers") | (made or {})
-    return Captured(module, sources, parameters, canonical, found.constants, buffers)
+    whole = _whole(module.graph, sources, given)
+    return Captured(module, sources, parameters, canonical, found.constants, buffers, whole=whole)
 
 
 def _prepared(
@@ -250,7 +266,7 @@ def _exported(
 ) -> Captured:
     """The model as torch exports it."""
     try:
-        program, made = _export(model, args, kwargs, watch)
+        program, made, given = _export(model, args, kwargs, watch)
     except PathspaceError:
         raise
     except (Exception, SystemExit) as error:
@@ -285,8 +301,50 @@ def _exported(
         for number, spec in enumerate(program.graph_signature.output_specs)
         if spec.kind == OutputKind.PARAMETER_MUTATION
     }
+    whole = _whole(program.graph_module.graph, sources, given)
     return Captured(
-        program.graph_module, sources, parameters, canonical, constants, buffers, updates, written
+        program.graph_module,
+        sources,
+        parameters,
+        canonical,
+        constants,
+        buffers,
+        updates,
+        written,
+        whole,
+    )
+
+
+def _whole(
+    graph: fx.Graph, sources: Mapping[str, tuple[str, str]], given: Any
+) -> dict[str, torch.Tensor]:
+    """Example inputs that are whole numbers or truth values, by placeholder, where
+    their numbers can be read.
+    """
+    places = [
+        node
+        for node in graph.nodes
+        if node.op == "placeholder" and sources.get(node.name, ("",))[0] == "input"
+    ]
+    leaves = pytree.tree_leaves(given)
+    if len(places) != len(leaves):
+        return {}
+    return {
+        node.name: value.detach().cpu().clone()
+        for node, value in zip(places, leaves, strict=True)
+        if isinstance(value, torch.Tensor)
+        and not (value.is_floating_point() or value.is_complex())
+        and value.layout == torch.strided
+        and has_values(value)
+        and _is_shown(node.meta.get("val"), value)
+    }
+
+
+def _is_shown(shown: Any, value: torch.Tensor) -> bool:
+    return (
+        isinstance(shown, torch.Tensor)
+        and shown.dtype == value.dtype
+        and tuple(shown.shape) == tuple(value.shape)
     )
 
 
@@ -295,11 +353,12 @@ def _export(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     watch: AbstractContextManager[Any],
-) -> tuple[torch.export.ExportedProgram, dict[str, torch.Tensor]]:
+) -> tuple[torch.export.ExportedProgram, dict[str, torch.Tensor], Any]:
     """Let torch trace a stand-in of the model.
 
     Returns:
-        The program, and the stand-in's buffers where tensors of the model have no numbers.
+        The program, the stand-in's buffers where tensors of the model have no numbers, and
+        the inputs that it took.
     """
     mode = fake_mode()
     twin, made, given = _prepared(model, args, kwargs, mode)
@@ -327,7 +386,7 @@ def _export(
             )
     if any(name not in own for name, _ in twin.named_parameters()):
         raise RuntimeError("makes parameters while it runs")
-    return program, made or {}
+    return program, made or {}, given
 
 
 def _traces(module: fx.GraphModule) -> dict[str, str]:

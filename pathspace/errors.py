@@ -130,6 +130,7 @@ def expect_arguments(owner: str, *, or_none: bool = False, **given: object) -> N
 # what a number has to be, in words -> does it?
 _RANGES: dict[str, Callable[[Any], bool]] = {
     "a number": math.isfinite,
+    "a whole number": lambda value: True,  # noqa: ARG005
     "a positive number": lambda value: 0 < value < math.inf,
     "a number of at least 0": lambda value: 0 <= value < math.inf,
     "a number from 0 to inf": lambda value: value >= 0,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from pathspace.inference.conversions import as_stored
 from pathspace.inference.registry import RULES
 from pathspace.inference.semantics import Place
 from pathspace.inference.unrolled import PRODUCT, START, Arrivals, Unrolled
-from pathspace.inference.values import NEUTRAL, ROOT, Weight, constant, shape_of, with_value
+from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, constant, shape_of, with_value
 from pathspace.path_sums import Sum, power
 
 LEAF = -3
@@ -48,6 +49,7 @@ class LocalPaths(Unrolled):
 
     Attributes:
         ended: ids of elements whose scale the operation fixes, as often as it does.
+        restarts: whether paths start again, or follow a sign or an order alone.
     """
 
     def __init__(self, weights: dict[str, Tensor], count: int) -> None:
@@ -57,20 +59,37 @@ class LocalPaths(Unrolled):
         super().__init__(offsets, {name: tuple(weight.shape) for name, weight in weights.items()})
         self.arrivals = _Nodes(count)  # type: ignore[assignment]
         self.ended: list[Tensor] = []
+        self.restarts = False
+
+    def gathered(self, weight: Weight, rows: Sequence[int], node: object) -> None:
+        """Data may choose any row at any position."""
+
+    def cut(self, value: Value, dims: Sequence[int], exact: bool = False) -> Tensor:
+        """Paths start again behind a normalisation."""
+        self.restarts = True
+        return super().cut(value, dims, exact)
+
+    def observe(self, value: Tensor) -> Tensor:
+        """Paths start again where only a sign is used."""
+        self.restarts = self.restarts or bool(((value != ROOT) & (value != NEUTRAL)).any())
+        return super().observe(value)
 
     def fix(self, value: Tensor) -> None:
         """Paths end here, at every element."""
         super().fix(value)
         self.ended.append(value)
 
-    def logs(self, entering: Tensor, weights: Tensor) -> Tensor:
+    def logs(self, entering: Tensor, weights: Tensor, start: float = 0.0) -> Tensor:
         """Logarithms of the sums over paths to every node.
 
         Args:
             entering: logarithms of the sums of the elements that enter.
             weights: logarithms of the powers of the weights.
+            start: logarithm of the value with which paths start inside the operation.
         """
-        found = [0.0, *entering.tolist()]
+        if entering.requires_grad or weights.requires_grad:
+            return self._differentiable(entering, weights, start)
+        found = [start, *entering.tolist()]
         edges = weights.tolist()
         nodes: Any = self.arrivals
         for arrivals in nodes.made[1:]:
@@ -82,12 +101,107 @@ class LocalPaths(Unrolled):
             )
         return torch.tensor(found, dtype=torch.float64)
 
-    def _way(self, found: list[float], edges: list[float], edge: int, before: int) -> float:
+    def _differentiable(self, entering: Tensor, weights: Tensor, start: float) -> Tensor:
+        """The same with gradients, number by number."""
+        nothing = torch.tensor(-math.inf, dtype=torch.float64)
+        found: list[Any] = [torch.tensor(start, dtype=torch.float64), *entering.unbind()]
+        edges: list[Any] = list(weights.unbind())
+        nodes: Any = self.arrivals
+        for arrivals in nodes.made[1:]:
+            ways = [self._way(found, edges, edge, before) for edge, before in arrivals]
+            finite = [way for way in ways if float(way) > -math.inf]
+            found.append(torch.logsumexp(torch.stack(finite), 0) if finite else nothing)
+        return torch.stack(found)
+
+    def _way(self, found: list[Any], edges: list[Any], edge: int, before: int) -> Any:
         if edge == START:
-            return 0.0
+            return found[ROOT]
         if edge == PRODUCT:
             return sum(found[node] for node in self.pairs[before])
         return found[before] if edge == LEAF else edges[edge] + found[before]
+
+
+@dataclass(frozen=True)
+class Read:
+    """What a rule says about one operation.
+
+    Attributes:
+        paths: the unrolled network of the operation.
+        sums: the sums that enter, in the order of their elements' ids.
+        weights: the tensors of the model that take part.
+        ids: the results as ids, flat.
+        spec: the structure of the results.
+        shown: the results in the captured graph, flat.
+    """
+
+    paths: LocalPaths
+    sums: list[Sum]
+    weights: list[Tensor]
+    ids: list[Any]
+    spec: Any
+    shown: list[Any]
+
+    def results(self, p: float) -> Any:
+        """The results as sums; tensors of zeros where they are not real numbers."""
+        logs = self.logs(p)
+        values = [
+            (
+                self._summed(ids, logs)
+                if not isinstance(real, Tensor) or _is_real(real)
+                else torch.zeros(shape_of(real), dtype=real.dtype)
+            )
+            for ids, real in zip(self.ids, self.shown, strict=True)
+        ]
+        return pytree.tree_unflatten(values, self.spec)
+
+    def only(self, p: float, entering: Sequence[Tensor] | None = None, start: float = 0.0) -> Sum:
+        """The single result as a sum, perhaps for other operands, or for other
+        values with which paths start inside the operation.
+        """
+        return self._summed(self.ids[0], self.logs(p, entering, start))
+
+    def ended(self, p: float) -> list[Sum]:
+        """The sums over paths that end in the operation, of those that have come through an
+        operand: tensors of the model that it uses end no path.
+        """
+        logs = self.logs(p)
+        # (whatever the values: a path of value 0 ends, too)
+        entering = torch.zeros(sum(one.values.numel() for one in self.sums))
+        own = torch.zeros(sum(weight.numel() for weight in self.weights))
+        through = self.paths.logs(entering, own, -math.inf)
+        return [
+            self._summed(ids, logs)
+            for ids in self.paths.ended
+            if not self._summed(ids, through).is_zero
+        ]
+
+    def logs(
+        self, p: float, entering: Sequence[Tensor] | None = None, start: float = 0.0
+    ) -> Tensor:
+        """Logarithms of the sums over paths to every node."""
+        values = (
+            [_log(one.values) + one.log for one in self.sums]
+            if entering is None
+            else [_log(value) for value in entering]
+        )
+        own = [_log(power(weight, p)) for weight in self.weights]
+        nothing = torch.zeros(0)
+        return self.paths.logs(
+            (torch.cat(values) if values else nothing).double(),
+            (torch.cat(own) if own else nothing).double(),
+            start,
+        )
+
+    def _summed(self, ids: Any, logs: Tensor) -> Sum:
+        if isinstance(ids, Weight):
+            ids = self.paths.attach(ids)
+        known = torch.where(ids == NEUTRAL, -math.inf, logs[torch.where(ids == NEUTRAL, 0, ids)])
+        top = float(known.detach().max()) if known.numel() else -math.inf
+        return (
+            Sum(torch.exp(known - top), top)
+            if top > -math.inf
+            else Sum(torch.zeros(known.shape).double())
+        )
 
 
 def read_rule(
@@ -96,10 +210,9 @@ def read_rule(
     args: Any,
     kwargs: Any,
     chosen: Any,
-    p: float,
     sources: Any,
     exact_norms: bool,
-) -> tuple[Any, list[Sum], str]:
+) -> Read:
     """Run the rule of an operation on sums over paths.
 
     Args:
@@ -108,33 +221,29 @@ def read_rule(
         args: its operands: sums, tensors of the model, numbers.
         kwargs: its keyword operands.
         chosen: whether a tensor depends on data (its numbers mean nothing).
-        p: exponent of the norm.
         sources: placeholder name -> (kind, name).
         exact_norms: whether the ``eps`` of normalisations counts.
-
-    Returns:
-        The results as sums (tensors of zeros where they are not real numbers), the sums over paths
-        that end in the operation, and the reason why they do.
 
     Raises:
         ValueError: the rule does not know this form of the operation.
         UnsupportedError: there are too many paths.
     """
     flat, spec = pytree.tree_flatten((args, kwargs), is_leaf=lambda leaf: isinstance(leaf, Sum))
-    sums = list({id(leaf): leaf for leaf in flat if isinstance(leaf, Sum)}.values())
+    # every place is an operand of its own, though two may have the same sums
+    sums = [leaf for leaf in flat if isinstance(leaf, Sum)]
     own = {f"w{i}": leaf for i, leaf in enumerate(flat) if _is_weight(leaf) and not chosen(leaf)}
     starts, total = {}, 1
-    for one in sums:
-        starts[id(one)], total = total, total + one.values.numel()
+    for i, leaf in enumerate(flat):
+        if isinstance(leaf, Sum):
+            starts[i], total = total, total + leaf.values.numel()
     paths = LocalPaths(own, total - 1)
     paths.place = Place(name, result=node.meta.get("val"), node=node)
     paths.sources, paths.exact_norms = sources, exact_norms
 
     def operand(number: int, leaf: Any) -> Any:
         if isinstance(leaf, Sum):
-            return torch.arange(starts[id(leaf)], starts[id(leaf)] + leaf.values.numel()).reshape(
-                leaf.values.shape
-            )
+            first = starts[number]
+            return torch.arange(first, first + leaf.values.numel()).reshape(leaf.values.shape)
         if f"w{number}" in own:
             return Weight.of(f"w{number}", leaf.shape)
         if isinstance(leaf, Tensor):
@@ -146,42 +255,15 @@ def read_rule(
     )
     own_args, own_kwargs = as_stored(paths, own_args, own_kwargs)
     result = RULES[name](paths, *own_args, **own_kwargs)
-    entering = (
-        torch.cat([one.values.reshape(-1).log() + one.log for one in sums])
-        if sums
-        else torch.zeros(0)
-    )
-    weights = (
-        torch.cat([power(weight, p).reshape(-1).log() for weight in own.values()])
-        if own
-        else torch.zeros(0)
-    )
-    logs = paths.logs(entering.double(), weights.double())
-
-    def summed(ids: Any) -> Sum:
-        if isinstance(ids, Weight):
-            ids = paths.attach(ids)
-        known = torch.where(ids == NEUTRAL, -math.inf, logs[torch.where(ids == NEUTRAL, 0, ids)])
-        top = float(known.max()) if known.numel() else -math.inf
-        return (
-            Sum(torch.exp(known - top), top)
-            if top > -math.inf
-            else Sum(torch.zeros(known.shape).double())
-        )
-
+    ids, result_spec = pytree.tree_flatten(result)
     shown = pytree.tree_leaves(node.meta.get("val"))
-    found, result_spec = pytree.tree_flatten(result)
-    values = [
-        (
-            summed(ids)
-            if not isinstance(real, Tensor) or _is_real(real)
-            else torch.zeros(shape_of(real), dtype=real.dtype)
-        )
-        for ids, real in zip(found, shown, strict=True)
-    ]
-    ended = [summed(ids) for ids in paths.ended if bool(((ids != ROOT) & (ids != NEUTRAL)).any())]
-    reason = paths.pins[0].reason if paths.pins else "not positively homogeneous" if ended else ""
-    return pytree.tree_unflatten(values, result_spec), ended, reason
+    return Read(paths, sums, list(own.values()), ids, result_spec, shown)
+
+
+def _log(value: Tensor) -> Tensor:
+    """Logarithms of numbers, of 0 without a gradient."""
+    flat = value.reshape(-1)
+    return torch.where(flat == 0, 1.0, flat).log().masked_fill(flat == 0, -math.inf)
 
 
 def _is_weight(leaf: Any) -> bool:
@@ -192,4 +274,4 @@ def _is_real(real: Tensor) -> bool:
     return real.is_floating_point() or real.is_complex()
 
 
-__all__ = ["read_rule"]
+__all__ = ["Read", "read_rule"]

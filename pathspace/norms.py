@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from pathspace.basis import BasisPaths
-from pathspace.capture import capture
+from pathspace.capture import Captured, capture
 from pathspace.errors import InputError, expect_arguments, expect_numbers
 from pathspace.log_prefix import log_prefixes, log_suffixes
 from pathspace.path_forward import Forward, logs_of_sums
 from pathspace.structure import Structure
 from pathspace.two_trees import TwoTrees
+from pathspace.without_values import has_values
 
 
 @overload
@@ -59,8 +60,12 @@ def path_norm(
     Paths are those of the network unrolled on the example input, from every input element and
     bias to every output element; coefficients of means and frozen normalisations count as
     weights, and a maximum as a sum. A normalisation by the numbers themselves starts paths again,
-    as in :meth:`ReductionGraph.paths`. Sums are kept with a common logarithm, so that depth
-    neither overflows nor vanishes.
+    as in :meth:`ReductionGraph.paths`. Every branch has paths of its own: those of ``x - relu(x)``
+    are the paths of ``x`` twice. Whole numbers in the example input are positions (the rows that
+    they read are on paths, and any row where activations choose); as numbers or masks they count as
+    1, as other inputs do, and a complex number counts by its absolute value. What a model
+    computes from its own tensors alone (a weight norm, a product of two matrices) counts as one
+    weight. Sums are kept with a common logarithm, so that depth neither overflows nor vanishes.
 
     An operation that fixes a scale (a sigmoid, ReLU6, a softmax, a quotient) ends the paths
     that lead to it, so that the network behind it has no path norm, and is refused. There are
@@ -76,7 +81,8 @@ def path_norm(
       depend on the scales of units.
     * ``bound=True`` passes functions of one operand with a largest slope by that slope: with
       ``p=1`` the outputs of one sample change by at most ``sum_o |f_o(x) - f_o(y)| <= norm * max_i
-      |x_i - y_i|``, whatever x and y are.
+      |x_i - y_i|``, whatever x and y are. Products of activations, comparisons, normalisations by
+      the numbers themselves and random numbers have no such slope, and are refused.
 
     Args:
         model: a traced reduction graph (its current weights are read), or a model.
@@ -84,16 +90,17 @@ def path_norm(
             ``batch_dim``, in this order.
         kwargs: keyword example inputs of a model.
         **options: ``p``, the exponent, positive (1); ``log``, return the natural logarithm of the
-            norm (``False``); ``batch_dim``, the dimension of the outputs that counts samples, which
-            are all alike, or ``None`` (0); ``until``, where paths end (the outputs); ``bound``,
-            pass functions by their slopes (``False``).
+            norm (``False``); ``batch_dim``, the dimension of the first output that counts samples,
+            which are all alike, or ``None`` (0); ``until``, where paths end (the outputs);
+            ``bound``, pass functions by their slopes (``False``).
 
     Returns:
         The norm, or its logarithm (``-inf`` where every path vanishes).
 
     Raises:
-        InputError: ``p`` is not positive, ``until`` names nothing, or the norm exceeds the largest
-            float and ``log`` was not asked for.
+        InputError: ``p`` is not positive, or so large that powers of weights leave the floats;
+            ``until`` names nothing; the outputs have no ``batch_dim``; a parameter is not
+            finite; the norm exceeds the largest float and ``log`` was not asked for.
         UnsupportedError: an operation is not positively homogeneous, so that path values
             have no meaning behind it.
 
@@ -120,6 +127,12 @@ def path_norm(
         Neyshabur, Tomioka, Srebro: Norm-based capacity control in neural networks (2015).
     """
     if isinstance(model, Structure):
+        if len(inputs) > 3 or kwargs:
+            raise InputError(
+                f"path_norm found {len(inputs) + len(kwargs or {})} further arguments after a"
+                " graph, expected at most p, log and batch_dim, in this order; a graph needs no"
+                " example inputs."
+            )
         options = dict(zip(("p", "log", "batch_dim"), inputs, strict=False)) | options
         captured, exact_norms = model.captured, model.norm_eps == "respect"
     else:
@@ -128,7 +141,7 @@ def path_norm(
 
 
 def _norm(
-    captured: Any,
+    captured: Captured,
     exact_norms: bool,
     p: float = 1,
     log: bool = False,
@@ -137,6 +150,7 @@ def _norm(
     bound: bool = False,
 ) -> float:
     expect_numbers("path_norm", "a positive number", p=p)
+    _expect_finite("path_norm", _read(captured))
     with torch.no_grad():
         logs = logs_of_sums(captured, p, batch_dim, until, bound, exact_norms)
     result = float(np.logaddexp.reduce(logs)) / p if logs else -math.inf
@@ -148,6 +162,25 @@ def _norm(
             " log=True to get its logarithm."
         )
     return math.exp(result) if result > -math.inf else 0.0
+
+
+def _read(captured: Captured) -> dict[str, Tensor]:
+    """The parameters that a graph reads."""
+    places = (node for node in captured.graph.graph.nodes if node.op == "placeholder")
+    found = (captured.sources.get(node.name, ("", "")) for node in places if node.users)
+    return {name: captured.parameters[name] for kind, name in found if kind == "parameter"}
+
+
+def _expect_finite(owner: str, named: Mapping[str, Tensor]) -> None:
+    """Refuse parameters with NaN or infinity."""
+    for name, weight in named.items():
+        weight = weight.detach()
+        bad = int((~torch.isfinite(weight)).sum()) if has_values(weight) else 0
+        if bad:
+            raise InputError(
+                f"{owner} found {bad} values in parameter {name!r} that are NaN or infinite,"
+                " expected finite numbers; use a checkpoint from before it diverged."
+            )
 
 
 def path_sensitivity(
@@ -182,6 +215,7 @@ def path_sensitivity(
         [1.0, 0.111]
     """
     held = graph.parameters if parameters is None else parameters
+    _expect_finite("path_sensitivity", {block.name: held[block.name] for block in graph.blocks})
     wide = {block.name: held[block.name].detach().cpu().double() for block in graph.blocks}
     # (a weight of 0 has a derivative by its square all the same)
     own = {
@@ -249,7 +283,8 @@ def path_statistics(skeleton: TwoTrees, p: float = 1) -> PathStatistics:
         The statistics.
 
     Raises:
-        InputError: a skeleton weight is zero, or ``p`` is not positive.
+        InputError: a skeleton weight is zero, a weight is not finite, or ``p`` is not
+            positive.
 
     Example:
         >>> import torch, pathspace as ps
@@ -267,6 +302,8 @@ def path_statistics(skeleton: TwoTrees, p: float = 1) -> PathStatistics:
     """
     expect_arguments("path_statistics", skeleton=skeleton)
     expect_numbers("path_statistics", "a positive number", p=p)
+    graph = skeleton.graph
+    _expect_finite("path_statistics", {b.name: graph.parameters[b.name] for b in graph.blocks})
     logs = np.concatenate([weights + scales for weights, scales in log_factors(skeleton)])
     kept = logs[np.isfinite(logs)]
     if not len(kept):

@@ -14,13 +14,16 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from pathspace import path_sums as sums
+from pathspace.affine_maps import AffineMap, agree
 from pathspace.capture import Captured, place
-from pathspace.errors import InputError, PathspaceError, UnsupportedError
+from pathspace.errors import InputError, PathspaceError, UnsupportedError, expect_numbers
 from pathspace.inference.decompose import decomposed
 from pathspace.inference.regions import REGIONS, once
 from pathspace.inference.registry import RULES, Facts, facts_of, operation_name
-from pathspace.local_paths import read_rule
-from pathspace.path_properties import ByProperties, is_float
+from pathspace.local_paths import Read, read_rule
+from pathspace.path_attention import attended
+from pathspace.path_bounds import without_bound
+from pathspace.path_properties import NUMBERS, ByProperties, is_float
 from pathspace.path_sums import MANY, Sum
 from pathspace.without_values import require_values
 
@@ -45,13 +48,45 @@ def logs_of_sums(
         bound: replace functions that are not homogeneous by their largest slopes.
         exact_norms: whether the ``eps`` of normalisations fixes scales.
     """
+    if bound and until == FIXED:
+        raise InputError(
+            "path_norm found bound=True with until='fixed', expected one of them: paths that start"
+            " again bound nothing; leave out until, or name a module."
+        )
+    samples = _samples(captured, batch_dim)
     run = Forward(captured, p, until, bound, exact_norms)
-    found = run.outputs()
-    logs = []
-    for one in found:
-        samples = 1 if batch_dim is None or one.values.dim() == 0 else one.values.shape[batch_dim]
-        logs.append(one.total - math.log(max(samples, 1)))
-    return logs
+    return [one.total - math.log(samples) for one in run.outputs()]
+
+
+def _samples(captured: Captured, batch_dim: int | None) -> int:
+    """How many samples the example has: the size of that dimension in the first output that is not
+    a single number. Inside the model and in further outputs, samples may lie elsewhere.
+
+    Raises:
+        InputError: the output has no such dimension.
+    """
+    expect_numbers("path_norm", "a whole number", or_none=True, batch_dim=batch_dim)
+    shapes = [
+        tuple(shown.shape)
+        for node in captured.outputs()
+        if isinstance(shown := node.meta.get("val"), Tensor)
+        and shown.dim()
+        and (shown.is_floating_point() or shown.is_complex())
+    ]
+    if batch_dim is None or not shapes:
+        return 1
+    if not -len(shapes[0]) <= batch_dim < len(shapes[0]):
+        raise InputError(
+            f"path_norm found batch_dim={batch_dim}, expected the dimension that counts samples in"
+            f" an output of shape {shapes[0]}, or None if there is none."
+        )
+    count: Any = shapes[0][batch_dim]
+    if not isinstance(count, int):
+        raise InputError(
+            f"path_norm found batch_dim={batch_dim}, a dimension of the outputs whose size depends"
+            " on data, expected the dimension that counts samples; use batch_dim=None."
+        )
+    return max(count, 1)
 
 
 class _Reached(Exception):
@@ -82,6 +117,8 @@ class Forward(ByProperties):
             node for node in self.inside if any(user not in self.inside for user in node.users)
         }
         self.node: fx.Node | None = None
+        # the operation of the graph that is being decomposed
+        self.whole: fx.Node | None = None
 
     def outputs(self) -> list[Sum]:
         """The sums where paths end."""
@@ -93,11 +130,7 @@ class Forward(ByProperties):
             found = self.graph(self.captured.graph, values)
         except _Reached:
             return self.ends
-        updates = self.captured.updates
-        written = self.captured.written
-        flat = [
-            leaf for i, leaf in enumerate(sums.leaves(found)) if i >= updates and i not in written
-        ]
+        flat = self.captured.without_updates(sums.leaves(found))
         numbers = [leaf for leaf in flat if isinstance(leaf, Sum) or is_float(leaf)]
         return [
             *self.ends,
@@ -119,8 +152,11 @@ class Forward(ByProperties):
         shown = node.meta.get("val")
         if not isinstance(shown, Tensor):
             return shown
-        if shown.is_floating_point():
+        if shown.is_floating_point() or shown.is_complex():
             return Sum(torch.ones(tuple(shown.shape), dtype=torch.float64))
+        example = self.captured.whole.get(node.name)
+        if example is not None:
+            return self._decided(example.clone(), known=True)
         return self._decided(torch.zeros(tuple(shown.shape), dtype=shown.dtype))
 
     def graph(self, module: fx.GraphModule, values: Mapping[fx.Node, Any]) -> Any:
@@ -171,31 +207,81 @@ class Forward(ByProperties):
                 )
             return once(self, *args, **kwargs)
         flat = sums.leaves((args, kwargs))
-        if not any(isinstance(leaf, Sum) for leaf in flat) and any(
-            self.is_decided(leaf) for leaf in flat
-        ):
+        decided = any(map(self.is_decided, flat))
+        unknown = any(map(self.is_unknown, flat))
+        if self.bound:
+            reason = without_bound(node, name, args, kwargs, unknown)
+            if reason:
+                self.refuse(name, args, kwargs, reason)
+        drawn = facts_of(name).kind == "random" and not any(isinstance(leaf, Sum) for leaf in flat)
+        if drawn or "empty" in name:
+            return pytree.tree_map(self._made, node.meta["val"])
+        if name == "aten.sym_size" and isinstance(args[0], Sum):
+            return args[0].values.shape[args[1]]
+        if "_assert" in name:
+            # (of types and shapes, which are other ones here)
+            return None
+        if decided and not any(isinstance(leaf, Sum) for leaf in flat):
             # elements that data selects from a tensor of the model are weights on paths
             args, kwargs = sums.mapped(self._weight, (args, kwargs))
-            flat = sums.leaves((args, kwargs))
-            if not any(isinstance(leaf, Sum) for leaf in flat):
-                found = _plainly(node, args, kwargs)
-                return pytree.tree_map(self._result, found)
-            return self.passed(node, name, args, kwargs)
-        if not any(isinstance(leaf, Sum) for leaf in flat):
-            return _plainly(node, args, kwargs)
-        return self.passed(node, name, args, kwargs, any(self.is_decided(leaf) for leaf in flat))
+            if not any(isinstance(leaf, Sum) for leaf in sums.leaves((args, kwargs))):
+                found = self._plainly(node, name, args, kwargs)
+                return pytree.tree_map(lambda leaf: self._result(leaf, not unknown), found)
+        elif not any(isinstance(leaf, Sum) for leaf in flat):
+            return self._plainly(node, name, args, kwargs)
+        return self.passed(node, name, args, kwargs, unknown, decided)
 
-    def _result(self, leaf: Any) -> Any:
+    def _plainly(
+        self, node: fx.Node, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """An operation on the model's tensors in double precision; large tensors that are only
+        moved keep their type.
+        """
+        large = any(isinstance(leaf, Tensor) and leaf.numel() > MANY for leaf in sums.leaves(args))
+        target: Any = _functional(node.target)
+        facts = facts_of(node)
+        if facts.moves and facts.kind not in ("total", "transform") and large:
+            return target(*args, **kwargs)
+        own, named = sums.mapped(sums.wide, (args, sums.in_double(kwargs)))
+        try:
+            return target(*own, **named)
+        except (TypeError, ValueError, RuntimeError, NotImplementedError):
+            pass
+        # an operation with types of its own
+        shown = [
+            leaf.meta.get("val") if isinstance(leaf, fx.Node) else None
+            for leaf in sums.leaves((node.args, node.kwargs))
+        ]
+        flat, spec = pytree.tree_flatten((args, kwargs))
+        typed = [
+            leaf.to(real.dtype) if isinstance(leaf, Tensor) and isinstance(real, Tensor) else leaf
+            for leaf, real in zip(flat, shown, strict=True)
+        ]
+        own, named = pytree.tree_unflatten(typed, spec)
+        try:
+            return target(*own, **named)
+        except (TypeError, ValueError, RuntimeError, NotImplementedError):
+            self.refuse(name, args, kwargs, "its operands have other types here than in the model")
+
+    def _result(self, leaf: Any, known: bool = False) -> Any:
         """A result that depends on data: floats start paths of value 1, other
-        types become placeholders.
+        types become placeholders, perhaps with known contents.
         """
         if not isinstance(leaf, Tensor):
             return leaf
         return (
             Sum(torch.ones(leaf.shape, dtype=torch.float64))
-            if leaf.is_floating_point()
-            else self._decided(leaf)
+            if leaf.is_floating_point() or leaf.is_complex()
+            else self._decided(leaf, known)
         )
+
+    def _made(self, shown: Any) -> Any:
+        """Random numbers start paths of value 1; memory that nothing was written to is 0."""
+        if not isinstance(shown, Tensor):
+            return shown
+        zeros = torch.zeros(tuple(shown.shape), dtype=shown.dtype)
+        assert self.node is not None
+        return self._result(zeros) if facts_of(self.node).kind == "random" else zeros
 
     def passed(
         self,
@@ -204,14 +290,39 @@ class Forward(ByProperties):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         unknown: bool = False,
+        decided: bool = False,
     ) -> Any:
-        """Pass sums through an operation; ``unknown`` if data selects the elements that it uses."""
+        """Pass sums through an operation.
+
+        Args:
+            node: the operation.
+            name: its name.
+            args: its operands.
+            kwargs: its keyword operands.
+            unknown: whether it reads whole numbers or truth values that data decide.
+            decided: the same, or those that the example inputs decide.
+        """
         facts, run = facts_of(name), _functional(node.target)
-        picks = unknown and facts.kind in ("pick", "write", "choice", "part")
+        picks = (unknown and facts.kind in ("pick", "write", "part")) or (
+            decided and facts.kind == "choice"
+        )
+        if facts.kind in NUMBERS:
+            args = sums.mapped(self.number, args)
         try:
-            found = None if picks else self.by_facts(node, facts, run, args, kwargs)
+            anywhere = self.anywhere(name, run, args) if picks else None
+            if anywhere is not None:
+                return anywhere
+            # (sums over paths leave the range of small types before the numbers do)
+            wide = sums.in_double(kwargs)
+            found = None if picks else self.by_facts(node, facts, run, args, wide)
             if found is not None:
                 return found
+            if facts.kind == "attention" and self.fixed_ends:
+                # (the rule does not say by what the products are divided)
+                mixed = attended(node, args, kwargs, self.is_decided, self.p)
+                if mixed is not None:
+                    self.ends.append(mixed[0])
+                    return self.kept(mixed[1], node.meta.get("val"))
             if name in RULES:
                 return self.by_rule(node, name, facts, args, kwargs)
         except PathspaceError:
@@ -229,21 +340,21 @@ class Forward(ByProperties):
         ):
             if isinstance(own, fx.Node):
                 operands[names[own.name]] = value
-        return self.graph(smaller, operands)
+        before, self.whole = self.whole, self.whole or node
+        try:
+            return self.graph(smaller, operands)
+        finally:
+            self.whole = before
 
     def by_rule(self, node: fx.Node, name: str, facts: Facts, args: Any, kwargs: Any) -> Any:
         """Pass sums through the rule of the operation."""
+        if name == "aten.index_add":
+            args, kwargs = self.scaled_source(args, kwargs)
         try:
-            found, ended, reason = read_rule(
-                node,
-                name,
-                args,
-                kwargs,
-                self.is_decided,
-                self.p,
-                self.captured.sources,
-                self.exact_norms,
+            read = read_rule(
+                node, name, args, kwargs, self.is_condition, self.captured.sources, self.exact_norms
             )
+            ended = read.ended(self.p)
         except UnsupportedError:
             why = (
                 "gates fix the scale of what they read"
@@ -251,16 +362,62 @@ class Forward(ByProperties):
                 else "too many paths"
             )
             return self.stopped(name, args, kwargs, why)
-        if ended and self.bound and facts.slope is not None and facts.elementwise:
-            return Sum(args[0].values * facts.slope**self.p, args[0].log)
+        entering = list(sums.each_sum((args, kwargs)))
+        alone = facts.elementwise and len(entering) == 1 and entering[0] is args[0]
+        slope = facts.slope if alone else None
+        if ended and self.bound and slope is not None:
+            return Sum(args[0].values * slope**self.p, args[0].log)
         if ended and not self.fixed_ends:
-            self.refuse(name, args, kwargs, reason)
+            pins = read.paths.pins
+            self.refuse(
+                name, args, kwargs, pins[0].reason if pins else "not positively homogeneous"
+            )
         self.ends += ended
+        measured = None if ended else self._coefficients(node, facts, args, kwargs, read)
+        if measured is not None:
+            return measured
+        if self.bound and _has_numbers(node) and (read.paths.restarts or read.paths.pairs):
+            self.refuse(name, args, kwargs, "it has no largest slope")
         return pytree.tree_map(
             lambda leaf: self._decided(leaf) if isinstance(leaf, Tensor) else leaf,
-            found,
+            read.results(self.p),
             is_leaf=lambda leaf: isinstance(leaf, Sum),
         )
+
+    def _coefficients(self, node: fx.Node, facts: Facts, args: Any, kwargs: Any, read: Read) -> Any:
+        """The sums with the coefficients of an affine operation, of which a rule says nothing;
+        ``None`` for other operations, and where data select elements.
+        """
+        if "embedding_bag" in operation_name(node.target):
+            return self.bags(node, args, kwargs)
+        if any(map(self.is_condition, sums.leaves((args, kwargs)))):
+            return None
+        if not isinstance(node.meta.get("val"), Tensor):
+            return None
+        inner = sums.leaves((node.args, node.kwargs))
+        complexes = frozenset(
+            i for i, one in enumerate(inner) if isinstance(one, fx.Node) and _is_complex(one)
+        )
+        found = AffineMap(_functional(node.target), args, kwargs, complexes)
+        try:
+            start = found.constant()
+        except (ValueError, TypeError, RuntimeError, IndexError, NotImplementedError):
+            # (it does not compute in double precision: products of groups of rows)
+            return None
+        if start is None:
+            return None
+        constant = Sum(sums.power(start.abs(), self.p))
+        if found.is_constant(start):
+            return constant
+        if facts.elementwise:
+            return sums.added(found.by_element(start, self.p), constant)
+        drawn = {i: value.abs() for i, value in found.drawn(2).items()}
+        whole, alone = (found.at(each, absolute=True) for each in (drawn, {}))
+        counted = read.only(1.0, list(drawn.values()), -math.inf)
+        if not complexes and agree(whole - alone, counted.at(0.0)):
+            # all coefficients are 1, or weights
+            return sums.added(read.only(self.p, start=-math.inf), constant)
+        return sums.added(found.by_unit_vectors(start, self.p), constant)
 
     def stopped(self, name: str, args: Any, kwargs: Any, reason: str) -> Any:
         """End paths in all operands of an operation that they cannot pass, or refuse
@@ -282,15 +439,16 @@ class Forward(ByProperties):
         Raises:
             UnsupportedError: the operation is not inside the requested part.
         """
-        assert self.node is not None
-        if self.node in self.inside:
+        node = self.whole or self.node
+        assert node is not None
+        if node in self.inside:
             self._end((args, kwargs))
             raise _Reached
-        module, line = place(self.node)
+        module, line = place(node)
         raise UnsupportedError(
             f"path_norm cannot pass '{name.removeprefix('aten.')}' (module"
             f" {module or 'at the top'}, {line or 'unknown line'}): {reason};"
-            f" until={module or self.node.name!r} gives the norm of the part before it, and"
+            f" until={module or node.name!r} gives the norm of the part before it, and"
             " until='fixed' the norm of all paths that end where scales are fixed."
         )
 
@@ -331,6 +489,17 @@ def _is_within(module: str, name: str) -> bool:
     return module == name or module.startswith(f"{name}.")
 
 
+def _has_numbers(node: fx.Node) -> bool:
+    """Whether some of the results are real or complex numbers."""
+    shown = pytree.tree_leaves(node.meta.get("val"))
+    return any(is_float(each) or each.is_complex() for each in shown if isinstance(each, Tensor))
+
+
+def _is_complex(node: fx.Node) -> bool:
+    shown = node.meta.get("val")
+    return isinstance(shown, Tensor) and shown.is_complex()
+
+
 def _functional(target: Any) -> Callable[..., Any]:
     """An operation, or its out-of-place form if it writes into an operand."""
     schema = getattr(target, "_schema", None)
@@ -339,24 +508,6 @@ def _functional(target: Any) -> Callable[..., Any]:
     plain = getattr(torch.ops.aten, operation_name(target).removeprefix("aten.").rstrip("_"), None)
     result: Callable[..., Any] = plain if plain is not None else target
     return result
-
-
-def _plainly(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An operation on the model's tensors in double precision; large tensors that are
-    only moved keep their type.
-    """
-    facts = facts_of(node)
-    if not facts.moves or not any(
-        isinstance(leaf, Tensor) and leaf.numel() > MANY for leaf in sums.leaves(args)
-    ):
-        kind = kwargs.get("dtype")
-        if isinstance(kind, torch.dtype) and kind.is_floating_point:
-            kwargs = {**kwargs, "dtype": torch.float64}
-        args, kwargs = sums.mapped(
-            lambda leaf: leaf.detach().double() if is_float(leaf) else leaf, (args, kwargs)
-        )
-    target: Any = _functional(node.target)
-    return target(*args, **kwargs)
 
 
 __all__ = ["Forward", "logs_of_sums"]

@@ -14,13 +14,19 @@ import torch
 from torch import Tensor, fx
 
 from pathspace import path_sums as sums
+from pathspace.affine_maps import AffineMap
 from pathspace.inference.registry import FACTS, Facts, operation_name
+from pathspace.path_bounds import largest_slope
 from pathspace.path_sums import Sum
 
 
 def is_float(leaf: Any) -> bool:
     """Whether a value is a tensor of floating-point numbers."""
     return isinstance(leaf, Tensor) and leaf.is_floating_point()
+
+
+# kinds of operations that compute with whole numbers as with real ones
+NUMBERS = ("sum", "combination", "quotient", "concatenation")
 
 
 class ByProperties(ABC):
@@ -38,23 +44,44 @@ class ByProperties(ABC):
         # placeholders for tensors that depend on data (integers, truth values): their
         # contents have no meaning
         self.decided: dict[int, Tensor] = {}
+        # those that only whole numbers of the example inputs decide: as positions they are known
+        self.positions: dict[int, Tensor] = {}
 
     @abstractmethod
     def refuse(self, name: str, args: Any, kwargs: Any, reason: str) -> NoReturn:
         """Raise an error that names the operation."""
 
-    def _decided(self, value: Tensor) -> Tensor:
+    def _decided(self, value: Tensor, known: bool = False) -> Tensor:
         self.decided[id(value)] = value
+        if known:
+            self.positions[id(value)] = value
         return value
 
     def is_decided(self, value: Any) -> bool:
         """Whether a tensor is a placeholder for values that depend on data."""
         return id(value) in self.decided
 
+    def is_unknown(self, value: Any) -> bool:
+        """Whether a tensor depends on data, and the example inputs do not say what it contains."""
+        return id(value) in self.decided and id(value) not in self.positions
+
+    def is_condition(self, value: Any) -> bool:
+        """Whether a tensor depends on data, and is unknown or chooses by truth values."""
+        return self.is_unknown(value) or (self.is_decided(value) and value.dtype == torch.bool)
+
     def _weight(self, leaf: Any) -> Any:
         return (
             Sum(sums.power(leaf, self.p)) if is_float(leaf) and not self.is_decided(leaf) else leaf
         )
+
+    def number(self, leaf: Any) -> Any:
+        """Whole numbers and truth values as real ones; those that data decide
+        start paths of value 1, as inputs do.
+        """
+        if not isinstance(leaf, Tensor) or leaf.is_floating_point() or leaf.is_complex():
+            return leaf
+        decided = self.is_decided(leaf)
+        return Sum(torch.ones(leaf.shape, dtype=torch.float64)) if decided else leaf.double()
 
     def by_facts(
         self, node: fx.Node, facts: Facts, run: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -67,7 +94,7 @@ class ByProperties(ABC):
             return None
         if facts.kind in ("copy", "dropout"):
             # (alpha dropout adds constants in training)
-            return None if "alpha" in node.name else self._kept(args[0], shown)
+            return None if "alpha" in node.name else self.kept(args[0], shown)
         if facts.kind == "power":
             return self._raised(facts, args)
         if facts.kind == "quotient" and self.fixed_ends and not kwargs and isinstance(args[1], Sum):
@@ -85,9 +112,7 @@ class ByProperties(ABC):
             and not facts.linear
             and facts.kind != "complex"
         ):
-            # max(x, y), relu(x): all paths of the operands pass
-            parts = [leaf for leaf in map(self._weight, sums.leaves(args)) if isinstance(leaf, Sum)]
-            return self._kept(sums.added(*parts) if len(parts) > 1 else parts[0], shown)
+            return self.kept(self._rectified(operation_name(node.target), args, kwargs), shown)
         if facts.kind == "activation" and not facts.degree and len(args) == 2 and is_float(args[1]):
             return self._sided(run, args)
         if facts.linear == "each":
@@ -97,6 +122,81 @@ class ByProperties(ABC):
         if facts.moves:
             return sums.moved(run, args, kwargs, p, facts.kind in ("padding", "write"))
         return self._weighted(facts, run, args, kwargs, shown)
+
+    def _rectified(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sum:
+        """All paths of the operands pass ``max(x, y)`` or ``relu(x)``."""
+        # (a rectifier with random slopes has a second operand for them)
+        reached = args[:1] if "rrelu" in name else args
+        parts = [leaf for leaf in map(self._weight, sums.leaves(reached)) if isinstance(leaf, Sum)]
+        passed = sums.added(*parts) if len(parts) > 1 else parts[0]
+        if not self.bound:
+            return passed
+        return Sum(passed.values * largest_slope(name, args, kwargs) ** self.p, passed.log)
+
+    def bags(self, node: fx.Node, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Sums, means or maxima of rows, perhaps weighted; any row where data choose it."""
+        own = node.target._schema.arguments  # type: ignore[union-attr]
+        given = {each.name: each.default_value for each in own if each.has_default_value()}
+        given |= dict(zip((each.name for each in own), args, strict=False)) | kwargs
+        pad, factors = given.get("padding_idx"), given.get("per_sample_weights")
+        table = sums.as_sum(given["weight"], self.p)
+        factor = None if factors is None else sums.as_sum(factors, self.p)
+        if pad == -1 and operation_name(node.target) != "aten.embedding_bag":
+            pad = None
+        if self.is_unknown(given["indices"]):
+            given["indices"], pad = torch.zeros_like(given["indices"]), None
+            table = Sum.of(table.values.sum(0, keepdim=True), table.log)
+
+        def total(rows: Tensor) -> Tensor:
+            found = torch.ops.aten.embedding_bag.padding_idx(
+                rows, given["indices"], given["offsets"], False, 0, False,
+                None if factor is None else factor.values, given["include_last_offset"], pad,
+            )  # fmt: skip
+            bags: Tensor = found[0]
+            return bags
+
+        values = total(table.values)
+        if given["mode"] == 1:
+            values = values / total(torch.ones_like(table.values)).clamp(min=1) ** self.p
+        return self.kept(
+            Sum.of(values, table.log + (factor.log if factor else 0.0)), node.meta["val"]
+        )
+
+    def scaled_source(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """``index_add`` with its factor in what is added, for its rule."""
+        source, factor = sums.as_sum(args[3], self.p), abs(kwargs.get("alpha", 1)) ** self.p
+        rest = {key: value for key, value in kwargs.items() if key != "alpha"}
+        return (*args[:3], Sum(source.values * factor, source.log)), rest
+
+    def anywhere(self, name: str, run: Any, args: tuple[Any, ...]) -> Sum | None:
+        """Elements at positions that data choose: all elements that they may choose pass, as
+        those of a maximum do.
+        """
+        x, p = args[0], self.p
+        if name in ("aten.index", "aten._unsafe_index"):
+            chosen = [i is not None and self.is_unknown(i) for i in args[1]]
+            if any(i is not None and i.dtype == torch.bool for i in args[1]):
+                return None
+            dims = [dim for dim, unknown in enumerate(chosen) if unknown]
+            places: Any = [
+                torch.zeros_like(i) if unknown else i
+                for i, unknown in zip(args[1], chosen, strict=True)
+            ]
+            rest = (places, *args[2:])
+        elif name == "aten.embedding":
+            dims, rest = [0], (torch.zeros_like(args[1]),)
+        elif name in ("aten.index_select", "aten.gather"):
+            dims, rest = [args[1]], (args[1], torch.zeros_like(args[2]))
+        else:
+            return None
+        x = sums.as_sum(x, p)
+        if not x.values.dim():
+            return None
+        total = Sum.of(x.values.sum(dims, keepdim=True), x.log)
+        found: Sum = sums.moved(run, (total, *rest), {}, p, False)
+        return found
 
     def _product(
         self, node: fx.Node, facts: Facts, run: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -130,7 +230,7 @@ class ByProperties(ABC):
         if not isinstance(x, Sum) or not (facts.linear or facts.separable):
             return None
         if not facts.separable and facts.coefficients == "real":
-            return sums.by_unit_vectors(run, args, kwargs, p)
+            return self._measured(run, args, kwargs)
 
         def apply(values: Tensor) -> Tensor:
             found = run(values, *args[1:], **kwargs)
@@ -148,15 +248,24 @@ class ByProperties(ABC):
             rank = _rank(operation_name(run))
             batched = x if x.values.dim() == rank + 2 else Sum(x.values.unsqueeze(0), x.log)
             found = sums.separated(apply, batched, p, rank)
-            return self._kept(
+            return self.kept(
                 found if batched is x else Sum(found.values.squeeze(0), found.log), shown
             )
-        return sums.by_unit_vectors(run, args, kwargs, p)
+        return self._measured(run, args, kwargs)
+
+    def _measured(self, run: Any, args: Any, kwargs: Any) -> Sum:
+        """An affine map whose coefficients are not known."""
+        found = AffineMap(run, args, kwargs)
+        start = found.at({})
+        return sums.added(found.by_unit_vectors(start, self.p), Sum(sums.power(start, self.p)))
 
     def _recurrent(self, facts: Facts, args: tuple[Any, ...]) -> Any:
         """A recurrent layer: all steps with ReLU; with gates, paths end in
         the gates of every step.
         """
+        if any(isinstance(each, Sum) for each in args[2]):
+            # (weights that are computed)
+            return None
         states = [
             sums.as_sum(each, self.p)
             for each in (args[1] if isinstance(args[1], list | tuple) else [args[1]])
@@ -182,7 +291,7 @@ class ByProperties(ABC):
         ]
         return Sum.of(x.values * sum(ways), x.log)
 
-    def _kept(self, value: Sum, shown: Any) -> Any:
+    def kept(self, value: Sum, shown: Any) -> Any:
         """A sum as the first result, and placeholders for any further results of the operation."""
         if isinstance(shown, Tensor):
             return value
@@ -239,7 +348,7 @@ class ByProperties(ABC):
         )
         shift, end = (found if isinstance(found, Tensor) else found[0] for found in (zero, one))
         scaled = Sum(x.values * (end - shift).abs() ** self.p, x.log)
-        return self._kept(sums.added(scaled, Sum(shift.abs() ** self.p)), node.meta.get("val"))
+        return self.kept(sums.added(scaled, Sum(shift.abs() ** self.p)), node.meta.get("val"))
 
 
 def _is_quotient(facts: Facts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pathspace.errors import UnsupportedError
+from pathspace.errors import InputError
 from pathspace.inference.registry import Facts
 
 # sums within these bounds need no common logarithm
@@ -21,8 +21,14 @@ SMALLEST, LARGEST = 1e-60, 1e60
 # powers of weights above this size are computed some rows at a time, so that they fit
 # into the processor's cache
 MANY, ROWS = 1 << 20, 32
-# a linear map with unknown coefficients is applied to at most this many unit vectors
-UNIT_VECTORS = 4096
+# the 1 by which a coefficient is measured: beside it, constants that are added do not round
+WIDE = 2.0**300
+# logarithms of powers of weights beyond this leave the floats, or nearly
+RANGE = 690.0
+LEFT = (
+    "path_norm found sums over paths that leave the floats within one operation, expected a smaller"
+    " exponent p, or smaller weights."
+)
 # a map along one dimension of an image is measured on images of this size
 # along the other dimensions
 NARROW = 16
@@ -40,6 +46,8 @@ class Sum:
     def of(cls, values: Tensor, log: float = 0.0) -> Sum:
         """Divide by the largest value if it is far from 1, and keep its logarithm."""
         size = float(values.detach().max()) if values.numel() else 0.0
+        if math.isinf(size):
+            raise InputError(LEFT)
         if size == 0 or SMALLEST < size < LARGEST:
             return cls(values, log if size else 0.0)
         return cls(values / size, log + math.log(size))
@@ -61,6 +69,11 @@ class Sum:
     def total(self) -> float:
         """Logarithm of the sum over all elements."""
         size = float(self.values.sum())
+        if math.isnan(size):
+            raise InputError(
+                "path_norm found sums over paths that are NaN, expected numbers; a buffer or a"
+                " constant of the model has NaN in it, or a divisor is 0."
+            )
         return math.log(size) + self.log if size > 0 else -math.inf
 
 
@@ -80,9 +93,12 @@ def added(*sums: Sum) -> Sum:
 
 def raised(one: Sum, exponent: float) -> Sum:
     """A power of sums; 0 where no path arrives, for negative exponents too."""
-    values = one.values**exponent
+    size = float(one.values.detach().max()) if one.values.numel() else 0.0
+    near = one.values / size if size else one.values
+    values = near**exponent
     return Sum.of(
-        values if exponent > 0 else torch.where(one.values == 0, 0.0, values), one.log * exponent
+        values if exponent > 0 else torch.where(near == 0, 0.0, values),
+        (one.log + (math.log(size) if size else 0.0)) * exponent,
     )
 
 
@@ -91,8 +107,28 @@ def power(value: Tensor, p: float) -> Tensor:
     (masks), which no path passes.
     """
     size = value.cpu().double().abs()
+    if p > 2 or (p > 1 and value.dtype == torch.float64):
+        _check_range(size, p)
     size = size if p == 1 else size.square() if p == 2 else size**p
     return torch.nan_to_num(size, nan=math.nan, posinf=0.0) if value.numel() < MANY else size
+
+
+def _check_range(size: Tensor, p: float) -> None:
+    """Refuse an exponent at which powers of numbers leave the floats."""
+    used = (size > 0) & torch.isfinite(size)
+    if not bool(used.any()):
+        return
+    least = float(torch.where(used, size, math.inf).detach().min())
+    most = float(torch.where(used, size, 0.0).detach().max())
+    if p * math.log(most) > RANGE or p * math.log(least) < -RANGE:
+        raise InputError(
+            f"path_norm found p={p:g}, at which powers of numbers from {least:.3g} to {most:.3g}"
+            f" leave the floats, expected at most p={_largest(least, most):.3g} here."
+        )
+
+
+def _largest(least: float, most: float) -> float:
+    return RANGE / max(math.log(most), -math.log(least))
 
 
 def numbers_raised(tree: Any, p: float) -> Any:
@@ -107,6 +143,20 @@ def numbers_raised(tree: Any, p: float) -> Any:
 
 def _is_float(leaf: Any) -> bool:
     return isinstance(leaf, Sum) or (isinstance(leaf, Tensor) and leaf.is_floating_point())
+
+
+def wide(leaf: Any) -> Any:
+    """A tensor of real or complex numbers in double precision; anything else as it is."""
+    if not isinstance(leaf, Tensor) or not (leaf.is_floating_point() or leaf.is_complex()):
+        return leaf
+    return leaf.cpu().to(torch.complex128 if leaf.is_complex() else torch.float64)
+
+
+def in_double(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Keyword arguments with double precision for a requested type of real numbers."""
+    kind = kwargs.get("dtype")
+    real = isinstance(kind, torch.dtype) and kind.is_floating_point
+    return {**kwargs, "dtype": torch.float64} if real else kwargs
 
 
 def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
@@ -200,32 +250,34 @@ def combined(run: Operation, args: Any, kwargs: Any, p: float) -> Sum:
     coefficients are measured.
 
     The coefficient of an operand is the result for 1 in its place and 0 in all others, minus the
-    result for 0 in all places. It is one number, or a tensor if weights or masks take part.
+    result for 0 in all places. It is one number, or a tensor if weights or masks take part. Every
+    place is an operand of its own: ``x - relu(x)`` has the paths of both.
     """
-    sums = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Sum)]
+    flat, spec = pytree.tree_flatten((args, kwargs), is_leaf=lambda leaf: isinstance(leaf, Sum))
+    entering = {i: leaf for i, leaf in enumerate(flat) if isinstance(leaf, Sum)}
 
-    def at(chosen: Sum | None) -> Tensor:
-        def value(leaf: Any) -> Any:
+    def at(chosen: int | None) -> Tensor:
+        def value(i: int, leaf: Any) -> Any:
             if isinstance(leaf, Sum):
-                return torch.tensor(float(leaf is chosen), dtype=torch.float64)
-            return leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+                return torch.tensor(WIDE if i == chosen else 0.0, dtype=torch.float64)
+            return wide(leaf)
 
-        own, named = mapped(value, (args, kwargs))
+        own, named = pytree.tree_unflatten([value(i, leaf) for i, leaf in enumerate(flat)], spec)
         result: Tensor = run(*own, **named)
-        return result
+        found = result.resolve_conj().resolve_neg()
+        return torch.nan_to_num(found, nan=math.nan, posinf=0.0, neginf=0.0)
 
-    constant = torch.nan_to_num(at(None), posinf=0.0, neginf=0.0)
+    constant = at(None)
     parts = []
-    for one in {id(each): each for each in sums}.values():
-        coefficient = torch.nan_to_num(at(one), posinf=0.0, neginf=0.0) - constant
-        size = coefficient.abs() ** p
+    for i, one in entering.items():
+        size = ((at(i) - constant) / WIDE).abs() ** p
         parts.append(
             one if size.dim() == 0 and float(size) == 1 else Sum(one.values * size, one.log)
         )
     if bool(constant.any()):
         parts.append(Sum(constant.abs() ** p))
     result = added(*parts)
-    shape = torch.broadcast_shapes(constant.shape, *(one.values.shape for one in sums))
+    shape = torch.broadcast_shapes(constant.shape, *(one.values.shape for one in entering.values()))
     return Sum(result.values.expand(shape), result.log)
 
 
@@ -300,35 +352,6 @@ def _maps(run: Operation, sizes: Sequence[int], small: list[int]) -> tuple[list[
         place = [slice(None) if e == d else middle[e] for e in range(rank)]
         matrices.append(run(units)[(slice(None), 0, *place)])
     return matrices, float(whole[(0, 0, *middle)]) ** ((rank - 1) / rank)
-
-
-def by_unit_vectors(run: Operation, args: Any, kwargs: Any, p: float) -> Sum:
-    """Any linear map ``A`` of its operands: ``sum_i |A_oi|^p x_i``, one column at a time.
-
-    Raises:
-        UnsupportedError: ``A`` has more than 4096 columns.
-    """
-    entering = list({id(one): one for one in each_sum((args, kwargs))}.values())
-    count = sum(one.values.numel() for one in entering)
-    if count > UNIT_VECTORS:
-        raise UnsupportedError(
-            f"path_norm found a linear map of {count:,} elements whose coefficients are not known,"
-            f" expected at most {UNIT_VECTORS:,}; use smaller example inputs."
-        )
-    log, total = common_log(entering), torch.zeros((), dtype=torch.float64)
-    for one in entering:
-        for i, size in enumerate(one.at(log).reshape(-1).tolist()):
-
-            def value(leaf: Any, chosen: Sum = one, i: int = i) -> Any:
-                if not isinstance(leaf, Sum):
-                    return leaf
-                unit = torch.zeros(leaf.values.numel(), dtype=torch.float64)
-                unit[i : i + 1] = float(leaf is chosen)
-                return unit.reshape(leaf.values.shape)
-
-            own, named = mapped(value, (args, kwargs))
-            total = total + run(*own, **named).abs() ** p * size
-    return Sum.of(total, log)
 
 
 def recurrent(

@@ -96,7 +96,8 @@ class Unrolled(Semantics):
     def reduce(self, value: Value, dims: Iterable[int], keepdim: bool = False) -> Tensor:
         """Union over dimensions."""
         ids = self.activation(value)
-        wanted = sorted({dim % ids.dim() for dim in dims})
+        # (torch reduces a single number along its dimension 0)
+        wanted = sorted({dim % ids.dim() for dim in dims}) if ids.dim() else []
         kept = [dim for dim in range(ids.dim()) if dim not in wanted]
         if not wanted:
             return ids

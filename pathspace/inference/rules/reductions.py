@@ -77,10 +77,22 @@ def extreme(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Any:
     if name == "aminmax":
         return tuple(_shared(semantics, x, dim, part) for part in shown)
     values, positions = (_shared(semantics, x, dim, part) for part in shown)
+    if name in ("cummax", "cummin") and not semantics.uniform:
+        values = _prefixes(semantics, semantics.activation(x), dim)
     node = semantics.place.node
     used = node is None or any(user.args[1] == 1 and user.users for user in node.users)
     # the operand determines the positions, so it counts as used even if only they are read
     return values, semantics.observe(positions) if used else constant(shape_of(shown[1]))
+
+
+def _prefixes(semantics: Semantics, ids: Tensor, dim: int) -> Tensor:
+    """Each element joined with all before it along a dimension: no path leads back."""
+    if not ids.dim() or not ids.shape[dim]:
+        return ids
+    steps = [ids.select(dim, 0)]
+    for i in range(1, ids.shape[dim]):
+        steps.append(semantics.join(steps[-1], ids.select(dim, i)))
+    return torch.stack(steps, dim)
 
 
 @rule("aten.quantile", "aten.nanquantile", kind="order", degree=(1,))
@@ -124,6 +136,8 @@ def running(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Tensor
     """Running sums and differences along a dimension."""
     place, default = (0, -1) if "cumsum" in semantics.place.op else (1, -1)
     dim = kwargs.get("dim", args[place] if len(args) > place else default)
+    if not semantics.uniform and "cumsum" in semantics.place.op:
+        return _prefixes(semantics, semantics.activation(x), dim)
     more = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor | Weight)]
     ids = semantics.reduce(x, [dim], keepdim=True)
     for value in more:

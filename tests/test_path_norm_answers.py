@@ -1,0 +1,479 @@
+"""Path norms against coefficients and paths counted by hand, around operations
+for which a rule alone does not say enough.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import pathspace as ps
+from pathspace.norms import path_sensitivity
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Net(nn.Module):
+    """A function of inputs, parameters and buffers."""
+
+    def __init__(self, function: Callable[..., Any], **held: Any) -> None:
+        super().__init__()
+        self.function = function
+        for name, value in held.items():
+            if isinstance(value, nn.Parameter | nn.Module):
+                setattr(self, name, value)
+            else:
+                self.register_buffer(name, value)
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.function(self, *inputs)
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).double()
+
+
+PLACES = torch.tensor([[0, 1, 0, 0, 2, 2]])
+# name -> a function that is affine in x, each pair of elements joined by one path at most
+AFFINE: dict[str, tuple[Callable[..., Tensor], dict[str, Tensor]]] = {
+    "full_like": (lambda net, x: x + torch.full_like(x, 3.0), {}),
+    "new_full": (lambda net, x: x - x.new_full((6,), 3.0), {}),
+    "lerp": (lambda net, x: torch.lerp(x, net.w, 0.3), {"w": draw(6)}),
+    "lerp of two": (lambda net, x: torch.lerp(x, x.flip(1), 0.3), {}),
+    "index_add": (
+        lambda net, x: torch.index_add(net.w, 1, torch.tensor([0, 1]), x[:, :2], alpha=3),
+        {"w": draw(1, 6)},
+    ),
+    "index_add of a weight": (
+        lambda net, x: torch.index_add(x, 1, torch.tensor([0, 1]), net.w, alpha=3),
+        {"w": draw(1, 2)},
+    ),
+    "scatter": (lambda net, x: x.scatter(1, torch.tensor([[0, 1]]), 5.0), {}),
+    "scatter_reduce": (
+        lambda net, x: torch.scatter_reduce(
+            x.new_zeros(1, 3), 1, PLACES, x, "mean", include_self=False
+        ),
+        {},
+    ),
+    "index_reduce": (
+        lambda net, x: torch.index_reduce(
+            x.new_zeros(1, 3), 1, PLACES[0], x, "mean", include_self=False
+        ),
+        {},
+    ),
+    "fill": (lambda net, x: filled(x), {}),
+    "means of bags": (
+        lambda net, x: F.embedding_bag(
+            torch.tensor([[0, 1, 2], [3, 5, 4]]), x.T.contiguous(), mode="mean", padding_idx=5
+        ),
+        {},
+    ),
+    "weighted bags": (
+        lambda net, x: F.embedding_bag(
+            torch.tensor([[0, 1, 2]]), x.T.contiguous(), mode="sum", per_sample_weights=net.w
+        ),
+        {"w": draw(1, 3)},
+    ),
+    "whole numbers": (lambda net, x: torch.cat([x, net.k], 1), {"k": torch.tensor([[-3, 2]])}),
+}
+
+
+def filled(x: Tensor) -> Tensor:
+    y = torch.zeros_like(x)
+    y[:, 2:4] = x[:, :2]
+    y[:, 0].fill_(4.0)
+    return y
+
+
+@pytest.mark.parametrize("name", AFFINE)
+@pytest.mark.parametrize("p", [1, 2, 0.5])
+def test_coefficients_and_constants_are_weights_on_paths(name: str, p: float) -> None:
+    function, held = AFFINE[name]
+    net, x = Net(function, **held), draw(1, 6)
+    slopes = torch.autograd.functional.jacobian(net, torch.zeros_like(x))
+    start = net(torch.zeros_like(x)).double()
+    expected = float((slopes.abs() ** p).sum() + (start.abs() ** p).sum()) ** (1 / p)
+    assert ps.path_norm(net, x, p=p, batch_dim=None) == pytest.approx(expected, rel=1e-9)
+
+
+def test_large_operations_need_no_unit_vectors() -> None:
+    """With coefficients of 1, whatever the size."""
+    net, x = Net(lambda net, x: x.scatter(1, torch.tensor([[0, 1]]), 5.0)), draw(1, 5000)
+    assert ps.path_norm(net, x) == pytest.approx(4998 + 10)
+    half = Net(lambda net, x: torch.lerp(x, net.w, 0.25), w=torch.ones(5000).double())
+    assert ps.path_norm(half, x, p=2) == pytest.approx((5000 * (0.5625 + 0.0625)) ** 0.5)
+
+
+W = torch.tensor([[2.0, 0.0], [-1.0, 3.0]]).double()
+BRANCHES: dict[str, Callable[[Tensor], Tensor]] = {
+    "x - relu(x)": lambda h: h - h.relu(),
+    "x + relu(x)": lambda h: h + h.relu(),
+    "x - |x|": lambda h: h - h.abs(),
+    "relu(x) - leaky(x)": lambda h: h.relu() - F.leaky_relu(h),
+    "sub with alpha of 1": lambda h: torch.sub(h.relu(), h, alpha=1),
+}
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+@pytest.mark.parametrize("p", [1, 2])
+def test_two_branches_have_the_paths_of_both(name: str, p: float) -> None:
+    """A rectifier has the sums of its operand, but is another branch."""
+    net = Net(lambda net, x: BRANCHES[name](F.linear(x, net.w)), w=nn.Parameter(W.clone()))
+    expected = float(2 * (W.abs() ** p).sum()) ** (1 / p)
+    assert ps.path_norm(net, draw(1, 2), p=p) == pytest.approx(expected, rel=1e-12)
+
+
+def test_constants_do_not_swallow_paths() -> None:
+    """A large constant beside an activation does not round its coefficient."""
+    net = Net(lambda net, x: (x * 1e30 + 1e17) * 1e-30)
+    assert ps.path_norm(net, draw(1, 2)) == pytest.approx(2, rel=1e-12)
+
+
+def test_rows_that_the_example_reads() -> None:
+    torch.manual_seed(0)
+    table = nn.Embedding(5, 3, padding_idx=0).double()
+    net = nn.Sequential(table, nn.Linear(3, 2, bias=False).double())
+    with torch.no_grad():
+        rows = (table.weight.abs() @ net[1].weight.abs().T).sum(1)
+    ids = torch.tensor([[3, 3, 1, 0]])
+    for model in (net, ps.trace(net, ids)):
+        inputs = (ids,) if isinstance(model, nn.Module) else ()
+        assert ps.path_norm(model, *inputs) == pytest.approx(float(2 * rows[3] + rows[1]))
+    bags = nn.Sequential(nn.EmbeddingBag(5, 3, mode="mean").double(), net[1])
+    bags[0].weight = table.weight
+    for mode, count in (("mean", 3), ("sum", 1), ("max", 1)):
+        bags[0].mode = mode
+        found = ps.path_norm(bags, torch.tensor([[1, 2, 4]]))
+        assert found == pytest.approx(float(rows[1] + rows[2] + rows[4]) / count)
+
+
+def test_rows_that_data_choose() -> None:
+    """Any expert may be chosen: all of them are on paths, as in a maximum."""
+    experts = nn.Parameter(draw(3, 2, 2))
+    total = float(experts.detach().abs().sum())
+    chosen = Net(lambda net, x: (net.w[x.argmax(1)] @ x[..., None])[..., 0], w=experts)
+    assert ps.path_norm(chosen, draw(1, 2)) == pytest.approx(total)
+    given = Net(lambda net, x, k: F.linear(x, net.w[k]), w=experts)
+    found = ps.path_norm(given, draw(1, 2), torch.tensor(1))
+    assert found == pytest.approx(float(experts[1].detach().abs().sum()))
+
+
+@pytest.mark.parametrize("p", [1, 2])
+def test_sums_at_places_that_data_choose(p: float) -> None:
+    """Any row may stand at each of the four places, with the factor of the operation."""
+    total = float((W.abs() ** p).sum())
+    for mode, factor in (("sum", 4.0), ("mean", 4 / 4**p), ("max", 4.0)):
+        bags = Net(
+            lambda net, x, mode=mode: F.embedding_bag(x.argsort(1) % 2, net.w, mode=mode),
+            w=nn.Parameter(W.clone()),
+        )
+        found = ps.path_norm(bags, draw(1, 4), p=p)
+        assert found == pytest.approx((factor * total) ** (1 / p))
+    added = Net(
+        lambda net, x: x.new_zeros(1, 2).index_add(1, x[0].argsort(), F.linear(x, net.w), alpha=-3),
+        w=nn.Parameter(W.clone()),
+    )
+    assert ps.path_norm(added, draw(1, 2), p=p) == pytest.approx((2 * 3**p * total) ** (1 / p))
+
+
+def test_samples_that_data_count() -> None:
+    net = Net(lambda net, x: x.unique())
+    with pytest.raises(ps.InputError, match="batch_dim=None"):
+        ps.path_norm(net, draw(1, 4))
+
+
+def test_numbers_that_data_decide() -> None:
+    """Counts and truth values start paths of value 1 like inputs; a quotient by them ends paths."""
+    net = Net(lambda net, x: (lambda h: h + (h > 0))(F.linear(x, net.w)), w=nn.Parameter(W.clone()))
+    assert ps.path_norm(net, draw(1, 2)) == pytest.approx(float(W.abs().sum()) + 2)
+    mean = Net(lambda net, x, k: (x * k).sum(1) / k.sum(1))
+    mask = torch.tensor([[1, 1, 0]])
+    with pytest.raises(ps.UnsupportedError, match="div"):
+        ps.path_norm(mean, draw(1, 3), mask)
+    assert ps.path_norm(mean, draw(1, 3), mask, until="fixed") > 0
+
+
+SENSED: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "transposed": lambda net, x: (x @ net.w.T).relu() @ net.v.T,
+    "sorted": lambda net, x: F.linear(F.linear(x, net.w).sort(1)[0], net.v),
+    "largest": lambda net, x: F.linear(F.linear(x, net.w)[:, None].amax(1), net.v),
+    "scaled weights": lambda net, x: F.linear(F.linear(x, net.w) + net.v[0] * 2, net.v),
+    "sliced weights": lambda net, x: F.linear(
+        torch.index_add(F.linear(x, net.w), 1, torch.tensor([0, 1]), net.v[:1, :2], alpha=3.0),
+        net.v,
+    ),
+    "differences": lambda net, x: F.linear(F.linear(x, net.w).diff(dim=1), net.v[:, :3]),
+    "products": lambda net, x: F.linear(F.linear(x, net.w).cumprod(1), net.v),
+}
+
+
+@pytest.mark.parametrize("name", SENSED)
+def test_sensitivities_are_derivatives_of_the_norm(name: str) -> None:
+    """Through rules, measured maps and views of weights, too."""
+    net = Net(SENSED[name], w=nn.Parameter(draw(4, 3)), v=nn.Parameter(draw(2, 4)))
+    x = draw(1, 3)
+    graph = ps.trace(net, x)
+    expected = {}
+    for key, weight in net.named_parameters():
+        flat, slopes = weight.data.view(-1), torch.zeros(weight.numel()).double()
+        for i, value in enumerate(flat.tolist()):
+            sides = []
+            for moved in (value + 1e-5, value - 1e-5):
+                flat[i] = moved
+                sides.append(ps.path_norm(graph, 2, batch_dim=None) ** 2)
+            flat[i] = value
+            slopes[i] = (sides[0] - sides[1]) / ((value + 1e-5) ** 2 - (value - 1e-5) ** 2)
+        expected[key] = slopes.reshape(weight.shape)
+    most = max(float(slopes.max()) for slopes in expected.values())
+    found = path_sensitivity(graph)
+    for key, slopes in expected.items():
+        assert torch.allclose(found[key], slopes / most, atol=1e-6)
+    assert math.isclose(max(float(each.max()) for each in found.values()), 1.0)
+
+
+BOUNDED: dict[str, Callable[[Tensor], Tensor]] = {
+    "steep leaky": lambda x: F.leaky_relu(x, 3.0),
+    "steep random": lambda x: F.rrelu(x, 2.0, 3.0),
+    "clip": lambda x: x.clamp(-1, 2),
+    "extremes": lambda x: torch.minimum(x, x.flip(1)) + x.sort(1)[0],
+    "length": lambda x: x.norm(dim=1),
+    "deviation": lambda x: x.std(1),
+    "mixture": lambda x: torch.lerp(x, x.relu(), 0.3),
+    "tiles": lambda x: F.max_pool1d(x[:, None], 2),
+}
+UNBOUNDED: dict[str, Callable[[Tensor], Tensor]] = {
+    "layer norm": lambda x: F.layer_norm(x, (3,)),
+    "RMS norm": lambda x: F.rms_norm(x, (3,)),
+    "group norm": lambda x: F.group_norm(x, 1),
+    "square": lambda x: x.square(),
+    "power": lambda x: x**3,
+    "product": lambda x: x.prod(1),
+    "products": lambda x: x.cumprod(1),
+    "variance": lambda x: x.var(1),
+    "cosine": lambda x: F.cosine_similarity(x, x.flip(1) + 1),
+    "sign": lambda x: x.sign(),
+    "mask": lambda x: x.flip(1) * (x > 0),
+    "truth": lambda x: (x > 0).double(),
+    "choice": lambda x: torch.where(x > 0, x, x.flip(1)),
+    "position": lambda x: x.flip(1).gather(1, x.argmax(1, keepdim=True)),
+    "angle": lambda x: torch.atan2(x, x.flip(1)),
+    "half norm": lambda x: x.norm(p=0.5, dim=1),
+    "dropout": lambda x: F.dropout(x, 0.5, training=True),
+    "noise": lambda x: x + torch.randn_like(x),
+    "moving bound": lambda x: x.clamp(max=x.square()),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_bounds_hold_for_inputs_of_all_sizes(name: str) -> None:
+    torch.manual_seed(0)
+    net = Net(lambda net, x: BOUNDED[name](net.first(x)), first=nn.Linear(3, 3).double())
+    bound = ps.path_norm(net, draw(1, 3), bound=True)
+    for size in (1e-2, 1.0, 1e2):
+        for step in (1e-4, 1e-1, 1.0):
+            for _ in range(20):
+                x = size * torch.randn(1, 3).double()
+                y = x + size * step * torch.randn(1, 3).double()
+                moved = float((net(x) - net(y)).detach().abs().sum())
+                assert moved <= bound * float((x - y).abs().max()) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", UNBOUNDED)
+def test_what_has_no_largest_slope_is_refused(name: str) -> None:
+    net = Net(lambda net, x: UNBOUNDED[name](net.first(x)), first=nn.Linear(3, 3).double())
+    with pytest.raises(ps.UnsupportedError) as caught:
+        ps.path_norm(net, draw(1, 3), bound=True)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_ranges_of_numbers() -> None:
+    layer = nn.Linear(2, 2, bias=False).double()
+    net, x = nn.Sequential(layer), draw(1, 2)
+    graph = ps.trace(net, x)
+    with torch.no_grad():
+        layer.weight.copy_(W)
+    skeleton = graph.skeleton()
+    log = math.log(float((W.abs().sum(1) ** 20).sum())) + 20 * 55 * math.log(10)
+    power = Net(lambda net, x: (F.linear(x, net.w) * 1e55) ** 20, w=layer.weight)
+    assert ps.path_norm(power, x, log=True) == pytest.approx(log)
+    total = Net(lambda net, x: (x * 1e30).sum(1, dtype=torch.float32))
+    assert ps.path_norm(total, x.float(), p=2) == pytest.approx(2**0.5 * 1e30)
+    with pytest.raises(ps.InputError, match="at most p="):
+        ps.path_norm(net, x, p=3000)
+    for wrong in (3, -3):
+        with pytest.raises(ps.InputError, match="batch_dim"):
+            ps.path_norm(net, x, batch_dim=wrong)
+    with pytest.raises(ps.InputTypeError, match="batch_dim"):
+        ps.path_norm(net, x, batch_dim=1.5)  # type: ignore[call-overload]
+    with pytest.raises(ps.InputError, match="further arguments"):
+        ps.path_norm(graph, 1, False, 0, None)  # type: ignore[call-overload]
+    with pytest.raises(ps.InputError, match="until='fixed'"):
+        ps.path_norm(net, x, until="fixed", bound=True)
+    for value in (math.nan, math.inf):
+        with torch.no_grad():
+            layer.weight[0, 0] = value
+        for function in (ps.path_norm, path_sensitivity, ps.path_statistics):
+            given: Any = skeleton if function is ps.path_statistics else graph
+            with pytest.raises(ps.InputError, match="NaN or infinite"):
+                function(given)
+
+
+def test_complex_numbers_count_by_their_absolute_values() -> None:
+    weight = torch.complex(draw(3, 2), draw(2, 3).T)
+    net = Net(lambda net, x: F.linear(x, net.w).abs(), w=weight)
+    expected = float(weight.abs().sum())
+    assert ps.path_norm(net, torch.complex(draw(1, 2), draw(1, 2))) == pytest.approx(expected)
+    scaled = Net(lambda net, x: (x * net.c).real, c=torch.tensor([3 + 4j, 2j]))
+    assert ps.path_norm(scaled, draw(1, 2)) == pytest.approx(7)
+
+
+class Attention(nn.Module):
+    """Heads beside samples in one dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read, self.write = nn.Linear(4, 12, bias=False), nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            part.view(len(x), 3, 2, 2).transpose(1, 2).reshape(-1, 3, 2)
+            for part in self.read(x).chunk(3, -1)
+        )
+        mixed = (q @ k.transpose(1, 2)).softmax(-1) @ v
+        return self.write(mixed.view(len(x), 2, 3, 2).transpose(1, 2).reshape(len(x), 3, 4))
+
+
+def test_samples_are_those_of_the_first_output() -> None:
+    torch.manual_seed(0)
+    net = Attention()
+    read, write = (layer.weight.detach().double().abs() for layer in (net.read, net.write))
+    q, k, v = (part.sum(1).view(2, 2) for part in read.chunk(3))
+    logits = 9 * float((q * k).sum())
+    outputs = 3 * float((write @ (3 * v).reshape(-1)).sum())
+    for samples in (1, 2):
+        found = ps.path_norm(net, torch.randn(samples, 3, 4), until="fixed")
+        assert found == pytest.approx(logits + outputs, rel=1e-6)
+    rnn = nn.RNN(2, 2, num_layers=3, nonlinearity="relu", batch_first=True)
+    one, two = (ps.path_norm(rnn, torch.randn(n, 4, 2)) for n in (1, 2))
+    assert one == pytest.approx(two)
+    last = ps.path_norm(
+        Net(lambda net, x: net.rnn(x)[1].transpose(0, 1), rnn=rnn), torch.randn(1, 4, 2)
+    )
+    steps = ps.path_norm(Net(lambda net, x: net.rnn(x)[0], rnn=rnn), torch.randn(1, 4, 2))
+    assert one == pytest.approx(last + steps)
+
+
+def test_random_numbers_and_unwritten_memory() -> None:
+    def function(net: Any, x: Tensor) -> Tensor:
+        y = torch.empty(1, 4).double()
+        y[:, :2] = x
+        y[:, 2:] = torch.randn(1, 2).double()
+        return y
+
+    net, state = Net(function), torch.get_rng_state()
+    assert ps.path_norm(net, draw(1, 2)) == 4
+    assert bool((torch.get_rng_state() == state).all())
+
+
+MASK = torch.tensor([[1, 1, 0], [1, 0, 1], [1, 1, 1]]).bool()
+
+
+@pytest.mark.parametrize("p", [1, 2])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"scale": 2.0},
+        {"is_causal": True},
+        {"attn_mask": MASK},
+        {"attn_mask": draw(3, 3).masked_fill(~MASK, -math.inf)},
+    ],
+    ids=lambda options: "".join(options),
+)
+def test_attention_is_what_it_is_written_out(options: dict[str, Any], p: float) -> None:
+    """Its scores end paths with their scale, and without masked entries."""
+
+    def written(net: Any, q: Tensor, k: Tensor) -> Tensor:
+        scores = q @ k.mT * options.get("scale", 0.5)
+        if options.get("is_causal"):
+            scores = scores.masked_fill(~torch.ones(3, 3).bool().tril(), -math.inf)
+        mask = options.get("attn_mask")
+        if mask is not None:
+            masked = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else None
+            scores = scores + mask if masked is None else masked
+        return scores.softmax(-1) @ k
+
+    def fused(net: Any, q: Tensor, k: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, k, **options)
+
+    inputs = draw(1, 2, 3, 4), draw(1, 2, 3, 4)
+    one, two = (ps.path_norm(Net(f), *inputs, p=p, until="fixed") for f in (written, fused))
+    assert one == pytest.approx(two)
+
+
+def test_computed_weights_and_lengths() -> None:
+    """Weights of a recurrent layer that another layer computes, and a constant mask as an index."""
+    h, w, x = nn.Parameter(draw(16, 4)), nn.Parameter(draw(4, 4)), draw(1, 4)
+
+    def recurrent(net: Any, x: Tensor) -> Tensor:
+        weights = [F.linear(x, net.h).view(4, 4), net.w]
+        state = x.new_zeros(1, 1, 4)
+        return torch.rnn_relu(x[None], state, weights, False, 1, 0.0, False, False, False)[0]
+
+    step = Net(lambda net, x: F.linear(x[None], F.linear(x, net.h).view(4, 4)), h=h)
+    found = ps.path_norm(Net(recurrent, h=h, w=w), x)
+    assert found == pytest.approx(ps.path_norm(step, x))
+    kept = Net(lambda net, x: x[..., net.m], m=torch.tensor([True, False, True, True]))
+    assert ps.path_norm(kept, x) == pytest.approx(3)
+
+
+@pytest.mark.parametrize("name", ["cumsum", "cummax", "cummin"])
+def test_running_sums_and_maxima_have_no_path_back(name: str) -> None:
+    """Each element is reached from those before it: as many paths as a triangular matrix has."""
+
+    def running(net: Any, x: Tensor) -> Tensor:
+        found = getattr(F.linear(x, net.w), name)(1)
+        return F.linear(found if isinstance(found, Tensor) else found[0], net.v)
+
+    net = Net(running, w=nn.Parameter(draw(4, 3)), v=nn.Parameter(draw(2, 4)))
+    first, second = net.w.detach().abs(), net.v.detach().abs()
+    expected = float((second @ torch.ones(4, 4).double().tril() @ first).sum())
+    assert ps.path_norm(net, draw(1, 3)) == pytest.approx(expected)
+    graph = ps.trace(net, draw(1, 3))
+    assert sum(abs(float(path.value)) for path in graph.paths()) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", ["cummax", "sort", "max", "amax", "median", "topk"])
+def test_a_single_number_along_a_dimension(name: str) -> None:
+    def reduced(net: Any, x: Tensor) -> Tensor:
+        found = getattr(net.layer(x).sum(), name)(*((1, 0) if name == "topk" else (0,)))
+        return found if isinstance(found, Tensor) else found[0]
+
+    net = Net(reduced, layer=nn.Linear(2, 2, bias=False).double())
+    graph = ps.trace(net, draw(1, 2))
+    assert graph.path_norm(until="fixed") > 0
+    assert len(list(graph.paths())) == 4
+
+
+@pytest.mark.parametrize("p", [1, 2])
+def test_a_mean_with_a_weight_of_the_model(p: float) -> None:
+    """Its weights are coefficients; they end no paths, for any number of samples."""
+    share = torch.tensor([0.25, 0.5]).double()
+    net = Net(lambda net, x: torch.lerp(x, x.flip(1), net.t).sigmoid(), t=share)
+    expected = float(((1 - share) ** p + share**p).sum()) ** (1 / p)
+    for samples in (1, 3):
+        assert ps.path_norm(net, draw(samples, 2), p=p, until="lerp") == pytest.approx(expected)
+
+
+def test_paths_of_value_0_are_refused_where_others_are() -> None:
+    layer = nn.Linear(2, 2).double()
+    for parameter in layer.parameters():
+        nn.init.zeros_(parameter)
+    with pytest.raises(ps.UnsupportedError, match="sigmoid"):
+        ps.path_norm(nn.Sequential(layer, nn.Sigmoid()), draw(1, 2))
