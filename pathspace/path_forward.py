@@ -156,7 +156,7 @@ class Forward(ByProperties):
             return Sum(torch.ones(tuple(shown.shape), dtype=torch.float64))
         example = self.captured.whole.get(node.name)
         if example is not None:
-            return self._decided(example.clone(), known=True)
+            return self._decided(example.clone().cpu(), known=True)
         return self._decided(torch.zeros(tuple(shown.shape), dtype=shown.dtype))
 
     def graph(self, module: fx.GraphModule, values: Mapping[fx.Node, Any]) -> Any:
