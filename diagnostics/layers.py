@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from pathspace.capture import check_capturable, describe, first_line
+from pathspace.checkpointing import never_recomputed
 from pathspace.diagnostics.recomputation import never_reentrant
 from pathspace.errors import (
     CaptureError,
@@ -376,6 +377,8 @@ def _observe(
     args, kwargs = tree_map(own, (tuple(args), dict(kwargs or {})))
     with (
         unchanged(model),
+        # the graph is kept and read later, without these hooks and with other buffers
+        never_recomputed(as_in_training=True),
         torch.enable_grad(),
         hooked(layers, run, copies=copies),
         _Activations(run),

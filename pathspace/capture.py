@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import logging
+import random
 import re
 import threading
 import warnings
@@ -18,6 +19,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, redi
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx, nn
 from torch._functorch import config as functorch_config
@@ -86,9 +88,10 @@ class Captured:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Silence torch's own tracing (warnings, logs, graphs printed on errors), and keep
-    the global random state.
+    the global random states of torch, Python and numpy.
     """
     level = logging.root.manager.disable
+    drawn, state = random.getstate(), np.random.get_state()
     logging.disable(logging.CRITICAL)
     try:
         with (
@@ -99,6 +102,8 @@ def quiet() -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     finally:
+        random.setstate(drawn)
+        np.random.set_state(state)
         logging.disable(level)
 
 

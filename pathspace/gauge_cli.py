@@ -192,7 +192,6 @@ def fit(
 
     Exit codes: 0 everything fits, 1 values with a fixed scale do not fit, 2 bad input.
     """
-    import math
     from dataclasses import asdict
 
     from pathspace.cli_errors import FAILED
@@ -211,14 +210,11 @@ def fit(
         batches = _inputs(calibration, (loaded.args, loaded.kwargs))
         found = fit_dtype(loaded.model, batches, getattr(torch, dtype.value), headroom)
         _write(found.model, output, stdout)
-    # (there is no NaN in JSON)
-    measured = {"before": found.error_before, "after": found.error}
-    errors = {key: None if math.isnan(value) else value for key, value in measured.items()}
     facts = {
         "dtype": dtype.value,
         "fitted_before": found.fitted_before,
         "fits": found.fits,
-        "error": errors,
+        "error": {"before": found.error_before, "after": found.error},
         "table": [asdict(row) for row in found.table],
     }
     deliver(facts, json, found, output == STDOUT)

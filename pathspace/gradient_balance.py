@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pathspace.capture import quiet
+from pathspace.checkpointing import never_recomputed
 from pathspace.eps import precision
 from pathspace.forward_run import ROUNDED, computing_in
 from pathspace.functional_call import evaluate
@@ -133,7 +134,7 @@ def gradients(
 ) -> dict[str, Tensor]:
     """Gradients of a random linear function of all outputs by every parameter it depends on."""
     leaves = _leaves(model)
-    with quiet(), computing_in(precision(model)), torch.enable_grad():
+    with quiet(), computing_in(precision(model)), torch.enable_grad(), never_recomputed():
         loss = _loss(model, leaves, args, kwargs, seed)
         if not loss.requires_grad:
             return {}

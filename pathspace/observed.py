@@ -7,7 +7,7 @@ operation that computed it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pathspace.calibration import Calibrated, cotangent
 from pathspace.capture import quiet
+from pathspace.checkpointing import never_recomputed
 from pathspace.forward_run import cast, computing_in
 from pathspace.moves import moved
 from pathspace.peaks import Logs
@@ -110,12 +111,22 @@ def activation_sizes(graph: Structure, calibrated: Calibrated, gradients: bool =
             for n, t in wide.items()
         }
         first, second = _Record(given.values()), _Record(other.values())
-        with quiet(), computing_in(torch.float64):
-            with torch.set_grad_enabled(gradients), first:
-                outputs = calibrated.outputs(batch, given)
-            with torch.no_grad(), second:
-                calibrated.outputs(batch, other)
-            slopes = _slopes(outputs, first.live) if gradients else [None] * len(first.values)
+        # (both runs draw the same random numbers)
+        with (
+            quiet(),
+            computing_in(torch.float64),
+            never_recomputed(),
+            torch.set_grad_enabled(gradients),
+            first,
+        ):
+            outputs = calibrated.outputs(batch, given)
+        with quiet(), computing_in(torch.float64), torch.no_grad(), second:
+            calibrated.outputs(batch, other)
+        slopes = (
+            _slopes(outputs, first.live, calibrated.totals)
+            if gradients
+            else [None] * len(first.values)
+        )
         # (strict: both runs perform the same operations)
         for a, b, slope in zip(first.values, second.values, slopes, strict=True):
             _note(a.cpu(), b.cpu(), None if slope is None else slope.cpu(), table, near, found)
@@ -138,17 +149,22 @@ def _codes(logs: np.ndarray) -> tuple[np.ndarray, Tensor]:
     return ids[order], torch.from_numpy(code[order])
 
 
-def _slopes(outputs: list[Tensor], live: list[Tensor]) -> list[Tensor | None]:
+def _slopes(
+    outputs: list[Tensor], live: list[Tensor], totals: Sequence[tuple[float, int]]
+) -> list[Tensor | None]:
     """Derivatives of the outputs, summed with random signs, with respect to
     the recorded activations.
     """
     generator = torch.Generator().manual_seed(0)
     wanted = [leaf for leaf in live if leaf.requires_grad]
-    outputs = [out for out in outputs if out.requires_grad]
-    if not outputs or not wanted:
+    kept = [(out, total) for out, total in zip(outputs, totals, strict=False) if out.requires_grad]
+    if not kept or not wanted:
         return [None] * len(live)
-    signs = [cotangent(out.detach(), False, generator) for out in outputs]
-    found = iter(torch.autograd.grad(outputs, wanted, signs, allow_unused=True))
+    signs = [cotangent(out.detach(), False, generator, *total) for out, total in kept]
+    with quiet():
+        found = iter(
+            torch.autograd.grad([out for out, _ in kept], wanted, signs, allow_unused=True)
+        )
     return [next(found) if leaf.requires_grad else None for leaf in live]
 
 
