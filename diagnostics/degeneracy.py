@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from pathspace import ReductionGraph, trace
+from pathspace.checkpointing import never_recomputed
 from pathspace.diagnostics.feature_spaces import added_vectors, feature_spaces
 from pathspace.diagnostics.gauge_directions import (
     combined,
@@ -198,7 +199,7 @@ def degeneracy(
         raise InputError(
             f"There are no trainable parameters in {type(model).__name__} to count directions of."
         )
-    with unchanged(twin), torch.enable_grad():
+    with unchanged(twin), never_recomputed(), torch.enable_grad():
         with in_double(model):
             result = evaluate(twin, parameters, args, named)
         parts = [

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd import functional
 from torch.utils._pytree import tree_map
 
+from pathspace.checkpointing import never_recomputed
 from pathspace.diagnostics.layers import (
     Names,
     in_double,
@@ -133,7 +134,7 @@ def predict_growth(
         values = {
             n: part.view_as(chosen[n]) for n, part in zip(chosen, flat.split(sizes), strict=True)
         }
-        with unchanged(twin), in_double(model):
+        with unchanged(twin), never_recomputed(), in_double(model):
             result = evaluate(twin, values, args, kwargs)
         return main_output(twin, result)
 

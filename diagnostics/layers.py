@@ -28,11 +28,15 @@ from pathspace.errors import (
     PathspaceError,
     UnsupportedError,
 )
+from pathspace.forward_run import LARGE
 from pathspace.inference.registry import facts_of
 from pathspace.inputs import arranged
+from pathspace.module_walk import every_module
 from pathspace.nested import leaves
 from pathspace.refusals import no_derivative
-from pathspace.without_values import require_values
+from pathspace.stand_in import attributes, generator_states, restore_attributes
+from pathspace.untouched import untouched, values_kept
+from pathspace.without_values import has_values, require_values
 
 Names = str | Sequence[str] | None
 Types = str | type | Sequence[str | type] | None
@@ -466,21 +470,29 @@ def in_double(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Restore buffers and the global random state at the end.
+    """Restore all that running a model changes: buffers, attributes of its modules, random states,
+    and weights that its code writes into (of models with up to 30 million).
 
     Inside, reentrant checkpointing is the other one, which has all gradients.
     """
-    # copies, because a batch norm counts its batches in place
-    saved = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    with torch.random.fork_rng(devices=[]), never_reentrant(), warnings.catch_warnings():
+    buffers = [(module._buffers, dict(module._buffers)) for module in every_module(model)]
+    values = [buffer for buffer in model.buffers() if has_values(buffer)]
+    weights = [p for p in model.parameters() if has_values(p) and p.layout == torch.strided]
+    if sum(weight.numel() for weight in weights) <= LARGE:
+        # (some models write into their weights, as those with a constraint of their norm)
+        values += weights
+    before, generators = attributes(model), generator_states(model)
+    with untouched(model), values_kept(values), never_reentrant(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*torch.jit.*deprecated.*")
         try:
             yield
         finally:
-            with torch.no_grad():
-                for buffer, value in saved:
-                    # through .data, because autograd checks the version of buffers that it needs
-                    buffer.data.copy_(value)
+            restore_attributes(before)
+            for held, own in buffers:
+                held.clear()
+                held.update(own)
+            for generator, state in generators:
+                generator.set_state(state)
 
 
 def rademacher(like: Tensor, generator: torch.Generator) -> Tensor:

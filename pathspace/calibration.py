@@ -22,6 +22,7 @@ from pathspace.nested import leaves
 from pathspace.refusals import failed_run
 from pathspace.stand_in import repeatable, stand_in
 from pathspace.through import Through
+from pathspace.untouched import plain_tensors, values_kept
 
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
 # made-up batches where none are given
@@ -55,12 +56,14 @@ class Calibrated:
 
     def outputs(self, batch: Batch, tensors: Mapping[str, Tensor]) -> list[Tensor]:
         """Real outputs of one batch with other tensors in place of the model's own."""
-        # (a model in training mode writes into its buffers)
-        buffers = {
-            name: tensors.get(name, buffer).clone() for name, buffer in self.twin.named_buffers()
+        # (copies, because a model may write into what it holds)
+        given = {
+            name: tensors.get(name, own).clone()
+            for name, own in (*self.twin.named_parameters(), *self.twin.named_buffers())
         }
         try:
-            found = evaluate(self.twin, {**tensors, **buffers}, *batch)
+            with values_kept(plain_tensors(self.twin)):
+                found = evaluate(self.twin, given, *batch)
         except Exception as error:
             raise failed_run(self.model, *batch, error) from error
         values = [

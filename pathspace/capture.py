@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import logging
-import random
 import re
 import threading
 import warnings
@@ -19,7 +18,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, redi
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import fx, nn
 from torch._functorch import config as functorch_config
@@ -49,7 +47,7 @@ from pathspace.refusals import (
 )
 from pathspace.replaced import replaced
 from pathspace.stand_in import repeatable, stand_in
-from pathspace.untouched import untouched
+from pathspace.untouched import random_kept, untouched
 from pathspace.without_values import fake_mode, give_shapes, has_values, with_numbers
 
 # tracing replaces functions of torch for a while
@@ -91,19 +89,16 @@ def quiet() -> Iterator[None]:
     the global random states of torch, Python and numpy.
     """
     level = logging.root.manager.disable
-    drawn, state = random.getstate(), np.random.get_state()
     logging.disable(logging.CRITICAL)
     try:
         with (
             warnings.catch_warnings(),
-            torch.random.fork_rng(devices=[]),
+            random_kept(),
             redirect_stderr(io.StringIO()),
         ):
             warnings.simplefilter("ignore")
             yield
     finally:
-        random.setstate(drawn)
-        np.random.set_state(state)
         logging.disable(level)
 
 

@@ -1,0 +1,169 @@
+"""Diagnostics leave a model as it was, and measure checkpointed models like others."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_equalise import Checkpointed
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import pathspace as ps
+import pathspace.diagnostics as ds
+from pathspace.calibration import Calibrated
+
+X, Y = torch.randn(10, 4, generator=torch.Generator().manual_seed(0)), torch.arange(10) % 3
+BATCHES = [(X[:5], Y[:5]), (X[5:], Y[5:])]
+loss = nn.functional.cross_entropy
+
+
+class Stateful(nn.Module):
+    """Changes, when it runs, all that a model can hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.norm = (
+            nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3), nn.BatchNorm1d(4),
+        )  # fmt: skip
+        self.register_buffer("mean", torch.zeros(4))
+        self.plain = torch.zeros(4)
+        self.generator, self.count = torch.Generator().manual_seed(3), 0
+        self.log: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        h = self.last = self.a(x).relu()
+        self.log.append(h)
+        self.mean = 0.9 * self.mean + 0.1 * h.detach().mean(0)
+        self.plain.add_(1)
+        h = h * torch.rand(4, generator=self.generator) * random.random() * float(np.random.rand())
+        h = h + checkpoint(lambda x: self.norm(self.b(x)).relu(), h, use_reentrant=False)
+        return self.c(nn.functional.dropout(h, 0.5, self.training))
+
+
+def state(model: Stateful) -> dict[str, Any]:
+    attributes = {
+        (name, key): value if isinstance(value, int) else id(value)
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+    }
+    return {
+        "attributes": attributes,
+        "bindings": {name: id(buffer) for name, buffer in model.named_buffers()},
+        "buffers": {name: value.tolist() for name, value in model.state_dict().items()},
+        "plain": model.plain.tolist(),
+        "log": len(model.log),
+        "own generator": model.generator.get_state().tolist(),
+        "torch": torch.get_rng_state().tolist(),
+        "python": random.getstate(),
+        "numpy": np.random.get_state()[1].tolist(),
+        "gradients": [parameter.grad for parameter in model.parameters()],
+        "hooks": [len(part._forward_hooks) for part in model.modules()],
+    }
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    "measure",
+    [
+        lambda model: ds.signal(model, X),
+        lambda model: ds.gradients(model, loss, BATCHES),
+        lambda model: ds.trace_k(ds.jacobian(model, X), 4),
+        lambda model: ds.growth_exponent(model, X),
+        lambda model: ds.cost(model, X),
+        lambda model: ds.suggest_decay(model, loss, BATCHES),
+        lambda model: ds.degeneracy(model, X),
+        lambda model: ps.trace(model, X),
+        lambda model: Calibrated(model, X).sensitivity(),
+    ],
+)
+def test_all_that_running_changes_is_restored(
+    measure: Callable[[nn.Module], Any], training: bool
+) -> None:
+    torch.manual_seed(0)
+    with suppress(ps.CaptureError):
+        # (imports may draw random numbers)
+        measure(Stateful().train(training))
+    model = Stateful().train(training)
+    before = state(model)
+    with suppress(ps.CaptureError):
+        measure(model)
+    after = state(model)
+    assert [key for key in before if after[key] != before[key]] == []
+    copy.deepcopy(model)
+
+
+class Masked(nn.Module):
+    """A block that reads a mask without a gradient, in two checkpointed calls."""
+
+    def __init__(self, reentrant: bool | None) -> None:
+        super().__init__()
+        self.inner, self.out, self.reentrant = nn.Linear(4, 4), nn.Linear(4, 3), reentrant
+
+    def block(self, x: Tensor, mask: Tensor) -> Tensor:
+        return self.inner(x).relu() * self.inner(mask).sigmoid()
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = torch.ones_like(x)
+        for _ in range(2):
+            x = (
+                self.block(x, mask)
+                if self.reentrant is None
+                else checkpoint(self.block, x, mask, use_reentrant=self.reentrant)
+            )
+        return self.out(x)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_layers_inside_of_checkpoints_are_followed(reentrant: bool) -> None:
+    torch.manual_seed(0)
+    plain, model = Masked(None), Masked(reentrant)
+    model.load_state_dict(plain.state_dict())
+    one, other = ds.signal(plain, X), ds.signal(model, X)
+    assert one.to_dicts() == other.to_dicts() and len(one) == 5
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("from_inputs", [True, False])
+def test_derivatives_of_checkpointed_functions_are_those_of_the_function(
+    reentrant: bool, from_inputs: bool
+) -> None:
+    torch.manual_seed(0)
+    plain, model = Checkpointed(None).double(), Checkpointed(reentrant, from_inputs).double()
+    model.load_state_dict(plain.state_dict())
+    x, y = torch.randn(40, 4).double(), torch.randn(40, 3).double()
+    one, other = (ds.predict_growth(net, ["b.*"], x, y) for net in (plain, model))
+    assert one == other and one.measured
+    found = [ds.degeneracy(net, x) for net in (plain, model)]
+    assert found[0].rank == found[1].rank and found[0].gauge == found[1].gauge > 0
+
+
+class Constrained(nn.Module):
+    """Bounds the norm of its weights where it uses them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.c = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.a.weight.data.copy_(torch.renorm(self.a.weight.data, 2, 0, 0.1))
+        self.c.weight.data = torch.renorm(self.c.weight.data, 2, 0, 0.1)
+        return self.c(self.a(x).relu())
+
+
+def test_weights_that_a_model_writes_stay() -> None:
+    model = Constrained()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    ds.signal(model, X)
+    ds.gradients(model, loss, BATCHES)
+    Calibrated(model, X).sensitivity()
+    held = Calibrated(model, [X, X])
+    assert float(held.noise(held.reference(), dict(model.named_parameters())).max()) == 0
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
