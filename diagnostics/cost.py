@@ -25,6 +25,7 @@ from pathspace.errors import PathspaceError, expect_arguments, expect_numbers
 from pathspace.inference.registry import Facts, facts_of
 from pathspace.inputs import arranged
 from pathspace.refusals import failed_run
+from pathspace.without_values import require_runnable
 
 _NONLINEAR = ("activation", "function")
 _PRODUCTS = ("product", "quotient")
@@ -190,6 +191,7 @@ def cost(
     """
     expect_arguments("cost", model=model)
     expect_numbers("cost", "a whole number from 0 to 1,000,000", repeats=repeats)
+    require_runnable("cost", (*model.named_parameters(), *model.named_buffers()))
     inputs, kwargs = arranged(model, inputs, kwargs)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     arguments = [value for value in tree_leaves((inputs, kwargs)) if isinstance(value, Tensor)]
@@ -214,9 +216,9 @@ def cost(
         with saved_tensors_hooks(pack, lambda value: value):
             try:
                 run()
-            except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
-                if isinstance(error, PathspaceError):
-                    raise
+            except PathspaceError:
+                raise
+            except Exception as error:
                 raise failed_run(model, inputs, kwargs, error) from error
         sizes = [size for size, _ in saved.values()]
         kept = sum(tensor.numel() for _, tensor in saved.values())

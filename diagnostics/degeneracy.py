@@ -41,6 +41,7 @@ from pathspace.errors import (
 )
 from pathspace.functional_call import evaluate
 from pathspace.inputs import arranged
+from pathspace.refusals import check_capturable
 from pathspace.safe_deepcopy import safe_deepcopy
 
 MAX_EXACT = 3000
@@ -188,6 +189,7 @@ def degeneracy(
     expect_numbers("degeneracy", "a number of at least 0", tolerance=tolerance)
     expect_numbers("degeneracy", SEED, seed=seed, max_exact=max_exact)
     expect_numbers("degeneracy", AT_LEAST_1, max_rows=max_rows)
+    check_capturable(model)
     notes: list[str] = []
     graph = _traced(model, inputs, kwargs, notes) if graph is None else graph
     twin = safe_deepcopy(model).double()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathspace.diagnostics.layers import Names, call, differentiating, matching, unchanged
+from pathspace.diagnostics.layers import Names, call, differentiating, lost, matching, unchanged
 from pathspace.diagnostics.tables import Table
 from pathspace.errors import InputError, expect_arguments
 from pathspace.without_values import require_runnable
@@ -168,7 +168,7 @@ def batch_gradient(
         One gradient per parameter, ``None`` for those on which the loss does not depend.
     """
     with unchanged(model), torch.enable_grad():
-        value = loss(call(model, inputs), targets)
+        value = lost(loss, call(model, inputs), targets)
         if value.dim() or not value.requires_grad:
             raise InputError(
                 f"The loss has shape {tuple(value.shape)} and requires_grad={value.requires_grad},"

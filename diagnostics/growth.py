@@ -32,6 +32,7 @@ from pathspace.errors import (
     expect_numbers,
 )
 from pathspace.functional_call import evaluate
+from pathspace.refusals import check_capturable
 from pathspace.safe_deepcopy import safe_deepcopy
 
 _CURVATURE_LIMIT = 400
@@ -118,6 +119,7 @@ def predict_growth(
     """
     expect_arguments("predict_growth", model=model)
     expect_numbers("predict_growth", "a number of at least 0", tolerance=tolerance)
+    check_capturable(model)
     twin = safe_deepcopy(model).double().requires_grad_(True)
     wanted = matching(names or None)
     chosen = {name: parameter for name, parameter in twin.named_parameters() if wanted(name)}

@@ -15,6 +15,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
@@ -33,7 +34,7 @@ from pathspace.inference.registry import facts_of
 from pathspace.inputs import arranged
 from pathspace.module_walk import every_module
 from pathspace.nested import leaves
-from pathspace.refusals import no_derivative
+from pathspace.refusals import failed_run, no_derivative
 from pathspace.stand_in import attributes, generator_states, restore_attributes
 from pathspace.untouched import untouched, values_kept
 from pathspace.without_values import has_values, require_values
@@ -48,7 +49,8 @@ class Call:
 
     Attributes:
         name: the module's name in the model.
-        module: the module.
+        module: a shallow copy of the module, with the attributes that it had at its end (such as
+            weights that a hook makes for each call).
         number: number of earlier calls of the module in this run.
         source: the first floating-point input of the layer, a separate node in autograd's graph.
         output: the first floating-point output, before other code can change it.
@@ -73,7 +75,7 @@ class Call:
     version: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.version = self.output._version
+        self.version = _version(self.output)
 
     @property
     def label(self) -> str:
@@ -226,6 +228,18 @@ class _Activations(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def _version(value: Tensor) -> int:
+    """How often a tensor has been changed; tensors made in inference mode do not count that."""
+    return 0 if value.is_inference() else value._version
+
+
+def _as_it_is(module: nn.Module) -> nn.Module:
+    """A shallow copy (``copy.copy`` refuses parametrised modules)."""
+    twin: nn.Module = object.__new__(type(module))
+    vars(twin).update(vars(module))
+    return twin
+
+
 def _view(value: Tensor) -> Tensor:
     return value.view_as(value)
 
@@ -311,7 +325,17 @@ class _Hooks:
                 number = self.counts.get(name, 0)
                 self.counts[name] = number + 1
                 self.run.calls.append(
-                    Call(name, module, number, source, value, sink, self.axis, given, received)
+                    Call(
+                        name,
+                        _as_it_is(module),
+                        number,
+                        source,
+                        value,
+                        sink,
+                        self.axis,
+                        given,
+                        received,
+                    )
                 )
                 seen = True
             # a copy, because later code may overwrite it
@@ -401,7 +425,7 @@ def _observe(
                 " the inputs."
             ) from error
     run.output = main_output(model, run.result)
-    touched = any(call.version != call.output._version for call in run.calls)
+    touched = any(call.version != _version(call.output) for call in run.calls)
     return None if touched and not copies else run
 
 
@@ -428,11 +452,46 @@ def main_output(model: nn.Module, result: Any) -> Tensor:
 def call(model: nn.Module, inputs: Any) -> Any:
     """``model(inputs)``, ``model(*inputs)`` for a tuple or list,
     ``model(**inputs)`` for a mapping.
+
+    Raises:
+        CaptureError: the model raises an error on these inputs.
     """
+    args: tuple[Any, ...] = (inputs,)
+    kwargs: dict[str, Any] = {}
     if isinstance(inputs, tuple | list):
         args, kwargs = arranged(model, inputs)
+    elif hasattr(inputs, "keys"):
+        args, kwargs = (), dict(inputs)
+    try:
         return model(*args, **kwargs)
-    return model(**inputs) if hasattr(inputs, "keys") else model(inputs)
+    except PathspaceError:
+        raise
+    except Exception as error:
+        raise failed_run(model, args, kwargs, error) from error
+
+
+def lost(loss: Callable[[Any, Any], Any], outputs: Any, targets: Any) -> Tensor:
+    """``loss(outputs, targets)``.
+
+    Raises:
+        InputError: the loss raises an error, or returns no tensor.
+    """
+    try:
+        value = loss(outputs, targets)
+    except PathspaceError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"The loss raised {type(error).__name__} on outputs and targets"
+            f" ({describe((outputs, targets), {})}): {first_line(error)}; check that it takes what"
+            " the model returns, and that the targets fit."
+        ) from error
+    if not isinstance(value, Tensor):
+        raise InputError(
+            f"The loss returned a {type(value).__name__}, expected a tensor with a gradient; let it"
+            " return the number as a tensor."
+        )
+    return value
 
 
 @contextmanager
@@ -475,9 +534,17 @@ def unchanged(model: nn.Module) -> Iterator[None]:
 
     Inside, reentrant checkpointing is the other one, which has all gradients.
     """
-    buffers = [(module._buffers, dict(module._buffers)) for module in every_module(model)]
-    values = [buffer for buffer in model.buffers() if has_values(buffer)]
-    weights = [p for p in model.parameters() if has_values(p) and p.layout == torch.strided]
+    buffers = [
+        (module._buffers, dict(module._buffers))
+        for module in every_module(model)
+        if isinstance(module._buffers, dict)
+    ]
+    values = [buffer for buffer in model.buffers() if not is_lazy(buffer) and has_values(buffer)]
+    weights = [
+        weight
+        for weight in model.parameters()
+        if not is_lazy(weight) and has_values(weight) and weight.layout == torch.strided
+    ]
     if sum(weight.numel() for weight in weights) <= LARGE:
         # (some models write into their weights, as those with a constraint of their norm)
         values += weights

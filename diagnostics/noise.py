@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pathspace.capture import first_line
 from pathspace.diagnostics.gradients import Loss, gradients
-from pathspace.diagnostics.layers import call, differentiating, unchanged
+from pathspace.diagnostics.layers import call, differentiating, lost, unchanged
 from pathspace.errors import InputError, UnsupportedError, expect_arguments, expect_numbers
 
 
@@ -219,7 +219,7 @@ def curvature(model: nn.Module, loss: Loss, inputs: Any, targets: Any, seed: int
     size = sum(parameter.numel() for parameter in parameters)
     # the fused attention kernels have no second derivatives
     with unchanged(model), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-        value = loss(call(model, inputs), targets)
+        value = lost(loss, call(model, inputs), targets)
         with differentiating(model):
             slopes = torch.autograd.grad(
                 value, parameters, create_graph=True, materialize_grads=True

@@ -14,15 +14,16 @@ from torch import Tensor, nn
 
 from pathspace.capture import Captured, quiet
 from pathspace.checkpointing import never_recomputed
-from pathspace.errors import InputError, InputTypeError
+from pathspace.errors import InputError, InputTypeError, UnsupportedError
 from pathspace.finite import check_finite
 from pathspace.functional_call import evaluate
 from pathspace.inputs import arranged
 from pathspace.nested import leaves
-from pathspace.refusals import failed_run
+from pathspace.refusals import check_capturable, failed_run, no_derivative
 from pathspace.stand_in import repeatable, stand_in
 from pathspace.through import Through
 from pathspace.untouched import plain_tensors, values_kept
+from pathspace.without_values import require_runnable
 
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
 # made-up batches where none are given
@@ -39,6 +40,8 @@ class Calibrated:
     """
 
     def __init__(self, model: nn.Module, batches: Any) -> None:
+        check_capturable(model)
+        require_runnable("calibration", (*model.named_parameters(), *model.named_buffers()))
         self.model, self.twin = model, repeatable(stand_in(model))
         given: list[Batch] = [arranged(model, *_batch(one)) for one in _several(batches)]
         self.batches = [batch for batch in given if not _is_empty(batch)]
@@ -149,13 +152,20 @@ class Calibrated:
                         for place, out in outputs.items()
                     ]
                     again = draw + 1 < draws
-                    found = torch.autograd.grad(
-                        list(outputs.values()),
-                        list(own.values()),
-                        cotangents,
-                        retain_graph=again,
-                        allow_unused=True,
-                    )
+                    try:
+                        found = torch.autograd.grad(
+                            list(outputs.values()),
+                            list(own.values()),
+                            cotangents,
+                            retain_graph=again,
+                            allow_unused=True,
+                        )
+                    except Exception as error:
+                        raise UnsupportedError(
+                            f"{type(self.model).__name__} cannot be differentiated, expected"
+                            f" derivatives of its outputs: {no_derivative(error)}; call its"
+                            " backward pass by itself to see why."
+                        ) from error
                     for name, gradient in zip(own, found, strict=True):
                         if gradient is not None:
                             square = gradient.detach().cpu().double().square_().nan_to_num_(0, 0, 0)

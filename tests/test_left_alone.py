@@ -167,3 +167,111 @@ def test_weights_that_a_model_writes_stay() -> None:
     held = Calibrated(model, [X, X])
     assert float(held.noise(held.reference(), dict(model.named_parameters())).max()) == 0
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+class Plain(nn.Module):
+    """Two layers of one kind, one of which a user's hook changes."""
+
+    def __init__(self, doubled: bool = False) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+        if doubled:
+            self.b.register_forward_hook(lambda _module, _args, output: 2 * output)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.b(self.a(x).relu()).relu())
+
+
+class Low(Plain):
+    """Runs in bfloat16, with weights in float32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(x)
+
+
+class Inferred(Plain):
+    """Reads a layer that runs in inference mode."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.inference_mode():
+            fixed = self.b(x)
+        return self.c(self.a(x).relu() + fixed)
+
+
+def spectral(normalise: Callable[[nn.Module], nn.Module]) -> nn.Module:
+    return nn.Sequential(normalise(nn.Linear(4, 5)), nn.Tanh(), nn.Linear(5, 3)).train()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Plain(doubled=True),
+        Low,
+        Inferred,
+        lambda: spectral(nn.utils.spectral_norm),
+        lambda: spectral(nn.utils.parametrizations.spectral_norm),
+        lambda: spectral(nn.utils.parametrizations.weight_norm),
+    ],
+)
+def test_both_gains_are_those_of_the_layer_that_ran(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = make()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    rows = ds.signal(model, X, types=nn.Linear, probes=600)
+    measured = [row for row in rows if row.vjp_gain is not None and row.jvp_gain is not None]
+    assert len(measured) >= 2
+    wide = {"a": 4, "b": 4, "c": 4, "0": 4, "2": 5}
+    for row in measured:
+        forward = row.jvp_gain.value * row.shape[-1] / wide[row.layer]
+        assert row.vjp_gain.value == pytest.approx(forward, rel=0.1), row.layer
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def mistaken(outputs: Tensor, targets: Tensor) -> Tensor:
+    raise KeyError("no such class")
+
+
+@pytest.mark.parametrize(
+    ("measure", "match"),
+    [
+        (lambda: ds.gradients(Plain(), mistaken, BATCHES), "The loss raised KeyError on outputs"),
+        (lambda: ds.gradients(Plain(), lambda *_: 3.0, BATCHES), "The loss returned a float"),
+        (lambda: ds.gradients(Plain(), loss, [(X[:, :3], Y)]), r"Plain.forward raised RuntimeErr"),
+        (lambda: ds.suggest_decay(Plain(), mistaken, BATCHES), "The loss raised KeyError"),
+        (lambda: ds.gradients(nn.LazyLinear(3), loss, BATCHES), "'weight' without a shape yet"),
+        (lambda: ds.cost(nn.LazyLinear(3), X), "'weight' without a shape yet"),
+        (lambda: ps.fit_dtype(Plain().to("meta"), X), "'a.weight' and others without values"),
+        (lambda: ps.fit_dtype(torch.jit.script(nn.Linear(4, 3)), X), "is a scripted module"),
+        (lambda: ds.predict_growth(torch.jit.script(nn.Linear(4, 3)), None, X, X), "scripted"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_cannot_be_measured_is_told_in_a_sentence(
+    measure: Callable[[], Any], match: str
+) -> None:
+    with pytest.raises(ps.PathspaceError, match=match):
+        measure()
+
+
+class Overwritten(nn.Module):
+    """Changes what its backward pass needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.c = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x).relu_()
+        h += 1
+        return self.c(h)
+
+
+def test_models_without_derivatives_or_weights_are_equalised_or_refused() -> None:
+    model = Overwritten()
+    with pytest.raises(ps.UnsupportedError, match="Overwritten cannot be differentiated"):
+        ps.equalise(model, ps.trace(model, X), 4, calibration=X)
+    model = nn.ReLU()
+    graph = ps.trace(model, X)
+    assert not ps.equalise(model, graph, 4, calibration=X).helped
+    assert len(ps.choose_gauge(model, graph, ps.Smooth(), X)) == 0
