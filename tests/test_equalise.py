@@ -25,7 +25,7 @@ import pathspace as ps
 from pathspace.calibration import Calibrated
 from pathspace.cli import app
 from pathspace.invariance import measure
-from pathspace.observed import activation_sizes
+from pathspace.observed import _Record, activation_sizes
 from pathspace.quantise import quantised, quantised_weights, weight_axes
 from pathspace.rounding_search import Rounded
 
@@ -480,3 +480,45 @@ def test_gradients_of_checkpointed_models_balance(reentrant: bool) -> None:
         evidence, _ = measure(graph, model, (x,), {}, 0)
         assert evidence["gradient_balance"] is not None, evidence["evidence"]
         assert evidence["gradient_balance"] < 1e-10
+
+
+def test_memory_without_values_is_no_activation() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 6)
+    with _Record([]) as record:
+        torch.empty(3), torch.empty_like(x), x.new_empty(2), torch.empty_strided((2,), (1,))
+        nn.functional.dropout(x, 0.5)
+    assert all(bool((value.abs() <= 10).all()) for value in record.values) and record.values
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(), nn.Linear(8, 2)).train()
+    graph = ps.trace(model, x)
+    sizes = activation_sizes(graph, Calibrated(model, x), gradients=True)
+    assert np.isfinite(sizes.largest).all() and sizes.ids.min() == 0
+
+
+def test_slopes_of_running_statistics_are_not_asked_for() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).eval()
+    x = torch.randn(5, 4)
+    sizes = activation_sizes(ps.trace(model, x), Calibrated(model, x), gradients=True)
+    assert np.isfinite(sizes.gradient).any()
+
+
+class Mixed(nn.Module):
+    """Attention with a mask of the smallest number, and a sum that is taken in another type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = x @ x.transpose(-1, -2)
+        mask = torch.full_like(scores, torch.finfo(scores.dtype).min).triu(1)
+        x = (scores + mask).softmax(-1) @ self.a(x)
+        return self.c(self.b(x).relu().double().exp().log1p().float())
+
+
+def test_masks_are_no_activations_and_types_may_be_named() -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(2, 5, 4), Mixed()
+    found = ps.fit_dtype(model, x)
+    fixed = next(row for row in found.table if row.kind == "fixed scales")
+    assert found.fitted_before and fixed.largest_before < 1e3
