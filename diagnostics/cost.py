@@ -23,7 +23,7 @@ from pathspace.diagnostics.layers import differentiating, main_output, unchanged
 from pathspace.diagnostics.tables import Table
 from pathspace.errors import PathspaceError, expect_arguments, expect_numbers
 from pathspace.inference.registry import Facts, facts_of
-from pathspace.inputs import arranged
+from pathspace.inputs import arranged, check_inputs
 from pathspace.refusals import failed_run
 from pathspace.without_values import require_runnable
 
@@ -193,6 +193,7 @@ def cost(
     expect_numbers("cost", "a whole number from 0 to 1,000,000", repeats=repeats)
     require_runnable("cost", (*model.named_parameters(), *model.named_buffers()))
     inputs, kwargs = arranged(model, inputs, kwargs)
+    check_inputs(model, inputs, kwargs)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     arguments = [value for value in tree_leaves((inputs, kwargs)) if isinstance(value, Tensor)]
     owned = {

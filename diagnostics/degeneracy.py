@@ -40,7 +40,7 @@ from pathspace.errors import (
     expect_numbers,
 )
 from pathspace.functional_call import evaluate
-from pathspace.inputs import arranged
+from pathspace.inputs import arranged, check_inputs
 from pathspace.refusals import check_capturable
 from pathspace.safe_deepcopy import safe_deepcopy
 
@@ -194,6 +194,7 @@ def degeneracy(
     graph = _traced(model, inputs, kwargs, notes) if graph is None else graph
     twin = safe_deepcopy(model).double()
     args, named = tree_map(in_float64, arranged(model, inputs, kwargs))
+    check_inputs(model, args, named)
     parameters: dict[str, Tensor] = {
         name: value for name, value in twin.named_parameters() if value.requires_grad
     }

@@ -104,13 +104,14 @@ def gradients(
         found = batch_gradient(model, loss, inputs, targets, list(chosen.values()))
         count += 1
         for (name, mean), gradient in zip(means.items(), found, strict=True):
-            if gradient is None:
-                continue
-            unused.discard(name)
-            delta = gradient.double() - mean
+            # (what a batch does not reach has the gradient 0 there)
+            value = torch.zeros_like(mean) if gradient is None else gradient.double()
+            if gradient is not None:
+                unused.discard(name)
+            delta = value - mean
             # Welford's recurrence: one pass, and no difference of large sums
             mean += delta / count
-            squares[name] += (delta * (gradient.double() - mean)).sum().cpu()
+            squares[name] += (delta * (value - mean)).sum().cpu()
     if count == 0:
         raise InputError(
             "gradients found no batches, expected at least one pair (inputs, targets)."

@@ -32,6 +32,7 @@ from pathspace.errors import (
     expect_numbers,
 )
 from pathspace.functional_call import evaluate
+from pathspace.inputs import check_inputs
 from pathspace.refusals import check_capturable
 from pathspace.safe_deepcopy import safe_deepcopy
 
@@ -128,6 +129,7 @@ def predict_growth(
             f"predict_growth found no parameter of {type(model).__name__} that matches {names!r}."
         )
     args, kwargs = tree_map(in_float64, _split(inputs))
+    check_inputs(model, args, kwargs)
     targets = targets.detach().double()
     sizes = [parameter.numel() for parameter in chosen.values()]
     start = torch.cat([parameter.detach().reshape(-1) for parameter in chosen.values()])

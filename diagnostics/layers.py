@@ -31,7 +31,7 @@ from pathspace.errors import (
 )
 from pathspace.forward_run import LARGE
 from pathspace.inference.registry import facts_of
-from pathspace.inputs import arranged
+from pathspace.inputs import arranged, check_inputs
 from pathspace.module_walk import every_module
 from pathspace.nested import leaves
 from pathspace.refusals import failed_run, no_derivative
@@ -254,7 +254,8 @@ def hooked(
         layers: name -> module.
         run: the run to which calls are added.
         differentiable: give every layer's input and output a separate node in autograd's graph.
-        copies: make these nodes copies, which in-place operations cannot change, instead of views.
+        copies: make these nodes copies, which in-place operations cannot change, instead of views;
+            without nodes, record copies of the outputs.
     """
     hooks = _Hooks(run, differentiable, copies)
     with ExitStack() as stack:
@@ -321,6 +322,8 @@ class _Hooks:
             if not _is_real(value):
                 return value
             sink = self.node(value) if self.differentiable else value
+            if self.copies and not self.differentiable:
+                value = value.clone()
             if not seen:
                 number = self.counts.get(name, 0)
                 self.counts[name] = number + 1
@@ -379,6 +382,7 @@ def observe(
     check_capturable(model)
     require_values("observing a model", (*model.named_parameters(), *model.named_buffers()))
     args, kwargs = arranged(model, args, kwargs)
+    check_inputs(model, args, kwargs)
     # views cost nothing; copies are needed only if an in-place operation has overwritten a view
     return _observe(model, args, kwargs, layers, False) or _observe(
         model, args, kwargs, layers, True
@@ -462,6 +466,7 @@ def call(model: nn.Module, inputs: Any) -> Any:
         args, kwargs = arranged(model, inputs)
     elif hasattr(inputs, "keys"):
         args, kwargs = (), dict(inputs)
+    check_inputs(model, args, kwargs)
     try:
         return model(*args, **kwargs)
     except PathspaceError:

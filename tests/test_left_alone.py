@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -275,3 +276,73 @@ def test_models_without_derivatives_or_weights_are_equalised_or_refused() -> Non
     graph = ps.trace(model, X)
     assert not ps.equalise(model, graph, 4, calibration=X).helped
     assert len(ps.choose_gauge(model, graph, ps.Smooth(), X)) == 0
+
+
+def chain(in_place: bool) -> nn.Module:
+    torch.manual_seed(1)
+    widths = (4, 6, 6, 6, 3)
+    layers = [
+        layer
+        for into, out in itertools.pairwise(widths)
+        for layer in (nn.Linear(into, out), nn.ReLU(in_place))
+    ]
+    return nn.Sequential(*layers)
+
+
+def test_activations_in_place_grow_like_others() -> None:
+    one, other = (ds.growth_exponent(chain(in_place), X) for in_place in (False, True))
+    assert one == other
+    one, other = (ds.signal(chain(in_place), X) for in_place in (False, True))
+    assert one.to_dicts() == other.to_dicts()
+
+
+class Routed(nn.Module):
+    """Reads one layer or the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(x) if len(x) > 5 else self.b(x)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_batches_that_do_not_reach_a_weight_have_the_gradient_zero(order: Sequence[int]) -> None:
+    torch.manual_seed(0)
+    model = Routed()
+    cuts = [(X[:6], Y[:6]), (X[6:], Y[6:]), (X[2:9], Y[2:9])]
+    batches = [cuts[place] for place in order]
+    for row in ds.gradients(model, loss, batches):
+        weight = dict(model.named_parameters())[row.parameter]
+        found = torch.stack(
+            [
+                torch.autograd.grad(loss(model(x), y), weight, materialize_grads=True)[0].double()
+                for x, y in batches
+            ]
+        )
+        assert row.rms == pytest.approx(float(found.mean(0).square().mean().sqrt()))
+        assert row.noise == pytest.approx(float(found.var(0).mean()))
+
+
+@pytest.mark.parametrize(
+    "measure",
+    [
+        lambda model: ds.signal(model, X[:0]),
+        lambda model: ds.jacobian(model, X[:0]),
+        lambda model: ds.growth_exponent(model, X[:0]),
+        lambda model: ds.degeneracy(model, X[:0]),
+        lambda model: ds.cost(model, X[:0]),
+        lambda model: ds.gradients(model, loss, [(X, Y), (X[:0], Y[:0])]),
+        lambda model: ds.predict_growth(model, None, X[:0], torch.zeros(0, 3)),
+    ],
+)
+def test_batches_without_samples_are_refused(measure: Callable[[nn.Module], Any]) -> None:
+    with pytest.raises(ps.InputError, match="inputs with no samples"):
+        measure(chain(False))
+
+
+def test_losses_without_curvature_have_the_curvature_zero() -> None:
+    batches = [(X[:5], Y[:5]), (X[5:], Y[5:])]
+    found = ds.suggest_decay(nn.Linear(4, 12), lambda y, _: y.sum(), batches)
+    assert found.curvature == 0 and found.stable_lr is None
