@@ -83,7 +83,7 @@ class _Counter(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.excluded = excluded
         self.products = self.activations = self.slopes = 0
-        self.cached: dict[tuple[int, int, int], int] = {}
+        self.cached: dict[tuple[int, ...], int] = {}
         self.kept: list[Tensor] = []
         self.backward = False
 
@@ -95,7 +95,9 @@ class _Counter(TorchDispatchMode):
                 continue
             # kept alive, so that no later tensor has the same id
             self.kept.append(value)
-            key = (value.untyped_storage().data_ptr(), int(value.storage_offset()), value.numel())
+            # (what is overwritten in place is another value in the same memory)
+            storage, offset = value.untyped_storage().data_ptr(), int(value.storage_offset())
+            key = (storage, offset, value.numel(), value._version)
             self.cached[key] = value.numel()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import pathspace as ps
 import pathspace.diagnostics as ds
 from pathspace.calibration import Calibrated
+from pathspace.diagnostics.attention import attention_matrices, rollout
 
 X, Y = torch.randn(10, 4, generator=torch.Generator().manual_seed(0)), torch.arange(10) % 3
 BATCHES = [(X[:5], Y[:5]), (X[5:], Y[5:])]
@@ -346,3 +347,29 @@ def test_losses_without_curvature_have_the_curvature_zero() -> None:
     batches = [(X[:5], Y[:5]), (X[5:], Y[5:])]
     found = ds.suggest_decay(nn.Linear(4, 12), lambda y, _: y.sum(), batches)
     assert found.curvature == 0 and found.stable_lr is None
+
+
+def test_attention_is_read_before_dropout_and_changes_in_place() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, 5, 8)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.5, batch_first=True)
+    one, other = (attention_matrices(layer.train(mode), x)[0] for mode in (True, False))
+    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+    class Doubled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            attended = (x @ x.transpose(-1, -2)).softmax(-1)
+            attended *= 2
+            return attended @ x
+
+    found = attention_matrices(Doubled(), x.view(3, 5, 2, 4).transpose(1, 2))[0]
+    torch.testing.assert_close(found.sum(-1), torch.ones(3, 2, 5).double(), rtol=0, atol=1e-6)
+    with pytest.raises(ps.CaptureError, match="TransformerEncoderLayer"):
+        attention_matrices(layer, torch.randn(2, 7))
+    with pytest.raises(ps.InputError, match="expected one square shape"):
+        rollout([torch.eye(3), torch.eye(4)])
+
+
+def test_textbook_counts_are_those_of_activations_in_place() -> None:
+    one, other = (ds.cost(chain(in_place), X) for in_place in (False, True))
+    assert one.cached == other.cached and one.multiplications == other.multiplications
