@@ -278,7 +278,7 @@ def made_up(model: nn.Module, captured: Captured, seed: int = 0) -> list[Any]:
     ]
     names = [captured.sources.get(node.name, ("", ""))[1] for node in nodes]
     names = [name for node, name in zip(nodes, names, strict=True) if kinds[node] == "input"]
-    by_name = _takes(model, names)
+    by_name = takes(model, names)
     for most in sorted({*sizes, 2}, reverse=True):
         batches: list[Any] = []
         for _ in range(SAMPLES):
@@ -305,8 +305,13 @@ def made_up(model: nn.Module, captured: Captured, seed: int = 0) -> list[Any]:
     raise refusal
 
 
-def _takes(model: nn.Module, names: Sequence[str]) -> bool:
-    """Whether ``forward`` has inputs of these names."""
+def takes(model: nn.Module, names: Sequence[str]) -> bool:
+    """Whether ``forward`` can be called with inputs of these names.
+
+    Example:
+        >>> takes(nn.Linear(2, 2), ["input"]), takes(nn.Linear(2, 2), ["x"])
+        (True, False)
+    """
     try:
         inspect.signature(model.forward).bind(**dict.fromkeys(names))
     except (TypeError, ValueError):
@@ -314,4 +319,4 @@ def _takes(model: nn.Module, names: Sequence[str]) -> bool:
     return True
 
 
-__all__ = ["Calibrated", "cotangent", "made_up"]
+__all__ = ["Calibrated", "cotangent", "made_up", "takes"]
