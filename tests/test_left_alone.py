@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import itertools
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -373,3 +375,53 @@ def test_attention_is_read_before_dropout_and_changes_in_place() -> None:
 def test_textbook_counts_are_those_of_activations_in_place() -> None:
     one, other = (ds.cost(chain(in_place), X) for in_place in (False, True))
     assert one.cached == other.cached and one.multiplications == other.multiplications
+
+
+def test_imports_draw_no_random_numbers() -> None:
+    code = (
+        "import random, numpy, torch\n"
+        "states = random.getstate(), str(numpy.random.get_state()), torch.get_rng_state()\n"
+        "import pathspace.diagnostics as ds\n"
+        "ds.watching, ds.signal, ds.MarkovChain, ds.degeneracy\n"
+        "assert random.getstate() == states[0]\n"
+        "assert str(numpy.random.get_state()) == states[1]\n"
+        "assert torch.equal(torch.get_rng_state(), states[2])\n"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+
+
+class Half(nn.Module):
+    """Two layers inside of a checkpoint, with dead units after the first."""
+
+    def __init__(self, reentrant: bool | None) -> None:
+        super().__init__()
+        self.up, self.inner, self.out = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.reentrant = reentrant
+        with torch.no_grad():
+            self.inner.bias[:3] = -100
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(x).relu()
+
+        def block(h: Tensor) -> Tensor:
+            return self.inner(h).relu()
+
+        if self.reentrant is None:
+            return self.out(block(h))
+        return self.out(checkpoint(block, h, use_reentrant=self.reentrant))
+
+
+def test_watching_sees_dead_units_inside_of_checkpoints() -> None:
+    shares = {}
+    for reentrant in (None, True, False):
+        torch.manual_seed(0)
+        model = Half(reentrant)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        with ds.watching(model) as watched:
+            for _ in range(2):
+                optimizer.zero_grad()
+                loss(model(X), Y).backward()
+                optimizer.step()
+        shares[reentrant] = [row["dead_share_largest"] for row in watched.rows]
+    assert shares[None] == shares[True] == shares[False] and shares[None][0] >= 3 / 8
