@@ -122,7 +122,7 @@ def generator_states(model: nn.Module) -> list[tuple[torch.Generator, Tensor]]:
         (value, value.get_state())
         for module in every_module(model)
         for value in module.__dict__.values()
-        if isinstance(value, torch.Generator)
+        if type(value) is torch.Generator
     ]
 
 
@@ -143,6 +143,9 @@ def restore_attributes(before: Attributes) -> None:
             del held[key]
         held.update(kept)
         for value, contents in lists:
+            if not value and not contents:
+                # (most are dictionaries of hooks, and empty)
+                continue
             if isinstance(value, list):
                 value[:] = contents
             elif not _same(value, contents):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pathspace.module_walk import every_module
-from pathspace.safe_deepcopy import is_bound
+from pathspace.safe_deepcopy import SIMPLE, is_bound
 from pathspace.without_values import has_values
 
 _CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict)
@@ -49,7 +49,7 @@ def plain_tensors(model: nn.Module) -> list[Tensor]:
         value
         for module in every_module(model)
         for value in vars(module).values()
-        if isinstance(value, Tensor) and has_values(value)
+        if type(value) not in SIMPLE and isinstance(value, Tensor) and has_values(value)
     ]
 
 
