@@ -8,7 +8,8 @@ information about the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,8 @@ from torch.overrides import TorchFunctionMode
 
 from pathspace.diagnostics.layers import unchanged
 from pathspace.errors import InputError, UnsupportedError
+from pathspace.inputs import arranged, check_inputs
+from pathspace.refusals import failed_run
 
 _TOLERANCE = 1e-12
 
@@ -160,6 +163,13 @@ def rollout(matrices: Sequence[Tensor], residual: bool = True) -> Tensor:
     """
     if not matrices:
         raise InputError("There is no matrix for the rollout; pass one (T, T) matrix per layer.")
+    sizes = {(tuple(p.shape), p.dtype) for p in matrices}
+    if len(sizes) > 1 or matrices[0].ndim != 2 or len(matrices[0]) != matrices[0].shape[-1]:
+        raise InputError(
+            f"The matrices for the rollout have shapes {[tuple(p.shape) for p in matrices[:3]]} and"
+            f" types {[str(p.dtype) for p in matrices[:3]]}, expected one square shape and one"
+            " type; take the mean over heads of each layer."
+        )
     total = torch.eye(matrices[0].shape[-1], dtype=matrices[0].dtype)
     for p in matrices:
         total = ((torch.eye(len(p), dtype=p.dtype) + p) / 2 if residual else p) @ total
@@ -178,15 +188,16 @@ class _Catch(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:
             self.found.append(_weights(*args, **kwargs))
         elif func is F.multi_head_attention_forward:
-            wanted = {**kwargs, "need_weights": True, "average_attn_weights": False}
-            output, attended = func(*args, **wanted)
+            # (a second time, because its weights are those after dropout)
+            wanted = inspect.signature(func).bind(*args, **kwargs)
+            wanted.arguments |= {
+                "training": False,
+                "need_weights": True,
+                "average_attn_weights": False,
+            }
+            attended = func(*wanted.args, **wanted.kwargs)[1]
             assert isinstance(attended, Tensor)  # asked for above
-            weights: Tensor = attended
-            self.found.append(weights if weights.ndim == 4 else weights.unsqueeze(0))
-            if not kwargs.get("need_weights", True):
-                return output, None
-            averaged = kwargs.get("average_attn_weights", True)
-            return output, weights.mean(-3) if averaged else weights
+            self.found.append(attended if attended.ndim == 4 else attended.unsqueeze(0))
         result = func(*args, **kwargs)
         softmax = (
             getattr(func, "__name__", "") == "softmax"
@@ -195,7 +206,8 @@ class _Catch(TorchFunctionMode):
         )
         # with a softmax over another dimension, rows are not distributions
         if softmax and kwargs.get("dim", args[1] if len(args) > 1 else None) in (-1, 3):
-            self.found.append(result)
+            # (a copy, because later code may overwrite it)
+            self.found.append(result.clone())
         return result
 
 
@@ -240,6 +252,7 @@ def attention_matrices(
 
     Raises:
         UnsupportedError: no attention ran.
+        CaptureError: the model raises an error on these inputs.
 
     Example:
         >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
@@ -247,9 +260,13 @@ def attention_matrices(
         [torch.Size([3, 2, 5, 5])]
     """
     catch = _Catch()
-    run: Callable[..., Any] = model
+    args, named = arranged(model, inputs, kwargs)
+    check_inputs(model, args, named)
     with unchanged(model), torch.no_grad(), catch:
-        run(*inputs, **dict(kwargs or {}))
+        try:
+            model(*args, **named)
+        except Exception as error:
+            raise failed_run(model, args, named, error) from error
     if not catch.found:
         raise UnsupportedError(
             f"No attention ran in {type(model).__name__}; its weights are found in"

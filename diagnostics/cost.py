@@ -23,8 +23,9 @@ from pathspace.diagnostics.layers import differentiating, main_output, unchanged
 from pathspace.diagnostics.tables import Table
 from pathspace.errors import PathspaceError, expect_arguments, expect_numbers
 from pathspace.inference.registry import Facts, facts_of
-from pathspace.inputs import arranged
+from pathspace.inputs import arranged, check_inputs
 from pathspace.refusals import failed_run
+from pathspace.without_values import require_runnable
 
 _NONLINEAR = ("activation", "function")
 _PRODUCTS = ("product", "quotient")
@@ -82,7 +83,7 @@ class _Counter(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.excluded = excluded
         self.products = self.activations = self.slopes = 0
-        self.cached: dict[tuple[int, int, int], int] = {}
+        self.cached: dict[tuple[int, ...], int] = {}
         self.kept: list[Tensor] = []
         self.backward = False
 
@@ -94,7 +95,9 @@ class _Counter(TorchDispatchMode):
                 continue
             # kept alive, so that no later tensor has the same id
             self.kept.append(value)
-            key = (value.untyped_storage().data_ptr(), int(value.storage_offset()), value.numel())
+            # (what is overwritten in place is another value in the same memory)
+            storage, offset = value.untyped_storage().data_ptr(), int(value.storage_offset())
+            key = (storage, offset, value.numel(), value._version)
             self.cached[key] = value.numel()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -190,7 +193,9 @@ def cost(
     """
     expect_arguments("cost", model=model)
     expect_numbers("cost", "a whole number from 0 to 1,000,000", repeats=repeats)
+    require_runnable("cost", (*model.named_parameters(), *model.named_buffers()))
     inputs, kwargs = arranged(model, inputs, kwargs)
+    check_inputs(model, inputs, kwargs)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     arguments = [value for value in tree_leaves((inputs, kwargs)) if isinstance(value, Tensor)]
     owned = {
@@ -214,9 +219,9 @@ def cost(
         with saved_tensors_hooks(pack, lambda value: value):
             try:
                 run()
-            except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
-                if isinstance(error, PathspaceError):
-                    raise
+            except PathspaceError:
+                raise
+            except Exception as error:
                 raise failed_run(model, inputs, kwargs, error) from error
         sizes = [size for size, _ in saved.values()]
         kept = sum(tensor.numel() for _, tensor in saved.values())

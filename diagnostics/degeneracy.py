@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from pathspace import ReductionGraph, trace
+from pathspace.checkpointing import never_recomputed
 from pathspace.diagnostics.feature_spaces import added_vectors, feature_spaces
 from pathspace.diagnostics.gauge_directions import (
     combined,
@@ -39,7 +40,8 @@ from pathspace.errors import (
     expect_numbers,
 )
 from pathspace.functional_call import evaluate
-from pathspace.inputs import arranged
+from pathspace.inputs import arranged, check_inputs
+from pathspace.refusals import check_capturable
 from pathspace.safe_deepcopy import safe_deepcopy
 
 MAX_EXACT = 3000
@@ -187,10 +189,12 @@ def degeneracy(
     expect_numbers("degeneracy", "a number of at least 0", tolerance=tolerance)
     expect_numbers("degeneracy", SEED, seed=seed, max_exact=max_exact)
     expect_numbers("degeneracy", AT_LEAST_1, max_rows=max_rows)
+    check_capturable(model)
     notes: list[str] = []
     graph = _traced(model, inputs, kwargs, notes) if graph is None else graph
     twin = safe_deepcopy(model).double()
     args, named = tree_map(in_float64, arranged(model, inputs, kwargs))
+    check_inputs(model, args, named)
     parameters: dict[str, Tensor] = {
         name: value for name, value in twin.named_parameters() if value.requires_grad
     }
@@ -198,7 +202,7 @@ def degeneracy(
         raise InputError(
             f"There are no trainable parameters in {type(model).__name__} to count directions of."
         )
-    with unchanged(twin), torch.enable_grad():
+    with unchanged(twin), never_recomputed(), torch.enable_grad():
         with in_double(model):
             result = evaluate(twin, parameters, args, named)
         parts = [

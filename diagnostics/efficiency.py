@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pathspace.diagnostics.addition_hooks import Addition
-from pathspace.diagnostics.layers import call, differentiating, unchanged
+from pathspace.diagnostics.layers import call, differentiating, lost, unchanged
 from pathspace.diagnostics.losses import reduction
 from pathspace.diagnostics.nodes import Nodes
 from pathspace.diagnostics.observer import MEASURES, NodeTensors, ObservedPass, Observer
@@ -284,7 +284,7 @@ def _backward(
     following = observer.sites.following(chain.model)
     with unchanged(chain.model), penalty_disabled(chain.model), following, torch.enable_grad():
         outputs = call(chain.model, inputs)
-        loss = loss_fn(outputs, targets)
+        loss = lost(loss_fn, outputs, targets)
         if not isinstance(loss, Tensor) or not loss.requires_grad:
             raise InputError(
                 f"The loss function returned {type(loss).__name__} without a gradient; return a"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pathspace.diagnostics.chain import MarkovChain
 from pathspace.diagnostics.efficiency import ChainRecord, observe
-from pathspace.diagnostics.layers import call, differentiating, unchanged
+from pathspace.diagnostics.layers import call, differentiating, lost, unchanged
 from pathspace.diagnostics.penalty_disabled import penalty_disabled
 from pathspace.safe_deepcopy import safe_deepcopy
 
@@ -103,7 +103,7 @@ def _descend(
     total = [torch.zeros_like(p) for p in weights]
     for inputs, targets in batches:
         with unchanged(model), penalty_disabled(model), torch.enable_grad():
-            value = loss(call(model, inputs), targets).sum()
+            value = lost(loss, call(model, inputs), targets).sum()
             with differentiating(model):
                 found = torch.autograd.grad(value, weights, allow_unused=True)
         total = [t if g is None else t + g for t, g in zip(total, found, strict=True)]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathspace.diagnostics.layers import Names, call, differentiating, matching, unchanged
+from pathspace.diagnostics.layers import Names, call, differentiating, lost, matching, unchanged
 from pathspace.diagnostics.tables import Table
 from pathspace.errors import InputError, expect_arguments
 from pathspace.without_values import require_runnable
@@ -104,13 +104,14 @@ def gradients(
         found = batch_gradient(model, loss, inputs, targets, list(chosen.values()))
         count += 1
         for (name, mean), gradient in zip(means.items(), found, strict=True):
-            if gradient is None:
-                continue
-            unused.discard(name)
-            delta = gradient.double() - mean
+            # (what a batch does not reach has the gradient 0 there)
+            value = torch.zeros_like(mean) if gradient is None else gradient.double()
+            if gradient is not None:
+                unused.discard(name)
+            delta = value - mean
             # Welford's recurrence: one pass, and no difference of large sums
             mean += delta / count
-            squares[name] += (delta * (gradient.double() - mean)).sum().cpu()
+            squares[name] += (delta * (value - mean)).sum().cpu()
     if count == 0:
         raise InputError(
             "gradients found no batches, expected at least one pair (inputs, targets)."
@@ -168,7 +169,7 @@ def batch_gradient(
         One gradient per parameter, ``None`` for those on which the loss does not depend.
     """
     with unchanged(model), torch.enable_grad():
-        value = loss(call(model, inputs), targets)
+        value = lost(loss, call(model, inputs), targets)
         if value.dim() or not value.requires_grad:
             raise InputError(
                 f"The loss has shape {tuple(value.shape)} and requires_grad={value.requires_grad},"

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd import functional
 from torch.utils._pytree import tree_map
 
+from pathspace.checkpointing import never_recomputed
 from pathspace.diagnostics.layers import (
     Names,
     in_double,
@@ -31,6 +32,8 @@ from pathspace.errors import (
     expect_numbers,
 )
 from pathspace.functional_call import evaluate
+from pathspace.inputs import check_inputs
+from pathspace.refusals import check_capturable
 from pathspace.safe_deepcopy import safe_deepcopy
 
 _CURVATURE_LIMIT = 400
@@ -117,6 +120,7 @@ def predict_growth(
     """
     expect_arguments("predict_growth", model=model)
     expect_numbers("predict_growth", "a number of at least 0", tolerance=tolerance)
+    check_capturable(model)
     twin = safe_deepcopy(model).double().requires_grad_(True)
     wanted = matching(names or None)
     chosen = {name: parameter for name, parameter in twin.named_parameters() if wanted(name)}
@@ -125,6 +129,7 @@ def predict_growth(
             f"predict_growth found no parameter of {type(model).__name__} that matches {names!r}."
         )
     args, kwargs = tree_map(in_float64, _split(inputs))
+    check_inputs(model, args, kwargs)
     targets = targets.detach().double()
     sizes = [parameter.numel() for parameter in chosen.values()]
     start = torch.cat([parameter.detach().reshape(-1) for parameter in chosen.values()])
@@ -133,7 +138,7 @@ def predict_growth(
         values = {
             n: part.view_as(chosen[n]) for n, part in zip(chosen, flat.split(sizes), strict=True)
         }
-        with unchanged(twin), in_double(model):
+        with unchanged(twin), never_recomputed(), in_double(model):
             result = evaluate(twin, values, args, kwargs)
         return main_output(twin, result)
 

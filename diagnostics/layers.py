@@ -15,10 +15,12 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from pathspace.capture import check_capturable, describe, first_line
+from pathspace.checkpointing import never_recomputed
 from pathspace.diagnostics.recomputation import never_reentrant
 from pathspace.errors import (
     CaptureError,
@@ -27,11 +29,15 @@ from pathspace.errors import (
     PathspaceError,
     UnsupportedError,
 )
+from pathspace.forward_run import LARGE
 from pathspace.inference.registry import facts_of
-from pathspace.inputs import arranged
+from pathspace.inputs import arranged, check_inputs
+from pathspace.module_walk import every_module
 from pathspace.nested import leaves
-from pathspace.refusals import no_derivative
-from pathspace.without_values import require_values
+from pathspace.refusals import failed_run, no_derivative
+from pathspace.stand_in import attributes, generator_states, restore_attributes
+from pathspace.untouched import untouched, values_kept
+from pathspace.without_values import has_values, require_values
 
 Names = str | Sequence[str] | None
 Types = str | type | Sequence[str | type] | None
@@ -43,7 +49,8 @@ class Call:
 
     Attributes:
         name: the module's name in the model.
-        module: the module.
+        module: a shallow copy of the module, with the attributes that it had at its end (such as
+            weights that a hook makes for each call).
         number: number of earlier calls of the module in this run.
         source: the first floating-point input of the layer, a separate node in autograd's graph.
         output: the first floating-point output, before other code can change it.
@@ -68,7 +75,7 @@ class Call:
     version: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.version = self.output._version
+        self.version = _version(self.output)
 
     @property
     def label(self) -> str:
@@ -221,6 +228,18 @@ class _Activations(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def _version(value: Tensor) -> int:
+    """How often a tensor has been changed; tensors made in inference mode do not count that."""
+    return 0 if value.is_inference() else value._version
+
+
+def _as_it_is(module: nn.Module) -> nn.Module:
+    """A shallow copy (``copy.copy`` refuses parametrised modules)."""
+    twin: nn.Module = object.__new__(type(module))
+    vars(twin).update(vars(module))
+    return twin
+
+
 def _view(value: Tensor) -> Tensor:
     return value.view_as(value)
 
@@ -235,7 +254,8 @@ def hooked(
         layers: name -> module.
         run: the run to which calls are added.
         differentiable: give every layer's input and output a separate node in autograd's graph.
-        copies: make these nodes copies, which in-place operations cannot change, instead of views.
+        copies: make these nodes copies, which in-place operations cannot change, instead of views;
+            without nodes, record copies of the outputs.
     """
     hooks = _Hooks(run, differentiable, copies)
     with ExitStack() as stack:
@@ -302,11 +322,23 @@ class _Hooks:
             if not _is_real(value):
                 return value
             sink = self.node(value) if self.differentiable else value
+            if self.copies and not self.differentiable:
+                value = value.clone()
             if not seen:
                 number = self.counts.get(name, 0)
                 self.counts[name] = number + 1
                 self.run.calls.append(
-                    Call(name, module, number, source, value, sink, self.axis, given, received)
+                    Call(
+                        name,
+                        _as_it_is(module),
+                        number,
+                        source,
+                        value,
+                        sink,
+                        self.axis,
+                        given,
+                        received,
+                    )
                 )
                 seen = True
             # a copy, because later code may overwrite it
@@ -350,6 +382,7 @@ def observe(
     check_capturable(model)
     require_values("observing a model", (*model.named_parameters(), *model.named_buffers()))
     args, kwargs = arranged(model, args, kwargs)
+    check_inputs(model, args, kwargs)
     # views cost nothing; copies are needed only if an in-place operation has overwritten a view
     return _observe(model, args, kwargs, layers, False) or _observe(
         model, args, kwargs, layers, True
@@ -376,6 +409,8 @@ def _observe(
     args, kwargs = tree_map(own, (tuple(args), dict(kwargs or {})))
     with (
         unchanged(model),
+        # the graph is kept and read later, without these hooks and with other buffers
+        never_recomputed(as_in_training=True),
         torch.enable_grad(),
         hooked(layers, run, copies=copies),
         _Activations(run),
@@ -394,7 +429,7 @@ def _observe(
                 " the inputs."
             ) from error
     run.output = main_output(model, run.result)
-    touched = any(call.version != call.output._version for call in run.calls)
+    touched = any(call.version != _version(call.output) for call in run.calls)
     return None if touched and not copies else run
 
 
@@ -421,11 +456,47 @@ def main_output(model: nn.Module, result: Any) -> Tensor:
 def call(model: nn.Module, inputs: Any) -> Any:
     """``model(inputs)``, ``model(*inputs)`` for a tuple or list,
     ``model(**inputs)`` for a mapping.
+
+    Raises:
+        CaptureError: the model raises an error on these inputs.
     """
+    args: tuple[Any, ...] = (inputs,)
+    kwargs: dict[str, Any] = {}
     if isinstance(inputs, tuple | list):
         args, kwargs = arranged(model, inputs)
+    elif hasattr(inputs, "keys"):
+        args, kwargs = (), dict(inputs)
+    check_inputs(model, args, kwargs)
+    try:
         return model(*args, **kwargs)
-    return model(**inputs) if hasattr(inputs, "keys") else model(inputs)
+    except PathspaceError:
+        raise
+    except Exception as error:
+        raise failed_run(model, args, kwargs, error) from error
+
+
+def lost(loss: Callable[[Any, Any], Any], outputs: Any, targets: Any) -> Tensor:
+    """``loss(outputs, targets)``.
+
+    Raises:
+        InputError: the loss raises an error, or returns no tensor.
+    """
+    try:
+        value = loss(outputs, targets)
+    except PathspaceError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"The loss raised {type(error).__name__} on outputs and targets"
+            f" ({describe((outputs, targets), {})}): {first_line(error)}; check that it takes what"
+            " the model returns, and that the targets fit."
+        ) from error
+    if not isinstance(value, Tensor):
+        raise InputError(
+            f"The loss returned a {type(value).__name__}, expected a tensor with a gradient; let it"
+            " return the number as a tensor."
+        )
+    return value
 
 
 @contextmanager
@@ -463,21 +534,37 @@ def in_double(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Restore buffers and the global random state at the end.
+    """Restore all that running a model changes: buffers, attributes of its modules, random states,
+    and weights that its code writes into (of models with up to 30 million).
 
     Inside, reentrant checkpointing is the other one, which has all gradients.
     """
-    # copies, because a batch norm counts its batches in place
-    saved = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    with torch.random.fork_rng(devices=[]), never_reentrant(), warnings.catch_warnings():
+    buffers = [
+        (module._buffers, dict(module._buffers))
+        for module in every_module(model)
+        if isinstance(module._buffers, dict)
+    ]
+    values = [buffer for buffer in model.buffers() if not is_lazy(buffer) and has_values(buffer)]
+    weights = [
+        weight
+        for weight in model.parameters()
+        if not is_lazy(weight) and has_values(weight) and weight.layout == torch.strided
+    ]
+    if sum(weight.numel() for weight in weights) <= LARGE:
+        # (some models write into their weights, as those with a constraint of their norm)
+        values += weights
+    before, generators = attributes(model), generator_states(model)
+    with untouched(model), values_kept(values), never_reentrant(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*torch.jit.*deprecated.*")
         try:
             yield
         finally:
-            with torch.no_grad():
-                for buffer, value in saved:
-                    # through .data, because autograd checks the version of buffers that it needs
-                    buffer.data.copy_(value)
+            restore_attributes(before)
+            for held, own in buffers:
+                held.clear()
+                held.update(own)
+            for generator, state in generators:
+                generator.set_state(state)
 
 
 def rademacher(like: Tensor, generator: torch.Generator) -> Tensor:

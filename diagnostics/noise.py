@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pathspace.capture import first_line
 from pathspace.diagnostics.gradients import Loss, gradients
-from pathspace.diagnostics.layers import call, differentiating, unchanged
+from pathspace.diagnostics.layers import call, differentiating, lost, unchanged
 from pathspace.errors import InputError, UnsupportedError, expect_arguments, expect_numbers
 
 
@@ -216,10 +216,12 @@ def curvature(model: nn.Module, loss: Loss, inputs: Any, targets: Any, seed: int
         4.0
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise InputError(f"{type(model).__name__} has no trainable parameter for a curvature.")
     size = sum(parameter.numel() for parameter in parameters)
     # the fused attention kernels have no second derivatives
     with unchanged(model), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-        value = loss(call(model, inputs), targets)
+        value = lost(loss, call(model, inputs), targets)
         with differentiating(model):
             slopes = torch.autograd.grad(
                 value, parameters, create_graph=True, materialize_grads=True
@@ -259,6 +261,9 @@ def curvature(model: nn.Module, loss: Loss, inputs: Any, targets: Any, seed: int
             return float(np.linalg.eigvalsh((matrix + matrix.T) / 2)[-1])
         operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
         start = np.random.default_rng(seed).normal(size=size)
+        if not product(start).any():
+            # (a loss that is linear in the weights)
+            return 0.0
         try:
             return float(
                 eigsh(operator, k=1, which="LA", v0=start, tol=1e-6, return_eigenvectors=False)[0]

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 import torch
 import torch.utils.checkpoint as torch_checkpoint
-from torch import Tensor
+
+from pathspace.checkpointing import GENERATOR, enters_gradient, replace_reentrant
 
 
 class Follower(Protocol):
@@ -86,10 +87,8 @@ def _patch(stack: ExitStack) -> None:
     def apply_remembering(function: Callable[..., Any], *args: Any) -> Any:
         return apply(_remembering(function), *args)  # type: ignore[no-untyped-call]
 
-    _replace(stack, apply_remembering)
-    # private, and not in every version of torch; without it torch itself refuses such recomputation
-    name = "_checkpoint_without_reentrant_generator"
-    other = getattr(torch_checkpoint, name, None)
+    replace_reentrant(stack, apply_remembering)
+    other = getattr(torch_checkpoint, GENERATOR, None)
     if other is not None:
 
         @wraps(other)
@@ -109,20 +108,8 @@ def _patch(stack: ExitStack) -> None:
                     sites.recomputed = max(0, sites.recomputed - 1)
             yield from inner
 
-        setattr(torch_checkpoint, name, generator)
-        stack.callback(setattr, torch_checkpoint, name, other)
-
-
-def _replace(stack: ExitStack, apply: Callable[..., Any]) -> None:
-    """Replace reentrant checkpointing until the stack is closed."""
-    reentrant = torch_checkpoint.CheckpointFunction
-    before = vars(reentrant).get("apply")
-    reentrant.apply = staticmethod(apply)  # type: ignore[method-assign]
-    if before is None:
-        # deleting this attribute restores the inherited one
-        stack.callback(delattr, reentrant, "apply")
-    else:
-        stack.callback(setattr, reentrant, "apply", before)
+        setattr(torch_checkpoint, GENERATOR, generator)
+        stack.callback(setattr, torch_checkpoint, GENERATOR, other)
 
 
 @contextmanager
@@ -142,8 +129,7 @@ def never_reentrant() -> Iterator[None]:
     """
 
     def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
-        if not any(isinstance(value, Tensor) and value.requires_grad for value in args):
-            # as in training, where no gradient enters then
+        if not enters_gradient(args):
             with torch.no_grad():
                 return function(*args)
         return torch_checkpoint.checkpoint(
@@ -151,7 +137,7 @@ def never_reentrant() -> Iterator[None]:
         )
 
     with ExitStack() as stack:
-        _replace(stack, apply)
+        replace_reentrant(stack, apply)
         yield
 
 

@@ -23,6 +23,7 @@ from pathspace.diagnostics.layers import (
     observe,
     rademacher,
     select,
+    unchanged,
 )
 from pathspace.diagnostics.meanfield import Function, gains
 from pathspace.diagnostics.tables import Estimate, Table
@@ -133,7 +134,20 @@ def signal(
     expect_numbers("signal", COUNT, or_none=True, probes=probes)
     expect_numbers("signal", SEED, seed=seed)
     layers = select(model, names, types)
-    run = observe(model, inputs, kwargs, layers)
+    # (to read a weight may change the model: some are computed, and count how often)
+    with unchanged(model):
+        return _measured(model, layers, observe(model, inputs, kwargs, layers), probes, jvp, seed)
+
+
+def _measured(
+    model: nn.Module,
+    layers: Mapping[str, nn.Module],
+    run: Run,
+    probes: int | None,
+    jvp: bool,
+    seed: int,
+) -> Table[LayerSignal]:
+    """The table of :func:`signal` from one run."""
     if probes is None:
         probes = 2 if sum(call.output.numel() for call in run.calls) > 10_000_000 else 8
     generator = torch.Generator().manual_seed(seed)
@@ -304,7 +318,7 @@ def _own_gains(
         # a diagonal Jacobian is symmetric
         return _estimate(samples), _estimate(samples), [], own
     forwards = []
-    if isinstance(call.module, (nn.Linear, *CONVOLUTIONS)) or _frozen_norm(call.module):
+    if _is_plain_affine(call):
         # an affine map without its bias is its own derivative, and far cheaper to run
         # than to differentiate twice
         with torch.no_grad():
@@ -329,6 +343,20 @@ def _own_gains(
 def _estimate(samples: list[Tensor]) -> Estimate:
     """Mean and standard error of numbers on a device, with one transfer for all."""
     return Estimate.of(torch.stack(samples).tolist())
+
+
+def _is_plain_affine(call: Call) -> bool:
+    """Whether a layer is an affine map of known weights: no hook changes what enters or leaves it,
+    and no autocast its type.
+    """
+    module = call.module
+    if any(vars(module).get(name) for name in ("_forward_hooks", "_forward_pre_hooks")):
+        return False
+    weight = getattr(module, "weight", None)
+    types = {call.source.dtype if call.source is not None else None, call.output.dtype}
+    return (isinstance(module, (nn.Linear, *CONVOLUTIONS)) or _frozen_norm(module)) and (
+        weight is None or types == {weight.dtype}
+    )
 
 
 def _frozen_norm(module: nn.Module) -> bool:

@@ -10,13 +10,15 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from rich.table import Table as RichTable
 from torch import Tensor
 
 from pathspace.errors import InputError, UnsupportedError, expect_arguments
 from pathspace.files import replacing
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
 
 Record = TypeVar("Record")
 
@@ -222,6 +224,9 @@ class Table(Generic[Record]):
         return written
 
     def __rich__(self) -> RichTable:
+        # (not at the top: its import draws one of Python's random numbers)
+        from rich.table import Table as RichTable
+
         shown = RichTable(
             title=self.title, caption="\n".join(self.notes) or None, caption_justify="left"
         )

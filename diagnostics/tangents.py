@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 from pathspace.capture import describe, first_line
 from pathspace.diagnostics.layers import Run, hooked, in_float64, unchanged
 from pathspace.errors import CaptureError, InputError
-from pathspace.inputs import arranged
+from pathspace.inputs import arranged, check_inputs
 
 
 def follow_tangents(
@@ -47,6 +47,7 @@ def follow_tangents(
         InputError: there is nothing to perturb, or none of the layers is called.
         CaptureError: the model raises, or an operation has no forward derivative.
     """
+    check_inputs(model, tuple(inputs), dict(kwargs or {}))
     used: list[Tensor] = []
     named_modules = dict(model.named_modules())
     if start is not None and start not in named_modules:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pathspace.capture import Captured, quiet
-from pathspace.errors import InputError, InputTypeError
+from pathspace.checkpointing import never_recomputed
+from pathspace.errors import InputError, InputTypeError, UnsupportedError
 from pathspace.finite import check_finite
 from pathspace.functional_call import evaluate
 from pathspace.inputs import arranged
 from pathspace.nested import leaves
-from pathspace.refusals import failed_run
+from pathspace.refusals import check_capturable, failed_run, no_derivative
 from pathspace.stand_in import repeatable, stand_in
+from pathspace.through import Through
+from pathspace.untouched import plain_tensors, values_kept
+from pathspace.without_values import require_runnable
 
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
 # made-up batches where none are given
@@ -28,14 +36,22 @@ class Calibrated:
     Args:
         model: the model.
         batches: a tensor, a tuple of positional inputs, a mapping of keyword inputs,
-            or an iterable of these.
+            or an iterable of these; those without samples are left out.
     """
 
     def __init__(self, model: nn.Module, batches: Any) -> None:
+        check_capturable(model)
+        require_runnable("calibration", (*model.named_parameters(), *model.named_buffers()))
         self.model, self.twin = model, repeatable(stand_in(model))
-        self.batches: list[Batch] = [arranged(model, *_batch(one)) for one in _several(batches)]
-        if not self.batches:
+        given: list[Batch] = [arranged(model, *_batch(one)) for one in _several(batches)]
+        self.batches = [batch for batch in given if not _is_empty(batch)]
+        if not given:
             raise InputError("calibration holds no batch, expected one at least.")
+        if not self.batches:
+            raise InputError(
+                f"calibration holds no sample in {len(given)} batches, expected one at least; pass"
+                " inputs that are not empty."
+            )
         check_finite(model, self.batches)
         self.parameters = {
             name: p.detach() for name, p in model.named_parameters() if p.is_floating_point()
@@ -43,12 +59,14 @@ class Calibrated:
 
     def outputs(self, batch: Batch, tensors: Mapping[str, Tensor]) -> list[Tensor]:
         """Real outputs of one batch with other tensors in place of the model's own."""
-        # (a model in training mode writes into its buffers)
-        buffers = {
-            name: tensors.get(name, buffer).clone() for name, buffer in self.twin.named_buffers()
+        # (copies, because a model may write into what it holds)
+        given = {
+            name: tensors.get(name, own).clone()
+            for name, own in (*self.twin.named_parameters(), *self.twin.named_buffers())
         }
         try:
-            found = evaluate(self.twin, {**tensors, **buffers}, *batch)
+            with values_kept(plain_tensors(self.twin)):
+                found = evaluate(self.twin, given, *batch)
         except Exception as error:
             raise failed_run(self.model, *batch, error) from error
         values = [
@@ -79,25 +97,41 @@ class Calibrated:
             tensors: replacements for tensors of the model.
         """
         found = []
+        energies = [energy / max(count, 1) for energy, count in _totals(reference)]
         with quiet():
             for batch, wanted in zip(self.batches, reference, strict=True):
                 pairs = list(zip(wanted, self.outputs(batch, tensors), strict=True))
-                sizes = {old.shape[0] if old.dim() else 1 for old, _ in pairs}
-                count = sizes.pop() if len(sizes) == 1 else 1
+                count = _samples(wanted)
                 parts = [
-                    _change(old.double().cpu(), new.double().cpu(), count) for old, new in pairs
+                    _change(old.double().cpu(), new.double().cpu(), count, energy)
+                    for (old, new), energy in zip(pairs, energies, strict=False)
                 ]
                 found.append(torch.stack(parts).mean(0))
         return torch.cat(found)
 
+    @cached_property
+    def totals(self) -> list[tuple[float, int]]:
+        """Energy of each output on all batches, and how many rows it has."""
+        energies = [energy for energy, _ in _totals(self._own)]
+        rows = [0] * len(energies)
+        for outputs in self._own:
+            for place, out in enumerate(outputs):
+                rows[place] += out.numel() // max(out.shape[-1] if out.dim() else 1, 1)
+        return list(zip(energies, rows, strict=True))
+
+    @cached_property
+    def _own(self) -> list[list[Tensor]]:
+        return self.reference()
+
     def sensitivity(self, draws: int = 4, fisher: bool = False, seed: int = 0) -> dict[str, Tensor]:
         """``sum over samples of |df/dw|^2`` of every parameter, relative to
-        the energy of the outputs.
+        the energy of the outputs on all batches.
 
         One backward pass with random signs for cotangents estimates the sum without bias,
         since products of different outputs cancel in the mean. With ``fisher`` the outputs are
-        logits along their last dimension, and the cotangent is that of the log-probability of
-        a class drawn from them.
+        logits along their last dimension, the cotangent is that of the log-probability of
+        a class drawn from them, and the result is the mean over all draws. Models whose outputs
+        have no gradient are differentiated as if they did not detach it.
 
         Args:
             draws: backward passes for each batch.
@@ -111,44 +145,98 @@ class Calibrated:
         for batch in self.batches:
             own = {name: p.clone().requires_grad_() for name, p in self.parameters.items()}
             with quiet(), torch.enable_grad():
-                outputs = [out for out in self.outputs(batch, own) if out.requires_grad]
+                outputs = self._differentiable(batch, own)
                 for draw in range(draws if outputs else 0):
-                    cotangents = [cotangent(out.detach(), fisher, generator) for out in outputs]
+                    cotangents = [
+                        cotangent(out.detach(), fisher, generator, *self.totals[place])
+                        for place, out in outputs.items()
+                    ]
                     again = draw + 1 < draws
-                    found = torch.autograd.grad(
-                        outputs,
-                        list(own.values()),
-                        cotangents,
-                        retain_graph=again,
-                        allow_unused=True,
-                    )
+                    try:
+                        found = torch.autograd.grad(
+                            list(outputs.values()),
+                            list(own.values()),
+                            cotangents,
+                            retain_graph=again,
+                            allow_unused=True,
+                        )
+                    except Exception as error:
+                        raise UnsupportedError(
+                            f"{type(self.model).__name__} cannot be differentiated, expected"
+                            f" derivatives of its outputs: {no_derivative(error)}; call its"
+                            " backward pass by itself to see why."
+                        ) from error
                     for name, gradient in zip(own, found, strict=True):
                         if gradient is not None:
                             square = gradient.detach().cpu().double().square_().nan_to_num_(0, 0, 0)
-                            total[name].add_(square, alpha=1 / draws / len(self.batches))
+                            total[name].add_(square, alpha=1 / draws)
         return total
 
+    def _differentiable(self, batch: Batch, own: Mapping[str, Tensor]) -> dict[int, Tensor]:
+        """Outputs with a gradient, by their number."""
+        with never_recomputed():
+            for through in (nullcontext(), Through()):
+                with through:
+                    outputs = self.outputs(batch, own)
+                found = {place: out for place, out in enumerate(outputs) if out.requires_grad}
+                if found:
+                    break
+        return found
 
-def _change(old: Tensor, new: Tensor, count: int) -> Tensor:
+
+def _is_empty(batch: Batch) -> bool:
+    """Whether all tensors of a batch are empty."""
+    tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)]
+    return bool(tensors) and not any(tensor.numel() for tensor in tensors)
+
+
+def _samples(outputs: Sequence[Tensor]) -> int:
+    """How many samples a batch has: the first size of its outputs, or 1 if that is not the same."""
+    sizes = {out.shape[0] if out.dim() else 1 for out in outputs}
+    return sizes.pop() if len(sizes) == 1 else 1
+
+
+def _totals(reference: Sequence[Sequence[Tensor]]) -> list[tuple[float, int]]:
+    """Energy of each output on all batches, and the number of samples."""
+    energies = [0.0] * max(map(len, reference))
+    count = 0
+    for outputs in reference:
+        count += _samples(outputs)
+        for place, out in enumerate(outputs):
+            kept = torch.where(out.isfinite(), out, 0)
+            energies[place] += float(kept.double().square().sum())
+    return [(energy, count) for energy in energies]
+
+
+def _change(old: Tensor, new: Tensor, count: int, energy: float) -> Tensor:
     """``count`` numbers: squared change of each sample over the mean energy of a sample."""
-    keep = old.isfinite()
-    change = torch.where(keep, new - old, 0).square().reshape(count, -1).sum(1)
-    energy = torch.where(keep, old, 0).square().sum() / count
-    return change / energy if float(energy) > 0 else change
+    change = torch.where(old.isfinite(), new - old, 0).square()
+    change = change.reshape(count, -1).sum(1) if count else change.new_zeros(0)
+    return change / energy if energy > 0 else change
 
 
-def cotangent(out: Tensor, fisher: bool, generator: torch.Generator) -> Tensor:
-    """What a backward pass starts from, see :meth:`Calibrated.sensitivity`."""
+def cotangent(
+    out: Tensor, fisher: bool, generator: torch.Generator, energy: float, rows: int
+) -> Tensor:
+    """What a backward pass starts from, see :meth:`Calibrated.sensitivity`.
+
+    Args:
+        out: an output.
+        fisher: whether it has logits.
+        generator: draws the signs or the classes.
+        energy: of this output on all batches.
+        rows: how many rows it has on all batches.
+    """
     if fisher:
         chances = out.float().softmax(-1)
         flat = chances.reshape(-1, out.shape[-1]).cpu().nan_to_num(1.0)
         drawn = (
             torch.multinomial(flat, 1, generator=generator).reshape(out.shape[:-1]).to(out.device)
         )
-        return (torch.nn.functional.one_hot(drawn, out.shape[-1]) - chances).to(out.dtype)
+        score = torch.nn.functional.one_hot(drawn, out.shape[-1]) - chances
+        return (score / math.sqrt(max(rows, 1))).to(out.dtype)
     signs = torch.randint(0, 2, out.shape, generator=generator).mul_(2).sub_(1)
-    energy = out[out.isfinite()].double().square().sum().sqrt().clamp_min(1e-30)
-    return (signs / float(energy)).to(out)
+    return (signs / max(math.sqrt(energy), 1e-30)).to(out)
 
 
 def _several(batches: Any) -> Iterable[Any]:
@@ -188,8 +276,11 @@ def made_up(model: nn.Module, captured: Captured, seed: int = 0) -> list[Any]:
     sizes = [
         module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)
     ]
+    names = [captured.sources.get(node.name, ("", ""))[1] for node in nodes]
+    names = [name for node, name in zip(nodes, names, strict=True) if kinds[node] == "input"]
+    by_name = takes(model, names)
     for most in sorted({*sizes, 2}, reverse=True):
-        batches = []
+        batches: list[Any] = []
         for _ in range(SAMPLES):
             one = tuple(
                 (
@@ -201,7 +292,7 @@ def made_up(model: nn.Module, captured: Captured, seed: int = 0) -> list[Any]:
                 )
                 for value in shown
             )
-            batches.append(one)
+            batches.append(dict(zip(names, one, strict=True)) if by_name else one)
         try:
             if all(
                 bool(out.isfinite().all())
@@ -214,4 +305,18 @@ def made_up(model: nn.Module, captured: Captured, seed: int = 0) -> list[Any]:
     raise refusal
 
 
-__all__ = ["Calibrated", "cotangent", "made_up"]
+def takes(model: nn.Module, names: Sequence[str]) -> bool:
+    """Whether ``forward`` can be called with inputs of these names.
+
+    Example:
+        >>> takes(nn.Linear(2, 2), ["input"]), takes(nn.Linear(2, 2), ["x"])
+        (True, False)
+    """
+    try:
+        inspect.signature(model.forward).bind(**dict.fromkeys(names))
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+__all__ = ["Calibrated", "cotangent", "made_up", "takes"]

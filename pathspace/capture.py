@@ -48,7 +48,7 @@ from pathspace.refusals import (
 )
 from pathspace.replaced import replaced
 from pathspace.stand_in import repeatable, stand_in
-from pathspace.untouched import untouched
+from pathspace.untouched import random_kept, untouched
 from pathspace.without_values import fake_mode, give_shapes, has_values, with_numbers
 
 # tracing replaces functions of torch for a while
@@ -101,14 +101,14 @@ class Captured:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Silence torch's own tracing (warnings, logs, graphs printed on errors), and keep
-    the global random state.
+    the global random states of torch, Python and numpy.
     """
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
         with (
             warnings.catch_warnings(),
-            torch.random.fork_rng(devices=[]),
+            random_kept(),
             redirect_stderr(io.StringIO()),
         ):
             warnings.simplefilter("ignore")

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
 from pathspace.errors import PathspaceError
@@ -70,6 +69,8 @@ class ErrorSentenceGroup(TyperGroup):
         command, length = self, 0
         while isinstance(command, TyperGroup) and length < len(given):
             command, length = command.commands.get(given[length]), length + 1  # type: ignore[assignment]
+        from rich.console import Console
+
         if not isinstance(command, TyperCommand) or not Console().is_terminal:
             return
         if code not in (0, FAILED) or {"-h", "--help"} & set(given):
@@ -192,6 +193,9 @@ def say(label: str, style: str, sentence: str) -> None:
     Example:
         >>> say("Warning", "yellow", "The masks of 2 layers are empty.")
     """
+    # (not at the top: its import draws one of Python's random numbers)
+    from rich.console import Console
+
     console = Console(stderr=True, soft_wrap=True)
     console.print(f"[bold {style}]{label}:[/]", end=" ")
     console.print(" ".join(sentence.split()), markup=False, highlight=False)

@@ -212,6 +212,8 @@ def _is_safely_less(after: Tensor, before: Tensor) -> bool:
     """Whether noise falls by more than chance, sample by sample."""
     if not bool(after.isfinite().all()):
         return False
+    if not bool(before.isfinite().all()):
+        return True
     change = after - before
     if len(change) < 2:
         return float(after.sum()) < ALONE * float(before.sum())

@@ -30,7 +30,8 @@ CalibrationOption = Annotated[
         metavar="FILE",
         help=(
             "Typical inputs, with samples along the first dimension: a .npy file, or .safetensors"
-            " with one tensor for each positional input in the order of their names."
+            " with one tensor for each input: by the names of the inputs, or else in the order of"
+            " the names."
         ),
         show_default="the example inputs",
     ),
@@ -53,7 +54,7 @@ class Small(StrEnum):
     float8_e5m2 = "float8_e5m2"
 
 
-def _inputs(file: str | None, given: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
+def _inputs(file: str | None, model: Any, given: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
     """Calibration batches."""
     if file is None:
         args, kwargs = given
@@ -63,6 +64,7 @@ def _inputs(file: str | None, given: tuple[tuple[Any, ...], dict[str, Any]]) -> 
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    from pathspace.calibration import takes
     from pathspace.errors import InputError
     from pathspace.files import existing_file
 
@@ -71,8 +73,9 @@ def _inputs(file: str | None, given: tuple[tuple[Any, ...], dict[str, Any]]) -> 
         if path.suffix == ".npy":
             return torch.from_numpy(np.load(path, allow_pickle=False))
         if path.suffix == ".safetensors":
-            return tuple(tensor for _, tensor in sorted(load_file(path).items()))
-    except (OSError, ValueError, SafetensorError) as error:
+            held = load_file(path)
+            return held if takes(model, list(held)) else tuple(held[name] for name in sorted(held))
+    except (OSError, TypeError, ValueError, SafetensorError) as error:
         raise InputError(
             f"{file!r} cannot be read ({error}), expected tensors; check the file."
         ) from error
@@ -136,7 +139,8 @@ def equalise(
         status("Tracing and equalising")
         import pathspace as ps
 
-        batches, model = _inputs(calibration, (loaded.args, loaded.kwargs)), loaded.model
+        model = loaded.model
+        batches = _inputs(calibration, model, (loaded.args, loaded.kwargs))
         steps = {"batch norms folded": ps.fold_norms} if fold else {}
         steps |= {"clips lifted": ps.lift_clips} if lift else {}
         done = []
@@ -192,7 +196,6 @@ def fit(
 
     Exit codes: 0 everything fits, 1 values with a fixed scale do not fit, 2 bad input.
     """
-    import math
     from dataclasses import asdict
 
     from pathspace.cli_errors import FAILED
@@ -208,17 +211,14 @@ def fit(
 
         from pathspace import fit_dtype
 
-        batches = _inputs(calibration, (loaded.args, loaded.kwargs))
+        batches = _inputs(calibration, loaded.model, (loaded.args, loaded.kwargs))
         found = fit_dtype(loaded.model, batches, getattr(torch, dtype.value), headroom)
         _write(found.model, output, stdout)
-    # (there is no NaN in JSON)
-    measured = {"before": found.error_before, "after": found.error}
-    errors = {key: None if math.isnan(value) else value for key, value in measured.items()}
     facts = {
         "dtype": dtype.value,
         "fitted_before": found.fitted_before,
         "fits": found.fits,
-        "error": errors,
+        "error": {"before": found.error_before, "after": found.error},
         "table": [asdict(row) for row in found.table],
     }
     deliver(facts, json, found, output == STDOUT)

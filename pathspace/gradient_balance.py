@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pathspace.capture import quiet
+from pathspace.checkpointing import never_recomputed
 from pathspace.eps import precision
 from pathspace.forward_run import ROUNDED, computing_in
 from pathspace.functional_call import evaluate
@@ -133,7 +134,7 @@ def gradients(
 ) -> dict[str, Tensor]:
     """Gradients of a random linear function of all outputs by every parameter it depends on."""
     leaves = _leaves(model)
-    with quiet(), computing_in(precision(model)), torch.enable_grad():
+    with quiet(), computing_in(precision(model)), torch.enable_grad(), never_recomputed():
         loss = _loss(model, leaves, args, kwargs, seed)
         if not loss.requires_grad:
             return {}
@@ -167,13 +168,15 @@ def misled(
     inputs: tuple[Sequence[Any], Mapping[str, Any]],
     grads: Mapping[str, Tensor],
     seed: int,
-    step: float = 1e-6,
 ) -> str:
     """A weight tensor whose gradient by autograd is not the function's, or ``""``.
 
     ``detach``, ``no_grad`` and backward passes of one's own make them differ. Each tensor is moved
     along a random direction ``v``, and ``(L(w + h v) - L(w - h v)) / 2h`` compared with ``g . v``.
+    The step ``h`` and the tolerance follow from the digits of the model's type.
     """
+    digits = torch.finfo(precision(model)).eps
+    step, share = digits**0.375, max(1e-3, 4 * digits**0.375)
     generator = torch.Generator().manual_seed(seed)
     with quiet(), computing_in(precision(model)), torch.no_grad():
         leaves = _leaves(model)
@@ -188,10 +191,10 @@ def misled(
             )
             moved = (up - down) / (2 * step)
             product = grads[block.name] * direction if block.name in grads else torch.zeros(1)
-            rounding = 1e-8 * max(abs(up), abs(down))
+            rounding = 16 * digits / step * max(abs(up), abs(down))
             if (
                 abs(moved - float(product.sum()))
-                > 1e-3 * max(abs(moved), float(product.abs().sum())) + rounding
+                > share * max(abs(moved), float(product.abs().sum())) + rounding
             ):
                 return block.name
     return ""

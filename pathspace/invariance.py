@@ -173,11 +173,7 @@ def measure(
                 elif unbalanced > tolerance:
                     others = list(rounded_otherwise(model, args, kwargs, seed))
                     unbalanced = balance(graph, weights, grads, others)
-                if (
-                    unbalanced is not None
-                    and exact <= tolerance < unbalanced
-                    and dtype == torch.float64
-                ):
+                if unbalanced is not None and exact <= tolerance < unbalanced:
                     wrong = misled(graph, model, (args, kwargs), grads, seed)
                     if wrong:
                         unbalanced = None

@@ -222,9 +222,8 @@ class Smooth:
         peaks = weight_peaks(model, graph, exact, "tail")
         ids, alpha, beta = torch.from_numpy(sizes.ids), self.alpha, 1 - self.alpha
         # units that are both written and read, by weights other than 0
-        read = (peaks.exact(torch.zeros(peaks.scales.count, dtype=torch.float64)) > -torch.inf)[
-            ids.abs()
-        ] & (ids != 0)
+        met = peaks.exact(torch.zeros(peaks.scales.count, dtype=torch.float64)) > -torch.inf
+        read = (ids != 0) & (met[ids.abs()] if len(met) else False)
         largest, ids = torch.from_numpy(sizes.largest).log()[read], ids[read]
         live = ids.abs().unique()
 

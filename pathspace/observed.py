@@ -7,7 +7,7 @@ operation that computed it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pathspace.calibration import Calibrated, cotangent
 from pathspace.capture import quiet
+from pathspace.checkpointing import never_recomputed
 from pathspace.forward_run import cast, computing_in
+from pathspace.in_double import InDouble
 from pathspace.moves import moved
 from pathspace.peaks import Logs
 from pathspace.structure import Structure
@@ -26,6 +28,18 @@ from pathspace.structure import Structure
 # range of the log-scales that identify units
 LOWEST, HIGHEST = 0.5, 2.0
 FIXED = 1e-9
+# the largest numbers of types, which masks of attention are made of
+ENDS = torch.tensor(
+    [
+        torch.finfo(kind).max
+        for kind in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    ],
+    dtype=torch.float64,
+)
+# operations whose results have no values yet
+UNWRITTEN = frozenset(
+    ["empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"]
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +61,9 @@ class Sizes:
 
 
 class _Record(TorchDispatchMode):
-    """Records the results of operations, except views and copies of the model's own tensors."""
+    """Records the results of operations, except views, copies of the model's own tensors and memory
+    that nothing has been written into.
+    """
 
     supports_higher_order_operators = True
 
@@ -60,6 +76,8 @@ class _Record(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
+        if name in UNWRITTEN:
+            return result
         if name == "clone" and args[0].untyped_storage()._cdata in self.own:
             return result
         known = {leaf.untyped_storage()._cdata for leaf in args if isinstance(leaf, Tensor)}
@@ -106,16 +124,27 @@ def activation_sizes(graph: Structure, calibrated: Calibrated, gradients: bool =
     for batch in calibrated.batches:
         batch = cast(batch, torch.float64)
         given = {
-            n: t.clone().requires_grad_(gradients and t.is_floating_point())
+            n: t.clone().requires_grad_(gradients and n in calibrated.parameters)
             for n, t in wide.items()
         }
         first, second = _Record(given.values()), _Record(other.values())
-        with quiet(), computing_in(torch.float64):
-            with torch.set_grad_enabled(gradients), first:
-                outputs = calibrated.outputs(batch, given)
-            with torch.no_grad(), second:
-                calibrated.outputs(batch, other)
-            slopes = _slopes(outputs, first.live) if gradients else [None] * len(first.values)
+        # (both runs draw the same random numbers)
+        with (
+            quiet(),
+            computing_in(torch.float64),
+            never_recomputed(),
+            InDouble(),
+            torch.set_grad_enabled(gradients),
+            first,
+        ):
+            outputs = calibrated.outputs(batch, given)
+        with quiet(), computing_in(torch.float64), InDouble(), torch.no_grad(), second:
+            calibrated.outputs(batch, other)
+        slopes = (
+            _slopes(outputs, first.live, calibrated.totals)
+            if gradients
+            else [None] * len(first.values)
+        )
         # (strict: both runs perform the same operations)
         for a, b, slope in zip(first.values, second.values, slopes, strict=True):
             _note(a.cpu(), b.cpu(), None if slope is None else slope.cpu(), table, near, found)
@@ -138,17 +167,22 @@ def _codes(logs: np.ndarray) -> tuple[np.ndarray, Tensor]:
     return ids[order], torch.from_numpy(code[order])
 
 
-def _slopes(outputs: list[Tensor], live: list[Tensor]) -> list[Tensor | None]:
+def _slopes(
+    outputs: list[Tensor], live: list[Tensor], totals: Sequence[tuple[float, int]]
+) -> list[Tensor | None]:
     """Derivatives of the outputs, summed with random signs, with respect to
     the recorded activations.
     """
     generator = torch.Generator().manual_seed(0)
     wanted = [leaf for leaf in live if leaf.requires_grad]
-    outputs = [out for out in outputs if out.requires_grad]
-    if not outputs or not wanted:
+    kept = [(out, total) for out, total in zip(outputs, totals, strict=False) if out.requires_grad]
+    if not kept or not wanted:
         return [None] * len(live)
-    signs = [cotangent(out.detach(), False, generator) for out in outputs]
-    found = iter(torch.autograd.grad(outputs, wanted, signs, allow_unused=True))
+    signs = [cotangent(out.detach(), False, generator, *total) for out, total in kept]
+    with quiet():
+        found = iter(
+            torch.autograd.grad([out for out, _ in kept], wanted, signs, allow_unused=True)
+        )
     return [next(found) if leaf.requires_grad else None for leaf in live]
 
 
@@ -161,8 +195,8 @@ def _note(
     if a.shape != b.shape:
         return
     a, b = a.reshape(-1), b.reshape(-1)
-    # (entries that are not finite come from masks)
-    keep = (a != 0) & (b != 0) & a.isfinite() & b.isfinite()
+    # (entries that are not finite, or the ends of a type, come from masks)
+    keep = (a != 0) & (b != 0) & a.isfinite() & b.isfinite() & ~torch.isin(a.abs(), ENDS.to(a))
     a, b = a[keep].abs().double(), b[keep].abs().double()
     change = (b / a).log()
     place = (

@@ -234,7 +234,7 @@ class Peaks:
             else:
                 total = terms.new_zeros(layout.count).index_add(0, layout.groups, terms)
             parts.append(total.clamp_min(1e-300).log() + high + low)
-        return torch.cat(parts)
+        return torch.cat([logs.new_zeros(0), *parts])
 
 
 def grouped(values: Tensor, group: Tensor, count: int, sharpness: float) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -83,6 +84,15 @@ def tell(text: str, aside: bool = False) -> None:
     Console(stderr=aside).print(text, soft_wrap=True, markup=False, highlight=False)
 
 
+def _finite(value: Any) -> Any:
+    """Facts with ``None`` for numbers that are not finite, which JSON does not have."""
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def deliver(
     facts: Mapping[str, Any], json: str | None, shown: RenderableType, aside: bool = False
 ) -> None:
@@ -98,6 +108,6 @@ def deliver(
 
     from pathspace.files import STDOUT, write_text
 
-    write_text(dumps(facts, indent=2), json)
+    write_text(dumps(_finite(facts), indent=2, allow_nan=False), json)
     if json != STDOUT:
         tell(shown, aside) if isinstance(shown, str) else Console(stderr=aside).print(shown)

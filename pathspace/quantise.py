@@ -89,7 +89,11 @@ def quantised_weights(
 
 
 def decibels(noise: float) -> float:
-    """Signal-to-noise ratio in decibels, for a signal of power 1."""
+    """Signal-to-noise ratio in decibels, for a signal of power 1; minus infinity where the noise is
+    not a number.
+    """
+    if math.isnan(noise):
+        return -math.inf
     return -10 * math.log10(noise) if noise > 0 else math.inf
 
 

@@ -17,6 +17,8 @@ from pathspace.unsharded import unsharded
 
 # types of containers that code fills while it runs; hooks are in an ordered dictionary
 _FILLED = (list, dict, set, OrderedDict)
+# of every module: its attributes, what they were, and the contents of their containers
+Attributes = list[tuple[dict[str, Any], dict[str, Any], list[tuple[Any, Any]]]]
 
 
 def stand_in(model: nn.Module, share_tensors: bool = True) -> nn.Module:
@@ -86,19 +88,12 @@ def repeatable(twin: nn.Module, written: Collection[str] = ()) -> nn.Module:
     Returns:
         The same module.
     """
-    generators = [
-        (value, value.get_state())
-        for module in every_module(twin)
-        for value in module.__dict__.values()
-        if isinstance(value, torch.Generator)
-    ]
-
-    before: list[tuple[dict[str, Any], dict[str, Any], list[tuple[Any, Any]]]] = []
-
     places = [
         (twin.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in written
     ]
     own: list[Any] = []
+    generators = generator_states(twin)
+    before: list[Attributes] = []
 
     def again(_module: nn.Module, args: Any, kwargs: Any) -> Any:
         own[:] = [owner._parameters[key] for owner, key in places]
@@ -106,31 +101,56 @@ def repeatable(twin: nn.Module, written: Collection[str] = ()) -> nn.Module:
             owner._parameters[key] = tensor.clone()
         for generator, state in generators:
             generator.set_state(state)
-        before.clear()
-        for part in every_module(twin):
-            kept = {key: value for key, value in vars(part).items() if key not in REGISTERED}
-            lists = [(value, value.copy()) for value in kept.values() if type(value) in _FILLED]
-            before.append((vars(part), kept, lists))
+        before[:] = [attributes(twin)]
         return mapped(Tensor.clone, (args, kwargs))
 
     def restored(_module: nn.Module, _args: Any, _outputs: Any) -> None:
         for (owner, key), tensor in zip(places, own, strict=True):
             owner._parameters[key] = tensor
-        for held, kept, lists in before:
-            for key in [key for key in held if key not in kept and key not in REGISTERED]:
-                del held[key]
-            held.update(kept)
-            for value, contents in lists:
-                if isinstance(value, list):
-                    value[:] = contents
-                elif not _same(value, contents):
-                    value.clear()
-                    value.update(contents)
+        for kept in before:
+            restore_attributes(kept)
         before.clear()
 
     twin.register_forward_pre_hook(again, prepend=True, with_kwargs=True)
     twin.register_forward_hook(restored, always_call=True)
     return twin
+
+
+def generator_states(model: nn.Module) -> list[tuple[torch.Generator, Tensor]]:
+    """The generators that modules hold, and their states."""
+    return [
+        (value, value.get_state())
+        for module in every_module(model)
+        for value in module.__dict__.values()
+        if type(value) is torch.Generator
+    ]
+
+
+def attributes(model: nn.Module) -> Attributes:
+    """What every module holds besides what it has registered, for :func:`restore_attributes`."""
+    before = []
+    for part in every_module(model):
+        kept = {key: value for key, value in vars(part).items() if key not in REGISTERED}
+        lists = [(value, value.copy()) for value in kept.values() if type(value) in _FILLED]
+        before.append((vars(part), kept, lists))
+    return before
+
+
+def restore_attributes(before: Attributes) -> None:
+    """Give modules back the attributes they had, with containers of the same contents."""
+    for held, kept, lists in before:
+        for key in [key for key in held if key not in kept and key not in REGISTERED]:
+            del held[key]
+        held.update(kept)
+        for value, contents in lists:
+            if not value and not contents:
+                # (most are dictionaries of hooks, and empty)
+                continue
+            if isinstance(value, list):
+                value[:] = contents
+            elif not _same(value, contents):
+                value.clear()
+                value.update(contents)
 
 
 def _same(one: Collection[Any], other: Collection[Any]) -> bool:
@@ -180,4 +200,11 @@ def _configurations(config: Any, seen: set[int]) -> Iterator[Any]:
             yield from _configurations(value, seen)
 
 
-__all__ = ["repeatable", "stand_in", "switch_off_caches"]
+__all__ = [
+    "attributes",
+    "generator_states",
+    "repeatable",
+    "restore_attributes",
+    "stand_in",
+    "switch_off_caches",
+]

@@ -5,27 +5,85 @@ from __future__ import annotations
 import random
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pathspace.module_walk import every_module
-from pathspace.safe_deepcopy import is_bound
+from pathspace.safe_deepcopy import SIMPLE, is_bound
+from pathspace.without_values import has_values
 
 _CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict)
 _LIBRARY = ("torch.", "builtins", "pathspace.")
 
 
 @contextmanager
+def random_kept() -> Iterator[None]:
+    """A context at whose end the random states of torch, Python and numpy are as before.
+
+    Example:
+        >>> import random
+        >>> state = random.getstate()
+        >>> with random_kept():
+        ...     _ = random.random()
+        >>> random.getstate() == state
+        True
+    """
+    drawn, state = random.getstate(), np.random.get_state()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        random.setstate(drawn)
+        np.random.set_state(state)
+
+
+def plain_tensors(model: nn.Module) -> list[Tensor]:
+    """The tensors with values that modules hold as ordinary attributes."""
+    return [
+        value
+        for module in every_module(model)
+        for value in vars(module).values()
+        if type(value) not in SIMPLE and isinstance(value, Tensor) and has_values(value)
+    ]
+
+
+@contextmanager
+def values_kept(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """A context at whose end tensors have the values that they had.
+
+    Args:
+        tensors: those that code may write into.
+
+    Example:
+        >>> import torch
+        >>> count = torch.zeros(1)
+        >>> with values_kept([count]):
+        ...     _ = count.add_(1)
+        >>> count
+        tensor([0.])
+    """
+    held = [(tensor, tensor.detach().clone()) for tensor in tensors]
+    try:
+        yield
+    finally:
+        for tensor, value in held:
+            # through .data, because autograd checks the version of tensors that it needs
+            with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+                tensor.data.copy_(value)
+
+
+@contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
     """A context at whose end global names and containers that the code of a model
-    has changed are restored.
+    has changed are restored, and tensors that its modules hold as ordinary attributes.
 
-    The random states of Python and numpy and torch's settings are restored too.
+    Random states and torch's settings are restored too.
 
     Args:
         model: the model whose code will run.
@@ -66,13 +124,11 @@ def untouched(model: nn.Module) -> Iterator[None]:
         value for _, held in attributes for value in held.values()
     ]
     kept = {id(value): (value, _copied(value)) for value in values if type(value) in _CONTAINERS}
-    drawn, state = random.getstate(), np.random.get_state()
     differentiating, default = torch.is_grad_enabled(), torch.get_default_dtype()
     try:
-        yield
+        with random_kept(), values_kept(plain_tensors(model)):
+            yield
     finally:
-        random.setstate(drawn)
-        np.random.set_state(state)
         torch.set_grad_enabled(differentiating)
         torch.set_default_dtype(default)
         for value, before in kept.values():
@@ -138,4 +194,4 @@ def _same(value: Any, before: Any) -> bool:
     return all(one is other for one, other in zip(value, before, strict=True))
 
 
-__all__ = ["untouched"]
+__all__ = ["plain_tensors", "random_kept", "untouched", "values_kept"]

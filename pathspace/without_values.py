@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
@@ -56,6 +57,12 @@ def require_values(who: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
         InputError: a tensor has no values.
     """
     named = dict(tensors)
+    lazy = next((name for name, tensor in named.items() if is_lazy(tensor)), None)
+    if lazy is not None:
+        raise InputError(
+            f"{who} found {lazy!r} without a shape yet, expected numbers; run the model once on a"
+            " batch."
+        )
     missing = lacking(named.items())
     others = " and others" * (len(missing) > 1)
     if missing and is_cut(named[missing[0]]):
@@ -81,7 +88,9 @@ def require_runnable(who: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
     Raises:
         InputError: a tensor has no values.
     """
-    require_values(who, ((name, tensor) for name, tensor in tensors if not is_cut(tensor)))
+    require_values(
+        who, ((name, each) for name, each in tensors if is_lazy(each) or not is_cut(each))
+    )
 
 
 @contextmanager

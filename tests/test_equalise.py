@@ -5,17 +5,27 @@ never worse than as trained.
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import math
+import random
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from benchmarks import equalise as benchmark
 from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointFunction, checkpoint
+from typer.testing import CliRunner
 from zoo.signals import frames
 from zoo.trained import load, params
 
 import pathspace as ps
+from pathspace.calibration import Calibrated
+from pathspace.cli import app
+from pathspace.invariance import measure
+from pathspace.observed import _Record, activation_sizes
 from pathspace.quantise import quantised, quantised_weights, weight_axes
 from pathspace.rounding_search import Rounded
 
@@ -289,3 +299,226 @@ def test_models_without_units_and_types_that_compute_nothing():
     assert gauge.certificate.gap == 0
     fitted = ps.fit_dtype(model, x, torch.float8_e4m3fn)
     assert fitted.fits and math.isnan(fitted.error)
+
+
+class Checkpointed(nn.Module):
+    """Two hidden layers, recomputed in the backward pass or not."""
+
+    def __init__(self, reentrant: bool | None, from_inputs: bool = True) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.reentrant, self.from_inputs = reentrant, from_inputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        def run(layer: nn.Module, x: Tensor, here: bool = True) -> Tensor:
+            if self.reentrant is None or not here:
+                return layer(x).relu()
+            return checkpoint(lambda x: layer(x).relu(), x, use_reentrant=self.reentrant)
+
+        return self.c(run(self.b, run(self.a, x, self.from_inputs)))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("from_inputs", [True, False])
+def test_checkpointed_models_are_measured_like_others(reentrant: bool, from_inputs: bool) -> None:
+    torch.manual_seed(0)
+    x, plain = torch.randn(12, 4), Checkpointed(None)
+    model = Checkpointed(reentrant, from_inputs)
+    model.load_state_dict(plain.state_dict())
+    wanted, found = (Calibrated(net, x).sensitivity() for net in (plain, model))
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    one, other = (
+        activation_sizes(ps.trace(net, x), Calibrated(net, x), gradients=True)
+        for net in (plain, model)
+    )
+    assert (one.gradient == other.gradient).all() and (one.largest == other.largest).all()
+    one, other = (ps.equalise(net, ps.trace(net, x), 4, "tensor", x) for net in (plain, model))
+    assert one.after == other.after and torch.equal(one.phi, other.phi)
+    assert "apply" not in vars(CheckpointFunction)
+
+
+def test_batches_may_be_cut_anywhere() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    x = torch.randn(10, 4) * torch.logspace(-1, 1, 10)[:, None]
+    graph = ps.trace(model, x)
+    tensors = Rounded(model, graph, 4, "tensor").at(torch.zeros(graph.num_units).double())
+    own = dict(model.named_parameters())
+    slopes = torch.func.jacrev(lambda p: torch.func.functional_call(model, p, (x,)))(own)
+    with torch.no_grad():
+        energy = model(x).square().sum()
+        changed = torch.func.functional_call(model, tensors, (x,)) - model(x)
+    cuts = [[x], [x[:8], x[8:]], [x[9:], x[:9], x[:0]], [x, x]]
+    for batches in cuts:
+        held = Calibrated(model, batches)
+        noise = held.noise(held.reference(), tensors)
+        assert len(noise) == sum(map(len, batches))
+        assert float(noise.mean()) == pytest.approx(
+            float(changed.square().sum() / energy), rel=1e-5
+        )
+        felt = held.sensitivity(draws=1500)
+        for name, slope in slopes.items():
+            exact = float(slope.detach().square().sum() / energy)
+            assert float(felt[name].sum()) == pytest.approx(exact, rel=0.1), (name, len(batches))
+    fisher = [Calibrated(model, batches).sensitivity(1500, fisher=True) for batches in cuts]
+    for felt in fisher[1:]:
+        for name, values in felt.items():
+            assert float(values.sum()) == pytest.approx(float(fisher[0][name].sum()), rel=0.1)
+
+
+def test_calibration_without_a_sample_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    with pytest.raises(ps.InputError, match="holds no sample in 2 batches, expected one at least"):
+        Calibrated(model, [torch.zeros(0, 4)] * 2)
+    x = torch.randn(5, 4)
+    found = [ps.fit_dtype(model, batches).error for batches in (x, [x[:0], x])]
+    assert found[0] == found[1]
+
+
+def test_random_numbers_are_drawn_alike_and_the_generator_stays() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(20, 4)
+
+    class Skipping(nn.Module):
+        """Drops features, and leaves out a layer, by three generators."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(4, 16), nn.Linear(16, 16), nn.Linear(16, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = nn.functional.dropout(self.a(x).relu(), 0.5, self.training)
+            keep = torch.from_numpy(np.random.rand(16) < 0.7).to(x) * (random.random() + 0.5)
+            return self.c(x * keep + self.b(x).relu())
+
+    model = Skipping().train()
+    graph = ps.trace(model, x)
+    sizes = activation_sizes(graph, Calibrated(model, x))
+    assert set(range(1, graph.num_units + 1)) <= set(np.abs(sizes.ids).tolist())
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    held = Calibrated(model, x)
+    assert float(held.noise(held.reference(), {}).max()) == 0
+    fitted = ps.fit_dtype(model, x)
+    assert fitted.error < 0.01 and fitted.error_before < 0.01
+    assert torch.equal(before[0], torch.get_rng_state()) and before[1] == random.getstate()
+    assert before[2] == np.random.get_state()[1].tolist()
+
+
+class Ratio(nn.Module):
+    """Divides a weight by itself: no number where it is rounded to 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 3)
+        self.w = nn.Parameter(torch.tensor([[1.0, 0.1], [0.2, 3.0]]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x).relu()) + (self.w / self.w).sum()
+
+
+def test_outputs_that_are_no_numbers_are_not_called_perfect(tmp_path: Path) -> None:
+    x, model = torch.randn(12, 4), Ratio()
+    found = ps.equalise(model, ps.trace(model, x), 2, "tensor", x, trials=3)
+    assert found.before == -math.inf
+    (tmp_path / "ratio.py").write_text(
+        f"import torch\nfrom torch import Tensor, nn\n{inspect.getsource(Ratio)}"
+    )
+    file = tmp_path / "found.json"
+    target = f"{tmp_path}/ratio.py:Ratio"
+    CliRunner().invoke(
+        app, ["equalise", target, "--input", "12x4", "--bits", "2", "--json", str(file)]
+    )
+    wrong = json.loads(file.read_text(), parse_constant=lambda word: pytest.fail(word))
+    assert wrong["before"] is None
+
+
+def test_weights_used_without_gradients_are_felt() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    x = torch.randn(12, 4)
+    silent = copy.deepcopy(model)
+    silent.forward = torch.no_grad()(silent.forward)
+    one, other = (Calibrated(net, x).sensitivity() for net in (model, silent))
+    assert all(torch.equal(other[name], one[name]) for name in one)
+
+
+def test_inputs_in_the_type_itself_stay() -> None:
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(self.a(x.add_(1)).relu())
+
+    x = torch.randn(5, 4).half()
+    kept = x.clone()
+    found = ps.fit_dtype(Shifted().half(), x)
+    assert torch.equal(x, kept) and found.error == 0
+
+
+def test_inputs_by_name_are_made_up_in_any_order() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.e = nn.Linear(4, 6), nn.Linear(6, 3), nn.Embedding(9, 4)
+
+        def forward(self, x: Tensor, i: Tensor) -> Tensor:
+            return self.b(self.a(x + self.e(i)).relu())
+
+    model = Named()
+    graph = ps.trace(model, kwargs={"i": torch.tensor([1, 2]), "x": torch.randn(2, 4)})
+    assert ps.equalise(model, graph, 4, trials=3).made_up
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradients_of_checkpointed_models_balance(reentrant: bool) -> None:
+    torch.manual_seed(0)
+    for from_inputs in (True, False):
+        model, x = Checkpointed(reentrant, from_inputs).double(), torch.randn(3, 4).double()
+        graph = ps.trace(model, x)
+        evidence, _ = measure(graph, model, (x,), {}, 0)
+        assert evidence["gradient_balance"] is not None, evidence["evidence"]
+        assert evidence["gradient_balance"] < 1e-10
+
+
+def test_memory_without_values_is_no_activation() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 6)
+    with _Record([]) as record:
+        torch.empty(3), torch.empty_like(x), x.new_empty(2), torch.empty_strided((2,), (1,))
+        nn.functional.dropout(x, 0.5)
+    assert all(bool((value.abs() <= 10).all()) for value in record.values) and record.values
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(), nn.Linear(8, 2)).train()
+    graph = ps.trace(model, x)
+    sizes = activation_sizes(graph, Calibrated(model, x), gradients=True)
+    assert np.isfinite(sizes.largest).all() and sizes.ids.min() == 0
+
+
+def test_slopes_of_running_statistics_are_not_asked_for() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).eval()
+    x = torch.randn(5, 4)
+    sizes = activation_sizes(ps.trace(model, x), Calibrated(model, x), gradients=True)
+    assert np.isfinite(sizes.gradient).any()
+
+
+class Mixed(nn.Module):
+    """Attention with a mask of the smallest number, and a sum that is taken in another type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = x @ x.transpose(-1, -2)
+        mask = torch.full_like(scores, torch.finfo(scores.dtype).min).triu(1)
+        x = (scores + mask).softmax(-1) @ self.a(x)
+        return self.c(self.b(x).relu().double().exp().log1p().float())
+
+
+def test_masks_are_no_activations_and_types_may_be_named() -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(2, 5, 4), Mixed()
+    found = ps.fit_dtype(model, x)
+    fixed = next(row for row in found.table if row.kind == "fixed scales")
+    assert found.fitted_before and fixed.largest_before < 1e3

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from pathspace.cli import app
@@ -84,3 +84,27 @@ def test_inputs_that_cannot_be_read(
     Path("x.txt").touch()
     found = CliRunner().invoke(app, ["equalise", target, "--input", "2x3x6x6", *arguments])
     assert found.exit_code != 0 and words in f"{found.exception}{found.output}"
+
+
+def test_tensors_with_the_names_of_inputs_are_passed_by_name(tmp_path: Path) -> None:
+    (tmp_path / "two.py").write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "class Two(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.up, self.down = nn.Linear(4, 6), nn.Linear(6, 3)\n"
+        "    def forward(self, x, gate):\n"
+        "        return self.down(self.up(x).relu()) * (1e-3 * gate).exp()[:, :3]\n"
+    )
+    x = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
+    save_file({"x": x, "gate": torch.full((12, 3), 7e5)}, tmp_path / "x.safetensors")
+    arguments = ["fit", f"{tmp_path / 'two.py'}:Two", "--input", "12x4", "--input", "12x4"]
+    found = CliRunner().invoke(
+        app, [*arguments, "--calibration", str(tmp_path / "x.safetensors"), "--json", "-"]
+    )
+    # (in the order of the names, x would be the gate, and the first layer would refuse the gate)
+    assert found.exit_code in (0, 1) and json.loads(found.output)["table"], found.output
+    np.save(tmp_path / "words.npy", np.array(["a", "b"]))
+    found = CliRunner().invoke(app, [*arguments, "--calibration", str(tmp_path / "words.npy")])
+    assert "words.npy' cannot be read" in f"{found.exception}{found.output}"

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import pathspace as ps
 from pathspace import diagnostics
+from pathspace.invariance import measure
 
 
 def _raises(error: Exception) -> Any:
@@ -114,3 +115,33 @@ def test_models_that_do_not_run_are_refused_in_a_sentence(
     assert type(model).__name__ in str(told.value)
     assert str(told.value).endswith(".")
     assert "\n" not in str(told.value)
+
+
+class Single(nn.Module):
+    """Gradients that are not the function's, in a model that computes in float32 alone."""
+
+    def __init__(self, back: Callable[[Tensor], Tensor] | None) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.back = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 3), back
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x.to(torch.float32)).relu()
+        if self.back is not None:
+            h = Rectifier.apply(h, self.back)  # type: ignore[no-untyped-call]
+        return self.c(self.b(h).relu())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "back",
+    [None, lambda grad: grad, lambda grad: -grad, lambda grad: 0 * grad],
+)
+def test_gradients_of_another_function_refute_nothing_in_float32(
+    back: Callable[[Tensor], Tensor] | None, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    model, x = Single(back), torch.randn(5, 4)
+    evidence, _ = measure(ps.trace(model, x), model, (x,), {}, seed)
+    assert evidence["holds"] and evidence["dtype"] == "float32", evidence["evidence"]
+    own = back is None or torch.equal(back(x), x)
+    assert (evidence["gradient_balance"] is not None) == own

@@ -7,7 +7,7 @@ import torch
 from pathspace import ReductionGraph
 from pathspace.diagnostics.efficiency import ChainRecord
 from pathspace.diagnostics.given import Subject
-from pathspace.diagnostics.layers import call, differentiating, unchanged
+from pathspace.diagnostics.layers import call, differentiating, lost, unchanged
 from pathspace.diagnostics.run.alarms import Alarm, judge
 from pathspace.diagnostics.run.probe import Probe
 from pathspace.diagnostics.run.snapshot import Snapshot, UnitFacts
@@ -44,7 +44,7 @@ def examine(
         probe.attach()
         try:
             with unchanged(model), torch.enable_grad():
-                loss = subject.loss(call(model, inputs), targets).sum()
+                loss = lost(subject.loss, call(model, inputs), targets).sum()
                 with differentiating(model):
                     found = torch.autograd.grad(loss, [p for _, p in named], allow_unused=True)
         finally:

@@ -114,11 +114,14 @@ class Probe:
         self.example: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self.held: set[int] = set()
         self._later: list[tuple[LayerFacts, str, Tensor]] = []
+        # calls without gradients, which reentrant checkpointing makes again in the backward pass
+        self._again: dict[str, list[LayerFacts]] = {}
         self._last: Tensor | None = None
         self._old: list[tuple[Tensor, ref[Tensor]]] = []
 
     def attach(self) -> None:
         """Wait for a pass."""
+        self._again.clear()
         self.current, self.active, self.done = Pass(), False, False
         for name, module in self.layers.items():
             self.handles.append(
@@ -188,6 +191,9 @@ class Probe:
 
     @torch.no_grad()
     def _layer(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if torch._C._current_graph_task_id() != -1:
+            self._recomputed(name, module, output)
+            return
         if not self.example and not self.done:
             # called from outside the model's own forward, for example by a training_step
             self.active = _trains()
@@ -222,6 +228,14 @@ class Probe:
                 later.append((facts, "flat", _flat(module, source)))
         if result.requires_grad:
             result.register_hook(partial(self._back, facts, axis))
+        else:
+            self._again.setdefault(name, []).append(facts)
+
+    def _recomputed(self, name: str, module: nn.Module, output: Any) -> None:
+        """A call in the backward pass: the gradient of a call that had none in the forward pass."""
+        result, waiting = _first(output), self._again.get(name)
+        if waiting and result is not None and result.requires_grad:
+            result.register_hook(partial(self._back, waiting.pop(), unit_axis(module)))
 
     @torch.no_grad()
     def _back(self, facts: LayerFacts, axis: int, gradient: Tensor) -> None:
