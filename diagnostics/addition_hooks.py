@@ -84,6 +84,13 @@ Kinds = tuple[tuple[int, int, float], ...]
 # The inputs of the whole model, positional and by keyword.
 Start = Callable[[tuple[Any, ...], dict[str, Any]], None]
 End = Callable[[str, Kinds, Mapping[str, int]], None]
+# Stores what a handler depends on, and returns a maker of contexts in which it does so again.
+Moment = Callable[[], Callable[[], AbstractContextManager[None]]]
+
+
+def unchanging() -> Callable[[], AbstractContextManager[None]]:
+    """The moment of a handler that always does the same."""
+    return nullcontext
 
 
 def module_names(model: nn.Module) -> dict[str, str]:
@@ -116,6 +123,8 @@ class Sites:
         compiled: let ``torch.compile`` trace the handler, too; otherwise a
             compiled model is not followed.
         others: function -> a replacement, called with the function and its arguments.
+        moment: called when a checkpointed function first runs; returns what makes a context in
+            which it runs again later, with all that the handler depended on then.
 
     Example:
         >>> block = nn.Module()
@@ -135,8 +144,10 @@ class Sites:
         end: End | None = None,
         compiled: bool = False,
         others: Mapping[Callable[..., Any], Callable[..., Any]] | None = None,
+        moment: Moment = unchanging,
     ) -> None:
         self.handler = handler
+        self.moment = moment
         self.end = end
         self.compiled = compiled
         # (what torch.compile may trace is part of the model; what measures is not, and
