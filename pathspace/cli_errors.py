@@ -21,6 +21,7 @@ from pathspace.errors import PathspaceError
 from pathspace.next_step import next_step
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+EXHAUSTED = "The memory is exhausted: give smaller inputs or a smaller model."
 _debugging: ContextVar[bool] = ContextVar("debugging", default=False)
 
 
@@ -119,7 +120,7 @@ def guarded(run: Callable[[], int], *, debug: bool = False) -> int:
     except (KeyboardInterrupt, Interrupted) as error:
         sentence, code, caught = "Interrupted before the end.", INTERRUPTED, error
     except MemoryError as error:
-        sentence, code, caught = "The memory is exhausted: give smaller inputs.", BAD_INPUT, error
+        sentence, code, caught = EXHAUSTED, BAD_INPUT, error
     except BrokenPipeError as error:
         # whoever reads has seen enough, as typer also takes it
         _write_nowhere()
@@ -167,6 +168,9 @@ def _unexpected(error: Exception) -> str:
             f"Cannot write to standard output: {error.strerror or message}; send it to another"
             " place."
         )
+    # (torch has an error of its own for devices, and none for processors)
+    if type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in message:
+        return EXHAUSTED
     return (
         f"Internal error, {type(error).__name__} ({message}): this is a defect of pathspace, not of"
         " your input; run again with --debug and report what it shows."

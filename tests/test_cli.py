@@ -429,11 +429,14 @@ def test_a_defect_of_our_own_is_called_one(folder: Path, monkeypatch: pytest.Mon
     assert "--debug" in said
 
 
+@pytest.mark.parametrize("library", ["python", "torch on a CPU", "torch on a device"])
 def test_exhausted_memory_is_not_called_a_defect(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch, library: str
 ) -> None:
     def fail(*_arguments: object, **_options: object) -> None:
-        raise MemoryError
+        if library == "torch on a CPU":
+            torch.empty(10**15)
+        raise MemoryError if library == "python" else torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(ps, "verify", fail)
     assert "memory is exhausted" in refused(run("verify", "nets.py:Net", "--input", "2x3"))

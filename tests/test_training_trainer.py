@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -219,6 +220,24 @@ def test_runaway_steps_diverge_without_an_exception(task: Task, optimizer: str) 
     model, chosen = prepare(task, Recipe(optimizer, lr=1.0, init="unit-skeleton"))
     unbounded = replace(task, loss=lambda outputs, targets: -outputs.square().mean())
     assert Trainer(unbounded, model, chosen, epochs=50).fit().diverged
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "gsgd", "adam", "average", "NAdam"])
+@pytest.mark.parametrize("setting", ["lr", "decay"])
+def test_settings_beyond_single_precision_diverge(task: Task, optimizer: str, setting: str) -> None:
+    """Torch raises an error of its own for them, in some optimizers."""
+    model, made = prepare(task, Recipe(optimizer, **{setting: 1e300}))  # type: ignore[arg-type]
+    assert Trainer(task, model, made, epochs=1).fit().diverged
+
+
+def test_other_errors_of_a_step_are_not_hidden(task: Task) -> None:
+    class Broken(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            raise RuntimeError("out of order")
+
+    model, _ = prepare(task, Recipe("sgd"))
+    with pytest.raises(RuntimeError, match="out of order"):
+        Trainer(task, model, Broken(model.parameters(), lr=0.1), epochs=1).fit()
 
 
 def test_validation_loss_alone_can_diverge() -> None:

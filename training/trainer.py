@@ -275,11 +275,13 @@ class Trainer:
                 if share.last and not math.isfinite(total):
                     # (no step for a loss that is not finite)
                     return EpochRecord(epoch, step, total / share.of, math.nan, math.nan, seconds)
-                self.fabric.backward(loss if share.weight == 1 else loss * share.weight)
-            if not share.last:
+                whole = self._within_range(
+                    self.fabric.backward, loss if share.weight == 1 else loss * share.weight
+                )
+            if whole and not share.last:
                 continue
-            self._adjust(step)
-            self.optimizer.step()
+            if not (whole and self._within_range(self._take, step)):
+                return EpochRecord(epoch, step, math.inf, math.nan, math.nan, seconds)
             step += 1
             done = Partial(done.steps + 1, done.examples + share.of, done.loss_sum + total, seconds)
             if self.watch is not None:
@@ -289,6 +291,22 @@ class Trainer:
         score = self.evaluate(self.task.valid)
         seconds = self._partial.seconds + time.perf_counter() - started
         return EpochRecord(epoch, step, done.loss, score.loss, score.metric, seconds)
+
+    @staticmethod
+    def _within_range(act: Callable[..., Any], *args: Any) -> bool:
+        """Act; ``False`` if torch found a number beyond the range of the weights' data type."""
+        try:
+            act(*args)
+        except RuntimeError as error:
+            # (rates, decay and tau are numbers of Python, which have a wider range)
+            if "without overflow" not in str(error):
+                raise
+            return False
+        return True
+
+    def _take(self, step: int) -> None:
+        self._adjust(step)
+        self.optimizer.step()
 
     def _adjust(self, step: int) -> None:
         """Set the learning rates of this step by the schedule, and clip its gradient."""
