@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pathspace.errors import InputError
+from pathspace.training.checkpoint import protect_unfinished
 from pathspace.training.experiments.tasks import load_task
 from pathspace.training.history import EpochRecord, History
 from pathspace.training.recipe import OPTIMIZERS, Recipe, prepare, torch_names
@@ -393,3 +394,64 @@ def test_random_skeleton_follows_the_seed(task: Task) -> None:
         for seed in (0, 0, 1)
     ]
     assert torch.equal(vectors[0], vectors[1]) and not torch.equal(vectors[0], vectors[2])
+
+
+def test_a_checkpoint_of_more_epochs_is_not_reported_as_a_run_of_fewer(
+    task: Task, tmp_path: Path
+) -> None:
+    """The weights would be those of the later step, and the record that of the epoch before."""
+
+    def trainer(epochs: int, **options: Any) -> Trainer:
+        made = prepare(task, Recipe("sgd"))
+        return Trainer(task, *made, epochs=epochs, folder=tmp_path, **options)
+
+    trainer(3).fit()
+    assert len(trainer(3).fit(resume=True).records) == 3
+    with pytest.raises(InputError, match="3 whole epochs, this run asks for 2; give at least 3"):
+        trainer(2).fit(resume=True)
+
+    def stop(tick: Tick) -> None:
+        if tick.step == 38 + 20:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trainer(2, watch=stop, checkpoint_every=10).fit()
+    with pytest.raises(InputError, match=r"1 whole epochs and 12 steps, .* give at least 2"):
+        trainer(1).fit(resume=True)
+    assert len(trainer(2).fit(resume=True).records) == 2
+
+
+def test_a_checkpoint_of_another_model_is_one_sentence(task: Task, tmp_path: Path) -> None:
+    other = load_task("digits-rows", hidden=5)
+    Trainer(task, *prepare(task, Recipe("sgd")), epochs=1, folder=tmp_path).fit()
+    made = prepare(other, Recipe("sgd"))
+    with pytest.raises(InputError, match="does not fit the model and the optimizer of this run"):
+        Trainer(other, *made, epochs=2, folder=tmp_path).fit(resume=True)
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("records", None),
+        ("records", [{}]),
+        ("partial", {"x": 1}),
+        ("settings", None),
+        ("epochs", "x"),
+        ("noise", None),
+        ("best", {"a": 1}),
+        ("model", {}),
+        ("order", torch.zeros(3)),
+    ],
+)
+def test_a_checkpoint_with_a_part_of_another_form_is_one_sentence(
+    task: Task, tmp_path: Path, part: str, value: object
+) -> None:
+    Trainer(task, *prepare(task, Recipe("sgd")), epochs=1, folder=tmp_path).fit()
+    state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    torch.save({**state, part: value}, tmp_path / "checkpoint.pt")
+    with pytest.raises(
+        InputError, match=r"not a checkpoint of this version|does not fit the model"
+    ):
+        Trainer(task, *prepare(task, Recipe("sgd")), epochs=2, folder=tmp_path).fit(resume=True)
+    if part not in ("model", "order"):
+        protect_unfinished(tmp_path / "checkpoint.pt")

@@ -17,7 +17,14 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from pathspace.diagnostics.penalty_disabled import penalty_disabled
-from pathspace.errors import AT_LEAST_1, SEED, UnsupportedError, expect_numbers
+from pathspace.errors import (
+    AT_LEAST_1,
+    SEED,
+    InputError,
+    PathspaceError,
+    UnsupportedError,
+    expect_numbers,
+)
 from pathspace.training import ranks
 from pathspace.training.batches import Batches
 from pathspace.training.checkpoint import noise_state, restore_noise
@@ -385,16 +392,38 @@ class Trainer:
 
     def _restore(self) -> History:
         state = self._files.load(self.settings)
+        history = History(tuple(EpochRecord(**record) for record in state["records"]))
+        done, begun = len(history.records), Partial(**state["partial"])
+        least = done + (begun.steps > 0)
+        if least > self.epochs:
+            raise InputError(
+                f"The checkpoint '{self.checkpoint}' has {done} whole epochs"
+                f"{f' and {begun.steps} steps' if begun.steps else ''}, this run asks for"
+                f" {self.epochs}; give at least {least} epochs, or choose another folder."
+            )
+        try:
+            self._take_over(state)
+        except PathspaceError:
+            raise
+        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+            reason = " ".join(str(error).split()).rstrip(".")
+            raise InputError(
+                f"The checkpoint '{self.checkpoint}' does not fit the model and the optimizer of"
+                f" this run ({reason}); resume with those it was written with, or choose another"
+                " folder."
+            ) from error
+        self._epoch_order, self._partial = state["order"], begun
+        return history
+
+    def _take_over(self, state: Mapping[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.best.kept = state["best"]
         self.fabric.strategy.precision.load_state_dict(state["scaler"])
         self._order.set_state(state["order"])
-        self._epoch_order, self._partial = state["order"], Partial(**state["partial"])
         if self.fabric.global_rank < len(state["noise"]):
             # (a new process keeps its own noise)
             restore_noise(state["noise"][self.fabric.global_rank], self.fabric.device)
         recall = getattr(self.watch, "load_state_dict", None)
         if recall and state["watch"] is not None:
             recall(state["watch"])
-        return History(tuple(EpochRecord(**record) for record in state["records"]))
