@@ -169,7 +169,8 @@ def _unexpected(error: Exception) -> str:
             " place."
         )
     # (torch has an error of its own for devices, and none for processors)
-    if type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in message:
+    found = ("can't allocate memory", "Storage size calculation overflowed")
+    if type(error).__name__ == "OutOfMemoryError" or any(words in message for words in found):
         return EXHAUSTED
     return (
         f"Internal error, {type(error).__name__} ({message}): this is a defect of pathspace, not of"
