@@ -5,6 +5,7 @@ into it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -152,3 +153,47 @@ def test_parts_without_common_additions_have_connections_of_their_own() -> None:
     for block in net.blocks:
         penalize(block, x, tau=TAU, per="sample")
     torch.testing.assert_close(gradients(net, net(x).square().mean()), wanted)
+
+
+def test_a_replaced_block_is_refused() -> None:
+    """Without hooks its additions would have no penalty; within a wrapper it keeps them."""
+    net, x = model(), torch.randn(5, 4).double()
+    wanted = gradients(net, net.explicit(x))
+    penalize(net, x, tau=TAU, per="sample")
+    inner = net.blocks[0]
+    net.blocks[0] = nn.Sequential(inner)
+    torch.testing.assert_close(gradients(net, net(x).square().mean()), wanted)
+    net.blocks[0] = Block().double()
+    with pytest.raises(UnsupportedError, match=r"'blocks\.0' of Stack was replaced after penalize"):
+        net(x)
+    net.blocks[0] = inner
+    torch.testing.assert_close(gradients(net, net(x).square().mean()), wanted)
+
+
+def test_two_threads_do_not_run_one_penalised_model_at_once() -> None:
+    """The second one is refused, and the first one keeps its gradient."""
+    net, x = model(), torch.randn(5, 4).double()
+    wanted = gradients(net, net.explicit(x))
+    penalize(net, x, tau=TAU, per="sample")
+    refused: list[BaseException] = []
+
+    def other() -> None:
+        try:
+            net(x)
+        except UnsupportedError as error:
+            refused.append(error)
+
+    def meanwhile(*_: object) -> None:
+        thread = Thread(target=other)
+        thread.start()
+        thread.join()
+
+    handle = net.blocks[1].register_forward_pre_hook(meanwhile)
+    torch.testing.assert_close(gradients(net, net(x).square().mean()), wanted)
+    assert len(refused) == 1 and "give each thread a copy" in str(refused[0])
+    handle.remove()
+    thread = Thread(target=other)
+    thread.start()
+    thread.join()
+    torch.testing.assert_close(gradients(net, net(x).square().mean()), wanted)
+    assert len(refused) == 1

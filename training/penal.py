@@ -242,8 +242,10 @@ class PenalConnection:
                 " x + penal(z, tau) in it."
             )
 
-    def _begin(self, _module: nn.Module, args: Any, kwargs: Any) -> None:
+    def _begin(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         self.met = 0
+        if not torch.compiler.is_compiling():
+            self._expect_modules(model)
         if self.per != "sample":
             return
         for value in (*args, *kwargs.values()):
@@ -255,6 +257,21 @@ class PenalConnection:
             " inputs, expected one, whose size there is the number of samples; pass such a tensor,"
             " another batch_dim, or per='sum'."
         )
+
+    def _expect_modules(self, model: nn.Module) -> None:
+        """Refuse a model in which a module that adds was replaced by one that is not followed."""
+        for name in dict.fromkeys(node.site.module for node in self.nodes):
+            try:
+                module = model.get_submodule(name)
+            except AttributeError:
+                # (left out, as by stochastic depth, or renamed by a wrapper)
+                continue
+            if not self.sites.follows(module):
+                raise UnsupportedError(
+                    f"The module {name!r} of {type(model).__name__} was replaced after penalize, so"
+                    " its additions would have no penalty, expected the modules that were there;"
+                    " call model.penal_connection.remove(), and penalize again."
+                )
 
     def _meet(self, addition: Addition) -> Tensor:
         found = self._pick(addition.site)
