@@ -151,7 +151,7 @@ def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _readable(state: Mapping[str, Any]) -> bool:
-    """Whether the parts that are no states of others have the form in which they are written."""
+    """Whether records, settings and numbers have the form in which they are written."""
     best = state["best"]
     try:
         records = [EpochRecord(**record) for record in state["records"]]
