@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pathspace.errors import InputError
+from pathspace.errors import InputError, UnsupportedError
 from pathspace.training.checkpoint import protect_unfinished
 from pathspace.training.experiments.tasks import load_task
 from pathspace.training.history import EpochRecord, History
 from pathspace.training.recipe import OPTIMIZERS, Recipe, prepare, torch_names
-from pathspace.training.task import Task
+from pathspace.training.task import Split, Task
 from pathspace.training.threads import one_thread
 from pathspace.training.trainer import Tick, Trainer
 
@@ -455,3 +455,20 @@ def test_a_checkpoint_with_a_part_of_another_form_is_one_sentence(
         Trainer(task, *prepare(task, Recipe("sgd")), epochs=2, folder=tmp_path).fit(resume=True)
     if part not in ("model", "order"):
         protect_unfinished(tmp_path / "checkpoint.pt")
+
+
+def test_what_would_train_nothing_is_refused(task: Task) -> None:
+    model, optimizer = prepare(task, Recipe("sgd"))
+    empty = Split(task.valid.inputs[:0], task.valid.targets[:0])
+    for part in ("train", "valid"):
+        with pytest.raises(InputError, match=f"no examples in the {part}"):
+            Trainer(replace(task, **{part: empty}), model, optimizer, epochs=1)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="no examples in the split to evaluate"):
+        Trainer(task, model, optimizer, epochs=1).evaluate(empty)
+    twin, _ = prepare(task, Recipe("sgd"))
+    with pytest.raises(InputError, match="found no parameter of ReluRNN in SGD"):
+        Trainer(task, twin, optimizer, epochs=1)
+    with pytest.raises(UnsupportedError, match="LBFGS, which asks for the loss several times"):
+        Trainer(task, model, torch.optim.LBFGS(model.parameters()), epochs=1)
+    with pytest.raises(InputError, match="3 inputs and 2 targets, expected one target for each"):
+        Split(torch.zeros(3, 2), torch.zeros(2))

@@ -30,6 +30,7 @@ from pathspace.training.batches import Batches
 from pathspace.training.checkpoint import noise_state, restore_noise
 from pathspace.training.folder import RunFolder
 from pathspace.training.history import EpochRecord, History, Partial, Score, Tick
+from pathspace.training.recipe import UNFIT
 from pathspace.training.stopping import BestWeights, best_record, exhausted
 from pathspace.training.task import Split, Task
 
@@ -80,9 +81,10 @@ class Trainer:
             in each process. The first of them writes files.
 
     Raises:
-        InputError: a number is not positive, or ``folder`` cannot be created.
+        InputError: a number is not positive, ``folder`` cannot be created, the training or
+            validation split is empty, or the optimizer has no parameter of the model.
         UnsupportedError: ``fabric`` distributes the model in another way than
-            ``DistributedDataParallel``.
+            ``DistributedDataParallel``, or a trainer cannot use the optimizer.
 
     Example:
         >>> from pathspace.training.experiments.tasks import load_task
@@ -129,6 +131,7 @@ class Trainer:
         )
         expect_numbers("Trainer", "a positive number", or_none=True, clip=clip)
         expect_numbers("Trainer", SEED, seed=seed)
+        _expect_trainable(task, model, optimizer)
         self.task, self.epochs, self.batch_size, self.seed = task, epochs, batch_size, seed
         self.settings = {
             "task": task.name,
@@ -239,7 +242,11 @@ class Trainer:
 
         Returns:
             Means over the examples.
+
+        Raises:
+            InputError: there are no examples.
         """
+        _expect_examples(split, "split to evaluate")
         self.model.eval()
         sums = torch.zeros(2, dtype=torch.float64)
         batches = self._cut(split, EVALUATION_BATCH)
@@ -427,3 +434,25 @@ class Trainer:
         recall = getattr(self.watch, "load_state_dict", None)
         if recall and state["watch"] is not None:
             recall(state["watch"])
+
+
+def _expect_examples(split: Split, name: str) -> None:
+    if not len(split):
+        raise InputError(f"The trainer found no examples in the {name}; give it at least one.")
+
+
+def _expect_trainable(task: Task, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse what would train nothing."""
+    _expect_examples(task.train, "training split")
+    _expect_examples(task.valid, "validation split")
+    name = type(optimizer).__name__
+    if isinstance(optimizer, torch.optim.LBFGS | torch.optim.SparseAdam):
+        raise UnsupportedError(
+            f"The trainer found torch's {name}, which {UNFIT[name]}; choose another optimizer."
+        )
+    own = {id(parameter) for parameter in model.parameters()}
+    if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
+        raise InputError(
+            f"The trainer found no parameter of {type(model).__name__} in {name}, expected those"
+            " that it trains; make the optimizer with the parameters of this model."
+        )
