@@ -179,11 +179,16 @@ def _check_numbers(request: TrainRequest) -> None:
     expect_numbers(owner, "a number from 0 to 1", or_none=True, dropout=request.dropout)
     expect_numbers(owner, "a number of at least 0", tau=request.tau)
     expect_numbers(owner, SEED, seed=request.seed)
-    counts = ("epochs", "batch_size", "accumulate")
-    expect_numbers(owner, AT_LEAST_1, **{name: getattr(request, name) for name in counts})
-    counts = ("patience", "hidden", "checkpoint_every", "diagnostics")
-    given = {name: getattr(request, name) for name in counts}
-    expect_numbers(owner, AT_LEAST_1, or_none=True, **given)
+    values = vars(request)
+    needed, optional = (
+        {name: values[name] for name in names.split()}
+        for names in (
+            "epochs batch_size accumulate",
+            "patience hidden checkpoint_every diagnostics",
+        )
+    )
+    expect_numbers(owner, AT_LEAST_1, **needed)
+    expect_numbers(owner, AT_LEAST_1, or_none=True, **optional)
 
 
 def _prepare_files(request: TrainRequest) -> None:
