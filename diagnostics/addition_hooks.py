@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from threading import get_ident
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from pathspace.diagnostics.recomputation import start_following, stop_following
+from pathspace.errors import UnsupportedError
 
 ADDITIONS = frozenset(
     ["add", "add_", "__add__", "__radd__", "__iadd__", "sub", "sub_", "__sub__", "__isub__"]
@@ -84,6 +86,13 @@ Kinds = tuple[tuple[int, int, float], ...]
 # The inputs of the whole model, positional and by keyword.
 Start = Callable[[tuple[Any, ...], dict[str, Any]], None]
 End = Callable[[str, Kinds, Mapping[str, int]], None]
+# Stores what a handler depends on, and returns a maker of contexts in which it does so again.
+Moment = Callable[[], Callable[[], AbstractContextManager[None]]]
+
+
+def unchanging() -> Callable[[], AbstractContextManager[None]]:
+    """The moment of a handler that always does the same."""
+    return nullcontext
 
 
 def module_names(model: nn.Module) -> dict[str, str]:
@@ -116,6 +125,8 @@ class Sites:
         compiled: let ``torch.compile`` trace the handler, too; otherwise a
             compiled model is not followed.
         others: function -> a replacement, called with the function and its arguments.
+        moment: called when a checkpointed function first runs; returns what makes a context in
+            which it runs again later, with all that the handler depended on then.
 
     Example:
         >>> block = nn.Module()
@@ -135,8 +146,10 @@ class Sites:
         end: End | None = None,
         compiled: bool = False,
         others: Mapping[Callable[..., Any], Callable[..., Any]] | None = None,
+        moment: Moment = unchanging,
     ) -> None:
         self.handler = handler
+        self.moment = moment
         self.end = end
         self.compiled = compiled
         # (what torch.compile may trace is part of the model; what measures is not, and
@@ -147,6 +160,7 @@ class Sites:
         self.recomputed = 0
         self.start = start
         self.stack: list[list[Any]] = []
+        self.thread = 0
         self.calls: dict[str, int] = {}
         self.mode: _Mode | None = None
         self.handles: list[Any] = []
@@ -170,6 +184,15 @@ class Sites:
                 module.register_forward_hook(after, always_call=True, prepend=not outermost)
             )
 
+    def follows(self, module: nn.Module) -> bool:
+        """Whether a module, or a part of it, has hooks of this follower."""
+        hooks = (
+            hook
+            for part in module.modules()
+            for hook in part._forward_hooks.values()  # noqa: SLF001
+        )
+        return any(getattr(getattr(hook, "func", None), "__self__", None) is self for hook in hooks)
+
     def detach(self) -> None:
         """Remove every hook, and the mode if an exception left it active."""
         for handle in self.handles:
@@ -192,6 +215,12 @@ class Sites:
     def _enter(self, name: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
         if self.copied or (torch.compiler.is_compiling() and not self.compiled):
             return
+        if self.stack and self._elsewhere():
+            raise UnsupportedError(
+                "A model whose additions are followed, such as a penalised one, was called by a"
+                " thread while another thread ran it, expected one at a time; give each thread a"
+                " copy of the model."
+            )
         if not self.stack:
             self.recomputed = 0
             if not name:
@@ -206,7 +235,7 @@ class Sites:
         if self.copied or (torch.compiler.is_compiling() and not self.compiled):
             return
         # another hook may have raised an exception before this one was entered
-        if not self.stack or self.stack[-1][0] != name:
+        if not self.stack or self.stack[-1][0] != name or self._elsewhere():
             return
         kinds = self.stack.pop()[3]
         if not self.stack:
@@ -229,10 +258,15 @@ class Sites:
             self.calls = latest
             self._close()
 
+    def _elsewhere(self) -> bool:
+        """Whether another thread than this one runs the model now."""
+        return not torch.compiler.is_compiling() and self.thread != get_ident()
+
     def _open(self) -> None:
         self.mode = _Mode(self)
         self.mode.__enter__()  # type: ignore[no-untyped-call]
         if not torch.compiler.is_compiling():
+            self.thread = get_ident()
             start_following(self)
 
     def _close(self) -> None:

@@ -26,6 +26,8 @@ class Follower(Protocol):
     handles: list[Any]
     recomputed: int
     """How many checkpointed functions are running, for the first time or again."""
+    moment: Callable[[], Callable[[], AbstractContextManager[None]]]
+    """Called when a function first runs; returns the maker of contexts of its later runs."""
 
     def resumed(
         self, name: str, call: int, order: int, calls: Mapping[str, int]
@@ -42,7 +44,9 @@ def _remembering(function: Callable[..., Any]) -> Callable[..., Any]:
     there when it runs again.
     """
     frames = [
-        (sites, (*sites.stack[-1][:3], dict(sites.calls))) for sites in RUNNING if sites.stack
+        (sites, (*sites.stack[-1][:3], dict(sites.calls)), sites.moment())
+        for sites in RUNNING
+        if sites.stack
     ]
     if not frames:
         return function
@@ -50,10 +54,11 @@ def _remembering(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function, assigned=(), updated=())
     def run(*args: Any, **kwargs: Any) -> Any:
         with ExitStack() as stack:
-            for sites, frame in frames:
+            for sites, frame, moment in frames:
                 stack.callback(setattr, sites, "recomputed", sites.recomputed)
                 sites.recomputed += 1
                 if not sites.stack and sites.handles:
+                    stack.enter_context(moment())
                     stack.enter_context(sites.resumed(*frame))
             return function(*args, **kwargs)
 

@@ -20,6 +20,7 @@ from pathspace.errors import PathspaceError
 from pathspace.next_step import next_step
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+EXHAUSTED = "The memory is exhausted: give smaller inputs or a smaller model."
 _debugging: ContextVar[bool] = ContextVar("debugging", default=False)
 
 
@@ -120,7 +121,7 @@ def guarded(run: Callable[[], int], *, debug: bool = False) -> int:
     except (KeyboardInterrupt, Interrupted) as error:
         sentence, code, caught = "Interrupted before the end.", INTERRUPTED, error
     except MemoryError as error:
-        sentence, code, caught = "The memory is exhausted: give smaller inputs.", BAD_INPUT, error
+        sentence, code, caught = EXHAUSTED, BAD_INPUT, error
     except BrokenPipeError as error:
         # whoever reads has seen enough, as typer also takes it
         _write_nowhere()
@@ -168,6 +169,10 @@ def _unexpected(error: Exception) -> str:
             f"Cannot write to standard output: {error.strerror or message}; send it to another"
             " place."
         )
+    # (torch has an error of its own for devices, and none for processors)
+    found = ("can't allocate memory", "Storage size calculation overflowed")
+    if type(error).__name__ == "OutOfMemoryError" or any(words in message for words in found):
+        return EXHAUSTED
     return (
         f"Internal error, {type(error).__name__} ({message}): this is a defect of pathspace, not of"
         " your input; run again with --debug and report what it shows."

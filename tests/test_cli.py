@@ -429,11 +429,18 @@ def test_a_defect_of_our_own_is_called_one(folder: Path, monkeypatch: pytest.Mon
     assert "--debug" in said
 
 
+@pytest.mark.parametrize(
+    "library", ["python", "torch on a CPU", "torch beyond numbers", "torch on a device"]
+)
 def test_exhausted_memory_is_not_called_a_defect(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch, library: str
 ) -> None:
     def fail(*_arguments: object, **_options: object) -> None:
-        raise MemoryError
+        if library == "torch on a CPU":
+            torch.empty(10**15)
+        if library == "torch beyond numbers":
+            torch.empty(2**62, 8)
+        raise MemoryError if library == "python" else torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(ps, "verify", fail)
     assert "memory is exhausted" in refused(run("verify", "nets.py:Net", "--input", "2x3"))

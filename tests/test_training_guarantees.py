@@ -443,6 +443,10 @@ def test_run_leaves_a_configuration_that_makes_the_same_run(tmp_path: Path) -> N
         ("lr = ", "is not TOML"),
         ("optimizer = 'lion'", "There is no optimizer 'lion'"),
         ("epochs = 0", "found epochs=0, expected a whole number"),
+        ("tau = -1", "found tau=-1, expected a number of at least 0"),
+        ("diagnostics = 0", "found diagnostics=0, expected a whole number"),
+        ("seed = -1", "found seed=-1, expected a whole number"),
+        ("patience = 0", "found patience=0, expected a whole number"),
         ("[model]\nhidden = 3", "has an unknown key 'model'"),
         ("lr = nan", "The learning rate is nan"),
         ("devices = 2.0", "gives devices the value 2.0, expected a value of type int"),
@@ -461,6 +465,22 @@ def test_slip_in_a_configuration_is_one_sentence(
         and sentence in flat(result.stderr)
         and "Traceback" not in result.output
     )
+    assert not Path("run").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--tau", 0.1], ["--optimizer", "recurrent-gsgd", "--decay", -1]],
+    ids=["tau", "decay"],
+)
+def test_a_refused_run_leaves_the_files_of_the_finished_one(
+    tmp_path: Path, words: list[Any]
+) -> None:
+    run = ["train", "digits-rows", "--hidden", 4, "--batch-size", 600, "--epochs", 1]
+    assert call(*run, "--out", tmp_path).exit_code == 0
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert call(*run, "--out", tmp_path, *words).exit_code == 2
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_whole_numbers_stand_for_floats(tmp_path: Path) -> None:
@@ -524,6 +544,11 @@ def test_cells_put_divergence_last_and_the_best_first() -> None:
     found = cells(trials, outcomes)
     assert [(c.lr, c.tau) for c in found] == [(0.2, 1.0), (0.1, 1.0), (0.1, 0.0), (0.2, 0.0)]
     assert found[-1].diverged == 1 and found[-1].valid.count == 1
+
+
+def test_a_value_that_is_given_twice_is_no_second_measurement() -> None:
+    base = Trial("t", "sgd", 0.0, 0, 1)
+    assert grid(base, (0.1, 0.2, 0.1), (0.0, 0.0), 2) == grid(base, (0.1, 0.2), (0.0,), 2)
 
 
 @pytest.mark.parametrize(

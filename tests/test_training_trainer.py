@@ -7,16 +7,18 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from pathspace.errors import InputError
+from pathspace.errors import InputError, UnsupportedError
+from pathspace.training.checkpoint import protect_unfinished
 from pathspace.training.experiments.tasks import load_task
 from pathspace.training.history import EpochRecord, History
 from pathspace.training.recipe import OPTIMIZERS, Recipe, prepare, torch_names
-from pathspace.training.task import Task
+from pathspace.training.task import Split, Task
 from pathspace.training.threads import one_thread
 from pathspace.training.trainer import Tick, Trainer
 
@@ -221,6 +223,24 @@ def test_runaway_steps_diverge_without_an_exception(task: Task, optimizer: str) 
     assert Trainer(unbounded, model, chosen, epochs=50).fit().diverged
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "gsgd", "adam", "average", "NAdam"])
+@pytest.mark.parametrize("setting", ["lr", "decay"])
+def test_settings_beyond_single_precision_diverge(task: Task, optimizer: str, setting: str) -> None:
+    """Torch raises an error of its own for them, in some optimizers."""
+    model, made = prepare(task, Recipe(optimizer, **{setting: 1e300}))  # type: ignore[arg-type]
+    assert Trainer(task, model, made, epochs=1).fit().diverged
+
+
+def test_other_errors_of_a_step_are_not_hidden(task: Task) -> None:
+    class Broken(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            raise RuntimeError("out of order")
+
+    model, _ = prepare(task, Recipe("sgd"))
+    with pytest.raises(RuntimeError, match="out of order"):
+        Trainer(task, model, Broken(model.parameters(), lr=0.1), epochs=1).fit()
+
+
 def test_validation_loss_alone_can_diverge() -> None:
     assert History((EpochRecord(1, 38, 1.0, math.inf, 0.9, 0.1),)).diverged
     assert not History((EpochRecord(1, 38, 1.0, 2.0, 0.9, 0.1),)).diverged
@@ -374,3 +394,81 @@ def test_random_skeleton_follows_the_seed(task: Task) -> None:
         for seed in (0, 0, 1)
     ]
     assert torch.equal(vectors[0], vectors[1]) and not torch.equal(vectors[0], vectors[2])
+
+
+def test_a_checkpoint_of_more_epochs_is_not_reported_as_a_run_of_fewer(
+    task: Task, tmp_path: Path
+) -> None:
+    """The weights would be those of the later step, and the record that of the epoch before."""
+
+    def trainer(epochs: int, **options: Any) -> Trainer:
+        made = prepare(task, Recipe("sgd"))
+        return Trainer(task, *made, epochs=epochs, folder=tmp_path, **options)
+
+    trainer(3).fit()
+    assert len(trainer(3).fit(resume=True).records) == 3
+    with pytest.raises(InputError, match="3 whole epochs, this run asks for 2; give at least 3"):
+        trainer(2).fit(resume=True)
+
+    def stop(tick: Tick) -> None:
+        if tick.step == 38 + 20:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trainer(2, watch=stop, checkpoint_every=10).fit()
+    with pytest.raises(InputError, match=r"1 whole epochs and 12 steps, .* give at least 2"):
+        trainer(1).fit(resume=True)
+    assert len(trainer(2).fit(resume=True).records) == 2
+
+
+def test_a_checkpoint_of_another_model_is_one_sentence(task: Task, tmp_path: Path) -> None:
+    other = load_task("digits-rows", hidden=5)
+    Trainer(task, *prepare(task, Recipe("sgd")), epochs=1, folder=tmp_path).fit()
+    made = prepare(other, Recipe("sgd"))
+    with pytest.raises(InputError, match="does not fit the model and the optimizer of this run"):
+        Trainer(other, *made, epochs=2, folder=tmp_path).fit(resume=True)
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("records", None),
+        ("records", [{}]),
+        ("partial", {"x": 1}),
+        ("settings", None),
+        ("epochs", "x"),
+        ("noise", None),
+        ("best", {"a": 1}),
+        ("model", {}),
+        ("order", torch.zeros(3)),
+    ],
+)
+def test_a_checkpoint_with_a_part_of_another_form_is_one_sentence(
+    task: Task, tmp_path: Path, part: str, value: object
+) -> None:
+    Trainer(task, *prepare(task, Recipe("sgd")), epochs=1, folder=tmp_path).fit()
+    state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    torch.save({**state, part: value}, tmp_path / "checkpoint.pt")
+    with pytest.raises(
+        InputError, match=r"not a checkpoint of this version|does not fit the model"
+    ):
+        Trainer(task, *prepare(task, Recipe("sgd")), epochs=2, folder=tmp_path).fit(resume=True)
+    if part not in ("model", "order"):
+        protect_unfinished(tmp_path / "checkpoint.pt")
+
+
+def test_what_would_train_nothing_is_refused(task: Task) -> None:
+    model, optimizer = prepare(task, Recipe("sgd"))
+    empty = Split(task.valid.inputs[:0], task.valid.targets[:0])
+    for part in ("train", "valid"):
+        with pytest.raises(InputError, match=f"no examples in the {part}"):
+            Trainer(replace(task, **{part: empty}), model, optimizer, epochs=1)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="no examples in the split to evaluate"):
+        Trainer(task, model, optimizer, epochs=1).evaluate(empty)
+    twin, _ = prepare(task, Recipe("sgd"))
+    with pytest.raises(InputError, match="found no parameter of ReluRNN in SGD"):
+        Trainer(task, twin, optimizer, epochs=1)
+    with pytest.raises(UnsupportedError, match="LBFGS, which asks for the loss several times"):
+        Trainer(task, model, torch.optim.LBFGS(model.parameters()), epochs=1)
+    with pytest.raises(InputError, match="3 inputs and 2 targets, expected one target for each"):
+        Split(torch.zeros(3, 2), torch.zeros(2))

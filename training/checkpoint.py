@@ -19,7 +19,7 @@ from lightning_fabric import Fabric
 from pathspace.errors import InputError
 from pathspace.files import replacing
 from pathspace.training import ranks
-from pathspace.training.history import EpochRecord, History
+from pathspace.training.history import EpochRecord, History, Partial
 from pathspace.training.stopping import exhausted
 
 FORMAT = 4
@@ -141,12 +141,31 @@ def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
         not isinstance(state, dict)
         or state.get("format") != FORMAT
         or not set(CONTENTS) <= state.keys()
+        or not _readable(state)
     ):
         raise InputError(
             f"The file '{path}' is not a checkpoint of this version of pathspace; start without"
             " --resume."
         )
     return state
+
+
+def _readable(state: Mapping[str, Any]) -> bool:
+    """Whether records, settings and numbers have the form in which they are written."""
+    best = state["best"]
+    try:
+        records = [EpochRecord(**record) for record in state["records"]]
+        done = Partial(**state["partial"])
+    except TypeError:
+        return False
+    return (
+        isinstance(state["settings"], dict)
+        and isinstance(state["epochs"], int)
+        and isinstance(state["noise"], list)
+        and (best is None or (isinstance(best, dict) and {"epoch", "metric", "model"} <= {*best}))
+        and all(isinstance(record.epoch, int) for record in records)
+        and isinstance(done.steps, int)
+    )
 
 
 def noise_state(device: torch.device) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from lightning_fabric import Fabric
 from rich.console import Console
 from rich.table import Table
 
-from pathspace.errors import InputError, expect_numbers
+from pathspace.errors import AT_LEAST_1, SEED, InputError, expect_numbers
 from pathspace.files import ensure_writable, make_folder, write_text
 from pathspace.training import ranks
 from pathspace.training.checkpoint import protect_unfinished
@@ -159,11 +159,9 @@ def _read(request: TrainRequest) -> tuple[Task, Recipe]:
         raise InputError(
             "--tau would be divided by the loss scale of --precision 16-mixed; use bf16-mixed."
         )
-    owner, clip, dropout = "pathspace train", request.clip, request.dropout
-    expect_numbers(owner, "a positive number", or_none=True, clip=clip)
-    expect_numbers(owner, "a number from 0 to 1", or_none=True, dropout=dropout)
+    _check_numbers(request)
     moves = schedule(request.schedule)
-    if request.optimizer == "Rprop" and (moves or clip):
+    if request.optimizer == "Rprop" and (moves or request.clip):
         raise InputError(
             "torch's Rprop takes step sizes from the signs of gradients, so --schedule and --clip"
             " would change nothing; leave them out, or choose another optimizer."
@@ -174,10 +172,27 @@ def _read(request: TrainRequest) -> tuple[Task, Recipe]:
     return task, recipe
 
 
-def _prepare_files(request: TrainRequest, recipe: Recipe, processes: int) -> None:
-    """Raise an error before the run if files cannot or must not be written;
-    write the configuration.
-    """
+def _check_numbers(request: TrainRequest) -> None:
+    """Refuse numbers of a configuration file that the command line would refuse."""
+    owner = "pathspace train"
+    expect_numbers(owner, "a positive number", or_none=True, clip=request.clip)
+    expect_numbers(owner, "a number from 0 to 1", or_none=True, dropout=request.dropout)
+    expect_numbers(owner, "a number of at least 0", tau=request.tau)
+    expect_numbers(owner, SEED, seed=request.seed)
+    values = vars(request)
+    needed, optional = (
+        {name: values[name] for name in names.split()}
+        for names in (
+            "epochs batch_size accumulate",
+            "patience hidden checkpoint_every diagnostics",
+        )
+    )
+    expect_numbers(owner, AT_LEAST_1, **needed)
+    expect_numbers(owner, AT_LEAST_1, or_none=True, **optional)
+
+
+def _prepare_files(request: TrainRequest) -> None:
+    """Raise an error before the run if files cannot or must not be written."""
     folder = request.folder
     ensure_writable(request.json)
     make_folder(folder)
@@ -187,9 +202,6 @@ def _prepare_files(request: TrainRequest, recipe: Recipe, processes: int) -> Non
     for half in folder.glob(".pathspace-*"):
         # an incomplete file of a killed run
         half.unlink(missing_ok=True)
-    if not request.resume:
-        # (a resumed run, which may not fit its checkpoint, does not write the file yet)
-        _write_configuration(request, recipe, processes)
 
 
 def _write_configuration(request: TrainRequest, recipe: Recipe, processes: int) -> None:
@@ -199,7 +211,7 @@ def _write_configuration(request: TrainRequest, recipe: Recipe, processes: int) 
 def _train(
     request: TrainRequest, fabric: Fabric, task: Task, recipe: Recipe, console: Console
 ) -> bool:
-    ranks.first(fabric, lambda: _prepare_files(request, recipe, fabric.world_size))
+    ranks.first(fabric, lambda: _prepare_files(request))
     with one_thread(), run_progress(console, task) as begin:
         model, optimizer = prepare(task, recipe)
         watch, monitor = begin(recipe.optimizer), None
@@ -229,6 +241,10 @@ def _train(
             watch=watch,
             fabric=fabric,
         )
+        if not request.resume:
+            # (not before the run can begin: the file may be that of a finished run; a resumed run,
+            # which may not fit its checkpoint, writes it at its end)
+            ranks.first(fabric, lambda: _write_configuration(request, recipe, fabric.world_size))
         try:
             history = trainer.fit(resume=request.resume)
         except KeyboardInterrupt:

@@ -9,7 +9,10 @@ recomputed. If a ReLU follows the sum, only the entries of ``x_l`` that it sets 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from numbers import Real
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -21,6 +24,7 @@ from pathspace.diagnostics.check_traced import Traced
 from pathspace.diagnostics.nodes import Place, run_noting, unwrapped
 from pathspace.diagnostics.penalty_disabled import PENAL
 from pathspace.errors import SEED, InputError, UnsupportedError, expect_arguments, expect_numbers
+from pathspace.nested import leaves
 from pathspace.training.norms_again import NORMS, NormsAgain
 from pathspace.training.penal_gradients import (
     Again,
@@ -121,7 +125,9 @@ class PenalConnection:
         others: dict[Any, Any] = dict.fromkeys(NORMS, self.norms.run) | dict.fromkeys(
             RELUS, self.sums.run
         )
-        self.sites = Sites(self._meet, end=self.traced.check, compiled=True, others=others)
+        self.sites = Sites(
+            self._meet, end=self.traced.check, compiled=True, others=others, moment=self._moment
+        )
         self.handles: list[Any] = []
         self.of_optimizer: list[Any] = []
 
@@ -141,9 +147,7 @@ class PenalConnection:
                     " among these."
                 )
         for number in value.values() if isinstance(value, Mapping) else [value]:
-            if not callable(number) and not (
-                isinstance(number, int | float) and math.isfinite(number)
-            ):
+            if not callable(number) and not (isinstance(number, Real) and math.isfinite(number)):
                 raise InputError(
                     f"tau = {number!r}, expected a finite number; 0 switches the penal connection"
                     " off."
@@ -175,9 +179,33 @@ class PenalConnection:
         tau = self._tau
         by_name = tau.get(node.name, 0.0) if isinstance(tau, Mapping) else tau
         value = by_name(self.step) if callable(by_name) else by_name
+        if callable(by_name):
+            _expect_finite("tau", value)
         if self.per == "sample":
-            value = value / self.batch * (self.scale() if callable(self.scale) else self.scale)
+            value = value / self.batch * self._factor()
         return float(value)
+
+    def _factor(self) -> float:
+        """The current factor on the loss."""
+        if not callable(self.scale):
+            return self.scale
+        factor = self.scale()
+        _expect_finite("scale", factor)
+        return factor
+
+    def _moment(self) -> Callable[[], AbstractContextManager[None]]:
+        """Store what coefficients depend on, for a part of this forward that is recomputed."""
+        factor = self._factor() if self.per == "sample" else self.scale
+        return partial(self._again_at, self.batch, self.step, self._tau, factor)
+
+    @contextmanager
+    def _again_at(self, *then: Any) -> Iterator[None]:
+        now = self.batch, self.step, self._tau, self.scale
+        self.batch, self.step, self._tau, self.scale = then
+        try:
+            yield
+        finally:
+            self.batch, self.step, self._tau, self.scale = now
 
     def _pick(self, site: Site) -> tuple[ChainNode, float] | None:
         if site.place in self.differing:
@@ -214,12 +242,36 @@ class PenalConnection:
                 " x + penal(z, tau) in it."
             )
 
-    def _begin(self, _module: nn.Module, args: Any, kwargs: Any) -> None:
+    def _begin(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         self.met = 0
+        if not torch.compiler.is_compiling():
+            self._expect_modules(model)
+        if self.per != "sample":
+            return
         for value in (*args, *kwargs.values()):
-            if isinstance(value, Tensor) and value.ndim > self.batch_dim:
-                self.batch = int(value.shape[self.batch_dim])
+            if (size := _samples(value, self.batch_dim)) is not None:
+                self.batch = size
                 return
+        raise UnsupportedError(
+            f"penalize(per='sample') found no tensor with a dimension {self.batch_dim} among the"
+            " inputs, expected one, whose size there is the number of samples; pass such a tensor,"
+            " another batch_dim, or per='sum'."
+        )
+
+    def _expect_modules(self, model: nn.Module) -> None:
+        """Refuse a model in which a module that adds was replaced by one that is not followed."""
+        for name in dict.fromkeys(node.site.module for node in self.nodes):
+            try:
+                module = model.get_submodule(name)
+            except AttributeError:
+                # (left out, as by stochastic depth, or renamed by a wrapper)
+                continue
+            if not self.sites.follows(module):
+                raise UnsupportedError(
+                    f"The module {name!r} of {type(model).__name__} was replaced after penalize, so"
+                    " its additions would have no penalty, expected the modules that were there;"
+                    " call model.penal_connection.remove(), and penalize again."
+                )
 
     def _meet(self, addition: Addition) -> Tensor:
         found = self._pick(addition.site)
@@ -290,6 +342,27 @@ class PenalConnection:
     def _plain(self) -> bool:
         # recomputed code must keep the same tensors in both runs
         return not (self.sites.recomputed or torch.compiler.is_compiling() or transforming())
+
+
+def _samples(value: Any, dim: int) -> int | None:
+    """The size in ``dim`` of the first tensor in an input that has this dimension."""
+    # (an iterator can be read only once, by the model)
+    held = [value] if isinstance(value, Tensor | Iterator) else leaves(value)
+    sizes = (leaf.shape[dim] for leaf in held if isinstance(leaf, Tensor) and leaf.ndim > dim)
+    return next(map(int, sizes), None)
+
+
+def _expect_finite(what: str, found: Any) -> None:
+    """Refuse a result of a function of the user's that is no number."""
+    if isinstance(found, Tensor) and found.numel() == 1 and not torch.compiler.is_compiling():
+        found = found.item()
+    if not isinstance(found, Real | Tensor) or (
+        not isinstance(found, Tensor) and not math.isfinite(found)
+    ):
+        raise InputError(
+            f"The function {what} of the penal connection returned {found!r}, expected a finite"
+            " number; correct the function."
+        )
 
 
 def _in_place(
@@ -370,6 +443,8 @@ def penalize(
             "scale belongs to per='sample'; the paper's convention, per='sum', adds tau * z as"
             " it is."
         )
+    if not callable(scale):
+        expect_numbers("penalize", "a number", scale=scale)
     inside = getattr(model, "_orig_mod", None)
     if isinstance(inside, nn.Module):
         # (the wrapper of torch.compile does not call its own hooks)
@@ -389,6 +464,12 @@ def penalize(
             f"{type(model).__name__} is penalised already; change model.penal_connection.tau, or"
             " call its remove()."
         )
+    if (part := _followed(model)) is not None:
+        raise InputError(
+            f"penalize found that additions of {part} belong to the penal connection of another"
+            " module already, expected one connection for each addition; call remove() of the"
+            " other, or give tau by the names of nodes."
+        )
     with unwrapped(model):
         chain = MarkovChain.trace(model, *inputs, kwargs=kwargs)
         if not chain.nodes:
@@ -405,6 +486,17 @@ def penalize(
         )
     connection.handles.append(_Attribute(model))
     return model
+
+
+def _followed(model: nn.Module) -> str | None:
+    """The part of a model whose additions belong to the penal connection of another module."""
+    for name, module in model.named_modules():
+        for hook in module._forward_hooks.values():  # noqa: SLF001
+            sites = getattr(getattr(hook, "func", None), "__self__", None)
+            owner = getattr(getattr(sites, "handler", None), "__self__", None)
+            if isinstance(owner, PenalConnection):
+                return f"module {name!r}" if name else type(module).__name__
+    return None
 
 
 class _Attribute:

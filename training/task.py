@@ -22,6 +22,9 @@ class Split:
         inputs: shape (N, ...), one example per row.
         targets: shape (N, ...), row i belongs to row i of ``inputs``.
 
+    Raises:
+        InputError: the two have different numbers of rows.
+
     Example:
         >>> import torch
         >>> len(Split(torch.zeros(3, 2), torch.zeros(3)))
@@ -30,6 +33,14 @@ class Split:
 
     inputs: Tensor
     targets: Tensor
+
+    def __post_init__(self) -> None:
+        """Check the numbers of rows."""
+        if len(self.inputs) != len(self.targets):
+            raise InputError(
+                f"A split found {len(self.inputs)} inputs and {len(self.targets)} targets, expected"
+                " one target for each input; give both the same number of rows."
+            )
 
     def __len__(self) -> int:
         """Count the examples."""

@@ -17,12 +17,20 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from pathspace.diagnostics.penalty_disabled import penalty_disabled
-from pathspace.errors import AT_LEAST_1, SEED, UnsupportedError, expect_numbers
+from pathspace.errors import (
+    AT_LEAST_1,
+    SEED,
+    InputError,
+    PathspaceError,
+    UnsupportedError,
+    expect_numbers,
+)
 from pathspace.training import ranks
 from pathspace.training.batches import Batches
 from pathspace.training.checkpoint import noise_state, restore_noise
 from pathspace.training.folder import RunFolder
 from pathspace.training.history import EpochRecord, History, Partial, Score, Tick
+from pathspace.training.recipe import UNFIT
 from pathspace.training.stopping import BestWeights, best_record, exhausted
 from pathspace.training.task import Split, Task
 
@@ -73,9 +81,10 @@ class Trainer:
             in each process. The first of them writes files.
 
     Raises:
-        InputError: a number is not positive, or ``folder`` cannot be created.
+        InputError: a number is not positive, ``folder`` cannot be created, the training or
+            validation split is empty, or the optimizer has no parameter of the model.
         UnsupportedError: ``fabric`` distributes the model in another way than
-            ``DistributedDataParallel``.
+            ``DistributedDataParallel``, or a trainer cannot use the optimizer.
 
     Example:
         >>> from pathspace.training.experiments.tasks import load_task
@@ -122,6 +131,7 @@ class Trainer:
         )
         expect_numbers("Trainer", "a positive number", or_none=True, clip=clip)
         expect_numbers("Trainer", SEED, seed=seed)
+        _expect_trainable(task, model, optimizer)
         self.task, self.epochs, self.batch_size, self.seed = task, epochs, batch_size, seed
         self.settings = {
             "task": task.name,
@@ -232,7 +242,11 @@ class Trainer:
 
         Returns:
             Means over the examples.
+
+        Raises:
+            InputError: there are no examples.
         """
+        _expect_examples(split, "split to evaluate")
         self.model.eval()
         sums = torch.zeros(2, dtype=torch.float64)
         batches = self._cut(split, EVALUATION_BATCH)
@@ -275,11 +289,13 @@ class Trainer:
                 if share.last and not math.isfinite(total):
                     # (no step for a loss that is not finite)
                     return EpochRecord(epoch, step, total / share.of, math.nan, math.nan, seconds)
-                self.fabric.backward(loss if share.weight == 1 else loss * share.weight)
-            if not share.last:
+                whole = self._within_range(
+                    self.fabric.backward, loss if share.weight == 1 else loss * share.weight
+                )
+            if whole and not share.last:
                 continue
-            self._adjust(step)
-            self.optimizer.step()
+            if not (whole and self._within_range(self._take, step)):
+                return EpochRecord(epoch, step, math.inf, math.nan, math.nan, seconds)
             step += 1
             done = Partial(done.steps + 1, done.examples + share.of, done.loss_sum + total, seconds)
             if self.watch is not None:
@@ -289,6 +305,22 @@ class Trainer:
         score = self.evaluate(self.task.valid)
         seconds = self._partial.seconds + time.perf_counter() - started
         return EpochRecord(epoch, step, done.loss, score.loss, score.metric, seconds)
+
+    @staticmethod
+    def _within_range(act: Callable[..., Any], *args: Any) -> bool:
+        """Act; ``False`` if torch found a number beyond the range of the weights' data type."""
+        try:
+            act(*args)
+        except RuntimeError as error:
+            # (rates, decay and tau are numbers of Python, which have a wider range)
+            if "without overflow" not in str(error):
+                raise
+            return False
+        return True
+
+    def _take(self, step: int) -> None:
+        self._adjust(step)
+        self.optimizer.step()
 
     def _adjust(self, step: int) -> None:
         """Set the learning rates of this step by the schedule, and clip its gradient."""
@@ -367,16 +399,60 @@ class Trainer:
 
     def _restore(self) -> History:
         state = self._files.load(self.settings)
+        history = History(tuple(EpochRecord(**record) for record in state["records"]))
+        done, begun = len(history.records), Partial(**state["partial"])
+        least = done + (begun.steps > 0)
+        if least > self.epochs:
+            raise InputError(
+                f"The checkpoint '{self.checkpoint}' has {done} whole epochs"
+                f"{f' and {begun.steps} steps' if begun.steps else ''}, this run asks for"
+                f" {self.epochs}; give at least {least} epochs, or choose another folder."
+            )
+        try:
+            self._take_over(state)
+        except PathspaceError:
+            raise
+        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+            reason = " ".join(str(error).split()).rstrip(".")
+            raise InputError(
+                f"The checkpoint '{self.checkpoint}' does not fit the model and the optimizer of"
+                f" this run ({reason}); resume with those it was written with, or choose another"
+                " folder."
+            ) from error
+        self._epoch_order, self._partial = state["order"], begun
+        return history
+
+    def _take_over(self, state: Mapping[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.best.kept = state["best"]
         self.fabric.strategy.precision.load_state_dict(state["scaler"])
         self._order.set_state(state["order"])
-        self._epoch_order, self._partial = state["order"], Partial(**state["partial"])
         if self.fabric.global_rank < len(state["noise"]):
             # (a new process keeps its own noise)
             restore_noise(state["noise"][self.fabric.global_rank], self.fabric.device)
         recall = getattr(self.watch, "load_state_dict", None)
         if recall and state["watch"] is not None:
             recall(state["watch"])
-        return History(tuple(EpochRecord(**record) for record in state["records"]))
+
+
+def _expect_examples(split: Split, name: str) -> None:
+    if not len(split):
+        raise InputError(f"The trainer found no examples in the {name}; give it at least one.")
+
+
+def _expect_trainable(task: Task, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse what would train nothing."""
+    _expect_examples(task.train, "training split")
+    _expect_examples(task.valid, "validation split")
+    name = type(optimizer).__name__
+    if isinstance(optimizer, torch.optim.LBFGS | torch.optim.SparseAdam):
+        raise UnsupportedError(
+            f"The trainer found torch's {name}, which {UNFIT[name]}; choose another optimizer."
+        )
+    own = {id(parameter) for parameter in model.parameters()}
+    if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
+        raise InputError(
+            f"The trainer found no parameter of {type(model).__name__} in {name}, expected those"
+            " that it trains; make the optimizer with the parameters of this model."
+        )

@@ -64,8 +64,9 @@ def grid(base: Trial, rates: Sequence[float], taus: Sequence[float], seeds: int)
             raise InputError(f"A sweep found {what} {list(values)}, expected {expected}.")
     return [
         replace(base, lr=lr, tau=tau, seed=seed)
-        for lr in rates
-        for tau in taus
+        # (a value that was given twice is no second measurement)
+        for lr in dict.fromkeys(rates)
+        for tau in dict.fromkeys(taus)
         for seed in range(seeds)
     ]
 

@@ -23,6 +23,7 @@ from pathspace.training.optim.kernels import taken, worth_compiling
 from pathspace.training.optim.model_tensors import find_places, find_tensors, moved_away
 from pathspace.training.optim.movable import movable
 from pathspace.training.optim.sharding import refuse_shards
+from pathspace.training.optim.state_order import expect_order, expect_shapes
 from pathspace.training.optim.sweeps import unit_sets
 from pathspace.transport import expect_transport, transported
 
@@ -263,6 +264,10 @@ class GaugeFixed(Joined):
                 f" return_to={gauge['return_to']!r}, expected {self.norms!r} and"
                 f" {self.return_to!r}; use the settings it was saved with."
             )
+        mine = {id(self._tensors[block.name]) for block in self._graph.blocks}
+        given = [p for group in self.param_groups for p in group["params"]]
+        expect_order("GaugeFixed", state_dict, self.param_groups)
+        expect_shapes("GaugeFixed", state_dict, [p if id(p) in mine else None for p in given])
         super()._load(state_dict)
         found = self._canonical
         self._follow()

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from pathspace import InputError, InputTypeError
 from pathspace.training.optim.settings import expect_state
+from pathspace.training.optim.state_order import expect_order
 
 
 class Joined(Optimizer):
@@ -146,6 +147,7 @@ class Joined(Optimizer):
         return join_states([one.state_dict() for one in self.optimizers])
 
     def _load(self, state_dict: Mapping[str, Any]) -> None:
+        expect_order(type(self).__name__, state_dict, self.param_groups)
         for one, part in zip(
             self.optimizers, split_state(state_dict, self.optimizers), strict=True
         ):
@@ -196,16 +198,11 @@ def join_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def split_state(state: Mapping[str, Any], optimizers: Sequence[Optimizer]) -> list[dict[str, Any]]:
     """The reverse of :func:`join_states`.
 
-    Raises:
-        InputError: the state has other groups.
+    Args:
+        state: a joined state.
+        optimizers: the optimizers, whose groups :func:`expect_order` has found in the state.
     """
     groups = list(state["param_groups"])
-    wanted = [len(group["params"]) for one in optimizers for group in one.param_groups]
-    if [len(group["params"]) for group in groups] != wanted:
-        raise InputError(
-            f"The state has groups of {[len(group['params']) for group in groups]} parameters,"
-            f" expected {wanted}; load the state of the same optimizer."
-        )
     parts, first, place = [], 0, 0
     for one in optimizers:
         mine, count = groups[place : place + len(one.param_groups)], 0

@@ -41,6 +41,7 @@ from pathspace.training.optim.settings import (
     switch,
 )
 from pathspace.training.optim.sharding import refuse_shards
+from pathspace.training.optim.state_order import expect_order, expect_shapes
 from pathspace.without_values import require_values
 
 CHUNK = 256
@@ -435,8 +436,18 @@ class PathSGD(Optimizer):
         """Load a state.
 
         Raises:
-            InputError: it is not a state of this optimizer.
+            InputError: it is not a state of this optimizer, or has its parameters in another order.
         """
         expect_state("PathSGD", state_dict)
+        entries = [entry for entry in state_dict["state"].values() if isinstance(entry, Mapping)]
+        strange = sorted({str(key) for entry in entries for key in entry} - {"kappa"})
+        if strange:
+            raise InputError(
+                f"PathSGD found a state with {strange[0]!r}, expected 'kappa' alone, as"
+                " PathSGD.state_dict() returns it; load another checkpoint."
+            )
+        expect_order("PathSGD", state_dict, self.param_groups)
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        expect_shapes("PathSGD", state_dict, parameters)
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "count"})
         self._count = state_dict.get("count", 0)

@@ -40,12 +40,14 @@ from pathspace.training.optim.settings import (
     SMALLEST,
     check_group,
     expect_parameters,
+    expect_state,
     number,
     switch,
 )
 from pathspace.training.optim.sharding import local, local_gradient, sharded
 from pathspace.training.optim.slots import Groups
 from pathspace.training.optim.space import PathSpace
+from pathspace.training.optim.state_order import expect_order
 from pathspace.training.optim.tree_products import Manner
 from pathspace.training.optim.vectors import Parts
 from pathspace.unsharded import is_cut
@@ -419,6 +421,8 @@ class PathOptimizer(Optimizer):
 
         def check(_: Optimizer, loaded: dict[str, Any]) -> None:
             before = self.skeleton, self._space, self._kept, self._fused, self._compiles
+            expect_state(owner, loaded)
+            expect_order(owner, loaded, self.param_groups)
             if (skeleton := state.trees(loaded, self.skeleton)) is not None:
                 blocks, self.skeleton, self._space = self.space.given, skeleton, None
                 self._connect(blocks)
