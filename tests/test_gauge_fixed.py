@@ -22,6 +22,7 @@ from torch.nn import functional as F
 import pathspace as ps
 from pathspace.moves import move_, move_together_
 from pathspace.training import GaugeFixed
+from pathspace.training.optim import canonical_gauge
 from pathspace.training.optim.canonical_gauge import Side
 from pathspace.training.optim.sweeps import _width
 
@@ -614,3 +615,26 @@ def test_the_way_to_the_gauge_and_back_does_not_round_short_weights(kind: torch.
     assert gauge.abs().max() > 0.5
     for one, other in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(one.double(), other, rtol=4 * torch.finfo(kind).eps, atol=1e-3)
+
+
+def test_the_search_for_the_gauge_ends_where_rounding_stops_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Sums of 20,000 squares are rounded by as much as the tolerance (34 rounds before)."""
+    rounds: list[float] = []
+    deviation = canonical_gauge._Votes.deviation
+
+    def counted(votes: Any, phi: np.ndarray) -> np.ndarray:
+        off = deviation(votes, phi)
+        rounds.append(float(np.abs(off).max()))
+        return off
+
+    monkeypatch.setattr(canonical_gauge._Votes, "deviation", counted)
+    torch.manual_seed(2)
+    layers = (nn.Linear(20_000, 16), nn.BatchNorm1d(16), nn.ReLU())
+    layers += (nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
+    model = nn.Sequential(*layers)
+    graph = ps.trace(model, torch.randn(3, 20_000))
+    GaugeFixed(torch.optim.SGD(model.parameters(), lr=0.1), graph)
+    assert len(rounds) <= 15
+    assert rounds[-1] < 1e-12

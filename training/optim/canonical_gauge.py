@@ -55,6 +55,7 @@ FRESH = 16.0
 ROUNDS = 100
 # tolerance of the solution, about the rounding error
 TOLERANCE = 1e-13
+ROUNDED = 1e-11
 ENOUGH = 1e-9
 
 
@@ -211,12 +212,13 @@ def canonical(graph: Structure, tensors: Mapping[str, Tensor], norms: str = "uni
     kinds[held & (votes.count == 0)] = KEPT
     held, free = np.isin(kinds, (ENTERED, LEFT)), kinds != KEPT
     tilt = np.where(held, kinds * np.maximum(votes.expected, 1e-300), 0.0)
-    phi = np.zeros(graph.num_units)
+    phi, worst = np.zeros(graph.num_units), np.inf
     for _ in range(ROUNDS):
-        phi = minimise(pairs, free, tilt, TOLERANCE, phi).phi
+        phi, before = minimise(pairs, free, tilt, TOLERANCE, phi).phi, worst
         off = votes.deviation(phi)
         worst = float(np.abs(off).max(initial=0.0))
-        if worst <= TOLERANCE:
+        # (sums of many squares may be rounded by more than the tolerance, in all further rounds)
+        if worst <= TOLERANCE or 0.9 * before < worst <= ROUNDED:
             break
         tilt = tilt * np.exp(-off)
     if worst > ENOUGH:
