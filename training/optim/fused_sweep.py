@@ -177,7 +177,7 @@ class FusedSweep:
             tuple(pair for pair in buffers(tensor) if pair[1]) if follows else ()
             for tensor, follows in zip(self.tensors, self.follows, strict=True)
         ]
-        # (identical objects, so that a comparison takes no time)
+        # (most steps find the tables as they are)
         now = [
             (tensor.data_ptr(), *((id(b), b.data_ptr(), power) for b, power in own))
             for tensor, own in zip(self.tensors, found, strict=True)
