@@ -8,14 +8,13 @@ import csv
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from torch import Tensor
-
 from pathspace.errors import InputError, UnsupportedError, expect_arguments
 from pathspace.files import replacing
+from pathspace.json_values import plain as plain
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -333,23 +332,6 @@ def _flatten(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
-
-
-def plain(value: Any) -> Any:
-    """Values for JSON, at any depth: lists for tuples and tensors, and ``None`` for
-    numbers that are not finite.
-
-    Example:
-        >>> plain({"sizes": (1, math.inf), 2: math.nan})
-        {'sizes': [1, None], '2': None}
-    """
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, Tensor):
-        return plain(value.tolist())
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _cell(value: Any, short: bool = False) -> str:

@@ -11,7 +11,16 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pathspace.errors import UnsupportedError
-from pathspace.path_sums import Operation, Sum, common_log, in_double, leaves, mapped, wide
+from pathspace.path_sums import (
+    Operation,
+    Sum,
+    common_log,
+    in_double,
+    is_float,
+    leaves,
+    mapped,
+    wide,
+)
 
 # a linear map with unknown coefficients is applied to at most this many unit vectors
 UNIT_VECTORS = 4096
@@ -50,7 +59,7 @@ class AffineMap:
 
         def operand(i: int, leaf: Any) -> Any:
             if not isinstance(leaf, Sum):
-                return leaf.abs() if absolute and _is_real(leaf) else leaf
+                return leaf.abs() if absolute and is_float(leaf) else leaf
             found = values.get(i, torch.zeros(leaf.values.shape, dtype=torch.float64))
             return found.to(torch.complex128) if i in self.complexes else found
 
@@ -144,10 +153,6 @@ def agree(one: Tensor, two: Tensor) -> bool:
     return one.shape == two.shape and (
         not one.numel() or float((one - two).abs().max()) <= AGREEMENT * size
     )
-
-
-def _is_real(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.is_floating_point()
 
 
 def _finite(leaf: Any) -> Any:

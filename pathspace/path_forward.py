@@ -23,8 +23,8 @@ from pathspace.inference.registry import RULES, Facts, facts_of, operation_name
 from pathspace.local_paths import Read, read_rule
 from pathspace.path_attention import attended
 from pathspace.path_bounds import without_bound
-from pathspace.path_properties import NUMBERS, ByProperties, is_float
-from pathspace.path_sums import MANY, Sum
+from pathspace.path_properties import NUMBERS, ByProperties
+from pathspace.path_sums import MANY, Sum, is_float
 from pathspace.without_values import require_values
 
 FIXED = "fixed"

@@ -17,13 +17,7 @@ from pathspace import path_sums as sums
 from pathspace.affine_maps import AffineMap
 from pathspace.inference.registry import FACTS, Facts, operation_name
 from pathspace.path_bounds import largest_slope
-from pathspace.path_sums import Sum
-
-
-def is_float(leaf: Any) -> bool:
-    """Whether a value is a tensor of floating-point numbers."""
-    return isinstance(leaf, Tensor) and leaf.is_floating_point()
-
+from pathspace.path_sums import Sum, is_float
 
 # kinds of operations that compute with whole numbers as with real ones
 NUMBERS = ("sum", "combination", "quotient", "concatenation")

@@ -141,8 +141,13 @@ def numbers_raised(tree: Any, p: float) -> Any:
     }
 
 
-def _is_float(leaf: Any) -> bool:
-    return isinstance(leaf, Sum) or (isinstance(leaf, Tensor) and leaf.is_floating_point())
+def is_float(leaf: Any) -> bool:
+    """Whether a value is a tensor of floating-point numbers."""
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()
+
+
+def _counts(leaf: Any) -> bool:
+    return isinstance(leaf, Sum) or is_float(leaf)
 
 
 def wide(leaf: Any) -> Any:
@@ -285,11 +290,11 @@ def moved(run: Operation, args: Any, kwargs: Any, p: float, fills: bool) -> Any:
     """An operation whose results are elements of its operands or sums of them; ``fills`` if
     it writes constants too.
     """
-    sums = [as_sum(leaf, p) for leaf in leaves((args, kwargs)) if _is_float(leaf)]
+    sums = [as_sum(leaf, p) for leaf in leaves((args, kwargs)) if _counts(leaf)]
     log = common_log(sums)
 
     def value(leaf: Any, factor: float = 1.0) -> Any:
-        return factor * as_sum(leaf, p).at(log).contiguous() if _is_float(leaf) else leaf
+        return factor * as_sum(leaf, p).at(log).contiguous() if _counts(leaf) else leaf
 
     own, named = mapped(value, (args, kwargs))
     if not fills:

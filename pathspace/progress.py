@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -84,15 +83,6 @@ def tell(text: str, aside: bool = False) -> None:
     Console(stderr=aside).print(text, soft_wrap=True, markup=False, highlight=False)
 
 
-def _finite(value: Any) -> Any:
-    """Facts with ``None`` for numbers that are not finite, which JSON does not have."""
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def deliver(
     facts: Mapping[str, Any], json: str | None, shown: RenderableType, aside: bool = False
 ) -> None:
@@ -107,7 +97,8 @@ def deliver(
     from json import dumps
 
     from pathspace.files import STDOUT, write_text
+    from pathspace.json_values import plain
 
-    write_text(dumps(_finite(facts), indent=2, allow_nan=False), json)
+    write_text(dumps(plain(facts), indent=2, allow_nan=False), json)
     if json != STDOUT:
         tell(shown, aside) if isinstance(shown, str) else Console(stderr=aside).print(shown)
