@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 from pathspace.errors import InputError, InputTypeError
+from pathspace.random_state import torch_kept
 from pathspace.target import find_object
 
 Function = Callable[[Any, Any], Tensor]
@@ -225,7 +226,7 @@ def reduction(loss: Function, outputs: Any, targets: Any, value: Tensor, batch_d
         return torch.cat([tensor, tensor], batch_dim) if held else tensor
 
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), torch_kept():
             doubled = loss(tree_map(twice, outputs), tree_map(twice, targets))
         return "sum" if abs(float(doubled / value) - 2) < 0.5 else "mean"
     except Exception:  # a user's loss may raise any exception on other sizes

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map
 from pathspace.diagnostics.layers import Call, rademacher
 from pathspace.diagnostics.meanfield import Function, gaussian_mean, slope
 from pathspace.inference.registry import FACTS
+from pathspace.random_state import torch_kept
 from pathspace.safe_deepcopy import safe_deepcopy
 
 # layers that apply one elementwise activation function, such as nn.LeakyReLU (except
@@ -100,7 +101,7 @@ def is_elementwise(module: nn.Module) -> bool:
     order, kept = torch.randperm(64, generator=generator), torch.arange(64) % 3 > 0
     alone = _alone(module)
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), torch_kept():
             value, moved, mixed = alone(z), alone(z[order]), alone(torch.where(kept, z, other))
     except Exception:
         # it takes other arguments, or tensors of other shapes
@@ -246,7 +247,7 @@ def _over_normal(call: Call) -> float | None:
     mean, deviation = float(source.detach().mean()), float(source.detach().std(correction=0))
     total = 0.0
     try:
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        with torch_kept(), torch.enable_grad():
             for _ in range(_SAMPLES):
                 noise = torch.randn(source.shape, generator=generator).to(source) * deviation + mean
                 normal = noise.requires_grad_()

@@ -21,6 +21,7 @@ from pathspace.path_sums import (
     mapped,
     wide,
 )
+from pathspace.random_state import torch_kept
 
 # a linear map with unknown coefficients is applied to at most this many unit vectors
 UNIT_VECTORS = 4096
@@ -67,7 +68,7 @@ class AffineMap:
             [operand(i, leaf) for i, leaf in enumerate(self.flat)], self.spec
         )
         # (random operations leave the global random state as it was)
-        with torch.random.fork_rng(devices=[]):
+        with torch_kept():
             return pytree.tree_map(_finite, self.run(*own, **named))
 
     def drawn(self, seed: int) -> dict[int, Tensor]:

@@ -33,6 +33,7 @@ from pathspace.in_place import untold, writes_are_seen
 from pathspace.inputs import arranged, check_inputs, describe, opened, ordinary
 from pathspace.module_walk import every_module, every_tensor
 from pathspace.on_meta import Elsewhere, Unshown, Unsure
+from pathspace.random_state import random_kept
 from pathspace.recording import record
 from pathspace.refusals import (
     LOST,
@@ -48,7 +49,7 @@ from pathspace.refusals import (
 )
 from pathspace.replaced import replaced
 from pathspace.stand_in import repeatable, stand_in
-from pathspace.untouched import random_kept, untouched
+from pathspace.untouched import untouched
 from pathspace.without_values import fake_mode, give_shapes, has_values, with_numbers
 
 # tracing replaces functions of torch for a while

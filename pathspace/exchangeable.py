@@ -17,6 +17,7 @@ from torch import Tensor
 from pathspace.alike_channels import ChannelGroup
 from pathspace.capture import Captured, quiet
 from pathspace.random_run import DoubleRun, graph_outputs, graph_values, in_double
+from pathspace.random_state import seed_torch
 from pathspace.rebasin import ordered
 from pathspace.surgery import distance
 
@@ -182,7 +183,7 @@ def _outputs(captured: Captured, tensors: Mapping[str, Tensor], seed: int) -> li
     if values is None:
         return []
     with quiet():
-        torch.manual_seed(seed)
+        seed_torch(seed)
         found = DoubleRun(captured.graph).run(*map(in_double, values))
     return [leaf.double() for leaf in graph_outputs(captured, found)]
 

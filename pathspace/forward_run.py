@@ -20,6 +20,7 @@ from pathspace.eps import precision
 from pathspace.functional_call import evaluate
 from pathspace.nested import leaves as leaves_of
 from pathspace.nested import mapped
+from pathspace.random_state import seed_torch
 from pathspace.stand_in import repeatable, stand_in
 from pathspace.structure import Structure
 
@@ -164,7 +165,7 @@ def run(
     compiler = "torch._dynamo" in sys.modules
     as_written = torch.compiler.set_stance("force_eager") if compiler else nullcontext()
     with quiet(), computing_in(precision(model)), torch.no_grad(), as_written, recorder:
-        torch.manual_seed(seed)
+        seed_torch(seed)
         outputs = evaluate(model, {**buffers, **given}, args, kwargs)
     leaves = [
         leaf.detach().reshape(-1)

@@ -19,6 +19,7 @@ from pathspace.eps import precision
 from pathspace.forward_run import ROUNDED, computing_in
 from pathspace.functional_call import evaluate
 from pathspace.nested import leaves as leaves_of
+from pathspace.random_state import seed_torch
 from pathspace.structure import Structure
 
 
@@ -116,7 +117,7 @@ def _loss(
     seed: int,
 ) -> Tensor:
     """A random linear function of all outputs."""
-    torch.manual_seed(seed)
+    seed_torch(seed)
     outputs = evaluate(model, leaves, args, kwargs)
     generator = torch.Generator().manual_seed(seed + 1)
     loss = torch.zeros((), dtype=torch.float64)

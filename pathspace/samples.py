@@ -21,6 +21,7 @@ from pathspace.in_double import InDouble
 from pathspace.logscales import Family
 from pathspace.nested import leaves as leaves_of
 from pathspace.nested import mapped
+from pathspace.random_state import seed_torch
 from pathspace.reduction import ReductionGraph
 from pathspace.scaled_runs import ScaledRun
 from pathspace.sizes import Inputs
@@ -237,7 +238,7 @@ class Sampler:
             experts_at_once(self.model),
             torch.enable_grad(),
         ):
-            torch.manual_seed(number)
+            seed_torch(number)
             leaves: Any
             if scales is None:
                 leaves = {name: value.requires_grad_() for name, value in weights.items()}

@@ -35,6 +35,7 @@ from pathspace import libraries
 from pathspace.cli_errors import say
 from pathspace.errors import InputError, did_you_mean
 from pathspace.finite import check_finite
+from pathspace.random_state import seed_torch, torch_kept
 
 _DTYPES = {
     name: getattr(torch, name)
@@ -136,12 +137,10 @@ def load_target(
         (Identity(), torch.Size([2, 3]))
     """
     specs = [parse_input(text) for text in inputs]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with torch_kept(seed):
         found = None if libraries.is_library(spec) else find_object(spec)
-        torch.manual_seed(
-            seed
-        )  # again, because the first import of a module may draw random numbers
+        # again, because the first import of a module may draw random numbers
+        seed_torch(seed)
         model, example = libraries.build(spec) if found is None else _build(spec, found)
     if specs:
         target = Target(spec, model, _make_inputs(model, specs, seed))

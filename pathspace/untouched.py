@@ -2,45 +2,22 @@
 
 from __future__ import annotations
 
-import random
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pathspace.module_walk import every_module
+from pathspace.random_state import random_kept
 from pathspace.safe_deepcopy import SIMPLE, is_bound
 from pathspace.without_values import has_values
 
 _CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict)
 _LIBRARY = ("torch.", "builtins", "pathspace.")
-
-
-@contextmanager
-def random_kept() -> Iterator[None]:
-    """A context at whose end the random states of torch, Python and numpy are as before.
-
-    Example:
-        >>> import random
-        >>> state = random.getstate()
-        >>> with random_kept():
-        ...     _ = random.random()
-        >>> random.getstate() == state
-        True
-    """
-    drawn, state = random.getstate(), np.random.get_state()
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    try:
-        with torch.random.fork_rng(devices=devices):
-            yield
-    finally:
-        random.setstate(drawn)
-        np.random.set_state(state)
 
 
 def plain_tensors(model: nn.Module) -> list[Tensor]:
@@ -194,4 +171,4 @@ def _same(value: Any, before: Any) -> bool:
     return all(one is other for one, other in zip(value, before, strict=True))
 
 
-__all__ = ["plain_tensors", "random_kept", "untouched", "values_kept"]
+__all__ = ["plain_tensors", "untouched", "values_kept"]

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from pathspace.errors import InputError
 from pathspace.module_walk import every_module
+from pathspace.random_state import torch_kept
 from pathspace.replaced import replaced
 from pathspace.unsharded import is_cut
 
@@ -189,7 +190,7 @@ def _stand_in(value: Tensor, mode: FakeTensorMode) -> Tensor:
 
 def _initialise(twin: nn.Module, wanted: set[int]) -> None:
     """Call the modules' initialisation to compute buffers; after an error they have no values."""
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), torch_kept():
         for owner in every_module(twin):
             own: Any = getattr(owner, "_init_weights", None)
             for module in owner.modules() if callable(own) else ():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,14 @@ def arranged(
     return tuple(args), dict(kwargs)
 
 
+def states_kept() -> AbstractContextManager[None]:
+    """A context at whose end torch's random states are as before, on all devices in use."""
+    import torch
+
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    return torch.random.fork_rng(devices=devices)
+
+
 def without_eps(bench: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
     """A copy of a model whose normalisations have almost no epsilon, in float64 if it runs so.
 
@@ -84,7 +93,7 @@ def without_eps(bench: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
     try:
         fine = duplicate(bench).double()
         inputs = _wide(args), _wide(kwargs)
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), states_kept():
             duplicate(fine)(*inputs[0], **inputs[1])
     except Exception:
         # the model runs only in its own precision
