@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,10 +33,15 @@ from pathspace.errors import (
 )
 from pathspace.functional_call import evaluate
 from pathspace.inputs import check_inputs
+from pathspace.random_state import torch_kept
 from pathspace.refusals import check_capturable
 from pathspace.safe_deepcopy import safe_deepcopy
 
+Vector = Callable[[np.ndarray], np.ndarray]
+
 _CURVATURE_LIMIT = 400
+# evaluations of a fit, which on some data goes on without end
+_FIT_STEPS = 200
 
 
 @dataclass(frozen=True)
@@ -142,17 +147,16 @@ def predict_growth(
             result = evaluate(twin, values, args, kwargs)
         return main_output(twin, result)
 
+    def point(flat: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.array(flat)).to(start.device)
+
     def residual(flat: np.ndarray) -> np.ndarray:
-        return (
-            (outputs(torch.from_numpy(flat).requires_grad_()) - targets)
-            .detach()
-            .reshape(-1)
-            .numpy()
-        )
+        found = outputs(point(flat).requires_grad_()) - targets
+        return found.detach().reshape(-1).cpu().numpy()
 
     def derivative(flat: np.ndarray) -> np.ndarray:
-        found = functional.jacobian(outputs, torch.from_numpy(np.array(flat)))
-        return np.asarray(found.reshape(-1, len(flat)).numpy())
+        found = functional.jacobian(outputs, point(flat))
+        return np.asarray(found.reshape(-1, len(flat)).cpu().numpy())
 
     first = outputs(start.clone().requires_grad_())
     if first.shape != targets.shape:
@@ -161,7 +165,7 @@ def predict_growth(
             f" {tuple(first.shape)}, that of the outputs."
         )
     count = len(targets)
-    origin = start.numpy()
+    origin = start.cpu().numpy()
     error = residual(origin)
     slope = derivative(origin)
     if not (np.isfinite(slope).all() and np.isfinite(error).all()):
@@ -195,19 +199,10 @@ def predict_growth(
         remarks.append("the outputs are far from linear over the predicted step: take smaller ones")
     measured = None
     if fit:
-        solved = least_squares(
-            residual,
-            origin,
-            derivative,
-            method="trf",
-            x_scale="jac",
-            xtol=1e-15,
-            ftol=1e-15,
-            gtol=1e-15,
-        )
+        best, unfinished = _fit(residual, origin, derivative)
+        remarks += unfinished
         # if the outputs are linear in the new parameters, the step is already the optimum
-        best = min(float(solved.fun @ solved.fun), float(after @ after))
-        measured = loss - best / 2 / count
+        measured = loss - min(best, float(after @ after)) / 2 / count
     return Growth(
         *(
             candidate,
@@ -222,6 +217,25 @@ def predict_growth(
             "; ".join(remarks),
         )
     )
+
+
+def _fit(residual: Vector, origin: np.ndarray, derivative: Vector) -> tuple[float, list[str]]:
+    """The smallest sum of squares that is found from a start, and a remark if the search was
+    cut off.
+    """
+    solved = least_squares(
+        residual,
+        origin,
+        derivative,
+        method="trf",
+        x_scale="jac",
+        xtol=1e-15,
+        ftol=1e-15,
+        gtol=1e-15,
+        max_nfev=_FIT_STEPS,
+    )
+    unfinished = f"the fit stopped after {_FIT_STEPS} steps; it may lower the loss more"
+    return float(solved.fun @ solved.fun), [] if solved.status else [unfinished]
 
 
 def _curvature(outputs: Any, start: Tensor, targets: Tensor) -> float:
@@ -293,11 +307,13 @@ class Widened(nn.Module):
         if start not in ("outgoing", "zero"):
             raise InputError(f"Widened found start={start!r}, expected 'outgoing' or 'zero'.")
         self.into, self.activation, self.out = map(safe_deepcopy, (into, activation, out))
-        like: dict[str, Any] = {"dtype": into.weight.dtype, "device": into.weight.device}
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            self.new_into = nn.Linear(into.in_features, units, **like)
-            self.new_out = nn.Linear(units, out.out_features, bias=False, **like)
+        like = into.weight
+        # (on the processor, so that a seed gives the same numbers on every device)
+        with torch_kept(seed), torch.device("cpu"):
+            self.new_into = nn.Linear(into.in_features, units, dtype=like.dtype)
+            self.new_out = nn.Linear(units, out.out_features, bias=False, dtype=like.dtype)
+        for new in (self.new_into, self.new_out):
+            new.to(like.device)
         nn.init.zeros_(self.new_out.weight)
         if start == "zero":
             nn.init.zeros_(self.new_into.weight)
@@ -378,8 +394,7 @@ def deepen(
         )
     layers = list(safe_deepcopy(model))
     like = next(model.parameters())
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with torch_kept(seed), torch.device("cpu"):
         linear = nn.Linear(
             width, width, bias=any("bias" in name for name, _ in model.named_parameters())
         )

@@ -36,13 +36,16 @@ def graph_values(
         "parameter": captured.parameters,
         "buffer": captured.buffers,
     }
+    # (inputs of a capture on the meta device do not say where the model is)
+    kept = (*captured.parameters.values(), *captured.buffers.values())
+    home = next((tensor.device for tensor in kept if has_values(tensor)), torch.device("cpu"))
     for node in captured.graph.graph.nodes:
         if node.op != "placeholder":
             continue
         kind, name = captured.sources.get(node.name, ("input", node.name))
         own = held.get(kind, {}).get(name, captured.constants.get(node.name))
         if own is None:
-            values.append(_random(node, generator))
+            values.append(_random(node, generator, home))
         elif not has_values(own):
             return None
         else:
@@ -52,12 +55,12 @@ def graph_values(
     return values
 
 
-def _random(node: fx.Node, generator: torch.Generator) -> Any:
-    """A random input like the one of the capture."""
+def _random(node: fx.Node, generator: torch.Generator, home: torch.device) -> Any:
+    """A random input like the one of the capture, on the model's device."""
     shown = node.meta.get("val")
     if not isinstance(shown, Tensor):
         return shown
-    shape, place = tuple(shown.shape), "cpu" if shown.is_meta else shown.device
+    shape, place = tuple(shown.shape), home if shown.is_meta else shown.device
     if shown.is_floating_point():
         value = torch.randn(shape, generator=generator)
     elif rows := _rows(node):

@@ -304,7 +304,8 @@ def redrawn(model: nn.Module, seed: int = 0) -> nn.Module:
         if isinstance(tensor, nn.Parameter) and tensor.numel() == max(tensor.shape, default=1):
             tensor.copy_(0.5 + torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype))
         elif name.endswith("running_var"):
-            tensor.mul_(0.5 + torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype))
+            drawn = torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype)
+            tensor.mul_(0.5 + drawn.to(tensor.device))
         elif isinstance(tensor, nn.Parameter) and not bool(tensor.any()):
             tensor.copy_(
                 torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
