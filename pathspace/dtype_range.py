@@ -111,7 +111,8 @@ def fit_dtype(
     Every unit is moved to where ``headroom`` times its largest activation is below the largest
     number of the type and its root mean square above ``headroom`` times the smallest normal one
     (:class:`pathspace.ActivationRange`), weights as well. A model that already fits does not
-    change. Activations with a fixed scale cannot be rescaled; the table shows them.
+    change, and neither does one that cannot be made to fit and is more exact as it is. Activations
+    with a fixed scale cannot be rescaled; the table shows them.
 
     Args:
         model: any module; it is not changed.
@@ -152,6 +153,12 @@ def fit_dtype(
         phi = choose_gauge(model, graph, known, limit=FARTHEST).phi
         result = rescale(result, graph, phi)
     after = _measured(before, graph, phi, result, held) if not started else before
+    fits = _within(after, _tensors(result), objective)
+    errors = _error(held, model, dtype), _error(held, result, dtype)
+    # (a unit that is nothing but rounding errors cannot be moved into the range)
+    if not fits and math.isfinite(errors[0]) and not errors[1] <= errors[0]:
+        result, phi, after = safe_deepcopy(model), torch.zeros_like(phi), before
+        errors = errors[0], errors[0]
     own = _tensors(result)
     return Fitted(
         model=result,
@@ -160,9 +167,9 @@ def fit_dtype(
         headroom=float(headroom),
         table=_table(graph, before, after, tensors, own),
         fitted_before=started,
-        fits=_within(after, own, objective),
-        error_before=_error(held, model, dtype),
-        error=_error(held, result, dtype),
+        fits=fits,
+        error_before=errors[0],
+        error=errors[1],
     )
 
 

@@ -96,11 +96,13 @@ class SpanningTreeBuilder:
         Raises:
             UnsupportedError: some units have no connection to the root.
         """
-        left = len(self.reach())
-        if left:
+        left = self.reach()
+        if len(left):
             raise UnsupportedError(
-                f"{left} units of the reduction graph cannot be connected to the root; please"
-                " report the model."
+                f"skeleton found no tree for {len(left)} units (the first is"
+                f" {self.graph.activation(int(left[0]))!r}): their scales multiply, as where a tied"
+                " layer follows another one, so that no weight connects one of them alone; use"
+                " rescale, balance or GaugeFixed, which need no skeleton."
             )
         return replace(self.tree, rounds=tuple(self.rounds), rest=self._rests())
 

@@ -422,6 +422,22 @@ class DepthShared(nn.Module):
 case("tied_twice", (2, 2))(lambda: Tied("twice"))
 case("tied_transposed", (2, 2))(lambda: Tied("transposed"))
 case("tied_autoencoder", (2, 3))(lambda: Tied("decoder"))
+
+
+class Autoencoder(nn.Module):
+    """A layer and its transpose: the scale of the units between them counts twice."""
+
+    def __init__(self, size: int, width: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(size, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.layer(x)) @ self.layer.weight
+
+
+case("tied_autoencoders", (2, 2))(
+    lambda: nn.Sequential(nn.Linear(2, 3), Autoencoder(3, 2), Autoencoder(3, 4), nn.Linear(3, 2))
+)
 case("tied_depth_injected", (2, 2))(lambda: DepthShared(True))
 case("tied_depth", (2, 2))(lambda: DepthShared(False))
 
@@ -519,7 +535,10 @@ case("batchnorm_residual", (3, 2, 4, 4))(lambda: BatchNormNet(residual=True))
 NORMALISED = ("batchnorm_conv", "batchnorm_residual")
 """Cases whose function is not a polynomial in the weights: their paths cannot be enumerated."""
 
-RELATED = ("rnn_first_input_nobias", "tied_depth", "tied_transposed", "tied_names", "gated_product")
+RELATED = (
+    *("rnn_first_input_nobias", "tied_depth", "tied_transposed", "tied_names", "gated_product"),
+    "tied_autoencoders",
+)
 """Cases in which scales are opposites, sums or multiples of each other.
 
 A matrix met twice without other input in between may be multiplied by a constant that the next layers undo; the

@@ -425,3 +425,42 @@ def test_watching_sees_dead_units_inside_of_checkpoints() -> None:
                 optimizer.step()
         shares[reentrant] = [row["dead_share_largest"] for row in watched.rows]
     assert shares[None] == shares[True] == shares[False] and shares[None][0] >= 3 / 8
+
+
+def test_a_type_that_cannot_hold_a_model_leaves_it_as_exact_as_it_is() -> None:
+    torch.manual_seed(2)
+    # means of what a norm has centred are rounding errors, which no scale brings into the range
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(),
+        nn.ConvTranspose2d(4, 4, 2, groups=2), nn.LeakyReLU(0.2), nn.InstanceNorm2d(4),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2),
+    ).double().eval()  # fmt: skip
+    fitted = ps.fit_dtype(model, torch.randn(3, 2, 6, 6).double())
+    assert not fitted.fits and fitted.error == fitted.error_before < 1e-3
+    assert not fitted.phi.any()
+
+
+class Tied(nn.Module):
+    """A matrix used twice, or a layer and its transpose."""
+
+    def __init__(self, transposed: bool) -> None:
+        super().__init__()
+        self.layer, self.transposed = nn.Linear(3, 3, bias=False), transposed
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.layer(x))
+        return h @ self.layer.weight if self.transposed else self.layer(h)
+
+
+def test_scales_that_only_several_weights_determine_together_have_no_skeleton() -> None:
+    torch.manual_seed(0)
+    tied = (Tied(kind) for kind in (True, False, True))
+    model, x = nn.Sequential(nn.Linear(4, 3), *tied, nn.Linear(3, 2)).double(), X.double()
+    graph = ps.trace(model, x)
+    with pytest.raises(ps.UnsupportedError, match=r"no tree for \d units \(the first is '0"):
+        graph.skeleton()
+    y = model(x)
+    phi = torch.randn(graph.num_units, dtype=torch.float64)
+    moved = ps.rescale(copy.deepcopy(model), graph, phi)
+    assert phi.abs().sum() > 1 and torch.allclose(moved(x), y, rtol=1e-9)
+    assert torch.allclose(ps.balance(moved, graph)(x), y, rtol=1e-9)

@@ -130,6 +130,39 @@ def _forms(
     return pivots, csr_array(form)
 
 
+def multiples(
+    coefficients: np.ndarray, variables: np.ndarray, total: int
+) -> tuple[Rounds, np.ndarray, np.ndarray]:
+    """Substitute variables that are multiples of another one, ``a = 2 b``, everywhere.
+
+    Returns:
+        As :func:`peel`.
+    """
+    rounds = []
+    while len(variables):
+        sizes = np.abs(coefficients)
+        # (no product may become too large)
+        two = ((sizes != 0).sum(1) == 2) & (sizes.max(1) * sizes.max() < LARGEST_POWER)
+        two &= (sizes == 1).sum(1) == 1
+        if not two.any():
+            break
+        c, v = coefficients[two, :2], variables[two, :2]
+        one = (np.abs(c[:, 0]) != 1).astype(np.int64)
+        at = np.arange(len(c))
+        pivots, first = np.unique(v[at, one], return_index=True)
+        whole, factor = v[at, 1 - one][first], (-c[at, 1 - one] * c[at, one])[first]
+        # (of a chain of multiples, the first)
+        free = ~np.isin(whole, pivots)
+        if not free.any():
+            break
+        pivots, whole, factor = pivots[free], whole[free], factor[free]
+        rounds.append(_forms(pivots, factor[:, None], whole[:, None], total))
+        name, scale = np.arange(total + 1), np.ones(total + 1, np.int64)
+        name[pivots], scale[pivots] = whole, factor
+        coefficients, variables = combined(coefficients * scale[variables], name[variables])
+    return rounds, coefficients, variables
+
+
 def peel(
     coefficients: np.ndarray, variables: np.ndarray, total: int
 ) -> tuple[Rounds, np.ndarray, np.ndarray]:
@@ -142,10 +175,17 @@ def peel(
     rounds = []
     while len(variables):
         uses = np.bincount(variables[coefficients != 0], minlength=total + 1)
-        lonely = (uses[variables] == 1) & (np.abs(coefficients) == 1)
-        done = lonely.any(1)
-        if not done.any():
+        alone = np.abs(coefficients) == 1
+        lonely = (uses[variables] == 1) & alone
+        if not lonely.any():
             break
+        # first those that are the last of their relation: where tied layers follow each other, what
+        # enters the first one would otherwise be expressed by what leaves it, and no edge of a
+        # skeleton could reach it alone
+        latest = np.where(alone, variables, 0)
+        last = lonely & (variables == latest.max(1, keepdims=True))
+        lonely = last if last.any() else lonely
+        done = lonely.any(1)
         # of several such variables take the last: later ids are expressed by earlier ones
         place = np.where(lonely[done], variables[done], -1).argmax(1)
         rows, names = coefficients[done], variables[done]

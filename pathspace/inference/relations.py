@@ -28,6 +28,7 @@ from pathspace.inference.elimination import (
     equations,
     implied,
     join,
+    multiples,
     peel,
 )
 from pathspace.inference.union_find import UnionFind, looked_up
@@ -197,11 +198,18 @@ class Relations(UnionFind):
             classes, coefficients, variables = self.collapse()
             total = int(np.abs(classes).max(initial=0))
             first = _representatives(classes)
+            if len(variables) <= MAX_ELIMINATED:
+                # while all relations are there, more equations are seen, which leave units that
+                # edges of a skeleton can reach
+                found = [implied(coefficients, variables, WIDTH)]
+                if len(found[0][0]):
+                    self._equate(first, found[0])
+                    continue
             solved: Rounds = []
             size = -1
             while size != len(variables):
                 size = len(variables)
-                for step in (peel, join):
+                for step in (multiples, peel, join):
                     rounds, coefficients, variables = step(coefficients, variables, total)
                     solved += rounds
                 coefficients, variables = compress(coefficients, variables, total)
