@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from filelock import FileLock
 
 from pathspace.training.launch import shutdown
 
@@ -33,6 +36,24 @@ def several_processes(work: Work, folder: Path, count: int) -> None:
     mp.start_processes(
         _join, args=(work, folder, count), nprocs=count, join=True, start_method="forkserver"
     )
+
+
+def once(factory: pytest.TempPathFactory, name: str, fill: Callable[[Path], None]) -> Path:
+    """A folder that one worker of pytest fills for all of them.
+
+    Args:
+        factory: pytest's, whose base has a folder for each worker.
+        name: of the folder.
+        fill: writes into it.
+    """
+    base = factory.getbasetemp()
+    place = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    with FileLock(f"{place}.lock"):
+        if not (place / "filled").exists():
+            place.mkdir(exist_ok=True)
+            fill(place)
+            (place / "filled").touch()
+    return place
 
 
 def two_processes(work: Work, folder: Path) -> None:

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from oracles.networks import OpRNN
-from processes import two_processes
+from processes import once, two_processes
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -162,8 +163,7 @@ def resume(rank: int) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, object]]:
-    place = tmp_path_factory.mktemp("processes")
-    two_processes(work, place)
+    place = once(tmp_path_factory, "distributed", partial(two_processes, work))
     return [torch.load(place / f"{rank}.pt", weights_only=False) for rank in (0, 1)]
 
 

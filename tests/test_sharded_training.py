@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from processes import several_processes
+from processes import once, several_processes
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -384,12 +384,15 @@ def refusals() -> Found:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Found]]:
-    place = tmp_path_factory.mktemp("processes")
-    found = {}
-    for world in WORLDS:
-        several_processes(work, place, world)
-        found[world] = [torch.load(place / f"{world}-{rank}.pt") for rank in range(world)]
-    return found
+    def fill(place: Path) -> None:
+        for world in WORLDS:
+            several_processes(work, place, world)
+
+    place = once(tmp_path_factory, "sharded", fill)
+    return {
+        world: [torch.load(place / f"{world}-{rank}.pt") for rank in range(world)]
+        for world in WORLDS
+    }
 
 
 def close(found: object, wanted: object, **tolerance: float) -> None:
