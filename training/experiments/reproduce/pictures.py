@@ -10,6 +10,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 # Okabe and Ito's colours, told apart by colour-blind readers, too; the markers help in grey print.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#555555")
@@ -79,6 +80,7 @@ def draw_curves(
     axes.fill_between(
         epochs, values.min(0), values.max(0), color=style["color"], alpha=0.15, linewidth=0
     )
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
 
 
 def legend(figure: Figure, axes: Axes, columns: int = 4) -> None:
