@@ -180,7 +180,10 @@ class Relations(UnionFind):
             coefficients, variables, simple = self._rows(classes)
             # relations that are now equations are removed
             self._relations = [(coefficients, first[variables])]
-            found = implied(coefficients, variables, 2)
+            # while all relations are there, more equations are seen, which leave units that edges
+            # of a skeleton can reach
+            longest = WIDTH if len(variables) <= MAX_ELIMINATED else 2
+            found = implied(coefficients, variables, longest)
             if not (len(simple[0]) or len(found[0])):
                 return classes, coefficients, variables
             self._equate(first, simple)
@@ -198,13 +201,6 @@ class Relations(UnionFind):
             classes, coefficients, variables = self.collapse()
             total = int(np.abs(classes).max(initial=0))
             first = _representatives(classes)
-            if len(variables) <= MAX_ELIMINATED:
-                # while all relations are there, more equations are seen, which leave units that
-                # edges of a skeleton can reach
-                found = [implied(coefficients, variables, WIDTH)]
-                if len(found[0][0]):
-                    self._equate(first, found[0])
-                    continue
             solved: Rounds = []
             size = -1
             while size != len(variables):
