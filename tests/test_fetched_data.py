@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import importlib.util
 import random
 import shutil
 import subprocess
@@ -302,14 +301,13 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_fetched_program_draws_and_leaves_no_traces(program: Path) -> None:
-    drawn, state = random.getstate(), np.random.get_state()
+    before, drawn, state = set(sys.modules), random.getstate(), np.random.get_state()
     task = load_task("mnist1d", hidden=4, limit=40, tests=55, data=str(program))
     assert [len(part) for part in (task.train, task.valid, task.test)] == [40, 10, 55]
     assert task.train.inputs.shape[1:] == (10, 4)
     assert torch.equal(task.test.inputs[:, 0, 0].long(), task.test.targets)
     assert not {"mnist1d", "mnist1d.data"} & set(sys.modules)
-    # (the program imports it: where it is not installed, no stand-in stays)
-    assert ("requests" in sys.modules) <= (importlib.util.find_spec("requests") is not None)
+    assert ("requests" in before) == ("requests" in sys.modules)
     assert random.getstate() == drawn and np.array_equal(np.random.get_state()[1], state[1])
     for options, found in (({"steps": 7}, "steps = 7"), ({"tests": 0}, "tests = 0")):
         with pytest.raises(InputError, match=found):
