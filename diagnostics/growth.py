@@ -99,8 +99,8 @@ def predict_growth(
         inputs: a tensor, a tuple of positional or a mapping of keyword inputs: all the data.
         targets: targets of the shape of the outputs; E is the mean over the first axis
             and the sum over outputs.
-        fit: fit the new parameters by nonlinear least squares from the start values,
-            and measure the decrease.
+        fit: fit the new parameters by nonlinear least squares from the start values, in at most
+            200 evaluations, and measure the decrease.
         candidate: name in the result.
         tolerance: relative limit for the rank of J and for a gradient that counts as zero.
 
@@ -310,10 +310,9 @@ class Widened(nn.Module):
         like = into.weight
         # (on the processor, so that a seed gives the same numbers on every device)
         with torch_kept(seed), torch.device("cpu"):
-            self.new_into = nn.Linear(into.in_features, units, dtype=like.dtype)
-            self.new_out = nn.Linear(units, out.out_features, bias=False, dtype=like.dtype)
-        for new in (self.new_into, self.new_out):
-            new.to(like.device)
+            into_new = nn.Linear(into.in_features, units, dtype=like.dtype)
+            out_new = nn.Linear(units, out.out_features, bias=False, dtype=like.dtype)
+        self.new_into, self.new_out = into_new.to(like.device), out_new.to(like.device)
         nn.init.zeros_(self.new_out.weight)
         if start == "zero":
             nn.init.zeros_(self.new_into.weight)

@@ -12,7 +12,7 @@ import torch
 
 @contextmanager
 def torch_kept(seed: int | None = None) -> Iterator[None]:
-    """A context at whose end torch's random states are as before, on all devices.
+    """A context at whose end torch's random states are as before, on all devices in use.
 
     Args:
         seed: seed inside the context; ``None`` goes on with the present states.

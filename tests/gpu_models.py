@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,15 @@ def small(name: str) -> tuple[nn.Module, tuple[Any, ...]]:
     return model.double(), moved(args, "cpu")
 
 
+def expect_runs(model: nn.Module, args: Any, kwargs: Mapping[str, Any] | None = None) -> None:
+    """Skip a test of a model that fails on the device by itself."""
+    try:
+        with torch.no_grad():
+            model(*args, **(kwargs or {}))
+    except RuntimeError as error:
+        pytest.skip(f"the model itself does not run there: {str(error)[:60]}")
+
+
 def net() -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
     model = nn.Sequential(
@@ -98,10 +107,7 @@ def test_answers_are_those_of_a_processor(name: str) -> None:
         norm = math.nan
     certificate = ps.verify(model, *args)
     there_model, there_args = copy.deepcopy(model).to(DEVICE), moved(args)
-    try:
-        there_model(*there_args)
-    except RuntimeError as error:
-        pytest.skip(f"the model itself does not run there: {str(error)[:60]}")
+    expect_runs(there_model, there_args)
     there = ps.trace(there_model, *there_args)
     assert facts(here) == facts(there)
     for one, other in zip(here.blocks, there.blocks, strict=True):
@@ -131,10 +137,7 @@ def counted(model: nn.Module, args: tuple[Any, ...]) -> list[tuple[str, int]]:
 def test_channels_are_those_of_a_processor(name: str) -> None:
     model, args = small(name)
     there = copy.deepcopy(model).to(DEVICE), moved(args)
-    try:
-        there[0](*there[1])
-    except RuntimeError as error:
-        pytest.skip(f"the model itself does not run there: {str(error)[:60]}")
+    expect_runs(*there)
     assert counted(*there) == counted(model, args)
 
 
@@ -189,11 +192,7 @@ def test_models_that_people_use(entry: Entry) -> None:
             return {key: carried(item) for key, item in value.items()}
         return type(value)(map(carried, value)) if type(value) in (list, tuple) else value
 
-    try:
-        with torch.no_grad():
-            there_model(*carried(args), **carried(kwargs))
-    except RuntimeError as error:
-        pytest.skip(f"the model itself does not run there: {str(error)[:60]}")
+    expect_runs(there_model, carried(args), carried(kwargs))
     there = ps.trace(there_model, *carried(args), kwargs=carried(kwargs))
     assert facts(here) == facts(there)
 
@@ -464,11 +463,8 @@ def test_growth_control_and_sweeps_are_those_of_a_processor() -> None:
         points = diagnostics.sweep(twin, [0.5, 1.0], y, draws=2)
         assert str(points) and str(diagnostics.critical_point(twin, y, tolerance=0.1))
         assert str(diagnostics.compare_costs({"a": twin, "b": deep}, y, repeats=1))
-        norm = PathNorm(twin_relu := nn.Sequential(*(
-            nn.ReLU() if isinstance(m, nn.Tanh) else m for m in copy.deepcopy(twin)
-        )), (y,))  # fmt: skip
-        assert ps.draw(ps.trace(twin_relu, y).skeleton())
-        results.append(
-            [torch.tensor(growth.predicted), norm.value(dict(twin_relu.named_parameters())).cpu()]
-        )
+        rectified = nn.Sequential(*(nn.ReLU() if isinstance(m, nn.Tanh) else m for m in twin))
+        assert ps.draw(ps.trace(rectified, y).skeleton())
+        norm = PathNorm(rectified, (y,)).value(dict(rectified.named_parameters()))
+        results.append([torch.tensor(growth.predicted), norm.cpu()])
     close(*results, 1e-6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -50,7 +51,9 @@ def once(factory: pytest.TempPathFactory, name: str, fill: Callable[[Path], None
     place = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
     with FileLock(f"{place}.lock"):
         if not (place / "filled").exists():
-            place.mkdir(exist_ok=True)
+            # (nothing stays of a worker that failed)
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir()
             fill(place)
             (place / "filled").touch()
     return place

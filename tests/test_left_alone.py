@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import Autoencoder
 from test_equalise import Checkpointed
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -440,22 +441,14 @@ def test_a_type_that_cannot_hold_a_model_leaves_it_as_exact_as_it_is() -> None:
     assert not fitted.phi.any()
 
 
-class Tied(nn.Module):
-    """A matrix used twice, or a layer and its transpose."""
-
-    def __init__(self, transposed: bool) -> None:
-        super().__init__()
-        self.layer, self.transposed = nn.Linear(3, 3, bias=False), transposed
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.relu(self.layer(x))
-        return h @ self.layer.weight if self.transposed else self.layer(h)
-
-
 def test_scales_that_only_several_weights_determine_together_have_no_skeleton() -> None:
     torch.manual_seed(0)
-    tied = (Tied(kind) for kind in (True, False, True))
-    model, x = nn.Sequential(nn.Linear(4, 3), *tied, nn.Linear(3, 2)).double(), X.double()
+    twice = nn.Linear(3, 3, bias=False)
+    model = nn.Sequential(
+        nn.Linear(4, 3), Autoencoder(3, 3), twice, nn.ReLU(), twice, Autoencoder(3, 3),
+        nn.Linear(3, 2),
+    ).double()  # fmt: skip
+    x = X.double()
     graph = ps.trace(model, x)
     with pytest.raises(ps.UnsupportedError, match=r"no tree for \d units \(the first is '0"):
         graph.skeleton()

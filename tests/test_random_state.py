@@ -25,7 +25,7 @@ def grown(model: nn.Sequential, x: Tensor) -> object:
 
 CALLS: dict[str, Callable[[nn.Sequential, Tensor], object]] = {
     "trace": lambda m, x: ps.trace(m, x).skeleton(),
-    "verify": lambda m, x: ps.verify(m, x),
+    "verify": ps.verify,
     "proof": lambda m, x: ps.check(ps.proof(ps.trace(m, x).skeleton(), "net"), model=m, args=(x,)),
     "norm": lambda m, x: ps.path_norm(m.eval(), x, bound=True),
     "channels": lambda m, x: ps.channels(m, x).remove(0.5),
@@ -35,8 +35,8 @@ CALLS: dict[str, Callable[[nn.Sequential, Tensor], object]] = {
     "degeneracy": diagnostics.degeneracy,
     "signal": diagnostics.signal,
     "cost": diagnostics.cost,
-    "report": lambda m, x: diagnostics.report(m, x),
-    "penalty": lambda m, x: diagnostics.conserved(ps.trace(m, x)),
+    "report": diagnostics.report,
+    "conserved": lambda m, x: diagnostics.conserved(ps.trace(m, x)),
 }
 
 

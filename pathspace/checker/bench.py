@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -60,12 +60,21 @@ def arranged(
     return tuple(args), dict(kwargs)
 
 
-def states_kept() -> AbstractContextManager[None]:
-    """A context at whose end torch's random states are as before, on all devices in use."""
+@contextmanager
+def states_kept(seed: int | None = None) -> Iterator[None]:
+    """A context at whose end torch's random states are as before, on all devices in use, and
+    which begins with a seed if one is given.
+    """
     import torch
 
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    return torch.random.fork_rng(devices=devices)
+    used = torch.cuda.is_initialized()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if used else ()):
+        # (torch.manual_seed would also replace the user's seed for GPUs not in use yet)
+        if seed is not None:
+            torch.default_generator.manual_seed(seed)
+            if used:
+                torch.cuda.manual_seed_all(seed)
+        yield
 
 
 def without_eps(bench: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:

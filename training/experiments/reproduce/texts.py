@@ -129,44 +129,31 @@ def translation(setting: Setting) -> Record:
             pairs.append(
                 (cells["WMT-16 EN/DE (Q)", label], Arm(label, trial, (0.001, 0.002, 0.005, 0.01)))
             )
-    errors = {
-        row: [
-            _error(cells[row.removesuffix(": ") or "WMT-16 EN/DE (Q)", column])
-            for column in columns
-        ]
-        for row in rows
-    }
+    duels = []
+    for row in rows:
+        ours, rival = columns[::-1]
+        named = row.removesuffix(": ") or "WMT-16 EN/DE (Q)"
+        printed = _error(cells[named, ours]), _error(cells[named, rival])
+        duels.append(
+            PairedComparison(
+                f"{row}the penal connection errs less", f"{row}{ours}", f"{row}{rival}", printed
+            )
+        )
     record, by = hold(
         setting,
         pairs,
-        # (claimed below, together with the efficiency; the first decides on the number of seeds)
-        [
-            PairedComparison(
-                f"{row}the penal connection errs less",
-                f"{row}{columns[1]}",
-                f"{row}{columns[0]}",
-                (errors[row][1], errors[row][0]),
-            )
-            for row in rows
-        ],
+        # (they decide on the number of seeds, and are judged below together with the efficiency)
+        duels,
         name="translation",
         figures={"observed": OBSERVED},
         show=PERCENT,
     )
     final = {label: [o.test_efficiency or 0.0 for o in m.outcomes] for label, m in by.items()}
     claims = []
-    for row in rows:
-        plain, penal = (f"{row}{column}" for column in columns)
+    for row, duel in zip(rows, duels, strict=True):
+        plain, penal = duel.rival, duel.ours
         bars = setting.bars(by[plain].arm.base.task, by[plain].arm.base.options)
-        claims.append(
-            versus(
-                f"{row}the penal connection errs less",
-                by[penal],
-                by[plain],
-                (errors[row][1], errors[row][0]),
-                bars,
-            )
-        )
+        claims.append(versus(duel.statement, by[penal], by[plain], duel.printed, bars))
         claims.append(
             positive(
                 f"{row}the penal connection makes the chain more efficient (difference after the"
