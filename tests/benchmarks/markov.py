@@ -18,12 +18,18 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from benchmarks.markov_run import LENGTHS, NETWORKS, STEPS, TAUS, measure, summary
+from benchmarks.markov_run import BATCH, LENGTHS, NETWORKS, STEPS, TAUS, measure, summary
+from pathspace.diagnostics import MarkovChain
 from pathspace.files import replacing
 from pathspace.training.experiments.intervals import Interval, t_interval
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "claims-markov.md"
 DATA = PAGE.parent / "data" / "markov.json"
+WHAT = {
+    "MLP": "an MLP",
+    "CNN": "a CNN with batch norm and ReLU after the sum",
+    "transformer": "a pre-norm transformer",
+}
 START, END = "<!-- measured -->\n", "<!-- end -->"
 
 
@@ -110,7 +116,7 @@ def render(found: dict[str, Any]) -> str:
     )
     before = [percent(column(rows, "fold_at_start")) for rows in plain.values()]
     after, strong = fold(0.0), fold(3e-4)
-    lines = ["| statement | verdict | measured |", "| --- | --- | --- |"]
+    lines = [*settings(found), "", "| statement | verdict | measured |", "| --- | --- | --- |"]
 
     def add(statement: str, verdict: str, measured: str) -> None:
         lines.append(f"| {statement} | {verdict} | {measured} |")
@@ -213,6 +219,22 @@ def render(found: dict[str, Any]) -> str:
     lines += ["", f"Per sample and per batch disagree in sign in {len(opposed)} of {len(NETWORKS) * len(TAUS)} rows: say which one is plotted. A short run on a small",
               "task says nothing about ImageNet or WMT16; those tables were not rerun."]  # fmt: skip
     return "\n".join(lines) + "\n"
+
+
+def settings(found: dict[str, Any]) -> list[str]:
+    """What was trained, and on what."""
+    name, size = found["data"].split(", ")
+    # (two images, as 8 rows of 8 pixels)
+    networks = ", ".join(
+        f"{WHAT[key]} ({len(MarkovChain.trace(make().double(), torch.zeros(2, 8, 8).double()))} nodes)"
+        for key, make in NETWORKS.items()
+    )
+    return [
+        f"{len(NETWORKS)} residual networks were trained on {found['trained_on']:,} images of {name} at {size}, in float64:",
+        f"{networks}. Training takes",
+        f"{found['steps']:,} Adam steps with batches of {BATCH}, for {found['seeds']} seeds. The statements are checked on {found['checked']:,} test images for each seed, and",
+        f"counts are summed over seeds. Lists have the order {', '.join(NETWORKS)}.",
+    ]
 
 
 def of(found: dict[str, Any], name: str, tau: float, further: bool = False) -> list[dict[str, Any]]:

@@ -36,6 +36,7 @@ from pathspace.training.experiments.tasks.fetched import fashion_splits
 TAUS = (0.0, 1e-5, 3e-4, 3e-3)
 DATA_NAME, TRAINED, LOOKED, AT_A_TIME = "Fashion-MNIST, 8 x 8 pixels", 5000, 10_000, 200
 LARGE, TINY = 1000.0, 1e-3
+BATCH = 64
 STEPS = (
     (1e-4, False),
     (1e-2, False),
@@ -139,7 +140,7 @@ def data() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return x, train.targets, held_out, test.targets
 
 
-def train(name: str, tau: float, seed: int, steps: int, batch: int = 64) -> nn.Module:
+def train(name: str, tau: float, seed: int, steps: int, batch: int = BATCH) -> nn.Module:
     """Adam on the mean loss; the paper's hook adds `tau z`. Returned in evaluation
     mode, without the penalty.
     """
