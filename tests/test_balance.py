@@ -331,6 +331,7 @@ def has_minimum(rows: np.ndarray) -> bool:
     return bool(slack.fun > -1e-7)
 
 
+@pytest.mark.slow
 @given(signed_graphs())
 @modest
 def test_the_rest_has_a_minimum_and_no_unit_is_kept_in_vain(graph: ps.ReductionGraph) -> None:

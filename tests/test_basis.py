@@ -83,6 +83,7 @@ def test_basis_of_random_dags_with_products_and_shared_matrices(spec: tuple, rul
     check_random(model, model.example(), rule)
 
 
+@pytest.mark.slow
 @given(conv_specs(), rules)
 @modest
 def test_basis_of_random_convolutional_networks(spec: tuple, rule: str) -> None:
@@ -90,6 +91,7 @@ def test_basis_of_random_convolutional_networks(spec: tuple, rule: str) -> None:
     check_random(model, model.example(), rule)
 
 
+@pytest.mark.slow
 @given(rnn_specs(), rules)
 @modest
 def test_basis_of_random_recurrent_networks(spec: tuple, rule: str) -> None:

@@ -127,6 +127,7 @@ def test_the_smallest_counterexamples_are_the_smallest() -> None:
             assert net.count(skeleton) == net.num_weights - net.num_units
 
 
+@pytest.mark.slow
 def test_by_size_lists_every_network_once() -> None:
     listed = [net.widths for net in by_size(False, 6)]
     everything = [w for n in range(3, 8) for w in itertools.product(range(1, 7), repeat=n)]

@@ -446,6 +446,7 @@ def test_exhausted_memory_is_not_called_a_defect(
     assert "memory is exhausted" in refused(run("verify", "nets.py:Net", "--input", "2x3"))
 
 
+@pytest.mark.slow
 def test_what_a_failing_model_prints_gives_way_to_the_sentence(folder: Path) -> None:
     # torch prints the captured graph and logs a warning before it raises
     done = console("verify", "nets.py:Branching", "--input", "2x3", folder=folder)
@@ -453,6 +454,7 @@ def test_what_a_failing_model_prints_gives_way_to_the_sentence(folder: Path) -> 
     assert "torch.where" in one_sentence(done.stderr)
 
 
+@pytest.mark.slow
 def test_progress_is_shown_on_a_terminal_only(folder: Path) -> None:
     import pty
 
@@ -559,12 +561,14 @@ def test_own_commands_need_no_extension(
 # The installed command
 
 
+@pytest.mark.slow
 def test_the_installed_command_verifies(folder: Path) -> None:
     done = console("verify", "nets:Net", "--input", "2x3", "--json", "-", folder=folder)
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["dimension"] == 22
 
 
+@pytest.mark.slow
 def test_the_installed_command_refuses(folder: Path) -> None:
     done = console("verify", "nets:Net", "--input", "2x4", "--json", "out.json", folder=folder)
     assert (done.returncode, done.stdout) == (2, "")
@@ -572,6 +576,7 @@ def test_the_installed_command_refuses(folder: Path) -> None:
     assert not (folder / "out.json").exists()
 
 
+@pytest.mark.slow
 def test_a_full_standard_output_is_one_sentence(folder: Path) -> None:
     with open("/dev/full", "w") as full:
         done = console(
@@ -581,6 +586,7 @@ def test_a_full_standard_output_is_one_sentence(folder: Path) -> None:
     assert "Cannot write to standard output: No space left on device" in one_sentence(done.stderr)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("buffered", ["", "1"])
 def test_a_reader_that_leaves_early_is_no_error(
     folder: Path, buffered: str, monkeypatch: pytest.MonkeyPatch
@@ -605,6 +611,7 @@ def _listen() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+@pytest.mark.slow
 def test_control_c_ends_with_130(folder: Path) -> None:
     (folder / "slow.py").write_text("import time\nopen('started', 'w').close()\ntime.sleep(100)\n")
     command = [

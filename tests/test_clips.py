@@ -57,6 +57,7 @@ def test_nothing_to_lift_is_said() -> None:
         ps.lift_clips(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", params("efficientnet-lite0"))
 def test_a_trained_network_with_lifted_clips(name: str) -> None:
     model, x = load(name)[0].eval(), torch.randn(1, 3, 64, 64)

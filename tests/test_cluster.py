@@ -114,6 +114,7 @@ def call(*words: object) -> Result:
     return CliRunner().invoke(app, [str(word) for word in ("reproduce", *words)])
 
 
+@pytest.mark.slow
 def test_another_worker_runs_the_trials_of_one_that_is_killed(
     cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,7 @@ def impulse(width: int, steps: int, batch: int = 2, size: float = 1.0) -> torch.
     return x
 
 
+@pytest.mark.slow
 def test_relu_mlp_at_width_256() -> None:
     torch.manual_seed(0)
     x = torch.randn(4, 256)
@@ -79,6 +80,7 @@ def test_relu_mlp_at_width_256() -> None:
     )
 
 
+@pytest.mark.slow
 def test_tanh_mlp_at_width_256() -> None:
     torch.manual_seed(0)
     x = 1e-3 * torch.randn(4, 256)
@@ -128,6 +130,7 @@ def test_the_exponent_of_an_rnn_below_the_edge_is_its_spectral_radius() -> None:
     assert found.phase == "order" and found.steps == 300
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "edge", "slack"), [("tanh", 1.0, 0.06), ("relu", math.sqrt(2), 0.12)]
 )
@@ -204,6 +207,7 @@ def test_dead_perturbations_and_refusals() -> None:
         redraw(nn.ReLU(), 1.0)
 
 
+@pytest.mark.slow
 def test_pictures(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, x = mlp(24, 12, nn.Tanh, bias=True), torch.randn(2, 24)

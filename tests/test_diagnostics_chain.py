@@ -58,6 +58,7 @@ def test_counts(name: str) -> None:
     assert tuple(kinds.count(kind) for kind in ("identity", "shortcut", "parallel")) == COUNTS[name]
 
 
+@pytest.mark.slow
 def test_swin_t_and_gpt2_have_24_nodes() -> None:
     import transformers
     from zoo.attention import Swin
@@ -75,6 +76,7 @@ def test_swin_t_and_gpt2_have_24_nodes() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_train_mode_finds_the_same_nodes() -> None:
     for name in ("resnet18", "efficientnet_b0", "hf_gpt2"):
         chains = []
@@ -384,6 +386,7 @@ def test_the_dimensions_of_samples_are_found_once() -> None:
     assert chain.batch_dims(0) == (0, 0) and chain.batch_dims(1) == (1, 1) and len(runs) == 4
 
 
+@pytest.mark.slow
 def test_a_compiled_model_has_the_chain_of_its_module() -> None:
     class Block(nn.Module):
         def __init__(self) -> None:

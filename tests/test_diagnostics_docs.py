@@ -45,6 +45,7 @@ def test_the_figures_of_the_claims_are_those_of_the_run() -> None:
     assert found["seeds"] >= 5 and len(found["rows"]) == found["seeds"] * len(NETWORKS) * len(TAUS)
 
 
+@pytest.mark.slow
 def test_a_run_has_every_figure_that_the_page_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -333,6 +333,7 @@ def _rank(rank: int, folder: Path) -> None:
     torch.save(watch.records[0].cosines, folder / f"{rank}.pt")
 
 
+@pytest.mark.slow
 def test_data_parallel(tmp_path: Path) -> None:
     two_processes(_rank, tmp_path)
     got = torch.cat([torch.load(tmp_path / f"{rank}.pt") for rank in range(2)], 1)

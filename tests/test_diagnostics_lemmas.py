@@ -270,6 +270,7 @@ def later_pulls(model: Net, x: Tensor, tau: float) -> Tensor:
     return torch.stack(result)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tau", "decay"), [(0.02, 0.0), (0.0, 0.01)])
 def test_a_positive_efficiency_at_a_stationary_point_is_shrinkage(tau: float, decay: float) -> None:
     """There, sum <z, -g> is tau ||Z||^2 and what later penalties pull, or what weight

@@ -62,6 +62,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", HELD_OUT)
 def test_held_out_models(name: str) -> None:
@@ -80,6 +81,7 @@ def test_held_out_models(name: str) -> None:
         assert part in declined[check]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["batchnorm_mlp", "hf_resnet", "decoder_swiglu"])
 def test_in_train_mode(name: str) -> None:

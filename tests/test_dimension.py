@@ -259,6 +259,7 @@ def test_dimension_of_random_dags_with_products_and_shared_matrices(spec: tuple)
     check_rank(model, model.example())
 
 
+@pytest.mark.slow
 @given(conv_specs())
 @modest
 def test_dimension_of_random_convolutional_networks(spec: tuple) -> None:
@@ -266,6 +267,7 @@ def test_dimension_of_random_convolutional_networks(spec: tuple) -> None:
     check_rank(model, model.example())
 
 
+@pytest.mark.slow
 @given(rnn_specs())
 @modest
 def test_dimension_of_random_recurrent_networks(spec: tuple) -> None:

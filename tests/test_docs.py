@@ -39,6 +39,7 @@ ELSEWHERE = {
 HERE = [page for page in PAGES if "```python" in page.read_text() and page.stem not in ELSEWHERE]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", HERE, ids=lambda page: page.stem)
 def test_the_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

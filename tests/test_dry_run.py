@@ -182,6 +182,7 @@ class Whole(estimate_others.Plan):
             self.known.setdefault(run, results(run))
 
 
+@pytest.mark.slow
 def test_runs_in_the_journal_of_the_contest_are_not_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,6 +253,7 @@ def test_every_experiment_has_an_estimate() -> None:
     assert set(OTHERS) == {name for name, one in EXPERIMENTS.items() if not one.trials}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["toy", "ideal-direction"])
 def test_a_few_steps_say_how_long_toys_take(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

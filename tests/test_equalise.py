@@ -54,6 +54,7 @@ def decibels(model: nn.Module, other: nn.Module, bits: int, per: str, x: Tensor)
         return float(10 * (wanted.square().sum() / (net(x) - wanted).square().sum()).log10())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bits", "per"), [(4, "tensor"), (4, "channel"), (6, "tensor"), (8, "tensor")]
 )
@@ -84,6 +85,7 @@ def test_without_data_inputs_are_made_up() -> None:
     assert found.made_up and found.helped and "random inputs" in str(found)
 
 
+@pytest.mark.slow
 def test_the_search_draws_other_rounding_errors_and_keeps_the_better_ones() -> None:
     model, graph = network(2, 0.0)
     x, held = (
@@ -174,6 +176,7 @@ def test_formats_that_make_no_sense(bits: int, per: str, match: str) -> None:
         ps.equalise(model, graph, bits, per)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("name", params("crepe-tiny"))
 def test_a_pitch_tracker_in_eight_bits_hears_the_same(name: str) -> None:
@@ -318,6 +321,7 @@ class Checkpointed(nn.Module):
         return self.c(run(self.b, run(self.a, x, self.from_inputs)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("from_inputs", [True, False])
 def test_checkpointed_models_are_measured_like_others(reentrant: bool, from_inputs: bool) -> None:
@@ -337,6 +341,7 @@ def test_checkpointed_models_are_measured_like_others(reentrant: bool, from_inpu
     assert "apply" not in vars(CheckpointFunction)
 
 
+@pytest.mark.slow
 def test_batches_may_be_cut_anywhere() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))

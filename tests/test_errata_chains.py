@@ -37,6 +37,7 @@ class Chain(nn.Module):
         return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_hook_that_keeps_its_own_tensor_leaks(keep: bool) -> None:
     model = Chain(keep)

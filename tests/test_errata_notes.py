@@ -29,6 +29,7 @@ def test_xor_needs_a_hidden_layer() -> None:
     assert step(hidden @ np.array([1, -2]) - 0.5).tolist() == [0, 1, 1, 0]
 
 
+@pytest.mark.slow
 def test_gradients_are_orthogonal_where_the_test_loss_turns() -> None:
     """Along ``dw/dt = -grad L_D`` the test loss changes by ``-grad L_T grad
     L_D``, zero where it turns.

@@ -126,6 +126,7 @@ def test_what_two_channels_share_stays() -> None:
     expect_sizes(Twice().double(), torch.randn(5, 2).double(), [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["two functions", "a constant", "shifts in time"])
 def test_an_order_that_is_another_function_is_not_the_same(name: str) -> None:
     torch.manual_seed(0)

@@ -82,6 +82,7 @@ def flat(one: Any, other: Any) -> list[tuple[Any, Any]]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("member", "name"), CASES)
 def test_fused_steps_are_those_of_whole_tensors_in_four_launches(member: str, name: str) -> None:
     case = Problem(name, unit=name != "opposite_parents").to(DEVICE)
@@ -198,6 +199,7 @@ def test_memory_is_small_beside_the_weights(name: str, monkeypatch: pytest.Monke
     assert not any(optimizer.state.values())
 
 
+@pytest.mark.slow
 def test_a_compiled_step_is_that_of_whole_tensors() -> None:
     case = Problem("residual_cnn", unit=True).to(DEVICE)
     case.model.float()

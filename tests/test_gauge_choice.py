@@ -78,6 +78,7 @@ PAIRS = [("mlp", key) for key in OBJECTIVES] + [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "key"), PAIRS)
 def test_minima_are_minima_and_the_same_from_every_copy(name: str, key: str) -> None:
     model, graph, x = subject(name)
@@ -154,6 +155,7 @@ def slow_noise(model: nn.Module, felt: dict[str, Tensor], bits: int, per: str) -
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("per", ["tensor", "channel"])
 @pytest.mark.parametrize("name", ["mlp", "branches"])
 def test_noise_is_what_its_formula_says(name: str, per: str) -> None:

@@ -254,6 +254,7 @@ def test_one_step_on_random_dags(spec: tuple, rule: str) -> None:
     check_one_step(model, args, target, ps.trace(model, *args).skeleton(rule, seed=7))
 
 
+@pytest.mark.slow
 @given(rnn_specs(), rules)
 @modest
 def test_one_step_on_random_recurrent_networks(spec: tuple, rule: str) -> None:

@@ -104,6 +104,7 @@ def changed_by_rescaling(model: nn.Module, x: Tensor) -> float:
     return float((twin(x) - before).abs().max() / before.abs().max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", UNITS, ids=lambda function: function.__name__)
 def test_what_is_written_is_seen_under_every_name(function: Callable[[Tensor], Tensor]) -> None:
     torch.manual_seed(0)

@@ -90,6 +90,7 @@ def tokens() -> Any:
     return Words(input_ids=ids, attention_mask=torch.ones_like(ids))
 
 
+@pytest.mark.slow
 def test_the_cache_is_off_for_the_trace_and_on_for_the_user() -> None:
     torch.manual_seed(0)
     model, off = Language(), Language()
@@ -110,6 +111,7 @@ def test_an_error_leaves_the_settings_alone() -> None:
     assert model.config.use_cache and model.config.text_config.use_cache
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", ["keywords", "position"])
 def test_what_a_tokenizer_returns_is_taken_everywhere(given: str) -> None:
     model = Language().eval()
@@ -137,6 +139,7 @@ def family(name: str, **more: Any) -> nn.Module:
     return getattr(transformers, model)(getattr(transformers, config)(**sizes, **more)).eval()  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_default_language_models_are_answered(name: str) -> None:
     model = family(name)

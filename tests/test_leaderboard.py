@@ -189,6 +189,7 @@ def test_cases_leave_nothing_out_and_the_question_has_priority() -> None:
     }
 
 
+@pytest.mark.slow
 def test_the_record_counts_failures_and_compares_pairs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,6 +283,7 @@ def test_other_code_or_other_data_runs_again(
     leaderboard_contest.run_digest.cache_clear()
 
 
+@pytest.mark.slow
 def test_processes_find_what_one_finds(tmp_path: Path) -> None:
     runs = [replace(QUICK, seed=seed) for seed in range(3)]
     alone = Journal(None)
@@ -295,6 +297,7 @@ def test_processes_find_what_one_finds(tmp_path: Path) -> None:
     assert tests[0] == tests[1] == tests[2]
 
 
+@pytest.mark.slow
 def test_fetched_data_takes_the_same_networks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

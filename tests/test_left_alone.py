@@ -135,6 +135,7 @@ def test_layers_inside_of_checkpoints_are_followed(reentrant: bool) -> None:
     assert one.to_dicts() == other.to_dicts() and len(one) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("from_inputs", [True, False])
 def test_derivatives_of_checkpointed_functions_are_those_of_the_function(
@@ -378,6 +379,7 @@ def test_textbook_counts_are_those_of_activations_in_place() -> None:
     assert one.cached == other.cached and one.multiplications == other.multiplications
 
 
+@pytest.mark.slow
 def test_imports_draw_no_random_numbers() -> None:
     code = (
         "import random, numpy, torch\n"

@@ -85,6 +85,7 @@ main()
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["pathspace.inference.registry", "pathspace.diagnostics.signal"])
 def test_the_table_of_operations_is_complete_whoever_reads_it_first(module: str) -> None:
     code = (

@@ -247,6 +247,7 @@ STEPS: list[Callable[[Tensor, _Places], Tensor]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
 def test_chains_of_operations(seed: int) -> None:
     rng = random.Random(seed)
@@ -391,6 +392,7 @@ def _by_gradient(read: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> Te
     return found != 0
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_places_that_no_window_meets_are_those_without_a_gradient(data: st.DataObject) -> None:
     dims = data.draw(st.integers(1, 2))
@@ -431,6 +433,7 @@ class _Taps(nn.Module):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Using padding=.same. with even kernel lengths:UserWarning")
 @given(data=st.data())
 def test_taps_that_meet_only_padding_where_a_result_is_read_are_on_no_path(

@@ -59,6 +59,7 @@ def rank(matrix: np.ndarray) -> int:
     return int(np.linalg.matrix_rank(matrix.astype(np.float64)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [128, 150])
 def test_a_matrix_used_often_in_depth_does_not_refute_a_theorem(depth: int) -> None:
     torch.manual_seed(0)
@@ -74,6 +75,7 @@ def test_a_matrix_used_often_in_depth_does_not_refute_a_theorem(depth: int) -> N
     assert rank(matrix.toarray()) == 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [8, 24])
 def test_squares_of_squares_are_counted_and_verified(times: int) -> None:
     torch.manual_seed(0)
@@ -202,6 +204,7 @@ ATTENDING: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], int]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads", [1, 2])
 @pytest.mark.parametrize("name", ATTENDING)
 def test_units_that_no_weight_has_alone_are_exchanged_for_others(name: str, heads: int) -> None:

@@ -88,6 +88,7 @@ def test_curvature_against_the_hessian() -> None:
         assert curvature(model, F.mse_loss, x, y) == pytest.approx(exact, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_suggested_decay() -> None:
     torch.manual_seed(0)
     model = nn.Linear(1, 1, bias=False).double()

@@ -124,6 +124,7 @@ def test_factors_on_activations_give_the_sums_of_weights_times_gradients(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["batchnorm_conv", "residual_cnn", "gated_product"])
 def test_the_bound_of_large_models_is_that_of_small_ones(
     monkeypatch: pytest.MonkeyPatch, name: str

@@ -66,6 +66,7 @@ def test_a_step_never_waits_for_the_device(member: str, name: str) -> None:
         torch.ones(1).item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("member", MEMBERS)
 def test_a_compiled_step_is_one_graph_and_the_same_step(member: str) -> None:
     """The compiler's front end and its handling of memory; what generates
@@ -88,6 +89,7 @@ def test_a_compiled_step_is_one_graph_and_the_same_step(member: str) -> None:
     assert largest_difference(case.model, twin) < 1e-13
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("member", ["gsgd", "gadam"])
 def test_a_second_compiled_step_may_have_other_sizes(member: str) -> None:
     """The compiler lets sizes vary when it meets the same code again, and then cannot

@@ -177,6 +177,7 @@ def compare(results: list[dict[str, object]], key: str, expected: dict[str, Tens
             torch.testing.assert_close(found[name], value, rtol=1e-11, atol=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("member", MAKERS)
 def test_two_processes_take_the_steps_of_one(member: str, results: list[dict[str, object]]) -> None:
     model, x, y, skeleton = setting("mlp")

@@ -30,6 +30,7 @@ def run(*command: str, **environment: str) -> str:
     return ran.stdout
 
 
+@pytest.mark.slow
 def test_kernels_take_the_steps_of_whole_tensors() -> None:
     assert " passed" in run(
         "-m",
@@ -104,5 +105,6 @@ OWN = {
 SIGNATURES = {name: TYPES | OWN.get(name, {}) for name in NAMES}
 
 
+@pytest.mark.slow
 def test_kernels_compile_for_a_device_that_is_not_there() -> None:
     run("-c", COMPILE, TRITON_INTERPRET="0", TRITON_DEFAULT_FP_FUSION="1")

@@ -123,6 +123,7 @@ MEMBERS = {
 GENTLE = {"transformer_block": 0.1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["residual_mlp", "rnn_op_2_layers", "conv_gap", "batchnorm_cnn", "transformer_block"]
 )
@@ -253,6 +254,7 @@ def test_a_bound_on_the_multiplier_makes_default_initialisation_usable() -> None
 # --- Path-SGD
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["mlp_2x3x5x2", "residual_mlp", "rnn_first_input_nobias", "rnn_op", "rnn_op_2_layers"]
 )

@@ -202,6 +202,7 @@ def scalar(output: Any) -> Tensor:
     return value.square().mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REAL)
 def test_real_models(name: str) -> None:
     model, args, kwargs = real(name)
@@ -397,6 +398,7 @@ def test_second_derivatives_are_refused() -> None:
         torch.autograd.grad(y.sum(), x, create_graph=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("style", ["plain", "shortcut", "into_branch", "into_view", "alpha_left"])
 def test_transforms_of_torch_func(style: str) -> None:
     """Gradients per sample and of sums over samples are explicit ones; derivatives of
@@ -485,6 +487,7 @@ def compiled(name: str) -> tuple[nn.Module, Tensor]:
     return model, x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["scaled", "alpha_left", "into_branch", "into_stream", "parallel", "loop", "encoder"]
 )
@@ -509,6 +512,7 @@ def test_compile(name: str, backend: str) -> None:
     assert torch._C._len_torch_function_stack() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "style", ["plain", "into_branch", "into_stream", "plain_relu_", "alpha_left"]
 )
@@ -531,6 +535,7 @@ def test_a_graph_that_runs_in_python_is_penalised_once(style: str, dtype: torch.
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_compile_with_other_batch_sizes_and_a_schedule(backend: str) -> None:
@@ -544,6 +549,7 @@ def test_compile_with_other_batch_sizes_and_a_schedule(backend: str) -> None:
         assert_equal(gradients(model, fast(x[:size]).square().mean()), eager)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.filterwarnings("ignore")
 def test_compile_around_graph_breaks_and_block_by_block(backend: str) -> None:
@@ -580,6 +586,7 @@ def test_a_compiled_model_is_measured_uncompiled(backend: str) -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_compiled_first_and_penalised_then() -> None:
     """The model is penalised, by its own name or by that of its wrapper."""
@@ -596,6 +603,7 @@ def test_compiled_first_and_penalised_then() -> None:
         assert_equal(gradients(inner, fast(x).square().sum()), want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("warm", [False, True])
 @pytest.mark.parametrize("wrapped", [False, True])
 @pytest.mark.filterwarnings("ignore")
@@ -667,6 +675,7 @@ def test_copies_and_pickles_stand_alone() -> None:
     assert not any("penal" in key for key in model.state_dict())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("ran", [False, True])
 def test_a_penalised_model_in_a_file_keeps_its_penalty(
@@ -839,6 +848,7 @@ def test_what_follows_a_shared_block_differs(after: tuple[Callable[[Tensor], Ten
     assert_equal(gradients(model, model(x).square().sum()), wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_other_additions_than_were_traced_are_refused() -> None:
     torch.manual_seed(0)

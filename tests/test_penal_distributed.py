@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from processes import two_processes
 from torch import Tensor, nn
@@ -55,6 +56,7 @@ def work(rank: int, folder: Path) -> None:
         )
 
 
+@pytest.mark.slow
 def test_two_processes_find_the_gradient_of_one(tmp_path: Path) -> None:
     two_processes(work, tmp_path)
     model, x = setting()

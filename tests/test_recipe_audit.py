@@ -86,6 +86,7 @@ def test_every_field_of_a_recipe_is_read_from_a_run_or_decided_by_the_protocol()
     assert METERS.keys() | PROTOCOL == FIELDS.keys() and not METERS.keys() & PROTOCOL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", list(kinds()))
 def test_what_is_built_is_what_is_described(cell: Cell, data: Path) -> None:
     built, run = build(cell, data)

@@ -150,6 +150,7 @@ def test_recorded(name: str) -> None:
     assert set(both(RECORDED[name], training=True)) == {""}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPORTED)
 def test_left_to_the_export(name: str) -> None:
     assert "" not in both(EXPORTED[name])
@@ -273,6 +274,7 @@ VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VIEWS)
 @pytest.mark.parametrize("around", [contextlib.nullcontext, exported])
 def test_writes_through_views_that_signatures_do_not_mention_are_seen(

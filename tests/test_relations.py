@@ -54,6 +54,7 @@ TERMS = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(TERMS, max_size=12))
 @settings(max_examples=300)
 def test_a_solution_satisfies_every_relation(rows: list[Row]) -> None:
@@ -63,6 +64,7 @@ def test_a_solution_satisfies_every_relation(rows: list[Row]) -> None:
     assert np.linalg.matrix_rank(values(solution, COUNT)) == solution.units
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.integers(1, COUNT), min_size=2, max_size=3), max_size=14), st.data())
 @settings(max_examples=300)
 def test_products_leave_as_many_scales_as_the_null_space(

@@ -125,6 +125,7 @@ class Page(HTMLParser):
         return found
 
 
+@pytest.mark.slow
 def test_the_page_is_well_formed_and_needs_no_network(found: Report) -> None:
     page = Page(found.html)
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
@@ -356,6 +357,7 @@ def test_a_loss_of_ones_own_is_used() -> None:
     assert found.sentences["loss"] == "Gradients are those of the loss that was given."
 
 
+@pytest.mark.slow
 def test_what_does_not_apply_says_so_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(outputs: Any, targets: Any) -> torch.Tensor:
         raise ZeroDivisionError("of my own")

@@ -168,6 +168,7 @@ def test_an_interrupted_series_keeps_what_had_ended(
     assert [TrialCache(tmp_path).find(trial) is not None for trial in trials] == [True, True, False]
 
 
+@pytest.mark.slow
 def test_two_processes_of_which_one_is_killed_find_what_one_finds(tmp_path: Path) -> None:
     # long enough that both are still at work when the first outcome is seen
     trials = [replace(SMALL, seed=seed, epochs=40) for seed in range(4)]
@@ -217,6 +218,7 @@ trial.run_trial(trial.Trial("number-words", "adam", 0.01, 0, 3, batch_size=8, op
 """  # noqa: E501
 
 
+@pytest.mark.slow
 def test_a_trial_that_is_killed_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
     trial = Trial(
         "number-words", "adam", 0.01, 0, 3, batch_size=8, options=(("hidden", 8), ("limit", 64))
@@ -351,6 +353,7 @@ WORDS = Trial(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "trial",
     [DIGITS, replace(DIGITS, optimizer="gsgd", lr=0.05), replace(WORDS, tau=0.01, efficiency=True)],
@@ -576,6 +579,7 @@ def test_two_tests_are_those_of_scipy() -> None:
 REPEATED = 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("claims", [1, 3])
 @pytest.mark.parametrize("true", [0.0, 0.05, -0.05])
 def test_shares_of_verdicts_are_those_that_the_power_promises(true: float, claims: int) -> None:

@@ -56,6 +56,7 @@ def documents(build: Callable[[], tuple[nn.Module, torch.Tensor]]) -> dict[str, 
     return {name: json.loads(json.dumps(found[name])) for name in NAMES}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [model, recurrent])
 def test_documents_fit_their_schemas(build: Callable[[], tuple[nn.Module, torch.Tensor]]) -> None:
     for name, document in documents(build).items():

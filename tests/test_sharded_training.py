@@ -404,6 +404,7 @@ def close(found: object, wanted: object, **tolerance: float) -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("member", MAKERS)
 @pytest.mark.parametrize("way", CUT)
 def test_cut_models_take_the_steps_of_whole_ones(

@@ -327,6 +327,7 @@ def test_observing_records_nodes_of_the_graph() -> None:
     assert gradient.shape == (2, 5) and float(gradient.abs().sum()) > 0
 
 
+@pytest.mark.slow
 def test_the_page_runs_and_prints_what_it_says() -> None:
     page = Path(__file__).parents[1] / "docs" / "signal-propagation.md"
     space: dict[str, object] = {"__name__": "page"}

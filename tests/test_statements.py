@@ -34,6 +34,7 @@ def one(**more: object) -> Statement:
     return statement
 
 
+@pytest.mark.slow
 def test_what_statements_name_is_there() -> None:
     assert missing(load_statements(), ROOT) == []
     names = (

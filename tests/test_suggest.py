@@ -104,6 +104,7 @@ def test_ten_steps_as_advised(name: str, tried: bool, capsys: pytest.CaptureFixt
     assert falls(model, told.make(), loss)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     trained.params(
@@ -115,6 +116,7 @@ def test_ten_steps_on_trained_networks(name: str) -> None:
     assert advice.followed(subject, tried=False)["falls"]
 
 
+@pytest.mark.slow
 def test_ten_steps_on_the_leaderboards_tasks_and_on_other_networks() -> None:
     torch.manual_seed(0)
     rows = [
@@ -137,6 +139,7 @@ def test_advice_is_the_same_for_rescaled_copies() -> None:
         assert found.decades == other.multipliers[rule].decades
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", trained.params("mtcnn-pnet", "mtcnn-rnet", "crepe-tiny", "silero-vad")
 )

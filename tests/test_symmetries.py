@@ -145,6 +145,7 @@ def test_packed_heads_of_torch() -> None:
     assert counts["linear map"] == 2 * (2 * 2**2 - 4) and counts["normal"] == 12 + 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rotary", [True, False])
 def test_a_decoder_has_the_symmetries_of_its_parts(rotary: bool) -> None:
     model = Decoder(dim=4, heads=2, groups=2, depth=1).double()

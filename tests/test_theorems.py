@@ -29,6 +29,7 @@ def test_ranks_of_every_type_of_integer(dtype: type) -> None:
     assert modular_rank(np.zeros((0, 3), dtype)) == 0
 
 
+@pytest.mark.slow
 def test_ranks_of_large_path_matrices() -> None:
     """2,000 x 2,500, sparse as counting vectors are; how long it takes is
     on the page of benchmarks.

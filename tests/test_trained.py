@@ -160,6 +160,7 @@ def compared_after_changes_of_channels(name: str, left: float) -> ps.Comparison:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", params("crepe-tiny", "mtcnn-pnet", "mtcnn-rnet", "mtcnn-onet", "silero-vad")
 )
@@ -167,6 +168,7 @@ def test_channels_are_left_out_and_change_places_as_it_stands(name: str) -> None
     assert compared_after_changes_of_channels(name, left=0.8).same
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", params("antiberty", "efficientnet-lite0"))
 def test_channels_of_large_networks(name: str) -> None:
     found = compared_after_changes_of_channels(name, left=0.6)
@@ -175,6 +177,7 @@ def test_channels_of_large_networks(name: str) -> None:
     assert all("running_var" in tensor for tensor in found.differ)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("name", params("efficientnet-lite0"))
 def test_norms_are_folded_and_bounds_lifted(name: str) -> None:
@@ -203,6 +206,7 @@ PURPOSES = (
 )
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("name", params("crepe-tiny", "mtcnn-pnet", "silero-vad"))
 def test_a_gauge_for_any_purpose_is_the_same_network(name: str) -> None:
@@ -224,6 +228,7 @@ def test_a_gauge_for_any_purpose_is_the_same_network(name: str) -> None:
     assert change(wanted, subject.outputs(moved)) <= (0.0 if exact else SAME)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("name", params("crepe-tiny", "mtcnn-pnet", "mtcnn-rnet"))
 def test_rescaling_for_small_types_is_the_same_network(name: str) -> None:
@@ -266,6 +271,7 @@ def test_rescaling_holds_for_other_numbers_of_samples(name: str) -> None:
         assert change(before, after) <= STANDS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", params("crepe-tiny", "mtcnn-pnet", "mtcnn-rnet", "mtcnn-onet", "silero-vad")
 )
@@ -279,6 +285,7 @@ def test_theorems_hold_and_the_proof_is_accepted(name: str) -> None:
     assert verdict.units == found.units and verdict.dimension == found.dimension
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", params("efficientnet-lite0"))
 def test_running_variances_of_trained_networks_are_no_reason_to_reject_a_proof(name: str) -> None:
     subject = subject_of(name)
@@ -339,6 +346,7 @@ def test_path_norms_do_not_see_the_gauge(name: str) -> None:
 UNTIL = {"crepe-tiny": "sigmoid", "voice-encoder": "lstm"}
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("name", params(*UNTIL))
 def test_path_norms_of_parts_and_of_all_paths_that_end(name: str) -> None:

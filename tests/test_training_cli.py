@@ -56,6 +56,7 @@ def test_train_prints_a_table_and_writes_its_files(tmp_path: Path, optimizer: st
     assert 0 < record["test_error"] < 1 and record["diverged"] is False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16-mixed", "64-true"])
 @pytest.mark.parametrize("optimizer", ["gsgd", "adam"])
 def test_other_precisions_train_and_resume_exactly(

@@ -12,6 +12,7 @@ from pathspace.training.task import _BUILDERS
 PAGE = Path(__file__).parents[1] / "docs" / "training.md"
 
 
+@pytest.mark.slow
 def test_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     code = "\n".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S))

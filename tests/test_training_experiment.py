@@ -26,6 +26,7 @@ def test_intervals_are_students() -> None:
     assert math.isnan(t_interval([5.0]).half_width) and t_interval([5.0]).show(".1f") == "5.0"
 
 
+@pytest.mark.slow
 def test_demo_leaves_what_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "MODELS", demo.MODELS[1:])
     folder, console = tmp_path / "new" / "demo", Console(width=80, file=io.StringIO())
@@ -42,6 +43,7 @@ def test_demo_leaves_what_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "pathspace train digits-rows" in text and "1 2 3" in text and "fails" not in text
 
 
+@pytest.mark.slow
 def test_demo_names_what_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     absent = ("Missing", "a model", demo.residual, "a_package_that_nobody_has")
     monkeypatch.setattr(demo, "MODELS", (absent, *demo.MODELS[2:]))

@@ -88,6 +88,7 @@ def stamp(path: Path) -> int:
     return path.stat().st_mtime_ns if path.exists() else 0
 
 
+@pytest.mark.slow
 def test_killed_ten_times_a_run_ends_with_bitwise_the_same(
     tmp_path: Path, start: Callable[..., Any]
 ) -> None:
@@ -210,6 +211,7 @@ def run_on_a_full_disk(room: int, said: Path, words: list[str]) -> None:
     main()
 
 
+@pytest.mark.slow
 def test_full_disk_costs_one_sentence_and_no_file(
     tmp_path: Path, start: Callable[..., Any]
 ) -> None:
@@ -241,6 +243,7 @@ def test_full_disk_costs_one_sentence_and_no_file(
     assert same(one, two)
 
 
+@pytest.mark.slow
 def test_standard_output_that_is_full_is_one_sentence(tmp_path: Path) -> None:
     words = [
         *RUN[:4],

@@ -30,6 +30,7 @@ pytestmark = pytest.mark.usefixtures("no_rule_fails")
 PAPERS = [toy, language_model, recurrent_cnn, cifar_resnet, translator]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "build", [mlp, residual_cnn, stacked_rnn, loop_rnn], ids=lambda build: build.__name__
 )
@@ -73,6 +74,7 @@ def test_models_repeat_themselves_and_leave_random_numbers_alone(build: Callable
     assert torch.equal(first(*inputs), second(*same)) and torch.equal(before, torch.get_rng_state())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", PAPERS, ids=lambda build: build.__name__)
 def test_models_of_the_papers_are_verified_with_nothing_pinned_but_by_positions(
     build: Callable,

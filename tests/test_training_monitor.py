@@ -66,6 +66,7 @@ def train(
     return weights(model), [record.train_loss for record in history.records], monitor
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "optimizer", "tau"),
     [

@@ -69,6 +69,7 @@ def state(folder: Path) -> dict[str, Any]:
     return dict(plain(found))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", OPTIONS.values(), ids=OPTIONS.keys())
 def test_a_run_with_the_option_that_is_interrupted_ends_as_one_that_is_not(
     words: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -113,6 +114,7 @@ def test_the_options_are_those_of_the_papers_recipes(
     assert record["train_loss"] == outcome.train_losses[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["drops", "decay", "clip", "augment", "dropout"])
 def test_each_option_changes_the_run_and_stands_in_its_records(name: str, tmp_path: Path) -> None:
     words, epochs = OPTIONS[name], ["--epochs", 2]

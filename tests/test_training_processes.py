@@ -159,6 +159,7 @@ def one_run(fabric: Fabric, folder: Path) -> None:
     ranks.first(fabric, fail)
 
 
+@pytest.mark.slow
 def test_two_processes_are_one_run(tmp_path: Path) -> None:
     fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp_spawn")
     fabric.launch(in_two_processes, tmp_path)
@@ -217,6 +218,7 @@ def result(folder: Path) -> tuple[dict[str, Tensor], list[list[str]]]:
         return state["model"], [row[:5] for row in csv.reader(file)][1:]
 
 
+@pytest.mark.slow
 def test_both_launchers_end_where_one_process_does(tmp_path: Path) -> None:
     one, two, three = (tmp_path / name for name in ("one", "two", "three"))
     alone(*RUN, "--epochs", 1, "--out", one)
@@ -251,6 +253,7 @@ def test_both_launchers_end_where_one_process_does(tmp_path: Path) -> None:
         }
 
 
+@pytest.mark.slow
 def test_an_error_of_two_processes_is_one_sentence(tmp_path: Path) -> None:
     done = call("pathspace", *RUN, "--out", tmp_path, "--resume", "--devices", 2)
     assert done.returncode == 2
@@ -296,6 +299,7 @@ def test_torchrun_and_devices_must_agree(monkeypatch: pytest.MonkeyPatch) -> Non
         make_fabric(devices=3)
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_takes_the_others_along_in_one_sentence(tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     words = [

@@ -107,6 +107,7 @@ def test_the_best_weights_come_back(tmp_path: Path, written: bool) -> None:
         assert len(torch.load(tmp_path / "checkpoint.pt", weights_only=True)["records"]) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [8, 15, 19, 27])
 def test_interrupted_runs_stop_at_the_same_epoch(tmp_path: Path, stop: int) -> None:
     def interrupt(tick: Tick) -> None:

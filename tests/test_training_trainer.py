@@ -59,6 +59,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
 def test_resumed_run_is_bitwise_the_uninterrupted_one(
     task: Task, tmp_path: Path, optimizer: str
@@ -146,6 +147,7 @@ class Counting:
         self.losses = state["losses"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [*sorted(OPTIMIZERS), *torch_names()])
 @pytest.mark.parametrize("stop", [4, 41])
 def test_resuming_inside_an_epoch_is_bitwise_exact(

@@ -130,6 +130,7 @@ def test_records_have_the_remarks_of_today(name: str) -> None:
         assert any(re.fullmatch(".+".join(parts), line) for line in record.differs), remark
 
 
+@pytest.mark.slow
 def test_runs_that_no_record_reports_are_counted_in_the_journals() -> None:
     """By hand: all runs that looked at the test split, less the seeds of all arms."""
     known = [Record.read(path) for path in RECORDS.glob("*.json") if path.stem != "optimizers"]

@@ -29,6 +29,7 @@ def bracket(model: nn.Module, *args: Any, **kwargs: Any) -> ps.Certificate:
     return ps.verify(model, *args, upper_bound=True, **kwargs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [*sorted(CASES)[1::8], "mlp_2x4x1x3x2", "batchnorm_conv", "gated_product"]
 )

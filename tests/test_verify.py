@@ -289,6 +289,7 @@ def test_branches_run_after_they_were_verified() -> None:
         assert torch.equal(model(x), before) and Branch()(x).shape == before.shape
 
 
+@pytest.mark.slow
 def test_branches_infinite_masks_and_sparse_inputs_are_verified() -> None:
     x = torch.randn(4, 3)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 import typer
 from torch import nn
@@ -16,6 +17,7 @@ from pathspace.cli_errors import ErrorSentenceGroup
 from pathspace.diagnostics import cli, report, versus
 
 FILE = """
+import pytest
 import torch
 from torch import nn
 
@@ -33,6 +35,7 @@ def batches():
 """
 
 
+@pytest.mark.slow
 def test_a_checkpoint_and_another_architecture(tmp_path: Path) -> None:
     path = tmp_path / "net.py"
     path.write_text(FILE)

@@ -316,6 +316,7 @@ def test_a_trainer_of_lightning_is_watched(tmp_path: Path) -> None:
     assert (tmp_path / "run.html").exists() and not watch.running
 
 
+@pytest.mark.slow
 def test_a_trainer_of_transformers_is_watched(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
@@ -444,6 +445,7 @@ class Residual(nn.Module):
         return self.out(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("penalised", [False, True])
 def test_a_watched_model_is_traced_and_copied_without_the_watch(penalised: bool) -> None:
     """Before the pass, after it, and when chain and units are observed, too."""
