@@ -33,6 +33,7 @@ from pathspace.in_place import untold, writes_are_seen
 from pathspace.inputs import arranged, check_inputs, describe, opened, ordinary
 from pathspace.module_walk import every_module, every_tensor
 from pathspace.on_meta import Elsewhere, Unshown, Unsure
+from pathspace.packing import equal_lengths, of_equal_lengths
 from pathspace.random_state import random_kept
 from pathspace.recording import record
 from pathspace.refusals import (
@@ -177,7 +178,7 @@ def capture(
     check_memory(model)
     check_inputs(model, args, kwargs)
     with _ONE_AT_A_TIME, torch.inference_mode(False), with_numbers():
-        args, kwargs = ordinary((args, kwargs))
+        args, kwargs = of_equal_lengths(ordinary((args, kwargs)))
         watch = watch or nullcontext()
         with untouched(model):
             captured = recorded(model, args, kwargs, watch)
@@ -435,7 +436,7 @@ def _maps(module: fx.GraphModule) -> bool:
 def _traceable(twin: nn.Module) -> Iterator[None]:
     """Torch's own tracing is silent, and code that would look at data does without."""
     causal = replaced((transformer, "_detect_is_causal_mask", _told_to_be_causal))
-    with quiet(), experts_at_once(twin), causal:
+    with quiet(), experts_at_once(twin), causal, equal_lengths():
         yield
 
 

@@ -272,11 +272,8 @@ def failed_capture(model: nn.Module, error: BaseException) -> CaptureError:
         isinstance(error, TypeError)
         and any(frame.filename.endswith("nn/modules/rnn.py") for frame in frames)
     ):
-        what = "it packs sequences, whose lengths are data"
-        advice = (
-            "trace it with the padded batch given to the recurrent layer itself, which has the same"
-            " weights"
-        )
+        what = "it packs sequences by numbers that it reads from a tensor of lengths"
+        advice = "leave the lengths in their tensor (no .tolist(), no .item())"
     elif "nested" in files or "NestedTensor" in said or "cast NotImplemented" in said:
         what = "it computes on nested tensors, whose lengths are data"
         advice = "trace it on a padded batch"

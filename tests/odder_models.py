@@ -759,7 +759,7 @@ def list_extended() -> Any:
     return Model(), [x()]
 
 
-@odd("values of tensors")
+@odd(units=4)
 def packed_sequence() -> Any:
     class Model(nn.Module):
         def __init__(self) -> None:

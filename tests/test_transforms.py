@@ -94,13 +94,15 @@ def test_transforms_are_followed(make: Callable[[], nn.Module], units: int) -> N
 
 
 class Packed(nn.Module):
+    """Reads lengths from their tensor."""
+
     def __init__(self) -> None:
         super().__init__()
         self.rnn = nn.RNN(WIDTH, HIDDEN, nonlinearity="relu", batch_first=True)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         packed = nn.utils.rnn.pack_padded_sequence(
-            x, lengths, batch_first=True, enforce_sorted=False
+            x, lengths.tolist(), batch_first=True, enforce_sorted=False
         )
         return nn.utils.rnn.pad_packed_sequence(self.rnn(packed)[0], batch_first=True)[0]
 
@@ -164,7 +166,7 @@ REFUSED: dict[str, tuple[nn.Module, tuple[Tensor, ...], type[PathspaceError], st
         Packed(),
         (torch.randn(3, 5, WIDTH), torch.tensor([5, 2, 4])),
         CaptureError,
-        "packs sequences",
+        "packs sequences by numbers",
     ),
     "jagged": (
         Jagged(),

@@ -136,7 +136,9 @@ def main() -> None:
         if options.wanted and not {task.name, task.family} & set(options.wanted):
             continue
         done = rows.get(task.key)
-        if done is None or (options.again and done["at_most"] != done["found"]):
+        if done is None or (
+            options.again and (done["at_most"] is None or done["at_most"] != done["found"])
+        ):
             known_size = done["scalars"] if done else sizes.get((task.name, task.mode))
             wanted.append((scalars(task) if known_size is None else known_size, task))
     for size, task in sorted(wanted, key=lambda pair: pair[0]):
