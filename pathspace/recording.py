@@ -27,6 +27,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from pathspace.inputs import in_order
+from pathspace.known_numbers import KnownNumbers
 from pathspace.module_walk import REGISTERED, every_module, every_path
 from pathspace.on_meta import META, Asked, Elsewhere, Shapes, Unsure, on_meta, returns_operand
 from pathspace.replaced import replaced
@@ -77,6 +78,7 @@ class Recording(ProxyTorchDispatchMode):
         for path, module in every_path(model):
             self._paths.setdefault(id(module), []).append(path)
         self._stack: dict[str, tuple[str, str]] = {}
+        self._numbers = KnownNumbers()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -97,6 +99,8 @@ class Recording(ProxyTorchDispatchMode):
         )
         node.meta["val"] = value
         self.sources[node.name] = (kind, name if kind != "input" else node.name)
+        if kind == "buffer" and real is not None:
+            self._numbers.given(value, real)
         for tensor in (value, real):
             if isinstance(tensor, Tensor) and id(tensor) not in self._nodes:
                 self._know(tensor, node)
@@ -165,7 +169,13 @@ class Recording(ProxyTorchDispatchMode):
         differentiates = torch.is_grad_enabled()
         # what watches the model's code does not watch what follows
         with torch._C.DisableTorchFunction():
-            return self._step(func, args, dict(kwargs or {}), differentiates)
+            number = self._numbers.answer(func, args)
+            if number is not None:
+                return number
+            named = dict(kwargs or {})
+            result = self._step(func, args, named, differentiates)
+            self._numbers.follow(func, (args, named), result)
+            return result
 
     def _step(
         self, func: Any, args: tuple[Any, ...], named: dict[str, Any], differentiates: bool

@@ -1,0 +1,107 @@
+"""Numbers that follow from a model's buffers and constants alone, while its code runs on tensors
+without values.
+
+Code that computes how much to pad or to repeat from whole numbers in buffers, as audio codecs do,
+reads them as it would read attributes. Where the same call also writes the buffer, the number
+differs from call to call, and nobody may rely on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._dispatch.python import no_python_dispatcher
+from torch.utils import _pytree as pytree
+
+from pathspace.on_meta import Unsure
+from pathspace.without_values import has_values
+
+# elements of a tensor whose values are followed
+FEW = 16
+_READS = frozenset(["aten::item", "aten::_local_scalar_dense", "aten::is_nonzero"])
+
+
+class KnownNumbers:
+    """The values of small tensors that depend on buffers and constants only."""
+
+    def __init__(self) -> None:
+        # id of a tensor -> itself, so that no id is used twice, its value, and its buffers
+        self._known: dict[int, tuple[Tensor, Tensor, frozenset[int]]] = {}
+        self._read: set[int] = set()
+        self._written: set[int] = set()
+
+    def given(self, shown: Tensor, value: Tensor) -> None:
+        """Note the value of a buffer, which the code finds as ``shown``."""
+        if value.numel() <= FEW and type(value) is Tensor and has_values(value):
+            self._known[id(shown)] = shown, value.detach(), frozenset([id(shown)])
+
+    def answer(self, func: Any, args: tuple[Any, ...]) -> bool | int | float | complex | None:
+        """The number that an operation reads out of a tensor, ``None`` if it is not known.
+
+        Raises:
+            Unsure: the model's code writes a buffer from which the number follows.
+        """
+        if func.name() not in _READS or (found := self._of(args[0])) is None:
+            return None
+        self._read |= found[1]
+        self._check()
+        number = found[0].item()
+        return bool(number) if func.name() == "aten::is_nonzero" else number
+
+    def follow(self, func: Any, operands: Any, result: Any) -> None:
+        """Note the result of an operation whose operands are all known.
+
+        Raises:
+            Unsure: it writes a buffer of which a number was read.
+        """
+        if func._schema.is_mutable:
+            self._write(_tensors(operands))
+            return
+        if not isinstance(result, Tensor) or result.numel() > FEW:
+            return
+        values: dict[int, Tensor] = {}
+        roots: frozenset[int] = frozenset()
+        for tensor in _tensors(operands):
+            found = self._of(tensor)
+            if found is None:
+                return
+            values[id(tensor)], roots = found[0], roots | found[1]
+        if not values or torch.Tag.nondeterministic_seeded in func.tags:
+            return
+        args, named = pytree.tree_map_only(Tensor, lambda tensor: values[id(tensor)], operands)
+        with torch.no_grad(), no_python_dispatcher():
+            self._known[id(result)] = result, func(*args, **named), roots
+
+    def _of(self, tensor: Any) -> tuple[Tensor, frozenset[int]] | None:
+        """The value of a tensor and its buffers; a constant has none."""
+        if id(tensor) in self._known:
+            return self._known[id(tensor)][1:]
+        if type(tensor) is Tensor and not tensor.is_meta and tensor.numel() <= FEW:
+            return tensor, frozenset()
+        return None
+
+    def _write(self, tensors: Iterator[Tensor]) -> None:
+        ids = {id(tensor) for tensor in tensors}
+        self._written |= ids
+        self._check()
+        for key in ids:
+            self._known.pop(key, None)
+
+    def _check(self) -> None:
+        if self._read & self._written:
+            raise Unsure("a buffer that decides, and is written")
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors in nested tuples, lists and dictionaries."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(each)
+
+
+__all__ = ["KnownNumbers"]

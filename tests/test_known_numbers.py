@@ -1,0 +1,109 @@
+"""Numbers that code reads from buffers: constants as long as the same call does not write them."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pathspace as ps
+
+
+class Codec(nn.Module):
+    """A convolution that computes its padding from buffers, as audio codecs do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Conv1d(2, 4, 5, stride=2), nn.Conv1d(4, 3, 1)
+        self.register_buffer("stride", torch.tensor(2))
+        self.register_buffer("kernel", torch.tensor(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = self.kernel - self.stride
+        frames = torch.ceil((x.shape[-1] - self.kernel + total) / self.stride + 1).long() - 1
+        more = frames * self.stride + self.kernel - total - x.shape[-1]
+        left = total // 2
+        assert max(left, total - left + more) >= more
+        return self.leave(torch.relu(self.enter(nn.functional.pad(x, (left, total - left + more)))))
+
+
+@pytest.mark.parametrize("length", [7, 8, 11])
+def test_padding_that_follows_from_buffers_is_followed(length: int) -> None:
+    model, x = Codec().double(), torch.randn(2, 2, length, dtype=torch.float64)
+    graph = ps.trace(model, x)
+    assert graph.num_units == 4 and not graph.pinned
+    (result,) = graph.captured.graph.graph.find_nodes(op="output")[0].args[0]
+    assert result.meta["val"].shape == model(x).shape
+    twin = copy.deepcopy(model)
+    ps.rescale(twin, graph, torch.randn(4, dtype=torch.float64))
+    for given in (x, torch.cat([x, x], -1)[..., :-1]):
+        assert torch.allclose(twin(given), model(given))
+
+
+class Scaled(nn.Module):
+    """Sets its scale from the first batch, and notes that it has."""
+
+    def __init__(self, done: int) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.scale = nn.Parameter(torch.ones(4))
+        self.register_buffer("done", torch.tensor(done, dtype=torch.uint8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        if self.done.item() == 0:
+            with torch.no_grad():
+                self.scale.copy_(1 / h.std(0))
+                self.done.fill_(1)
+        return self.b(torch.relu(h * self.scale))
+
+
+def test_a_start_that_depends_on_data_is_traced_once_it_is_over() -> None:
+    x = torch.randn(5, 3)
+    with pytest.raises(ps.CaptureError, match="depends on the values of tensors"):
+        ps.trace(Scaled(0), x)
+    assert ps.trace(Scaled(1), x).num_units == 8
+
+
+class Counter(nn.Module):
+    """Decides by a buffer, in ways in which the call itself changes it."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.a, self.b, self.how = nn.Linear(3, 4), nn.Linear(4, 2), how
+        self.count: Tensor
+        self.register_buffer("count", torch.tensor(3))
+
+    def number(self) -> int:
+        count = self.count
+        if self.how == "set":
+            self.count = count + 1
+        elif self.how == "drawn":
+            return int(torch.randint_like(count, 9))
+        elif self.how != "constant":
+            doubled = count * 2
+            if self.how == "written first":
+                count += 1
+            found = int(doubled // 2 if self.how == "derived" else count)
+            if self.how != "written first":
+                count += 1
+            return found
+        return int(count)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        return self.b(torch.relu(h) if self.number() % 2 else torch.tanh(h))
+
+
+@pytest.mark.parametrize("how", ["written first", "written later", "derived", "set", "drawn"])
+def test_numbers_that_differ_from_call_to_call_are_refused(how: str) -> None:
+    model = Counter(how)
+    with pytest.raises(ps.CaptureError, match="depends on the values of tensors"):
+        ps.trace(model, torch.randn(2, 3))
+    assert model.count == 3
+
+
+def test_numbers_that_stay_are_read() -> None:
+    assert ps.trace(Counter("constant"), torch.randn(2, 3)).num_units == 4
