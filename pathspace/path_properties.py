@@ -264,10 +264,10 @@ class ByProperties(ABC):
             sums.as_sum(each, self.p)
             for each in (args[1] if isinstance(args[1], list | tuple) else [args[1]])
         ]
-        x, packed = sums.as_sum(args[0], self.p), not isinstance(args[3], bool)
+        x = sums.as_sum(args[0], self.p)
         if facts.kind == "recurrence":
-            return None if packed else sums.recurrent(x, states[0], args[2], args[3:], self.p)
-        if packed or not self.fixed_ends or len(args[2]) % (4 if args[3] else 2):
+            return sums.recurrent(x, states[0], args[2], args[3:], self.p)
+        if not self.fixed_ends or len(args[2]) % (4 if args[3] else 2):
             return None
         out, last = sums.recurrent(x, states[0], args[2], args[3:], self.p, self.ends)
         return (out, *([last] * len(states)))

@@ -126,6 +126,11 @@ CONSTANTS: dict[str, tuple[Callable[[Tensor], Tensor], int, int]] = {
     "scattered constants": (lambda h: h.scatter(1, h.argmax(-1, keepdim=True), 1.0), 6, 0),
     "filled slices": (lambda h: h.index_fill(1, torch.tensor([0, 2]), 1.0), 6, 4),
     "no infinities to replace": (lambda h: F.relu(h).nan_to_num(), 6, 6),
+    "infinities of a mask replaced": (
+        lambda h: h.masked_fill(h > 0, -math.inf).nan_to_num() * 1e-307,
+        6,
+        0,
+    ),
     "infinities replaced": (lambda h: (1 / F.relu(h)).nan_to_num() * 1e-307, 6, 0),
     "a mask replaced": (lambda h: h.masked_fill(EVERY_SECOND, INF).nan_to_num().amin(-1, keepdim=True), 1, 0),  # noqa: E501
     "logaddexp": (lambda h: torch.logaddexp(h, torch.zeros_like(h)), 6, 0),

@@ -5,6 +5,7 @@ and canonical forms go on.
 from __future__ import annotations
 
 import copy
+import itertools
 import warnings
 from collections.abc import Callable
 
@@ -145,6 +146,18 @@ def test_a_dead_unit_says_so_once_and_init_leaves_it() -> None:
             lr=0.01,
             skeleton=ps.trace(clean, torch.randn(1, 2)).skeleton(),
         )
+
+
+def test_three_tensors_with_dead_units_are_named() -> None:
+    model = mlp(2, 3, 3, 3, 1)
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    with torch.no_grad():
+        for before, after in itertools.pairwise(layers):
+            before.weight[0], before.bias[0], after.weight[:, 0] = 0, 0, 0
+    skeleton = ps.trace(model, torch.randn(1, 2)).skeleton()
+    names = [name for name, _ in model.named_parameters()][:3]
+    with pytest.warns(UserWarning, match=f"they lie in {', '.join(names)} and others[.]"):
+        GSGD(model.named_parameters(), lr=0.01, skeleton=skeleton)
 
 
 @pytest.mark.filterwarnings("ignore:.*only weights of 0:UserWarning")

@@ -311,6 +311,21 @@ def test_slopes_of_channels_that_are_not_read_are_on_no_path() -> None:
     assert certificate.weights == 2 * 3 + 2 + 2
 
 
+class _Bordered(nn.Module):
+    """Channels of zeros around those of the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leave = nn.Conv2d(11, 2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(nn.functional.pad(x, (0, 0, 0, 0, 1, 1)))
+
+
+def test_channels_of_zeros_are_on_no_path() -> None:
+    assert ps.trace(_Bordered(), torch.randn(2, 9, 4, 4)).num_weights == 2 * 9 * 9 + 2
+
+
 class _LastWord(nn.Module):
     """Looks up the rows of a table, and reads the row of the last word."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from torch.nn import functional as F
 
 import pathspace as ps
 from pathspace.inference.registry import RULES
-from pathspace.inference.rules.experts import _is_sorted
+from pathspace.inference.rules import reductions
+from pathspace.inference.rules.experts import _chosen_by, _is_sorted
 from pathspace.invariance import rescaled_in_place
 
 
@@ -516,6 +518,36 @@ def test_only_a_sort_in_ascending_order_is_sorted() -> None:
     assert not _is_sorted(graph.call_function(operator.getitem, (ascending, 1))) and not _is_sorted(
         ascending
     )
+
+
+def test_groups_are_those_of_rows_only_if_counted_in_sorted_order() -> None:
+    """The ends of groups are sums of how often each group occurs among sorted numbers."""
+    aten, graph = torch.ops.aten, torch.fx.Graph()
+    x = graph.placeholder("x")
+    ascending = graph.call_function(
+        operator.getitem, (graph.call_function(aten.sort.default, (x,)), 0)
+    )
+
+    def read(numbers: torch.fx.Node, *steps: Any) -> tuple[torch.fx.Node, torch.fx.Node]:
+        ends = numbers
+        for step in steps:
+            ends = graph.call_function(step, (ends,))
+        return _chosen_by(graph.call_function(aten.mm.default, (x, x, ends))), ends
+
+    counted = aten.bincount.default, aten.cumsum.default
+    assert read(ascending, *counted)[0] is ascending
+    found, ends = read(x, *counted)
+    assert found is ends
+    found, ends = read(ascending, aten.bincount.default)
+    assert found is ends
+
+
+def test_products_are_followed_up_to_a_number_of_factors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reductions, "FACTORS", 3)
+    for count, pins in ((3, 0), (4, 1)):
+        model = Between(lambda h, n=count: h[:, :n].prod(-1, keepdim=True), 1)
+        graph = ps.trace(model, torch.randn(2, 4))
+        assert len(graph.pinned) == pins
 
 
 def test_weights_and_values_without_dimensions_have_scales() -> None:

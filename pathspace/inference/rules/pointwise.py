@@ -357,10 +357,6 @@ def threshold(semantics: Semantics, x: Value, bound: float, value: float) -> Ten
 def glu(semantics: Semantics, x: Value, dim: int = -1) -> Tensor:
     """``a sigmoid(b)``: the scale of ``b`` is fixed, that of ``a`` is free."""
     gated, gate = semantics.activation(x).chunk(2, dim)
-    semantics.regrouped(
-        semantics.activation(x).unflatten(dim, (2, -1)),
-        [range(dim % len(x.shape), dim % len(x.shape) + 2)],
-    )
     return times(semantics, gated, semantics.opaque([gate], "not positively homogeneous"))
 
 

@@ -14,35 +14,8 @@ from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import Value, constant, shape_of
 
 
-def _unpacked(
-    semantics: Semantics, data: Value, sizes: Tensor, state: Any, args: Sequence[Any]
-) -> tuple[Any, ...]:
-    """A packed sequence as a batch: data assigns rows to steps, so all rows share their scales."""
-    batch = (state[0] if isinstance(state, list | tuple) else state).shape[1]
-    row = semantics.reduce(data, [0])
-    return row.expand(sizes.shape[0], batch, row.shape[0]), state, args[0], *args[1:], False
-
-
-def _packed(semantics: Semantics, results: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The steps of a batch as the rows of a packed sequence."""
-    row = semantics.reduce(results[0], [0, 1])
-    return row.expand(shape_of(semantics.place.result[0])), *results[1:]
-
-
 @rule("aten.rnn_relu", kind="recurrence")
-def rnn_relu(semantics: Semantics, *args: Any) -> Any:
-    """``h_t = relu(W_ih x_t + b_ih + W_hh h_(t-1) + b_hh)``, stacked, in one
-    or two directions (Eq. 1).
-    """
-    if isinstance(args[3], list | tuple):
-        return _packed(
-            semantics,
-            _rnn_relu(semantics, *_unpacked(semantics, args[0], args[1], args[2], args[3:])),
-        )
-    return _rnn_relu(semantics, *args)
-
-
-def _rnn_relu(
+def rnn_relu(
     semantics: Semantics,
     x: Value,
     state: Value,
@@ -54,6 +27,10 @@ def _rnn_relu(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, Tensor]:
+    """``h_t = relu(W_ih x_t + b_ih + W_hh h_(t-1) + b_hh)``, stacked, in one
+    or two directions (Eq. 1).
+    """
+    _check_padded(biases)
     sequence = semantics.activation(x)
     hidden = semantics.activation(state)
     time = 1 if batch_first and sequence.dim() == 3 else 0
@@ -71,6 +48,14 @@ def _rnn_relu(
             last.append(final)
         sequence = torch.cat(outputs, -1) if directions == 2 else outputs[0]
     return sequence, torch.stack(last)
+
+
+def _check_padded(biases: Any) -> None:
+    """Refuse the overload for packed sequences, which no traced model has
+    (:mod:`pathspace.packing`).
+    """
+    if not isinstance(biases, bool):
+        raise ValueError("a packed sequence")
 
 
 def _direction(
@@ -106,21 +91,16 @@ def _direction(
 
 
 @rule("aten.rnn_tanh", "aten.lstm", "aten.gru", kind="gated recurrence")
-def gated(semantics: Semantics, *args: Any) -> Any:
+def gated(
+    semantics: Semantics, x: Value, state: Any, weights: Any, biases: bool, layers: int, *args: Any
+) -> Any:
     """Tanh and gates fix the scales of their operands; inputs, and an LSTM's projected
     state, have free scales.
 
     Layers, steps and directions are those of :func:`rnn_relu`; every pre-activation is fixed.
     """
-    if isinstance(args[3], list | tuple):
-        return _packed(
-            semantics, _gated(semantics, *_unpacked(semantics, args[0], args[1], args[2], args[3:]))
-        )
-    return _gated(semantics, *args)
-
-
-def _gated(semantics: Semantics, x: Value, state: Any, weights: Any, *args: Any) -> Any:
-    biases, layers, _, _, bidirectional, batch_first = args[:6]
+    _check_padded(biases)
+    bidirectional, batch_first = args[2:4]
     name = semantics.place.op
     sequence = semantics.activation(x)
     states = [

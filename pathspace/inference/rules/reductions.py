@@ -134,8 +134,8 @@ def position(semantics: Semantics, x: Value, dim: Any = None, *args: Any, **kwar
 @rule("aten.trapezoid", kind="transform")
 def running(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Tensor:
     """Running sums and differences along a dimension."""
-    place, default = (0, -1) if "cumsum" in semantics.place.op else (1, -1)
-    dim = kwargs.get("dim", args[place] if len(args) > place else default)
+    place = 0 if "cumsum" in semantics.place.op else 1
+    dim = kwargs.get("dim", args[place] if len(args) > place else -1)
     if not semantics.uniform and "cumsum" in semantics.place.op:
         return _prefixes(semantics, semantics.activation(x), dim)
     more = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor | Weight)]
