@@ -23,6 +23,7 @@ from torch import fx, nn
 from torch._functorch import config as functorch_config
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributions import Distribution
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 from torch.nn.modules import transformer
@@ -435,8 +436,12 @@ def _maps(module: fx.GraphModule) -> bool:
 @contextmanager
 def _traceable(twin: nn.Module) -> Iterator[None]:
     """Torch's own tracing is silent, and code that would look at data does without."""
-    causal = replaced((transformer, "_detect_is_causal_mask", _told_to_be_causal))
-    with quiet(), experts_at_once(twin), causal, equal_lengths():
+    without_looks = replaced(
+        (transformer, "_detect_is_causal_mask", _told_to_be_causal),
+        # (distributions check the values of their parameters)
+        (Distribution, "_validate_args", False),
+    )
+    with quiet(), experts_at_once(twin), without_looks, equal_lengths():
         yield
 
 

@@ -8,13 +8,14 @@ differs from call to call, and nobody may rely on it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._dispatch.python import no_python_dispatcher
 from torch.utils import _pytree as pytree
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from pathspace.on_meta import Unsure
 from pathspace.without_values import has_values
@@ -30,6 +31,8 @@ class KnownNumbers:
     def __init__(self) -> None:
         # id of a tensor -> itself, so that no id is used twice, its value, and its buffers
         self._known: dict[int, tuple[Tensor, Tensor, frozenset[int]]] = {}
+        # new tensors, of which torch would make a second Python object if they were held
+        self._new = WeakTensorKeyDictionary()
         self._read: set[int] = set()
         self._written: set[int] = set()
 
@@ -58,9 +61,10 @@ class KnownNumbers:
             Unsure: it writes a buffer of which a number was read.
         """
         if func._schema.is_mutable:
-            self._write(_tensors(operands))
+            self._write([*_tensors(operands)])
             return
-        if not isinstance(result, Tensor) or result.numel() > FEW:
+        parts = result if isinstance(result, list | tuple) else [result]
+        if not all(isinstance(part, Tensor) and part.numel() <= FEW for part in parts):
             return
         values: dict[int, Tensor] = {}
         roots: frozenset[int] = frozenset()
@@ -69,26 +73,33 @@ class KnownNumbers:
             if found is None:
                 return
             values[id(tensor)], roots = found[0], roots | found[1]
-        if not values or torch.Tag.nondeterministic_seeded in func.tags:
+        if torch.Tag.nondeterministic_seeded in func.tags or "empty" in func.name():
             return
         args, named = pytree.tree_map_only(Tensor, lambda tensor: values[id(tensor)], operands)
         with torch.no_grad(), no_python_dispatcher():
-            self._known[id(result)] = result, func(*args, **named), roots
+            found = func(*args, **named)
+        for part, value in zip(parts, found if parts is result else [found], strict=True):
+            if values:
+                self._known[id(part)] = part, value, roots
+            else:
+                self._new[part] = value
 
-    def _of(self, tensor: Any) -> tuple[Tensor, frozenset[int]] | None:
+    def _of(self, tensor: Tensor) -> tuple[Tensor, frozenset[int]] | None:
         """The value of a tensor and its buffers; a constant has none."""
         if id(tensor) in self._known:
             return self._known[id(tensor)][1:]
+        if tensor in self._new:
+            return self._new[tensor], frozenset()
         if type(tensor) is Tensor and not tensor.is_meta and tensor.numel() <= FEW:
             return tensor, frozenset()
         return None
 
-    def _write(self, tensors: Iterator[Tensor]) -> None:
-        ids = {id(tensor) for tensor in tensors}
-        self._written |= ids
+    def _write(self, tensors: Sequence[Tensor]) -> None:
+        self._written |= {id(tensor) for tensor in tensors}
         self._check()
-        for key in ids:
-            self._known.pop(key, None)
+        for tensor in tensors:
+            self._known.pop(id(tensor), None)
+            self._new.pop(tensor, None)
 
     def _check(self) -> None:
         if self._read & self._written:

@@ -28,6 +28,8 @@ from pathspace.path_sums import MANY, Sum, is_float
 from pathspace.without_values import require_values
 
 FIXED = "fixed"
+# the positions of what is not zero, as many as there are
+COUNTED = frozenset(["aten.nonzero", "aten.nonzero_numpy", "aten.argwhere"])
 
 
 def logs_of_sums(
@@ -237,6 +239,9 @@ class Forward(ByProperties):
         """An operation on the model's tensors in double precision; large tensors that are only
         moved keep their type.
         """
+        counts = name in COUNTED or (name == "aten.where" and len(args) == 1)
+        if counts and any(map(self.is_decided, args)):
+            self.refuse(name, args, kwargs, "data decide how many positions there are")
         large = any(isinstance(leaf, Tensor) and leaf.numel() > MANY for leaf in sums.leaves(args))
         target: Any = _functional(node.target)
         facts = facts_of(node)

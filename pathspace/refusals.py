@@ -225,7 +225,7 @@ def sets_memory(model: nn.Module, error: BaseException) -> CaptureError:
     """
     return CaptureError(
         f"{type(model).__name__}.forward sets the data of a tensor {user_frame(error)}, which no"
-        " graph shows; expected a new tensor, or tensor.copy_(...)."
+        " graph shows; expected a new tensor, or tensor.copy_(...) under torch.no_grad()."
     )
 
 

@@ -109,7 +109,11 @@ def _copied(model: M, share_tensors: bool, insist: bool) -> M:
     for old, new in functions:
         for before, after in zip(old.__closure__ or (), new.__closure__ or (), strict=True):
             if is_bound(before):
-                after.cell_contents = copy.deepcopy(before.cell_contents, memo)
+                held = before.cell_contents
+                # (copy.deepcopy copies no modules of Python)
+                after.cell_contents = (
+                    held if isinstance(held, types.ModuleType) else copy.deepcopy(held, memo)
+                )
         new.__dict__.update(copy.deepcopy(old.__dict__, memo))
         new.__defaults__ = copy.deepcopy(old.__defaults__, memo)
         new.__kwdefaults__ = copy.deepcopy(old.__kwdefaults__, memo)

@@ -120,6 +120,8 @@ class Watch(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._forget()
+        # (code may keep sizes, in a cache for example, and compare them later)
+        self._active = False
 
     def _forget(self) -> None:
         self.decisions: list[Decision] = []
@@ -128,12 +130,19 @@ class Watch(TorchFunctionMode):
         self.lengths: list[str] = []
         # places that converted a size to something else that records nothing, with the size
         self._converted: dict[str, int] = {}
+        # places of libraries that used a size as a key
+        self._keys: set[str] = set()
         self.few = False
 
     def __enter__(self) -> Self:
         # each run starts with empty records
         self._forget()
+        self._active = True
         return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
+
+    def __exit__(self, *error: Any) -> None:
+        self._active = False
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def tell(
         self, frame: FrameType, compare: str, left: float, right: float, both: bool = False
@@ -141,11 +150,14 @@ class Watch(TorchFunctionMode):
         """Record a comparison, except in a library's code."""
         outcome = bool(getattr(operator, compare)(left, right))
         # (torch checks the sizes of its captures in generated code)
-        if not (
+        if self._active and not (
             _within(frame, LIBRARIES)
             or (frame.f_code.co_filename, frame.f_code.co_name) == ("<string>", "_")
         ):
             place = _place(frame)
+            if compare == "eq" and place in self._keys:
+                # (how a dictionary compares its keys decides nothing)
+                return outcome
             number = self._times[place, compare]
             self._times[place, compare] += 1
             made = Decision(
@@ -165,17 +177,20 @@ class Watch(TorchFunctionMode):
     def count(self, frame: FrameType, number: Any) -> None:
         """Record a number below 2, if it may count the steps of a loop in the model's code."""
         if (
-            isinstance(number, int | float)
+            self._active
+            and isinstance(number, int | float)
             and abs(number) < 2
             and not _within(frame, (*LIBRARIES, *INSTALLED))
         ):
             self.few = True
 
-    def convert(self, frame: FrameType, size: int) -> None:
+    def convert(self, frame: FrameType, size: int, key: bool) -> None:
         """Record that a size is used as something else: a key, a name, a
         number that records nothing.
         """
-        if not _within(frame, (*LIBRARIES, *INSTALLED)):
+        if key and _within(frame, INSTALLED):
+            self._keys.add(_place(frame))
+        if self._active and not _within(frame, (*LIBRARIES, *INSTALLED)):
             self._converted[_place(frame)] = size
 
     def _conversions(self, inputs: Inputs) -> list[str]:
@@ -285,7 +300,7 @@ def _converted(name: str) -> Callable[..., Any]:
     convert = getattr(int, f"__{name}__")
 
     def converted(self: Size, *options: Any) -> Any:
-        self.watch.convert(sys._getframe(1), operator.index(self))
+        self.watch.convert(sys._getframe(1), operator.index(self), name == "hash")
         return convert(operator.index(self), *options)
 
     return converted

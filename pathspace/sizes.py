@@ -103,7 +103,8 @@ def hides(captured: Captured) -> bool:
             held[node] = captured.buffers[name].detach()
         if node.op != "call_function":
             continue
-        if isinstance(shown, Tensor) and not shown.numel():
+        # (a size that data decide is no number)
+        if isinstance(shown, Tensor) and any(type(n) is int and not n for n in shown.shape):
             return True
         if isinstance(shown, list | tuple) and len(shown) == 1 and _name(node) in APART:
             return True

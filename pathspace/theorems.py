@@ -150,7 +150,8 @@ def theorem1(
             else words
         ),
         "paths": len(walks),
-        "exhaustive": exhaustive and total == len(walks),
+        # (a batch may be too small for every row of one table to meet those of another)
+        "exhaustive": exhaustive and total == len(walks) and network.semantics.rows_meet,
         "largest_coefficient": largest,
     }
     if graph.num_weights <= MOST_WEIGHTS and not len(wrong):

@@ -634,3 +634,21 @@ def test_units_that_nothing_enters_are_told_apart(wide):
     other = groups.permute({group.name: torch.randperm(len(group)) for group in groups})
     assert groups.match(other).after == 0
     assert ps.compare(model, ps.rescale(other, graph, torch.randn(graph.num_units)), graph).same
+
+
+class PaddedAndSplit(nn.Module):
+    """Channels and zeros after them, in rows of four."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(3, 6), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.pad(torch.relu(self.enter(x)), (0, 2))
+        return self.leave(h.unflatten(1, (2, -1)))
+
+
+def test_zeros_in_a_split_dimension_tell_no_channels_apart() -> None:
+    """Channels are those of the last part: two are met twice, two stand above zeros."""
+    groups = ps.channels(PaddedAndSplit().eval(), torch.randn(2, 3))
+    assert sum(map(len, groups)) == 4

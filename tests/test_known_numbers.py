@@ -107,3 +107,48 @@ def test_numbers_that_differ_from_call_to_call_are_refused(how: str) -> None:
 
 def test_numbers_that_stay_are_read() -> None:
     assert ps.trace(Counter("constant"), torch.randn(2, 3)).num_units == 4
+
+
+class Listed(nn.Module):
+    """Goes through a mask of its own, or through numbers made in forward."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        mask = torch.tensor([True, False, True])
+        if how == "buffer":
+            self.register_buffer("mask", mask)
+        else:
+            self.mask = mask if how == "attribute" else None
+        self.a, self.b = nn.Linear(2, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = torch.arange(3) % 2 == 0 if self.mask is None else self.mask
+        chosen = [x[:, i] for i, wanted in enumerate(mask) if wanted]
+        return self.b(torch.relu(self.a(torch.stack(chosen, 1))))
+
+
+@pytest.mark.parametrize("how", ["buffer", "attribute", "made"])
+def test_loops_over_numbers_that_stay_are_followed(how: str) -> None:
+    graph = ps.trace(Listed(how), torch.randn(5, 3))
+    assert graph.num_units == 4 and not graph.pinned
+
+
+class Acting(nn.Module):
+    """An actor, whose distribution checks what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.actor = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+    def forward(self, x: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        chances = torch.distributions.Categorical(logits=self.actor(x))
+        return chances.log_prob(action), chances.entropy()
+
+
+def test_checks_of_distributions_decide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    # (torch.compile switches them off for good)
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
+    model, given = Acting(), (torch.randn(5, 4), torch.randint(0, 3, (5,)))
+    assert ps.trace(model, *given).num_units == 8 and ps.verify(model, *given).holds
+    with pytest.raises(ValueError, match="within the support"):
+        model(given[0], torch.full((5,), 7))

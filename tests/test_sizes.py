@@ -4,6 +4,7 @@ ones, wherever the model runs.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -568,3 +569,33 @@ def test_nothing_is_solved_for_a_capture_that_another_follows(
     graph = ps.trace(model, torch.randn(1, 2, 1))
     assert "other sizes as captured" in graph.range
     assert (graph.num_units, len(solved)) == (3, 1)
+
+
+@functools.lru_cache
+def plan(shape: tuple[int, ...], heads: int) -> tuple[int, ...]:
+    return (*shape[:2], heads, shape[2] // heads)
+
+
+class Planned(nn.Module):
+    """Keeps what it computes from sizes, as einops does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 8), nn.Linear(8, 8)
+        self.places = nn.Parameter(torch.randn(1, 64, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.places[:, : x.shape[1]]
+        for layer in (self.a, self.b):
+            x = layer(x).relu()
+            x = x.reshape(plan(tuple(x.shape), 2)).flatten(2)
+        return x
+
+
+def test_sizes_that_code_keeps_are_not_watched_any_more() -> None:
+    model = Planned()
+    for length in (5, 7, 5):
+        assert ps.trace(model, torch.randn(2, length, 3)).num_units == 8
+    with Watch() as watch:
+        kept = torch.ones(3).shape[0]
+    assert not watch.decisions and kept == 3 and not watch.decisions

@@ -505,3 +505,26 @@ class _Repeated(nn.Module):
 def test_sizes_that_the_graph_does_not_know_are_no_obstacle() -> None:
     certificate = ps.verify(_Repeated(), torch.randn(3, 3))
     assert certificate.holds and certificate.units == 4
+
+
+class Factors(nn.Module):
+    """A product of rows of two tables, or of three."""
+
+    def __init__(self, users: int, items: int, kinds: int = 0) -> None:
+        super().__init__()
+        self.user, self.item = nn.Embedding(users, 2), nn.Embedding(items, 2)
+        self.kind = nn.Embedding(kinds, 2) if kinds else None
+
+    def forward(self, at: torch.Tensor) -> torch.Tensor:
+        product = self.user(at[:, 0]) * self.item(at[:, 1])
+        return (product if self.kind is None else product * self.kind(at[:, 2])).sum(-1)
+
+
+@pytest.mark.parametrize("rows", [(4, 5), (6, 2), (2, 6), (5, 5), (6, 2, 6), (3, 3, 3)])
+def test_rows_of_several_tables_meet(rows: tuple[int, ...]) -> None:
+    every = torch.cartesian_prod(*(torch.arange(n) for n in rows))
+    model = Factors(*rows)
+    # units: by feature, one scale for each table but one
+    for at in (every, every[: max(rows)], every[:2]):
+        found = ps.verify(model, at)
+        assert found.holds and found.units == 2 * (len(rows) - 1)

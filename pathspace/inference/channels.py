@@ -402,13 +402,23 @@ class Channels(Semantics):
     def _seen(self, ids: Tensor, classes: Tensor) -> Tensor:
         return classes[_blank(ids, NEUTRAL, ROOT)]
 
+    def _varying(self, ids: Tensor, classes: Tensor) -> set[int]:
+        """Dimensions along which the channels differ; positions without a channel are like all."""
+        small = distinct(ids)
+        blank, seen = (small == NEUTRAL) | (small == ROOT), self._seen(small, classes)
+        if not bool(blank.any()):
+            return varying(compress(seen))
+        last = torch.iinfo(seen.dtype).max
+        low, high = seen.masked_fill(blank, last), seen.masked_fill(blank, -last)
+        return {dim for dim in range(seen.dim()) if bool((low.amin(dim) < high.amax(dim)).any())}
+
     def _whole(self, classes: Tensor) -> bool:
         """Make each set of channels that is normalised together one channel; return
         whether anything changed.
         """
         changed = False
         for ids, along, _ in self._mixed:
-            found = varying(compress(self._seen(ids, classes)))
+            found = self._varying(ids, classes)
             if found & along and found - along:
                 self._one(ids, along)
                 changed = True
@@ -439,7 +449,7 @@ class Channels(Semantics):
         """
         changed = False
         for ids, run in self._regrouped:
-            along = varying(compress(self._seen(distinct(ids), classes))) & set(run)
+            along = self._varying(ids, classes) & set(run)
             if len(along) > 1:
                 self._one(ids, [min(along)])
                 changed = True

@@ -9,7 +9,7 @@ sequence of scalar weights on it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from math import prod
+from math import lcm, prod
 
 import torch
 from torch import Tensor
@@ -53,6 +53,13 @@ class Unrolled(Semantics):
         self.has_quotients = False
         # index -> its table, for indices with fewer positions than rows
         self._few: dict[tuple[int, object], str | None] = {}
+        # place of an index, or of a column of it -> its number, and the combinations of rows that
+        # those before it choose
+        self._turns: dict[tuple[object, ...], tuple[int, int]] = {}
+        # place of an index -> the rows it chooses from
+        self._choices: dict[tuple[object, ...], int] = {}
+        # whether the rows that one index chooses meet those of all others
+        self.rows_meet = True
         # factors of products, by the number in their arrival
         self.pairs: list[tuple[int, ...]] = []
 
@@ -142,7 +149,8 @@ class Unrolled(Semantics):
 
     def gathered(self, weight: Weight, rows: Sequence[int], node: object) -> Weight | None:
         """All rows in turn if there are enough positions; else any row at any
-        position, for a single table.
+        position, for a single table. Each index goes on by another number of rows after each
+        turn, so that rows of several tables meet.
         """
         shape = tuple(rows)
         live = self.place.live
@@ -152,7 +160,16 @@ class Unrolled(Semantics):
             read = live.reshape(*shape, -1).any(-1)
         if int(read.sum()) >= weight.shape[0]:
             picked = torch.zeros(shape, dtype=torch.long)
-            picked[read] = torch.arange(int(read.sum())) % weight.shape[0]
+            columns = prod(shape[1:])
+            if columns > 1 and shape[0] >= weight.shape[0] and bool(read.all()):
+                turns = [
+                    self._turn((self.place.run, node, column), shape[0], weight.shape[0])
+                    for column in range(columns)
+                ]
+                picked = torch.stack(turns, -1).reshape(shape)
+            else:
+                turn = self._turn((self.place.run, node), int(read.sum()), weight.shape[0])
+                picked[read] = turn
             return Weight(None, weight.positions(self.offsets)[picked])
         if self._few.setdefault((self.place.run, node), weight.name) != weight.name:
             raise UnsupportedError(
@@ -161,6 +178,19 @@ class Unrolled(Semantics):
                 " example inputs, or use the certificate, which needs no enumeration."
             )
         return None
+
+    def _turn(self, place: tuple[object, ...], count: int, rows: int) -> Tensor:
+        """The rows that an index chooses at its positions, one turn after the other."""
+        number, before = self._turns.setdefault(
+            place, (len(self._turns), prod(self._choices.values()))
+        )
+        if self._choices.setdefault(place[:2], rows) and count < prod(self._choices.values()):
+            self.rows_meet = len(self._choices) < 2
+        position = torch.arange(count)
+        # every combination of rows, or else every pair of them
+        exact = len(place) == 2 and number and count >= before * rows
+        shift = position // lcm(before, rows) if exact else number * (position // rows)
+        return (position + shift) % rows
 
     def fix(self, value: Tensor) -> None:
         """End paths in these elements."""
