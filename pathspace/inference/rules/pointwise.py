@@ -169,7 +169,10 @@ def mul(semantics: Semantics, x: Any, y: Any) -> Value:
     if not isinstance(x, Tensor | Weight):
         return multiple(semantics, y, x)
     if isinstance(x, Weight) and isinstance(y, Weight):
+        same = x.name is not None and x.name == y.name
         x = semantics.activation(x)
+        # (of two parts of one tensor, neither is an edge that the other enters)
+        y = semantics.activation(y) if same else y
     if isinstance(x, Weight) or isinstance(y, Weight):
         weight, value = (x, y) if isinstance(x, Weight) else (y, x)
         assert isinstance(weight, Weight) and isinstance(value, Tensor)
