@@ -8,7 +8,10 @@ differs from call to call, and nobody may rely on it.
 
 from __future__ import annotations
 
+import dis
+import sys
 from collections.abc import Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -22,13 +25,22 @@ from pathspace.without_values import has_values
 
 # elements of a tensor whose values are followed
 FEW = 16
+# code between the model's and this
+_OWN = ("/torch/", "/pathspace/", "/contextlib.py")
+# steps of code that decide nothing (they differ between versions of Python)
+_NOTHING = ("TO_BOOL", "NOT_TAKEN", "CACHE", "EXTENDED_ARG")
 _READS = frozenset(["aten::item", "aten::_local_scalar_dense", "aten::is_nonzero"])
 
 
 class KnownNumbers:
-    """The values of small tensors that depend on buffers and constants only."""
+    """The values of small tensors that depend on buffers and constants only.
+
+    Attributes:
+        asserted: whether an assertion of the code was taken for true.
+    """
 
     def __init__(self) -> None:
+        self.asserted = False
         # id of a tensor -> itself, so that no id is used twice, its value, and its buffers
         self._known: dict[int, tuple[Tensor, Tensor, frozenset[int]]] = {}
         # new tensors, of which torch would make a second Python object if they were held
@@ -47,8 +59,12 @@ class KnownNumbers:
         Raises:
             Unsure: the model's code writes a buffer from which the number follows.
         """
-        if func.name() not in _READS or (found := self._of(args[0])) is None:
+        if func.name() not in _READS:
             return None
+        if (found := self._of(args[0])) is None:
+            said = _asserted() if func.name() == "aten::is_nonzero" else None
+            self.asserted = self.asserted or said is not None
+            return said
         self._read |= found[1]
         self._check()
         number = found[0].item()
@@ -104,6 +120,33 @@ class KnownNumbers:
     def _check(self) -> None:
         if self._read & self._written:
             raise Unsure("a buffer that decides, and is written")
+
+
+def _asserted() -> bool | None:
+    """The truth value that the model's code asserts at this place: it has it wherever the model
+    runs. ``None`` where nothing is asserted.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and any(part in frame.f_code.co_filename for part in _OWN):
+        frame = frame.f_back
+    if frame is None:
+        return None
+    steps = [step for step in dis.get_instructions(frame.f_code) if step.opname not in _NOTHING]
+    at = next((i for i, step in enumerate(steps) if step.offset >= frame.f_lasti), len(steps))
+    if at + 1 >= len(steps) or "JUMP" not in (jump := steps[at]).opname:
+        return None
+    jumps = next((v for v in (True, False) if f"IF_{v}".upper() in jump.opname), None)
+    if jumps is None:
+        return None
+    target = next((step for step in steps if step.offset >= jump.argval), None)
+    if _raises(steps[at + 1]):
+        return jumps
+    return not jumps if target is not None and _raises(target) else None
+
+
+def _raises(step: dis.Instruction) -> bool:
+    """Whether a step of code begins to raise an ``AssertionError``."""
+    return step.opname == "LOAD_ASSERTION_ERROR" or step.argval is AssertionError
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

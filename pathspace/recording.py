@@ -59,6 +59,7 @@ class Recording(ProxyTorchDispatchMode):
         graph: the operations so far.
         sources: placeholder name -> (kind, name).
         constants: placeholder name -> a tensor that is neither parameter nor buffer.
+        numbers: what is known of the numbers in tensors.
     """
 
     def __init__(self, model: nn.Module, device: torch.device | None) -> None:
@@ -78,7 +79,7 @@ class Recording(ProxyTorchDispatchMode):
         for path, module in every_path(model):
             self._paths.setdefault(id(module), []).append(path)
         self._stack: dict[str, tuple[str, str]] = {}
-        self._numbers = KnownNumbers()
+        self.numbers = KnownNumbers()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -100,7 +101,7 @@ class Recording(ProxyTorchDispatchMode):
         node.meta["val"] = value
         self.sources[node.name] = (kind, name if kind != "input" else node.name)
         if kind == "buffer" and real is not None:
-            self._numbers.given(value, real)
+            self.numbers.given(value, real)
         for tensor in (value, real):
             if isinstance(tensor, Tensor) and id(tensor) not in self._nodes:
                 self._know(tensor, node)
@@ -169,12 +170,12 @@ class Recording(ProxyTorchDispatchMode):
         differentiates = torch.is_grad_enabled()
         # what watches the model's code does not watch what follows
         with torch._C.DisableTorchFunction():
-            number = self._numbers.answer(func, args)
+            number = self.numbers.answer(func, args)
             if number is not None:
                 return number
             named = dict(kwargs or {})
             result = self._step(func, args, named, differentiates)
-            self._numbers.follow(func, (args, named), result)
+            self.numbers.follow(func, (args, named), result)
             return result
 
     def _step(
