@@ -54,7 +54,8 @@ GROUPS: dict[str, tuple[int, Sequence[str], Sequence[str]]] = {
               "elimination", "union_find", "build",
               "assemble", "layout", "values", "folding", "eps_detection", "gathered")],
         ["values", "relations", "multiplicities", "rules", "rules_written_twice", "gathered", "eps",
-         "levels", "constants", "reasons", "dimension", "odd_models", "zoo", "upper_bound"]),
+         "levels", "constants", "reasons", "sizes", "dimension", "odd_models", "zoo",
+          "upper_bound"]),
     "trees and basis": (
         50, [f"pathspace/{name}.py" for name in
              ("two_trees", "trees", "edge_rows", "spanning_tree", "skeleton", "basis",
