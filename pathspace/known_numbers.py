@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -20,15 +19,16 @@ from torch._dispatch.python import no_python_dispatcher
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from pathspace.frames import LIBRARIES, within
 from pathspace.on_meta import Unsure
 from pathspace.without_values import has_values
 
 # elements of a tensor whose values are followed
 FEW = 16
-# code between the model's and this
-_OWN = ("/torch/", "/pathspace/", "/contextlib.py")
 # steps of code that decide nothing (they differ between versions of Python)
 _NOTHING = ("TO_BOOL", "NOT_TAKEN", "CACHE", "EXTENDED_ARG")
+# the value of a tensor, and the memory of the buffers and constants from which it follows
+Known = tuple[Tensor, frozenset[int]]
 _READS = frozenset(["aten::item", "aten::_local_scalar_dense", "aten::is_nonzero"])
 
 
@@ -41,17 +41,18 @@ class KnownNumbers:
 
     def __init__(self) -> None:
         self.asserted = False
-        # id of a tensor -> itself, so that no id is used twice, its value, and its buffers
-        self._known: dict[int, tuple[Tensor, Tensor, frozenset[int]]] = {}
+        # id of a tensor -> itself, so that no id is used twice, and what is known of it
+        self._known: dict[int, tuple[Tensor, Known]] = {}
         # new tensors, of which torch would make a second Python object if they were held
         self._new = WeakTensorKeyDictionary()
+        # memory of which a number was read, and memory that was written
         self._read: set[int] = set()
         self._written: set[int] = set()
 
     def given(self, shown: Tensor, value: Tensor) -> None:
         """Note the value of a buffer, which the code finds as ``shown``."""
         if value.numel() <= FEW and type(value) is Tensor and has_values(value):
-            self._known[id(shown)] = shown, value.detach(), frozenset([id(shown)])
+            self._known[id(shown)] = shown, (value.detach(), frozenset([_memory(value)]))
 
     def answer(self, func: Any, args: tuple[Any, ...]) -> bool | int | float | complex | None:
         """The number that an operation reads out of a tensor, ``None`` if it is not known.
@@ -76,50 +77,53 @@ class KnownNumbers:
         Raises:
             Unsure: it writes a buffer of which a number was read.
         """
+        if torch.Tag.inplace_view in func.tags:
+            # (it writes no number)
+            return
+        leaves = (leaf for leaf in pytree.tree_iter(operands) if isinstance(leaf, Tensor))
         if func._schema.is_mutable:
-            self._write([*_tensors(operands)])
+            self._written |= {_memory(found[0]) for leaf in leaves if (found := self._of(leaf))}
+            self._check()
             return
         parts = result if isinstance(result, list | tuple) else [result]
         if not all(isinstance(part, Tensor) and part.numel() <= FEW for part in parts):
             return
         values: dict[int, Tensor] = {}
         roots: frozenset[int] = frozenset()
-        for tensor in _tensors(operands):
-            found = self._of(tensor)
-            if found is None:
+        for leaf in leaves:
+            if (known := self._of(leaf)) is None:
                 return
-            values[id(tensor)], roots = found[0], roots | found[1]
+            values[id(leaf)], roots = known[0], roots | known[1]
         if torch.Tag.nondeterministic_seeded in func.tags or "empty" in func.name():
             return
-        args, named = pytree.tree_map_only(Tensor, lambda tensor: values[id(tensor)], operands)
+        args, named = pytree.tree_map_only(Tensor, lambda leaf: values[id(leaf)], operands)
         with torch.no_grad(), no_python_dispatcher():
-            found = func(*args, **named)
-        for part, value in zip(parts, found if parts is result else [found], strict=True):
+            computed = func(*args, **named)
+        for part, value in zip(parts, computed if parts is result else [computed], strict=True):
             if values:
-                self._known[id(part)] = part, value, roots
+                self._known[id(part)] = part, (value, roots)
             else:
-                self._new[part] = value
+                self._new[part] = value, roots
 
-    def _of(self, tensor: Tensor) -> tuple[Tensor, frozenset[int]] | None:
-        """The value of a tensor and its buffers; a constant has none."""
+    def _of(self, tensor: Tensor) -> Known | None:
+        """What is known of a tensor; nothing once its memory is written, under whatever name."""
+        found: Known | None = None
         if id(tensor) in self._known:
-            return self._known[id(tensor)][1:]
-        if tensor in self._new:
-            return self._new[tensor], frozenset()
-        if type(tensor) is Tensor and not tensor.is_meta and tensor.numel() <= FEW:
-            return tensor, frozenset()
-        return None
-
-    def _write(self, tensors: Sequence[Tensor]) -> None:
-        self._written |= {id(tensor) for tensor in tensors}
-        self._check()
-        for tensor in tensors:
-            self._known.pop(id(tensor), None)
-            self._new.pop(tensor, None)
+            found = self._known[id(tensor)][1]
+        elif tensor in self._new:
+            found = self._new[tensor]
+        elif type(tensor) is Tensor and not tensor.is_meta and tensor.numel() <= FEW:
+            found = tensor, frozenset([_memory(tensor)])
+        return None if found is None or _memory(found[0]) in self._written else found
 
     def _check(self) -> None:
         if self._read & self._written:
             raise Unsure("a buffer that decides, and is written")
+
+
+def _memory(value: Tensor) -> int:
+    """The memory of a tensor, which its views share."""
+    return value.untyped_storage().data_ptr()
 
 
 def _asserted() -> bool | None:
@@ -127,7 +131,7 @@ def _asserted() -> bool | None:
     runs. ``None`` where nothing is asserted.
     """
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and any(part in frame.f_code.co_filename for part in _OWN):
+    while frame is not None and within(frame, LIBRARIES):
         frame = frame.f_back
     if frame is None:
         return None
@@ -147,15 +151,6 @@ def _asserted() -> bool | None:
 def _raises(step: dis.Instruction) -> bool:
     """Whether a step of code begins to raise an ``AssertionError``."""
     return step.opname == "LOAD_ASSERTION_ERROR" or step.argval is AssertionError
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors in nested tuples, lists and dictionaries."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple | list | dict):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(each)
 
 
 __all__ = ["KnownNumbers"]

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from pathspace.capture import Captured, capture
 from pathspace.errors import PathspaceError
+from pathspace.frames import INSTALLED, LIBRARIES, within
 from pathspace.inputs import ordinary
 from pathspace.sizes import Dims, Inputs, resized, together
 
@@ -30,10 +31,6 @@ READS = frozenset([Tensor.shape.__get__, Tensor.size, Tensor.numel, Tensor.nelem
 PIECES = frozenset([Tensor.__getitem__, Tensor.select, torch.select])
 WALKS = frozenset([Tensor.unbind, torch.unbind, Tensor.__iter__])
 WATCHED = READS | PIECES | WALKS | {Tensor.__len__}
-# decisions in frames of LIBRARIES are ignored; those in INSTALLED packages
-# are reported, but not tried
-LIBRARIES = ("/torch/", "/sympy/", "/pathspace/")
-INSTALLED = ("/site-packages/", "/dist-packages/")
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 ARITHMETIC = (
     *(
@@ -103,6 +100,9 @@ class Decision:
 class Watch(TorchFunctionMode):
     """A context in which the sizes that code reads from tensors record their comparisons.
 
+    Decisions in the code of libraries are ignored; those in installed packages are reported, but
+    not tried.
+
     Attributes:
         decisions: every comparison, in order.
         pieces: line of code -> number of pieces that it took out of tensors.
@@ -151,7 +151,7 @@ class Watch(TorchFunctionMode):
         outcome = bool(getattr(operator, compare)(left, right))
         # (torch checks the sizes of its captures in generated code)
         if self._active and not (
-            _within(frame, LIBRARIES)
+            within(frame, LIBRARIES)
             or (frame.f_code.co_filename, frame.f_code.co_name) == ("<string>", "_")
         ):
             place = _place(frame)
@@ -161,7 +161,7 @@ class Watch(TorchFunctionMode):
             number = self._times[place, compare]
             self._times[place, compare] += 1
             made = Decision(
-                place, number, compare, left, right, outcome, both, _within(frame, INSTALLED)
+                place, number, compare, left, right, outcome, both, within(frame, INSTALLED)
             )
             self.decisions.append(made)
         return outcome
@@ -180,7 +180,7 @@ class Watch(TorchFunctionMode):
             self._active
             and isinstance(number, int | float)
             and abs(number) < 2
-            and not _within(frame, (*LIBRARIES, *INSTALLED))
+            and not within(frame, (*LIBRARIES, *INSTALLED))
         ):
             self.few = True
 
@@ -188,9 +188,9 @@ class Watch(TorchFunctionMode):
         """Record that a size is used as something else: a key, a name, a
         number that records nothing.
         """
-        if key and _within(frame, INSTALLED):
+        if key and within(frame, INSTALLED):
             self._keys.add(_place(frame))
-        if self._active and not _within(frame, (*LIBRARIES, *INSTALLED)):
+        if self._active and not within(frame, (*LIBRARIES, *INSTALLED)):
             self._converted[_place(frame)] = size
 
     def _conversions(self, inputs: Inputs) -> list[str]:
@@ -213,7 +213,7 @@ class Watch(TorchFunctionMode):
         ):
             # (skip other modes, and tensor methods that are written in Python)
             frame = frame.f_back
-        if frame is None or _within(frame, LIBRARIES):
+        if frame is None or within(frame, LIBRARIES):
             return result
         if func in READS:
             return (
@@ -223,7 +223,7 @@ class Watch(TorchFunctionMode):
             )
         if func is Tensor.__len__:
             self.lengths.append(_place(frame))
-        elif not _within(frame, INSTALLED):
+        elif not within(frame, INSTALLED):
             here = frame.f_code.co_filename, frame.f_lineno
             self.pieces[here] += len(result) if isinstance(result, tuple) else 1
             self.few = self.few or (func is Tensor.__getitem__ and _is_whole(result, *args))
@@ -232,10 +232,6 @@ class Watch(TorchFunctionMode):
 
 def _place(frame: FrameType) -> str:
     return f"{PurePath(frame.f_code.co_filename).name}:{frame.f_lineno}"
-
-
-def _within(frame: FrameType, folders: Sequence[str]) -> bool:
-    return any(folder in frame.f_code.co_filename for folder in folders)
 
 
 def _is_whole(piece: Tensor, tensor: Tensor, index: Any) -> bool:

@@ -80,6 +80,13 @@ class Counter(nn.Module):
         count = self.count
         if self.how == "set":
             self.count = count + 1
+        elif self.how == "written by a view":
+            count.view(-1).add_(1)
+            return int(count)
+        elif self.how == "written later by a view":
+            found = int(count)
+            count.view(-1).add_(1)
+            return found
         elif self.how == "drawn":
             return int(torch.randint_like(count, 9))
         elif self.how != "constant":
@@ -97,7 +104,18 @@ class Counter(nn.Module):
         return self.b(torch.relu(h) if self.number() % 2 else torch.tanh(h))
 
 
-@pytest.mark.parametrize("how", ["written first", "written later", "derived", "set", "drawn"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "written first",
+        "written later",
+        "written by a view",
+        "written later by a view",
+        "derived",
+        "set",
+        "drawn",
+    ],
+)
 def test_numbers_that_differ_from_call_to_call_are_refused(how: str) -> None:
     model = Counter(how)
     with pytest.raises(ps.CaptureError, match="depends on the values of tensors"):
