@@ -184,8 +184,9 @@ class Unrolled(Semantics):
         number, before = self._turns.setdefault(
             place, (len(self._turns), prod(self._choices.values()))
         )
-        if self._choices.setdefault(place[:2], rows) and count < prod(self._choices.values()):
-            self.rows_meet = len(self._choices) < 2
+        self._choices.setdefault(place[:2], rows)
+        if len(self._choices) > 1 and count < prod(self._choices.values()):
+            self.rows_meet = False
         position = torch.arange(count)
         # every combination of rows, or else every pair of them
         exact = len(place) == 2 and number and count >= before * rows
