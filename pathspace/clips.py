@@ -18,6 +18,7 @@ from pathspace.inference.registry import rule
 from pathspace.inference.semantics import Semantics
 from pathspace.inference.units import Scales
 from pathspace.inference.values import NEUTRAL, Value, compress, distinct
+from pathspace.module_walk import module_at
 from pathspace.safe_deepcopy import safe_deepcopy
 
 # image sizes that are tried where no example inputs are given
@@ -211,7 +212,7 @@ def lift_clips(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
     classes = torch.from_numpy(marks.equations.resolve().classes)
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
     for name in names:
-        clip: Any = result.get_submodule(name)
+        clip: Any = module_at(result, name)
         # (a capture may run the model more than once: what counts is what is in the graph)
         numbers = [n for n, (own, _) in enumerate(calls) if own == name and n in marks.met]
         shapes, sites = (
@@ -223,13 +224,13 @@ def lift_clips(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
             shapes = shapes[:1] if len(set(shapes)) == 1 else [()]
         _replace(result, name, LiftedClip(clip.min_val, clip.max_val, shapes or [()], like))
         if len(shapes) > 1:
-            result.get_submodule(name.rpartition(".")[0]).register_forward_pre_hook(_start)
+            module_at(result, name.rpartition(".")[0]).register_forward_pre_hook(_start)
     return result
 
 
 def _replace(model: nn.Module, name: str, new: nn.Module) -> None:
     owner, _, last = name.rpartition(".")
-    setattr(model.get_submodule(owner), last, new)
+    setattr(module_at(model, owner), last, new)
 
 
 def _shape(ids: Tensor, classes: Tensor) -> tuple[int, ...]:

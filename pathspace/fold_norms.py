@@ -17,6 +17,7 @@ from pathspace.clips import example_inputs
 from pathspace.errors import InputError, PathspaceError, UnsupportedError, expect_arguments
 from pathspace.finite import check_finite
 from pathspace.inference.registry import operation_name
+from pathspace.module_walk import module_at
 from pathspace.nested import mapped
 from pathspace.refusals import first_line
 from pathspace.safe_deepcopy import safe_deepcopy
@@ -74,9 +75,9 @@ def fold_norms(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
         )
     result = safe_deepcopy(model)
     for layer, norm in pairs:
-        _fold(result.get_submodule(layer), result.get_submodule(norm))
+        _fold(module_at(result, layer), module_at(result, norm))
         parent, _, last = norm.rpartition(".")
-        setattr(result.get_submodule(parent), last, nn.Identity())
+        setattr(module_at(result, parent), last, nn.Identity())
     _check_same(model, result, args, kwargs or {})
     return result
 

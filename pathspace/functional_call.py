@@ -6,7 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.utils import _pytree as pytree
+
+from pathspace.module_walk import REGISTERED, every_module, every_tensor, unregistered_modules
+
+# attributes that can hold tensors beside those that torch registers
+_HOLDERS = (Tensor, list, tuple, dict)
 
 
 def evaluate(
@@ -16,7 +21,8 @@ def evaluate(
     kwargs: Mapping[str, Any] | None = None,
 ) -> Any:
     """``torch.func.functional_call`` for every model: torch's own leaves a module that is held
-    under two names changed.
+    under two names changed, does not find a module of the name of a method, and does not look
+    into modules and tensors in lists.
 
     Args:
         model: any module.
@@ -38,20 +44,53 @@ def evaluate(
         >>> layer.weight is twice["a"].weight and type(layer.weight) is torch.nn.Parameter
         True
     """
-    given = {}
-    for named in (
-        model.named_parameters(remove_duplicate=False),
-        model.named_buffers(remove_duplicate=False),
-    ):
-        given.update({id(tensor): tensors[name] for name, tensor in named if name in tensors})
-    # every place that holds one of them, once
-    places = {
-        f"{path}.{key}" if path else key: given[id(tensor)]
-        for path, module in model.named_modules()
-        for key, tensor in (*module._parameters.items(), *module._buffers.items())
-        if id(tensor) in given
+    given = {
+        id(tensor): tensors[name]
+        for kind in ("_parameters", "_buffers")
+        for name, tensor in every_tensor(model, kind).items()
+        if name in tensors
     }
-    return functional_call(model, places, tuple(args), dict(kwargs or {}), tie_weights=False)
+    places = replacements(model, given)
+    before = [held[key] for held, key, _ in places]
+    try:
+        for held, key, value in places:
+            held[key] = value
+        return model(*args, **(kwargs or {}))
+    finally:
+        for (held, key, _), value in zip(places, before, strict=True):
+            held[key] = value
 
 
-__all__ = ["evaluate"]
+def replacements(
+    model: nn.Module, given: Mapping[int, Tensor]
+) -> list[tuple[dict[str, Any], str, Any]]:
+    """Every place in a model where tensors are held that are to be replaced.
+
+    Args:
+        model: any module.
+        given: id of a tensor -> what to use instead.
+
+    Returns:
+        The dictionary, the key, and the value to put there: a tensor, or a container with the
+        given tensors in it.
+
+    Example:
+        >>> import torch
+        >>> layer = torch.nn.Linear(1, 1)
+        >>> layer.read = [layer.weight]
+        >>> found = replacements(layer, {id(layer.weight): torch.zeros(1, 1)})
+        >>> [(key, value) for _, key, value in found]
+        [('weight', tensor([[0.]])), ('read', [tensor([[0.]])])]
+    """
+    return [
+        (held, key, pytree.tree_map(lambda leaf: given.get(id(leaf), leaf), value))
+        for module in (*every_module(model), *unregistered_modules(model).values())
+        for held in (module._parameters, module._buffers, vars(module))
+        for key, value in held.items()
+        if isinstance(value, _HOLDERS)
+        and key not in REGISTERED
+        and any(id(leaf) in given for leaf in pytree.tree_leaves(value))
+    ]
+
+
+__all__ = ["evaluate", "replacements"]

@@ -9,10 +9,13 @@ from __future__ import annotations
 from typing import Literal
 
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 Kind = Literal["_parameters", "_buffers"]
 # where a module keeps what it has registered
 REGISTERED = ("_parameters", "_buffers", "_modules")
+# where it can keep others
+_HOLDERS = (list, tuple, dict, nn.Module)
 
 
 def every_module(model: nn.Module) -> list[nn.Module]:
@@ -63,6 +66,57 @@ def every_path(model: nn.Module, repeated: bool = True) -> list[tuple[str, nn.Mo
     return found
 
 
+def module_at(model: nn.Module, path: str) -> nn.Module:
+    """The module that is registered under a path, as ``model.get_submodule`` returns it; a
+    module of the name of a method, such as ``parameters``, is found as well.
+
+    Raises:
+        AttributeError: there is none.
+
+    Example:
+        >>> layer = nn.Linear(1, 1)
+        >>> module_at(nn.Sequential(nn.ModuleDict({"keys": layer})), "0.keys") is layer
+        True
+    """
+    module = model
+    for part in path.split(".") if path else ():
+        inner = module._modules.get(part)
+        if inner is None:
+            raise AttributeError(f"{type(model).__name__} has no module '{path}'.")
+        module = inner
+    return module
+
+
+def unregistered_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Modules in lists, tuples, dictionaries and other attributes, which torch does not register,
+    and the modules inside them, by the place where they are.
+
+    Example:
+        >>> model = nn.Module()
+        >>> model.layers = [nn.Linear(1, 1), nn.ReLU()]
+        >>> list(unregistered_modules(model))
+        ['layers[0]', 'layers[1]']
+    """
+    known = {id(module) for module in every_module(model)}
+    found: dict[str, nn.Module] = {}
+
+    def walk(module: nn.Module, path: str) -> None:
+        for key, value in list(vars(module).items()):
+            if key in REGISTERED or not isinstance(value, _HOLDERS):
+                continue
+            for where, leaf in pytree.tree_leaves_with_path(value):
+                if isinstance(leaf, nn.Module) and id(leaf) not in known:
+                    place = f"{path}{key}{pytree.keystr(where)}"
+                    for inner, part in every_path(leaf, repeated=False):
+                        known.add(id(part))
+                        found[f"{place}.{inner}" if inner else place] = part
+                        walk(part, f"{place}.{inner}." if inner else f"{place}.")
+
+    for path, module in every_path(model, repeated=False):
+        walk(module, f"{path}." if path else "")
+    return found
+
+
 def every_tensor(model: nn.Module, kind: Kind, repeated: bool = True) -> dict[str, Tensor]:
     """All names of parameters or buffers and their tensors; a tensor of several names
     stands there several times.
@@ -79,4 +133,11 @@ def every_tensor(model: nn.Module, kind: Kind, repeated: bool = True) -> dict[st
     }
 
 
-__all__ = ["REGISTERED", "every_module", "every_path", "every_tensor"]
+__all__ = [
+    "REGISTERED",
+    "every_module",
+    "every_path",
+    "every_tensor",
+    "module_at",
+    "unregistered_modules",
+]

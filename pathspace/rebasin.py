@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pathspace.errors import InputError, UnsupportedError
 from pathspace.inference.channels import Side
+from pathspace.module_walk import module_at
 from pathspace.safe_deepcopy import safe_deepcopy
 from pathspace.surgery import outputs, tensors_of
 
@@ -244,7 +245,7 @@ def _read(
     model = safe_deepcopy(model)
     for name, dim in sides:
         place, _, own = name.rpartition(".")
-        layer = model.get_submodule(place)
+        layer = module_at(model, place)
         # (a weight that is used transposed elsewhere reads other channels there)
         transposed = isinstance(layer, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d)
         if (

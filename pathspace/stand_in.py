@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathspace.module_walk import REGISTERED, every_module
+from pathspace.module_walk import REGISTERED, every_module, module_at
 from pathspace.nested import leaves, mapped
 from pathspace.safe_deepcopy import safe_deepcopy
 from pathspace.unsharded import unsharded
@@ -89,7 +89,7 @@ def repeatable(twin: nn.Module, written: Collection[str] = ()) -> nn.Module:
         The same module.
     """
     places = [
-        (twin.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in written
+        (module_at(twin, name.rpartition(".")[0]), name.rpartition(".")[2]) for name in written
     ]
     own: list[Any] = []
     generators = generator_states(twin)

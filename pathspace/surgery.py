@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from pathspace.capture import first_line, quiet
 from pathspace.errors import UnsupportedError
 from pathspace.forward_run import cast
+from pathspace.functional_call import replacements
 from pathspace.inference.channels import Side
+from pathspace.module_walk import module_at, unregistered_modules
 from pathspace.nested import leaves
 from pathspace.safe_deepcopy import safe_deepcopy
 from pathspace.stand_in import switch_off_caches
@@ -129,15 +131,16 @@ def without(model: nn.Module, cuts: Sequence[Cut], adjustments: Adjustments) -> 
         new[id(old)] = (
             nn.Parameter(left, old.requires_grad) if isinstance(old, nn.Parameter) else left
         )
-    for module in copy.modules():
-        before = dict(module.named_parameters(recurse=False)) | dict(
-            module.named_buffers(recurse=False)
-        )
-        changed = {key: old for key, old in before.items() if id(old) in new}
-        for key, old in changed.items():
-            setattr(module, key, new[id(old)])
-        if changed:
-            _declare(module, before)
+    before = {
+        module: dict(module.named_parameters(recurse=False))
+        | dict(module.named_buffers(recurse=False))
+        for module in (*copy.modules(), *unregistered_modules(copy).values())
+    }
+    for place, key, value in replacements(copy, new):
+        place[key] = value
+    for module, tensors in before.items():
+        if any(id(tensor) in new for tensor in tensors.values()):
+            _declare(module, tensors)
     for cut in cuts:
         for choice in adjustments.known.get(kind(model, cut), ()):
             for _, module in owners(copy, cut):
@@ -176,7 +179,7 @@ def owners(model: nn.Module, cut: Cut) -> Iterator[tuple[str, nn.Module]]:
         for end in [i for i, c in enumerate(path) if c == "."] + [len(path)]
     } | {""}
     for path in sorted(within, key=lambda entry: -entry.count(".") - bool(entry)):
-        module = model.get_submodule(path)
+        module = module_at(model, path)
         if not type(module).__module__.startswith("torch."):
             yield path, module
 
@@ -187,7 +190,7 @@ def kind(model: nn.Module, cut: Cut) -> tuple[Any, ...]:
     """
     sides = [
         (
-            type(model.get_submodule(name.rpartition(".")[0])),
+            type(module_at(model, name.rpartition(".")[0])),
             name.rpartition(".")[2],
             dim,
             where.shape[1],
@@ -195,8 +198,7 @@ def kind(model: nn.Module, cut: Cut) -> tuple[Any, ...]:
         for (name, dim), where in cut.slices.items()
     ]
     direct = [
-        type(model.get_submodule(name.rpartition(".")[0].rpartition(".")[0]))
-        for name, _ in cut.slices
+        type(module_at(model, name.rpartition(".")[0].rpartition(".")[0])) for name, _ in cut.slices
     ]
     return tuple(sorted(map(str, [*sides, *direct])))
 

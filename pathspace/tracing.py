@@ -5,12 +5,13 @@ build the reduction graph.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from pathspace.capture import capture
 from pathspace.errors import InputError
@@ -20,7 +21,7 @@ from pathspace.inference.build import build, ends_of, unused_in_part
 from pathspace.inference.interpreter import interpret
 from pathspace.inference.units import Scales
 from pathspace.inputs import arranged, describe
-from pathspace.module_walk import every_path
+from pathspace.module_walk import every_path, unregistered_modules
 from pathspace.reduction import ReductionGraph
 from pathspace.size_decisions import Watch, other_ways
 from pathspace.sizes import hides, recapture, sentence, thin
@@ -113,6 +114,7 @@ def _traced(
     """See :func:`trace`."""
     watch, later = Watch(), Watch()
     captured = capture(model, args, kwargs, watch)
+    _warn_of_unregistered(model, captured.constants.values())
     with on_cpu():
         scales, _ = interpret(captured, Scales, strict, norm_eps, affine)
         before = Snapshot.of(scales)
@@ -147,6 +149,29 @@ def _traced(
     unseen = [*ways.unseen, *watch.unrecorded((args, kwargs))]
     stated = sentence((args, kwargs), [at for _, at in further], looked, unseen)
     return _graph(model, found, stated)
+
+
+def _warn_of_unregistered(model: nn.Module, constants: Iterable[Tensor]) -> None:
+    """Warn where the graph reads parameters that ``model.parameters()`` leaves out."""
+    read = {memory for each in constants if (memory := each.untyped_storage().data_ptr())}
+    modules = unregistered_modules(model) if read else {}
+    places = [
+        place
+        for place, module in modules.items()
+        if any(
+            p.untyped_storage().data_ptr() in read
+            for p in module._parameters.values()
+            if p is not None
+        )
+    ]
+    if places:
+        warnings.warn(
+            f"{type(model).__name__} holds modules where torch does not register them:"
+            f" {', '.join(places[:3])}{' and others' * (len(places) > 3)}; their parameters"
+            " count as constants, and no optimizer trains them: put them into nn.ModuleList or"
+            " nn.ModuleDict.",
+            stacklevel=4,
+        )
 
 
 def _graph(model: nn.Module, found: Structure, stated: str) -> ReductionGraph:

@@ -1,0 +1,146 @@
+"""Modules and tensors where torch does not look for them: in lists, and under names of methods."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pathspace as ps
+from pathspace.functional_call import evaluate
+from pathspace.module_walk import module_at, unregistered_modules
+
+
+class BlocksInAList(nn.Module):
+    """Blocks in a plain list, their parameters in a list of torch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = [nn.Linear(3, 4), nn.Linear(4, 4)]
+        self.held = nn.ParameterList([p for block in self.blocks for p in block.parameters()])
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = torch.relu(block(x))
+        return self.head(x)
+
+
+class BlocksInADictionary(BlocksInAList):
+    """A dictionary with tuples, and a block inside a block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = {"first": (nn.Sequential(nn.Linear(3, 4)), nn.Linear(4, 4))}  # type: ignore[assignment]
+        self.held = nn.ParameterList([p for b in self.blocks["first"] for p in b.parameters()])  # type: ignore[call-overload]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks["first"]:  # type: ignore[call-overload]
+            x = torch.relu(block(x))
+        return self.head(x)
+
+
+class TensorsInAList(nn.Module):
+    """Weights that ``forward`` reads from a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(2, 4)))
+        self.read = [self.first, {"second": (self.second,)}]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x @ self.read[0].T) @ self.read[1]["second"][0].T  # type: ignore[call-overload,union-attr,index]
+
+
+class NamesOfMethods(nn.Module):
+    """Modules under names of methods of ``nn.Module``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = nn.ModuleList([nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)])
+        self.add_module("modules_", layers)
+        self._modules["modules"] = self._modules.pop("modules_")
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, norm, second = self._modules["modules"]  # type: ignore[misc]
+        return second(torch.relu(norm(first(x))))
+
+
+EVERY = pytest.mark.parametrize(
+    "make", [BlocksInAList, BlocksInADictionary, TensorsInAList, NamesOfMethods]
+)
+
+
+def example(make: Callable[[], nn.Module]) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    return make().eval(), torch.randn(5, 3)
+
+
+@EVERY
+def test_other_values_are_used_and_the_model_stays(make: Callable[[], nn.Module]) -> None:
+    model, x = example(make)
+    before = model(x)
+    for name, parameter in model.named_parameters():
+        changed = parameter.detach() + 1
+        outputs = evaluate(model, {name: changed}, (x,))
+        with torch.no_grad():
+            parameter += 1
+            assert torch.equal(outputs, model(x)), name
+            parameter -= 1
+    torch.testing.assert_close(model(x), before)
+
+
+@EVERY
+def test_a_rescaling_that_changes_outputs_is_seen(make: Callable[[], nn.Module]) -> None:
+    model, x = example(make)
+    assert ps.verify(model, x).holds
+    assert ps.trace(model, x).num_units >= 4
+
+
+@EVERY
+def test_removal_gives_what_masking_gives(make: Callable[[], nn.Module]) -> None:
+    model, x = example(make)
+    groups = ps.channels(model, x)
+    smaller, masked = groups.remove(keep=0.5), groups.masked(keep=0.5)
+    torch.testing.assert_close(smaller(x), masked(x))
+    assert sum(p.numel() for p in smaller.parameters()) < sum(p.numel() for p in model.parameters())
+
+
+def test_what_no_optimizer_trains_is_said() -> None:
+    model, x = example(BlocksInAList)
+    del model.held
+    with pytest.warns(
+        UserWarning, match=r"BlocksInAList holds modules .* blocks\[0\], blocks\[1\];"
+    ):
+        graph = ps.trace(model, x)
+    assert set(graph.parameters) == {"head.weight", "head.bias"}
+
+
+def test_nothing_is_said_of_modules_that_are_registered_or_not_run() -> None:
+    model, x = example(BlocksInAList)
+    model.teacher = [nn.Linear(3, 2)]  # type: ignore[assignment]
+    model.register_buffer("shift", torch.ones(3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ps.trace(model, x)
+
+
+def test_unregistered_modules_are_found_by_their_places() -> None:
+    model, _ = example(BlocksInADictionary)
+    assert list(unregistered_modules(model)) == [
+        "blocks['first'][0]",
+        "blocks['first'][0].0",
+        "blocks['first'][1]",
+    ]
+    assert not unregistered_modules(nn.Sequential(nn.Linear(1, 1)))
+
+
+def test_a_module_is_found_under_the_name_of_a_method() -> None:
+    model, _ = example(NamesOfMethods)
+    assert isinstance(module_at(model, "modules.1"), nn.BatchNorm1d)
+    assert module_at(model, "") is model
+    with pytest.raises(AttributeError, match=r"no module 'modules\.7'"):
+        module_at(model, "modules.7")
