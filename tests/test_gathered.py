@@ -402,28 +402,3 @@ def test_known_positions_keep_units_apart(how: str) -> None:
     graph = ps.trace(model, *samples[0])
     assert graph.num_units == SPREAD[how]
     assert worst_change(model, graph, samples) < 1e-11
-
-
-class Pairs(nn.Module):
-    """Products of rows of one table that one index reads, as in factorisation machines."""
-
-    def __init__(self, split: bool) -> None:
-        super().__init__()
-        self.table, self.out, self.split = nn.Embedding(7, 4), nn.Linear(4, 1), split
-
-    def forward(self, at: Tensor) -> Tensor:
-        if self.split:
-            return self.out(self.table(at[:, 0]) * self.table(at[:, 1]))
-        first, second = self.table(at).unbind(1)
-        return self.out(first * second)
-
-
-def test_products_of_rows_have_units_however_they_are_read() -> None:
-    at = torch.cartesian_prod(torch.arange(7), torch.arange(7))
-    model = Pairs(False).double()
-    graph, twin = ps.trace(model, at), copy.deepcopy(model)
-    assert graph.num_units == ps.trace(Pairs(True), at).num_units == 4 and not graph.pinned
-    ps.rescale(twin, graph, torch.randn(4, dtype=torch.float64))
-    assert torch.allclose(twin(at), model(at))
-    certificate = ps.verify(model, at)
-    assert certificate.holds and certificate.rank == 7 * 4 + 4 + 1 - 4

@@ -160,13 +160,13 @@ class Unrolled(Semantics):
             read = live.reshape(*shape, -1).any(-1)
         if int(read.sum()) >= weight.shape[0]:
             picked = torch.zeros(shape, dtype=torch.long)
-            columns = prod(shape[1:])
-            if columns > 1 and shape[0] >= weight.shape[0] and bool(read.all()):
-                turns = [
-                    self._turn((self.place.run, node, column), shape[0], weight.shape[0])
-                    for column in range(columns)
-                ]
-                picked = torch.stack(turns, -1).reshape(shape)
+            by_column = read.reshape(shape[0], -1)
+            columns = torch.nonzero(by_column.any(0)).reshape(-1)
+            if shape[0] >= weight.shape[0] and bool(by_column[:, columns].all()):
+                for column in columns.tolist():
+                    picked.view(shape[0], -1)[:, column] = self._turn(
+                        (self.place.run, node, column), shape[0], weight.shape[0]
+                    )
             else:
                 turn = self._turn((self.place.run, node), int(read.sum()), weight.shape[0])
                 picked[read] = turn
@@ -184,12 +184,12 @@ class Unrolled(Semantics):
         number, before = self._turns.setdefault(
             place, (len(self._turns), prod(self._choices.values()))
         )
-        self._choices.setdefault(place[:2], rows)
+        self._choices.setdefault(place, rows)
         if len(self._choices) > 1 and count < prod(self._choices.values()):
             self.rows_meet = False
         position = torch.arange(count)
         # every combination of rows, or else every pair of them
-        exact = len(place) == 2 and number and count >= before * rows
+        exact = number and count >= before * rows
         shift = position // lcm(before, rows) if exact else number * (position // rows)
         return (position + shift) % rows
 

@@ -169,10 +169,10 @@ def mul(semantics: Semantics, x: Any, y: Any) -> Value:
     if not isinstance(x, Tensor | Weight):
         return multiple(semantics, y, x)
     if isinstance(x, Weight) and isinstance(y, Weight):
-        same = x.name is not None and x.name == y.name
-        x = semantics.activation(x)
         # (of two parts of one tensor, neither is an edge that the other enters)
-        y = semantics.activation(y) if same else y
+        parts = _is_selected(semantics, x, y) or (x.name is not None and x.name == y.name)
+        x = semantics.activation(x)
+        y = semantics.activation(y) if parts else y
     if isinstance(x, Weight) or isinstance(y, Weight):
         weight, value = (x, y) if isinstance(x, Weight) else (y, x)
         assert isinstance(weight, Weight) and isinstance(value, Tensor)
@@ -183,8 +183,15 @@ def mul(semantics: Semantics, x: Any, y: Any) -> Value:
                 if is_plain(value)
                 else weight.masked((value != NEUTRAL).expand(weight.shape))
             )
-        return edges(semantics, weight, value, ())
+        if not _is_selected(semantics, weight):
+            return edges(semantics, weight, value, ())
+        x, y = semantics.activation(weight), value
     return times(semantics, x, y)
+
+
+def _is_selected(semantics: Semantics, *weights: Weight) -> bool:
+    """Whether data selects rows of one of them: as edges, all of its rows would have one tail."""
+    return any(weight.name in semantics.virtual for weight in weights)
 
 
 def multiple(semantics: Semantics, x: Value, factor: Any) -> Value:
