@@ -22,14 +22,21 @@ def _entries(tensor: Tensor) -> Tensor:
     )
 
 
-def _wrong(tensor: Tensor, masks: bool) -> int:
+def not_finite(tensor: Tensor, masks: bool = False) -> int:
     """How many entries are NaN or infinite, looked at in pieces so that no large temporary is made.
 
     Args:
         tensor: what to look at.
         masks: whether minus infinity is what masks of attention are made of.
+
+    Example:
+        >>> not_finite(torch.tensor([1.0, torch.nan, torch.inf]))
+        2
     """
     entries = _entries(tensor)
+    # a sum is finite only if all of its terms are, and takes no memory
+    if entries.element_size() > 1 and bool(torch.isfinite(entries.sum())):
+        return 0
     pieces = (entries.float() if entries.element_size() == 1 else entries).split(1 << 22)
     return sum(int((~torch.isfinite(p) & ~(torch.isneginf(p) & masks)).sum()) for p in pieces)
 
@@ -49,14 +56,14 @@ def check_finite(model: nn.Module, inputs: Any) -> None:
             if name.rpartition(".")[0] in observers:
                 # a range that has not been observed yet is from infinity to minus infinity
                 continue
-            bad = _wrong(tensor, kind == "buffer") if tensor.is_floating_point() else 0
+            bad = not_finite(tensor, kind == "buffer") if tensor.is_floating_point() else 0
             if bad:
                 raise InputError(
                     f"{type(model).__name__} has {bad} values in {kind} {name!r} that are NaN or"
                     " infinite, expected finite numbers; use a checkpoint from before it diverged."
                 )
     for leaf in leaves(inputs):
-        if isinstance(leaf, Tensor) and leaf.is_floating_point() and _wrong(leaf, masks=True):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and not_finite(leaf, masks=True):
             raise InputError(
                 "The example inputs contain NaN or infinite values, expected finite numbers (or"
                 " -inf in a mask); pass a real batch."
@@ -74,7 +81,7 @@ def expect_finite(owner: str, name: str, tensor: Tensor) -> None:
     Raises:
         InputError: there are some.
     """
-    if _wrong(tensor, masks=False):
+    if not_finite(tensor, masks=False):
         raise InputError(
             f"{owner} found values in {name!r} that are NaN or infinite, expected finite ones; give"
             " a checkpoint from before it diverged."
@@ -103,11 +110,11 @@ def expect_scales(owner: str, phi: Any, units: int) -> None:
             f"{owner} found phi of shape {tuple(phi.shape)}, expected ({units},): one log-scale per"
             " unit."
         )
-    if _wrong(phi, masks=False):
+    if not_finite(phi, masks=False):
         raise InputError(
             f"{owner} found NaN or infinity in phi, expected finite log-scales; check the code that"
             " makes phi."
         )
 
 
-__all__ = ["check_finite", "expect_finite", "expect_scales"]
+__all__ = ["check_finite", "expect_finite", "expect_scales", "not_finite"]

@@ -28,6 +28,11 @@ from pathspace.path_sums import MANY, Sum, is_float
 from pathspace.without_values import require_values
 
 FIXED = "fixed"
+# kind of a homogeneous operation -> why it has no sum over paths
+_NO_SUM = {
+    "power": "only powers with a positive integer as exponent are sums over paths",
+    "quotient": "a quotient is no sum over paths",
+}
 # the positions of what is not zero, as many as there are
 COUNTED = frozenset(["aten.nonzero", "aten.nonzero_numpy", "aten.argwhere"])
 
@@ -374,9 +379,8 @@ class Forward(ByProperties):
             return Sum(args[0].values * slope**self.p, args[0].log)
         if ended and not self.fixed_ends:
             pins = read.paths.pins
-            self.refuse(
-                name, args, kwargs, pins[0].reason if pins else "not positively homogeneous"
-            )
+            why = pins[0].reason if pins else _NO_SUM.get(facts.kind, "not positively homogeneous")
+            self.refuse(name, args, kwargs, why)
         self.ends += ended
         measured = None if ended else self._coefficients(node, facts, args, kwargs, read)
         if measured is not None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathspace as ps
+from pathspace.finite import not_finite
 from pathspace.norms import path_sensitivity
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -477,3 +478,34 @@ def test_paths_of_value_0_are_refused_where_others_are() -> None:
         nn.init.zeros_(parameter)
     with pytest.raises(ps.UnsupportedError, match="sigmoid"):
         ps.path_norm(nn.Sequential(layer, nn.Sigmoid()), draw(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (torch.sqrt, "only powers with a positive integer as exponent are sums over paths"),
+        (torch.reciprocal, "only powers with a positive integer as exponent"),
+        (lambda x: x**-0.5, "only powers with a positive integer as exponent"),
+        (lambda x: x / x.roll(1, -1), "a quotient is no sum over paths"),
+        (torch.tanh, "not positively homogeneous"),
+    ],
+)
+def test_what_is_said_of_a_refused_operation_is_true(
+    function: Callable[[Tensor], Tensor], why: str
+) -> None:
+    class Between(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return self[1](function(self[0](x).abs()))
+
+    with pytest.raises(ps.UnsupportedError, match=why):
+        ps.path_norm(Between(nn.Linear(3, 4), nn.Linear(4, 2)), torch.randn(5, 3))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("kind", [torch.float64, torch.float16, torch.bfloat16])
+def test_a_weight_that_is_not_finite_is_found_in_any_type(value: float, kind: torch.dtype) -> None:
+    # (the sum of the large ones is infinite, too)
+    weight = torch.full((4, 5), torch.finfo(kind).max, dtype=kind)
+    assert not_finite(weight) == 0
+    weight[1, 2] = value
+    assert not_finite(weight) == 1
