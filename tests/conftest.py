@@ -53,6 +53,15 @@ class SameDraws:
 
 
 @pytest.fixture
+def one_core() -> Iterator[None]:
+    """Small models train on one thread: several would wait for each other."""
+    from pathspace.training.threads import one_thread
+
+    with one_thread():
+        yield
+
+
+@pytest.fixture
 def rules_that_failed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Errors of rules during a test: torch's decomposition then takes the rule's place,
     and often hides the error.

@@ -16,12 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import typer
 from distributed import LocalCluster
-from typer.testing import CliRunner, Result
+from training_command import call, flat
 
-import pathspace.training.cli
-from pathspace.cli_errors import ErrorSentenceGroup
 from pathspace.errors import InputError
 from pathspace.training.experiments.reproduce import EXPERIMENTS, Setting
 from pathspace.training.experiments.reproduce.cluster import connected, run_here, run_on
@@ -54,8 +51,6 @@ for name in ("pathspace", "{0}.cluster", "{0}.trial"):
 sys.modules["{0}.cluster"].run_here = run_here
 sys.modules["{0}.trial"].Trial = type("Trial", (), {{}})
 """.format("pathspace.training.experiments.reproduce")
-app = typer.Typer(cls=ErrorSentenceGroup, rich_markup_mode="rich")
-pathspace.training.cli.register(app)
 
 
 @pytest.fixture
@@ -110,10 +105,6 @@ def same(first: Outcome, second: Outcome) -> bool:
     return replace(first, seconds=0.0) == replace(second, seconds=0.0)
 
 
-def call(*words: object) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in ("reproduce", *words)])
-
-
 @pytest.mark.slow
 def test_another_worker_runs_the_trials_of_one_that_is_killed(
     cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -134,6 +125,7 @@ def test_another_worker_runs_the_trials_of_one_that_is_killed(
         with ThreadPoolExecutor() as pool:
             killed = pool.submit(kill, victim, tmp_path / "stuck")
             result = call(
+                "reproduce",
                 "small",
                 "--scale",
                 "fetched",
@@ -221,8 +213,8 @@ def test_wrong_clusters_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             "--jobs 2 asks for processes here, --cluster for",
         ),
     ):
-        result = call(*words)
-        assert result.exit_code == 2 and message in " ".join(result.stderr.split()), result.output
+        result = call("reproduce", *words)
+        assert result.exit_code == 2 and message in flat(result.stderr), result.output
     monkeypatch.setattr(
         "pathspace.training.experiments.reproduce.cluster.find_spec", lambda _: None
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from training_command import call
+from training_command import call, flat
 
 from pathspace.training.experiments.reproduce import EXPERIMENTS, Setting, estimate_others, toys
 from pathspace.training.experiments.reproduce.estimate import UNKNOWN, of_trials, planned
@@ -37,10 +37,6 @@ from pathspace.training.experiments.reproduce.trial_cache import TrialCache
 from pathspace.training.experiments.reproduce.tuning import Arm, measure_enough, versus
 
 RACE = EXPERIMENTS["race"]
-
-
-def flat(text: str) -> str:
-    return " ".join(text.split())
 
 
 def never(*_: object) -> object:

@@ -21,16 +21,13 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-import typer
 from recipe_meters import stand_in
 from rich.console import Console
 from rich.progress import Progress
 from scipy import stats
 from sklearn.linear_model import LogisticRegression
-from typer.testing import CliRunner, Result
+from training_command import call, flat
 
-import pathspace.training.cli
-from pathspace.cli_errors import ErrorSentenceGroup
 from pathspace.diagnostics import MarkovChain
 from pathspace.errors import InputError
 from pathspace.training.experiments.intervals import t_interval
@@ -85,17 +82,6 @@ from pathspace.training.task import _BUILDERS, Split, Task, load_task
 
 SMALL = Trial("digits-rows", "sgd", 0.1, 0, 2, batch_size=400, options=(("hidden", 3),))
 DOCS = Path(__file__).parents[1] / "docs"
-
-app = typer.Typer(cls=ErrorSentenceGroup, rich_markup_mode="rich")
-pathspace.training.cli.register(app)
-
-
-def call(*words: object) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words])
-
-
-def flat(text: str) -> str:
-    return " ".join(text.split())
 
 
 def same(first: Outcome, second: Outcome) -> bool:

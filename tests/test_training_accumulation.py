@@ -4,26 +4,22 @@ once, in float64 to rounding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from training_command import weights
 
 from pathspace.training.batches import Batches
 from pathspace.training.experiments.tasks import Split, Task, load_task
 from pathspace.training.penal import penalize
 from pathspace.training.recipe import Recipe, prepare
-from pathspace.training.threads import one_thread
 from pathspace.training.trainer import Tick, Trainer
 
-
-@pytest.fixture(autouse=True)
-def one_core() -> Iterator[None]:
-    with one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_core")
 
 
 def exact(name: str = "digits-rows", hidden: int = 6) -> Task:
@@ -34,10 +30,6 @@ def exact(name: str = "digits-rows", hidden: int = 6) -> Task:
         for part in ("train", "valid")
     }
     return replace(task, **parts, make_model=lambda seed: task.make_model(seed).double())
-
-
-def weights(model: nn.Module) -> Tensor:
-    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "gsgd", "gmomentum"])

@@ -8,28 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
+from training_command import app, call, flat
 from typer.main import get_command
-from typer.testing import CliRunner, Result
 
-import pathspace.training.cli
 import pathspace.training.experiments.demo
-from pathspace.cli_errors import ErrorSentenceGroup
 from pathspace.training.experiments.names import TASKS
 from pathspace.training.trainer import Trainer
 
-app = typer.Typer(cls=ErrorSentenceGroup, rich_markup_mode="rich")
-pathspace.training.cli.register(app)
-
 SMALL = ["train", "digits-rows", "--hidden", "5", "--epochs", "2"]
-
-
-def call(*words: object) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words])
-
-
-def flat(text: str) -> str:
-    return " ".join(text.split())
 
 
 @pytest.mark.parametrize("optimizer", ["gsgd", "sgd", "momentum", "adam"])

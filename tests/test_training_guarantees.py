@@ -22,29 +22,15 @@ from typing import Any
 
 import pytest
 import torch
-import typer
-from typer.testing import CliRunner, Result
+from training_command import call, flat
 
-import pathspace.training.cli
-from pathspace.cli_errors import ErrorSentenceGroup
 from pathspace.errors import InputError
 from pathspace.training.config import read_config
 from pathspace.training.experiments.reproduce.trial import Outcome, Trial
 from pathspace.training.experiments.sweep import cells, grid
 
-app = typer.Typer(cls=ErrorSentenceGroup, rich_markup_mode="rich")
-pathspace.training.cli.register(app)
-
 RUN = ["train", "digits-rows", "--hidden", "6", "--epochs", "10", "--optimizer"]
 MOMENTS = ["--checkpoint-every", "3", "--patience", "10"]
-
-
-def call(*words: object) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words])
-
-
-def flat(text: str) -> str:
-    return " ".join(text.split())
 
 
 def run_command(words: list[str]) -> None:

@@ -4,38 +4,21 @@ the same numbers everywhere.
 
 from __future__ import annotations
 
-import csv
-import json
 import math
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from lightning_fabric import Fabric
 from lightning_fabric.loggers import CSVLogger
-from training_command import call
+from training_command import call, flat, lines, table
 
 from pathspace.training.experiments.tasks import load_task
 from pathspace.training.history import EpochRecord, History
 from pathspace.training.recipe import Recipe, prepare
-from pathspace.training.threads import one_thread
 from pathspace.training.trainer import Trainer
 
-
-@pytest.fixture(autouse=True)
-def one_core() -> Iterator[None]:
-    with one_thread():
-        yield
-
-
-def lines(path: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def table(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+pytestmark = pytest.mark.usefixtures("one_core")
 
 
 def test_csv_json_lines_and_loggers_agree(tmp_path: Path) -> None:
@@ -99,7 +82,7 @@ def test_tensorboard_is_written_or_asked_for_in_one_sentence(tmp_path: Path) -> 
             "Error: TensorBoard is not installed; run pip install tensorboard, or do not pass"
             " --tensorboard."
         )
-        assert " ".join(result.stderr.split()) == sentence
+        assert flat(result.stderr) == sentence
         return
     assert result.exit_code == 0, result.output
     assert call(*words, "--epochs", 4, "--resume").exit_code == 0

@@ -5,7 +5,6 @@ that survive an interrupt.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from training_command import call
+from training_command import call, lines
 
 import pathspace as ps
 from pathspace.diagnostics import MarkovChain
@@ -24,18 +23,9 @@ from pathspace.training.monitor import OBSERVED, Monitor, Watchers
 from pathspace.training.penal import penalize
 from pathspace.training.recipe import Recipe, prepare
 from pathspace.training.task import Task
-from pathspace.training.threads import one_thread
 from pathspace.training.trainer import Tick, Trainer
 
-
-@pytest.fixture(autouse=True)
-def one_core() -> Iterator[None]:
-    with one_thread():
-        yield
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+pytestmark = pytest.mark.usefixtures("one_core")
 
 
 def weights(model: nn.Module) -> Tensor:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from lightning_fabric import Fabric
 from lightning_fabric.plugins.precision import MixedPrecision
-from training_command import call
+from training_command import call, flat
 
 from pathspace.errors import InputError
 from pathspace.training import Trainer
@@ -41,10 +41,6 @@ OPTIONS: dict[str, list[Any]] = {
         *("--augment", "crop-flip", "--optimizer", "momentum", "--accumulate", 2),
     ],
 }
-
-
-def flat(text: str) -> str:
-    return " ".join(text.split())
 
 
 def train(*words: object) -> dict[str, Any]:

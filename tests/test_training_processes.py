@@ -17,17 +17,14 @@ from typing import Any
 
 import pytest
 import torch
-import typer
 from lightning_fabric import Fabric
 from torch import Tensor, nn
-from typer.testing import CliRunner
+from training_command import call as called_here
+from training_command import flat, numbers, weights
 
-import pathspace.training.cli
-from pathspace.cli_errors import ErrorSentenceGroup
 from pathspace.errors import InputError
 from pathspace.training import ranks
 from pathspace.training.experiments.tasks import Split, Task, load_task
-from pathspace.training.history import EpochRecord, History
 from pathspace.training.launch import make_fabric, shutdown
 from pathspace.training.penal import penalize
 from pathspace.training.recipe import Recipe, prepare
@@ -51,14 +48,6 @@ class Noisy(nn.Module):
 
     def forward(self, sequence: Tensor) -> Tensor:
         return self.model(self.dropout(sequence))
-
-
-def weights(trainer: Trainer) -> Tensor:
-    return nn.utils.parameters_to_vector(trainer.model.parameters()).detach().clone()
-
-
-def numbers(history: History) -> list[EpochRecord]:
-    return [replace(record, seconds=0.0) for record in history.records]
 
 
 def recurrent(
@@ -87,10 +76,11 @@ def residual(fabric: Fabric) -> tuple[Tensor, Any]:
 
 def weights_after(trainer: Trainer) -> tuple[Tensor, Any]:
     history = trainer.fit()
+    own = weights(trainer.model)
     # Every process sees the same numbers and holds the same weights.
-    for other in ranks.gather(trainer.fabric, (numbers(history), weights(trainer))):
-        assert other[0] == numbers(history) and torch.equal(other[1], weights(trainer))
-    return weights(trainer), [asdict(record) for record in history.records]
+    for other in ranks.gather(trainer.fabric, (numbers(history), own)):
+        assert other[0] == numbers(history) and torch.equal(other[1], own)
+    return own, [asdict(record) for record in history.records]
 
 
 SETTINGS = [("sgd", 50, 1, 400), ("gsgd", 50, 1, 333), ("gmomentum", 32, 3, 333), ("sgd", 1, 2, 5)]
@@ -140,7 +130,7 @@ def one_run(fabric: Fabric, folder: Path) -> None:
     assert len(states) == 2 and not torch.equal(states[0]["cpu"], states[1]["cpu"])
     rest = noisy(fabric, folder)
     assert numbers(rest.fit(resume=True)) == numbers(expected)
-    assert torch.equal(weights(rest), weights(whole))
+    assert torch.equal(weights(rest.model), weights(whole.model))
 
     # A loss that overflows in one process ends the run of both, and so does an error.
     task = exact("digits-rows", 200)
@@ -206,9 +196,7 @@ def call(*words: object) -> subprocess.CompletedProcess[str]:
 
 def alone(*words: object) -> None:
     """One process, which is this one."""
-    app = typer.Typer(cls=ErrorSentenceGroup)
-    pathspace.training.cli.register(app)
-    done = CliRunner().invoke(app, [str(word) for word in words])
+    done = called_here(*words)
     assert done.exit_code == 0, done.output
 
 
@@ -257,7 +245,7 @@ def test_both_launchers_end_where_one_process_does(tmp_path: Path) -> None:
 def test_an_error_of_two_processes_is_one_sentence(tmp_path: Path) -> None:
     done = call("pathspace", *RUN, "--out", tmp_path, "--resume", "--devices", 2)
     assert done.returncode == 2
-    sentence = " ".join(done.stderr.split())
+    sentence = flat(done.stderr)
     assert (
         sentence.startswith("Error: There is no checkpoint")
         and sentence.count("There is no checkpoint") == 1
@@ -330,7 +318,7 @@ def test_a_process_that_dies_takes_the_others_along_in_one_sentence(tmp_path: Pa
     # Fabric, which looks after its children every few seconds, may be faster
     # than the broken connection.
     assert main.returncode in (2, -signal.SIGKILL)
-    assert main.returncode != 2 or " ".join(said.split()).endswith(
+    assert main.returncode != 2 or flat(said).endswith(
         "the last checkpoint is complete: add --resume to continue."
     )
     assert said.count("\n") <= 1

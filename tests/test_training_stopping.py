@@ -5,14 +5,13 @@ interrupt changes neither.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
-from training_command import call
+from torch import Tensor
+from training_command import call, flat, weights
 
 from pathspace.errors import InputError
 from pathspace.training.experiments.tasks import load_task
@@ -20,14 +19,9 @@ from pathspace.training.history import EpochRecord, History
 from pathspace.training.recipe import Recipe, prepare
 from pathspace.training.stopping import best_record, exhausted
 from pathspace.training.task import Task
-from pathspace.training.threads import one_thread
 from pathspace.training.trainer import Tick, Trainer
 
-
-@pytest.fixture(autouse=True)
-def one_core() -> Iterator[None]:
-    with one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_core")
 
 
 def history(*metrics: float) -> History:
@@ -77,10 +71,6 @@ class Wandering:
 def make(task: Task, folder: Path | None, **options: object) -> Trainer:
     model, optimizer = prepare(task, Recipe("gmomentum"))
     return Trainer(task, model, optimizer, epochs=7, batch_size=200, folder=folder, **options)  # type: ignore[arg-type]
-
-
-def weights(model: nn.Module) -> Tensor:
-    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
 
 
 @pytest.mark.parametrize("written", [False, True])
@@ -157,9 +147,8 @@ def test_command_stops_early_and_says_so(tmp_path: Path) -> None:
         400,
     ]
     done = call(*words, "--out", tmp_path / "run", "--json", tmp_path / "result.json")
-    assert (
-        done.exit_code == 0
-        and "those of epoch 1, the best; none better came in time" in " ".join(done.output.split())
+    assert done.exit_code == 0 and "those of epoch 1, the best; none better came in time" in flat(
+        done.output
     )
     record = json.loads((tmp_path / "result.json").read_text())
     assert (record["epochs_done"], record["epoch_of_weights"]) == (3, 1)

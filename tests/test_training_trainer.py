@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from training_command import numbers, table, weights
 
 from pathspace.errors import InputError, UnsupportedError
 from pathspace.training.checkpoint import protect_unfinished
@@ -19,14 +19,9 @@ from pathspace.training.experiments.tasks import load_task
 from pathspace.training.history import EpochRecord, History
 from pathspace.training.recipe import OPTIMIZERS, Recipe, prepare, torch_names
 from pathspace.training.task import Split, Task
-from pathspace.training.threads import one_thread
 from pathspace.training.trainer import Tick, Trainer
 
-
-@pytest.fixture(autouse=True)
-def one_core() -> Iterator[None]:
-    with one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_core")
 
 
 @pytest.fixture
@@ -44,19 +39,6 @@ class Noisy(nn.Module):
 
     def forward(self, sequence: Tensor) -> Tensor:
         return self.model(self.dropout(sequence))
-
-
-def weights(model: nn.Module) -> Tensor:
-    return torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
-
-
-def numbers(history: History) -> list[EpochRecord]:
-    return [replace(record, seconds=0.0) for record in history.records]
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.mark.slow
@@ -212,7 +194,7 @@ def test_divergence_is_recorded_and_keeps_the_last_sound_checkpoint(
         replace(task, loss=overflowing), model, optimizer, epochs=5, folder=tmp_path
     ).fit()
     assert history.diverged and len(history.records) == 2
-    assert [row["status"] for row in rows_of(tmp_path / "metrics.csv")] == ["ok", "diverged"]
+    assert [row["status"] for row in table(tmp_path / "metrics.csv")] == ["ok", "diverged"]
     model, optimizer = prepare(task, Recipe("sgd"))
     rest = Trainer(task, model, optimizer, epochs=2, folder=tmp_path).fit(resume=True)
     assert rest.records[0] == history.records[0] and not rest.diverged
@@ -252,7 +234,7 @@ def test_validation_loss_alone_can_diverge() -> None:
 def test_metrics_file_is_the_history(task: Task, tmp_path: Path) -> None:
     model, optimizer = prepare(task, Recipe("sgd"))
     history = Trainer(task, model, optimizer, epochs=3, folder=tmp_path).fit()
-    rows = rows_of(tmp_path / "metrics.csv")
+    rows = table(tmp_path / "metrics.csv")
     assert list(rows[0]) == [
         "epoch",
         "step",

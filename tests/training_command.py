@@ -1,17 +1,51 @@
-"""The training commands, called within the test's own process."""
+"""The training commands, called within the test's own process, and what tests of runs compare."""
 
 from __future__ import annotations
 
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import typer
+from torch import Tensor, nn
 from typer.testing import CliRunner, Result
 
 import pathspace.training.cli
 from pathspace.cli_errors import ErrorSentenceGroup
+from pathspace.training.history import EpochRecord, History
 
-app = typer.Typer(cls=ErrorSentenceGroup)
+app = typer.Typer(cls=ErrorSentenceGroup, rich_markup_mode="rich")
 pathspace.training.cli.register(app)
 
 
 def call(*words: object) -> Result:
     """Run one command line."""
     return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def flat(text: str) -> str:
+    """A text without line ends."""
+    return " ".join(text.split())
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file with one on each line."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def weights(model: nn.Module) -> Tensor:
+    """A copy of all parameters in one vector."""
+    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+
+
+def numbers(history: History) -> list[EpochRecord]:
+    """All epochs without their times."""
+    return [replace(record, seconds=0.0) for record in history.records]
