@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from pathspace.errors import expect_known
 
@@ -33,21 +35,22 @@ TASKS = (
     ),
     *("ptb", "ptb-characters", "text-characters", "text-masked-words", "wikitext-2", "wmt16"),
 )
-EXPERIMENTS = (
-    *(
-        "optimizers",
-        "race",
-        "smnist",
-        "language",
-        "rcnn",
-        "time",
-        "toy",
-        "translation",
-        "image",
-        "depth",
-    ),
-    *("regularisers", "ideal-direction", "page", "claims", "recipes"),
-)
+
+
+@cache
+def texts() -> dict[str, dict[str, Any]]:
+    """Return the texts of all experiments.
+
+    Example:
+        >>> texts()["time"]["title"]
+        'Time of a training step'
+    """
+    # (the package of the experiments imports torch, its file is read without it)
+    file = Path(__file__).parent / "reproduce" / "experiments.toml"
+    return tomllib.loads(file.read_text(encoding="utf-8"))
+
+
+EXPERIMENTS = (*texts(), "page", "claims", "recipes")
 
 
 def known_task(name: str) -> str:
@@ -88,11 +91,6 @@ def experiments_help() -> str:
         >>> "toy (28 parameters: plain, skip, penal connection; 2)" in experiments_help()
         True
     """
-    # (the package of the experiments imports torch, its file is read without it)
-    file = Path(__file__).parent / "reproduce" / "experiments.toml"
-    known = tomllib.loads(file.read_text(encoding="utf-8"))
     return ", ".join(
-        f"{name} ({known[name]['summary']}; {known[name]['minutes']})"
-        for name in EXPERIMENTS
-        if name in known
+        f"{name} ({one['summary']}; {one['minutes']})" for name, one in texts().items()
     )

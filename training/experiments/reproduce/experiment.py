@@ -10,9 +10,10 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from pathspace.diagnostics.wording import plural
+from pathspace.training.experiments.names import texts
 from pathspace.training.experiments.reproduce.baselines import baselines
 from pathspace.training.experiments.reproduce.holm import POWER
-from pathspace.training.experiments.reproduce.record import Record, percent, texts
+from pathspace.training.experiments.reproduce.record import Record, percent
 from pathspace.training.experiments.reproduce.trial import Outcome, Trial
 
 # The seeds that are reported, and the ones that choose learning rates.

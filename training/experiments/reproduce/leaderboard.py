@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
 from pathspace.training.experiments.intervals import CONFIDENCE, t_interval
+from pathspace.training.experiments.names import texts
 from pathspace.training.experiments.reproduce.experiment import Setting, experiment
 from pathspace.training.experiments.reproduce.holm import POWER, Claim, judge
 from pathspace.training.experiments.reproduce.leaderboard_contest import (
@@ -68,7 +69,6 @@ from pathspace.training.experiments.reproduce.record import (
     judged,
     percent,
     remarks,
-    texts,
 )
 
 

@@ -5,16 +5,15 @@ the page and the pictures.
 from __future__ import annotations
 
 import json
-import tomllib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from pathspace.errors import InputError
 from pathspace.files import replacing
+from pathspace.training.experiments.names import texts
 from pathspace.training.experiments.reproduce.holm import Claim, judge
 from pathspace.training.experiments.reproduce.provenance import provenance
 
@@ -112,18 +111,6 @@ class Record:
             ) from error
 
 
-@cache
-def texts() -> dict[str, dict[str, Any]]:
-    """Return the texts of all experiments.
-
-    Example:
-        >>> texts()["time"]["title"]
-        'Time of a training step'
-    """
-    file = resources.files("pathspace.training.experiments.reproduce") / "experiments.toml"
-    return tomllib.loads(file.read_text(encoding="utf-8"))
-
-
 def about(name: str) -> dict[str, Any]:
     """Return name, title, source, caption and the paper's figures of an experiment,
     as arguments of a record.
@@ -175,8 +162,6 @@ def judged(claims: Sequence[Claim]) -> tuple[dict[str, Any], ...]:
 
 def _flat_lists(text: str) -> str:
     """Put lists of numbers on one line each: a curve is one line of the file, not sixty."""
-    import re
-
     return re.sub(
         r"\[\s+((?:(?:-?[\d.eE+-]+|null),?\s+)+)\]",
         lambda found: "[" + " ".join(found[1].split()) + "]",
