@@ -19,11 +19,10 @@ from pathspace.training.threads import one_thread
 
 # Published metrics of similar networks, shown beside ours for information only.
 PUBLISHED = {
-    "fashion-28": ("published: GRU and SVM, README of Fashion-MNIST", 1 - 0.888),
-    "fashion-images": (
-        "published: three convolutions with batch norm, README of Fashion-MNIST",
-        1 - 0.903,
-    ),
+    "fashion-28": {"published: GRU and SVM, README of Fashion-MNIST": 1 - 0.888},
+    "fashion-images": {
+        "published: three convolutions with batch norm, README of Fashion-MNIST": 1 - 0.903
+    },
 }
 EPOCHS, STEPS, BATCH, RATE = 5, 1000, 250, 0.002
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from matplotlib.figure import Figure
 
@@ -69,12 +69,13 @@ def hold(
     remarks: Sequence[str] = (),
     figures: Mapping[str, object] | None = None,
     show: Show = PERCENT,
+    by_task: bool = False,
 ) -> tuple[Record, dict[str, Measured]]:
     """Tune and test the arms, judge the duels and fill the record.
 
     Args:
         setting: how.
-        pairs: the contenders, whose labels differ, each after the paper's
+        pairs: the contenders, whose names differ, each after the paper's
             recipe that it stands for.
         duels: the claims.
         name: of the experiment.
@@ -82,22 +83,36 @@ def hold(
         remarks: what else differs besides what is among its texts, one sentence each.
         figures: fields of its texts.
         show: how figures are written.
+        by_task: arms of several tasks have one label: they are named ``task: label``, and in the
+            table every task has its own part.
 
     Returns:
-        The record, and the measured arms by label.
+        The record, and the measured arms by name.
     """
     arms = [arm for _, arm in pairs]
     tasks = {arm.base.task: arm.base.options for arm in arms}
     bars = {task: setting.bars(task, options) for task, options in tasks.items()}
 
+    def named(task: str, label: str) -> str:
+        return f"{task}: {label}" if by_task else label
+
     def claims_of(measured: Sequence[Measured]) -> list[Claim]:
-        by = {m.arm.label: m for m in measured}
+        by = {named(m.arm.base.task, m.arm.label): m for m in measured}
         return [
             versus(d.statement, by[d.ours], by[d.rival], d.printed, bars[by[d.ours].arm.base.task])
             for d in duels
         ]
 
     measured, claims = measure_enough(arms, setting, claims_of)
+    by_name = {named(m.arm.base.task, m.arm.label): m for m in measured}
+    rows: list[tuple[str, ...]] = []
+    for part in [[task] for task in tasks] if by_task else [list(tasks)]:
+        rows += [(name, *row(m, show)) for name, m in by_name.items() if m.arm.base.task in part]
+        rows += [
+            (named(task, name), "–", "–", show.value(value), "–")
+            for task in part
+            for name, value in (bars[task] | PUBLISHED.get(task, {})).items()
+        ]
     columns = (
         "arm",
         "learning rate",
@@ -108,15 +123,16 @@ def hold(
     record = Record(
         **about(name) | ({} if paper is None else {"paper": paper}),
         scale=setting.scale,
-        ours=Table(
-            columns,
-            (
-                *(row(m, show) for m in measured),
-                *(r for task in tasks for r in bar_rows(task, bars[task], show)),
-            ),
-        ),
+        ours=Table(columns, tuple(rows)),
         differs=(
-            *listed(pairs, setting, max(len(m.outcomes) for m in measured)),
+            *listed(
+                [
+                    (cell, replace(arm, label=named(arm.base.task, arm.label)))
+                    for cell, arm in pairs
+                ],
+                setting,
+                max(len(m.outcomes) for m in measured),
+            ),
             *told(name, **figures or {}),
             *remarks,
         ),
@@ -129,11 +145,11 @@ def hold(
         },
         seconds=sum(m.seconds for m in measured),
     )
-    return record, {m.arm.label: m for m in measured}
+    return record, by_name
 
 
 def row(m: Measured, show: Show) -> tuple[str, ...]:
-    """Return an arm's line of the table."""
+    """Return an arm's line of the table, without its name."""
     interval = m.interval
     test = (
         f"{show.value(interval.mean)} ± {show.value(interval.half_width)}"
@@ -142,13 +158,7 @@ def row(m: Measured, show: Show) -> tuple[str, ...]:
     )
     diverged = sum(outcome.diverged for outcome in m.outcomes)
     rate = f"{m.lr:g}{'*' if m.edge else ''}"
-    return (m.arm.label, rate, show.value(m.tuning[m.lr]), test, f"{diverged} of {len(m.outcomes)}")
-
-
-def bar_rows(task: str, bars: dict[str, float], show: Show) -> list[tuple[str, ...]]:
-    """Return the lines of simple means, and of what others report, in a table of arms."""
-    known = bars | dict([PUBLISHED[task]]) if task in PUBLISHED else bars
-    return [(name, "–", "–", show.value(value), "–") for name, value in known.items()]
+    return (rate, show.value(m.tuning[m.lr]), test, f"{diverged} of {len(m.outcomes)}")
 
 
 def draw_paired_comparison(record: Record) -> Figure:
@@ -161,13 +171,11 @@ def draw_paired_comparison(record: Record) -> Figure:
         A figure of two panels.
     """
     with panels(2) as (figure, axes):
-        factor = record.data["factor"]
         for place, arm in enumerate(record.data["arms"]):
             draw_curves(axes[0], place, arm["label"], arm["train_losses"])
-            scaled = [
-                [None if v is None else factor * v for v in line] for line in arm["valid_metrics"]
-            ]
-            draw_curves(axes[1], place, arm["label"], scaled)
+            draw_curves(
+                axes[1], place, arm["label"], arm["valid_metrics"], factor=record.data["factor"]
+            )
         axes[0].set(title="training loss", xlabel="epoch")
         axes[1].set(title=f"validation {record.data['metric']}", xlabel="epoch")
         legend(figure, axes[0])

@@ -49,7 +49,12 @@ def look(place: int) -> dict[str, Any]:
 
 
 def draw_curves(
-    axes: Axes, place: int, label: str, lines: Sequence[Sequence[float | None]], first: int = 1
+    axes: Axes,
+    place: int,
+    label: str,
+    lines: Sequence[Sequence[float | None]],
+    first: int = 1,
+    factor: float = 1.0,
 ) -> None:
     """Draw the mean over seeds as a line, and their range as a band.
 
@@ -59,13 +64,13 @@ def draw_curves(
         label: what the legend says.
         lines: one curve per seed; where they differ in length only the common part is drawn.
         first: the epoch of the first value.
+        factor: what the values are multiplied by.
     """
     shortest = min((len(line) for line in lines), default=0)
     if not shortest:
         return
-    values = np.array(
-        [[np.nan if v is None else v for v in line[:shortest]] for line in lines], dtype=float
-    )
+    # (None becomes NaN)
+    values = factor * np.array([line[:shortest] for line in lines], dtype=float)
     epochs = np.arange(first, first + shortest)
     style = look(place)
     axes.plot(

@@ -4,20 +4,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 
 from pathspace.training.experiments.reproduce.experiment import Setting, experiment
-from pathspace.training.experiments.reproduce.holm import Claim
-from pathspace.training.experiments.reproduce.paired_comparison import PERCENT, bar_rows, row
+from pathspace.training.experiments.reproduce.paired_comparison import PairedComparison, hold
 from pathspace.training.experiments.reproduce.pictures import draw_curves, legend, panels
-from pathspace.training.experiments.reproduce.recipes import Cell, full_arm, listed, table_cells
-from pathspace.training.experiments.reproduce.record import Record, Table, about, judged, remarks
+from pathspace.training.experiments.reproduce.recipes import Cell, full_arm, table_cells
+from pathspace.training.experiments.reproduce.record import Record, Table
 from pathspace.training.experiments.reproduce.trial import Trial
-from pathspace.training.experiments.reproduce.tuning import Arm, Measured, measure_enough, versus
+from pathspace.training.experiments.reproduce.tuning import Arm
 from pathspace.training.recipe import Init
 
 EPOCHS, BATCH = 25, 64
@@ -75,46 +73,35 @@ def run(setting: Setting) -> Record:
     """
     names = TASKS[setting.scale]
     arms = [arm for task in names for arm in _arms(task, setting)]
-    bars = {
-        task: setting.bars(task, options)
-        for task, options in {arm.base.task: arm.base.options for arm in arms}.items()
-    }
-
-    def claims_of(measured: Sequence[Measured]) -> list[Claim]:
-        by = {(m.arm.base.task, m.arm.label): m for m in measured}
-        return _claims(names, by, bars)
-
-    measured, claims = measure_enough(arms, setting, claims_of)
-    seeds, pairs = (
-        max(len(m.outcomes) for m in measured),
+    record, _ = hold(
+        setting,
+        [(_recipe(names[arm.base.task], arm.label), arm) for arm in arms],
         [
-            (_recipe(names[a.base.task], a.label), replace(a, label=f"{a.base.task}: {a.label}"))
-            for a in arms
+            PairedComparison(
+                f"{task}: {ours} errs less than {rival}",
+                f"{task}: {ours}",
+                f"{task}: {rival}",
+                (PRINTED[printed][first], PRINTED[printed][second]),
+            )
+            for task, printed in names.items()
+            for ours, rival, first, second in DUELS
         ],
-    )
-    return Record(
-        **about("smnist"),
-        scale=setting.scale,
+        name="smnist",
         paper=Table(
             ("error in %", "G-SGD", "SGD", "Path-SGD", "G-Adam", "Adam"),
             tuple((name, *(f"{value:.2f}" for value in PRINTED[name])) for name in names.values()),
         ),
-        ours=_ours(names, measured, bars),
-        differs=(
-            *listed(pairs, setting, seeds),
+        remarks=(
             *(
                 ()
                 if setting.scale == "full"
                 else ("The order of arms is comparable, the sizes of errors are not.",)
             ),
             *(WIDENED if setting.scale == "fetched" else ()),
-            *remarks("smnist"),
         ),
-        protocol=setting.protocol,
-        claims=judged(claims),
-        data={"tasks": dict(names), "arms": [m.to_dict() for m in measured]},
-        seconds=sum(m.seconds for m in measured),
+        by_task=True,
     )
+    return replace(record, data={"tasks": dict(names), "arms": record.data["arms"]})
 
 
 def _arms(task: str, setting: Setting) -> list[Arm]:
@@ -142,38 +129,6 @@ def _recipe(printed: str, label: str) -> Cell:
     """Return the paper's recipe for an arm on one of the paper's data sets."""
     name = label.split(",", maxsplit=1)[0]
     return table_cells(f"path-space-table-{1 if name in PATH_SPACE else 7}")[printed, name]
-
-
-def _ours(
-    names: dict[str, str], measured: Sequence[Measured], bars: dict[str, dict[str, float]]
-) -> Table:
-    rows = []
-    for task in names:
-        mine = [row(m, PERCENT) for m in measured if m.arm.base.task == task]
-        rows += [
-            (f"{task}: {label}", *rest)
-            for label, *rest in (*mine, *bar_rows(task, bars[task], PERCENT))
-        ]
-    return Table(
-        ("arm", "learning rate", "validation error in %", "test error in %", "diverged"),
-        tuple(rows),
-    )
-
-
-def _claims(
-    names: dict[str, str], by: dict[tuple[str, str], Measured], bars: dict[str, dict[str, float]]
-) -> list[Claim]:
-    return [
-        versus(
-            f"{task}: {ours} errs less than {rival}",
-            by[task, ours],
-            by[task, rival],
-            (PRINTED[printed][first], PRINTED[printed][second]),
-            bars[task],
-        )
-        for task, printed in names.items()
-        for ours, rival, first, second in DUELS
-    ]
 
 
 def draw(record: Record) -> Figure:

@@ -184,10 +184,7 @@ def draw_translation(record: Record) -> Figure:
     """Draw error and efficiency against epochs, as in the paper's Figure 4."""
     with panels(2) as (figure, axes):
         for place, arm in enumerate(record.data["arms"]):
-            scaled = [
-                [None if v is None else 100 * v for v in line] for line in arm["valid_metrics"]
-            ]
-            draw_curves(axes[0], place, arm["label"], scaled)
+            draw_curves(axes[0], place, arm["label"], arm["valid_metrics"], factor=100)
             draw_curves(axes[1], place, arm["label"], arm["efficiencies"], first=0)
         axes[0].set(title="validation error in %", xlabel="epoch")
         axes[1].set(title="efficiency of the chain", xlabel="epoch")

@@ -17,6 +17,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from pathspace.diagnostics.tables import plain
 from pathspace.training.experiments.intervals import t_interval
 from pathspace.training.experiments.models.toy import Toy
 from pathspace.training.experiments.reproduce.experiment import Setting, experiment
@@ -275,19 +276,12 @@ def toy(setting: Setting) -> Record:
         data={
             "rates": list(RATES),
             "best": best,
-            "tuning": _listed(tables),
+            "tuning": {label: plain(list(table.items())) for label, table in tables.items()},
             "test": test,
             "curves": curves,
         },
         seconds=time.perf_counter() - started,
     )
-
-
-def _listed(tables: dict[str, dict[float, float]]) -> dict[str, list[list[float | None]]]:
-    return {
-        label: [[lr, v if np.isfinite(v) else None] for lr, v in table.items()]
-        for label, table in tables.items()
-    }
 
 
 def _grid(
@@ -327,7 +321,7 @@ def draw_toy(record: Record) -> Figure:
     """Draw the error against steps."""
     with panels(1, width=6.0) as (figure, axes):
         for place, (label, lines) in enumerate(record.data["curves"].items()):
-            logs = [[None if v is None else float(np.log10(v)) for v in line] for line in lines]
+            logs = np.log10(np.array(lines, dtype=float)).tolist()
             draw_curves(axes[0], place, label, logs, first=0)
         axes[0].set(xlabel="fiftieths of the run", ylabel="log10 of the error on held-out points")
         legend(figure, axes[0], 3)
