@@ -2,81 +2,31 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
+from zoo import vision
 
-from pathspace.training.experiments.models import CharacterGPT
-
-CONFIGURATION = (
-    64,
-    64,
-    "M",
-    128,
-    128,
-    "M",
-    256,
-    256,
-    256,
-    "M",
-    512,
-    512,
-    512,
-    "M",
-    512,
-    512,
-    512,
-    "M",
-)
+from pathspace.training.experiments.models import CharacterGPT, ReluRNN
 
 
 def vgg16() -> tuple[nn.Module, tuple[Tensor, ...]]:
     """VGG-16: 138,357,544 weights."""
-    layers: list[nn.Module] = []
-    channels = 3
-    for entry in CONFIGURATION:
-        if entry == "M":
-            layers.append(nn.MaxPool2d(2))
-        else:
-            layers += [nn.Conv2d(channels, int(entry), 3, padding=1), nn.ReLU(inplace=True)]
-            channels = int(entry)
-    head = [
-        nn.Linear(512 * 49, 4096),
-        nn.ReLU(True),
-        nn.Dropout(),
-        nn.Linear(4096, 4096),
-        nn.ReLU(True),
-        nn.Dropout(),
-    ]
-    model = nn.Sequential(
-        *layers, nn.AdaptiveAvgPool2d(7), nn.Flatten(), *head, nn.Linear(4096, 1000)
-    )
-    return model, (torch.randn(1, 3, 224, 224),)
-
-
-class Classifier(nn.Module):
-    """A ReLU RNN read out at the last step: 28-100-10 in the paper's digits experiment."""
-
-    def __init__(
-        self, inputs: int, hidden: int, outputs: int, layers: int = 1, bias: bool = False
-    ) -> None:
-        super().__init__()
-        self.rnn = nn.RNN(inputs, hidden, layers, nonlinearity="relu", batch_first=True, bias=bias)
-        self.out = nn.Linear(hidden, outputs, bias=bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.rnn(x)[0][:, -1])
+    widths = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
+    return vision.vgg(widths), (torch.randn(1, 3, 224, 224),)
 
 
 def small_rnn() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """RNN 28-100-10, 28 steps, batch 64."""
-    return Classifier(28, 100, 10), (torch.randn(64, 28, 28),)
+    """RNN 28-100-10, 28 steps, batch 64: the paper's digits experiment."""
+    return ReluRNN(28, 100, 10), (torch.randn(64, 28, 28),)
 
 
 def stacked_rnn() -> tuple[nn.Module, tuple[Tensor, ...]]:
     """Four layers of 1550 units on inputs of 400 (the paper's language
     model), 16 steps, batch 16.
     """
-    return Classifier(400, 1550, 400, layers=4), (torch.randn(16, 16, 400),)
+    return ReluRNN(400, 1550, 400, layers=4), (torch.randn(16, 16, 400),)
 
 
 class Block(nn.Module):
@@ -142,48 +92,14 @@ def recurrent_cnn(channels: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
     )
 
 
-def recurrent_cnn_96() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """With 96 channels."""
-    return recurrent_cnn(96)
-
-
-def recurrent_cnn_128() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """With 128 channels."""
-    return recurrent_cnn(128)
-
-
-def recurrent_cnn_160() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """With 160 channels."""
-    return recurrent_cnn(160)
+recurrent_cnn_96, recurrent_cnn_128, recurrent_cnn_160 = (
+    partial(recurrent_cnn, channels) for channels in (96, 128, 160)
+)
 
 
 def resnet18() -> tuple[nn.Module, tuple[Tensor, ...]]:
     """ResNet-18 on images of 224 x 224, batch 32: 11,689,512 weights."""
-
-    class Wider(Block):
-        """A block that halves the image and doubles the channels."""
-
-        def __init__(self, channels: int) -> None:
-            super().__init__(2 * channels)
-            self.body[0] = nn.Conv2d(channels, 2 * channels, 3, 2, padding=1, bias=False)
-            self.skip = nn.Sequential(
-                nn.Conv2d(channels, 2 * channels, 1, 2, bias=False), nn.BatchNorm2d(2 * channels)
-            )
-
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.relu(self.skip(x) + self.body(x))
-
-    stem = [
-        nn.Conv2d(3, 64, 7, 2, padding=3, bias=False),
-        nn.BatchNorm2d(64),
-        nn.ReLU(),
-        nn.MaxPool2d(3, 2, 1),
-    ]
-    blocks = [Block(64), Block(64), *(b for c in (64, 128, 256) for b in (Wider(c), Block(2 * c)))]
-    model = nn.Sequential(
-        *stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000)
-    )
-    return model, (torch.randn(32, 3, 224, 224),)
+    return vision.resnet("basic", (2, 2, 2, 2)), (torch.randn(32, 3, 224, 224),)
 
 
 def resnet18_small() -> tuple[nn.Module, tuple[Tensor, ...]]:

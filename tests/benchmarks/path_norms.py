@@ -15,36 +15,9 @@ from zoo import vision
 
 import pathspace as ps
 
-CONFIGURATION = (64, "M", 128, "M", 256, 256, "M", 512, 512, "M", 512, 512, "M")
-
-
-def vgg11_bn() -> nn.Module:
-    """VGG-11 with batch norms."""
-    layers: list[nn.Module] = []
-    channels = 3
-    for entry in CONFIGURATION:
-        if isinstance(entry, str):
-            layers.append(nn.MaxPool2d(2))
-        else:
-            layers += [
-                nn.Conv2d(channels, entry, 3, padding=1),
-                nn.BatchNorm2d(entry),
-                nn.ReLU(True),
-            ]
-            channels = entry
-    head = [
-        nn.Linear(512 * 49, 4096),
-        nn.ReLU(True),
-        nn.Linear(4096, 4096),
-        nn.ReLU(True),
-        nn.Linear(4096, 1000),
-    ]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(7), nn.Flatten(), *head)
-
-
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "alexnet": lambda: vision.alexnet()[0],
-    "vgg11_bn": vgg11_bn,
+    "vgg11_bn": lambda: vision.vgg(vision.VGG11, norms=True),
     "resnet50": lambda: vision.resnet("bottleneck", (3, 4, 6, 3)),
     "densenet121": lambda: vision.densenet()[0],
 }

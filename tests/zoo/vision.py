@@ -84,13 +84,20 @@ def head(channels: int, classes: int = 1000) -> list[nn.Module]:
 # --- plain stacks
 
 
-@zoo("vgg11", "vision", weights=132_863_336, units=10_944, modes=("train",))
-def vgg11() -> tuple[Any, ...]:
+VGG11 = (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0)
+
+
+def vgg(widths: Sequence[int], norms: bool = False) -> nn.Sequential:
+    """VGG with these channels of its convolutions, where 0 is a pooling."""
     layers: list[nn.Module] = []
     i = 3
-    for o in (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0):
-        layers += [nn.Conv2d(i, o, 3, padding=1), nn.ReLU(True)] if o else [nn.MaxPool2d(2)]
-        i = o or i
+    for o in widths:
+        if not o:
+            layers.append(nn.MaxPool2d(2))
+            continue
+        norm = [nn.BatchNorm2d(o)] if norms else []
+        layers += [nn.Conv2d(i, o, 3, padding=1), *norm, nn.ReLU(True)]
+        i = o
     classifier = [
         nn.Linear(512 * 49, 4096),
         nn.ReLU(True),
@@ -99,7 +106,12 @@ def vgg11() -> tuple[Any, ...]:
         nn.ReLU(True),
     ]
     tail = [nn.AdaptiveAvgPool2d(7), nn.Flatten(), *classifier, nn.Dropout(), nn.Linear(4096, 1000)]
-    return nn.Sequential(*layers, *tail), image(1, 224)
+    return nn.Sequential(*layers, *tail)
+
+
+zoo("vgg11", "vision", weights=132_863_336, units=10_944, modes=("train",))(
+    lambda: (vgg(VGG11), image(1, 224))
+)
 
 
 @zoo(
