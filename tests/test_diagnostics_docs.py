@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import re
 from pathlib import Path
 
 import pytest
 import torch
 from benchmarks import markov_run
-from benchmarks.markov import DATA, END, PAGE, START, render
+from benchmarks.figures import DOCS, load, shows
+from benchmarks.markov import NAME, PAGE, render
 from benchmarks.markov_run import NETWORKS, TAUS
 from torch.utils._pytree import tree_leaves
 
 from pathspace.training.experiments.tasks.digits import image_splits
 
-DOCS = Path(__file__).parent.parent / "docs"
 BLOCK = re.compile(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
 
 
@@ -39,9 +38,8 @@ def test_the_figures_of_the_claims_are_those_of_the_run() -> None:
     """The page is written from the committed figures; write it again: ``python -m
     benchmarks.markov --page FILE``.
     """
-    found = json.loads(DATA.read_text())
-    text = PAGE.read_text()
-    assert text[text.index(START) + len(START) : text.index(END)] == f"\n{render(found)}\n"
+    found = load(NAME)
+    assert shows(PAGE, NAME, f"\n{render(found)}")
     assert found["seeds"] >= 5 and len(found["rows"]) == found["seeds"] * len(NETWORKS) * len(TAUS)
 
 
@@ -71,12 +69,10 @@ def test_a_run_has_every_figure_that_the_page_needs(
     with pytest.raises(pytest.fail.Exception, match="measured again"):
         markov_run.measure(2, 4, ["MLP"], tmp_path / "rows.jsonl")
     short = markov_run.summary(*rows, 2, 3)
-    for a, b in zip(
-        *(tree_leaves(one["vectors"]) for one in (short, json.loads(DATA.read_text()))), strict=True
-    ):
+    for a, b in zip(*(tree_leaves(one["vectors"]) for one in (short, load(NAME))), strict=True):
         # what is rounding is another machine's too, up to its size
         assert a == pytest.approx(b, rel=1e-6, abs=1e-12)
-    kept = json.loads(DATA.read_text())["rows"][0]
+    kept = load(NAME)["rows"][0]
     row = short["rows"][0]
     assert row.keys() == kept.keys() and row["trained"].keys() == kept["trained"].keys()
     assert row["trained"]["lemma2"][0] == row["trained"]["lemma2"][1] > 0

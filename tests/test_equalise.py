@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from benchmarks import equalise as benchmark
+from benchmarks import figures
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
 from typer.testing import CliRunner
@@ -238,8 +239,8 @@ def test_fixed_scales_that_do_not_fit_are_told() -> None:
 
 
 def test_the_page_shows_the_figures_and_they_are_as_good_as_it_says() -> None:
-    held = json.loads(benchmark.DATA.read_text())
-    assert benchmark.PAGE.read_text() == benchmark.render(held)
+    held = figures.load(benchmark.NAME)
+    assert figures.shows(benchmark.PAGE, benchmark.NAME, benchmark.table(held))
     for own, other in zip(held["lite0"], held["aimet"], strict=True):
         assert (own["bits"], own["per"]) == (other["bits"], other["per"])
         assert own["chosen gauge"] >= own["as trained"] and own["change"] < 1e-5

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import advice, one_thread
-from benchmarks.__main__ import markdown
+from benchmarks.__main__ import in_markdown
 from benchmarks.gpu import page as gpu_page
 from benchmarks.starts import STARTS, table
 
@@ -51,14 +51,14 @@ def test_the_standing_of_the_leaderboard_is_that_of_its_record() -> None:
 
 def test_the_advice_on_the_page_is_that_of_its_file_and_never_fails() -> None:
     kept = json.loads((DOCS / "data" / "advice.json").read_text())
-    assert markdown(advice.table(kept["rows"])) in (DOCS / "gauge-fixed.md").read_text()
+    assert in_markdown(advice.table(kept["rows"])) in (DOCS / "gauge-fixed.md").read_text()
     assert all(row["falls"] for row in kept["rows"])
 
 
 def test_the_benchmarks_are_those_of_their_file() -> None:
     kept = json.loads((DOCS / "data" / "benchmarks.json").read_text())
     page = (DOCS / "benchmarks.md").read_text()
-    assert all(markdown(kept[part]) in page for part in ("analysis", "training"))
+    assert all(in_markdown(kept[part]) in page for part in ("analysis", "training"))
 
 
 def test_the_figures_of_one_thread_are_those_of_their_file() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import json
 import pickle
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks import figures
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp, vmap
 from torch.nn import functional as F
@@ -1174,10 +1174,10 @@ def test_checkpointing_where_a_norm_ends_the_branch(reentrant: bool, part: str) 
 
 
 def test_figures_of_memory_are_what_the_page_says() -> None:
-    from benchmarks.penal_memory import DATA, PAGE, measured, table
+    from benchmarks.penal_memory import NAME, PAGE, measured, table
 
-    rows = json.loads(DATA.read_text(encoding="utf-8"))
-    assert table(rows) in PAGE.read_text(encoding="utf-8")
+    rows = figures.load(NAME)
+    assert figures.shows(PAGE, NAME, table(rows))
     # bytes of the model itself depend on the version of torch
     found = [measured(row["block"])["for_a_node"] for row in rows]
     assert (
@@ -1195,8 +1195,8 @@ def test_figures_in_16_bits_are_what_the_page_says() -> None:
     """No line is further from the float32 gradient than the explicit
     loss, by two standard errors.
     """
-    from benchmarks.penal_bf16 import DATA, PAGE, table
+    from benchmarks.penal_bf16 import NAME, PAGE, table
 
-    rows = json.loads(DATA.read_text(encoding="utf-8"))
-    assert table(rows) in PAGE.read_text(encoding="utf-8")
+    rows = figures.load(NAME)
+    assert figures.shows(PAGE, NAME, table(rows))
     assert len(rows) == 16 and all(row["closer"] > -2 * row["error"] for row in rows)

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks.figures import markdown
 from benchmarks.measure import analysis, training
 from benchmarks.penalty import MODELS as PENALISED
 from benchmarks.penalty import penalty
@@ -64,14 +65,9 @@ def cell(value: Any) -> str:
     )
 
 
-def markdown(rows: list[dict[str, Any]]) -> str:
+def in_markdown(rows: list[dict[str, Any]]) -> str:
     """Rows of equal keys as a table in Markdown."""
-    lines = [
-        list(rows[0]),
-        ["---", *["---:"] * (len(rows[0]) - 1)],
-        *([cell(v) for v in row.values()] for row in rows),
-    ]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown(list(rows[0]), [[cell(v) for v in row.values()] for row in rows])
 
 
 def main(
@@ -97,7 +93,7 @@ def main(
     console = Console(width=200)
     if show is not None:
         kept = json.loads(show.read_text())
-        print("\n\n".join(markdown(kept[part]) for part in PARTS if kept.get(part)))
+        print("\n\n".join(in_markdown(kept[part]) for part in PARTS if kept.get(part)))
         return
     jobs: list[tuple[Callable[..., dict[str, Any]], tuple[Any, ...]]] = [
         (analysis, (name, threads)) for name in ANALYSED if name in (only or ANALYSED)

@@ -10,7 +10,6 @@ thread; its own time, in turns.
 from __future__ import annotations
 
 import os
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +20,7 @@ from zoo import vision
 
 import pathspace as ps
 from benchmarks.figures import keep, markdown, write
+from benchmarks.measure import in_turns
 from benchmarks.models import small_rnn
 from pathspace.training import GSGD, GaugeFixed, init_skeleton
 
@@ -57,17 +57,8 @@ def measure(name: str, kind: str) -> dict[str, Any]:
         compiled()
     waited = time.perf_counter() - begun
     # every set of units is swept by steps of both kinds: an odd number of steps in each round
-    times: dict[str, list[float]] = {"step_ms": [], "compiled_ms": [], "again_ms": []}
-    for _ in range(ROUNDS):
-        for key, move in (
-            ("step_ms", optimizer.step),
-            ("compiled_ms", compiled),
-            ("again_ms", optimizer.step),
-        ):
-            begun = time.process_time()
-            move()
-            times[key].append(1000 * (time.process_time() - begun))
-    found = {key: statistics.median(values) for key, values in times.items()}
+    moves = {"step": optimizer.step, "compiled": compiled, "again": optimizer.step}
+    found = in_turns(moves, ROUNDS)
     return {
         "model": name,
         "tensors": len(list(model.parameters())),

@@ -9,12 +9,10 @@ page is written again. The part `aimet` runs the toolkit itself and needs it
 from __future__ import annotations
 
 import copy
-import json
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,11 +23,11 @@ from zoo.signals import ANTIBODY, frames
 from zoo.trained import antibody_tokens, load
 
 import pathspace as ps
+from benchmarks.figures import keep, markdown, write
+from benchmarks.figures import load as load_figures
 from pathspace.quantise import quantised_weights, weight_axes
 
-DATA = Path(__file__).resolve().parents[2] / "docs" / "data" / "equalise.json"
-PAGE = DATA.parents[1] / "equalise.md"
-BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
+NAME, PAGE = "equalise", "equalise.md"
 Row = dict[str, Any]
 FORMATS = [(bits, per) for per in ("tensor", "channel") for bits in (8, 6, 4)]
 
@@ -332,43 +330,36 @@ COLUMNS = {
 
 def table(held: dict[str, list[Row]]) -> str:
     """The figures as tables of the page."""
-    lines = [
-        f"| bits, step per | {' | '.join(COLUMNS.values())} |",
-        f"| --- |{' --- |' * len(COLUMNS)}",
+    rows = [own | other for own, other in zip(held["lite0"], held["aimet"], strict=True)]
+    lite0 = [
+        [
+            f"{row['bits']}, {row['per']}",
+            *(f"{row[name]:.1f} dB, {row[f'{name}: same class']:.0%}" for name in COLUMNS),
+        ]
+        for row in rows
     ]
-    for own, other in zip(held["lite0"], held["aimet"], strict=True):
-        row = own | other
-        cells = " | ".join(
-            f"{row[name]:.1f} dB, {row[f'{name}: same class']:.0%}" for name in COLUMNS
-        )
-        lines.append(f"| {row['bits']}, {row['per']} | {cells} |")
-    lines += [
-        "",
-        "| network, 8 bits per tensor | cases | float | as trained | chosen gauge |",
-        "| --- |" + " --- |" * 4,
+    others = [
+        [
+            *(row["model"], f"{row['cases']}", f"{row['float']:.1%}"),
+            *(
+                f"{row[f'{name}: right']:.1%} ({row[name]:.1f} dB)"
+                for name in ("as trained", "chosen gauge")
+            ),
+        ]
+        for row in (*held["crepe"], *held["antiberty"])
     ]
-    for row in (*held["crepe"], *held["antiberty"]):
-        cells = " | ".join(
-            f"{row[f'{name}: right']:.1%} ({row[name]:.1f} dB)"
-            for name in ("as trained", "chosen gauge")
-        )
-        lines.append(f"| {row['model']} | {row['cases']} | {row['float']:.1%} | {cells} |")
-    return "\n".join(lines)
+    head = ["network, 8 bits per tensor", "cases", "float", "as trained", "chosen gauge"]
+    first = markdown(["bits, step per", *COLUMNS.values()], lite0, texts=1 + len(COLUMNS))
+    return f"{first}\n\n{markdown(head, others, texts=len(head))}"
 
 
 def main(parts: list[str]) -> None:
     """Measure, keep, write the page."""
-    held = json.loads(DATA.read_text()) if DATA.exists() else {}
+    held = load_figures(NAME)
     for part in parts or [name for name in PARTS if name != "aimet"]:
         held[part] = PARTS[part]()
-        DATA.write_text(json.dumps(held, indent=1) + "\n")
-    PAGE.write_text(render(held))
-
-
-def render(held: dict[str, list[Row]]) -> str:
-    """The page with its figures."""
-    text = PAGE.read_text()
-    return f"{text.split(BEGIN)[0]}{BEGIN}\n{table(held)}\n{END}{text.split(END)[1]}"
+        keep(NAME, held)
+    write(PAGE, NAME, table(held))
 
 
 if __name__ == "__main__":

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+from pathspace.files import replacing, write_text
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
-def load(name: str) -> dict[str, Any]:
-    """Figures kept so far."""
+def load(name: str) -> Any:
+    """Figures kept so far; an empty dictionary where there are none."""
     path = DOCS / "data" / f"{name}.json"
-    return json.loads(path.read_text()) if path.exists() else {}
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
-def keep(name: str, figures: dict[str, Any]) -> None:
+def keep(name: str, figures: Any) -> None:
     """Keep figures; called after every row, so that a run that breaks off loses nothing."""
-    (DOCS / "data" / f"{name}.json").write_text(json.dumps(figures, indent=1) + "\n")
+    write_text(json.dumps(figures, indent=1), str(DOCS / "data" / f"{name}.json"))
 
 
 def written(page: str, name: str, table: str) -> str:
@@ -25,21 +28,23 @@ def written(page: str, name: str, table: str) -> str:
     end of figures: NAME -->``.
     """
     begin, end = f"<!-- figures: {name} -->", f"<!-- end of figures: {name} -->"
-    return filled((DOCS / page).read_text(), begin, end, f"\n{table}\n")
+    before, rest = (DOCS / page).read_text(encoding="utf-8").split(begin)
+    return f"{before}{begin}\n{table}\n{end}{rest.split(end, 1)[1]}"
 
 
-def filled(text: str, begin: str, end: str, inside: str) -> str:
-    """A text with something else between two marks."""
-    before, rest = text.split(begin)
-    return before + begin + inside + end + rest.split(end, 1)[1]
+def shows(page: str, name: str, table: str) -> bool:
+    """Whether a page has this table."""
+    return (DOCS / page).read_text(encoding="utf-8") == written(page, name, table)
 
 
 def write(page: str, name: str, table: str) -> None:
     """Put a table onto its page."""
-    (DOCS / page).write_text(written(page, name, table))
+    text = written(page, name, table)
+    with replacing(DOCS / page) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
-def markdown(head: list[str], rows: list[list[str]]) -> str:
-    """A table; all columns after the first are aligned right."""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> str:
+    """A table; all columns after the first ones, which are texts, are aligned right."""
+    rule = [*["---"] * texts, *["---:"] * (len(head) - texts)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *rows))

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from benchmarks.figures import markdown
 from benchmarks.gauge_fixed import gauge_fixed
 from benchmarks.gpu_steps import gpu_steps
 from benchmarks.measure import training
@@ -84,17 +85,11 @@ def measure(
 
 def table(head: str, rows: Sequence[Sequence[Any]]) -> list[str]:
     """A table of Markdown; numbers have three decimals."""
-    titles = head.split(" | ")
     shown = [
         ["–" if v is None else f"{v:.3f}" if isinstance(v, float) else str(v) for v in row]
         for row in rows
     ]
-    return [
-        f"| {head} |",
-        "| --- |" + " ---: |" * (len(titles) - 1),
-        *(f"| {' | '.join(row)} |" for row in shown),
-        "",
-    ]
+    return [markdown(head.split(" | "), shown), ""]
 
 
 def noted(kept: Mapping[str, Any], part: str) -> str:

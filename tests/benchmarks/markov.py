@@ -18,19 +18,17 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from benchmarks.figures import write
 from benchmarks.markov_run import BATCH, LENGTHS, NETWORKS, STEPS, TAUS, measure, summary
 from pathspace.diagnostics import MarkovChain
-from pathspace.files import replacing
 from pathspace.training.experiments.intervals import Interval, t_interval
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "claims-markov.md"
-DATA = PAGE.parent / "data" / "markov.json"
+NAME, PAGE = "markov", "claims-markov.md"
 WHAT = {
     "MLP": "an MLP",
     "CNN": "a CNN with batch norm and ReLU after the sum",
     "transformer": "a pre-norm transformer",
 }
-START, END = "<!-- measured -->\n", "<!-- end -->"
 
 
 def spread(values: list[float], form: str = ".3f", factor: float = 1.0) -> str:
@@ -290,19 +288,6 @@ def generalises(found: dict[str, Any]) -> str:
     )
 
 
-def write(found: dict[str, Any], page: Path = PAGE) -> None:
-    """Put the tables between the marks of the page."""
-    text = page.read_text()
-    with replacing(page) as temporary:
-        temporary.write_text(
-            text[: text.index(START) + len(START)]
-            + "\n"
-            + render(found)
-            + "\n"
-            + text[text.index(END) :]
-        )
-
-
 def main(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Train, measure, and keep the figures here.")
@@ -321,7 +306,7 @@ def main(
 ) -> None:
     """The chain paper's statements, measured."""
     if page is not None:
-        write(json.loads(page.read_text()))
+        write(PAGE, NAME, f"\n{render(json.loads(page.read_text()))}")
         return
     torch.set_num_threads(1)
     measured = measure(seeds, steps, only or list(NETWORKS), rows)

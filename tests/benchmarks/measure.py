@@ -8,7 +8,7 @@ import copy
 import resource
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -30,6 +30,24 @@ def seconds(function: Callable[[], Any], runs: int) -> float:
         function()
         times.append(time.perf_counter() - start)
     return statistics.median(times)
+
+
+def in_turns(
+    moves: Mapping[str, Callable[[], Any]],
+    rounds: int,
+    clock: Callable[[], float] = time.process_time,
+    wait: Callable[[], None] = lambda: None,
+) -> dict[str, float]:
+    """Median milliseconds of calls that take turns, so that a drifting machine harms all alike."""
+    times: dict[str, list[float]] = {key: [] for key in moves}
+    for _ in range(rounds):
+        for key, move in moves.items():
+            wait()
+            start = clock()
+            move()
+            wait()
+            times[key].append(1000 * (clock() - start))
+    return {f"{key}_ms": statistics.median(values) for key, values in times.items()}
 
 
 def peak() -> int:

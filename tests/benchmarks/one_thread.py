@@ -14,7 +14,6 @@ import multiprocessing
 import os
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +21,7 @@ import torch
 
 from benchmarks.figures import keep, load, markdown, write
 from benchmarks.gauge_fixed import gauge_fixed
-from benchmarks.measure import prepared, training
+from benchmarks.measure import in_turns, prepared, training
 
 PROCESSES, ROUNDS = 3, 20
 SHOWN = (
@@ -67,14 +66,9 @@ def alone(name: str) -> dict[str, Any]:
                 pairs.append((parameter.detach().view(-1), parameter.grad.view(-1)))
         moves[key] = optimizer.step
     moves["read"] = lambda: [w @ g for w, g in pairs]
-    times: dict[str, list[float]] = {key: [] for key in moves}
-    for turn in range(2 * ROUNDS):
-        for key, move in moves.items():
-            begun = time.process_time()
-            move()
-            if turn:
-                times[key].append(1000 * (time.process_time() - begun))
-    typical = {f"{key}_ms": statistics.median(values) for key, values in times.items()}
+    # (the first turn does not count)
+    in_turns(moves, 1)
+    typical = in_turns(moves, 2 * ROUNDS - 1)
     sgd = typical["sgd_ms"]
     least = (typical["read_ms"] + sgd) / sgd
     ratios = {f"{key}/sgd": typical[f"{key}_ms"] / sgd for key in ("gsgd", "gsgd_fused")}

@@ -8,10 +8,8 @@ explicit loss in float32.
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable
 from itertools import product
-from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
@@ -19,16 +17,13 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from benchmarks.figures import filled
+from benchmarks.figures import keep, markdown, write
 from benchmarks.penalty import Encoder, residual_cnn
 from pathspace.diagnostics import MarkovChain
 from pathspace.diagnostics.addition_hooks import Addition, Sites
-from pathspace.files import replacing
 from pathspace.training import penalize
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "markov-chain.md"
-DATA = PAGE.parent / "data" / "penal-bf16.json"
-START, END = "<!-- bf16 -->\n", "<!-- end -->"
+NAME, PAGE = "penal-bf16", "markov-chain.md"
 TAUS, SEEDS = (3e-4, 3e-3), range(6)
 Loss = Callable[[nn.Module], Tensor]
 
@@ -152,36 +147,25 @@ def measured(name: str) -> list[dict[str, Any]]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """As Markdown."""
+    head = ["model", "mode", "tau", "share of the gradient", "explicit: cosine", "kept"]
+    head += ["ours: cosine", "kept", "closer by"]
     lines = [
-        (
-            "| model | mode | tau | share of the gradient | explicit: cosine | kept | ours: cosine"
-            " | kept | closer by |"
-        ),
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        [
+            *(row["model"], row["mode"], f"{row['tau']:g}", f"{row['part']:.2g}"),
+            *(f"{row[key]:.3f}" for key in list(row)[4:8]),
+            f"{row['closer']:+.1e} ± {row['error']:.0e}",
+        ]
+        for row in rows
     ]
-    for row in rows:
-        numbers = [f"{row['part']:.2g}", *(f"{row[key]:.3f}" for key in list(row)[4:8])]
-        numbers.append(f"{row['closer']:+.1e} ± {row['error']:.0e}")
-        lines.append(
-            f"| {row['model']} | {row['mode']} | {row['tau']:g} | " + " | ".join(numbers) + " |"
-        )
-    return "\n".join(lines) + "\n"
+    return markdown(head, lines, texts=2)
 
 
 def main() -> None:
     """Measure, and write the data and the table."""
     torch.set_num_threads(1)
     rows = [row for name in MODELS for row in measured(name)]
-    with replacing(DATA) as temporary:
-        temporary.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    show(rows)
-
-
-def show(rows: list[dict[str, Any]]) -> None:
-    """Write the table into the page."""
-    page = filled(PAGE.read_text(encoding="utf-8"), START, END, table(rows))
-    with replacing(PAGE) as temporary:
-        temporary.write_text(page, encoding="utf-8")
+    keep(NAME, rows)
+    write(PAGE, NAME, table(rows))
 
 
 if __name__ == "__main__":

@@ -8,22 +8,17 @@ norm after the sum, in bytes.
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.figures import filled
-from benchmarks.penal_bf16 import DATA as OTHER
-from benchmarks.penal_bf16 import PAGE
+from benchmarks.figures import keep, markdown, write
 from benchmarks.penalty import kept
-from pathspace.files import replacing
 from pathspace.training import penalize
 
-DATA = OTHER.with_name("penal-memory.json")
-START, END = "<!-- memory -->\n", "<!-- end memory -->"
+NAME, PAGE = "penal-memory", "markov-chain.md"
 BLOCKS, CHANNELS, SIZE = 4, 8, (4, 8, 12, 12)
 
 
@@ -79,25 +74,20 @@ def measured(name: str) -> dict[str, Any]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """As Markdown."""
-    lines = [
-        "| end of the block | kept, bytes | with `penalize` | tensors for a node |",
-        "| --- | ---: | ---: | ---: |",
-    ]
-    lines += [
-        f"| {r['block']} | {r['plain']:,} | {r['penalize']:,} | {r['for_a_node']:.2f} |"
-        for r in rows
-    ]
-    return "\n".join(lines) + "\n"
+    return markdown(
+        ["end of the block", "kept, bytes", "with `penalize`", "tensors for a node"],
+        [
+            [r["block"], f"{r['plain']:,}", f"{r['penalize']:,}", f"{r['for_a_node']:.2f}"]
+            for r in rows
+        ],
+    )
 
 
 def main() -> None:
     """Measure, and write the data and the table."""
     rows = [measured(name) for name in KINDS]
-    with replacing(DATA) as temporary:
-        temporary.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    page = filled(PAGE.read_text(encoding="utf-8"), START, END, table(rows))
-    with replacing(PAGE) as temporary:
-        temporary.write_text(page, encoding="utf-8")
+    keep(NAME, rows)
+    write(PAGE, NAME, table(rows))
 
 
 if __name__ == "__main__":

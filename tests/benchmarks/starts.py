@@ -21,6 +21,7 @@ import typer
 from rich.progress import track
 
 import pathspace as ps
+from benchmarks.figures import markdown
 from pathspace.training import GSGD, init_skeleton
 from pathspace.training.experiments.intervals import t_interval
 from pathspace.training.experiments.tasks import load_task
@@ -128,18 +129,18 @@ def measure(starts: Sequence[Start], seeds: int, epochs: int, batch: int) -> lis
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows as a table in Markdown, best mean first."""
-    lines = [
-        "| start and optimizer | test accuracy (mean ± 95 %) | worst seed | learning rate |",
-        "| --- | --- | --- | --- |",
-    ]
+    head = ["start and optimizer", "test accuracy (mean ± 95 %)", "worst seed", "learning rate"]
+    lines = []
     for row in sorted(rows, key=lambda row: -sum(row["test_accuracy"])):
         found = row["test_accuracy"]
         edge = " (end of its grid)" if row["lr"] in (row["rates"][0], row["rates"][-1]) else ""
         lines.append(
-            f"| {row['start']} | {t_interval(found).show('.3f')} | {min(found):.3f} |"
-            f" {row['lr']:g}{edge} |"
+            [
+                *(row["start"], t_interval(found).show(".3f"), f"{min(found):.3f}"),
+                f"{row['lr']:g}{edge}",
+            ]
         )
-    return "\n".join(lines)
+    return markdown(head, lines, texts=len(head))
 
 
 def main(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.measure import prepared
+from benchmarks.measure import in_turns, prepared
 
 
 class Operations(TorchDispatchMode):
@@ -57,14 +56,4 @@ def steps(name: str, device: str, rounds: int, threads: int) -> dict[str, Any]:
             # compiled once more where the first step has made the state
             for _ in range(3):
                 moves[key + kind]()
-    times: dict[str, list[float]] = {key: [] for key in moves}
-    for _ in range(10 * rounds):
-        for key, move in moves.items():
-            wait()
-            start = time.perf_counter()
-            move()
-            wait()
-            times[key].append(time.perf_counter() - start)
-    return figures | {
-        f"{key}_ms": 1000 * statistics.median(values) for key, values in times.items()
-    }
+    return figures | in_turns(moves, 10 * rounds, time.perf_counter, wait)

@@ -13,22 +13,18 @@ import math
 import statistics
 import tempfile
 import time
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
-from benchmarks.figures import filled
+from benchmarks.figures import keep, write
 from pathspace.diagnostics import transformers_callback
 from pathspace.diagnostics.run.watching import EVERY
-from pathspace.files import replacing
 from pathspace.training.experiments.data import bible_text, given
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "watching.md"
-DATA = PAGE.parent / "data" / "watching.json"
-START, END = "<!-- cost -->\n", "<!-- end -->"
+NAME, PAGE = "watching", "watching.md"
 LENGTH, BATCH = 64, 16
 
 
@@ -126,11 +122,9 @@ def main(
             }
         )
         typer.echo(json.dumps(rows[-1]))
-    with replacing(DATA) as temporary:
-        temporary.write_text(
-            json.dumps({**costs, "pairs": rows}, indent=1) + "\n", encoding="utf-8"
-        )
-    show()
+    found = {**costs, "pairs": rows}
+    keep(NAME, found)
+    write(PAGE, NAME, paragraph(found))
 
 
 def paragraph(found: dict[str, Any]) -> str:
@@ -148,16 +142,8 @@ def paragraph(found: dict[str, Any]) -> str:
         f" is measured is 2 % of a run of {enough} steps, and less of longer ones. Tracing takes"
         f" {found['tracing']:.1f} s, once. Runs of {pairs[0]['steps']} steps with the callback"
         f" against runs without, in {'pairs' if pairs[1:] else 'a pair'}: {overheads}; so short a"
-        f" run is {'' if pairs[0]['traced'] else 'not '}traced.\n"
+        f" run is {'' if pairs[0]['traced'] else 'not '}traced."
     )
-
-
-def show() -> None:
-    """Write the paragraph into the page."""
-    text = paragraph(json.loads(DATA.read_text(encoding="utf-8")))
-    page = filled(PAGE.read_text(encoding="utf-8"), START, END, text)
-    with replacing(PAGE) as temporary:
-        temporary.write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":

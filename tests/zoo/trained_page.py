@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.figures import markdown
+
 from zoo.page import DOCS
 from zoo.trained import TRAINED
 
@@ -32,10 +34,9 @@ model, inputs, keyword_inputs = load("crepe-tiny")
 """  # noqa: E501
 
 
-def table(heads: list[str], rows: list[list[str]]) -> list[str]:
-    """A table whose first column is text and whose others are numbers."""
-    lines = ["| " + " | ".join(heads) + " |", "| --- |" + " ---: |" * (len(heads) - 1)]
-    return [*lines, *("| " + " | ".join(row) + " |" for row in rows), ""]
+def table(heads: list[str], rows: list[list[str]], texts: int = 1) -> list[str]:
+    """A table whose first columns are texts and whose others are numbers."""
+    return [markdown(heads, rows, texts), ""]
 
 
 def refused(facts: Mapping[str, Any]) -> str:
@@ -65,8 +66,7 @@ def packages(rows: Rows) -> list[str]:
         [name, TRAINED[name].title, ", ".join(TRAINED[name].packages), TRAINED[name].license]
         for name in rows
     ]
-    lines = table(["network", "what it is", "package", "license"], named)
-    return [lines[0], "| --- | --- | --- | --- |", *lines[2:]]
+    return table(["network", "what it is", "package", "license"], named, texts=4)
 
 
 def graphs(rows: Rows) -> list[str]:
