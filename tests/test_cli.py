@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 import torch
 import typer
+from command_line import importable
 from typer.testing import CliRunner, Result
 
 import pathspace as ps
@@ -108,15 +109,7 @@ def frozen():
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A current folder with ``nets.py`` in it."""
-    (tmp_path / "nets.py").write_text(NETS)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    known = set(sys.modules)
-    yield tmp_path
-    for name in set(sys.modules) - known:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
-            del sys.modules[name]
+    yield from importable(tmp_path, monkeypatch, "nets", NETS)
 
 
 def run(*words: str) -> Result:

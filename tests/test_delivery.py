@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_line import call, refused
 from safetensors.torch import load, load_file, save_file
 from torch import nn
-from typer.testing import CliRunner, Result
 
 import pathspace as ps
-from pathspace import cli
 
 NET = """
 import torch
@@ -58,29 +57,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def call(line: str) -> Result:
-    if not any(
-        command.callback.__name__ == "report"
-        for command in cli.app.registered_commands
-        if command.callback
-    ):
-        cli.load_extensions()
-    return CliRunner().invoke(cli.app, line.split())
-
-
-def refused(line: str, *words: str) -> None:
-    before = {path: path.stat().st_mtime_ns for path in Path().iterdir()}
-    result = call(line)
-    assert result.exit_code == 2 and result.stdout == "", result.output
-    assert (
-        result.stderr.startswith("Error: ")
-        and result.stderr.count("\n") == 1
-        and "Internal" not in result.stderr
-    )
-    assert all(word in result.stderr for word in words), result.stderr
-    assert {path: path.stat().st_mtime_ns for path in Path().iterdir()} == before
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -93,7 +69,7 @@ def refused(line: str, *words: str) -> None:
     ],
 )
 def test_a_line_stands_for_standard_output(line: str, folder: Path) -> None:
-    result, other = call(line.format("-")), call(line.format("file.safetensors"))
+    result, other = (call(*line.format(name).split()) for name in ("-", "file.safetensors"))
     assert result.exit_code == other.exit_code == 0, result.output
     assert not Path("-").exists() and "Wrote -" in result.stderr
     tensors, same = load(result.stdout_bytes), load_file("file.safetensors")
@@ -103,7 +79,7 @@ def test_a_line_stands_for_standard_output(line: str, folder: Path) -> None:
 
 
 def test_a_pruned_module_goes_to_standard_output(folder: Path) -> None:
-    result = call("prune kit.py:good -o -")
+    result = call("prune", "kit.py:good", "-o", "-")
     assert result.exit_code == 0 and not Path("-").exists()
     small = torch.load(io.BytesIO(result.stdout_bytes), weights_only=False)
     assert small[0].weight.shape == (2, 2, 3, 3)
@@ -165,7 +141,7 @@ def test_weights_that_are_no_numbers_are_refused(line: str, folder: Path) -> Non
     "line", ["explain kit.py:broken", "smooth kit.py:broken", "diagnose kit.py:broken"]
 )
 def test_what_needs_no_numbers_marks_them(line: str, folder: Path) -> None:
-    result = call(line)
+    result = call(*line.split())
     assert (
         result.exit_code == 0 and "0.weight" in result.stderr and "NaN or infinite" in result.stderr
     )

@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-import typer
+from command_line import call
 from torch import nn
 from torch.nn import functional as F
-from typer.testing import CliRunner
 
-from pathspace.cli_errors import ErrorSentenceGroup
-from pathspace.diagnostics import MarkovChain, cli
+from pathspace.diagnostics import MarkovChain
 from pathspace.diagnostics.first_steps import first_steps
 from pathspace.diagnostics.plots import cosines_by_depth, efficiency_over_training
 from pathspace.errors import InputError
@@ -55,10 +53,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def run(*words: str) -> tuple[int, str]:
-    app = typer.Typer(cls=ErrorSentenceGroup)
-    app.callback()(lambda: None)
-    cli.register(app)
-    result = CliRunner().invoke(app, ["diagnose", *words], env={"COLUMNS": "100"})
+    result = call("diagnose", *words)
     return result.exit_code, result.output
 
 

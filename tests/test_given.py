@@ -7,15 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-import typer
+from command_line import call
 from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
-from typer.testing import CliRunner
 
-from pathspace.cli_errors import ErrorSentenceGroup
-from pathspace.diagnostics import ChainRecord, MarkovChain, cli, diagnose
+from pathspace.diagnostics import ChainRecord, MarkovChain, diagnose
 from pathspace.diagnostics.given import given, load_weights, read_batches
 from pathspace.diagnostics.losses import choose_loss, reduction
 from pathspace.errors import InputError
@@ -64,11 +62,8 @@ class Tied(nn.Module):
         return self.head(self.table(x))
 
 
-def run(command: str, *words: str) -> tuple[int, str]:
-    app = typer.Typer(cls=ErrorSentenceGroup)
-    app.callback()(lambda: None)
-    cli.register(app)
-    result = CliRunner().invoke(app, [command, *words], env={"COLUMNS": "100"})
+def run(*words: str) -> tuple[int, str]:
+    result = call(*words)
     return result.exit_code, result.output
 
 

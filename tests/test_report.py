@@ -14,15 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import typer
+from command_line import call
 from rich.console import Console
 from torch import nn
-from typer.testing import CliRunner
 from zoo.entry import load
 
 import pathspace as ps
-from pathspace.cli_errors import ErrorSentenceGroup
-from pathspace.diagnostics import Report, charts, cli, report
+from pathspace.diagnostics import Report, charts, report
 from pathspace.diagnostics.report import measure, sentences
 from pathspace.diagnostics.report.layers import arrange, describe
 from pathspace.diagnostics.report.measure import Tally, path_value_facts
@@ -563,10 +561,7 @@ class Stop(nn.Module):
 
 
 def run(*words: str) -> tuple[int, str]:
-    app = typer.Typer(cls=ErrorSentenceGroup)
-    app.callback()(lambda: None)
-    cli.register(app)
-    result = CliRunner().invoke(app, ["report", *words], env={"COLUMNS": "100"})
+    result = call("report", *words)
     return result.exit_code, result.output
 
 

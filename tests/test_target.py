@@ -5,11 +5,12 @@ one sentence with a way out.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from command_line import importable
 from torch import nn
 
 from pathspace.errors import InputError
@@ -102,17 +103,9 @@ def fails_with_a_book():
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An importable current folder with ``nets.py`` in it; imports are forgotten afterwards."""
-    (tmp_path / "nets.py").write_text(NETS)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    known = set(sys.modules)
-    yield tmp_path
-    for name in set(sys.modules) - known:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
-            del sys.modules[name]
+    yield from importable(tmp_path, monkeypatch, "nets", NETS)
 
 
 def complaint(spec: str, *inputs: str) -> str:

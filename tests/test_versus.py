@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-import typer
+from command_line import call
 from torch import nn
-from typer.testing import CliRunner
 
-from pathspace.cli_errors import ErrorSentenceGroup
-from pathspace.diagnostics import cli, report, versus
+from pathspace.diagnostics import report, versus
 
 FILE = """
 import pytest
@@ -45,9 +43,6 @@ def test_a_checkpoint_and_another_architecture(tmp_path: Path) -> None:
     with torch.no_grad():
         model[2].weight.mul_(20)
     torch.save(model.state_dict(), tmp_path / "after.pt")
-    app = typer.Typer(cls=ErrorSentenceGroup)
-    app.callback()(lambda: None)
-    cli.register(app)
     words = ["report", f"{path}:Net", "--data", f"{path}:batches", "--loss", "cross_entropy"]
     words += [
         "--checkpoint",
@@ -57,7 +52,7 @@ def test_a_checkpoint_and_another_architecture(tmp_path: Path) -> None:
         "--json",
         "-",
     ]
-    result = CliRunner().invoke(app, [*words, "--against", str(tmp_path / "before.pt")])
+    result = call(*words, "--against", tmp_path / "before.pt")
     assert result.exit_code == 0, result.output
     found = json.loads(result.output)
     rows = {row["figure"]: (row["first"], row["second"]) for row in found["figures"]}
@@ -77,7 +72,7 @@ def test_a_checkpoint_and_another_architecture(tmp_path: Path) -> None:
         and "<script" not in page
         and all(s in page for s in found["sentences"])
     )
-    result = CliRunner().invoke(app, [*words, "--against", str(tmp_path / "none.pt")])
+    result = call(*words, "--against", tmp_path / "none.pt")
     assert result.exit_code == 2 and "found no file" in result.output
 
 
