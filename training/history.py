@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import astuple, dataclass, fields
 from typing import Any
 
 from pathspace.diagnostics.tables import plain
@@ -125,14 +125,11 @@ class History:
             >>> row["valid_error"], row["status"]
             (0.9, 'ok')
         """
-        rows = []
-        for record in self.records:
-            row = asdict(record)
-            row[f"valid_{metric_name}"] = row.pop("valid_metric")
-            # in the order of the record, with seconds and status last
-            row["seconds"] = row.pop("seconds")
-            rows.append({**row, "status": "ok" if record.finite else "diverged"})
-        return rows
+        names = _columns(metric_name)
+        return [
+            dict(zip(names, (*astuple(r), "ok" if r.finite else "diverged"), strict=True))
+            for r in self.records
+        ]
 
     def write_csv(self, path: str | os.PathLike[str], metric_name: str) -> None:
         """Write one line per epoch; an existing file is replaced completely or not at all.
@@ -144,18 +141,9 @@ class History:
         Raises:
             InputError: the file cannot be written.
         """
-        names = [
-            "epoch",
-            "step",
-            "train_loss",
-            "valid_loss",
-            f"valid_{metric_name}",
-            "seconds",
-            "status",
-        ]
         with replacing(path) as temporary, open(temporary, "w", newline="") as file:
             # (str of a float is the shortest text for exactly this number)
-            writer = csv.DictWriter(file, names)
+            writer = csv.DictWriter(file, _columns(metric_name))
             writer.writeheader()
             writer.writerows(self.rows(metric_name))
 
@@ -171,3 +159,9 @@ class History:
         """
         with replacing(path) as temporary:
             append_lines(temporary, plain(self.rows(metric_name)))
+
+
+def _columns(metric_name: str) -> list[str]:
+    """The names of the columns: the fields of a record, and ``status``."""
+    names = [field.name for field in fields(EpochRecord)]
+    return [name.replace("metric", metric_name) for name in names] + ["status"]

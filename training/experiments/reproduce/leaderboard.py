@@ -306,5 +306,3 @@ def draw(found: Record) -> Figure:
 
 
 OPTIMIZERS = experiment("optimizers", run, draw)
-
-__all__ = ["OPTIMIZERS", "claims_of", "draw", "record", "run", "standing"]

@@ -414,30 +414,3 @@ def seeds_by_power(
                 have = len(spread[case].results) if spread is not pilot else least
                 counts[case] = max(counts.get(case, least), have, min(needed, most))
     return counts
-
-
-__all__ = [
-    "DEFAULT",
-    "FINALISTS",
-    "FURTHER",
-    "MOST",
-    "ORDER",
-    "OURS",
-    "PILOT_SEEDS",
-    "RIVAL",
-    "SCRAMBLED",
-    "Case",
-    "Entry",
-]
-__all__ += [
-    "Journal",
-    "asked",
-    "cases",
-    "compared",
-    "contest",
-    "hurts",
-    "pairs",
-    "priority",
-    "seeds_by_power",
-]
-__all__ += ["Bench", "run_digest", "statement"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pathspace.training.experiments.reproduce.record import Table
 
@@ -24,6 +24,19 @@ def markdown_table(table: Table) -> str:
     columns = list(zip(*table.rows, strict=True))
     rule = markdown_row(["---", *("---:" if numbers(cells) else "---" for cells in columns[1:])])
     return "\n".join([markdown_row(table.columns), rule, *map(markdown_row, table.rows), ""])
+
+
+def markdown_texts(head: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table of texts in Markdown; all columns are aligned left.
+
+    Example:
+        >>> print(markdown_texts(["a"], [["one"]]))
+        | a |
+        | --- |
+        | one |
+        <BLANKLINE>
+    """
+    return "\n".join([*map(markdown_row, (head, ["---"] * len(head), *rows)), ""])
 
 
 def markdown_row(cells: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ seeds are the same for all arms.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -103,22 +103,12 @@ class Measured:
             "at_edge": self.edge,
             "tuning": plain(list(self.tuning.items())),
             "tests": plain(self.tests),
-            **(
-                {"test_parts": [[_short(v) for v in parts] for parts in self.parts]}
-                if any(self.parts)
-                else {}
-            ),
+            **({"test_parts": _lines(self.parts)} if any(self.parts) else {}),
             "mean": plain(self.interval.mean),
             "half_width": plain(self.interval.half_width),
-            "valid_metrics": [
-                [_short(v) for v in outcome.valid_metrics] for outcome in self.outcomes
-            ],
-            "train_losses": [
-                [_short(v) for v in outcome.train_losses] for outcome in self.outcomes
-            ],
-            "efficiencies": [
-                [_short(v) for v in outcome.efficiencies] for outcome in self.outcomes
-            ],
+            "valid_metrics": _lines(outcome.valid_metrics for outcome in self.outcomes),
+            "train_losses": _lines(outcome.train_losses for outcome in self.outcomes),
+            "efficiencies": _lines(outcome.efficiencies for outcome in self.outcomes),
             "seconds": self.seconds,
         }
 
@@ -277,5 +267,6 @@ def best_rate(table: dict[float, float]) -> float:
     return min(table, key=lambda rate: (math.isnan(table[rate]), table[rate], rate))
 
 
-def _short(value: float) -> float | None:
-    return float(f"{value:.5g}") if math.isfinite(value) else None
+def _lines(curves: Iterable[Sequence[float]]) -> list[list[float | None]]:
+    """Return numbers with five digits, ``None`` for one that is not finite."""
+    return [[float(f"{v:.5g}") if math.isfinite(v) else None for v in curve] for curve in curves]

@@ -11,7 +11,7 @@ from typing import Any
 
 from pathspace.files import replacing
 from pathspace.training.experiments.reproduce.experiment import SEEDS, Setting
-from pathspace.training.experiments.reproduce.markdown import markdown_row
+from pathspace.training.experiments.reproduce.markdown import markdown_texts
 from pathspace.training.experiments.reproduce.recipes.cells import (
     FIELDS,
     NONE,
@@ -63,10 +63,10 @@ def _section(table: str) -> str:
     parts = [
         f"## {first.place} of *{first.paper}*\n",
         f"Printed: {first.metric}.\n",
-        _table(["", *across], printed),
+        markdown_texts(["", *across], printed),
     ]
     fields = [row for key in FIELDS if (row := _field(key, list(cells.values()))) is not None]
-    parts.append(_table(["field", "the paper", "--scale full"], fields))
+    parts.append(markdown_texts(["field", "the paper", "--scale full"], fields))
     if first.by_reference:
         named = ", ".join(FIELDS[key].lower() for key in first.by_reference)
         parts.append(f"By naming another paper: {named}.\n")
@@ -112,7 +112,3 @@ def _left(table: str, cells: dict[tuple[str, str], Cell]) -> list[str]:
         *(f"* {line}" for line in dict.fromkeys(differ)),
         "",
     ]
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return "\n".join([*map(markdown_row, (head, ["---"] * len(head), *rows)), ""])

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pathspace.files import replacing
-from pathspace.training.experiments.reproduce.markdown import markdown_row
+from pathspace.training.experiments.reproduce.markdown import markdown_texts
 from pathspace.training.experiments.reproduce.statements.registry import Statement
 
 COLUMNS = ("statement", "right", "range", "evidence")
@@ -36,11 +36,7 @@ def tables(statements: Iterable[Statement]) -> dict[str, str]:
                     " ".join([*map(_test, one.tests), *map(_file, one.files)]),
                 )
             )
-    head = (COLUMNS, ["---"] * len(COLUMNS))
-    return {
-        letter: "\n".join([*map(markdown_row, (*head, *found)), ""])
-        for letter, found in rows.items()
-    }
+    return {letter: markdown_texts(COLUMNS, found) for letter, found in rows.items()}
 
 
 def with_tables(page: str, statements: Iterable[Statement]) -> str:

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import get_args
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as RichTable
 
 from pathspace.files import replacing
-from pathspace.training.experiments.reproduce.markdown import markdown_row
+from pathspace.training.experiments.reproduce.markdown import markdown_table, markdown_texts
+from pathspace.training.experiments.reproduce.record import Table
 from pathspace.training.experiments.reproduce.statements.errata import write_errata
 from pathspace.training.experiments.reproduce.statements.evidence import Judged, judge_all
 from pathspace.training.experiments.reproduce.statements.registry import Verdict, load_statements
@@ -76,26 +77,22 @@ def render(judged: Sequence[Judged], records: Path) -> str:
     if judged:
         parts.append(_summary(judged))
     for document in dict.fromkeys(one.statement.document for one in judged):
-        parts.append(
-            f"\n## {document}\n\n| statement | verdict | evidence |\n| --- | --- | --- |\n"
-        )
-        parts += [_row(one) for one in judged if one.statement.document == document]
+        rows = [_row(one) for one in judged if one.statement.document == document]
+        table = markdown_texts(("statement", "verdict", "evidence"), rows)
+        parts.append(f"\n## {document}\n\n{table}")
     return "".join(parts)
 
 
 def _summary(judged: Sequence[Judged]) -> str:
     documents = dict.fromkeys(one.statement.document for one in judged)
-    lines = [
-        markdown_row(["document", *SHOWN.values()]),
-        markdown_row(["---", *["---:"] * len(SHOWN)]),
-    ]
+    rows = []
     for name in documents:
         found = counts(one for one in judged if one.statement.document == name)
-        lines.append(markdown_row([name, *map(str, found.values())]))
-    return "\n".join(lines) + "\n"
+        rows.append((name, *map(str, found.values())))
+    return markdown_table(Table(("document", *SHOWN.values()), tuple(rows)))
 
 
-def _row(one: Judged) -> str:
+def _row(one: Judged) -> tuple[str, ...]:
     statement = one.statement
     what = f"**{statement.id}** ({statement.source}) {statement.says}"
     links = [
@@ -108,12 +105,12 @@ def _row(one: Judged) -> str:
     )
     command = f"`{statement.command}`" if statement.command else ""
     evidence = " ".join(filter(None, (one.detail, *links, command)))
-    return markdown_row([what, f"**{SHOWN[one.verdict]}**", evidence]) + "\n"
+    return what, f"**{SHOWN[one.verdict]}**", evidence
 
 
 def show_statements(judged: Sequence[Judged], console: Console) -> None:
     """Print a line per statement, and how many there are of each verdict."""
-    table = Table(
+    table = RichTable(
         "id", "statement", "verdict", title="Statements of the documents", title_justify="left"
     )
     for one in judged:
