@@ -34,6 +34,24 @@ def case(
     return register
 
 
+class Between(nn.Module):
+    """A linear layer, an operation, and a linear layer to two outputs."""
+
+    def __init__(
+        self,
+        operation: Callable[[Tensor], Tensor],
+        features: int = 6,
+        inputs: int = 4,
+        units: int = 6,
+    ) -> None:
+        super().__init__()
+        self.first, self.operation = nn.Linear(inputs, units), operation
+        self.second = nn.Linear(features, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.operation(self.first(x)))
+
+
 def mlp(*widths: int, bias: bool = True, act: Callable[[], nn.Module] = nn.ReLU) -> nn.Sequential:
     """Linear layers of the given widths with `act` between them."""
     layers: list[nn.Module] = []

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from cases import Between
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -17,17 +18,6 @@ pytestmark = pytest.mark.usefixtures("no_rule_fails")
 
 INF, EVERY_SECOND = math.inf, torch.tensor([True, False] * 3)
 LAST = torch.finfo(torch.float64).max
-
-
-class Between(nn.Module):
-    """Linear 4 -> 6, an operation, Linear -> 2."""
-
-    def __init__(self, operation: Callable[[Tensor], Tensor], features: int = 6) -> None:
-        super().__init__()
-        self.first, self.operation, self.second = nn.Linear(4, 6), operation, nn.Linear(features, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(self.operation(self.first(x)))
 
 
 @torch.no_grad()

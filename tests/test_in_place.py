@@ -8,7 +8,9 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
+import cases
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,16 +18,8 @@ from torch.nn import functional as F
 
 import pathspace as ps
 
-
-class Written(nn.Module):
-    """Two layers and a function between them."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.first, self.second, self.function = nn.Linear(3, 4), nn.Linear(4, 2), function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(self.function(self.first(x)))
+# two layers of 3 inputs and 4 units, and an operation between them
+Written = partial(cases.Between, features=4, inputs=3, units=4)
 
 
 def divided_slice(h: Tensor) -> Tensor:

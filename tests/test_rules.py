@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import Between
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -16,18 +17,6 @@ from pathspace.inference.registry import RULES
 from pathspace.inference.rules import reductions
 from pathspace.inference.rules.experts import _chosen_by, _is_sorted
 from pathspace.invariance import rescaled_in_place
-
-
-class Between(nn.Module):
-    """Linear 4 -> 6, an operation, Linear -> 2."""
-
-    def __init__(self, operation: Callable[[Tensor], Tensor], features: int = 6) -> None:
-        super().__init__()
-        self.first, self.operation, self.second = nn.Linear(4, 6), operation, nn.Linear(features, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(self.operation(self.first(x)))
-
 
 # operation, features it leaves, free units
 OPERATIONS: dict[str, tuple[Callable[[Tensor], Tensor], int, int]] = {

@@ -11,25 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from training_command import weights
+from training_command import exact, stop_at, weights
 
 from pathspace.training.batches import Batches
-from pathspace.training.experiments.tasks import Split, Task, load_task
+from pathspace.training.experiments.tasks import Split
 from pathspace.training.penal import penalize
 from pathspace.training.recipe import Recipe, prepare
 from pathspace.training.trainer import Tick, Trainer
 
 pytestmark = pytest.mark.usefixtures("one_core")
-
-
-def exact(name: str = "digits-rows", hidden: int = 6) -> Task:
-    """The task in float64."""
-    task = load_task(name, hidden=hidden)
-    parts = {
-        part: Split(getattr(task, part).inputs.double(), getattr(task, part).targets)
-        for part in ("train", "valid")
-    }
-    return replace(task, **parts, make_model=lambda seed: task.make_model(seed).double())
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "gsgd", "gmomentum"])
@@ -113,14 +103,10 @@ def test_resuming_between_accumulated_steps_is_exact(tmp_path: Path) -> None:
         options = {"epochs": 2, "batch_size": 50, "accumulate": 7, "checkpoint_every": 2}
         return Trainer(task, model, optimizer, folder=tmp_path, watch=watch, **options)
 
-    def interrupt(tick: Tick) -> None:
-        if tick.step == 7:
-            raise KeyboardInterrupt
-
     whole, steps = trainer(None), []
     whole.fit()
     with pytest.raises(KeyboardInterrupt):
-        trainer(interrupt).fit()
+        trainer(stop_at(7)).fit()
     rest = trainer(lambda tick: steps.append((tick.step, tick.steps)))
     rest.fit(resume=True)
     assert steps == [(7, 8), (8, 8)] and torch.equal(weights(rest.model), weights(whole.model))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from training_command import call, lines
+from training_command import call, lines, stop_at
 
 import pathspace as ps
 from pathspace.diagnostics import MarkovChain
@@ -30,14 +30,6 @@ pytestmark = pytest.mark.usefixtures("one_core")
 
 def weights(model: nn.Module) -> Tensor:
     return torch.cat([value.double().flatten() for value in model.state_dict().values()])
-
-
-def stop_at(step: int) -> Any:
-    def watch(tick: Tick) -> None:
-        if tick.step == step:
-            raise KeyboardInterrupt
-
-    return watch
 
 
 def small(name: str) -> Task:

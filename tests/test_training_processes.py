@@ -18,36 +18,16 @@ from typing import Any
 import pytest
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor, nn
+from torch import Tensor
+from training_command import Noisy, exact, flat, numbers, stop_at, weights
 from training_command import call as called_here
-from training_command import flat, numbers, weights
 
 from pathspace.errors import InputError
 from pathspace.training import ranks
-from pathspace.training.experiments.tasks import Split, Task, load_task
 from pathspace.training.launch import make_fabric, shutdown
 from pathspace.training.penal import penalize
 from pathspace.training.recipe import Recipe, prepare
-from pathspace.training.trainer import Tick, Trainer
-
-
-def exact(name: str, count: int) -> Task:
-    """The first examples of a task, in float64."""
-    task = load_task(name, hidden=6)
-    train = Split(task.train.inputs[:count].double(), task.train.targets[:count])
-    valid = Split(task.valid.inputs.double(), task.valid.targets)
-    return replace(
-        task, train=train, valid=valid, make_model=lambda seed: task.make_model(seed).double()
-    )
-
-
-class Noisy(nn.Module):
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model, self.dropout = model, nn.Dropout(0.2)
-
-    def forward(self, sequence: Tensor) -> Tensor:
-        return self.model(self.dropout(sequence))
+from pathspace.training.trainer import Trainer
 
 
 def recurrent(
@@ -92,10 +72,6 @@ def everything(fabric: Fabric) -> list[tuple[Tensor, Any]]:
 
 
 def noisy(fabric: Fabric, folder: Path | None, stop: int = 0) -> Trainer:
-    def watch(tick: Tick) -> None:
-        if tick.step == stop:
-            raise KeyboardInterrupt
-
     task = exact("digits-rows", 200)
     model, optimizer = prepare(task, Recipe("gmomentum"))
     return Trainer(
@@ -105,7 +81,7 @@ def noisy(fabric: Fabric, folder: Path | None, stop: int = 0) -> Trainer:
         epochs=2,
         folder=folder,
         checkpoint_every=3,
-        watch=watch,
+        watch=stop_at(stop),
         fabric=fabric,
     )
 

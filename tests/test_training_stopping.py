@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from training_command import call, flat, weights
+from training_command import call, flat, stop_at, weights
 
 from pathspace.errors import InputError
 from pathspace.training.experiments.tasks import load_task
@@ -100,14 +100,10 @@ def test_the_best_weights_come_back(tmp_path: Path, written: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", [8, 15, 19, 27])
 def test_interrupted_runs_stop_at_the_same_epoch(tmp_path: Path, stop: int) -> None:
-    def interrupt(tick: Tick) -> None:
-        if tick.step == stop:
-            raise KeyboardInterrupt
-
     whole = make(Wandering().task, None, patience=2)
     expected = whole.fit()
     with pytest.raises(KeyboardInterrupt):
-        make(Wandering().task, tmp_path, patience=2, watch=interrupt, checkpoint_every=4).fit()
+        make(Wandering().task, tmp_path, patience=2, watch=stop_at(stop), checkpoint_every=4).fit()
     done = len(torch.load(tmp_path / "checkpoint.pt", weights_only=True)["records"])
     rest = make(Wandering(done).task, tmp_path, patience=2, checkpoint_every=4)
     assert [r.epoch for r in rest.fit(resume=True).records] == [r.epoch for r in expected.records]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from training_command import numbers, table, weights
+from training_command import Noisy, numbers, stop_at, table, weights
 
 from pathspace.errors import InputError, UnsupportedError
 from pathspace.training.checkpoint import protect_unfinished
@@ -27,18 +27,6 @@ pytestmark = pytest.mark.usefixtures("one_core")
 @pytest.fixture
 def task() -> Task:
     return load_task("digits-rows", hidden=6)
-
-
-class Noisy(nn.Module):
-    """A classifier whose training draws random numbers."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self.dropout = nn.Dropout(0.2)
-
-    def forward(self, sequence: Tensor) -> Tensor:
-        return self.model(self.dropout(sequence))
 
 
 @pytest.mark.slow
@@ -96,14 +84,10 @@ def test_interrupted_epoch_goes_on_where_the_checkpoint_stands(
             checkpoint_every=every if folder else None,
         )
 
-    def interrupt(tick: Tick) -> None:
-        if tick.step == 50:
-            raise KeyboardInterrupt
-
     whole = trainer(None, None)
     expected = whole.fit()
     with pytest.raises(KeyboardInterrupt):
-        trainer(interrupt, tmp_path).fit()
+        trainer(stop_at(50), tmp_path).fit()
     rest = trainer(lambda tick: steps.append(tick.step), tmp_path)
     assert numbers(rest.fit(resume=True)) == numbers(expected)
     assert torch.equal(weights(rest.model), weights(whole.model))
@@ -394,12 +378,8 @@ def test_a_checkpoint_of_more_epochs_is_not_reported_as_a_run_of_fewer(
     with pytest.raises(InputError, match="3 whole epochs, this run asks for 2; give at least 3"):
         trainer(2).fit(resume=True)
 
-    def stop(tick: Tick) -> None:
-        if tick.step == 38 + 20:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        trainer(2, watch=stop, checkpoint_every=10).fit()
+        trainer(2, watch=stop_at(38 + 20), checkpoint_every=10).fit()
     with pytest.raises(InputError, match=r"1 whole epochs and 12 steps, .* give at least 2"):
         trainer(1).fit(resume=True)
     assert len(trainer(2).fit(resume=True).records) == 2

@@ -5,8 +5,10 @@ and inputs are drawn again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
+import cases
 import pytest
 import torch
 from cases import CASES
@@ -16,16 +18,8 @@ import pathspace as ps
 from pathspace.inference.registry import RULES
 from pathspace.inference.values import NEUTRAL, constant
 
-
-class Between(nn.Module):
-    """Two layers, and an operation between them."""
-
-    def __init__(self, operation: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.a, self.b, self.operation = nn.Linear(3, 4), nn.Linear(4, 2), operation
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.b(self.operation(self.a(x)))
+# two layers of 3 inputs and 4 units, and an operation between them
+Between = partial(cases.Between, features=4, inputs=3, units=4)
 
 
 def unused(semantics: Any, x: Any, *rest: Any, **kwargs: Any) -> Tensor:
@@ -47,7 +41,7 @@ def test_a_rule_that_calls_what_is_used_unused_is_refuted(
     wrong("aten.tanh", unused)
     model, x = Between(torch.tanh), torch.randn(5, 3)
     graph = ps.trace(model, x)
-    assert {"a.weight", "a.bias"} <= set(graph.unused)
+    assert {"first.weight", "first.bias"} <= set(graph.unused)
     certificate = ps.verify(model, x)
     assert not certificate.holds
     assert certificate.invariance["trials"]["unused"] > 1e-3
