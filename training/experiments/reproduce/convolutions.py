@@ -225,17 +225,8 @@ def clothes(
     data: tuple[tuple[str, Any], ...] = (),
 ) -> Trial:
     """Return a run of 6 epochs on Fashion-MNIST whose learning rate falls linearly to 0."""
-    options = (("hidden", width), ("network", network), ("depth", depth), *data)
-    return Trial(
-        "fashion-images",
-        optimizer,
-        0,
-        0,
-        setting.budget(6),
-        BATCH,
-        options=options,
-        schedule="linear",
-    )
+    run = digits(setting, optimizer, 6, network, width, depth)
+    return replace(run, task="fashion-images", schedule="linear", options=(*run.options, *data))
 
 
 def _printed(cells: dict[tuple[str, str], Cell], row: str) -> tuple[float, float]:

@@ -108,20 +108,16 @@ def run(setting: Setting) -> Record:
             batch = torch.randn(shape).to(make_fabric(setting.device, 1).device)
             times = alternate(contenders_of(make, batch, steps, path_sgd), most)
             data[name] = times
-            increase = [g / s - 1 for g, s in zip(times["G-SGD"], times["SGD"], strict=True)]
+            increase = _more(times["G-SGD"], times["SGD"])
             claims.append(
                 positive(
                     f"{name}: G-SGD costs less than {BOUND:.0%} more than SGD (what is left)",
                     [BOUND - v for v in increase],
                 )
             )
-            path = (
-                [p / s - 1 for p, s in zip(times["Path-SGD"], times["SGD"], strict=True)]
-                if path_sgd
-                else []
-            )
+            path = _more(times["Path-SGD"], times["SGD"]) if path_sgd else []
             if path_sgd:
-                ratios = [p / g - 1 for p, g in zip(times["Path-SGD"], times["G-SGD"], strict=True)]
+                ratios = _more(times["Path-SGD"], times["G-SGD"])
                 claims.append(positive(f"{name}: Path-SGD costs more than G-SGD", ratios))
             rows.append(
                 (
@@ -216,6 +212,11 @@ def rounds_needed(times: Mapping[str, Sequence[float]]) -> int:
     """
     spread = max(stdev(ratios) / fmean(ratios) for ratios in _ratios(times))
     return max(LEAST, math.ceil((NormalDist().inv_cdf(0.975) * spread / PRECISION) ** 2))
+
+
+def _more(times: Sequence[float], base: Sequence[float]) -> list[float]:
+    """Return how much longer times are than others, as shares of these, round by round."""
+    return [v / b - 1 for v, b in zip(times, base, strict=True)]
 
 
 def _ratios(times: Mapping[str, Sequence[float]]) -> list[list[float]]:
