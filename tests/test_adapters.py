@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from descent import descend
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import AdamW, Optimizer
@@ -106,14 +107,7 @@ def made(name: str) -> tuple[Whole, Tensor, Tensor]:
 
 
 def train(model: nn.Module, optimizer: Optimizer, x: Tensor, y: Tensor, steps: int) -> list[float]:
-    losses = []
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+    return descend(optimizer, lambda: F.cross_entropy(model(x), y), steps)
 
 
 def trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

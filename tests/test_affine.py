@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from descent import descend
 from torch import Tensor, nn
 from torch.nn import functional as F
 from zoo import soundness
@@ -194,13 +195,8 @@ def test_optimizers_on_path_values_ask_for_a_graph_without_such_sums() -> None:
     optimizer = GSGD(
         net.named_parameters(), lr=0.01, skeleton=pinned.skeleton("magnitude"), max_multiplier=1.0
     )
-    gain, losses = net.gain.detach().clone(), []
-    for _ in range(10):
-        optimizer.zero_grad()
-        loss = net(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    gain = net.gain.detach().clone()
+    losses = descend(optimizer, lambda: net(x).square().mean(), 10)
     # outside of path space it takes part by plain descent
     assert losses[-1] < losses[0] and not torch.equal(net.gain, gain)
     with pytest.raises(ps.UnsupportedError):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from cases import CASES, mlp
+from descent import descend
 from torch import Tensor, nn
 
 import pathspace as ps
@@ -159,10 +160,7 @@ x, y = (
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
-    for _ in range(steps):
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(x), y).backward()
-        optimizer.step()
+    descend(optimizer, lambda: nn.functional.mse_loss(model(x), y), steps)
 
 
 def two(make: Any) -> list[tuple[nn.Module, ps.ReductionGraph, torch.optim.Optimizer]]:

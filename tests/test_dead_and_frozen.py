@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from cases import mlp
+from descent import descend
 from torch import Tensor, nn
 from torch.nn import functional as F
 from training_pairs import problem
@@ -92,14 +93,8 @@ MAKERS: dict[str, Callable[[nn.Module, ps.Skeleton], torch.optim.Optimizer]] = {
 def train(
     model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, steps: int = 10
 ) -> list[float]:
-    losses, target = [], torch.arange(len(x)) % 3
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), target)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+    target = torch.arange(len(x)) % 3
+    return descend(optimizer, lambda: F.cross_entropy(model(x), target), steps)
 
 
 @pytest.mark.parametrize("kind", MAKERS)

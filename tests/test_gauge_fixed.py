@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from descent import descend
 from gauged import BUILDS, OPTIMIZERS, Lion, cnn, made, mlp, resnet, scrambled, train
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -593,10 +594,7 @@ def test_the_way_to_the_gauge_and_back_does_not_round_short_weights(kind: torch.
     ps.rescale(model, graph, 2 * torch.randn(7).double())
     before = [p.detach().clone() for p in model.parameters()]
     still = GaugeFixed(torch.optim.SGD(model.parameters(), lr=0.0), graph, return_to="user")
-    for _ in range(20):
-        still.zero_grad()
-        model(x).float().square().mean().backward()
-        still.step()
+    descend(still, lambda: model(x).float().square().mean(), 20)
     assert all(map(torch.equal, before, model.parameters()))
     twin = copy.deepcopy(model).double()
     gauge = still.phi

@@ -9,6 +9,7 @@ import functools
 
 import pytest
 import torch
+from descent import descend
 from hypothesis import given
 from oracles.alignment import path_problem
 from oracles.gsgd import PathProblem, ends, gsgd_step
@@ -302,19 +303,13 @@ def test_thirty_steps_do_not_see_the_scales(name: str) -> None:
     loss = squared_error(args, target)
 
     def train(twin: nn.Module, path_space: bool) -> list[float]:
-        twin, losses = copy.deepcopy(twin), []
+        twin = copy.deepcopy(twin)
         optimizer: torch.optim.Optimizer = torch.optim.SGD(twin.parameters(), lr=0.01)
         if path_space:
             optimizer = GSGD(
                 twin.named_parameters(), lr=0.01, skeleton=ps.trace(twin, *args).skeleton()
             )
-        for _ in range(30):
-            optimizer.zero_grad()
-            value = loss(twin, dict(twin.named_parameters()))
-            value.backward()
-            optimizer.step()
-            losses.append(value.item())
-        return losses
+        return descend(optimizer, lambda: loss(twin, dict(twin.named_parameters())), 30)
 
     copies = rescaled_copies(model, args, 3)
     runs = [train(twin, True) for twin in copies]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from descent import descend
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -44,10 +45,7 @@ def digits() -> tuple[nn.Sequential, Tensor]:
     y = torch.tensor(load_digits().target[:256])
     model = conv_net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for _ in range(60):
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
+    descend(optimizer, lambda: F.cross_entropy(model(x), y), 60)
     assert float(model[1].running_var.median()) < 1e-2, model[1].running_var
     return model.eval(), x[:32]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from descent import descend
 from oracles.adam import train_on_path_values
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -230,13 +231,7 @@ def test_relative_steps_need_no_bound_and_warn_of_zeros() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         optimizer = GAdam(model.named_parameters(), lr=0.003, skeleton=skeleton, relative=True)
-    losses = []
-    for _ in range(30):
-        optimizer.zero_grad()
-        loss = nn.functional.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = descend(optimizer, lambda: nn.functional.mse_loss(model(x), y), 30)
     assert losses[-1] < losses[0]
     with torch.no_grad():
         model[0].bias[:3] = 0
@@ -388,13 +383,7 @@ def test_a_tiny_weight_on_both_trees_does_not_undo_the_bound(seed: int, kind: ty
     model, x, y, skeleton = _with_a_tiny_weight(seed)
     rate = 0.1 if kind is GSGD else 0.01
     optimizer = kind(model.named_parameters(), lr=rate, skeleton=skeleton, max_multiplier=1.0)
-    losses = []
-    for _ in range(5):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = descend(optimizer, lambda: F.cross_entropy(model(x), y), 5)
     assert losses == sorted(losses, reverse=True)
 
 

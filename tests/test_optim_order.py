@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from descent import descend
 from torch import nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
@@ -48,10 +49,7 @@ def swapped(named: Named) -> Named:
 
 
 def train(model: nn.Module, optimizer: Optimizer, steps: int = 3) -> list[torch.Tensor]:
-    for _ in range(steps):
-        optimizer.zero_grad()
-        F.cross_entropy(model(X), Y).backward()
-        optimizer.step()
+    descend(optimizer, lambda: F.cross_entropy(model(X), Y), steps)
     return [p.detach().clone() for p in model.parameters()]
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from descent import descend
 from oracles.adam import train_on_path_values
 from torch import nn
 from training_pairs import Problem, largest_difference
@@ -431,8 +432,5 @@ def test_path_sgd_renews_its_scaling_at_every_so_many_steps(
         return kappa(second)
 
     monkeypatch.setattr(optimizer.path_norm, "kappa", noted)
-    for _ in range(5):
-        optimizer.zero_grad()
-        model(torch.randn(8, 3)).square().mean().backward()
-        optimizer.step()
+    descend(optimizer, lambda: model(torch.randn(8, 3)).square().mean(), 5)
     assert steps == renewed

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from descent import descend
 from test_gsgd_oracle import NETWORKS
 from torch import Tensor, nn
 from training_pairs import Problem, largest_difference
@@ -51,11 +52,7 @@ X = torch.randn(16, 4, generator=torch.Generator().manual_seed(9), dtype=torch.f
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor = X) -> float:
-    optimizer.zero_grad()
-    loss = (model(x) - 1).square().mean()
-    loss.backward()
-    optimizer.step()
-    return loss.item()
+    return descend(optimizer, lambda: (model(x) - 1).square().mean())[0]
 
 
 # --- checkpoints

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from descent import descend
 from torch import Tensor, nn
 
 import pathspace as ps
@@ -26,16 +27,13 @@ def language_model(layers: int = 2) -> StackedReluLM:
     ).double()
 
 
-def descend(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3) -> list[float]:
+def learn(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3) -> list[float]:
     model.eval()
-    losses = []
-    for _ in range(steps):
-        loss = model(TOKENS).logsumexp(-1).mean() - model(TOKENS)[..., 0].mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+    return descend(
+        optimizer,
+        lambda: model(TOKENS).logsumexp(-1).mean() - model(TOKENS)[..., 0].mean(),
+        steps,
+    )
 
 
 def rescaled(model: StackedReluLM) -> StackedReluLM:
@@ -56,8 +54,8 @@ def weights(model: nn.Module) -> Tensor:
 
 def test_with_one_layer_gsgd_is_sgd() -> None:
     one, two = language_model(1), language_model(1)
-    descend(one, recurrent_gsgd(one, 0.1, (TOKENS,)))
-    descend(two, torch.optim.SGD(two.parameters(), lr=0.1))
+    learn(one, recurrent_gsgd(one, 0.1, (TOKENS,)))
+    learn(two, torch.optim.SGD(two.parameters(), lr=0.1))
     torch.testing.assert_close(weights(one), weights(two), rtol=1e-12, atol=1e-12)
 
 
@@ -77,10 +75,10 @@ def test_gsgd_of_the_part_is_that_of_the_layers_as_a_model() -> None:
     assert graph.num_units == 4
     inner = GSGD(part.named_parameters(), lr=0.1, skeleton=graph.skeleton())
     rest = torch.optim.SGD([*two.embedding.parameters(), *two.readout.parameters()], lr=0.1)
-    expected = descend(two, recurrent_gsgd(one, 0.1, (TOKENS,)).__class__([inner, rest]))
-    assert descend(one, recurrent_gsgd(one, 0.1, (TOKENS,))) == pytest.approx(expected, rel=1e-12)
+    expected = learn(two, recurrent_gsgd(one, 0.1, (TOKENS,)).__class__([inner, rest]))
+    assert learn(one, recurrent_gsgd(one, 0.1, (TOKENS,))) == pytest.approx(expected, rel=1e-12)
     plain = language_model()
-    assert descend(plain, torch.optim.SGD(plain.parameters(), lr=0.1)) != pytest.approx(
+    assert learn(plain, torch.optim.SGD(plain.parameters(), lr=0.1)) != pytest.approx(
         expected, rel=1e-4
     )
 
@@ -94,7 +92,7 @@ def test_steps_do_not_depend_on_the_scales_of_units_inside(make: object) -> None
     first, second = (make(each, 0.01, (TOKENS,)) for each in (one, two))  # type: ignore[operator]
     for here, there in zip(first.param_groups, second.param_groups, strict=True):
         there["lr"] = here["lr"]
-    assert descend(one, first) == pytest.approx(descend(two, second), rel=1e-9)
+    assert learn(one, first) == pytest.approx(learn(two, second), rel=1e-9)
 
 
 def test_kappa_is_the_sum_over_paths_of_the_layers() -> None:

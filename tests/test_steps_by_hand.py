@@ -7,6 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from descent import descend
 from torch import Tensor, nn
 from torch.nn import functional as F
 from training_pairs import problem
@@ -232,13 +233,8 @@ def test_adam_without_eps_leaves_what_has_no_gradient() -> None:
     optimizer = GAdam(
         model.named_parameters(), lr=1e-3, eps=0, skeleton=ps.trace(model, x).skeleton("magnitude")
     )
-    start, losses = [p.detach().clone() for p in model.parameters()], []
-    for _ in range(5):
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(x), torch.ones(8, 2).double())
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    start = [p.detach().clone() for p in model.parameters()]
+    losses = descend(optimizer, lambda: F.mse_loss(model(x), torch.ones(8, 2).double()), 5)
     assert all(bool(p.isfinite().all()) for p in model.parameters()) and losses[-1] < losses[0]
     assert torch.equal(model[0].weight[1], start[0][1]) and torch.equal(
         model[2].weight[:, 1], start[2][:, 1]

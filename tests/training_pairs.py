@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable, Iterator
 
 import torch
+from descent import descend
 from oracles.alignment import path_problem
 from oracles.gsgd import PathProblem
 from torch import Tensor, nn
@@ -74,17 +75,10 @@ class Problem:
             yield ps.rescale(copy.deepcopy(self.model), graph, phi if seed else 0 * phi)
 
     def train(self, model: nn.Module, make: Maker, steps: int) -> list[float]:
-        optimizer, losses = make(model), []
-        for _ in range(steps):
-            losses.append(self.step(model, optimizer))
-        return losses
+        return descend(make(model), lambda: self.loss(model), steps)
 
     def step(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
-        optimizer.zero_grad()
-        value = self.loss(model)
-        value.backward()
-        optimizer.step()
-        return value.item()
+        return descend(optimizer, lambda: self.loss(model))[0]
 
 
 def largest_difference(one: nn.Module, other: nn.Module | dict[str, Tensor]) -> float:
