@@ -31,7 +31,7 @@ FIXED = "fixed"
 # kind of a homogeneous operation -> why it has no sum over paths
 _NO_SUM = {
     "power": "only powers with a positive integer as exponent are sums over paths",
-    "quotient": "a quotient is no sum over paths",
+    "quotient": "a quotient is not a sum over paths",
 }
 # the positions of what is not zero, as many as there are
 COUNTED = frozenset(["aten.nonzero", "aten.nonzero_numpy", "aten.argwhere"])

@@ -486,7 +486,7 @@ def test_paths_of_value_0_are_refused_where_others_are() -> None:
         (torch.sqrt, "only powers with a positive integer as exponent are sums over paths"),
         (torch.reciprocal, "only powers with a positive integer as exponent"),
         (lambda x: x**-0.5, "only powers with a positive integer as exponent"),
-        (lambda x: x / x.roll(1, -1), "a quotient is no sum over paths"),
+        (lambda x: x / x.roll(1, -1), "a quotient is not a sum over paths"),
         (torch.tanh, "not positively homogeneous"),
     ],
 )
