@@ -5,6 +5,7 @@ and ``pathspace report``.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,11 +14,12 @@ from pathspace.diagnostics.options import BatchesOption, CheckpointOption, DataO
 from pathspace.options import InputOption, JsonOption, SeedOption, TargetArgument, TrainOption
 
 if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
     from pathspace.diagnostics.chain import MarkovChain
     from pathspace.diagnostics.diagnosis import Diagnosis
     from pathspace.diagnostics.efficiency import ChainRecord
     from pathspace.diagnostics.first_steps import FirstSteps
-    from pathspace.diagnostics.run.alarms import Alarm
     from pathspace.diagnostics.signal import LayerSignal
     from pathspace.diagnostics.tables import Table
 
@@ -90,7 +92,7 @@ def diagnose(
     from rich.console import Console
 
     from pathspace.files import ensure_writable, expect_outputs, make_folder, write_text
-    from pathspace.progress import show_progress
+    from pathspace.progress import show_progress, tell
     from pathspace.target import load_target
 
     expect_outputs("diagnose", json)
@@ -118,31 +120,20 @@ def diagnose(
     if json != "-":
         console = Console()
         console.print(_signal(table))
-        console.print(chain.sentence(), soft_wrap=True, highlight=False)
+        tell(chain.sentence())
         if record is not None:
             console.print(_table(chain, record, found.started))
-            console.print(_summary(found, record), soft_wrap=True, highlight=False)
-            console.print(
-                f"Gradients are those of {found.subject.loss.says}.",
-                soft_wrap=True,
-                highlight=False,
-            )
-        _print_alarms(console, found.alarms)
-        for reason, count in Counter(
-            f"{item.operation}: {item.reason}" for item in chain.dismissed
-        ).most_common():
-            console.print(f"  {count} x {reason}", soft_wrap=True, highlight=False, markup=False)
-
-
-def _print_alarms(console: Any, alarms: list[Alarm]) -> None:
-    if not alarms:
-        console.print("No problem was found in one pass.", highlight=False)
-    for alarm in alarms:
-        what = f"{alarm.kind}, from {alarm.because}" if alarm.because else alarm.kind
-        advice = "" if alarm.because else f" {alarm.advice}"
-        console.print(
-            f"Alarm ({what}): {alarm.text}{advice}", soft_wrap=True, highlight=False, markup=False
-        )
+            tell(_summary(found, record))
+            tell(f"Gradients are those of {found.subject.loss.says}.")
+        for alarm in found.alarms:
+            what = f"{alarm.kind}, from {alarm.because}" if alarm.because else alarm.kind
+            advice = "" if alarm.because else f" {alarm.advice}"
+            tell(f"Alarm ({what}): {alarm.text}{advice}")
+        if not found.alarms:
+            tell("No problem was found in one pass.")
+        reasons = Counter(f"{item.operation}: {item.reason}" for item in chain.dismissed)
+        for reason, count in reasons.most_common():
+            tell(f"  {count} x {reason}")
 
 
 def _summary(found: Diagnosis, record: ChainRecord) -> str:
@@ -170,18 +161,12 @@ def _summary(found: Diagnosis, record: ChainRecord) -> str:
     return text
 
 
-def _table(chain: MarkovChain, record: ChainRecord, started: FirstSteps | None) -> Any:
-    from rich import box
+def _table(chain: MarkovChain, record: ChainRecord, started: FirstSteps | None) -> RichTable:
     from rich.markup import escape
-    from rich.table import Table
 
-    longest = max(len(node.name) for node in chain.nodes)
-    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("node", overflow="fold", min_width=min(longest, 30))
-    table.add_column("kind")
     after = () if started is None else ("first steps",)
-    for heading in ("cosine", "5 %", "95 %", "|z|/|x|", "gauge", *after):
-        table.add_column(heading, justify="right", no_wrap=True)
+    headings = ("cosine", "5 %", "95 %", "|z|/|x|", "gauge", *after)
+    table = _columns("node", [node.name for node in chain.nodes], 30, headings)
     for node, row in zip(chain.nodes, record.to_dict()["nodes"], strict=True):
         values = (row["cosine_mean"], row["cosine_q05"], row["cosine_q95"])
         cells = ["" if math.isnan(value) else f"{value:+.3f}" for value in values]
@@ -193,28 +178,37 @@ def _table(chain: MarkovChain, record: ChainRecord, started: FirstSteps | None) 
     return table
 
 
-def _signal(table: Table[LayerSignal]) -> Any:
-    from rich import box
+def _signal(table: Table[LayerSignal]) -> RichTable:
     from rich.markup import escape
-    from rich.table import Table as RichTable
 
     def number(value: Any) -> str:
         value = getattr(value, "value", value)
         return "" if value is None else f"{value:.3g}"
 
-    longest = max((len(row.layer) for row in table), default=0)
-    result = RichTable(
-        title="Signal by depth", box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False
-    )
-    result.add_column("layer", overflow="fold", min_width=min(longest, 24))
-    result.add_column("kind", overflow="fold")
-    for heading in ("variance", "gain", "theory", "from output", "dead"):
-        result.add_column(heading, justify="right", no_wrap=True)
+    headings = ("variance", "gain", "theory", "from output", "dead")
+    result = _columns("layer", [row.layer for row in table], 24, headings)
+    result.title = "Signal by depth"
     for row in table:
         dead = "" if not row.dead else f"{row.dead} of {row.units}"
         cells = (row.variance, row.vjp_gain, row.expected_gain, row.output_gain)
         result.add_row(escape(row.layer), row.kind, *map(number, cells), dead)
     return result
+
+
+def _columns(first: str, names: Sequence[str], room: int, headings: Iterable[str]) -> RichTable:
+    """An empty table of named rows of some kinds, and of numbers; long names are folded only
+    beyond a width.
+    """
+    from rich import box
+    from rich.table import Table as RichTable
+
+    table = RichTable(box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+    longest = max(map(len, names), default=0)
+    table.add_column(first, overflow="fold", min_width=min(longest, room))
+    table.add_column("kind", overflow="fold")
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
 
 
 def _draw(found: Diagnosis, folder: str) -> None:
@@ -225,12 +219,9 @@ def _draw(found: Diagnosis, folder: str) -> None:
 
     save(draw_signal(found.signal), f"{folder}/signal.png", dpi=150)
     if found.record is not None:
+        walk = walk_picture(walks(found.chain, found.subject.batches[0][0]))
         save(cosines_by_depth(found.record), f"{folder}/cosines.png", dpi=150)
-        save(
-            walk_picture(walks(found.chain, found.subject.batches[0][0])),
-            f"{folder}/walk.png",
-            dpi=150,
-        )
+        save(walk, f"{folder}/walk.png", dpi=150)
 
 
 __all__ = ["register"]

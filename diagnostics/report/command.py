@@ -68,12 +68,8 @@ def report(
     Exit codes: 0 written, whatever the certificate says; 2 bad input; an existing file stays whole
     unless the new one is complete.
     """
-    from json import dumps
-
-    from rich.console import Console
-
-    from pathspace.files import STDOUT, delivering, expect_outputs, write_text
-    from pathspace.progress import show_progress
+    from pathspace.files import STDOUT, delivering, expect_outputs
+    from pathspace.progress import deliver, show_progress
     from pathspace.target import load_target
 
     expect_outputs("report", output, (".html", ".htm"), json)
@@ -113,10 +109,4 @@ def report(
         told = found.sentences
     with delivering(output, ".html", sys.stdout) as page:
         found.save(page)
-    if json is not None:
-        write_text(dumps(found.to_dict(), indent=2, allow_nan=False), json)
-    if json != "-":
-        console = Console(stderr=output == STDOUT)
-        for sentence in told:
-            console.print(sentence, soft_wrap=True, markup=False, highlight=False)
-        console.print(f"Wrote {output}", soft_wrap=True, markup=False, highlight=False)
+    deliver(found.to_dict(), json, "\n".join([*told, f"Wrote {output}"]), output == STDOUT)
