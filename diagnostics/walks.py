@@ -90,19 +90,3 @@ def _walk(names: tuple[str, ...], start: Tensor, steps: Tensor) -> Walk:
     plane = torch.nn.functional.pad(plane, (0, 2 - plane.shape[1]))
     turns = (steps[1:] * steps[:-1]).sum(1) < 0
     return Walk(names, plane, float(turns.double().mean()) if len(turns) else 0.0)
-
-
-def walk(chain: Nodes, inputs: Any, sample: int = 0) -> tuple[Tensor, float]:
-    """Points and folds of the longest of the :func:`walks` of one sample.
-
-    Args:
-        chain: the traced chain.
-        inputs: model inputs.
-        sample: index of the sample.
-
-    Returns:
-        Coordinates, shape (K + 1, 2), and the share of consecutive steps
-        with ``<z_l, z_{l+1}> < 0``.
-    """
-    _, points, folds = max(walks(chain, inputs, sample), key=lambda each: len(each.names))
-    return points, folds

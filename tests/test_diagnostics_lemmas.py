@@ -24,7 +24,7 @@ from pathspace.diagnostics.lemmas import (
     simulate_lemma3,
 )
 from pathspace.diagnostics.plots import walk_picture
-from pathspace.diagnostics.walks import walk, walks
+from pathspace.diagnostics.walks import walks
 from pathspace.errors import InputError
 
 
@@ -183,7 +183,7 @@ def test_lemma4_both_ways(chain: tuple[MarkovChain, Tensor, Tensor]) -> None:
 
 def test_walk(chain: tuple[MarkovChain, Tensor, Tensor]) -> None:
     c, x, _ = chain
-    points, folds = walk(c, x, sample=3)
+    ((_, points, folds),) = walks(c, x, sample=3)
     assert points.shape == (4, 2) and 0 <= folds <= 1
     model = c.model
     state, states = x[3:4], [x[3:4]]

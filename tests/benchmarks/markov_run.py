@@ -28,7 +28,7 @@ from pathspace.diagnostics.lemmas import (
     simulate_lemma3,
 )
 from pathspace.diagnostics.observer import NodeTensors
-from pathspace.diagnostics.walks import walk
+from pathspace.diagnostics.walks import walks
 from pathspace.json_lines import append_lines, read_lines
 from pathspace.training import penalize
 from pathspace.training.experiments.tasks.fetched import fashion_splits
@@ -198,7 +198,8 @@ def outcome(model: nn.Module) -> dict[str, float]:
 def turns(model: nn.Module) -> float:
     """Share of steps that turn back, of one held-out image."""
     *_, x, _ = data()
-    return walk(MarkovChain.trace(model, x[:2]), x[:LOOKED])[1]
+    found = walks(MarkovChain.trace(model, x[:2]), x[:LOOKED])
+    return max(found, key=lambda each: len(each.names)).folds
 
 
 def share(top: int, bottom: int) -> float | None:
