@@ -399,25 +399,14 @@ def critical_point(
         rows = tuple(sorted(tried, key=lambda point: point.scale))
         return CriticalPoint(scale, error, Table("growth exponent by weight scale", rows), verdict)
 
-    ends = at(low), at(high)
-    if ends[0] > 0 and ends[1] > 0:
-        return result(
-            None,
-            None,
-            f"No ordered phase: perturbations grow at every scale from {low:g} to {high:g}.",
-        )
-    if ends[0] < 0 and ends[1] < 0:
-        return result(
-            None,
-            None,
-            f"No chaotic phase: perturbations shrink at every scale from {low:g} to {high:g}.",
-        )
+    ends, span = (at(low), at(high)), f"at every scale from {low:g} to {high:g}"
+    if min(ends) > 0:
+        return result(None, None, f"No ordered phase: perturbations grow {span}.")
+    if max(ends) < 0:
+        return result(None, None, f"No chaotic phase: perturbations shrink {span}.")
     if ends[0] > ends[1]:
-        return result(
-            None,
-            None,
-            f"Chaos below and order above: {ends[0]:.3g} at {low:g}, {ends[1]:.3g} at {high:g}.",
-        )
+        text = f"{ends[0]:.3g} at {low:g}, {ends[1]:.3g} at {high:g}"
+        return result(None, None, f"Chaos below and order above: {text}.")
     a, b = low, high
     while b / a > 1 + tolerance:
         middle = math.sqrt(a * b)

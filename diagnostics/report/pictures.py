@@ -68,6 +68,12 @@ def lanes(facts: dict[str, Any]) -> Markup:
         tag("text", "root", class_="rootname", x=x(0), y=MARGIN - 16, text_anchor="middle")
     )
     over: list[Markup] = []
+
+    def wire(kind: str, group: int, start: int, at: int) -> str:
+        kind = kind if group else f"{kind} fixed"
+        under.append(tag("line", class_=kind, x1=start, x2=left, y1=at, y2=at))
+        return kind
+
     for group in groups.values():
         start, end = y(group["first"]) + 8, y(group["last"]) - 8
         if group["first"] not in (*group["entering"], *_reading(group, layers)):
@@ -79,45 +85,17 @@ def lanes(facts: dict[str, Any]) -> Markup:
     for row, layer in enumerate(layers):
         red = any(tensor["skeleton"] for tensor in layer["tensors"])
         kind = "wire skeleton" if red else "wire"
+        upper, lower, after = y(row) - 8, y(row) + 8, layer["after"]
         for number in layer["reads"]:
-            if number or layer["after"] is None:
-                root = " fixed" if number == 0 else ""
-                under.append(
-                    tag(
-                        "line",
-                        class_=kind + root,
-                        x1=x(number),
-                        x2=left,
-                        y1=y(row) - 8,
-                        y2=y(row) - 8,
-                    )
-                )
-                under.append(tag("circle", class_=kind + root, cx=x(number), cy=y(row) - 8, r=3))
-        if layer["after"] is not None:
-            under.append(
-                tag(
-                    "line",
-                    class_="wire through",
-                    x1=x(layer["after"]),
-                    x2=left,
-                    y1=y(row) - 8,
-                    y2=y(row) - 8,
-                )
-            )
+            if number or after is None:
+                drawn = wire(kind, number, x(number), upper)
+                under.append(tag("circle", class_=drawn, cx=x(number), cy=upper, r=3))
+        if after is not None:
+            wire("wire through", after, x(after), upper)
         for number in layer["writes"]:
-            root = " fixed" if number == 0 else ""
-            under.append(
-                tag(
-                    "line",
-                    class_=kind + root,
-                    x1=x(number) + 4,
-                    x2=left,
-                    y1=y(row) + 8,
-                    y2=y(row) + 8,
-                )
-            )
-            tip = f"M{x(number) + 2} {y(row) + 8} l8 -4 v8 z"
-            under.append(tag("path", class_=kind + root + " tip", d=tip))
+            drawn = wire(kind, number, x(number) + 4, lower)
+            tip = f"M{x(number) + 2} {lower} l8 -4 v8 z"
+            under.append(tag("path", class_=f"{drawn} tip", d=tip))
         over.append(_box(layer, row, left, y(row), red))
     return tag(
         "svg",
