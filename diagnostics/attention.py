@@ -21,10 +21,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from pathspace.diagnostics.layers import unchanged
+from pathspace.diagnostics.layers import called, unchanged
 from pathspace.errors import InputError, UnsupportedError
 from pathspace.inputs import arranged, check_inputs
-from pathspace.refusals import failed_run
 
 _TOLERANCE = 1e-12
 
@@ -263,10 +262,7 @@ def attention_matrices(
     args, named = arranged(model, inputs, kwargs)
     check_inputs(model, args, named)
     with unchanged(model), torch.no_grad(), catch:
-        try:
-            model(*args, **named)
-        except Exception as error:
-            raise failed_run(model, args, named, error) from error
+        called(model, args, named)
     if not catch.found:
         raise UnsupportedError(
             f"No attention ran in {type(model).__name__}; its weights are found in"

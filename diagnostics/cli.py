@@ -126,9 +126,9 @@ def diagnose(
             tell(_summary(found, record))
             tell(f"Gradients are those of {found.subject.loss.says}.")
         for alarm in found.alarms:
-            what = f"{alarm.kind}, from {alarm.because}" if alarm.because else alarm.kind
+            cause = f", from {alarm.because}" if alarm.because else ""
             advice = "" if alarm.because else f" {alarm.advice}"
-            tell(f"Alarm ({what}): {alarm.text}{advice}")
+            tell(f"Alarm ({alarm.kind}{cause}): {alarm.text}{advice}")
         if not found.alarms:
             tell("No problem was found in one pass.")
         reasons = Counter(f"{item.operation}: {item.reason}" for item in chain.dismissed)

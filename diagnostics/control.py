@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +17,8 @@ from pathspace.diagnostics.layers import Call, Names, Types, observe, select
 from pathspace.diagnostics.linear_maps import Jacobian, Products
 from pathspace.diagnostics.spectra import top_singular
 from pathspace.diagnostics.tables import Table
-from pathspace.diagnostics.theory import ELEMENTWISE
+from pathspace.diagnostics.theory import ELEMENTWISE, MATRICES
 from pathspace.errors import InputError, PathspaceError
-
-_MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 @dataclass(frozen=True)
@@ -182,15 +180,15 @@ def residual_control(
         jacobians.append(step)
         branch = norm(_Sum([(1.0, step)], -1.0))
         factors = _factors(
-            [
-                one
-                for one in run.calls
-                if one.name.startswith(f"{call.name}.") and one.number == call.number
-            ]
+            one
+            for one in run.calls
+            if one.name.startswith(f"{call.name}.") and one.number == call.number
         )
-        product = math.prod(factors)
+        product = math.prod(factors.values())
         slack = math.log(product / branch) if inside and branch > 0 and product > 0 else None
-        rows.append(BlockControl(call.label, norm(step), branch, *factors, product, slack))
+        rows.append(
+            BlockControl(call.label, norm(step), branch, **factors, product=product, slack=slack)
+        )
     assert calls[0].source is not None
     try:
         span_map = Jacobian(calls[-1].output, calls[0].source)
@@ -238,8 +236,9 @@ def residual_control(
     )
 
 
-def _factors(calls: list[Call]) -> tuple[float, float, float, float]:
-    factors = [1.0, 1.0, 1.0, 1.0]
+def _factors(calls: Iterable[Call]) -> dict[str, float]:
+    """Product of the spectral norms of layers of each kind."""
+    factors = dict.fromkeys(("weights", "norms", "activations", "others"), 1.0)
     for call in calls:
         if call.source is None or not call.output.requires_grad:
             continue
@@ -247,12 +246,12 @@ def _factors(calls: list[Call]) -> tuple[float, float, float, float]:
             size = norm(Jacobian(call.output, call.source))
         except PathspaceError:
             continue
-        kind = 3
-        if isinstance(call.module, _MATRICES):
-            kind = 0
+        kind = "others"
+        if isinstance(call.module, MATRICES):
+            kind = "weights"
         elif "Norm" in type(call.module).__name__:
-            kind = 1
+            kind = "norms"
         elif isinstance(call.module, ELEMENTWISE):
-            kind = 2
+            kind = "activations"
         factors[kind] *= size
-    return factors[0], factors[1], factors[2], factors[3]
+    return factors

@@ -19,12 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from pathspace.diagnostics.layers import differentiating, main_output, unchanged
+from pathspace.diagnostics.layers import called, differentiating, main_output, unchanged
 from pathspace.diagnostics.tables import Table
-from pathspace.errors import PathspaceError, expect_arguments, expect_numbers
+from pathspace.errors import expect_arguments, expect_numbers
 from pathspace.inference.registry import Facts, facts_of
 from pathspace.inputs import arranged, check_inputs
-from pathspace.refusals import failed_run
 from pathspace.without_values import require_runnable
 
 _NONLINEAR = ("activation", "function")
@@ -204,8 +203,8 @@ def cost(
     }
     saved: dict[tuple[int, int, int], tuple[int, Tensor]] = {}
 
-    def run() -> Tensor:
-        return main_output(model, model(*inputs, **kwargs))
+    def step() -> Tensor:
+        return main_output(model, called(model, inputs, kwargs))
 
     def pack(value: Tensor) -> Tensor:
         storage = value.untyped_storage().data_ptr()
@@ -217,12 +216,7 @@ def cost(
     counter = _Counter(owned)
     with unchanged(model), torch.enable_grad():
         with saved_tensors_hooks(pack, lambda value: value):
-            try:
-                run()
-            except PathspaceError:
-                raise
-            except Exception as error:
-                raise failed_run(model, inputs, kwargs, error) from error
+            step()
         sizes = [size for size, _ in saved.values()]
         kept = sum(tensor.numel() for _, tensor in saved.values())
         saved.clear()
@@ -230,7 +224,7 @@ def cost(
         # products cannot be counted
         with _elementary():
             with counter:
-                output = run()
+                output = step()
             forward = counter.products
             # operations of the backward pass store nothing in the textbook count
             counter.backward = True
@@ -239,7 +233,7 @@ def cost(
         times = []
         for _ in range(repeats):
             begin = time.perf_counter()
-            output = run()
+            output = step()
             torch.autograd.grad(output, parameters, torch.ones_like(output), allow_unused=True)
             times.append(time.perf_counter() - begin)
     size = sum(parameter.numel() * parameter.element_size() for parameter in parameters)

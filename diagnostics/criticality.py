@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from pathspace.diagnostics.layers import Names, Types, matching, select
 from pathspace.diagnostics.tables import Estimate, Table
 from pathspace.diagnostics.tangents import follow_tangents
+from pathspace.diagnostics.theory import MATRICES
 from pathspace.errors import (
     COUNT,
     SEED,
@@ -26,7 +27,6 @@ from pathspace.errors import (
 )
 from pathspace.safe_deepcopy import safe_deepcopy
 
-_MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 
 
@@ -183,7 +183,7 @@ def _places(
         kinds = (
             nn.RNNBase
             if any(isinstance(module, nn.RNNBase) for module in model.modules())
-            else (*_MATRICES, *_RECURRENT)
+            else (*MATRICES, *_RECURRENT)
         )
         layers = {
             name: module for name, module in model.named_modules() if isinstance(module, kinds)
@@ -230,7 +230,7 @@ def redraw(
         for path, module in twin.named_modules():
             for name, parameter in module.named_parameters(recurse=False):
                 full = f"{path}.{name}" if path else name
-                known = isinstance(module, _MATRICES) or (
+                known = isinstance(module, MATRICES) or (
                     isinstance(module, _RECURRENT) and "_hh" in name
                 )
                 if parameter.dim() > 1 and (known if names is None else wanted(full)):
@@ -240,7 +240,7 @@ def redraw(
                 elif (
                     parameter.dim() == 1
                     and "bias" in name
-                    and isinstance(module, (*_MATRICES, *_RECURRENT))
+                    and isinstance(module, (*MATRICES, *_RECURRENT))
                 ):
                     parameter.copy_(
                         torch.randn(parameter.shape, generator=generator, dtype=torch.float64)

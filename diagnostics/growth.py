@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map
 from pathspace.checkpointing import never_recomputed
 from pathspace.diagnostics.layers import (
     Names,
+    arguments,
     in_double,
     in_float64,
     main_output,
@@ -133,7 +134,7 @@ def predict_growth(
         raise InputError(
             f"predict_growth found no parameter of {type(model).__name__} that matches {names!r}."
         )
-    args, kwargs = tree_map(in_float64, _split(inputs))
+    args, kwargs = tree_map(in_float64, arguments(model, inputs))
     check_inputs(model, args, kwargs)
     targets = targets.detach().double()
     sizes = [parameter.numel() for parameter in chosen.values()]
@@ -414,9 +415,3 @@ class _Added(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = x + self.out(self.activation(self.into(x)))
         return result
-
-
-def _split(inputs: Any) -> tuple[Any, Any]:
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    return (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)), {}

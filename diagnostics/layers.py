@@ -460,13 +460,24 @@ def call(model: nn.Module, inputs: Any) -> Any:
     Raises:
         CaptureError: the model raises an error on these inputs.
     """
-    args: tuple[Any, ...] = (inputs,)
-    kwargs: dict[str, Any] = {}
-    if isinstance(inputs, tuple | list):
-        args, kwargs = arranged(model, inputs)
-    elif hasattr(inputs, "keys"):
-        args, kwargs = (), dict(inputs)
+    args, kwargs = arguments(model, inputs)
     check_inputs(model, args, kwargs)
+    return called(model, args, kwargs)
+
+
+def arguments(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The positional and the keyword inputs in a batch of :func:`call`."""
+    if isinstance(inputs, tuple | list):
+        return arranged(model, inputs)
+    return ((), dict(inputs)) if hasattr(inputs, "keys") else ((inputs,), {})
+
+
+def called(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """``model(*args, **kwargs)``.
+
+    Raises:
+        CaptureError: the model raises an error on these inputs.
+    """
     try:
         return model(*args, **kwargs)
     except PathspaceError:

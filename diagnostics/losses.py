@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 from pathspace.errors import InputError, InputTypeError
+from pathspace.nested import leaves
 from pathspace.random_state import torch_kept
 from pathspace.target import find_object
 
@@ -137,11 +138,8 @@ def scores(outputs: Any) -> Tensor:
         InputError: there is none.
     """
     named = getattr(outputs, "logits", None)
-    found = [
-        t
-        for t in tensors_of(named if isinstance(named, Tensor) else outputs)
-        if t.is_floating_point()
-    ]
+    held = leaves(named if isinstance(named, Tensor) else outputs)
+    found: list[Tensor] = [tensor for tensor in held if tensor.is_floating_point()]
     if not found:
         raise InputError(
             "The outputs contain no tensor of real numbers, expected one for a loss; pass loss=."
@@ -165,7 +163,8 @@ def default_loss(seed: int = 0) -> Loss:
     """
 
     def loss(outputs: Any, targets: Any) -> Tensor:
-        first = next((tensor for tensor in tensors_of(outputs) if tensor.is_floating_point()), None)
+        held: list[Tensor] = leaves(outputs)
+        first = next((tensor for tensor in held if tensor.is_floating_point()), None)
         if first is not None and first.ndim == 0:
             made.says, made.given, made.named = "the loss that the model returns", True, True
             return first
@@ -192,15 +191,6 @@ def default_loss(seed: int = 0) -> Loss:
         False,
     )
     return made
-
-
-def tensors_of(outputs: Any) -> Iterator[Tensor]:
-    """The tensors in outputs, in order; other values are skipped."""
-    if isinstance(outputs, Tensor):
-        yield outputs
-    elif isinstance(outputs, Mapping | list | tuple):
-        for value in outputs.values() if isinstance(outputs, Mapping) else outputs:
-            yield from tensors_of(value)
 
 
 def reduction(loss: Function, outputs: Any, targets: Any, value: Tensor, batch_dim: int = 0) -> str:

@@ -5,7 +5,7 @@ gradients in the backward pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +27,13 @@ from pathspace.diagnostics.layers import (
 )
 from pathspace.diagnostics.meanfield import Function, gains
 from pathspace.diagnostics.tables import Estimate, Table
-from pathspace.diagnostics.theory import BATCH_NORMS, CONVOLUTIONS, ELEMENTWISE, expected_gain
+from pathspace.diagnostics.theory import (
+    BATCH_NORMS,
+    CONVOLUTIONS,
+    ELEMENTWISE,
+    MATRICES,
+    expected_gain,
+)
 from pathspace.errors import COUNT, SEED, expect_numbers
 
 
@@ -155,7 +161,7 @@ def _measured(
         back, alive = _from_output(run, probes, generator)
     rows = []
     for i, call in enumerate(run.calls):
-        vjp, forward, remarks, own = _own_gains(call, probes, jvp, generator)
+        vjp, forward, remark, own = _own_gains(call, probes, jvp, generator)
         value = call.output.detach().double()
         axis = call.unit_axis if value.dim() > 1 else 0
         following = run.calls[i + 1].module if i + 1 < len(run.calls) else None
@@ -186,7 +192,7 @@ def _measured(
                 scale,
                 best[0] if best else None,
                 best[1] if best else None,
-                "; ".join(remarks),
+                remark,
             )
         )
     return Table("signal by depth", tuple(rows), never_called(layers, run) + _not_finite(rows))
@@ -235,11 +241,7 @@ def _from_output(
     def note(i: int, axis: int) -> Callable[[Tensor], None]:
         def hook(gradient: Tensor) -> None:
             samples[i].append(gradient.square().mean(dtype=torch.float64))
-            passed = (
-                (gradient.movedim(axis, 0).flatten(1) != 0).any(1)
-                if gradient.dim() > 1
-                else gradient != 0
-            )
+            passed = _reached(gradient, axis) if gradient.dim() > 1 else gradient != 0
             before = alive[i]
             alive[i] = passed if before is None else before | passed
 
@@ -286,18 +288,25 @@ def _from_output(
     return [_estimate(sample) if sample else None for sample in samples], alive
 
 
+def _reached(gradient: Tensor, axis: int) -> Tensor:
+    """Which units have a gradient that is not 0."""
+    return (gradient.movedim(axis, 0).flatten(1) != 0).any(1)
+
+
 def _own_gains(
     call: Call, probes: int, jvp: bool, generator: torch.Generator
-) -> tuple[Estimate | None, Estimate | None, list[str], Tensor | None]:
-    """VJP and JVP gain of a layer, remarks, and which units of an activation
+) -> tuple[Estimate | None, Estimate | None, str, Tensor | None]:
+    """VJP and JVP gain of a layer, why one is missing, and which units of an activation
     have a non-zero derivative.
     """
     if call.source is None:
-        return None, None, ["integer inputs have no Jacobian"], None
+        return None, None, "integer inputs have no Jacobian", None
+    constant = (None, None, "the output does not depend differentiably on the input", None)
     if not call.output.requires_grad:
-        return None, None, ["the output does not depend differentiably on the input"], None
+        return constant
     samples: list[Tensor] = []
     own: Tensor | None = None
+    elementwise = isinstance(call.module, ELEMENTWISE)
     for _ in range(probes):
         (back,) = torch.autograd.grad(
             call.output,
@@ -307,37 +316,43 @@ def _own_gains(
             allow_unused=True,
         )
         if back is None:
-            return None, None, ["the output does not depend differentiably on the input"], None
+            return constant
         samples.append(back.square().mean(dtype=torch.float64))
-        if isinstance(call.module, ELEMENTWISE) and back.dim() > 1:
-            passed = (back.movedim(call.unit_axis, 0).flatten(1) != 0).any(1)
+        if elementwise and back.dim() > 1:
+            passed = _reached(back, call.unit_axis)
             own = passed if own is None else own | passed
-    if not jvp:
-        return _estimate(samples), None, [], own
-    if isinstance(call.module, ELEMENTWISE):
-        # a diagonal Jacobian is symmetric
-        return _estimate(samples), _estimate(samples), [], own
-    forwards = []
+    gain = _estimate(samples)
+    if not jvp or elementwise:
+        # (a diagonal Jacobian is symmetric)
+        return gain, gain if jvp else None, "", own
+    try:
+        pushed = [
+            value.square().mean(dtype=torch.float64)
+            for value in _pushed(call, call.source, probes, generator)
+        ]
+    except RuntimeError:
+        return gain, None, "no JVP gain: an operation has no second derivative", own
+    return gain, _estimate(pushed), "", own
+
+
+def _pushed(
+    call: Call, source: Tensor, probes: int, generator: torch.Generator
+) -> Iterator[Tensor]:
+    """The products ``J u`` with random signs."""
     if _is_plain_affine(call):
         # an affine map without its bias is its own derivative, and far cheaper to run
         # than to differentiate twice
-        with torch.no_grad():
-            for _ in range(probes):
-                pushed = _without_bias(call.module, rademacher(call.source, generator))
-                forwards.append(pushed.square().mean(dtype=torch.float64))
-        return _estimate(samples), _estimate(forwards), [], own
-    try:
-        cotangent = torch.zeros_like(call.output, requires_grad=True)
-        # vJ is linear in v, so its derivative with respect to v is J
-        (transposed,) = torch.autograd.grad(call.output, call.source, cotangent, create_graph=True)
         for _ in range(probes):
-            (pushed,) = torch.autograd.grad(
-                transposed, cotangent, rademacher(call.source, generator), retain_graph=True
-            )
-            forwards.append(pushed.square().mean(dtype=torch.float64))
-    except RuntimeError:
-        return _estimate(samples), None, ["no JVP gain: an operation has no second derivative"], own
-    return _estimate(samples), _estimate(forwards), [], own
+            with torch.no_grad():
+                pushed = _without_bias(call.module, rademacher(source, generator))
+            yield pushed
+        return
+    cotangent = torch.zeros_like(call.output, requires_grad=True)
+    # vJ is linear in v, so its derivative with respect to v is J
+    (transposed,) = torch.autograd.grad(call.output, source, cotangent, create_graph=True)
+    for _ in range(probes):
+        signs = rademacher(source, generator)
+        yield torch.autograd.grad(transposed, cotangent, signs, retain_graph=True)[0]
 
 
 def _estimate(samples: list[Tensor]) -> Estimate:
@@ -354,7 +369,7 @@ def _is_plain_affine(call: Call) -> bool:
         return False
     weight = getattr(module, "weight", None)
     types = {call.source.dtype if call.source is not None else None, call.output.dtype}
-    return (isinstance(module, (nn.Linear, *CONVOLUTIONS)) or _frozen_norm(module)) and (
+    return (isinstance(module, MATRICES) or _frozen_norm(module)) and (
         weight is None or types == {weight.dtype}
     )
 
@@ -386,11 +401,7 @@ def weight_gain(module: nn.Module) -> float | None:
     elif type(module).__name__ == "Conv1D":
         weight = module.weight.T
     else:
-        weight = (
-            getattr(module, "weight", None)
-            if isinstance(module, (nn.Linear, *CONVOLUTIONS))
-            else None
-        )
+        weight = getattr(module, "weight", None) if isinstance(module, MATRICES) else None
     if not isinstance(weight, Tensor) or weight.dim() < 2:
         return None
     weight = weight.detach().double()
@@ -425,13 +436,8 @@ def _functional(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     if base is None or name == "rrelu" or any(tensor.numel() > 1 for tensor in tensors):
         return None
-    settings = tuple(
-        value.detach().double() if isinstance(value, Tensor) else value for value in args
-    )
     # without inplace=True, because the nodes of the integral are used again
-    settings = (
-        settings[:0]
-        if name in {"relu", "relu6", "selu", "silu", "mish", "hardswish", "hardsigmoid"}
-        else settings
-    )
+    if name in {"relu", "relu6", "selu", "silu", "mish", "hardswish", "hardsigmoid"}:
+        args = ()
+    settings = [value.detach().double() if isinstance(value, Tensor) else value for value in args]
     return lambda z: base(z.clone(), *settings, **kwargs)

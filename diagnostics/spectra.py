@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.linalg import orth
 from scipy.sparse.linalg import LinearOperator
 from torch import Tensor, nn
 
@@ -137,19 +138,14 @@ def trace_k(
         return Estimate.of(sizes(signs() for _ in range(probes)))
     third = min(probes // 3, rows)
     sketch = torch.stack([products.push(products.pull(signs())) for _ in range(third)], 1)
-    basis = products.put(_range(fetch(sketch))).view(rows, -1)
+    # without dependent columns
+    basis = products.put(orth(fetch(sketch), rcond=1e-10)).view(rows, -1)
     known = math.fsum(sizes(basis.T))
     if basis.shape[1] >= min(rows, columns):
         return Estimate(known, 0.0, third)
     rest = (signs() for _ in range(max(2, probes // 3)))
     remainder = Estimate.of(sizes(v - basis @ (basis.T @ v) for v in rest))
     return Estimate(known + remainder.value, remainder.error, remainder.samples)
-
-
-def _range(matrix: np.ndarray) -> np.ndarray:
-    """Orthonormal basis of the column space, without dependent columns."""
-    left, singular, _ = np.linalg.svd(matrix, full_matrices=False)
-    return left[:, singular > 1e-10 * max(singular.max(initial=0.0), 1e-300)]
 
 
 class _Krylov:

@@ -33,6 +33,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.linalg import orth
 from torch import Tensor, nn
 
 from pathspace.diagnostics.feature_spaces import FeatureSpace
@@ -116,7 +117,7 @@ class Attribution:
 
     def covers(self, wanted: np.ndarray, given: np.ndarray) -> bool:
         """Whether directions lie in the span of others and of the directions with a cause."""
-        span = _orthonormal(np.concatenate([self.known, _unit(given)], axis=1))
+        span = orth(np.concatenate([self.known, _unit(given)], axis=1), rcond=_INSIDE)
         return bool(np.abs(_unit(wanted) - span @ (span.T @ _unit(wanted))).max(initial=0.0) < 1e-5)
 
     def take(self, cause: str, place: str, coefficients: np.ndarray) -> None:
@@ -266,7 +267,7 @@ def _slices(
                     break
     for cause, parts in found.items():
         if parts:
-            work.take(cause, name, _orthonormal(np.concatenate(parts, axis=1)))
+            work.take(cause, name, orth(np.concatenate(parts, axis=1), rcond=_INSIDE))
 
 
 def _along(
@@ -288,11 +289,6 @@ def _along(
 
 def _unit(vectors: np.ndarray) -> np.ndarray:
     return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=0), 1e-300))
-
-
-def _orthonormal(vectors: np.ndarray) -> np.ndarray:
-    left, sizes, _ = np.linalg.svd(vectors, full_matrices=False)
-    return np.asarray(left[:, sizes > 1e-6 * max(1.0, sizes.max(initial=0.0))])
 
 
 @dataclass(frozen=True)
@@ -414,7 +410,7 @@ class Block:
 
     def _take(self, cause: str, coefficients: np.ndarray, work: Attribution) -> None:
         if coefficients.shape[1]:
-            work.take(cause, self.place, _orthonormal(_unit(coefficients)))
+            work.take(cause, self.place, orth(_unit(coefficients), rcond=_INSIDE))
 
 
 def _multiplied(side: _Share, moved: np.ndarray, live: np.ndarray) -> np.ndarray:

@@ -62,12 +62,10 @@ class Estimate:
 
         if self.error == 0:
             return self.value, self.value
-        half = (
-            self.error * float(t.ppf((1 + level) / 2, self.samples - 1))
-            if self.samples > 1
-            else math.inf
-        )
-        return self.value - half, self.value + half
+        if self.samples < 2:
+            return -math.inf, math.inf
+        low, high = t.interval(level, self.samples - 1, self.value, self.error)
+        return float(low), float(high)
 
     def agrees(self, truth: float, sigmas: float = 4.0) -> bool:
         """Whether ``truth`` is within ``sigmas`` standard errors (and rounding) of the estimate."""

@@ -6,7 +6,6 @@ forward differentiation.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -70,33 +69,36 @@ def follow_tangents(
         return forward_ad.make_dual(value, noise)
 
     run, tangents = Run(), []
-    with torch.no_grad(), unchanged(model), warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
-        warnings.filterwarnings("ignore", message=".*torch.jit.*deprecated.*")
-        # without gradients, torch's layers would use fused kernels without forward derivatives
-        with torch.enable_grad(), forward_ad.dual_level():
-            try:
-                args, named = tree_map(
-                    perturb if start is None else in_float64, arranged(model, inputs, kwargs)
-                )
-                with ExitStack() as stack:
-                    if start is not None:
-                        hook = named_modules[start].register_forward_hook(
-                            lambda _m, _a, out: tree_map(perturb, out)
-                        )
-                        stack.callback(hook.remove)
-                    stack.enter_context(hooked(layers, run, differentiable=False))
-                    model(*args, **named)
-            except Exception as error:
-                raise CaptureError(
-                    f"{type(model).__name__} raised {type(error).__name__} on inputs"
-                    f" ({describe(inputs, kwargs or {})}) under forward differentiation:"
-                    f" {first_line(error)}; check the inputs, or this operation."
-                ) from error
-            for call in run.calls:
-                tangent = forward_ad.unpack_dual(call.output).tangent
-                tangents.append(
-                    torch.zeros_like(call.output) if tangent is None else tangent.detach().clone()
-                )
+    # without gradients, torch's layers would use fused kernels without forward derivatives
+    with (
+        unchanged(model),
+        sdpa_kernel(SDPBackend.MATH),
+        torch.enable_grad(),
+        forward_ad.dual_level(),
+    ):
+        try:
+            args, named = tree_map(
+                perturb if start is None else in_float64, arranged(model, inputs, kwargs)
+            )
+            with ExitStack() as stack:
+                if start is not None:
+                    hook = named_modules[start].register_forward_hook(
+                        lambda _m, _a, out: tree_map(perturb, out)
+                    )
+                    stack.callback(hook.remove)
+                stack.enter_context(hooked(layers, run, differentiable=False))
+                model(*args, **named)
+        except Exception as error:
+            raise CaptureError(
+                f"{type(model).__name__} raised {type(error).__name__} on inputs"
+                f" ({describe(inputs, kwargs or {})}) under forward differentiation:"
+                f" {first_line(error)}; check the inputs, or this operation."
+            ) from error
+        for call in run.calls:
+            tangent = forward_ad.unpack_dual(call.output).tangent
+            tangents.append(
+                torch.zeros_like(call.output) if tangent is None else tangent.detach().clone()
+            )
     if not used:
         raise InputError(
             "growth_exponent found no floating-point input to perturb; name a layer by start=."

@@ -32,6 +32,7 @@ ELEMENTWISE = tuple(
     if name.lower() in _FUNCTIONS and issubclass(layer, nn.Module)
 )
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+MATRICES = (nn.Linear, *CONVOLUTIONS)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _MAXIMA = (
