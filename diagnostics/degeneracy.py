@@ -25,6 +25,7 @@ from pathspace.diagnostics.gauge_directions import (
     count_broken,
     gauge_directions,
     gauge_rank,
+    hashing,
 )
 from pathspace.diagnostics.layers import differentiating, in_double, in_float64, unchanged
 from pathspace.diagnostics.symmetries import Attribution, Symmetry, attribute
@@ -343,11 +344,8 @@ def _rows(
     generator = torch.Generator().manual_seed(seed)
     total = sum(parameter.numel() for parameter in parameters)
     mixed = count < outputs.numel()
-    width = total if sketch is None else sketch
-    random = np.random.default_rng(seed)
-    bucket = None if sketch is None else random.integers(0, width, total)
-    sign = random.integers(0, 2, total) * 2.0 - 1
-    matrix, squares = np.zeros((count, width)), np.zeros(total)
+    hashed = None if sketch is None else hashing(total, sketch, seed)
+    matrix, squares = np.zeros((count, sketch or total)), np.zeros(total)
     moved = np.zeros((count, 0 if tested is None else tested.shape[1]))
     together = max(1, min(_ROWS, _SCALARS // total))
     for first in range(0, count, together):
@@ -365,8 +363,7 @@ def _rows(
         squares += (rows**2).sum(0)
         if tested is not None:
             moved[first : first + size] = rows @ tested
-        for i, row in enumerate(rows, first):
-            matrix[i] = row if bucket is None else np.bincount(bucket, row * sign, minlength=width)
+        matrix[first : first + size] = rows if hashed is None else rows @ hashed
     return matrix, squares, moved
 
 

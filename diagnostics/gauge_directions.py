@@ -92,12 +92,15 @@ def combined(directions: csr_array, width: int, seed: int) -> csr_array:
     count = directions.shape[1]
     if count <= width:
         return directions
+    return csr_array(directions @ hashing(count, width, seed))
+
+
+def hashing(count: int, width: int, seed: int) -> csr_array:
+    """A matrix ``(count, width)`` that adds each column, with a random sign, to a random one."""
     random = np.random.default_rng(seed)
+    places = (np.arange(count), random.integers(0, width, count))
     signs = random.integers(0, 2, count) * 2.0 - 1
-    return csr_array(
-        directions
-        @ coo_array((signs, (np.arange(count), random.integers(0, width, count)))).tocsr()
-    )
+    return csr_array(coo_array((signs, places), shape=(count, width)))
 
 
 def count_broken(

@@ -219,6 +219,11 @@ def curvature(model: nn.Module, loss: Loss, inputs: Any, targets: Any, seed: int
     if not parameters:
         raise InputError(f"{type(model).__name__} has no trainable parameter for a curvature.")
     size = sum(parameter.numel() for parameter in parameters)
+
+    def undefined(why: str) -> UnsupportedError:
+        name = type(model).__name__
+        return UnsupportedError(f"The curvature of {name} cannot be computed, because {why}.")
+
     # the fused attention kernels have no second derivatives
     with unchanged(model), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         value = lost(loss, call(model, inputs), targets)
@@ -228,10 +233,7 @@ def curvature(model: nn.Module, loss: Loss, inputs: Any, targets: Any, seed: int
             )
         flat = torch.cat([slope.reshape(-1) for slope in slopes])
         if not bool(flat.isfinite().all()):
-            raise UnsupportedError(
-                f"The curvature of {type(model).__name__} cannot be computed, because its gradients"
-                " are not finite."
-            )
+            raise undefined("its gradients are not finite")
 
         def product(vector: np.ndarray) -> np.ndarray:
             if not flat.requires_grad:
@@ -242,18 +244,13 @@ def curvature(model: nn.Module, loss: Loss, inputs: Any, targets: Any, seed: int
                     flat, parameters, direction, retain_graph=True, materialize_grads=True
                 )
             except RuntimeError as error:
-                raise UnsupportedError(
-                    f"The curvature of {type(model).__name__} cannot be computed, because an"
-                    f" operation has no second derivative: {first_line(error)}."
-                ) from error
+                why = f"an operation has no second derivative: {first_line(error)}"
+                raise undefined(why) from error
             row = np.concatenate(
                 [part.detach().reshape(-1).double().cpu().numpy() for part in found]
             )
             if not np.isfinite(row).all():
-                raise UnsupportedError(
-                    f"The curvature of {type(model).__name__} cannot be computed, because its"
-                    " second derivatives are not finite."
-                )
+                raise undefined("its second derivatives are not finite")
             return row
 
         if size <= 40:

@@ -260,30 +260,20 @@ def _figures(facts: dict[str, Facts], skeleton: Skeleton) -> dict[str, Markup]:
         found["chain"] = charts.cosines(
             facts["chain"]["nodes"], "Cosine of every node with descent"
         )
-    rows = facts["signal"].get("rows", [])
-    if rows:
-        names = [row["layer"] for row in rows]
-        found["variance"] = charts.depth(
-            names, [row["variance"] for row in rows], "Variance by depth", "variance"
-        )
-        found["gains"] = charts.depth(
-            names,
-            [row["vjp_gain"] for row in rows],
-            "VJP gain by depth",
-            "VJP gain",
-            [row["expected_gain"] for row in rows],
-        )
-    rows = facts["gradients"].get("rows", [])
-    if rows:
-        names = [row["parameter"] for row in rows]
-        sizes = [row["rms"] for row in rows]
-        found["gradients"] = charts.depth(
-            names,
-            sizes,
-            "Gradient RMS by tensor",
-            "gradient RMS",
-            across="parameter tensors in order",
-        )
+
+    def column(part: str, key: str) -> list[Any]:
+        return [row[key] for row in facts[part].get("rows", [])]
+
+    layers, tensors = column("signal", "layer"), column("gradients", "parameter")
+    if layers:
+        variance, gains = column("signal", "variance"), column("signal", "vjp_gain")
+        expected = column("signal", "expected_gain")
+        found["variance"] = charts.depth(layers, variance, "Variance by depth", "variance")
+        found["gains"] = charts.depth(layers, gains, "VJP gain by depth", "VJP gain", expected)
+    if tensors:
+        sizes, across = column("gradients", "rms"), "parameter tensors in order"
+        label, up = "Gradient RMS by tensor", "gradient RMS"
+        found["gradients"] = charts.depth(tensors, sizes, label, up, across=across)
     cause = facts["degeneracy"]
     if "deficit" in cause:
         kinds = ("rank", "gauge", "symmetric", "dead", "undetermined", "unexplained")
@@ -294,23 +284,14 @@ def _figures(facts: dict[str, Facts], skeleton: Skeleton) -> dict[str, Markup]:
 
 
 def _render(facts: dict[str, Facts], told: dict[str, str], skeleton: Skeleton) -> str:
-    shown = {
-        "graph": facts["graph"],
-        "account": facts["account"],
-        "signal": facts["signal"],
-        "sentences": told,
-    }
-    shown |= {
-        name: facts[name]
-        for name in ("model", "values", "chain", "gradients", "degeneracy", "certificate", "alarms")
-    }
+    shown = {name: found for name, found in facts.items() if name != "proof"}
     return render(
         "report.html.j2",
         facts=facts,
         told=told,
         figures=_figures(facts, skeleton),
         pins=_grouped(facts["account"]["pins"]),
-        data=_embedded(shown),
+        data=_embedded({**shown, "sentences": told}),
         script=asset("report.js"),
         most=pictures.MOST_ROWS,
     )
