@@ -259,12 +259,10 @@ def histograms(facts: Mapping[str, Mapping[str, Any]], label: str, across: str) 
             {"at": at, "share": share, "name": model}
             for at, share in zip(edges, [*density, 0.0], strict=True)
         ]
-    x, y = (
-        {**_powers(across), "field": "at"},
-        {"field": "share", "type": "quantitative", "title": "share per decade"},
-    )
+    x = {**_powers(across), "field": "at"}
+    y = {"field": "share", "type": "quantitative", "title": "share per decade", "stack": None}
     mark = {"type": "area", "interpolate": "step-after", "line": True, "opacity": 0.35}
-    encoding = {"x": x, "y": {**y, "stack": None}, "color": _hues(facts)}
+    encoding = {"x": x, "y": y, "color": _hues(facts)}
     return draw({"data": {"values": values}, "mark": mark, "encoding": encoding}, label)
 
 
@@ -298,30 +296,22 @@ def lines(
         up: the title of the vertical axis.
         log: use a logarithmic axis; numbers that are not positive are left out.
     """
-    values = []
-    for column, name in columns.items():
-        for step, v in (
-            (row["step"], row[column])
-            for row in rows
-            if column in row and (row[column] > 0 or not log)
-        ):
-            tip = f"{name}, step {step:.0f}: {v:.4g}"
-            values.append(
-                {"step": step, "value": math.log10(v) if log else v, "name": name, "tip": tip}
-            )
+    values = [
+        {
+            "step": row["step"],
+            "value": math.log10(row[column]) if log else row[column],
+            "name": name,
+            "tip": f"{name}, step {row['step']:.0f}: {row[column]:.4g}",
+        }
+        for column, name in columns.items()
+        for row in rows
+        if column in row and (row[column] > 0 or not log)
+    ]
     up_axis: Spec = (
         _powers(up) if log else {"type": "quantitative", "title": up, "scale": {"zero": False}}
     )
-    x = {
-        "field": "step",
-        "type": "quantitative",
-        "title": "step",
-        "axis": {"grid": False, "tickCount": 6},
-    }
-    encoding = {
-        "x": x,
-        "y": {**up_axis, "field": "value"},
-        "color": _hues(columns.values()),
-        **_TIPS,
-    }
+    axis = {"grid": False, "tickCount": 6}
+    x = {"field": "step", "type": "quantitative", "title": "step", "axis": axis}
+    y, colour = {**up_axis, "field": "value"}, _hues(columns.values())
+    encoding = {"x": x, "y": y, "color": colour, **_TIPS}
     return draw({"data": {"values": values}, "encoding": encoding, "layer": _LINE}, label)

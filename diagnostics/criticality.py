@@ -228,24 +228,19 @@ def redraw(
     drawn = 0
     with torch.no_grad():
         for path, module in twin.named_modules():
-            for name, parameter in module.named_parameters(recurse=False):
-                full = f"{path}.{name}" if path else name
-                known = isinstance(module, MATRICES) or (
-                    isinstance(module, _RECURRENT) and "_hh" in name
-                )
+            plain, recurrent = (isinstance(module, kind) for kind in (MATRICES, _RECURRENT))
+            for full, parameter in module.named_parameters(path, recurse=False):
+                name = full.rpartition(".")[2]
+                known = plain or (recurrent and "_hh" in name)
                 if parameter.dim() > 1 and (known if names is None else wanted(full)):
-                    noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-                    parameter.copy_(noise * (scale / math.sqrt(parameter[0].numel())))
+                    size = scale / math.sqrt(parameter[0].numel())
                     drawn += 1
-                elif (
-                    parameter.dim() == 1
-                    and "bias" in name
-                    and isinstance(module, (*MATRICES, *_RECURRENT))
-                ):
-                    parameter.copy_(
-                        torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-                        * bias
-                    )
+                elif parameter.dim() == 1 and "bias" in name and (plain or recurrent):
+                    size = bias
+                else:
+                    continue
+                noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                parameter.copy_(noise * size)
     if not drawn:
         raise InputError(
             f"redraw found no weight matrix of {type(model).__name__} that matches {names!r}."

@@ -156,10 +156,8 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
     tied = {
         name for name, value in _all_tensors(model) if name not in state and id(value) in shared
     }
-    missing, extra = (
-        sorted(expected.keys() - state.keys() - tied),
-        sorted(state.keys() - expected.keys()),
-    )
+    missing = sorted(expected.keys() - state.keys() - tied)
+    extra = sorted(state.keys() - expected.keys())
     if missing or extra:
         parts = [
             f"lacks {_few(missing)}" if missing else "",

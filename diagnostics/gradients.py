@@ -91,13 +91,8 @@ def gradients(
             f"{type(model).__name__} has no trainable parameter{which} for a gradient."
         )
     require_runnable("gradients", chosen.items())
-    count, means = (
-        0,
-        {
-            name: torch.zeros_like(parameter, dtype=torch.float64)
-            for name, parameter in chosen.items()
-        },
-    )
+    count = 0
+    means = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in chosen.items()}
     squares = {name: torch.zeros((), dtype=torch.float64) for name in chosen}
     unused = set(chosen)
     for inputs, targets in batches:

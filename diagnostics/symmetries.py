@@ -235,12 +235,8 @@ def _slices(
     name: str, where: np.ndarray, written: int, normals: Sequence[np.ndarray], work: Attribution
 ) -> None:
     """Directions inside the weights of one unit, or inside those that read one feature."""
-    found: dict[str, list[np.ndarray]] = {
-        "shift": [],
-        "translation": [],
-        "normal": [],
-        "kernel": [],
-    }
+    causes = ("shift", "translation", "normal", "kernel")
+    found: dict[str, list[np.ndarray]] = {cause: [] for cause in causes}
     whole = work.inside(where.reshape(-1))
     if not whole.shape[1]:
         return

@@ -5,6 +5,7 @@ frames and TensorBoard scalars.
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import os
@@ -176,8 +177,6 @@ class Table(Generic[Record]):
         Raises:
             InputError: the file cannot be written.
         """
-        import io
-
         text = io.StringIO()
         writer = csv.DictWriter(text, self.columns)
         writer.writeheader()

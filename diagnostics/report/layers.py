@@ -5,7 +5,7 @@ of units, as plain values.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -58,7 +58,6 @@ class Lane:
     first: int
     last: int
     place: int = 0
-    touched: list[int] = field(default_factory=list)
 
 
 def arrange(graph: Structure) -> tuple[list[Layer], dict[int, Lane]]:
@@ -176,7 +175,6 @@ def _lanes(layers: Sequence[Layer], label: np.ndarray, numbers: dict[int, int]) 
                 continue
             lane = lanes.setdefault(group, Lane(members[group], row, row))
             lane.last = row
-            lane.touched.append(row)
     busy: list[int] = []  # last row of the lane in each column
     for lane in sorted(lanes.values(), key=lambda lane: (lane.first, -lane.last)):
         free = next((place for place, until in enumerate(busy) if until < lane.first), len(busy))

@@ -185,14 +185,9 @@ class Tally:
         """Bins of equal width with their counts, mean, range, and quantiles to within
         a hundredth of a decade.
         """
+        found = {"count": self.count, "zeros": self.zeros, "not_finite": self.not_finite}
         if not self.count:
-            return {
-                "count": 0,
-                "zeros": self.zeros,
-                "not_finite": self.not_finite,
-                "edges": [],
-                "counts": [],
-            }
+            return {**found, "edges": [], "counts": []}
         first, span = min(self.fine), max(self.fine) - min(self.fine) + 1
         most = min(BINS, max(8, math.isqrt(self.count)))
         each = max(1, -(-span // most))
@@ -200,18 +195,15 @@ class Tally:
         for key, count in self.fine.items():
             counts[(key - first) // each] += count
         return {
-            "count": self.count,
-            "zeros": self.zeros,
-            "not_finite": self.not_finite,
+            **found,
             "edges": [round((first + i * each) * _FINE, 6) for i in range(len(counts) + 1)],
             "counts": counts,
             "mean": self.total / self.count,
             "smallest": self.low,
             "largest": self.high,
-            **{
-                name: self._quantile(q)
-                for name, q in (("q05", 0.05), ("median", 0.5), ("q95", 0.95))
-            },
+            "q05": self._quantile(0.05),
+            "median": self._quantile(0.5),
+            "q95": self._quantile(0.95),
         }
 
     def _quantile(self, q: float) -> float:

@@ -286,9 +286,4 @@ def not_held(steps: int) -> Alarm:
     )
 
 
-def causes(alarms: Sequence[Alarm]) -> list[Alarm]:
-    """The alarms that no other one explains."""
-    return [alarm for alarm in alarms if not alarm.because]
-
-
-__all__ = ["RULES", "Alarm", "Rule", "causes", "judge", "not_held"]
+__all__ = ["RULES", "Alarm", "Rule", "judge", "not_held"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from pathspace.diagnostics.run.alarms import Alarm, causes
+from pathspace.diagnostics.run.alarms import Alarm
 from pathspace.diagnostics.run.snapshot import Snapshot
 
 
@@ -39,4 +39,4 @@ class RunLog:
     @property
     def causes(self) -> list[Alarm]:
         """The alarms that no other alarm explains."""
-        return causes(self.alarms)
+        return [alarm for alarm in self.alarms if not alarm.because]
