@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import copy
 import operator
 from typing import Any
 
@@ -44,28 +43,19 @@ def inline_regions(module: fx.GraphModule) -> fx.Graph:
         return module.graph
     graph = fx.Graph(module)
     values: dict[fx.Node, Any] = {}
-    graph.output(fx.map_arg(_copy(module, graph, values), lambda node: node))
-    return graph
-
-
-def _copy(module: fx.GraphModule, graph: fx.Graph, values: dict[fx.Node, Any]) -> Any:
-    """Copy a module's operations into a graph, given the values of its
-    placeholders, and return its outputs.
-    """
     for node in module.graph.nodes:
-        if node in values:
-            continue
         if node.op == "output":
-            return fx.map_arg(node.args[0], values.__getitem__)
-        if _region(node):
+            graph.output(fx.map_arg(node.args[0], values.__getitem__))
+        elif _region(node):
             at, inner = next(
                 (i, getattr(module, str(arg.target)))
                 for i, arg in enumerate(node.args)
                 if isinstance(arg, fx.Node) and arg.op == "get_attr"
             )
+            body = inline_regions(inner)
+            places = [place for place in body.nodes if place.op == "placeholder"]
             operands = fx.map_arg(node.args[at + 1 :], values.__getitem__)
-            places = [place for place in inner.graph.nodes if place.op == "placeholder"]
-            values[node] = _copy(inner, graph, dict(zip(places, operands, strict=True)))
+            values[node] = graph.graph_copy(body, dict(zip(places, operands, strict=True)))
         elif (
             node.op == "call_function"
             and node.target is operator.getitem
@@ -74,5 +64,4 @@ def _copy(module: fx.GraphModule, graph: fx.Graph, values: dict[fx.Node, Any]) -
             values[node] = values[node.args[0]][node.args[1]]
         else:
             values[node] = graph.node_copy(node, values.__getitem__)
-            values[node].meta = copy.copy(node.meta)
-    return ()
+    return graph
