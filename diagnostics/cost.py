@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from pathspace.diagnostics.layers import called, differentiating, main_output, unchanged
+from pathspace.diagnostics.layers import called, differentiating, is_real, main_output, unchanged
 from pathspace.diagnostics.tables import Table
 from pathspace.errors import expect_arguments, expect_numbers
 from pathspace.inference.registry import Facts, facts_of
@@ -88,9 +88,7 @@ class _Counter(TorchDispatchMode):
 
     def _keep(self, *values: Any) -> None:
         for value in values:
-            if not isinstance(value, Tensor) or not value.is_floating_point():
-                continue
-            if value.untyped_storage().data_ptr() in self.excluded:
+            if not is_real(value) or value.untyped_storage().data_ptr() in self.excluded:
                 continue
             # kept alive, so that no later tensor has the same id
             self.kept.append(value)
@@ -125,7 +123,7 @@ class _Counter(TorchDispatchMode):
             first = next(value for value in tree_leaves(result) if isinstance(value, Tensor))
             self.slopes += first.numel()
             self.products += first.numel()
-        elif _multiplies(facts) and isinstance(result, Tensor) and result.is_floating_point():
+        elif _multiplies(facts) and is_real(result):
             self.products += result.numel()
             if not self.backward and all(isinstance(value, Tensor) for value in args[:2]):
                 self._keep(*args[:2])

@@ -27,7 +27,13 @@ from pathspace.diagnostics.gauge_directions import (
     gauge_rank,
     hashing,
 )
-from pathspace.diagnostics.layers import differentiating, in_double, in_float64, unchanged
+from pathspace.diagnostics.layers import (
+    differentiating,
+    in_double,
+    in_float64,
+    is_real,
+    unchanged,
+)
 from pathspace.diagnostics.symmetries import Attribution, Symmetry, attribute
 from pathspace.diagnostics.tables import Table
 from pathspace.diagnostics.weight_norms import Straight
@@ -206,11 +212,7 @@ def degeneracy(
     with unchanged(twin), never_recomputed(), torch.enable_grad():
         with in_double(model):
             result = evaluate(twin, parameters, args, named)
-        parts = [
-            v
-            for v in tree_leaves(result)
-            if isinstance(v, Tensor) and v.is_floating_point() and v.requires_grad
-        ]
+        parts = [v for v in tree_leaves(result) if is_real(v) and v.requires_grad]
         if not parts:
             raise InputError(
                 f"No output of {type(model).__name__} depends on a trainable parameter, expected"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from pathspace.capture import check_capturable, describe, first_line
 from pathspace.checkpointing import never_recomputed
@@ -59,7 +59,6 @@ class Call:
         activation: name of the first activation function applied after the layer and before the
             next one, and its module or keyword settings.
         given: the positional and the keyword arguments of the call.
-        received: the first floating-point tensor among them, the same object.
     """
 
     name: str
@@ -70,7 +69,6 @@ class Call:
     sink: Tensor
     unit_axis: int
     given: tuple[Any, Any]
-    received: Any
     activation: tuple[str, tuple[Any, ...], Mapping[str, Any]] | None = None
     version: int = field(init=False)
 
@@ -91,13 +89,11 @@ class Run:
         calls: calls of the selected layers, in order.
         inputs: the floating-point inputs, as nodes of autograd's graph.
         output: the first floating-point tensor of the model's output.
-        result: the complete output of the model.
     """
 
     calls: list[Call] = field(default_factory=list)
     inputs: list[Tensor] = field(default_factory=list)
     output: Tensor = field(default_factory=lambda: torch.zeros(0))
-    result: Any = None
 
 
 def matching(names: Names) -> Callable[[str], bool]:
@@ -274,7 +270,7 @@ class _Hooks:
     def __init__(self, run: Run, differentiable: bool, copies: bool) -> None:
         self.run, self.differentiable, self.copies = run, differentiable, copies
         self.node = torch.clone if copies else _view
-        self.pending: dict[int, list[tuple[Tensor | None, Any, Any]]] = {}
+        self.pending: dict[int, list[tuple[Tensor | None, Any]]] = {}
         self.counts: dict[str, int] = {}
         self.axis = -1
 
@@ -285,7 +281,7 @@ class _Hooks:
         twice = getattr(module, "inplace", False) or any(True for _ in module.children())
 
         def replace(value: Any) -> Any:
-            if not _is_real(value):
+            if not is_real(value):
                 return value
             if not self.differentiable:
                 first.append(value)
@@ -302,14 +298,11 @@ class _Hooks:
             return made[id(value)]
 
         replaced = tree_map(replace, (args, kwargs))
-        received = next(iter(made.values()), None)
-        self.pending.setdefault(id(module), []).append(
-            (first[0] if first else None, replaced, received)
-        )
+        self.pending.setdefault(id(module), []).append((first[0] if first else None, replaced))
         return replaced
 
     def after(self, name: str, module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> Any:
-        source, given, received = self.pending[id(module)].pop()
+        source, given = self.pending[id(module)].pop()
         kind = type(module).__name__
         if kind.startswith("Conv") and kind != "Conv1D":
             self.axis = 1
@@ -319,7 +312,7 @@ class _Hooks:
 
         def replace(value: Any) -> Any:
             nonlocal seen
-            if not _is_real(value):
+            if not is_real(value):
                 return value
             sink = self.node(value) if self.differentiable else value
             if self.copies and not self.differentiable:
@@ -327,19 +320,9 @@ class _Hooks:
             if not seen:
                 number = self.counts.get(name, 0)
                 self.counts[name] = number + 1
-                self.run.calls.append(
-                    Call(
-                        name,
-                        _as_it_is(module),
-                        number,
-                        source,
-                        value,
-                        sink,
-                        self.axis,
-                        given,
-                        received,
-                    )
-                )
+                own = _as_it_is(module)
+                call = Call(name, own, number, source, value, sink, self.axis, given)
+                self.run.calls.append(call)
                 seen = True
             # a copy, because later code may overwrite it
             return sink.clone() if self.differentiable and self.copies else sink
@@ -347,13 +330,19 @@ class _Hooks:
         return tree_map(replace, output)
 
 
-def _is_real(value: Any) -> TypeGuard[Tensor]:
+def is_real(value: Any) -> TypeGuard[Tensor]:
+    """Whether a value is a floating-point tensor."""
     return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def first_real(value: Any) -> Tensor | None:
+    """The first floating-point tensor in inputs or outputs."""
+    return next(filter(is_real, tree_leaves(value)), None)
 
 
 def in_float64(value: Any) -> Any:
     """A floating-point tensor in float64 and without a gradient; other values as they are."""
-    return value.detach().double() if _is_real(value) else value
+    return value.detach().double() if is_real(value) else value
 
 
 def observe(
@@ -399,7 +388,7 @@ def _observe(
     run = Run()
 
     def own(value: Any) -> Any:
-        if _is_real(value):
+        if is_real(value):
             run.inputs.append(value.detach().clone().requires_grad_())
             # a copy, because some models change inputs in place, which is not allowed
             # for leaves with gradients
@@ -419,7 +408,7 @@ def _observe(
         # Jacobian-vector products need
         try:
             with sdpa_kernel(SDPBackend.MATH):
-                run.result = model(*args, **kwargs)
+                result = model(*args, **kwargs)
         except Exception as error:
             if not copies:
                 return None
@@ -428,7 +417,7 @@ def _observe(
                 f" ({describe(args, kwargs)}): {first_line(error)}; check the shapes and dtypes of"
                 " the inputs."
             ) from error
-    run.output = main_output(model, run.result)
+    run.output = main_output(model, result)
     touched = any(call.version != _version(call.output) for call in run.calls)
     return None if touched and not copies else run
 
@@ -441,7 +430,7 @@ def main_output(model: nn.Module, result: Any) -> Tensor:
     """
     values = result.values() if isinstance(result, Mapping) else [result]
     for value in leaves(list(values)):
-        if _is_real(value):
+        if is_real(value):
             if not value.requires_grad:
                 raise CaptureError(
                     f"The output of {type(model).__name__} does not depend differentiably on its"

@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
 from pathspace.capture import describe, first_line
-from pathspace.diagnostics.layers import Run, hooked, in_float64, unchanged
+from pathspace.diagnostics.layers import Run, hooked, in_float64, is_real, unchanged
 from pathspace.errors import CaptureError, InputError
 from pathspace.inputs import arranged, check_inputs
 
@@ -58,7 +58,7 @@ def follow_tangents(
     def perturb(value: Any) -> Any:
         # inputs become float64 like the weights
         value = in_float64(value)
-        if used or not isinstance(value, Tensor) or not value.is_floating_point():
+        if used or not is_real(value):
             return value
         used.append(value)
         noise = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.device)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from pathspace.diagnostics.layers import Call, rademacher
+from pathspace.diagnostics.layers import Call, first_real, rademacher
 from pathspace.diagnostics.meanfield import Function, gaussian_mean, slope
 from pathspace.inference.registry import FACTS
 from pathspace.random_state import torch_kept
@@ -246,6 +246,7 @@ def _over_normal(call: Call) -> float | None:
     source, module = call.source, safe_deepcopy(call.module)
     assert source is not None
     mean, deviation = float(source.detach().mean()), float(source.detach().std(correction=0))
+    received = first_real(call.given)
     total = 0.0
     try:
         with torch_kept(), torch.enable_grad():
@@ -254,7 +255,7 @@ def _over_normal(call: Call) -> float | None:
                 normal = noise.requires_grad_()
                 # the layer may receive the same tensor more than once
                 args, kwargs = tree_map(
-                    lambda v, x=normal: x.clone() if v is call.received else v, call.given
+                    lambda v, x=normal: x.clone() if v is received else v, call.given
                 )
                 result = module(*args, **kwargs)
                 output = result[0] if isinstance(result, tuple | list) else result

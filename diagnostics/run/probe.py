@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from pathspace.diagnostics.layers import select
+from pathspace.diagnostics.layers import first_real, select
 from pathspace.diagnostics.run.outputs_judged import Judged, judged, judged_inside
 
 DROPPING = (
@@ -172,7 +172,7 @@ class Probe:
         if not self.active:
             return
         self.active, self.done = False, True
-        first = _first(output)
+        first = first_real(output)
         if first is not None and first.ndim == 0:
             self.current.loss = float(first.detach())
             self.current.judged = judged_inside(first)
@@ -199,7 +199,7 @@ class Probe:
             self.active = _trains()
         if not self.active:
             return
-        source, result = _first((args, kwargs)), _first(output)
+        source, result = first_real((args, kwargs)), first_real(output)
         if result is None or not result.numel():
             return
         weight = getattr(module, "weight", None)
@@ -233,7 +233,7 @@ class Probe:
 
     def _recomputed(self, name: str, module: nn.Module, output: Any) -> None:
         """A call in the backward pass: the gradient of a call that had none in the forward pass."""
-        result, waiting = _first(output), self._again.get(name)
+        result, waiting = first_real(output), self._again.get(name)
         if waiting and result is not None and result.requires_grad:
             result.register_hook(partial(self._back, waiting.pop(), unit_axis(module)))
 
@@ -260,12 +260,6 @@ def _trains() -> bool:
     """Whether a pass may be one of training: it has gradients, and tensors are ordinary ones."""
     transformed = torch._C._are_functorch_transforms_active()  # noqa: SLF001
     return torch.is_grad_enabled() and not transformed
-
-
-def _first(value: Any) -> Tensor | None:
-    return next(
-        (v for v in tree_leaves(value) if isinstance(v, Tensor) and v.is_floating_point()), None
-    )
 
 
 def _digest(tensors: list[Tensor]) -> str:
