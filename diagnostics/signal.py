@@ -4,6 +4,7 @@ gradients in the backward pass.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional as F
 
 from pathspace.diagnostics.layers import (
@@ -29,7 +31,6 @@ from pathspace.diagnostics.meanfield import Function, gains
 from pathspace.diagnostics.tables import Estimate, Table
 from pathspace.diagnostics.theory import (
     BATCH_NORMS,
-    CONVOLUTIONS,
     ELEMENTWISE,
     MATRICES,
     expected_gain,
@@ -381,14 +382,10 @@ def _frozen_norm(module: nn.Module) -> bool:
 
 
 def _without_bias(module: nn.Module, value: Tensor) -> Tensor:
-    if isinstance(module, nn.Linear):
-        return F.linear(value, module.weight)
-    if isinstance(module, BATCH_NORMS):
-        assert module.running_var is not None
-        mean = torch.zeros_like(module.running_var)
-        return F.batch_norm(value, mean, module.running_var, module.weight, None, eps=module.eps)
-    assert isinstance(module, CONVOLUTIONS)
-    result: Tensor = module._conv_forward(value, module.weight, None)
+    """An affine layer without what it adds: its bias, and a running mean."""
+    named = itertools.chain(module.named_parameters(), module.named_buffers())
+    zeros = {n: torch.zeros_like(t) for n, t in named if n in ("bias", "running_mean")}
+    result: Tensor = functional_call(module, zeros, (value,))
     return result
 
 

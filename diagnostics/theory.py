@@ -5,12 +5,12 @@ and variance of its input.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 from pathspace.diagnostics.layers import Call, first_real, rademacher
@@ -129,16 +129,19 @@ def _linear(call: Call, source: Tensor) -> float | None:
         # one matrix for all rows
         return float(weight.detach().double().square().sum()) / source.shape[-1]
     if isinstance(module, (*CONVOLUTIONS, *_TRANSPOSED)):
-        weights = module.weight.detach().double().square().sum((0, 1))
-        rank = weights.dim()
+        kernel = module.weight.detach().double().square().sum((0, 1))
+        rank = kernel.dim()
         narrow, wide = call.output.shape[-rank:], source.shape[-rank:]
         if isinstance(module, _TRANSPOSED):
             narrow, wide = wide, narrow
-        uses = _uses(module, narrow, wide)
-        for count in uses:
-            weights = torch.tensordot(count, weights, 1)
+        # padding other than zeros contains entries, and every tap meets one
+        total = prod(narrow) * kernel.sum()
+        if module.padding_mode == "zeros":
+            convolve: Any = getattr(F, f"conv{rank}d")
+            ones, where = kernel.new_ones(1, 1, *wide), (module.stride, module.padding)
+            total = convolve(ones, kernel[None, None], None, *where, module.dilation).sum()
         batch = prod(source.shape[:-rank]) // module.in_channels
-        return float(weights) * batch / size
+        return float(total) * batch / size
     if isinstance(module, _MAXIMA):
         return outputs / size
     if isinstance(module, _ADAPTIVE_MEANS):
@@ -154,25 +157,6 @@ def _linear(call: Call, source: Tensor) -> float | None:
         if isinstance(module, nn.Identity | nn.Flatten | nn.Unflatten | nn.PixelShuffle)
         else None
     )
-
-
-def _uses(module: Any, narrow: Sequence[int], wide: Sequence[int]) -> list[Tensor]:
-    """The number of entries of the wide side that each tap of a convolution is
-    multiplied by, for each dimension.
-    """
-    counts = []
-    for i, (few, many) in enumerate(zip(narrow, wide, strict=True)):
-        taps = torch.arange(module.kernel_size[i]) * module.dilation[i]
-        named = {"same": int(taps[-1]) // 2, "valid": 0}
-        before = named[module.padding] if isinstance(module.padding, str) else module.padding[i]
-        at = torch.arange(few) * module.stride[i] - before
-        met = at[None, :] + taps[:, None]
-        within = (met >= 0) & (met < many)
-        # padding other than zeros contains entries as well
-        counts.append(
-            (within if module.padding_mode == "zeros" else torch.ones_like(within)).double().sum(1)
-        )
-    return counts
 
 
 def _normalised(call: Call, source: Tensor) -> float | None:

@@ -24,7 +24,6 @@ from pathspace.diagnostics import Report, charts, report
 from pathspace.diagnostics.report import measure, sentences
 from pathspace.diagnostics.report.layers import arrange, describe
 from pathspace.diagnostics.report.measure import Tally, path_value_facts
-from pathspace.diagnostics.report.page import _embedded
 from pathspace.progress import stage_line
 
 VOID = {"meta", "input", "br", "hr", "link", "img"}
@@ -310,9 +309,6 @@ def test_masks_on_the_page_are_the_skeletons() -> None:
 
 def test_names_cannot_break_the_page() -> None:
     evil = "</script><script>alert(1)</script>"
-    assert json.loads(str(_embedded({"name": evil}))) == {"name": evil} and "<" not in _embedded(
-        {"name": evil}
-    )
     model = nn.Sequential()
     model.add_module(evil, nn.Linear(2, 3))
     model.add_module("<b>&amp;", nn.ReLU())

@@ -5,6 +5,7 @@ reason why there are none.
 from __future__ import annotations
 
 import math
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -55,7 +56,7 @@ def attempt(what: str, measure: Callable[[], Facts]) -> Facts:
     try:
         return measure()
     except PathspaceError as error:
-        return {"absent": f"{what} was not measured: {_one_line(str(error))}"}
+        return {"absent": f"{what} was not measured: {_shortened(error)}"}
     except MemoryError:
         return {
             "absent": f"{what} was not measured: the memory was exhausted; give smaller inputs."
@@ -64,14 +65,13 @@ def attempt(what: str, measure: Callable[[], Facts]) -> Facts:
         return {
             "absent": (
                 f"{what} was not measured: {type(error).__name__}"
-                f" ({_one_line(str(error)).rstrip('.')})."
+                f" ({_shortened(error).rstrip('.')})."
             )
         }
 
 
-def _one_line(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= 400 else text[:400].rsplit(" ", 1)[0] + " ..."
+def _shortened(error: Exception) -> str:
+    return textwrap.shorten(str(error), 400, placeholder=" ...")
 
 
 def model_facts(subject: Subject, explanation: Explanation) -> Facts:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 from torch import nn
 
@@ -291,7 +291,10 @@ def _render(facts: dict[str, Facts], told: dict[str, str], skeleton: Skeleton) -
         told=told,
         figures=_figures(facts, skeleton),
         pins=_grouped(facts["account"]["pins"]),
-        data=_embedded({**shown, "sentences": told}),
+        # JSON that cannot end the script element around it, whatever the names in a model are
+        data=htmlsafe_json_dumps(
+            {**shown, "sentences": told}, allow_nan=False, separators=(",", ":")
+        ),
         script=asset("report.js"),
         most=pictures.MOST_ROWS,
     )
@@ -311,11 +314,3 @@ def _grouped(pins: list[Facts]) -> list[Facts]:
         }
         for (op, reason), found in groups.items()
     ]
-
-
-def _embedded(value: Any) -> Markup:
-    """JSON that cannot end the script element around it, whatever the names in a model are."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)
