@@ -213,26 +213,17 @@ class _Catch(TorchFunctionMode):
 def _weights(
     query: Tensor,
     key: Tensor,
-    value: Tensor,  # noqa: ARG001  (the signature is torch's)
+    value: Tensor,
     attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,  # noqa: ARG001
+    dropout_p: float = 0.0,  # noqa: ARG001  (the signature is torch's)
     is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
+    **options: Any,
 ) -> Tensor:
-    if enable_gqa:
-        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
-    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
-    if is_causal:
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-        scores = scores.masked_fill(~mask, -torch.inf)
-    if attn_mask is not None:
-        scores = (
-            scores.masked_fill(~attn_mask, -torch.inf)
-            if attn_mask.dtype == torch.bool
-            else scores + attn_mask
-        )
-    return scores.softmax(-1)
+    """What attention without dropout makes of one-hot values; NaN where a mask hides all tokens."""
+    each = torch.eye(key.shape[-2], dtype=query.dtype, device=query.device)
+    each = each.expand(*value.shape[:-2], -1, -1)
+    found = F.scaled_dot_product_attention(query, key, each, attn_mask, 0.0, is_causal, **options)
+    return found.masked_fill(found.sum(-1, keepdim=True) == 0, torch.nan)
 
 
 def attention_matrices(

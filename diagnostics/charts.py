@@ -14,7 +14,7 @@ import vl_convert
 from markupsafe import Markup
 
 from pathspace.diagnostics.pages import asset
-from pathspace.diagnostics.wording import number
+from pathspace.diagnostics.wording import number, shortened
 
 Spec = dict[str, Any]
 WIDTH, HEIGHT = 400, 170
@@ -77,9 +77,7 @@ def _names(names: Sequence[str], title: str) -> Spec:
     """An axis of positions 0, 1, ..., labelled with as many names as fit."""
     step = -(-len(names) // MOST_NAMES) if names else 1
     shown = list(range(0, len(names), step))
-    short = json.dumps(
-        [name if len(name) <= 22 else "\N{HORIZONTAL ELLIPSIS}" + name[-21:] for name in names]
-    )
+    short = json.dumps([shortened(name, 22) for name in names])
     axis: Spec = {
         "values": shown,
         "labelExpr": f"{short}[datum.value]",

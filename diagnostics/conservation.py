@@ -65,10 +65,7 @@ def unit_sums(graph: ReductionGraph, tensors: Mapping[str, Tensor]) -> tuple[Ten
             value, ids = tensors[block.name].cpu(), getattr(block, side)
             if block.unused is not None:
                 value = value.masked_fill(block.unused.expand(block.shape), 0)
-            dims = [
-                dim for dim in range(value.dim()) if ids.shape[dim] == 1 and value.shape[dim] > 1
-            ]
-            part = value.sum(dims, keepdim=True, dtype=torch.float64) if dims else value.double()
+            part = value.double().sum_to_size(ids.shape)
             flat = ids.reshape(-1)
             total.index_add_(0, flat.abs(), part.reshape(-1) * flat.sign())
         found.append(torch.from_numpy(graph.expand.T @ total.numpy())[1:])

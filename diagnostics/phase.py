@@ -11,10 +11,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from pathspace.diagnostics.criticality import CriticalPoint, ScalePoint
-from pathspace.diagnostics.plots import SMALLEST, WIDTH, shortened
+from pathspace.diagnostics.plots import SMALLEST, WIDTH
 from pathspace.diagnostics.signal import LayerSignal
 from pathspace.diagnostics.spectra import Spectrum
 from pathspace.diagnostics.tables import Table
+from pathspace.diagnostics.wording import shortened
 from pathspace.errors import InputError
 
 BLUE, ORANGE, GREEN = "#0072B2", "#E69F00", "#009E73"

@@ -9,6 +9,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
+from pathspace.diagnostics.wording import shortened
 from pathspace.errors import InputError
 
 if TYPE_CHECKING:
@@ -173,21 +174,10 @@ def _draw_walk(axes: Axes, walk: Walk) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def shortened(name: str, most: int = 26) -> str:
-    """The end of a long name, because names of layers differ at their ends.
-
-    Example:
-        >>> shortened("body.conv1"), shortened("encoder.layers.11.attention.output.dense")
-        ('body.conv1', '…11.attention.output.dense')
-    """
-    return name if len(name) <= most else "…" + name[-most + 1 :]
-
-
 __all__ = [
     "SMALLEST",
     "WIDTH",
     "cosines_by_depth",
     "efficiency_over_training",
-    "shortened",
     "walk_picture",
 ]

@@ -39,3 +39,13 @@ def power(log: float) -> str:
         ('1', '0.1', '10^13.2')
     """
     return number(10**log, 2) if -4 < log < 5 else f"10^{log:.1f}"
+
+
+def shortened(name: str, most: int = 26) -> str:
+    """The end of a long name, because names of layers differ at their ends.
+
+    Example:
+        >>> shortened("body.conv1"), shortened("encoder.layers.11.attention.output.dense")
+        ('body.conv1', '…11.attention.output.dense')
+    """
+    return name if len(name) <= most else "…" + name[-most + 1 :]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup, escape
 
-from pathspace.diagnostics.wording import plural
+from pathspace.diagnostics.wording import plural, shortened
 from pathspace.draw import OUT, SCALAR, Edge, bent_edges, place_nodes, scalar_graph
 from pathspace.errors import PathspaceError
 from pathspace.skeleton import Skeleton
@@ -130,8 +130,8 @@ def _pill(group: dict[str, Any], x: int, y: int, hue: str) -> Markup:
 def _box(layer: dict[str, Any], row: int, x: int, y: int, red: bool) -> Markup:
     main = max(layer["tensors"], key=lambda tensor: int(np.prod(tensor["shape"])))
     shape = "x".join(map(str, main["shape"])) or "scalar"
-    name, room = layer["name"] or "(model)", _NAME - len(shape)
-    shown = name if len(name) <= room else "\N{HORIZONTAL ELLIPSIS}" + name[-room:]
+    name = layer["name"] or "(model)"
+    shown = shortened(name, _NAME - len(shape))
     parts = [
         tag("title", name),
         tag(
