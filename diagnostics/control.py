@@ -4,7 +4,6 @@ identity, and its causes.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -173,10 +172,21 @@ def residual_control(
                 f"residual_control found {found} at block {call.name!r}, expected equal shapes;"
                 " leave it out by names=."
             )
+    if len({call.output.shape for call in calls}) > 1:
+        raise InputError(
+            "residual_control found blocks of different shapes, expected one stack; choose one by"
+            " names=."
+        )
+    sources = [call.source for call in calls if call.source is not None]
+    for one, two, source in zip(calls, calls[1:], sources[1:], strict=False):
+        if not torch.equal(one.output, source):
+            raise InputError(
+                f"residual_control: block {two.label!r} does not read what block {one.label!r}"
+                " returns; name blocks that follow each other by names=."
+            )
     rows, jacobians = [], []
-    for call in calls:
-        assert call.source is not None
-        step = Jacobian(call.output, call.source)
+    for call, source in zip(calls, sources, strict=True):
+        step = Jacobian(call.output, source)
         jacobians.append(step)
         branch = norm(_Sum([(1.0, step)], -1.0))
         factors = _factors(
@@ -189,26 +199,12 @@ def residual_control(
         rows.append(
             BlockControl(call.label, norm(step), branch, **factors, product=product, slack=slack)
         )
-    assert calls[0].source is not None
     try:
-        span_map = Jacobian(calls[-1].output, calls[0].source)
-        one_stack = len({call.output.shape for call in calls}) == 1
+        span_map = Jacobian(calls[-1].output, sources[0])
     except PathspaceError as error:
         raise InputError(
             f"residual_control: the last block does not depend on the first: {error}"
         ) from error
-    if not one_stack:
-        raise InputError(
-            "residual_control found blocks of different shapes, expected one stack; choose one by"
-            " names=."
-        )
-    for one, two in itertools.pairwise(calls):
-        assert two.source is not None
-        if not torch.equal(one.output, two.source):
-            raise InputError(
-                f"residual_control: block {two.label!r} does not read what block {one.label!r}"
-                " returns; name blocks that follow each other by names=."
-            )
     errors = [row.branch for row in rows]
     count = len(rows)
     linear: list[tuple[float, Products]] = [(1.0, jacobian) for jacobian in jacobians]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+from scipy.linalg import orth
 from scipy.sparse import coo_array, csr_array, hstack
 from scipy.sparse.csgraph import connected_components
 
@@ -66,8 +67,7 @@ def confirmed(
     scaled = scaled[:, sizes > 0] / sizes[sizes > 0]
     if scaled.shape[1] == 0:
         return np.zeros((int(live.sum()), 0))
-    basis, spread, _ = np.linalg.svd(scaled, full_matrices=False)
-    basis = basis[:, spread > 1e-10 * spread.max()]
+    basis = orth(scaled, rcond=1e-10)
     # with running statistics and epsilons of norms, some directions are no
     # symmetries of the parameters alone
     _, moved, turn = np.linalg.svd(jacobian @ basis, full_matrices=True)
