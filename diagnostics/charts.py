@@ -7,13 +7,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources import files
 from typing import Any
 from xml.etree import ElementTree
 
 import vl_convert
 from markupsafe import Markup
 
-from pathspace.diagnostics.pages import asset
 from pathspace.diagnostics.wording import number, shortened
 
 Spec = dict[str, Any]
@@ -28,7 +28,9 @@ SHARES = {
     "unexplained": "var(--red)",
 }
 HUES = tuple(f"var(--h{i})" for i in range(6))
-_CONFIG: Spec = json.loads(asset("chart.json"))
+_CONFIG: Spec = json.loads(
+    (files("pathspace.diagnostics.report") / "templates" / "chart.json").read_text("utf-8")
+)
 _TIPS: Spec = {"description": {"field": "tip", "type": "nominal"}}
 _SVG = "http://www.w3.org/2000/svg"
 # largest number of names below an axis

@@ -4,29 +4,15 @@ and an embedded style sheet.
 
 from __future__ import annotations
 
-from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
-from markupsafe import Markup
 
 from pathspace.diagnostics.wording import number
 
 
-def asset(name: str) -> Markup:
-    """The content of a file in the folder of templates.
-
-    Args:
-        name: name of the file.
-    """
-    return Markup(
-        (files("pathspace.diagnostics.report") / "templates" / name).read_text(encoding="utf-8")
-    )
-
-
 def render(template: str, **values: Any) -> str:
-    """Fill a template; ``style`` is the style sheet of all pages, and the
-    filter ``n`` writes numbers.
+    """Fill a template, in which the filter ``n`` writes numbers.
 
     Args:
         template: name of the template.
@@ -43,4 +29,4 @@ def render(template: str, **values: Any) -> str:
         lstrip_blocks=True,
     )
     environment.filters["n"] = number
-    return environment.get_template(template).render(style=asset("report.css"), **values)
+    return environment.get_template(template).render(**values)

@@ -16,7 +16,7 @@ from pathspace import Skeleton, explain
 from pathspace.diagnostics import charts
 from pathspace.diagnostics.given import Subject, given
 from pathspace.diagnostics.losses import Function
-from pathspace.diagnostics.pages import asset, render
+from pathspace.diagnostics.pages import render
 from pathspace.diagnostics.report import measure, pictures, sentences
 from pathspace.diagnostics.report.layers import describe
 from pathspace.diagnostics.report.measure import Facts, attempt
@@ -295,7 +295,6 @@ def _render(facts: dict[str, Facts], told: dict[str, str], skeleton: Skeleton) -
         data=htmlsafe_json_dumps(
             {**shown, "sentences": told}, allow_nan=False, separators=(",", ":")
         ),
-        script=asset("report.js"),
         most=pictures.MOST_ROWS,
     )
 
