@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pathspace.diagnostics.chain import MarkovChain
 from pathspace.diagnostics.efficiency import ChainRecord, observe
-from pathspace.diagnostics.layers import call, differentiating, lost, unchanged
+from pathspace.diagnostics.gradients import batch_gradient
 from pathspace.diagnostics.penalty_disabled import penalty_disabled
 from pathspace.safe_deepcopy import safe_deepcopy
 
@@ -102,10 +102,8 @@ def _descend(
     weights = [p for p in model.parameters() if p.requires_grad]
     total = [torch.zeros_like(p) for p in weights]
     for inputs, targets in batches:
-        with unchanged(model), penalty_disabled(model), torch.enable_grad():
-            value = lost(loss, call(model, inputs), targets).sum()
-            with differentiating(model):
-                found = torch.autograd.grad(value, weights, allow_unused=True)
+        with penalty_disabled(model):
+            found = batch_gradient(model, loss, inputs, targets, weights, summed=True)
         total = [t if g is None else t + g for t, g in zip(total, found, strict=True)]
     size = float(torch.stack([t.double().norm() for t in total]).norm())
     if not 0 < size < math.inf:

@@ -149,7 +149,12 @@ def gradients(
 
 
 def batch_gradient(
-    model: nn.Module, loss: Loss, inputs: Any, targets: Any, parameters: Sequence[Tensor]
+    model: nn.Module,
+    loss: Loss,
+    inputs: Any,
+    targets: Any,
+    parameters: Sequence[Tensor],
+    summed: bool = False,
 ) -> list[Tensor | None]:
     """The gradient of the loss on one batch, without changing ``.grad``.
 
@@ -159,13 +164,16 @@ def batch_gradient(
         inputs: a tensor, a tuple of positional or a mapping of keyword inputs.
         targets: passed to ``loss``.
         parameters: the parameters of the gradient.
+        summed: take the sum of a loss that is no scalar.
 
     Returns:
         One gradient per parameter, ``None`` for those on which the loss does not depend.
     """
     with unchanged(model), torch.enable_grad():
         value = lost(loss, call(model, inputs), targets)
-        if value.dim() or not value.requires_grad:
+        if summed:
+            value = value.sum()
+        elif value.dim() or not value.requires_grad:
             raise InputError(
                 f"The loss has shape {tuple(value.shape)} and requires_grad={value.requires_grad},"
                 " expected a scalar that depends on the parameters."

@@ -205,18 +205,16 @@ def predict_growth(
         # if the outputs are linear in the new parameters, the step is already the optimum
         measured = loss - min(best, float(after @ after)) / 2 / count
     return Growth(
-        *(
-            candidate,
-            len(start),
-            loss,
-            predicted,
-            linear_step,
-            measured,
-            rank,
-            curvature,
-            saddle,
-            "; ".join(remarks),
-        )
+        candidate,
+        len(start),
+        loss,
+        predicted,
+        linear_step,
+        measured,
+        rank,
+        curvature,
+        saddle,
+        "; ".join(remarks),
     )
 
 

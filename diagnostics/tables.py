@@ -10,8 +10,8 @@ import json
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeGuard, TypeVar
 
 from pathspace.errors import InputError, UnsupportedError, expect_arguments
 from pathspace.files import replacing
@@ -144,11 +144,7 @@ class Table(Generic[Record]):
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """One flat dictionary per row."""
-        return [
-            _flatten(asdict(row))
-            for row in self.rows
-            if is_dataclass(row) and not isinstance(row, type)
-        ]
+        return [_flatten(asdict(row)) for row in self.rows]  # type: ignore[call-overload]
 
     def to_frame(self) -> Any:
         """The table as a ``pandas.DataFrame``.
@@ -281,21 +277,10 @@ def compare(
     for key, old in first.items():
         for name, value in old.items():
             other = second.get(key, {}).get(name)
-            if (
-                (quantities is None or name in quantities)
-                and _is_number(value)
-                and _is_number(other)
-            ):
-                assert other is not None
-                rows.append(
-                    Change(
-                        key,
-                        name,
-                        float(value),
-                        float(other),
-                        float(other) / value if value else None,
-                    )
-                )
+            wanted = quantities is None or name in quantities
+            if wanted and _is_number(value) and _is_number(other):
+                ratio = float(other) / value if value else None
+                rows.append(Change(key, name, float(value), float(other), ratio))
     notes = [
         f"Only the {which} table has {_listed(sorted(extra))}."
         for which, extra in (
@@ -317,7 +302,7 @@ def _numbered(table: Table[Any]) -> list[str]:
     return names
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

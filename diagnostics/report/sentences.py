@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any
 
 from pathspace.diagnostics.wording import number, plural, power
@@ -126,13 +127,10 @@ def pins(facts: Facts) -> str:
         return (
             "No operation fixed the scale of an activation or kept a parameter out of path space."
         )
-    by: dict[str, int] = {}
-    for pin in fixed:
-        by[pin["op"]] = by.get(pin["op"], 0) + 1
-    most = max(by, key=lambda op: by[op])
+    most, times = Counter(pin["op"] for pin in fixed).most_common(1)[0]
     return (
         f"{plural(len(fixed), 'operation')} fixed scales, most often {most}"
-        f" ({plural(by[most], 'time')}); between them they fixed"
+        f" ({plural(times, 'time')}); between them they fixed"
         f" {plural(sum(pin['elements'] for pin in fixed), 'activation scale')} and kept"
         f" {plural(len({name for pin in fixed for name in pin['parameters']}), 'parameter tensor')}"
         " out of path space."

@@ -242,19 +242,8 @@ def judge(run: Sequence[Snapshot], before: Sequence[Alarm] = ()) -> list[Alarm]:
         if found:
             place, value, text = found[0]
             more = f" ({len(found) - 1} more like it)" if len(found) > 1 else ""
-            fresh.append(
-                (
-                    rule,
-                    Alarm(
-                        rule.kind,
-                        place,
-                        value,
-                        step,
-                        text.removesuffix(".") + more + ".",
-                        rule.advice,
-                    ),
-                )
-            )
+            text = f"{text.removesuffix('.')}{more}."
+            fresh.append((rule, Alarm(rule.kind, place, value, step, text, rule.advice)))
     fresh.sort(key=lambda pair: pair[0].late)
     earlier = [rule for rule in RULES if rule.kind in known]
     result = []

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import torch
-
 from pathspace import ReductionGraph
 from pathspace.diagnostics.efficiency import ChainRecord
 from pathspace.diagnostics.given import Subject
-from pathspace.diagnostics.layers import call, differentiating, lost, unchanged
+from pathspace.diagnostics.gradients import batch_gradient
 from pathspace.diagnostics.run.alarms import Alarm, judge
 from pathspace.diagnostics.run.probe import Probe
 from pathspace.diagnostics.run.snapshot import Snapshot, UnitFacts
@@ -43,10 +41,8 @@ def examine(
     for number, (inputs, targets) in enumerate(subject.batches, 1):
         probe.attach()
         try:
-            with unchanged(model), torch.enable_grad():
-                loss = lost(subject.loss, call(model, inputs), targets).sum()
-                with differentiating(model):
-                    found = torch.autograd.grad(loss, [p for _, p in named], allow_unused=True)
+            weights = [p for _, p in named]
+            found = batch_gradient(model, subject.loss, inputs, targets, weights, summed=True)
         finally:
             seen = probe.detach()
         if not subject.loss.named:
