@@ -164,7 +164,7 @@ def batch_gradient(
         inputs: a tensor, a tuple of positional or a mapping of keyword inputs.
         targets: passed to ``loss``.
         parameters: the parameters of the gradient.
-        summed: take the sum of a loss that is no scalar.
+        summed: take the sum of a vector of losses.
 
     Returns:
         One gradient per parameter, ``None`` for those on which the loss does not depend.

@@ -16,7 +16,7 @@ from pathspace.errors import expect_arguments
 from pathspace.files import replacing
 
 Facts = dict[str, Any]
-# part, name, title, whether its values are powers of ten
+# part, how to read its value, title
 FIGURES: tuple[tuple[str, Callable[[Facts], Any], str], ...] = (
     ("model", lambda f: f["path_space"], "weights in path space"),
     ("model", lambda f: f["units"], "units"),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import torch
+from torch import Tensor
 
 from pathspace.diagnostics.run.probe import LayerFacts
 from pathspace.diagnostics.run.snapshot import Snapshot
@@ -32,20 +33,14 @@ def not_finite(run: Sequence[Snapshot]) -> Found:
     """The first place in order of computation: a layer forwards, a layer backwards, a weight."""
     last = run[-1]
     for tensor in last.tensors:
-        if not math.isfinite(tensor.norm) and not (
-            tensor.moved is not None and not math.isfinite(tensor.moved)
-        ):
+        if not math.isfinite(tensor.norm) and math.isfinite(tensor.moved or 0.0):
             yield tensor.name, tensor.norm, f"The weights of {tensor.name} are not finite."
             return
     for layer in last.layers.layers:
-        if not math.isfinite(layer.rms_out) and (
-            math.isfinite(layer.rms_in) or math.isnan(layer.rms_in)
-        ):
-            yield (
-                layer.name,
-                layer.rms_out,
-                f"The outputs of {shown(layer)} are not finite, and its inputs are.",
-            )
+        # (no input has the size NaN)
+        if not math.isfinite(layer.rms_out) and not math.isinf(layer.rms_in):
+            text = f"The outputs of {shown(layer)} are not finite, and its inputs are."
+            yield layer.name, layer.rms_out, text
             return
     for layer in reversed(last.layers.layers):
         if layer.gradient is not None and not math.isfinite(layer.gradient):
@@ -203,7 +198,7 @@ def dead(run: Sequence[Snapshot]) -> Found:
         if not (layer.weighted or "Norm" in layer.kind) or layer.live is None:
             continue
         recent = run[-3:]
-        share = _dead_share(recent, layer)
+        share = _dead_share(recent, layer.name, layer.live)
         following = next((each for each in layers[i + 1 :] if each.weighted), None)
         hands_on = (
             following is not None and following.gradient is not None and following.gradient > 0
@@ -222,16 +217,12 @@ def dead(run: Sequence[Snapshot]) -> Found:
             yield layer.name, share, f"{text}batches passes a gradient through them."
 
 
-def _dead_share(recent: Sequence[Snapshot], layer: LayerFacts) -> float:
+def _dead_share(recent: Sequence[Snapshot], name: str, latest: Tensor) -> float:
     """Share of a layer's units that no gradient passed in any of some
     snapshots; 0 without snapshots.
     """
-    same = [each.live for snap in recent for each in snap.layers.layers if each.name == layer.name]
-    known = [
-        live
-        for live in same
-        if live is not None and layer.live is not None and live.shape == layer.live.shape
-    ]
+    same = [each.live for snap in recent for each in snap.layers.layers if each.name == name]
+    known = [live for live in same if live is not None and live.shape == latest.shape]
     return 1 - float(torch.stack(known).any(0).float().mean()) if known else 0.0
 
 
