@@ -271,10 +271,8 @@ def degeneracy(
             added = set() if graph is None else added_vectors(graph.captured)
             attribute(twin, straight.parameters, places, spaces, added, work)
         found = work.found
-        known = work.explained
-        extra = null - known @ (known.T @ null)
-        kept, sizes, _ = np.linalg.svd(extra, full_matrices=False)
-        rest_share = _spread(kept[:, sizes > 0.5], live, total) if directions is not None else None
+        if directions is not None:
+            rest_share = _spread(work.unexplained[live], live, total)
     elif graph is not None and directions is not None and tested is not None:
         broken = count_broken(tested, moved, np.sqrt(squares), notes)
         gauge = max(0, gauge_rank(graph, directions, live) - broken)

@@ -89,11 +89,6 @@ class Attribution:
         """
         return np.asarray(self.whole @ kernel(self.known.T, 0.5))
 
-    @property
-    def explained(self) -> np.ndarray:
-        """Orthonormal basis of the directions with a cause, in scaled live coordinates."""
-        return np.asarray(self.whole[self.live] @ self.known)
-
     def free(self, positions: np.ndarray) -> None:
         """From now on, count directions without a condition on these positions."""
         self.null = self.whole.copy()
