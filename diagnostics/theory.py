@@ -178,10 +178,8 @@ def _normalised(call: Call, source: Tensor) -> float | None:
             (gamma / (flat.var(-1, correction=0) + module.eps)).mean()
         )
     elif type(module) in (nn.LayerNorm, nn.RMSNorm):
-        flat, centred = (
-            source.flatten(source.dim() - len(module.normalized_shape)),
-            type(module) is nn.LayerNorm,
-        )
+        flat = source.flatten(source.dim() - len(module.normalized_shape))
+        centred = type(module) is nn.LayerNorm
         eps = torch.finfo(call.output.dtype).eps if module.eps is None else module.eps
     else:
         found = _written_norm(call, source, gamma) if source.shape == call.output.shape else None

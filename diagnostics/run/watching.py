@@ -81,13 +81,8 @@ class Watching(RunLog):
     ) -> None:
         super().__init__(getattr(model, "_orig_mod", getattr(model, "module", model)))
         self.compiled = hasattr(model, "_orig_mod")
-        self.every, self.outputs, self.on_alarm, self.structure = (
-            every,
-            outputs,
-            on_alarm,
-            structure,
-        )
-        self.planned, self.batches = planned, batches
+        self.every, self.outputs, self.on_alarm = every, outputs, on_alarm
+        self.structure, self.planned, self.batches = structure, planned, batches
         self._fans = fan_in(self.model)
         self._counted = usual_squares(self.model, self._fans).keys()
         self._probe = Probe(self.model)
