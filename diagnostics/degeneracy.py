@@ -271,8 +271,8 @@ def degeneracy(
             added = set() if graph is None else added_vectors(graph.captured)
             attribute(twin, straight.parameters, places, spaces, added, work)
         found = work.found
-        if directions is not None:
-            rest_share = _spread(work.unexplained[live], live, total)
+        known = directions is not None
+        rest_share = _spread(work.unexplained[live], live, total) if known else None
     elif graph is not None and directions is not None and tested is not None:
         broken = count_broken(tested, moved, np.sqrt(squares), notes)
         gauge = max(0, gauge_rank(graph, directions, live) - broken)
