@@ -27,7 +27,7 @@ from pathspace.diagnostics.layers import (
     select,
     unchanged,
 )
-from pathspace.diagnostics.meanfield import Function, gains
+from pathspace.diagnostics.meanfield import Function, Gains, gains
 from pathspace.diagnostics.tables import Estimate, Table
 from pathspace.diagnostics.theory import (
     BATCH_NORMS,
@@ -191,8 +191,8 @@ def _measured(
                 expected_gain(call),
                 back[i],
                 scale,
-                best[0] if best else None,
-                best[1] if best else None,
+                best.forward if best else None,
+                best.backward if best else None,
                 remark,
             )
         )
@@ -405,7 +405,7 @@ def weight_gain(module: nn.Module) -> float | None:
     return math.sqrt(float(weight.square().mean()) * weight[0].numel())
 
 
-def _recommended(call: Call, following: nn.Module | None) -> tuple[float, float] | None:
+def _recommended(call: Call, following: nn.Module | None) -> Gains | None:
     """Forward and backward gain for the activation after the layer; ``None`` if a
     normalisation sets the scale.
     """
@@ -414,18 +414,13 @@ def _recommended(call: Call, following: nn.Module | None) -> tuple[float, float]
     elif isinstance(call.module, nn.RNNBase | nn.RNNCellBase):
         return None
     elif call.activation is None:
-        if following is not None and "Norm" in type(following).__name__:
-            return None
-        return 1.0, 1.0
+        return None if "Norm" in type(following).__name__ else Gains(1.0, 1.0)
     else:
         name, args, kwargs = call.activation
         function = _functional(
             name, args, {key: value for key, value in kwargs.items() if key != "inplace"}
         )
-    if function is None:
-        return None
-    best = gains(function)
-    return best.forward, best.backward
+    return None if function is None else gains(function)
 
 
 def _functional(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Function | None:
