@@ -30,6 +30,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python tests/private_imports.py
 	$(BIN)/python tests/prose.py
 	$(BIN)/vulture --version && ! $(BIN)/vulture | grep -E "^(pathspace|diagnostics|training)/"
 

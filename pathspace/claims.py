@@ -159,7 +159,7 @@ def hierarchical(skeleton: Skeleton) -> Claim:
     and at both ends, ``a b`` must not be less than the widest layer.
 
     Args:
-        skeleton: a skeleton of the network's reduction graph (only its graph is looked at).
+        skeleton: a skeleton of the network's reduction graph (only its graph is used).
 
     Returns:
         The claim with its verdict: whether the demand can be met.

@@ -83,7 +83,7 @@ class LiftedClip(nn.Module):
 
 
 def _start(owner: nn.Module, _args: Any) -> None:
-    """A forward pass of a module begins: so do the calls of its clips."""
+    """Reset the counters of a module's clips when its forward pass starts."""
     for child in owner.children():
         if isinstance(child, LiftedClip):
             child.calls = 0

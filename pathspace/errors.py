@@ -100,7 +100,7 @@ def expect_arguments(owner: str, *, or_none: bool = False, **given: object) -> N
 
     Args:
         owner: the function, for the sentence.
-        or_none: whether ``None`` will do, too.
+        or_none: whether ``None`` is allowed.
         **given: arguments by what they have to be: ``model``, ``graph``,
             ``skeleton``, ``path`` and so on.
 
@@ -155,7 +155,7 @@ def expect_numbers(owner: str, expected: str, *, or_none: bool = False, **given:
     Args:
         owner: the function, for the sentence.
         expected: what the numbers have to be, one of the ranges in words.
-        or_none: whether ``None`` will do, too.
+        or_none: whether ``None`` is allowed.
         **given: arguments by name.
 
     Raises:

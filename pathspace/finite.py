@@ -23,7 +23,7 @@ def _entries(tensor: Tensor) -> Tensor:
 
 
 def not_finite(tensor: Tensor, masks: bool = False) -> int:
-    """How many entries are NaN or infinite, looked at in pieces so that no large temporary is made.
+    """How many entries are NaN or infinite, counted in pieces, without a large temporary.
 
     Args:
         tensor: what to look at.

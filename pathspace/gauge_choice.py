@@ -26,7 +26,7 @@ from pathspace.structure import LOG_2, Structure
 # no unit is rescaled by more than this factor, unless it is asked for
 LIMIT = 2.0**16
 TOLERANCE = 1e-3
-# segments on which a function of the user's own is looked at
+# segments on which a function of the user's own is checked
 SEGMENTS = 8
 # relative error that the rounding of running variances may make
 ROUNDED = 1e-6
@@ -261,7 +261,7 @@ def _programme(
 
 
 def _is_convex(programme: Programme, point: np.ndarray) -> bool:
-    """Whether a function lies below its chords, where it is looked at."""
+    """Whether a function lies below its chords, where it is checked."""
     random = np.random.default_rng(0)
     for size in (0.1, 1.0) * SEGMENTS:
         one, two = (point + size * random.normal(size=point.shape) for _ in range(2))

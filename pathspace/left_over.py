@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pathspace.logscales import Family
 
-# how many rows are named; what is looked at: scalars of one tensor, and units with null vectors
+# limits: rows that are named; classes, scalars of one tensor, and columns that are examined
 NAMED = 8
 MOST_CLASSES = 2_000
 MOST_SCALARS = 200_000
@@ -27,7 +27,7 @@ def rank_of(matrix: Tensor) -> int:
 def left_over(
     scales: Family, more: Tensor, used: Tensor, found: csr_array, alive: Sequence[Tensor]
 ) -> list[dict[str, Any]]:
-    """Tensors and rows that null vectors move and no found unit does; as few tensors as will do.
+    """A smallest set of tensors, and their rows, whose null vectors no found unit explains.
 
     Args:
         scales: the log-scales.

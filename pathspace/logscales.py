@@ -129,7 +129,7 @@ class Entry:
         _, label = connected_components(gram[used][:, used], directed=False)
         found, width = [nothing[:3]], 0
         # (what has no scalar in common, as the channels of a depthwise
-        # kernel, is looked at by itself)
+        # kernel, is taken by itself)
         for part in np.split(
             used[np.argsort(label, kind="stable")], np.cumsum(np.bincount(label))[:-1]
         ):

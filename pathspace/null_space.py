@@ -77,7 +77,7 @@ def smallest(
         matrix: ``(n, n)``; it is changed a little (by 1e-11 of its size).
         zero: what counts as zero.
         seed: seed of the first vectors.
-        block: how many values are looked at first.
+        block: how many values are checked first.
         most: how many at most; all of them by default.
 
     Returns:

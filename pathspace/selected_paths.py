@@ -29,7 +29,7 @@ def count_selected(skeleton: Skeleton) -> tuple[int, int, bool] | str:
     recurrent; or why there is none.
 
     Exact integers, in time linear in the ids of the graph: no path is listed, no edge
-    outside the skeleton looked at.
+    outside the skeleton is visited.
     """
     graph = skeleton.graph
     if graph.forms.shape[0] or any(

@@ -23,7 +23,7 @@ RELUS = frozenset([F.relu, torch.relu, Tensor.relu]) | _IN_PLACE
 
 
 class Before:
-    """A sum before a ReLU; called in the backward pass, it gives the direction ``s - x``.
+    """Computes ``s - x`` again in the backward pass, where ``s`` is the sum before a ReLU.
 
     Args:
         stream: ``x``, which autograd keeps.

@@ -276,7 +276,8 @@ def gradient_facts(subject: Subject) -> Facts:
         return {
             "absent": (
                 f"Gradients were not measured: the page measures models of up to {MOST_SIGNAL:,}"
-                f" weights, and this one has {subject.weights:,}; call diagnostics.gradients with"
+                f" weights, and this one has {subject.weights:,}; call"
+                " pathspace.diagnostics.gradients with"
                 " names= for some parameters."
             )
         }
@@ -294,7 +295,7 @@ def degeneracy_facts(subject: Subject, explanation: Explanation) -> Facts:
             "absent": (
                 "Degeneracy was not measured: the page looks at models of up to"
                 f" {MOST_DEGENERACY:,} trainable scalars, and this one has {trainable:,}; call"
-                " diagnostics.degeneracy on a part of it."
+                " pathspace.diagnostics.degeneracy on a part of it."
             )
         }
     found = degeneracy(

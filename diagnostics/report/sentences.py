@@ -193,7 +193,8 @@ def multipliers(facts: Facts) -> str:
         "one learning rate suits all weights"
         if max(abs(largest), abs(found["smallest"])) <= 1
         else (
-            "training.init_skeleton, or max_multiplier= of training.GSGD, keeps such steps in"
+            "pathspace.training.init_skeleton, or max_multiplier= of pathspace.training.GSGD,"
+            " keeps such steps in"
             " bounds"
             if largest > 4
             else (

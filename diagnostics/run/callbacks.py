@@ -160,7 +160,8 @@ def _base(package: str, name: str) -> Any:
         return getattr(import_module(package), name)
     except ImportError as error:
         raise InputError(
-            f"{package} is not installed; install it, or use diagnostics.watching in a loop."
+            f"{package} is not installed; install it, or use pathspace.diagnostics.watching in a"
+            " loop."
         ) from error
 
 

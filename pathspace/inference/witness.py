@@ -26,8 +26,8 @@ SHARED = "the scales that meet there are one"
 PRODUCT = "scales of a product add up"
 USES = "all uses of a weight have one factor"
 OTHER = "an input, or something else of fixed scale"
-OPPOSITE = "a scale would be its own opposite"
-FIXED = "what it makes depends on the scale"
+OPPOSITE = "its scale would equal its own inverse"
+FIXED = "its result depends on the scale of its operand"
 OUTPUT = "outputs of the model have a fixed scale"
 
 

@@ -15,7 +15,7 @@ Look = list[tuple[int, int, tuple[int, ...]]]
 
 
 class Versions:
-    """What the weights of an optimizer were like when they were last looked at.
+    """What the weights of an optimizer were like at the last check.
 
     Args:
         slots: the tensors.

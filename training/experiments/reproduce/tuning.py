@@ -144,7 +144,7 @@ def measure(
         for rate in arm.rates
         for seed in tuning_seeds
     ]
-    # Only what is reported is looked at more closely.
+    # Only what is reported is measured more closely.
     tuned = iter(
         run([replace(base, lr=rate, seed=seed, efficiency=False) for base, rate, seed in grid])
     )

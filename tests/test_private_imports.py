@@ -1,0 +1,23 @@
+"""The check for private imports finds them, and finds none here."""
+
+from __future__ import annotations
+
+import private_imports
+import pytest
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from pathspace.eps import _folded",
+        "from .eps import _folded",
+        "def f():\n    from training._hidden import step",
+        "import importlib\nimportlib.import_module('diagnostics.chain')",
+    ],
+)
+def test_it_fails_where_one_is_added(source: str) -> None:
+    assert list(private_imports.private_imports(source))
+
+
+def test_none_is_here() -> None:
+    assert private_imports.main() == 0
