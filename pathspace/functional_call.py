@@ -8,10 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from pathspace.module_walk import REGISTERED, every_module, every_tensor, unregistered_modules
-
-# attributes that can hold tensors beside those that torch registers
-_HOLDERS = (Tensor, list, tuple, dict)
+from pathspace.module_walk import attributes, every_module, every_tensor, unregistered_modules
 
 
 def evaluate(
@@ -82,15 +79,16 @@ def replacements(
         >>> [(key, value) for _, key, value in found]
         [('weight', tensor([[0.]])), ('read', [tensor([[0.]])])]
     """
-    return [
-        (held, key, pytree.tree_map(lambda leaf: given.get(id(leaf), leaf), value))
-        for module in (*every_module(model), *unregistered_modules(model).values())
-        for held in (module._parameters, module._buffers, vars(module))
-        for key, value in held.items()
-        if isinstance(value, _HOLDERS)
-        and key not in REGISTERED
-        and any(id(leaf) in given for leaf in pytree.tree_leaves(value))
-    ]
+    found: list[tuple[dict[str, Any], str, Any]] = []
+    for module in (*every_module(model), *unregistered_modules(model).values()):
+        for held in (module._parameters, module._buffers):
+            found += [(held, key, given[id(v)]) for key, v in held.items() if id(v) in given]
+        found += [
+            (vars(module), key, pytree.tree_map(lambda leaf: given.get(id(leaf), leaf), value))
+            for key, value in attributes(module)
+            if any(id(leaf) in given for leaf in pytree.tree_leaves(value))
+        ]
+    return found
 
 
 __all__ = ["evaluate", "replacements"]

@@ -6,7 +6,7 @@ tracing asks fifteen times.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -14,8 +14,9 @@ from torch.utils import _pytree as pytree
 Kind = Literal["_parameters", "_buffers"]
 # where a module keeps what it has registered
 REGISTERED = ("_parameters", "_buffers", "_modules")
-# where it can keep others
-_HOLDERS = (list, tuple, dict, nn.Module)
+# where it can keep others, and what holds nothing
+_CONTAINERS = (list, tuple, dict)
+_PLAIN = frozenset([type(None), bool, int, float, str])
 
 
 def every_module(model: nn.Module) -> list[nn.Module]:
@@ -87,6 +88,33 @@ def module_at(model: nn.Module, path: str) -> nn.Module:
     return module
 
 
+def attributes(module: nn.Module) -> list[tuple[str, Any]]:
+    """Names and values of a module's attributes beside what it has registered, of those that can
+    hold tensors or modules.
+
+    Example:
+        >>> layer = nn.Linear(1, 1)
+        >>> layer.sizes, layer.read = (1, 2), [layer.weight]
+        >>> [name for name, _ in attributes(layer)]
+        ['read']
+    """
+    return [
+        (key, value)
+        for key, value in vars(module).items()
+        if key not in REGISTERED
+        and (
+            isinstance(value, Tensor | nn.Module)
+            or (
+                isinstance(value, _CONTAINERS)
+                and any(
+                    type(each) not in _PLAIN
+                    for each in (value.values() if isinstance(value, dict) else value)
+                )
+            )
+        )
+    ]
+
+
 def unregistered_modules(model: nn.Module) -> dict[str, nn.Module]:
     """Modules in lists, tuples, dictionaries and other attributes, which torch does not register,
     and the modules inside them, by the place where they are.
@@ -101,9 +129,7 @@ def unregistered_modules(model: nn.Module) -> dict[str, nn.Module]:
     found: dict[str, nn.Module] = {}
 
     def walk(module: nn.Module, path: str) -> None:
-        for key, value in list(vars(module).items()):
-            if key in REGISTERED or not isinstance(value, _HOLDERS):
-                continue
+        for key, value in attributes(module):
             for where, leaf in pytree.tree_leaves_with_path(value):
                 if isinstance(leaf, nn.Module) and id(leaf) not in known:
                     place = f"{path}{key}{pytree.keystr(where)}"
