@@ -190,7 +190,7 @@ class BasisPaths(Shown):
                 )
             )
             block, flat = self.graph.locate(edge)
-            tail, head = self._ends(block, flat)
+            tail, head = map(int, self.graph.blocks[block].ends_at(np.array(flat)))
             # where one tree serves both ways, the suffix is the prefix walked back
             back = -1 if self.graph.forms.shape[0] else 1
             walk = [(edge, 1)]
@@ -207,15 +207,6 @@ class BasisPaths(Shown):
             numbers,
             np.array([count for _, count in kept], object if large else np.int64),
         )
-
-    def _ends(self, block: int, flat: int) -> tuple[int, int]:
-        entry = self.graph.blocks[block]
-        index = np.unravel_index(flat, entry.shape) if entry.shape else ()
-        tail, head = (
-            ids[tuple(int(i) if n > 1 else 0 for i, n in zip(index, ids.shape, strict=True))]
-            for ids in (entry.tail, entry.head)
-        )
-        return int(tail), int(head)
 
     def _walk(self, tree: SpanningTree, unit: int, sign: int) -> list[tuple[int, int]]:
         """The signed walk between the root and an id, ``sign`` times, as pairs (edge, count)."""
@@ -310,9 +301,8 @@ class BasisPaths(Shown):
     def in_no_tree(self, block: int) -> Tensor:
         """Flat mask of a block's edges outside both trees."""
         entry = self.graph.blocks[block]
-        free = torch.ones(entry.shape, dtype=torch.bool).reshape(-1)
-        if entry.unused is not None:
-            free &= ~entry.unused.expand(entry.shape).reshape(-1)
+        free = torch.zeros(entry.numel, dtype=torch.bool)
+        free[entry.used] = True
         for tree in (self.skeleton.tree_in, self.skeleton.tree_out):
             free[torch.from_numpy(tree.index[tree.block == block])] = False
         return free
@@ -359,7 +349,8 @@ class BasisPaths(Shown):
         result, position = {}, skeleton.num_chains
         for i, block in enumerate(graph.blocks):
             free = self.in_no_tree(i)
-            path = block.values(graph.parameters[block.name].double()).cpu().reshape(-1).clone()
+            own = block.values(graph.parameters[block.name].double()).cpu().reshape(-1)
+            path = own.clone()
             path[free] = values[position : position + int(free.sum())]
             position += int(free.sum())
             mine = np.flatnonzero(skeleton.tree_in.block == i)
@@ -367,11 +358,8 @@ class BasisPaths(Shown):
             path[index] = power(through, block.head.expand(block.shape).reshape(-1)[index])
             scale = power(prefix, block.tail) * power(suffix, block.head)
             weight = (path.reshape(block.shape) / scale).reshape(-1)
-            if block.unused is not None:
-                dead = block.unused.expand(block.shape).reshape(-1)
-                weight[dead] = (
-                    block.values(graph.parameters[block.name].double()).cpu().reshape(-1)[dead]
-                )
+            if not isinstance(used := block.used, slice):
+                weight[~used] = own[~used]
             mine = np.flatnonzero(skeleton.tree_out.block == i)
             weight[torch.from_numpy(skeleton.tree_out.index[mine])] = signs.double()[
                 torch.from_numpy(mine - 1)
@@ -380,13 +368,10 @@ class BasisPaths(Shown):
         buffers = graph.captured.buffers
         scale = prefix / skeleton.prefixes()
         for statistic in graph.statistics:
-            for name, exponent in ((statistic.mean, 1), (statistic.var, 2)):
-                if name is not None:
-                    own = power(scale, statistic.units).abs() ** exponent
-                    buffer = buffers[name].detach().double().cpu()
-                    result[name] = moved(
-                        buffer, own, torch.ones_like(own), graph.shifts.get(name, 0.0)
-                    )
+            for name, exponent in statistic.powers.items():
+                own = power(scale, statistic.units).abs() ** exponent
+                buffer = buffers[name].detach().double().cpu()
+                result[name] = moved(buffer, own, torch.ones_like(own), graph.shifts.get(name, 0.0))
         return result
 
 

@@ -142,10 +142,7 @@ def scalar_graph(skeleton: Skeleton, chosen: Path | None) -> nx.MultiDiGraph:
     number = 0
     for block in graph.blocks:
         shape, mask = block.shape, skeleton.mask(block.name).reshape(-1)
-        dead = None if block.unused is None else block.unused.expand(shape).reshape(-1)
-        for flat in range(block.numel):
-            if dead is not None and bool(dead[flat]):
-                continue
+        for flat in block.places.tolist():
             index = [int(i) for i in np.unravel_index(flat, shape)] if shape else []
             tail, head = int(tails[number]), int(heads[number])
             one: Hashable = abs(tail) or ((IN, index[1]) if len(index) > 1 else (IN, "1"))

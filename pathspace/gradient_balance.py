@@ -52,8 +52,8 @@ def sums(
     for statistic in graph.statistics:
         # running statistics are rescaled along: the mean with its channel, the
         # variance with its square
-        for name, factor in ((statistic.mean, 1), (statistic.var, 2)):
-            if name is not None and name in grads:
+        for name, factor in statistic.powers.items():
+            if name in grads:
                 value = weights[name].detach() + graph.shifts.get(name, 0.0)
                 product = factor * (value * grads[name]).double()
                 net.index_add_(0, statistic.units.abs(), product * statistic.units.sign())

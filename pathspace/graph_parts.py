@@ -77,6 +77,32 @@ class WeightBlock:
             0 if self.unused is None else int(self.unused.expand(self.shape).sum())
         )
 
+    @property
+    def used(self) -> slice | np.ndarray:
+        """Index of the edges among all scalars of the tensor in C order."""
+        if self.unused is None:
+            return slice(None)
+        return ~self.unused.expand(self.shape).reshape(-1).numpy()
+
+    @property
+    def places(self) -> np.ndarray:
+        """Positions of the edges among all scalars of the tensor in C order."""
+        return np.arange(self.numel)[self.used]
+
+    def ends_at(self, flat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Ids of the tails and of the heads at flat positions of the tensor."""
+        index = np.unravel_index(flat, self.shape) if self.shape else ()
+        tail, head = (
+            np.broadcast_to(
+                ids.numpy()[
+                    tuple(i if n > 1 else 0 * i for i, n in zip(index, ids.shape, strict=True))
+                ],
+                np.shape(flat),
+            )
+            for ids in (self.tail, self.head)
+        )
+        return tail, head
+
 
 @dataclass(frozen=True, eq=False)
 class Statistic:
@@ -96,9 +122,15 @@ class Statistic:
     eps: float = 0.0
 
     @property
+    def powers(self) -> dict[str, int]:
+        """Name of each buffer that there is -> the power of the channel's scale in it."""
+        pairs = ((self.mean, 1), (self.var, 2))
+        return {name: power for name, power in pairs if name is not None}
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The names of the buffers that there are."""
-        return tuple(name for name in (self.mean, self.var) if name is not None)
+        return tuple(self.powers)
 
 
 @dataclass(frozen=True, eq=False)

@@ -245,8 +245,7 @@ def family(graph: Structure, model: nn.Module, statistics: bool) -> Family:
             )
         entries.append(Entry(name, shape, tuple(sides), ((name, 1, graph.shifts.get(name, 0.0)),)))
     for statistic in graph.statistics if statistics else ():
-        pair = ((statistic.mean, 1), (statistic.var, 2))
-        factors = tuple((n, k, graph.shifts.get(n, 0.0)) for n, k in pair if n is not None)
+        factors = tuple((n, k, graph.shifts.get(n, 0.0)) for n, k in statistic.powers.items())
         channels = statistic.units.reshape(-1).numpy()
         side = Side(torch.arange(len(channels)), len(channels), start)
         start += len(channels)

@@ -353,7 +353,7 @@ def _peaks(
     per: str,
     felt: Mapping[str, Tensor] | None,
 ) -> Peaks:
-    ends = {block.name: (block.tail, block.head) for block in graph.blocks} | dict(graph.beyond)
+    ends = graph.whole_ends
     for name, (parameter, axis) in tensors.items():
         if name in graph.shifts:
             # (not the tensor scales, but its sum with a constant)

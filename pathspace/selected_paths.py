@@ -46,14 +46,10 @@ def count_selected(skeleton: Skeleton) -> tuple[int, int, bool] | str:
     chosen: dict[tuple[int, int], tuple[int, int]] = {}
     for tree in trees:
         for block, units in tree.by_block():
-            entry = graph.blocks[block]
-            for flat in np.unique(tree.index[units]).tolist():
-                index = np.unravel_index(flat, entry.shape) if entry.shape else ()
-                place = [
-                    tuple(int(i) if n > 1 else 0 for i, n in zip(index, ids.shape, strict=True))
-                    for ids in (entry.tail, entry.head)
-                ]
-                chosen[block, flat] = int(entry.tail[place[0]]), int(entry.head[place[1]])
+            flat = np.unique(tree.index[units])
+            tails, heads = (ids.tolist() for ids in graph.blocks[block].ends_at(flat))
+            edges = [(block, place) for place in flat.tolist()]
+            chosen |= dict(zip(edges, zip(tails, heads, strict=True), strict=True))
     if any(u and v and component[u] == component[v] for u, v in chosen.values()):
         return "its skeleton runs in a circle (a residual stream), and the rule speaks of layers"
     before, after = _ways(chosen.values(), graph.num_units)
@@ -136,10 +132,8 @@ def _through(block: WeightBlock, before: list[int], after: list[int]) -> int:
     pre = np.array(before, dtype=object)[block.tail.numpy()]
     suf = np.array(after, dtype=object)[block.head.numpy()]
     if block.unused is not None:
-        alive = ~block.unused.expand(block.shape).numpy()
-        return int(
-            (np.broadcast_to(pre, block.shape) * np.broadcast_to(suf, block.shape))[alive].sum()
-        )
+        every = np.broadcast_to(pre, block.shape) * np.broadcast_to(suf, block.shape)
+        return int(every.reshape(-1)[block.used].sum())
     times = 1
     for d, size in enumerate(block.shape):
         if pre.shape[d] > 1 and suf.shape[d] == 1:

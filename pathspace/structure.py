@@ -201,37 +201,30 @@ class Structure:
             name: i for i, block in enumerate(self.blocks) for name in (block.name, *block.aliases)
         }
 
+    @property
+    def whole_ends(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Name -> (tail, head) of all scalars of a parameter, those of larger inputs included."""
+        return {block.name: (block.tail, block.head) for block in self.blocks} | dict(self.beyond)
+
     def edge_numbers(self, block: int, flat: np.ndarray) -> np.ndarray:
         """Edge numbers of the scalars at flat positions of a block's tensor."""
-        unused = self.blocks[block].unused
         flat = np.asarray(flat, np.int64)
-        if unused is None:
-            return self.offsets[block] + flat
-        rank = np.cumsum(~unused.expand(self.blocks[block].shape).reshape(-1).numpy()) - 1
-        return np.asarray(self.offsets[block] + rank[flat], np.int64)
+        used = self.blocks[block].used
+        rank = flat if isinstance(used, slice) else (np.cumsum(used) - 1)[flat]
+        return np.asarray(self.offsets[block] + rank, np.int64)
 
     def locate(self, edge: int) -> tuple[int, int]:
         """Block and flat position of an edge number."""
         block = int(np.searchsorted(self.offsets, edge, side="right")) - 1
-        local = edge - self.offsets[block]
-        unused = self.blocks[block].unused
-        if unused is not None:
-            local = int(
-                np.flatnonzero(~unused.expand(self.blocks[block].shape).reshape(-1).numpy())[local]
-            )
-        return block, local
+        local, used = edge - self.offsets[block], self.blocks[block].used
+        return block, local if isinstance(used, slice) else int(np.flatnonzero(used)[local])
 
     def ends(self) -> tuple[np.ndarray, np.ndarray]:
         """Tail and head ids of all edges, two arrays of shape ``(m,)`` (for small graphs)."""
         tails, heads = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for block in self.blocks:
-            keep = (
-                slice(None)
-                if block.unused is None
-                else ~block.unused.expand(block.shape).reshape(-1).numpy()
-            )
-            tails.append(block.tail.expand(block.shape).reshape(-1).numpy()[keep])
-            heads.append(block.head.expand(block.shape).reshape(-1).numpy()[keep])
+            tails.append(block.tail.expand(block.shape).reshape(-1).numpy()[block.used])
+            heads.append(block.head.expand(block.shape).reshape(-1).numpy()[block.used])
         return np.concatenate(tails), np.concatenate(heads)
 
     def weights(self) -> Tensor:
@@ -239,11 +232,7 @@ class Structure:
         parts = [torch.zeros(0, dtype=torch.float64)]
         for block in self.blocks:
             flat = block.values(self.parameters[block.name].double()).cpu().reshape(-1)
-            parts.append(
-                flat
-                if block.unused is None
-                else flat[~block.unused.expand(block.shape).reshape(-1)]
-            )
+            parts.append(flat[block.used])
         return torch.cat(parts)
 
     def gauge(self, phi: Tensor) -> dict[str, Tensor]:
@@ -317,15 +306,14 @@ class Structure:
             ids = ids.to(table.device)
             return table[ids.abs()] * ids.sign()
 
-        ends = {block.name: (block.tail, block.head) for block in self.blocks} | dict(self.beyond)
         factors = {
-            name: (_power(log(head)), _power(log(tail))) for name, (tail, head) in ends.items()
+            name: (_power(log(head)), _power(log(tail)))
+            for name, (tail, head) in self.whole_ends.items()
         }
         for statistic in self.statistics:
             own = log(statistic.units)
-            for name, scale in ((statistic.mean, own), (statistic.var, 2 * own)):
-                if name is not None:
-                    factors[name] = (_power(scale), torch.ones_like(own))
+            for name, times in statistic.powers.items():
+                factors[name] = (_power(times * own), torch.ones_like(own))
         return factors
 
     def slices(self, unit: int) -> tuple[Slice, ...]:
@@ -357,18 +345,13 @@ class Structure:
         if not 1 <= unit <= self.num_units:
             raise InputError(f"slices found unit {unit}, expected one of 1 to {self.num_units}.")
         power = self.expand[:, [unit]].toarray().reshape(-1)
-        ends = {block.name: (block.tail, block.head) for block in self.blocks} | dict(self.beyond)
         sides = [
             (name, ids, sign)
-            for name, (tail, head) in ends.items()
+            for name, (tail, head) in self.whole_ends.items()
             for ids, sign in ((head, 1), (tail, -1))
         ]
         for entry in self.statistics:
-            sides += [
-                (name, entry.units, sign)
-                for name, sign in ((entry.mean, 1), (entry.var, 2))
-                if name is not None
-            ]
+            sides += [(name, entry.units, times) for name, times in entry.powers.items()]
         found = []
         for name, ids, sign in sides:
             powers = torch.from_numpy(power)[ids.abs()] * ids.sign() * sign
@@ -456,23 +439,19 @@ class Structure:
                 " instead."
             )
         weights = self.weights().tolist()
-        number = 0
-        for i, block in enumerate(self.blocks):
-            for flat in range(block.numel):
-                if block.unused is not None and bool(
-                    block.unused.expand(block.shape).reshape(-1)[flat]
-                ):
-                    continue
-                ends = int(tails[number]), int(heads[number])
-                result.add_edge(
-                    *ends,
-                    key=(i, flat),
-                    name=block.name,
-                    index=flat,
-                    weight=weights[number],
-                    number=number,
-                )
-                number += 1
+        places = [
+            (i, flat) for i, block in enumerate(self.blocks) for flat in block.places.tolist()
+        ]
+        for number, (i, flat) in enumerate(places):
+            result.add_edge(
+                int(tails[number]),
+                int(heads[number]),
+                key=(i, flat),
+                name=self.blocks[i].name,
+                index=flat,
+                weight=weights[number],
+                number=number,
+            )
         return result
 
     def summary(self) -> dict[str, Any]:

@@ -74,13 +74,7 @@ def tree_problem(graph: ReductionGraph, tree: SpanningTree) -> str | None:
     reached[0] = True
     ends = np.zeros((2, graph.num_units + 1), np.int64)
     for i, units in tree.by_block():
-        block = graph.blocks[i]
-        index = np.unravel_index(tree.index[units], block.shape) if block.shape else ()
-        for side, ids in enumerate((block.tail, block.head)):
-            place = tuple(
-                np.asarray(j if n > 1 else 0 * j) for j, n in zip(index, ids.shape, strict=True)
-            )
-            ends[side, units] = ids.numpy()[place]
+        ends[:, units] = graph.blocks[i].ends_at(tree.index[units])
     expand = graph.expand
     for units in tree.rounds:
         tail, head = (
@@ -230,7 +224,7 @@ def theorem2(
             ),
             "rebuilt": False,
         }
-    rebuilt = _rebuilt(basis)
+    rebuilt = basis.rebuild(basis.values(), skeleton.signs())
     named = dict((*model.named_parameters(), *model.named_buffers()))
     weights_of = {
         name: rebuilt[name].to(tensor) for name, tensor in named.items() if name in rebuilt
@@ -274,10 +268,6 @@ def theorem2(
         "rectifiers": total,
         "tolerance": tolerance,
     }
-
-
-def _rebuilt(basis: BasisPaths) -> dict[str, Tensor]:
-    return basis.rebuild(basis.values(), basis.skeleton.signs())
 
 
 def theorem3(

@@ -57,8 +57,5 @@ def unroll(graph: Structure, max_steps: int | None = None) -> UnrolledNetwork:
     total = sum(int(np.prod(shape, dtype=np.int64)) for shape in semantics.shapes.values())
     number = np.full(total, -1, np.int64)
     for i, block in enumerate(graph.blocks):
-        flat = np.arange(block.numel)
-        if block.unused is not None:
-            flat = flat[~block.unused.expand(block.shape).reshape(-1).numpy()]
-        number[semantics.offsets[block.name] + flat] = graph.edge_numbers(i, flat)
+        number[semantics.offsets[block.name] + block.places] = graph.edge_numbers(i, block.places)
     return UnrolledNetwork(semantics, number)
