@@ -10,6 +10,8 @@ import torch
 import torch.utils.checkpoint as torch_checkpoint
 from torch import Tensor
 
+from pathspace.replaced import replaced
+
 # private, and not in every version of torch; without it torch itself refuses such recomputation
 GENERATOR = "_checkpoint_without_reentrant_generator"
 
@@ -48,10 +50,8 @@ def never_recomputed(as_in_training: bool = False) -> Iterator[None]:
 
     with ExitStack() as stack:
         replace_reentrant(stack, apply)
-        other = getattr(torch_checkpoint, GENERATOR, None)
-        if other is not None:
-            setattr(torch_checkpoint, GENERATOR, generator)
-            stack.callback(setattr, torch_checkpoint, GENERATOR, other)
+        if hasattr(torch_checkpoint, GENERATOR):
+            stack.enter_context(replaced((torch_checkpoint, GENERATOR, generator)))
         yield
 
 
@@ -68,13 +68,7 @@ def replace_reentrant(stack: ExitStack, apply: Callable[..., Any]) -> None:
         apply: called with the function, a flag and the arguments of the function.
     """
     reentrant = torch_checkpoint.CheckpointFunction
-    before = vars(reentrant).get("apply")
-    reentrant.apply = staticmethod(apply)  # type: ignore[method-assign]
-    if before is None:
-        # deleting this attribute restores the inherited one
-        stack.callback(delattr, reentrant, "apply")
-    else:
-        stack.callback(setattr, reentrant, "apply", before)
+    stack.enter_context(replaced((reentrant, "apply", staticmethod(apply))))
 
 
 __all__ = ["GENERATOR", "enters_gradient", "never_recomputed", "replace_reentrant"]

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from pathspace.replaced import replaced
+
 # where the functional normalisations take their eps
 EPS_POSITION = {
     "layer_norm": 4,
@@ -131,20 +133,13 @@ def without_eps(model: nn.Module, folded_eps: Collection[tuple[str, float]] = ()
     Yields:
         How many layers there are.
     """
-    changed: list[tuple[nn.Module, str, float]] = []
-    for module in model.modules():
-        if not module.training and getattr(module, "running_var", None) is not None:
-            continue
-        for attribute in ("eps", "variance_epsilon"):
-            value = getattr(module, attribute, None)
-            if isinstance(value, float) and "Norm" in type(module).__name__:
-                changed.append((module, attribute, value))
     tiny = torch.finfo(precision(model)).tiny
-    try:
-        for module, attribute, _ in changed:
-            setattr(module, attribute, tiny)
-        with NoEps(tiny, folded_eps):
-            yield len(changed)
-    finally:
-        for module, attribute, value in changed:
-            setattr(module, attribute, value)
+    changed = [
+        (module, attribute, tiny)
+        for module in model.modules()
+        if module.training or getattr(module, "running_var", None) is None
+        for attribute in ("eps", "variance_epsilon")
+        if isinstance(getattr(module, attribute, None), float) and "Norm" in type(module).__name__
+    ]
+    with replaced(*changed), NoEps(tiny, folded_eps):
+        yield len(changed)

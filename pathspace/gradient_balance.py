@@ -21,6 +21,7 @@ from pathspace.functional_call import evaluate
 from pathspace.nested import leaves as leaves_of
 from pathspace.random_state import seed_torch
 from pathspace.structure import Structure
+from pathspace.untouched import values_kept
 
 
 def sums(
@@ -149,18 +150,14 @@ def rounded_otherwise(
 ) -> Iterator[dict[str, Tensor]]:
     """The gradients again, of weights that are other in their last digits."""
     generator = torch.Generator().manual_seed(seed)
+    real = [parameter for parameter in model.parameters() if parameter.is_floating_point()]
     for _ in range(times):
-        kept = [(p, p.detach().clone()) for p in model.parameters() if p.is_floating_point()]
-        try:
+        with values_kept(real):
             with torch.no_grad():
-                for parameter, _own in kept:
+                for parameter in real:
                     noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
                     parameter.mul_((1 + 4 * torch.finfo(parameter.dtype).eps * noise).to(parameter))
             yield gradients(model, args, kwargs, seed)
-        finally:
-            with torch.no_grad():
-                for parameter, own in kept:
-                    parameter.copy_(own)
 
 
 def misled(

@@ -14,6 +14,7 @@ from pathspace.module_walk import REGISTERED, every_module, module_at
 from pathspace.nested import leaves, mapped
 from pathspace.safe_deepcopy import safe_deepcopy
 from pathspace.unsharded import unsharded
+from pathspace.untouched import contents, refill
 
 # types of containers that code fills while it runs; hooks are in an ordered dictionary
 _FILLED = (list, dict, set, OrderedDict)
@@ -131,7 +132,7 @@ def attributes(model: nn.Module) -> Attributes:
     before = []
     for part in every_module(model):
         kept = {key: value for key, value in vars(part).items() if key not in REGISTERED}
-        lists = [(value, value.copy()) for value in kept.values() if type(value) in _FILLED]
+        lists = [(value, contents(value)) for value in kept.values() if type(value) in _FILLED]
         before.append((vars(part), kept, lists))
     return before
 
@@ -142,26 +143,10 @@ def restore_attributes(before: Attributes) -> None:
         for key in [key for key in held if key not in kept and key not in REGISTERED]:
             del held[key]
         held.update(kept)
-        for value, contents in lists:
-            if not value and not contents:
-                # (most are dictionaries of hooks, and empty)
-                continue
-            if isinstance(value, list):
-                value[:] = contents
-            elif not _same(value, contents):
-                value.clear()
-                value.update(contents)
-
-
-def _same(one: Collection[Any], other: Collection[Any]) -> bool:
-    """Whether a set or dictionary holds the same objects.
-
-    (torch iterates over the dictionary of hooks while it calls them, so it must not
-    be changed without need.)
-    """
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(one[key] is other[key] for key in one)
-    return one == other
+        for value, held_before in lists:
+            # (most are dictionaries of hooks, and empty)
+            if value or held_before:
+                refill(value, held_before)
 
 
 def switch_off_caches(model: nn.Module) -> None:

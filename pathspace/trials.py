@@ -20,6 +20,7 @@ from pathspace.forward_run import LARGE, Run, difference, run, seen
 from pathspace.invariance import powers_for, rescaled_weights
 from pathspace.nested import mapped
 from pathspace.reduction import ReductionGraph
+from pathspace.untouched import values_kept
 
 # factors of the inputs, one trial each
 SIZES = (1.0, 100.0, 0.01)
@@ -172,8 +173,7 @@ def redrawn(model: nn.Module, seed: int, gentle: bool = False) -> Iterator[None]
         for name, t in wanted
         if t.is_floating_point() and t.numel() and t.layout == torch.strided
     ]
-    kept = [(tensor, tensor.detach().clone()) for _, tensor in wanted]
-    try:
+    with values_kept([tensor for _, tensor in wanted]):
         with torch.no_grad():
             for name, tensor in wanted:
                 noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(
@@ -186,10 +186,6 @@ def redrawn(model: nn.Module, seed: int, gentle: bool = False) -> Iterator[None]
                 else:
                     tensor.add_((0.5 * spread if name != "running_mean" else 0.3) * noise)
         yield
-    finally:
-        with torch.no_grad():
-            for tensor, before in kept:
-                tensor.copy_(before)
 
 
 __all__ = ["redrawn", "scaled", "trials", "trials_in_words"]

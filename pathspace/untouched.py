@@ -100,7 +100,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
     values = [value for _, _, value in rebound] + [
         value for _, held in attributes for value in held.values()
     ]
-    kept = {id(value): (value, _copied(value)) for value in values if type(value) in _CONTAINERS}
+    kept = {id(value): (value, contents(value)) for value in values if type(value) in _CONTAINERS}
     differentiating, default = torch.is_grad_enabled(), torch.get_default_dtype()
     try:
         with random_kept(), values_kept(plain_tensors(model)):
@@ -109,9 +109,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
         torch.set_grad_enabled(differentiating)
         torch.set_default_dtype(default)
         for value, before in kept.values():
-            if not _same(value, before):
-                value.clear()
-                (value.extend if isinstance(value, list | deque) else value.update)(before)
+            refill(value, before)
         for space, name, value in rebound:
             if space.get(name) is not value:
                 space[name] = value
@@ -157,8 +155,20 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-def _copied(value: Any) -> Any:
+def contents(value: Any) -> Any:
+    """What a container holds, for :func:`refill`."""
     return dict(value) if isinstance(value, dict) else list(value)
+
+
+def refill(value: Any, before: Any) -> None:
+    """Give a container back what it held, if it holds something else.
+
+    (Torch iterates over the dictionary of hooks while it calls them, so it must not
+    be changed without need.)
+    """
+    if not _same(value, before):
+        value.clear()
+        (value.extend if isinstance(value, list | deque) else value.update)(before)
 
 
 def _same(value: Any, before: Any) -> bool:
@@ -171,4 +181,4 @@ def _same(value: Any, before: Any) -> bool:
     return all(one is other for one, other in zip(value, before, strict=True))
 
 
-__all__ = ["plain_tensors", "untouched", "values_kept"]
+__all__ = ["contents", "plain_tensors", "refill", "untouched", "values_kept"]
