@@ -122,14 +122,7 @@ class Channels(Semantics):
 
     def attach(self, weight: Weight) -> Tensor:
         """A parameter as an activation."""
-        if weight.name is not None:
-            return weight.of_table(self._table(weight.name))
-        out = torch.full(weight.index.shape, ROOT)
-        for name in self.parameters_of(weight):
-            local = weight.index - self.offsets[name]
-            inside = (local >= 0) & (local < prod(self.sizes[name]))
-            out[inside] = self._table(name).reshape(-1)[local[inside]]
-        return compress(out)
+        return compress(self.laid_out(weight, self._table))
 
     def _table(self, name: str) -> Tensor:
         """Ids of all elements: those of the only dimension longer than 1, or
@@ -335,10 +328,6 @@ class Channels(Semantics):
     def loop(self, weight: Weight, value: Tensor) -> Tensor:
         """Elementwise."""
         return self.contract(weight, value, ())
-
-    def steps(self, length: int) -> int:
-        """Three steps are enough, because all later steps have the same form."""
-        return min(length, 3)
 
     def gathered(self, weight: Weight, rows: Sequence[int], node: object) -> Weight | None:
         """Rows that data selects are not distinguished."""

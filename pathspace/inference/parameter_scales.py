@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from math import prod
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from pathspace.inference.flows import Flows, use_of
 from pathspace.inference.layout import layout
 from pathspace.inference.relations import Relations
 from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import ROOT, Value, Weight, constant, reshaped
+from pathspace.inference.values import Value, Weight, constant, reshaped
 
 UNLIKE = "different constants are added to this parameter"
 # if data selects more scalars of a table than this, all of its rows are treated as one
@@ -95,15 +94,7 @@ class ParameterScales(Semantics):
         if weight.name in self.gathers and prod(self.shapes[weight.name]) > MOST_GATHERED:
             self.pin([weight], "more scalars picked by data than can be followed")
             return constant(weight.shape)
-        if weight.name is not None:
-            return weight.of_table(self._table(weight.name))
-        ids = torch.full((weight.index.numel(),), ROOT)
-        for name in self.parameters_of(weight):
-            table = self._table(name).reshape(-1)
-            local = weight.index.reshape(-1) - self.offsets[name]
-            inside = (local >= 0) & (local < len(table))
-            ids[inside] = table[local[inside]]
-        return ids.reshape(weight.shape)
+        return self.laid_out(weight, self._table)
 
     def _note_shift(self, weight: Weight) -> None:
         """Record the constant added to a parameter; if its uses have different constants,

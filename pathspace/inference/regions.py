@@ -10,6 +10,7 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from pathspace.inference.rules.attention import attention
+from pathspace.inference.rules.edges import with_others
 from pathspace.inference.values import Weight
 
 REGIONS: dict[str, Callable[..., Any]] = {}
@@ -129,9 +130,8 @@ def flex_attention(walk: Any, query: Any, key: Any, value: Any, score: Any, mask
     shown = semantics.place.result
     semantics.place.result = shown[0] if isinstance(shown, list | tuple) else shown
     out = attention(semantics, query, key, value, enable_gqa=query.shape[-3] != key.shape[-3])
-    if not isinstance(shown, list | tuple):
-        return out
-    return (out, *(torch.tensor(0).expand(tuple(other.shape)) for other in shown[1:]))
+    semantics.place.result = shown
+    return with_others(semantics, out)
 
 
 __all__ = ["REGIONS", "region"]

@@ -175,9 +175,24 @@ class Semantics(ABC):
         """Equal ids replaced by one of them, as far as equality is known."""
         return value
 
-    @abstractmethod
     def steps(self, length: int) -> int:
-        """The number of steps to interpret of a recurrent operation over ``length`` steps."""
+        """The number of steps to interpret of a recurrent operation over ``length`` steps: three
+        contain every use of every parameter, with the initial, the first and a later state.
+        """
+        return min(length, 3)
+
+    def laid_out(self, weight: Weight, table: Callable[[str], Tensor]) -> Tensor:
+        """The ids of a view, from tables of the ids of whole parameters; exact zeros in a computed
+        weight have a fixed scale.
+        """
+        if weight.name is not None:
+            return weight.of_table(table(weight.name))
+        ids = torch.full(weight.index.shape, ROOT)
+        for name in self.parameters_of(weight):
+            flat, local = table(name).reshape(-1), weight.index - self.offsets[name]
+            inside = (local >= 0) & (local < len(flat))
+            ids[inside] = flat[local[inside]]
+        return ids
 
     def statistics_of(  # noqa: B027
         self, mean: str, var: str, channels: Tensor, eps: float, frozen: bool

@@ -407,9 +407,3 @@ class Scales(ParameterScales):
         if not exact:
             self.approximate.append(shared)
         return constant(value.shape, ROOT)
-
-    def steps(self, length: int) -> int:
-        """Three steps contain every use of every parameter: with the initial, the
-        first and a later state.
-        """
-        return min(length, 3)

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from pathspace.inference.registry import rule
 from pathspace.inference.rules.contraction import contract_ids, linear
-from pathspace.inference.rules.edges import times
+from pathspace.inference.rules.edges import times, with_others
 from pathspace.inference.rules.normalization import layer_norm
 from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import Value, Weight, constant, reshaped, shape_of
+from pathspace.inference.values import Value, Weight, reshaped
 
 
 @rule("aten.scaled_dot_product_attention", kind="attention")
@@ -58,9 +58,8 @@ def fused_attention(
         for arg in (*args, kwargs.get("attn_mask"), kwargs.get("attn_bias"))
         if isinstance(arg, Tensor | Weight)
     ]
-    out = attention(semantics, query, key, value, masks[0] if masks else None, enable_gqa=True)
-    shown = semantics.place.result
-    return (out, *(constant(shape_of(x)) if isinstance(x, Tensor) else x for x in shown[1:]))
+    mask = masks[0] if masks else None
+    return with_others(semantics, attention(semantics, query, key, value, mask, enable_gqa=True))
 
 
 def _heads(ids: Tensor, heads: int) -> Tensor:
@@ -101,8 +100,7 @@ def native_multi_head(
     out = _multi_head(
         semantics, (query, key, value), heads, weight, bias, out_weight, out_bias, mask
     )
-    shown = semantics.place.result
-    return (out, *(constant(shape_of(x)) if isinstance(x, Tensor) else x for x in shown[1:]))
+    return with_others(semantics, out)
 
 
 @rule("aten._transformer_encoder_layer_fwd", kind="attention")

@@ -22,6 +22,7 @@ from pathspace.inference.values import (
     compress,
     constant,
     distinct,
+    shape_of,
     value_of,
     with_value,
 )
@@ -100,6 +101,15 @@ def varying(*ids: Tensor) -> int:
     return math.prod(n for dim, n in enumerate(shape) if any(entry.stride(dim) for entry in wide))
 
 
+def with_others(semantics: Semantics, first: Value) -> Any:
+    """The first result of an operation, and constants for its further results, if there are any."""
+    shown = semantics.place.result
+    if not isinstance(shown, list | tuple):
+        return first
+    more = (constant(shape_of(x)) if isinstance(x, Tensor) else x for x in shown[1:])
+    return (first, *more)
+
+
 def negligible(semantics: Semantics, value: Any, operand: Any) -> bool:
     """Whether a number is the ``eps`` of a normalisation written out by hand and can be
     ignored; records it if so.
@@ -131,4 +141,5 @@ __all__ = [
     "powers",
     "times",
     "varying",
+    "with_others",
 ]

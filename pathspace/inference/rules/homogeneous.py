@@ -10,8 +10,9 @@ from typing import Any
 
 from pathspace.inference.eps_detection import may_be_infinite
 from pathspace.inference.registry import rule
+from pathspace.inference.rules.edges import with_others
 from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import Value, constant, shape_of
+from pathspace.inference.values import Value
 
 
 @rule("aten.relu", "aten.relu_", kind="activation", degree=(1,), elementwise=True, slope=1.0)
@@ -31,6 +32,7 @@ from pathspace.inference.values import Value, constant, shape_of
     "aten.dropout_",
     "aten.feature_dropout",
     "aten.feature_dropout_",
+    "aten.native_dropout",
     kind="dropout",
     degree=(1,),
     elementwise=True,
@@ -80,10 +82,7 @@ def homogeneous(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> An
     """``f(c x) = c f(x)`` elementwise for ``c > 0`` (or the same for
     ``|f|``): the ids do not change.
     """
-    shown = semantics.place.result
-    if isinstance(shown, tuple | list):
-        return (x, *(constant(shape_of(other)) for other in shown[1:]))
-    return x
+    return with_others(semantics, x)
 
 
 @rule("aten.nan_to_num", "aten.nan_to_num_", kind="choice", elementwise=True)
@@ -103,12 +102,6 @@ def nan_to_num(semantics: Semantics, x: Value, *given: Any, **named: Any) -> Val
             [semantics.activation(x)], "numbers that stand for NaN or infinity are constants"
         )
     return x
-
-
-@rule("aten.native_dropout", kind="dropout", degree=(1,), elementwise=True)
-def native_dropout(semantics: Semantics, x: Value, *args: Any) -> Any:
-    """Dropout that returns its mask."""
-    return x, constant(x.shape)
 
 
 @rule("aten.alpha_dropout", "aten.alpha_dropout_", "aten.feature_alpha_dropout",

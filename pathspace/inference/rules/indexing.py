@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pathspace.inference.registry import rule
-from pathspace.inference.rules.edges import edges
+from pathspace.inference.rules.edges import edges, with_others
 from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import (
     NEUTRAL,
@@ -156,13 +156,12 @@ def _rows(semantics: Semantics, table: Value) -> Tensor:
 @rule("aten.embedding_bag", "aten._embedding_bag", "aten._embedding_bag_forward_only", kind="pick")
 def embedding_bag(semantics: Semantics, weight: Value, *args: Any, **kwargs: Any) -> Any:
     """Sums, means or maxima of rows, perhaps weighted."""
-    shown = semantics.place.result
-    out = _rows(semantics, weight).expand(shape_of(shown[0]))
+    out = _rows(semantics, weight).expand(shape_of(semantics.place.result[0]))
     factors = args[5] if len(args) > 5 else kwargs.get("per_sample_weights")
     if factors is not None:
         one = semantics.reduce(semantics.activation(factors), range(len(factors.shape)))
         out = semantics.product((1, out), (1, one))
-    return (out, *(constant(shape_of(other)) for other in shown[1:]))
+    return with_others(semantics, out)
 
 
 # --- writing

@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from pathspace.inference.registry import rule
-from pathspace.inference.rules.edges import edges, times
+from pathspace.inference.rules.edges import edges, times, with_others
 from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import (
     ROOT,
@@ -28,7 +28,6 @@ from pathspace.inference.values import (
     distinct,
     numel,
     reshaped,
-    shape_of,
 )
 
 # operations that take running mean and variance as their operands 3 and 4
@@ -138,13 +137,11 @@ def _like_result(semantics: Semantics, x: Value, out: Tensor, saved: int | None 
     are used, ``x`` is pinned.
     """
     shown, node = semantics.place.result, semantics.place.node
-    if isinstance(shown, Tensor):
-        return out
-    for user in () if node is None else node.users:
+    for user in () if node is None or isinstance(shown, Tensor) else node.users:
         place = user.args[1] if user.target is operator.getitem else 1
         if user.users and isinstance(place, int) and 0 < place < (saved or len(shown)):
             semantics.pin([x], "saved statistics are read")
-    return (out, *(constant(shape_of(other)) for other in shown[1:]))
+    return with_others(semantics, out)
 
 
 @rule("aten.layer_norm", "aten.native_layer_norm", kind="normalisation")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from pathspace.inference.registry import rule
+from pathspace.inference.rules.edges import with_others
 from pathspace.inference.rules.windows import pair, windows
 from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import Value, constant
+from pathspace.inference.values import Value
 
 # what is true of means over windows
 AVERAGED: dict[str, Any] = {
@@ -19,35 +19,13 @@ AVERAGED: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _pool(
-    semantics: Semantics,
-    x: Value,
-    rank: int,
-    kernel: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    ceil: bool,
-) -> Tensor:
-    ids = semantics.activation(x)
-    kernel = pair(kernel, rank)
-    stride = pair(stride, rank) if stride not in (None, [], ()) else kernel
-    seen = windows(
-        semantics,
-        ids,
-        kernel,
-        stride,
-        [(p, p) for p in pair(padding, rank)],
-        pair(dilation, rank),
-        ceil,
-    )
-    return semantics.reduce(seen, range(seen.dim() - rank, seen.dim()))
-
-
 @rule(
     "aten.max_pool1d",
     "aten.max_pool2d",
     "aten.max_pool3d",
+    "aten.max_pool1d_with_indices",
+    "aten.max_pool2d_with_indices",
+    "aten.max_pool3d_with_indices",
     kind="maximum pooling",
     degree=(1,),
     separable=True,
@@ -60,23 +38,17 @@ def max_pool(
     padding: Any = 0,
     dilation: Any = 1,
     ceil: bool = False,
-) -> Tensor:
-    """Maximum over windows (the margin is minus infinity, which has any scale)."""
-    return _pool(semantics, x, int(semantics.place.op[-2]), kernel, stride, padding, dilation, ceil)
-
-
-@rule("aten.max_pool1d_with_indices", "aten.max_pool2d_with_indices",
-      "aten.max_pool3d_with_indices", kind="maximum pooling", degree=(1,),
-      separable=True)  # fmt: skip
-def max_pool_with_indices(
-    semantics: Semantics, x: Value, kernel: Any, *args: Any
-) -> tuple[Tensor, Tensor]:
-    """Maximum over windows, and its position, which has no scale."""
-    rank = int(semantics.place.op.split("max_pool")[1][0])
-    options: list[Any] = [None, 0, 1, False]
-    options[: len(args)] = args
-    pooled = _pool(semantics, x, rank, kernel, options[0], options[1], options[2], options[3])
-    return pooled, constant(pooled.shape)
+) -> Any:
+    """Maximum over windows (the margin is minus infinity, which has any scale), and perhaps its
+    position, which has no scale.
+    """
+    rank = int(semantics.place.op.partition("_pool")[2][0])
+    kernel = pair(kernel, rank)
+    stride = pair(stride, rank) if stride not in (None, [], ()) else kernel
+    margins = [(p, p) for p in pair(padding, rank)]
+    ids, holes = semantics.activation(x), pair(dilation, rank)
+    seen = windows(semantics, ids, kernel, stride, margins, holes, ceil)
+    return with_others(semantics, semantics.reduce(seen, range(seen.dim() - rank, seen.dim())))
 
 
 @rule("aten.avg_pool1d", "aten.avg_pool2d", "aten.avg_pool3d", **AVERAGED)
@@ -88,9 +60,9 @@ def avg_pool(
     padding: Any = 0,
     ceil: bool = False,
     *args: Any,
-) -> Tensor:
+) -> Any:
     """Mean over windows."""
-    return _pool(semantics, x, int(semantics.place.op[-2]), kernel, stride, padding, 1, ceil)
+    return max_pool(semantics, x, kernel, stride, padding, 1, ceil)
 
 
 @rule(
@@ -106,8 +78,7 @@ def avg_pool(
 def adaptive_pool(semantics: Semantics, x: Value, size: Any) -> Any:
     """Mean or maximum over windows that give a fixed output size."""
     ids = semantics.activation(x)
-    name = semantics.place.op
-    rank = int(name[-2])
+    rank = int(semantics.place.op[-2])
     wanted = pair(size, rank)
     for i in range(rank):
         dim = ids.dim() - rank + i
@@ -127,4 +98,4 @@ def adaptive_pool(semantics: Semantics, x: Value, size: Any) -> Any:
             for i in range(count)
         ]
         ids = torch.cat(parts, dim)
-    return (ids, constant(ids.shape)) if "max" in name else ids
+    return with_others(semantics, ids)

@@ -52,9 +52,7 @@ def sample(semantics: Semantics, x: Value, grid: Value, *args: Any) -> Tensor:
     or elements of the image.
     """
     semantics.pin([semantics.activation(grid)], "positions at which an image is read")
-    return semantics.reduce(x, range(2, len(x.shape)), keepdim=True).expand(
-        shape_of(semantics.place.result)
-    )
+    return interpolation(semantics, x)
 
 
 @rule("aten.affine_grid_generator", kind="transform", degree=(1,), linear="jointly")
