@@ -16,6 +16,7 @@ from pathspace.errors import InputError, PathspaceError, expect_arguments
 from pathspace.inference.interpreter import interpret
 from pathspace.inference.registry import rule
 from pathspace.inference.semantics import Semantics
+from pathspace.inference.union_find import lookup
 from pathspace.inference.units import Scales
 from pathspace.inference.values import NEUTRAL, Value, compress, distinct
 from pathspace.module_walk import module_at
@@ -236,8 +237,7 @@ def _replace(model: nn.Module, name: str, new: nn.Module) -> None:
 def _shape(ids: Tensor, classes: Tensor) -> tuple[int, ...]:
     """Shape of bounds: the sizes of dimensions along which scales differ, 1 elsewhere."""
     few = distinct(ids)
-    known = few != NEUTRAL
-    solved = torch.where(known, classes[torch.where(known, few, 0).abs()] * few.sign(), NEUTRAL)
+    solved = torch.where(few == NEUTRAL, NEUTRAL, lookup(classes, few))
     shape = tuple(distinct(compress(solved)).shape)
     while shape and shape[0] == 1:
         shape = shape[1:]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from pathspace.inference.registry import FACTS
+from pathspace.inference.registry import FACTS, named_arguments
 from pathspace.path_sums import Sum, added, as_sum, multiplied
 
 
@@ -30,12 +30,10 @@ def attended(
     Returns:
         Both; ``None`` if the operation has projections, too.
     """
-    schema = getattr(node.target, "_schema", None)
-    named = [each.name for each in schema.arguments] if schema is not None else []
-    if named[:3] != ["query", "key", "value"] or "num_heads" in named:
+    given = named_arguments(node.target, args, kwargs)
+    if not {"query", "key", "value"} <= given.keys() or "num_heads" in given:
         return None
-    given = dict(zip(named, args, strict=False)) | kwargs
-    q, k, v = (as_sum(given[name], p) for name in named[:3])
+    q, k, v = (as_sum(given[name], p) for name in ("query", "key", "value"))
     if k.values.dim() > 2 and q.values.shape[-3] != k.values.shape[-3]:
         groups = q.values.shape[-3] // k.values.shape[-3]
         k, v = (Sum(one.values.repeat_interleave(groups, -3), one.log) for one in (k, v))

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from pathspace.inference.registry import facts_of
+from pathspace.inference.registry import facts_of, named_arguments
 from pathspace.path_sums import Sum, leaves
 
 
@@ -57,10 +57,7 @@ def largest_slope(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> f
 
 def _draws(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether elements are left out, or slopes drawn, in training mode."""
-    schema = getattr(node.target, "_schema", None)
-    own = schema.arguments if schema is not None else []
-    given = {each.name: each.default_value for each in own if each.has_default_value()}
-    given |= dict(zip((each.name for each in own), args, strict=False)) | kwargs
+    given = named_arguments(node.target, args, kwargs)
     training = given.get("train", given.get("training", False))
     return bool(training) and given.get("p", 1) != 0
 

@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 from pathspace import path_sums as sums
 from pathspace.affine_maps import AffineMap
-from pathspace.inference.registry import FACTS, Facts, operation_name
+from pathspace.inference.registry import FACTS, Facts, named_arguments, operation_name
 from pathspace.path_bounds import largest_slope
 from pathspace.path_sums import Sum, is_float
 
@@ -129,9 +129,7 @@ class ByProperties(ABC):
 
     def bags(self, node: fx.Node, args: tuple[Any, ...], kwargs: Any) -> Any:
         """Sums, means or maxima of rows, perhaps weighted; any row where data choose it."""
-        own = node.target._schema.arguments  # type: ignore[union-attr]
-        given = {each.name: each.default_value for each in own if each.has_default_value()}
-        given |= dict(zip((each.name for each in own), args, strict=False)) | kwargs
+        given = named_arguments(node.target, args, kwargs)
         pad, factors = given.get("padding_idx"), given.get("per_sample_weights")
         table = sums.as_sum(given["weight"], self.p)
         factor = None if factors is None else sums.as_sum(factors, self.p)
@@ -316,12 +314,7 @@ class ByProperties(ABC):
         """A normalisation by running statistics, an affine map per channel; ``None``
         for statistics of the data.
         """
-        schema = getattr(node.target, "_schema", None)
-        named = (
-            dict(zip((a.name for a in schema.arguments), args, strict=False)) | kwargs
-            if schema is not None
-            else {}
-        )
+        named = named_arguments(node.target, args, kwargs)
         by_batch = named.get("training", False)
         if by_batch and not self.fixed_ends:
             self.refuse(

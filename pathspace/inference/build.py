@@ -138,6 +138,7 @@ def _graph(
                 shift=scales.shifts.get(name, 0.0),
             )
         )
+    inexact = _met(solution, [lookup(classes, ids) for ids in scales.approximate])
     used = tuple(block for block in blocks if block.num_edges)
     known = {block.name for block in used} | set(scales.pinned_parameters)
     return Structure(
@@ -146,8 +147,8 @@ def _graph(
         pinned=tuple(scales.pins),
         unused=tuple(name for name in captured.parameters if name not in known),
         has_cuts=bool(scales.cuts) or scales.observes,
-        approximate=_units_of(scales.approximate, classes, solution),
-        exact=exact_subgroup(solution, [lookup(classes, ids) for ids in scales.approximate]),
+        approximate=np.flatnonzero(solution.units_in(np.flatnonzero(inexact))[1:]) + 1,
+        exact=exact_subgroup(solution, inexact),
         folded_eps=tuple(sorted(set(scales.folded_eps))),
         statistics=tuple(
             Statistic(mean, var, lookup(classes, ids), eps)
@@ -291,17 +292,6 @@ def _stuck(graph: Structure) -> np.ndarray:
     )
 
 
-def _units_of(cuts: list[Tensor], classes: Tensor, solution: Solution) -> np.ndarray:
-    """Ids of the units in normalised scales."""
-    met = np.zeros(1 + solution.units + solution.forms.shape[0], bool)
-    for ids in cuts:
-        met[lookup(classes, ids).abs().numpy().reshape(-1)] = True
-    met[1 : solution.units + 1] |= (
-        abs(solution.forms).T @ met[solution.units + 1 :].astype(np.int64)
-    ) > 0
-    return np.flatnonzero(met[: solution.units + 1])[int(met[0]) :]
-
-
 def effective(equations: Relations, raw: list[Pair]) -> Solution:
     """Solve, and fix scales that change no weight, so that the remaining units act independently.
 
@@ -414,19 +404,18 @@ def _named(solution: Solution, ends: list[Tensor], scales: Scales) -> Solution:
     return Solution(signed, solution.units, solution.forms[met[solution.units + 1 :]])
 
 
-def exact_subgroup(solution: Solution, classes: list[Tensor]) -> csr_array:
+def exact_subgroup(solution: Solution, met: np.ndarray) -> csr_array:
     """The gauge transformations that do not change given classes: ``phi =
     matrix @ xi`` for any ``xi``.
 
     Args:
         solution: every id in terms of base units.
-        classes: signed classes whose log-scale must be 0.
+        met: mask of the classes whose log-scale must be 0.
 
     Returns:
         Integer matrix ``(H, free)`` of full column rank.
     """
     count = solution.units
-    met = _met(solution, classes)
     if not met[count + 1 :].any():
         return csr_array(eye_array(count, dtype=np.int64, format="csr")[:, ~met[1 : count + 1]])
     system = Relations()

@@ -83,9 +83,7 @@ def _differences(
     solution = solution.fixed(np.flatnonzero(shared))
     normed = np.zeros(solution.units + 1, bool)
     for ids in (*scales.cuts, *scales.approximate):
-        met = np.unique(_looked_up(solution, distinct(ids)).abs().numpy())
-        normed[met[met <= solution.units]] = True
-        normed[solution.forms[met[met > solution.units] - solution.units - 1].indices + 1] = True
+        normed |= solution.units_in(_looked_up(solution, distinct(ids)).numpy())
     return solution, normed
 
 
@@ -183,13 +181,8 @@ def _template(scales: Scales, virtual: Mapping[str, Ends], fixed: Sequence[Tenso
                 system.unify(new[i], cells[table][i].expand(1, *both[i]))
         cells[table] = (new[0], new[1])
     differences = system.resolve()
-    normed = np.zeros(differences.units + 1, bool)
-    met = np.unique(np.abs(differences.classes[units[: solution.units + 1].numpy()[taken]]))
-    normed[met[met <= differences.units]] = True
-    normed[differences.forms[met[met > differences.units] - differences.units - 1].indices + 1] = (
-        True
-    )
-    return _Template(cells, differences, normed)
+    normed = differences.classes[units[: solution.units + 1].numpy()[taken]]
+    return _Template(cells, differences, differences.units_in(normed))
 
 
 def fold(scales: Scales, raw: Mapping[str, Ends]) -> dict[str, list[Ends]]:

@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from pathspace.inference.left_out import CHOICES, FACTORS, Constants
-from pathspace.inference.registry import facts_of, operation_name
+from pathspace.inference.registry import facts_of, named_arguments, operation_name
 from pathspace.inference.rules.normalization import WITH_STATISTICS
 from pathspace.inference.values import NEUTRAL, Weight, compress, constant, distinct
 
@@ -377,8 +377,7 @@ def _along(dims: Callable[[Any], Iterable[int]]) -> Callable[[fx.Node, Tensor], 
 
 def _reduced(node: fx.Node, live: Tensor) -> Operands | None:
     """An operation that leaves one element of the elements along some dimensions."""
-    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    given = named_arguments(node.target, node.args, node.kwargs)
     x: Any = node.args[0]
     shape, dims = x.meta["val"].shape, given.get("dim")
     if not given.get("keepdim", False):

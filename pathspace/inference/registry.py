@@ -153,6 +153,24 @@ def operation_name(target: Any) -> str:
     return str(packet) if packet is not None else getattr(target, "__name__", str(target))
 
 
+def named_arguments(target: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of an operation by name, with defaults; only its keywords if it has no schema.
+
+    Args:
+        target: the operation.
+        args: its arguments by place.
+        kwargs: its arguments by keyword.
+
+    Example:
+        >>> named_arguments(torch.ops.aten.relu.default, (3,), {})
+        {'self': 3}
+    """
+    schema = getattr(target, "_schema", None)
+    own = [] if schema is None else schema.arguments
+    given = {each.name: each.default_value for each in own if each.has_default_value()}
+    return given | dict(zip((each.name for each in own), args, strict=False)) | kwargs
+
+
 def facts_of(operation: Any) -> Facts:
     """The properties of an operation.
 

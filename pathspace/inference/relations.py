@@ -55,6 +55,16 @@ class Solution:
     units: int
     forms: csr_array
 
+    def units_in(self, classes: np.ndarray) -> np.ndarray:
+        """Mask of the root and the base units that occur among classes or in derived ones,
+        ``(units + 1,)``.
+        """
+        met = np.zeros(self.units + 1, bool)
+        number = np.unique(np.abs(classes))
+        met[number[number <= self.units]] = True
+        met[self.forms[number[number > self.units] - self.units - 1].indices + 1] = True
+        return met
+
     def fixed(self, units: np.ndarray) -> Solution:
         """The solution with the log-scales of some base units (numbers from 1) fixed at 0."""
         keep = np.ones(self.units, bool)
@@ -176,7 +186,7 @@ class Relations(UnionFind):
             if not self._relations:
                 empty = np.zeros((0, WIDTH), np.int64)
                 return classes, empty, empty
-            first = _representatives(classes)
+            first = representatives(classes)
             coefficients, variables, simple = self._rows(classes)
             # relations that are now equations are removed
             self._relations = [(coefficients, first[variables])]
@@ -200,7 +210,7 @@ class Relations(UnionFind):
         while True:
             classes, coefficients, variables = self.collapse()
             total = int(np.abs(classes).max(initial=0))
-            first = _representatives(classes)
+            first = representatives(classes)
             solved: Rounds = []
             size = -1
             while size != len(variables):
@@ -275,7 +285,7 @@ class Relations(UnionFind):
         self.relate((1, torch.tensor([whole])), *((-c, torch.tensor([unit])) for c, unit in terms))
 
 
-def _representatives(classes: np.ndarray) -> np.ndarray:
+def representatives(classes: np.ndarray) -> np.ndarray:
     """The first raw id of each class 1, 2, ..., with the sign that gives the class
     itself; 0 for the root's class.
     """

@@ -11,7 +11,6 @@ from fractions import Fraction
 from math import prod
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +20,9 @@ from pathspace.inference.origins import constant_behind
 from pathspace.inference.parameter_scales import ParameterScales
 from pathspace.inference.powers import Memory, Powers, distinct_columns, memory, spread
 from pathspace.inference.registry import facts_of
+from pathspace.inference.relations import representatives
 from pathspace.inference.running_statistics import RunningStatistics
+from pathspace.inference.union_find import lookup
 from pathspace.inference.values import (
     NEUTRAL,
     ROOT,
@@ -282,21 +283,10 @@ class Scales(ParameterScales):
 
     def compact(self, value: Tensor) -> Tensor:
         """Replace ids by representatives of the classes known so far."""
-        classes = torch.from_numpy(self.equations.solve())
-        small = distinct(value)
-        known = small != NEUTRAL
-        signed = torch.where(
-            known, classes[torch.where(known, small, 0).abs()] * small.sign(), NEUTRAL
-        )
-        first = np.zeros(int(classes.abs().max()) + 1, np.int64)
-        order = np.arange(len(classes) - 1, -1, -1)
-        first[np.abs(classes.numpy()[order])] = order * np.sign(classes.numpy()[order])
-        first[0] = ROOT
-        new = torch.where(
-            known,
-            torch.from_numpy(first)[torch.where(known, signed, 0).abs()] * signed.sign(),
-            NEUTRAL,
-        )
+        classes, small = self.equations.solve(), distinct(value)
+        first = torch.from_numpy(representatives(classes))
+        alike = lookup(first, lookup(torch.from_numpy(classes), small))
+        new = torch.where(small == NEUTRAL, NEUTRAL, alike)
         # (what is read of the representatives is read of the ids that they stand for)
         self.flows.into(small, new)
         return compress(new).expand(value.shape)

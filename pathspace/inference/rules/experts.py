@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from pathspace.inference.registry import operation_name, rule
+from pathspace.inference.registry import named_arguments, operation_name, rule
 from pathspace.inference.rules.contraction import matmul, with_bias
 from pathspace.inference.rules.edges import edges
 from pathspace.inference.semantics import Semantics
@@ -74,14 +74,8 @@ def _is_sorted(node: fx.Node) -> bool:
     ):
         return False
     source = node.args[0]
-    schema = getattr(source.target, "_schema", None)
-    if schema is None or operation_name(source.target) != "aten.sort":
-        return False
-    named = (
-        dict(zip((argument.name for argument in schema.arguments), source.args, strict=False))
-        | source.kwargs
-    )
-    return not named.get("descending", False)
+    named = named_arguments(source.target, source.args, source.kwargs)
+    return operation_name(source.target) == "aten.sort" and not named["descending"]
 
 
 __all__ = ["grouped_mm"]
