@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pathspace.inference.channels import Channels, Side
-from pathspace.surgery import tensors_of
+from pathspace.module_walk import tensors_of
 
 
 @dataclass(frozen=True, eq=False)

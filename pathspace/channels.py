@@ -27,6 +27,7 @@ from pathspace.inference.channels import Channels, InnerChannels
 from pathspace.inference.interpreter import interpret
 from pathspace.inputs import arranged
 from pathspace.kept_channels import is_share, kept_numbers, scalar, share_of, whole_numbers
+from pathspace.module_walk import tensors_of
 from pathspace.rebasin import (
     Matching,
     by_activations,
@@ -36,7 +37,7 @@ from pathspace.rebasin import (
     weight_distance,
 )
 from pathspace.shown import Shown
-from pathspace.surgery import Adjustments, Bench, Cut, check_same, masked, tensors_of, without
+from pathspace.surgery import Adjustments, Bench, Cut, check_same, masked, without
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -12,9 +12,9 @@ from pathspace.balanced import canonical_copy
 from pathspace.channels import channel_groups
 from pathspace.errors import InputError, expect_arguments, expect_numbers
 from pathspace.finite import check_finite
+from pathspace.module_walk import tensors_of
 from pathspace.rebasin import by_weights, permuted, real
 from pathspace.structure import Structure
-from pathspace.surgery import tensors_of
 
 SAME = 1e-5
 

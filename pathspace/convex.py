@@ -46,19 +46,17 @@ class Programme:
     """``total(peaks(phi), logs(phi))``, convex in both arguments and growing in the first.
 
     Attributes:
-        scales: log-scales of all ids.
         peaks: tensors whose largest entries matter.
         total: the function; its second argument are log-scales of ids.
     """
 
-    scales: Logs
-    total: Total
     peaks: Peaks
+    total: Total
 
-    @classmethod
-    def of(cls, peaks: Peaks, total: Total) -> Programme:
-        """With the log-scales of the peaks."""
-        return cls(peaks.scales, total, peaks)
+    @property
+    def scales(self) -> Logs:
+        """Log-scales of all ids."""
+        return self.peaks.scales
 
     def value(self, phi: np.ndarray) -> float:
         """The value with the true largest entries."""

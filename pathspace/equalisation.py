@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathspace.calibration import Calibrated, made_up
 from pathspace.convex import Programme
 from pathspace.errors import InputTypeError, expect_arguments, expect_numbers
 from pathspace.gauge_choice import Gauge, choose_gauge
-from pathspace.objectives import Noise
+from pathspace.objectives import Noise, calibrated
 from pathspace.quantise import check_format, decibels
 from pathspace.rescale import rescale
 from pathspace.rounding_search import Rounded, searched
@@ -152,7 +151,7 @@ def equalise(
             " call, found.gauges."
         )
     random = calibration is None
-    held = Calibrated(model, made_up(model, graph.captured) if random else calibration)
+    held = calibrated(model, graph, calibration)
     reference, rounded = held.reference(), Rounded(model, graph, bits, per)
     gauges = tuple(gauges or _gauges(model, graph, bits, per, held.sensitivity()))
 

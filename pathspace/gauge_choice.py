@@ -250,14 +250,14 @@ def _programme(
         )
 
     def total(_top: Tensor, logs: Tensor) -> Tensor:
-        value = objective(logs[0][1 : graph.num_units + 1])
+        value = objective(logs[1 : graph.num_units + 1])
         if not isinstance(value, Tensor) or value.numel() != 1:
             raise InputTypeError(
                 "The objective returned no single number as a tensor, expected a scalar tensor."
             )
         return value.double().reshape(())
 
-    return Programme.of(Peaks(Logs(graph, exact)), total)
+    return Programme(Peaks(Logs(graph, exact)), total)
 
 
 def _is_convex(programme: Programme, point: np.ndarray) -> bool:

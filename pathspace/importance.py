@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pathspace.balanced import canonical_copy
 from pathspace.errors import InputError
 from pathspace.inference.channels import Side
-from pathspace.surgery import tensors_of
+from pathspace.module_walk import tensors_of
 from pathspace.tracing import trace
 
 CRITERIA = ("weights", "paths", "gradients")

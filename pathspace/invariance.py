@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from pathspace.eps import without_eps
 from pathspace.forward_run import LARGE, Run, difference, resolution, run, seen, switched
 from pathspace.gradient_balance import balance, gradients, misled, rounded_otherwise
+from pathspace.module_walk import tensors_of
 from pathspace.moves import moved
 from pathspace.refusals import no_derivative
 from pathspace.rescale import rescale
@@ -47,9 +48,7 @@ def rescaled_in_place(model: nn.Module, graph: Structure, phi: Tensor) -> Iterat
     """Rescale by powers of two, and back: exact in floating point, and without a
     second copy of the weights.
     """
-    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(
-        model.named_buffers(remove_duplicate=False)
-    )
+    tensors = tensors_of(model)
     # (what is shifted is rounded, but small)
     kept = {name: tensors[name].detach().clone() for name in graph.shifts}
     rescale(model, graph, phi)
@@ -60,6 +59,22 @@ def rescaled_in_place(model: nn.Module, graph: Structure, phi: Tensor) -> Iterat
         with torch.no_grad():
             for name, value in kept.items():
                 tensors[name].copy_(value)
+
+
+def run_rescaled(
+    model: nn.Module,
+    graph: Structure,
+    inputs: tuple[Sequence[Any], Mapping[str, Any]],
+    phi: Tensor,
+    seed: int,
+) -> Run:
+    """A run of the rescaled model; a large one is rescaled in place, by powers of two, which can
+    be taken back without a trace.
+    """
+    if graph.num_weights > LARGE:
+        with rescaled_in_place(model, graph, (phi / math.log(2)).round() * math.log(2)):
+            return run(model, *inputs, seed=seed)
+    return run(model, *inputs, rescaled_weights(model, graph, phi), seed)
 
 
 def random_powers(graph: Structure, seed: int, largest: int = 12) -> Tensor:
@@ -147,11 +162,7 @@ def measure(
     phi = powers_for(graph, dtype, seed)
 
     def rescaled(before: Run) -> tuple[float, tuple[int, int]]:
-        if graph.num_weights > LARGE:
-            with rescaled_in_place(model, graph, phi):
-                after = run(model, args, kwargs, seed=seed)
-        else:
-            after = run(model, args, kwargs, rescaled_weights(model, graph, phi), seed)
+        after = run_rescaled(model, graph, (args, kwargs), phi, seed)
         return difference(before, after), switched(before, after)
 
     as_it_stands, switches = rescaled(before)
@@ -162,9 +173,7 @@ def measure(
         if layers or graph.folded_eps or graph.has_cuts:
             exact, switches = rescaled(run(model, args, kwargs, seed=seed))
         if graph.num_weights <= LARGE:
-            weights = dict(model.named_parameters(remove_duplicate=False)) | dict(
-                model.named_buffers()
-            )
+            weights = tensors_of(model)
             try:
                 grads = gradients(model, args, kwargs, seed)
                 unbalanced = balance(graph, weights, grads)

@@ -9,7 +9,6 @@ At the exact level nothing but rounding may change; at the other one reads how m
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,13 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from pathspace.forward_run import LARGE, difference, resolution, rounding_decides, run, seen
-from pathspace.invariance import (
-    TOLERANCE,
-    largest_power,
-    rescaled_in_place,
-    rescaled_weights,
-    rounding_tolerance,
-)
+from pathspace.invariance import TOLERANCE, largest_power, rounding_tolerance, run_rescaled
 from pathspace.reduction import ReductionGraph
 
 # standard deviations of log-scales; what is coarser than float64 rounds sums with a
@@ -80,13 +73,7 @@ def measure_levels(
     normal = torch.randn(graph.num_units, generator=generator, dtype=torch.float64)
 
     def change(phi: Tensor) -> float:
-        if graph.num_weights > LARGE:
-            # powers of two can be taken back without a trace
-            with rescaled_in_place(model, graph, (phi / math.log(2)).round() * math.log(2)):
-                return difference(before, run(model, args, kwargs, seed=seed))
-        return difference(
-            before, run(model, args, kwargs, rescaled_weights(model, graph, phi), seed)
-        )
+        return difference(before, run_rescaled(model, graph, (args, kwargs), phi, seed))
 
     def level(direction: Tensor, units: int) -> dict[str, Any]:
         changes = (

@@ -159,11 +159,14 @@ def every_tensor(model: nn.Module, kind: Kind, repeated: bool = True) -> dict[st
     }
 
 
-__all__ = [
-    "REGISTERED",
-    "every_module",
-    "every_path",
-    "every_tensor",
-    "module_at",
-    "unregistered_modules",
-]
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Every parameter and buffer, by each of its names.
+
+    Example:
+        >>> list(tensors_of(nn.BatchNorm1d(1, affine=False)))
+        ['running_mean', 'running_var', 'num_batches_tracked']
+    """
+    return every_tensor(model, "_parameters") | every_tensor(model, "_buffers")
+
+
+__all__ = ["REGISTERED", "attributes", "every_module", "every_path", "every_tensor", "module_at", "tensors_of", "unregistered_modules"]

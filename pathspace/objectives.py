@@ -88,7 +88,7 @@ class Noise:
         check_format(self.bits, self.per)
         peaks = weight_peaks(model, graph, exact, self.per, felt)
         step = -math.log(12 * (2 ** (self.bits - 1) - 1) ** 2)
-        return Programme.of(
+        return Programme(
             peaks, lambda top, logs: torch.logsumexp(2 * top + peaks.sums(logs, -2.0), 0) + step
         )
 
@@ -129,7 +129,7 @@ class Range:
                 value = value + F.softplus(2 * lacking[entry.logs.isfinite()]).sum()
             return value / (2 * math.log(2) * max(count, 1))
 
-        return Programme.of(peaks, total)
+        return Programme(peaks, total)
 
 
 @dataclass(frozen=True)
@@ -187,12 +187,12 @@ class ActivationRange:
         )
 
         def total(top: Tensor, logs: Tensor) -> Tensor:
-            scale = at(logs[0], ids)
+            scale = at(logs, ids)
             parts = [2 * (high + scale), 2 * (low - scale), 2 * (top + margin - math.log(kind.max))]
-            terms = torch.cat([*parts, spread + 2 * at(logs[0], units)])
+            terms = torch.cat([*parts, spread + 2 * at(logs, units)])
             return torch.logsumexp(terms, 0) if len(terms) else terms.sum()
 
-        return Programme.of(peaks, total)
+        return Programme(peaks, total)
 
 
 @dataclass(frozen=True)
@@ -228,10 +228,10 @@ class Smooth:
         live = ids.abs().unique()
 
         def total(top: Tensor, logs: Tensor) -> Tensor:
-            activations = alpha * (largest + at(logs[0], ids)) - math.log(alpha)
+            activations = alpha * (largest + at(logs, ids)) - math.log(alpha)
             return torch.logsumexp(torch.cat([activations, beta * top[live] - math.log(beta)]), 0)
 
-        return Programme.of(peaks, total)
+        return Programme(peaks, total)
 
 
 @dataclass(frozen=True)
@@ -288,7 +288,7 @@ class Conditioning:
                 change = change + count.sum(1) @ up - count.sum(0) @ down
             return torch.logsumexp(peaks.sums(logs, -2.0), 0) + (2 * change - log_sums) / number
 
-        return Programme(peaks.scales, total, Peaks(peaks.scales))
+        return Programme(Peaks(peaks.scales), total)
 
 
 def calibrated(model: nn.Module, graph: Structure, calibration: Any) -> Calibrated:

@@ -39,8 +39,8 @@ class Logs:
         self.ids, self.count = int(table.shape[0]), int(self.basis.shape[1])
 
     def __call__(self, variables: Tensor) -> Tensor:
-        """Log-scales of all ids, in two equal rows: for heads and for tails, ``(2, ids)``."""
-        result: Tensor = torch.sparse.mm(self.table, variables[:, None])[:, 0].expand(2, -1)
+        """Log-scales of all ids."""
+        result: Tensor = torch.sparse.mm(self.table, variables[:, None])[:, 0]
         return result
 
 
@@ -102,7 +102,7 @@ class Layout:
         """Log-scales ``(up, down)`` of rows and columns: entries scale
         by ``exp(up r - down c)``.
         """
-        return at(logs[0], self.head) - at(logs[1], self.side), at(logs[1], self.tail)
+        return at(logs, self.head) - at(logs, self.side), at(logs, self.tail)
 
     def group_of(self, row: Tensor, column: Tensor) -> Tensor:
         """The group (channel) of each entry; 0 if there is only one group."""
@@ -201,7 +201,7 @@ class Peaks:
     def few(self, logs: Tensor) -> Tensor:
         """Logarithms of the entries selected so far."""
         head, side, tail = self.ids
-        return self.values + at(logs[0], head) - at(logs[1], side) - at(logs[1], tail)
+        return self.values + at(logs, head) - at(logs, side) - at(logs, tail)
 
     def exact(self, phi: Tensor) -> Tensor:
         """Logarithm of the largest entry of every group, ``-inf`` for groups without entries."""

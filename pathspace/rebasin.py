@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from pathspace.errors import InputError, UnsupportedError
 from pathspace.inference.channels import Side
-from pathspace.module_walk import module_at
+from pathspace.module_walk import module_at, tensors_of
 from pathspace.safe_deepcopy import safe_deepcopy
-from pathspace.surgery import outputs, tensors_of
+from pathspace.surgery import outputs
 
 Orders = Mapping[str, Tensor]
 Slices = Mapping[str, Mapping[Side, Tensor]]

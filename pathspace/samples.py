@@ -19,6 +19,7 @@ from pathspace.forward_run import computing_in
 from pathspace.functional_call import evaluate
 from pathspace.in_double import InDouble
 from pathspace.logscales import Family
+from pathspace.module_walk import tensors_of
 from pathspace.nested import leaves as leaves_of
 from pathspace.nested import mapped
 from pathspace.random_state import seed_torch
@@ -67,9 +68,7 @@ class Sampler:
         self.generator = torch.Generator().manual_seed(seed)
         # (not a set: random numbers are drawn in this order)
         wanted = dict.fromkeys(name for entry in scales.entries for name, _, _ in entry.factors)
-        held = dict(model.named_parameters(remove_duplicate=False)) | dict(
-            model.named_buffers(remove_duplicate=False)
-        )
+        held = tensors_of(model)
         self.weights = {name: held[name].detach() for name in wanted}
         self.buffers = {
             n: b.detach() for n, b in model.named_buffers(remove_duplicate=False) if n not in wanted

@@ -16,7 +16,7 @@ from pathspace.errors import UnsupportedError
 from pathspace.forward_run import cast
 from pathspace.functional_call import replacements
 from pathspace.inference.channels import Side
-from pathspace.module_walk import module_at, unregistered_modules
+from pathspace.module_walk import module_at, tensors_of, unregistered_modules
 from pathspace.nested import leaves
 from pathspace.safe_deepcopy import safe_deepcopy
 from pathspace.stand_in import switch_off_caches
@@ -87,13 +87,6 @@ class Adjustments:
     """
 
     known: dict[tuple[Any, ...], tuple[Choice, ...]] = field(default_factory=dict)
-
-
-def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Every parameter and buffer, by each of its names."""
-    return dict(model.named_parameters(remove_duplicate=False)) | dict(
-        model.named_buffers(remove_duplicate=False)
-    )
 
 
 @torch.no_grad()
@@ -451,6 +444,5 @@ __all__ = [
     "masked",
     "outputs",
     "redrawn",
-    "tensors_of",
     "without",
 ]

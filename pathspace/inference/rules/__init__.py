@@ -18,22 +18,3 @@ from pathspace.inference.rules import (
     reductions,
     spatial,
 )
-
-__all__ = [
-    "attention",
-    "contraction",
-    "convolution",
-    "creation",
-    "experts",
-    "homogeneous",
-    "indexing",
-    "joining",
-    "movement",
-    "nonhomogeneous",
-    "normalization",
-    "pointwise",
-    "pooling",
-    "recurrent",
-    "reductions",
-    "spatial",
-]
