@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pathspace.capture import capture
+from pathspace.capture import Captured, capture
 from pathspace.errors import InputError, PathspaceError, expect_arguments
 from pathspace.inference.interpreter import interpret
 from pathspace.inference.registry import rule
@@ -20,6 +21,8 @@ from pathspace.inference.union_find import lookup
 from pathspace.inference.units import Scales
 from pathspace.inference.values import NEUTRAL, Value, compress, distinct
 from pathspace.module_walk import module_at
+from pathspace.nested import mapped
+from pathspace.random_state import torch_kept
 from pathspace.safe_deepcopy import safe_deepcopy
 
 # image sizes that are tried where no example inputs are given
@@ -195,20 +198,7 @@ def lift_clips(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
     calls = _Calls()
     for name in names:
         _replace(twin, name, _Probe(calls, name))
-    captured = None
-    for some in [args] if args or kwargs else example_inputs(model):
-        calls.clear()
-        try:
-            captured = capture(twin, some, kwargs)
-            break
-        except PathspaceError:
-            if args or kwargs:
-                raise
-    if captured is None:
-        raise InputError(
-            "lift_clips cannot make inputs for this model; pass examples: ps.lift_clips(model,"
-            " *inputs)."
-        )
+    captured, _, _ = capture_examples("lift_clips", twin, args, kwargs)
     marks, _ = interpret(captured, _Marks)
     classes = torch.from_numpy(marks.equations.resolve().classes)
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
@@ -244,7 +234,37 @@ def _shape(ids: Tensor, classes: Tensor) -> tuple[int, ...]:
     return shape
 
 
-def example_inputs(model: nn.Module) -> list[tuple[Tensor, ...]]:
+def capture_examples(
+    owner: str, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
+) -> tuple[Captured, tuple[Any, ...], Mapping[str, Any]]:
+    """Capture a model on example inputs, or on the first made-up ones that it takes.
+
+    Args:
+        owner: the function, for the sentence.
+        model: any module.
+        args: example inputs.
+        kwargs: example inputs by keyword.
+
+    Returns:
+        The capture and its inputs.
+
+    Raises:
+        InputError: inputs are needed.
+        CaptureError: the model fails on the inputs that are given.
+    """
+    if args or kwargs:
+        return capture(model, args, kwargs), args, kwargs or {}
+    for zeros in _example_inputs(model):
+        with torch_kept(0):
+            some = mapped(lambda x: torch.randn_like(x) if x.is_floating_point() else x, zeros)
+        with suppress(PathspaceError):
+            return capture(model, some), some, {}
+    raise InputError(
+        f"{owner} cannot make inputs for this model; pass examples: ps.{owner}(model, *inputs)."
+    )
+
+
+def _example_inputs(model: nn.Module) -> list[tuple[Tensor, ...]]:
     """Inputs that fit the first layer."""
     for module in model.modules():
         weight = getattr(module, "weight", None)
@@ -258,4 +278,4 @@ def example_inputs(model: nn.Module) -> list[tuple[Tensor, ...]]:
     return []
 
 
-__all__ = ["LiftedClip", "example_inputs", "lift_clips"]
+__all__ = ["LiftedClip", "capture_examples", "lift_clips"]

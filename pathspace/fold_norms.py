@@ -12,13 +12,12 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from pathspace.capture import Captured, capture
-from pathspace.clips import example_inputs
-from pathspace.errors import InputError, PathspaceError, UnsupportedError, expect_arguments
+from pathspace.capture import Captured
+from pathspace.clips import capture_examples
+from pathspace.errors import InputError, UnsupportedError, expect_arguments
 from pathspace.finite import check_finite
 from pathspace.inference.registry import operation_name
 from pathspace.module_walk import module_at
-from pathspace.nested import mapped
 from pathspace.refusals import first_line
 from pathspace.safe_deepcopy import safe_deepcopy
 from pathspace.surgery import outputs
@@ -62,7 +61,7 @@ def fold_norms(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
     """
     expect_arguments("fold_norms", model=model)
     check_finite(model, ())
-    captured, args, kwargs = _captured(model, args, kwargs or {})
+    captured, args, kwargs = capture_examples("fold_norms", model, args, kwargs)
     pairs = list(_pairs(model, captured))
     if not pairs:
         norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
@@ -78,7 +77,7 @@ def fold_norms(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
         _fold(module_at(result, layer), module_at(result, norm))
         parent, _, last = norm.rpartition(".")
         setattr(module_at(result, parent), last, nn.Identity())
-    _check_same(model, result, args, kwargs or {})
+    _check_same(model, result, args, kwargs)
     return result
 
 
@@ -105,25 +104,6 @@ def _check_same(
                 " expected only rounding: a layer does not use its bias, or single precision"
                 " cannot represent the scales of its norm; fold by hand."
             )
-
-
-def _captured(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[Captured, tuple[Any, ...], Mapping[str, Any]]:
-    if args or kwargs:
-        return capture(model, args, kwargs), args, kwargs
-    for zeros in example_inputs(model):
-        some = mapped(
-            lambda tensor: torch.randn_like(tensor) if tensor.is_floating_point() else tensor, zeros
-        )
-        try:
-            return capture(model, some), some, {}
-        except PathspaceError:
-            continue
-    raise InputError(
-        "fold_norms cannot make inputs for this model; pass examples: ps.fold_norms(model,"
-        " *inputs)."
-    )
 
 
 def _pairs(model: nn.Module, captured: Captured) -> Iterator[tuple[str, str]]:
