@@ -86,20 +86,61 @@ def verify(
     if graph is not None:
         expect_arguments("verify", model=model, graph=graph)
     expect_numbers("verify", SEED, seed=seed)
-    if isinstance(model, nn.Module):
-        args, kwargs = arranged(model, args, kwargs)
-        check_capturable(model)
-        check_inputs(model, args, kwargs)
-        with untouched(model), torch.inference_mode(False), with_numbers():
-            shapes = _shapes_only(model, (args, kwargs))
-            if not shapes:
-                check_finite(model, (args, kwargs))
-            args, kwargs = ordinary((args, kwargs))
-            return _verified(
-                model, args, kwargs, norm_eps, rule, seed, strict, upper_bound, start, shapes, graph
+    if not isinstance(model, nn.Module):
+        # (which says what is expected)
+        trace(model, *args, kwargs=kwargs, norm_eps=norm_eps)
+    args, kwargs = arranged(model, args, kwargs)
+    check_capturable(model)
+    check_inputs(model, args, kwargs)
+    with untouched(model), torch.inference_mode(False), with_numbers():
+        shapes = _shapes_only(model, (args, kwargs))
+        if not shapes:
+            check_finite(model, (args, kwargs))
+        args, kwargs = ordinary((args, kwargs))
+        # the theorems are statements about the network at these sizes
+        if graph is None:
+            graph = trace(
+                model, *args, kwargs=kwargs, norm_eps=norm_eps, strict=strict, sizes="given"
             )
-    return _verified(
-        model, args, kwargs or {}, norm_eps, rule, seed, strict, upper_bound, start, False, graph
+        else:
+            _check_own(graph, model)
+        skeleton = graph.skeleton(rule=rule, seed=seed)
+        basis = skeleton.basis()
+        problem = tree_problem(graph, skeleton.tree_in) or tree_problem(graph, skeleton.tree_out)
+        found = (
+            _unmeasured(graph)
+            if shapes
+            else _measured(model, graph, basis, (args, kwargs), seed, upper_bound)
+        )
+        first, vectors = theorem1(basis, enumerable(graph), problem)
+        third, rank, method = theorem3(
+            basis, vectors, bool(first.get("exhaustive")), graph.has_cuts, problem
+        )
+        totals = account(graph).totals
+    return Certificate(
+        model=type(model).__name__,
+        weights=graph.num_weights,
+        units=graph.num_units,
+        dimension=graph.dimension,
+        basis_paths=len(basis),
+        rank=rank,
+        method=method,
+        theorem1=first,
+        theorem2=found.theorem2,
+        theorem3=third,
+        invariance=found.invariance,
+        parameters={"total": sum(totals.values()), **totals},
+        units_exact=graph.num_exact_units,
+        dimension_exact=graph.exact_dimension,
+        approximate_units=graph.num_units - graph.num_exact_units,
+        levels=found.levels,
+        pinned=[asdict(pin) for pin in graph.pinned],
+        unused=list(graph.unused),
+        range=graph.range,
+        skeleton={"rule": rule, "seed": seed},
+        units_at_most=found.bound.get("at_most"),
+        upper_bound=found.bound,
+        seconds=round(time.perf_counter() - start, 3),
     )
 
 
@@ -172,62 +213,3 @@ def _measured(
     second = theorem2(basis, bench, inputs, (invariance, switches), seed)
     bound = bound_from_above(graph, bench, *inputs, seed=seed).to_dict() if upper_bound else {}
     return _Measured(invariance, levels, second, bound)
-
-
-def _verified(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    norm_eps: str,
-    rule: str,
-    seed: int,
-    strict: bool,
-    upper_bound: bool,
-    start: float,
-    shapes: bool,
-    graph: ReductionGraph | None,
-) -> Certificate:
-    """Trace, prove and measure; ``args`` and ``kwargs`` are those of ``forward``."""
-    # the theorems are statements about the network at these sizes
-    if graph is None:
-        graph = trace(model, *args, kwargs=kwargs, norm_eps=norm_eps, strict=strict, sizes="given")
-    else:
-        _check_own(graph, model)
-    skeleton = graph.skeleton(rule=rule, seed=seed)
-    basis = skeleton.basis()
-    problem = tree_problem(graph, skeleton.tree_in) or tree_problem(graph, skeleton.tree_out)
-    found = (
-        _unmeasured(graph)
-        if shapes
-        else _measured(model, graph, basis, (args, dict(kwargs)), seed, upper_bound)
-    )
-    first, vectors = theorem1(basis, enumerable(graph), problem)
-    third, rank, method = theorem3(
-        basis, vectors, bool(first.get("exhaustive")), graph.has_cuts, problem
-    )
-    totals = account(graph).totals
-    return Certificate(
-        model=type(model).__name__,
-        weights=graph.num_weights,
-        units=graph.num_units,
-        dimension=graph.dimension,
-        basis_paths=len(basis),
-        rank=rank,
-        method=method,
-        theorem1=first,
-        theorem2=found.theorem2,
-        theorem3=third,
-        invariance=found.invariance,
-        parameters={"total": sum(totals.values()), **totals},
-        units_exact=graph.num_exact_units,
-        dimension_exact=graph.exact_dimension,
-        approximate_units=graph.num_units - graph.num_exact_units,
-        levels=found.levels,
-        pinned=[asdict(pin) for pin in graph.pinned],
-        unused=list(graph.unused),
-        range=graph.range,
-        skeleton={"rule": rule, "seed": seed},
-        units_at_most=found.bound.get("at_most"),
-        upper_bound=found.bound,
-        seconds=round(time.perf_counter() - start, 3),
-    )
