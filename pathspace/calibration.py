@@ -18,7 +18,7 @@ from pathspace.errors import InputError, InputTypeError, UnsupportedError
 from pathspace.finite import check_finite
 from pathspace.functional_call import evaluate
 from pathspace.inputs import arranged
-from pathspace.nested import leaves
+from pathspace.nested import leaves, real_leaves
 from pathspace.refusals import check_capturable, failed_run, no_derivative
 from pathspace.stand_in import repeatable, stand_in
 from pathspace.through import Through
@@ -69,9 +69,7 @@ class Calibrated:
                 found = evaluate(self.twin, given, *batch)
         except Exception as error:
             raise failed_run(self.model, *batch, error) from error
-        values = [
-            leaf for leaf in leaves(found) if isinstance(leaf, Tensor) and leaf.is_floating_point()
-        ]
+        values = real_leaves(found)
         if not values:
             raise InputError(
                 f"{type(self.model).__name__} returns no real numbers, expected an output to"

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -121,18 +122,7 @@ def printed_skeleton(skeleton: Skeleton) -> Claim:
         "path-space paper, Skeleton Method (one hidden layer, 'also held' for stacks), Theorem 3"
     )
     graph = skeleton.graph
-
-    def result(verdict: bool | None, evidence: str, **more: Any) -> Claim:
-        return Claim(
-            "printed-skeleton",
-            statement,
-            source,
-            verdict,
-            evidence,
-            dimension=graph.dimension,
-            **more,
-        )
-
+    result = partial(Claim, "printed-skeleton", statement, source, dimension=graph.dimension)
     found = count_selected(skeleton)
     if isinstance(found, str):
         return result(None, f"says nothing about this network: {found}")
@@ -187,12 +177,7 @@ def hierarchical(skeleton: Skeleton) -> Claim:
     )
     source = "Zhu, Meng, Chen, Ma (arXiv 1910.09402), algorithm HBPS, by its abstract"
     graph = skeleton.graph
-
-    def result(verdict: bool | None, evidence: str, **more: Any) -> Claim:
-        return Claim(
-            "hierarchical", statement, source, verdict, evidence, dimension=graph.dimension, **more
-        )
-
+    result = partial(Claim, "hierarchical", statement, source, dimension=graph.dimension)
     widths = _widths(graph)
     if widths is None:
         return result(

@@ -16,6 +16,7 @@ from pathspace.equalisation import Known
 from pathspace.errors import expect_arguments, expect_numbers
 from pathspace.forward_run import cast, computing_in
 from pathspace.gauge_choice import choose_gauge
+from pathspace.nested import real_leaves
 from pathspace.objectives import ActivationRange
 from pathspace.observed import Sizes, activation_sizes
 from pathspace.reduction import ReductionGraph
@@ -258,8 +259,7 @@ def _error(held: Calibrated, model: nn.Module, dtype: torch.dtype) -> float:
                 found = small(*args, **kwargs)
         except Exception:
             return math.nan
-        real = [out for out in found if isinstance(out, Tensor) and out.is_floating_point()]
-        for old, new in zip(wanted, real, strict=True):
+        for old, new in zip(wanted, real_leaves(found), strict=True):
             # (what a mask made infinite stays so)
             keep = old.isfinite()
             if not bool(keep.any()):

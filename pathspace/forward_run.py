@@ -18,8 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pathspace.capture import check_runs, quiet
 from pathspace.eps import precision
 from pathspace.functional_call import evaluate
-from pathspace.nested import leaves as leaves_of
-from pathspace.nested import mapped
+from pathspace.nested import mapped, real_leaves
 from pathspace.random_state import seed_torch
 from pathspace.stand_in import repeatable, stand_in
 from pathspace.structure import Structure
@@ -167,16 +166,8 @@ def run(
     with quiet(), computing_in(precision(model)), torch.no_grad(), as_written, recorder:
         seed_torch(seed)
         outputs = evaluate(model, {**buffers, **given}, args, kwargs)
-    leaves = [
-        leaf.detach().reshape(-1)
-        for leaf in leaves_of(outputs)
-        if isinstance(leaf, Tensor) and leaf.is_floating_point()
-    ]
-    joined = (
-        torch.cat([leaf.double() for leaf in leaves])
-        if leaves
-        else torch.zeros(0, dtype=torch.float64)
-    )
+    parts = [leaf.detach().reshape(-1).double() for leaf in real_leaves(outputs)]
+    joined = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
     return Run(joined, recorder.seen, frozenset(recorder.types))
 
 

@@ -18,7 +18,7 @@ from pathspace.checkpointing import never_recomputed
 from pathspace.eps import precision
 from pathspace.forward_run import ROUNDED, computing_in
 from pathspace.functional_call import evaluate
-from pathspace.nested import leaves as leaves_of
+from pathspace.nested import real_leaves
 from pathspace.random_state import seed_torch
 from pathspace.structure import Structure
 from pathspace.untouched import values_kept
@@ -122,12 +122,11 @@ def _loss(
     outputs = evaluate(model, leaves, args, kwargs)
     generator = torch.Generator().manual_seed(seed + 1)
     loss = torch.zeros((), dtype=torch.float64)
-    for leaf in leaves_of(outputs):
-        if isinstance(leaf, Tensor) and leaf.is_floating_point():
-            weight = torch.randn(leaf.shape, generator=generator, dtype=torch.float64)
-            value = leaf.double().cpu()
-            # what a mask made infinite does not depend on weights
-            loss = loss + (torch.where(torch.isfinite(value), value, 0) * weight).sum()
+    for leaf in real_leaves(outputs):
+        weight = torch.randn(leaf.shape, generator=generator, dtype=torch.float64)
+        value = leaf.double().cpu()
+        # what a mask made infinite does not depend on weights
+        loss = loss + (torch.where(torch.isfinite(value), value, 0) * weight).sum()
     return loss
 
 

@@ -18,7 +18,7 @@ from pathspace.inference.registry import RULES
 from pathspace.inference.semantics import Place
 from pathspace.inference.unrolled import PRODUCT, START, Arrivals, Unrolled
 from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, constant, shape_of, with_value
-from pathspace.path_sums import Sum, power
+from pathspace.path_sums import Sum, is_float, power
 
 LEAF = -3
 
@@ -87,31 +87,18 @@ class LocalPaths(Unrolled):
             weights: logarithms of the powers of the weights.
             start: logarithm of the value with which paths start inside the operation.
         """
-        if entering.requires_grad or weights.requires_grad:
-            return self._differentiable(entering, weights, start)
-        found = [start, *entering.tolist()]
-        edges = weights.tolist()
+        # (numbers take far less time than tensors, which have gradients)
+        differentiable = entering.requires_grad or weights.requires_grad
+        first = torch.tensor([start], dtype=torch.float64)
+        found, edges = (
+            list(ends.unbind()) if differentiable else ends.tolist()
+            for ends in (torch.cat([first, entering]), weights)
+        )
         nodes: Any = self.arrivals
         for arrivals in nodes.made[1:]:
             ways = [self._way(found, edges, edge, before) for edge, before in arrivals]
-            top = max(ways, default=-math.inf)
-            finite = top > -math.inf
-            found.append(
-                top + math.log(sum(math.exp(way - top) for way in ways)) if finite else top
-            )
-        return torch.tensor(found, dtype=torch.float64)
-
-    def _differentiable(self, entering: Tensor, weights: Tensor, start: float) -> Tensor:
-        """The same with gradients, number by number."""
-        nothing = torch.tensor(-math.inf, dtype=torch.float64)
-        found: list[Any] = [torch.tensor(start, dtype=torch.float64), *entering.unbind()]
-        edges: list[Any] = list(weights.unbind())
-        nodes: Any = self.arrivals
-        for arrivals in nodes.made[1:]:
-            ways = [self._way(found, edges, edge, before) for edge, before in arrivals]
-            finite = [way for way in ways if float(way) > -math.inf]
-            found.append(torch.logsumexp(torch.stack(finite), 0) if finite else nothing)
-        return torch.stack(found)
+            found.append(_log_sum(ways, differentiable))
+        return torch.stack(found) if differentiable else torch.tensor(found, dtype=torch.float64)
 
     def _way(self, found: list[Any], edges: list[Any], edge: int, before: int) -> Any:
         if edge == START:
@@ -231,7 +218,7 @@ def read_rule(
     flat, spec = pytree.tree_flatten((args, kwargs), is_leaf=lambda leaf: isinstance(leaf, Sum))
     # every place is an operand of its own, though two may have the same sums
     sums = [leaf for leaf in flat if isinstance(leaf, Sum)]
-    own = {f"w{i}": leaf for i, leaf in enumerate(flat) if _is_weight(leaf) and not chosen(leaf)}
+    own = {f"w{i}": leaf for i, leaf in enumerate(flat) if is_float(leaf) and not chosen(leaf)}
     starts, total = {}, 1
     for i, leaf in enumerate(flat):
         if isinstance(leaf, Sum):
@@ -260,14 +247,20 @@ def read_rule(
     return Read(paths, sums, list(own.values()), ids, result_spec, shown)
 
 
+def _log_sum(logs: list[Any], differentiable: bool) -> Any:
+    """``log(sum(exp(logs)))`` of numbers, or of tensors of one number each."""
+    finite = [log for log in logs if float(log) > -math.inf]
+    if differentiable:
+        nothing = torch.tensor(-math.inf, dtype=torch.float64)
+        return torch.logsumexp(torch.stack(finite), 0) if finite else nothing
+    top = max(finite, default=0.0)
+    return top + math.log(sum(math.exp(log - top) for log in finite)) if finite else -math.inf
+
+
 def _log(value: Tensor) -> Tensor:
     """Logarithms of numbers, of 0 without a gradient."""
     flat = value.reshape(-1)
     return torch.where(flat == 0, 1.0, flat).log().masked_fill(flat == 0, -math.inf)
-
-
-def _is_weight(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.is_floating_point()
 
 
 def _is_real(real: Tensor) -> bool:

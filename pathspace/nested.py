@@ -98,6 +98,11 @@ def leaves(value: Any) -> list[Any]:
     return found
 
 
+def real_leaves(value: Any) -> list[Tensor]:
+    """The tensors of floating point numbers of a value, see :func:`leaves`."""
+    return [leaf for leaf in leaves(value) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
+
 def mapped(function: Callable[[Tensor], Any], value: Any) -> Any:
     """A value of the same make with every tensor replaced; what holds tensors is
     copied, and never changed.
@@ -145,4 +150,4 @@ def is_plain(value: Any) -> bool:
     return all(isinstance(leaf, _PLAIN) for leaf in pytree.tree_leaves(value))
 
 
-__all__ = ["is_plain", "leaves", "mapped"]
+__all__ = ["is_plain", "leaves", "mapped", "real_leaves"]

@@ -206,30 +206,31 @@ def multiplied(
         )
         return abs(leaf) ** p if number else leaf
 
-    operands = list(args)
-    bias = operands[facts.bias] if facts.bias is not None and len(operands) > facts.bias else None
+    operands, place = list(args), -1 if facts.bias is None else facts.bias
+    bias = operands[place] if 0 <= place < len(operands) else None
     if (
         facts.kind == "contraction"
         and len(operands) in (2, 3)
         and facts.bias == 2
         and _is_large(operands[1])
     ):
-        return _added_bias(Sum.of(_by_rows(operands[0], operands[1], p), operands[0].log), bias, p)
-    if facts.bias is not None and bias is not None:
-        operands[facts.bias] = None
+        product = Sum.of(_by_rows(operands[0], operands[1], p), operands[0].log)
+        return product if bias is None else added(product, as_sum(bias, p))
+    if bias is not None:
+        operands[place] = None
     operands, kwargs = [mapped(prepared, each) for each in operands], numbers_raised(kwargs, p)
     log = sum(logs)
-    if bias is not None and facts.bias is not None:
-        more = bias if isinstance(bias, Sum) else Sum(power(bias, p))
+    if bias is not None:
+        more = as_sum(bias, p)
         if abs(more.log - log) > 300:
             # no common logarithm avoids overflow: compute both parts separately
             zeros = [0 * each if isinstance(each, Tensor) else each for each in operands]
-            alone = [*zeros[: facts.bias], more.values, *zeros[facts.bias + 1 :]]
-            without = [*operands[: facts.bias], 0 * more.values, *operands[facts.bias + 1 :]]
+            alone = [*zeros[:place], more.values, *zeros[place + 1 :]]
+            without = [*operands[:place], 0 * more.values, *operands[place + 1 :]]
             return added(
                 Sum.of(run(*without, **kwargs), log), Sum.of(run(*alone, **kwargs), more.log)
             )
-        operands[facts.bias] = more.at(log)
+        operands[place] = more.at(log)
     return Sum.of(run(*operands, **kwargs), log)
 
 
@@ -243,12 +244,6 @@ def _by_rows(x: Any, weight: Tensor, p: float) -> Tensor:
     for start in range(0, len(weight), ROWS):
         rows[..., start : start + ROWS] = x.values @ power(weight[start : start + ROWS], p).T
     return rows
-
-
-def _added_bias(result: Sum, bias: Any, p: float) -> Sum:
-    if bias is None:
-        return result
-    return added(result, bias if isinstance(bias, Sum) else Sum(power(bias, p)))
 
 
 def combined(run: Operation, args: Any, kwargs: Any, p: float) -> Sum:

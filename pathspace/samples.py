@@ -20,8 +20,7 @@ from pathspace.functional_call import evaluate
 from pathspace.in_double import InDouble
 from pathspace.logscales import Family
 from pathspace.module_walk import tensors_of
-from pathspace.nested import leaves as leaves_of
-from pathspace.nested import mapped
+from pathspace.nested import mapped, real_leaves
 from pathspace.random_state import seed_torch
 from pathspace.reduction import ReductionGraph
 from pathspace.scaled_runs import ScaledRun
@@ -245,11 +244,7 @@ class Sampler:
             else:
                 with ScaledRun(scales, weights) as leaves:
                     outputs = self._run(weights | buffers, number)
-            found = [
-                leaf.reshape(-1)
-                for leaf in leaves_of(outputs)
-                if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.requires_grad
-            ]
+            found = [leaf.reshape(-1) for leaf in real_leaves(outputs) if leaf.requires_grad]
             if not found:
                 self.problem = "no output has a derivative with respect to the weights"
                 return leaves, None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from pathspace.forward_run import (
     switched,
     unread,
 )
-from pathspace.inference.values import numel, shape_of
+from pathspace.inference.values import shape_of
 from pathspace.reduction import ReductionGraph
 from pathspace.spanning_tree import SpanningTree
 from pathspace.symbolic import MOST_WEIGHTS, symbolic
@@ -53,7 +54,7 @@ def enumerable(graph: ReductionGraph) -> UnrolledNetwork | None:
         return None
     for node in graph.captured.graph.graph.nodes:
         shown = node.meta.get("val")
-        if isinstance(shown, Tensor) and numel(shape_of(shown)) > ELEMENTS:
+        if isinstance(shown, Tensor) and prod(shape_of(shown)) > ELEMENTS:
             return None
     try:
         network = unroll(graph)

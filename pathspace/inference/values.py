@@ -278,8 +278,3 @@ class Weight:
 
 
 Value = Tensor | Weight
-
-
-def numel(shape: Sequence[int]) -> int:
-    """Number of elements of a shape."""
-    return math.prod(shape)

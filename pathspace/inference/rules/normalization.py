@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from torch import Tensor
@@ -26,7 +27,6 @@ from pathspace.inference.values import (
     Weight,
     constant,
     distinct,
-    numel,
     reshaped,
 )
 
@@ -215,7 +215,7 @@ def weight_norm(semantics: Semantics, v: Value, g: Value, dim: int = 0) -> Any:
     out = constant(v.shape)
     if dim in (0, rank - 1):
         # along the first and the last dimension torch reads the first elements of g, for any shape
-        if numel(g.shape) != v.shape[dim]:
+        if prod(g.shape) != v.shape[dim]:
             semantics.pin([g], "a gain that is not one number for each norm")
             return _like_result(semantics, v, out)
         shape = [v.shape[d] if d == dim % rank else 1 for d in range(rank)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
-from math import isfinite
+from math import isfinite, prod
 from typing import Any
 
 import torch
@@ -30,7 +30,6 @@ from pathspace.inference.values import (
     broadcast_shape,
     compress,
     constant,
-    numel,
     reshaped,
     shape_of,
     value_of,
@@ -84,7 +83,7 @@ def shifted(semantics: Semantics, x: Any, constant: float, alpha: Any) -> Weight
         isinstance(node.args[0], Node) and is_parameter_itself(node.args[0], semantics.sources)
     ):
         return None
-    if x.index.numel() != numel(semantics.shapes[x.name]) or not alpha or not isfinite(constant):
+    if x.index.numel() != prod(semantics.shapes[x.name]) or not alpha or not isfinite(constant):
         return None
     # c - a w = -a (w - c / a)
     value = {"add": float(constant) * alpha, "rsub": -float(constant) / alpha}.get(
