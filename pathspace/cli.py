@@ -31,7 +31,7 @@ from pathspace.options import (
     TargetArgument,
     TrainOption,
 )
-from pathspace.progress import show_progress
+from pathspace.progress import show_progress, tell
 
 _GROUP = "pathspace.commands"
 
@@ -131,6 +131,8 @@ def verify(
 
     Exit codes: 0 all statements hold, 1 a statement fails, 2 bad input.
     """
+    from json import dumps
+
     from pathspace.files import STDOUT, expect_outputs, write_text
     from pathspace.target import load_target
 
@@ -142,12 +144,12 @@ def verify(
         from pathspace import trace
         from pathspace import verify as verify_model
 
-        skeleton = None
+        skeleton: Any = None
         if claim is not None or proof is not None:
             graph = trace(loaded.model, *loaded.args, kwargs=loaded.kwargs, norm_eps=norm_eps.value)
             skeleton = graph.skeleton(rule=rule.value, seed=seed)
         result: Any
-        if claim is not None and skeleton is not None:
+        if claim is not None:
             from pathspace.claims import claim as try_claim
 
             result = try_claim(claim.value, skeleton)
@@ -164,18 +166,12 @@ def verify(
             )
             holds = result.holds
         text = result.to_json()
-        document = "" if proof is None or skeleton is None else _dump(write_proof(skeleton, target))
+        document = "" if proof is None else dumps(write_proof(skeleton, target))
     write_text(text, json)
     write_text(document, proof)
     if json != STDOUT:
         Console(stderr=proof == STDOUT).print(result)
     raise typer.Exit(0 if holds else FAILED)
-
-
-def _dump(document: dict[str, Any]) -> str:
-    from json import dumps
-
-    return dumps(document)
 
 
 @app.command()
@@ -260,6 +256,8 @@ def explain(
 
     Exit codes: 0 done, 2 bad input.
     """
+    from json import dumps
+
     from pathspace.files import STDOUT, expect_outputs, write_text
     from pathspace.target import load_target
 
@@ -272,7 +270,7 @@ def explain(
 
         graph = trace(loaded.model, *loaded.args, kwargs=loaded.kwargs, norm_eps=norm_eps.value)
         explanation = account(graph)
-        text = _dump(explanation.to_dict())
+        text = dumps(explanation.to_dict())
     write_text(text, json)
     if json != STDOUT:
         Console().print(explanation)
@@ -341,9 +339,7 @@ def draw(
         skeleton = graph.skeleton(rule=rule.value, seed=seed)
         with delivering(output, ".svg", stdout) as file:
             draw_graph(skeleton, file, level.value, path)
-    Console(stderr=output == STDOUT).print(
-        f"Wrote {output}", soft_wrap=True, markup=False, highlight=False
-    )
+    tell(f"Wrote {output}", output == STDOUT)
 
 
 @app.command()
@@ -385,9 +381,8 @@ def masks(
         skeleton = graph.skeleton(rule=rule.value, seed=seed)
         with delivering(output, ".safetensors", stdout) as file:
             save_masks(skeleton, file)
-    console = Console(stderr=output == STDOUT)
-    console.print(skeleton)
-    console.print(f"Wrote {output}", soft_wrap=True, markup=False, highlight=False)
+    Console(stderr=output == STDOUT).print(skeleton)
+    tell(f"Wrote {output}", output == STDOUT)
 
 
 checkpoint_commands.register(app)
