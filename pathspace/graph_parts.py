@@ -90,7 +90,14 @@ class WeightBlock:
         return np.arange(self.numel)[self.used]
 
     def ends_at(self, flat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Ids of the tails and of the heads at flat positions of the tensor."""
+        """Ids of the tails and of the heads of scalars.
+
+        Args:
+            flat: positions in C order, of any shape.
+
+        Returns:
+            Tails and heads, both of the shape of `flat`.
+        """
         index = np.unravel_index(flat, self.shape) if self.shape else ()
         tail, head = (
             np.broadcast_to(
