@@ -53,21 +53,22 @@ def _sorted(coefficients: np.ndarray, variables: np.ndarray) -> Pairs:
     return coefficients, variables
 
 
-def _keys(rows: np.ndarray) -> np.ndarray:
-    """A hash for each row."""
+def _alike(rows: np.ndarray) -> Pairs:
+    """Numbers of equal rows, as pairs that follow each other in the order of a hash."""
     factors = np.random.default_rng(0).integers(2**62, size=rows.shape[1], dtype=np.int64) | 1
     # integers modulo 2^64
-    return rows @ factors
+    keys = rows @ factors
+    order = np.argsort(keys, kind="stable")
+    near = np.flatnonzero(keys[order][1:] == keys[order][:-1])
+    one, next_one = order[near], order[near + 1]
+    same = (rows[one] == rows[next_one]).all(1)
+    return one[same], next_one[same]
 
 
 def _distinct(rows: np.ndarray) -> np.ndarray:
     """Rows without most repetitions (``np.unique(axis=0)`` is many times slower)."""
-    keys = _keys(rows)
-    order = np.argsort(keys, kind="stable")
-    again = np.flatnonzero(keys[order][1:] == keys[order][:-1])
-    again = again[(rows[order[again + 1]] == rows[order[again]]).all(1)]
     kept = np.ones(len(rows), bool)
-    kept[order[again + 1]] = False
+    kept[_alike(rows)[1]] = False
     return rows[kept]
 
 
@@ -111,13 +112,9 @@ def implied(coefficients: np.ndarray, variables: np.ndarray, longest: int) -> Pa
             others = [i for i in range(count) if i != own]
             sign = np.sign(c[:, own])
             rest = np.column_stack([np.abs(c[:, own]), c[:, others] * sign[:, None], v[:, others]])
-            keys = _keys(rest)
-            order = np.argsort(keys, kind="stable")
-            near = np.flatnonzero(keys[order][1:] == keys[order][:-1])
-            a, b = order[near], order[near + 1]
-            same = (rest[a] == rest[b]).all(1) & (v[a, own] != v[b, own])
-            lefts.append(v[a[same], own])
-            rights.append(v[b[same], own])
+            left, right = (v[rows, own] for rows in _alike(rest))
+            lefts.append(left[left != right])
+            rights.append(right[left != right])
     return np.concatenate(lefts), np.concatenate(rights)
 
 
