@@ -161,6 +161,3 @@ def _finite(leaf: Any) -> Any:
     if not isinstance(leaf, Tensor) or not (leaf.is_floating_point() or leaf.is_complex()):
         return leaf
     return torch.nan_to_num(leaf.resolve_conj().resolve_neg(), nan=math.nan, posinf=0.0, neginf=0.0)
-
-
-__all__ = ["AffineMap", "agree"]

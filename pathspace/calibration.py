@@ -315,6 +315,3 @@ def takes(model: nn.Module, names: Sequence[str]) -> bool:
     except (TypeError, ValueError):
         return False
     return True
-
-
-__all__ = ["Calibrated", "cotangent", "made_up", "takes"]

@@ -267,6 +267,3 @@ def register(app: typer.Typer) -> None:
     """Add the commands."""
     for command in (prune, match, compare, smooth):
         app.command()(command)
-
-
-__all__ = ["register"]

@@ -430,6 +430,3 @@ def _named(found: Iterable[ChannelGroup]) -> Iterator[ChannelGroup]:
         name = next(option for option in numbered if option not in met)
         met.add(name)
         yield replace(group, name=name)
-
-
-__all__ = ["ChannelGroups", "channel_groups", "channels"]

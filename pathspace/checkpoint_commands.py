@@ -198,6 +198,3 @@ def register(app: typer.Typer) -> None:
     """Add both commands."""
     app.command()(rescale)
     app.command()(balance)
-
-
-__all__ = ["register"]

@@ -69,6 +69,3 @@ def replace_reentrant(stack: ExitStack, apply: Callable[..., Any]) -> None:
     """
     reentrant = torch_checkpoint.CheckpointFunction
     stack.enter_context(replaced((reentrant, "apply", staticmethod(apply))))
-
-
-__all__ = ["GENERATOR", "enters_gradient", "never_recomputed", "replace_reentrant"]

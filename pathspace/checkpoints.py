@@ -206,6 +206,3 @@ def _rewritten(file: TensorFile, destination: Path, changes: Mapping[str, Change
 
     with replacing(destination) as temporary:
         write(temporary, file.entries, data, file.metadata)
-
-
-__all__ = ["Checkpoint", "bare"]

@@ -276,6 +276,3 @@ def _example_inputs(model: nn.Module) -> list[tuple[Tensor, ...]]:
         if isinstance(module, nn.Embedding):
             return [(torch.zeros(2, 16, dtype=torch.long, device=module.weight.device),)]
     return []
-
-
-__all__ = ["LiftedClip", "capture_examples", "lift_clips"]

@@ -146,6 +146,3 @@ def _distance(one: nn.Module, two: nn.Module) -> float:
         total / max(sum(float(tensor.square().sum()) for tensor in own.values()), 1e-300)
     ) ** 0.5
     return result
-
-
-__all__ = ["Comparison", "compare"]

@@ -129,6 +129,3 @@ def minimise_convex(
         if best[0] - bound <= tolerance:
             break
     return Found(best[1], before, best[0], min(bound, best[0]), spent)
-
-
-__all__ = ["Found", "Programme", "minimise_convex"]

@@ -105,6 +105,3 @@ def convolved(func: Any, x: Tensor, weight: Tensor, *rest: Any, **more: Any) -> 
     ]
     geometry = tuple(zip(*(way * (spatial // len(way)) for way in ways), strict=True))
     return _Convolved.apply(func, x, weight, geometry, how["groups"])  # type: ignore[no-any-return, no-untyped-call]
-
-
-__all__ = ["CONVOLUTIONS", "convolved"]

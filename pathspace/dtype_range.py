@@ -270,6 +270,3 @@ def _error(held: Calibrated, model: nn.Module, dtype: torch.dtype) -> float:
                 return math.nan
             worst = max(worst, float(change))
     return worst
-
-
-__all__ = ["Fitted", "RangeRow", "fit_dtype"]

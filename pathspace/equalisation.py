@@ -220,6 +220,3 @@ def _is_safely_less(after: Tensor, before: Tensor) -> bool:
     return float(change.mean()) < -ERRORS * error and float(after.mean()) < LEAST * float(
         before.mean()
     )
-
-
-__all__ = ["Equalised", "Known", "equalise"]

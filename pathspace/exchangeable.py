@@ -186,6 +186,3 @@ def _outputs(captured: Captured, tensors: Mapping[str, Tensor], seed: int) -> li
         seed_torch(seed)
         found = DoubleRun(captured.graph).run(*map(in_double, values))
     return [leaf.double() for leaf in graph_outputs(captured, found)]
-
-
-__all__ = ["exchangeable"]

@@ -115,6 +115,3 @@ def expect_scales(owner: str, phi: Any, units: int) -> None:
             f"{owner} found NaN or infinity in phi, expected finite log-scales; check the code that"
             " makes phi."
         )
-
-
-__all__ = ["check_finite", "expect_finite", "expect_scales", "not_finite"]

@@ -185,6 +185,3 @@ def _fold(layer: nn.Module, norm: nn.Module) -> None:
     else:
         weight.copy_(weight * scale.reshape(-1, *[1] * (weight.dim() - 1)))
     layer.bias = nn.Parameter(bias.to(weight), requires_grad=weight.requires_grad)
-
-
-__all__ = ["fold_norms"]

@@ -18,6 +18,3 @@ def within(frame: FrameType, folders: Sequence[str]) -> bool:
         False
     """
     return any(folder in frame.f_code.co_filename for folder in folders)
-
-
-__all__ = ["INSTALLED", "LIBRARIES", "within"]

@@ -89,6 +89,3 @@ def replacements(
             if any(id(leaf) in given for leaf in pytree.tree_leaves(value))
         ]
     return found
-
-
-__all__ = ["evaluate", "replacements"]

@@ -269,6 +269,3 @@ def _is_convex(programme: Programme, point: np.ndarray) -> bool:
         if middle > sum(ends) / 2 + 1e-9 * max(map(abs, ends)):
             return False
     return True
-
-
-__all__ = ["Gauge", "GaugeCertificate", "choose_gauge"]

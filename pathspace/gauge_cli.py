@@ -230,6 +230,3 @@ def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command()(equalise)
     app.command()(fit)
-
-
-__all__ = ["register"]

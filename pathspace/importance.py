@@ -82,6 +82,3 @@ def _total(tensor: Tensor, dim: int, where: Tensor) -> Tensor:
     others = [other for other in range(tensor.dim()) if other != dim]
     wide = tensor.detach().cpu().double()
     return (wide.sum(others) if others else wide)[where].sum(1)
-
-
-__all__ = ["CRITERIA", "importance"]

@@ -37,6 +37,3 @@ class InDouble(TorchFunctionMode):
         if kwargs.get("dtype") in LOWER:
             kwargs["dtype"] = torch.float64
         return func(*args, **kwargs) if func not in CASTS else torch.Tensor.double(*args, **kwargs)
-
-
-__all__ = ["InDouble"]

@@ -170,6 +170,3 @@ def opened(
     model.register_forward_pre_hook(restored, prepend=True, with_kwargs=True)
     model.forward = taking
     return tuple(tensors)
-
-
-__all__ = ["arranged", "check_inputs", "describe", "in_order", "opened", "ordinary"]

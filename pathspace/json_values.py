@@ -24,6 +24,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, Tensor):
         return plain(value.tolist())
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-__all__ = ["plain"]

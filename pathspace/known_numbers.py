@@ -151,6 +151,3 @@ def _asserted() -> bool | None:
 def _raises(step: dis.Instruction) -> bool:
     """Whether a step of code begins to raise an ``AssertionError``."""
     return step.opname == "LOAD_ASSERTION_ERROR" or step.argval is AssertionError
-
-
-__all__ = ["KnownNumbers"]

@@ -150,6 +150,3 @@ def _elsewhere(moved: Mapping[int, Tensor], units: int) -> tuple[set[int], Tenso
         shares = torch.linalg.lstsq(known, inside @ (inside.T @ all_), driver="gelsd").solution
         return silent, torch.cat([-found @ shares, every])
     return silent, torch.cat([torch.zeros(units, every.shape[1], dtype=torch.float64), every])
-
-
-__all__ = ["NAMED", "left_over"]

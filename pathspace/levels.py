@@ -134,6 +134,3 @@ def levels_in_words(levels: Mapping[str, Any]) -> str:
         f"{words}by {changes(every)} when all {every['units']:,} units are rescaled (exact only at"
         " eps = 0)"
     )
-
-
-__all__ = ["levels_in_words", "measure_levels"]

@@ -293,5 +293,3 @@ _BUILDERS: dict[str, Callable[[Any, str], Make]] = {
 }
 
 LIBRARIES = tuple(_BUILDERS)
-
-__all__ = ["LARGE", "LIBRARIES", "build", "is_library"]

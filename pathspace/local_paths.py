@@ -265,6 +265,3 @@ def _log(value: Tensor) -> Tensor:
 
 def _is_real(real: Tensor) -> bool:
     return real.is_floating_point() or real.is_complex()
-
-
-__all__ = ["Read", "read_rule"]

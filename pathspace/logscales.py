@@ -284,6 +284,3 @@ def _fits(index: Tensor, ids: Tensor) -> np.ndarray | None:
     values = torch.zeros(int(index.max()) + 1, dtype=torch.int64)
     values[index.reshape(-1)] = wide.reshape(-1)
     return values.numpy() if bool((values[index] == wide).all()) else None
-
-
-__all__ = ["Entry", "Family", "Side", "family"]

@@ -167,6 +167,3 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
         ['running_mean', 'running_var', 'num_batches_tracked']
     """
     return every_tensor(model, "_parameters") | every_tensor(model, "_buffers")
-
-
-__all__ = ["REGISTERED", "attributes", "every_module", "every_path", "every_tensor", "module_at", "tensors_of", "unregistered_modules"]

@@ -148,6 +148,3 @@ def mapped(function: Callable[[Tensor], Any], value: Any) -> Any:
 def is_plain(value: Any) -> bool:
     """Whether a value consists of tensors and numbers in containers that torch knows."""
     return all(isinstance(leaf, _PLAIN) for leaf in pytree.tree_leaves(value))
-
-
-__all__ = ["is_plain", "leaves", "mapped", "real_leaves"]

@@ -76,6 +76,3 @@ def next_step(command: str, given: Mapping[str, Any], well: bool = True) -> str 
         else:
             words.append(str(given[name]))
     return shlex.join(words) if step else None
-
-
-__all__ = ["next_step"]

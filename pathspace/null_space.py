@@ -124,6 +124,3 @@ def smallest(
         if count in (size, most) or bool((relative > zero).any()):
             return relative, vectors
         block *= 4
-
-
-__all__ = ["pivots", "smallest"]

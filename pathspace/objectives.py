@@ -369,15 +369,3 @@ def _peaks(
         )
         peaks.add(layout, layout.matrix(size, largest=True), own, shared=per == "tail")
     return peaks
-
-
-__all__ = [
-    "ActivationRange",
-    "Balance",
-    "Conditioning",
-    "Noise",
-    "Objective",
-    "Range",
-    "Smooth",
-    "calibrated",
-]

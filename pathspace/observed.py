@@ -214,6 +214,3 @@ def _note(
     if slope is not None:
         steep = slope.reshape(-1)[keep].abs().double()
         found["gradient"].scatter_reduce_(0, place, steep, "amax")
-
-
-__all__ = ["Sizes", "activation_sizes"]

@@ -215,15 +215,3 @@ def on_meta(value: Tensor) -> Tensor:
         return nn.Parameter(shape, value.requires_grad)
     shape.requires_grad = value.requires_grad
     return shape
-
-
-__all__ = [
-    "META",
-    "Asked",
-    "Elsewhere",
-    "Shapes",
-    "Unshown",
-    "Unsure",
-    "on_meta",
-    "returns_operand",
-]

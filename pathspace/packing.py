@@ -109,6 +109,3 @@ def _number(value: int, times: int) -> Tensor:
     """A tensor with numbers, which packed sequences are asked for."""
     with _disable_current_modes():
         return torch.full((times,), value)
-
-
-__all__ = ["equal_lengths", "of_equal_lengths"]

@@ -55,6 +55,3 @@ def attended(
 
 def _turned(one: Sum) -> Sum:
     return Sum(one.values.transpose(-1, -2), one.log)
-
-
-__all__ = ["attended"]

@@ -75,6 +75,3 @@ def _order(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
         if isinstance(value, int | float) and not isinstance(value, bool)
     ]  # fmt: skip
     return min((float(value) for value in numbers), default=2.0)
-
-
-__all__ = ["largest_slope", "without_bound"]

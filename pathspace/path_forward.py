@@ -517,6 +517,3 @@ def _functional(target: Any) -> Callable[..., Any]:
     plain = getattr(torch.ops.aten, operation_name(target).removeprefix("aten.").rstrip("_"), None)
     result: Callable[..., Any] = plain if plain is not None else target
     return result
-
-
-__all__ = ["Forward", "logs_of_sums"]

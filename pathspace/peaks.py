@@ -255,6 +255,3 @@ def grouped(values: Tensor, group: Tensor, count: int, sharpness: float) -> tupl
     smooth = (total.log() + top) / sharpness
     mean = values.new_zeros(count).index_add(0, group, (shares / total[group] * values).detach())
     return smooth, smooth.detach() - mean
-
-
-__all__ = ["Layout", "Logs", "Peaks", "at", "grouped"]

@@ -41,6 +41,3 @@ def save(
     with matplotlib.rc_context({"svg.hashsalt": "pathspace"}), replacing(path) as temporary:
         figure.savefig(temporary, dpi=dpi, format=suffix[1:], metadata=LEFT_OUT[suffix])
     return Path(path)
-
-
-__all__ = ["FORMATS", "save"]

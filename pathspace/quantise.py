@@ -95,6 +95,3 @@ def decibels(noise: float) -> float:
     if math.isnan(noise):
         return -math.inf
     return -10 * math.log10(noise) if noise > 0 else math.inf
-
-
-__all__ = ["check_format", "decibels", "quantised", "quantised_weights", "weight_axes"]

@@ -120,6 +120,3 @@ def in_double(value: Any) -> Any:
     """Tensors of floating-point numbers in float64, anything else as it is."""
     wide = isinstance(value, Tensor) and value.is_floating_point()
     return value.double() if wide else value
-
-
-__all__ = ["DoubleRun", "graph_outputs", "graph_values", "in_double"]

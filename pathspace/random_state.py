@@ -61,6 +61,3 @@ def seed_torch(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)
-
-
-__all__ = ["random_kept", "seed_torch", "torch_kept"]

@@ -294,15 +294,3 @@ def interpolated(one: nn.Module, two: nn.Module, t: float) -> nn.Module:
         if tensor.is_floating_point() or tensor.is_complex():
             tensor.copy_(tensors_of(one)[name].detach().lerp(other[name].detach().to(tensor), t))
     return copy
-
-
-__all__ = [
-    "Matching",
-    "by_activations",
-    "by_weights",
-    "interpolated",
-    "ordered",
-    "permuted",
-    "real",
-    "weight_distance",
-]

@@ -505,6 +505,3 @@ def record(
         raise Unsure("numbers among the outputs")
     recording.graph.output(tuple(map(recording.node_of, found)))
     return recording
-
-
-__all__ = ["Recording", "record"]

@@ -340,18 +340,3 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
-
-
-__all__ = [
-    "LOST",
-    "WITHOUT_GRADIENTS",
-    "check_capturable",
-    "check_memory",
-    "decides_by_values",
-    "failed_capture",
-    "failed_run",
-    "first_line",
-    "no_derivative",
-    "sets_memory",
-    "user_frame",
-]

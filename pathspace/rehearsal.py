@@ -59,6 +59,3 @@ class Rehearsal:
             if isinstance(leaf, torch.Tensor)
             else leaf
         )
-
-
-__all__ = ["Rehearsal"]

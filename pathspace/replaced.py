@@ -46,6 +46,3 @@ def replaced(*places: tuple[Any, str, Any]) -> Iterator[None]:
                 delattr(owner, name)
             else:
                 setattr(owner, name, value)
-
-
-__all__ = ["replaced"]

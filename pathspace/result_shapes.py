@@ -181,5 +181,3 @@ RULES: dict[Any, Callable[..., Sequence[int] | None]] = {
     aten.layer_norm.default: _layer_norm,
     aten.batch_norm.default: _batch_norm,
 }
-
-__all__ = ["result_shape"]

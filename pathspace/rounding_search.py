@@ -108,6 +108,3 @@ def searched(
         if found < least:
             phi, now, least = there, tensors, found
     return phi
-
-
-__all__ = ["Rounded", "searched"]

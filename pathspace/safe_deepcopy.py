@@ -335,6 +335,3 @@ def _twin(function: types.FunctionType) -> types.FunctionType | None:
 def _importable(function: types.FunctionType) -> bool:
     """Whether a function is a global of its Python module, so that it must not be copied."""
     return getattr(sys.modules.get(function.__module__), function.__qualname__, None) is function
-
-
-__all__ = ["SIMPLE", "is_bound", "is_simple", "safe_deepcopy", "stays_behind"]

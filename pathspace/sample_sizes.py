@@ -113,6 +113,3 @@ def _more(rehearsal: Rehearsal, inputs: Inputs, least: int) -> Iterator[Inputs]:
     larger = resized(inputs, {(number, 0): batch for number, _ in batched})
     if rehearsal.runs(*larger):
         yield larger
-
-
-__all__ = ["sample_sizes"]

@@ -329,6 +329,3 @@ class Sampler:
         rows, sizes = torch.stack(self.rows).numpy(), torch.stack(self.sizes).numpy()
         along, most = np.abs(units.T @ rows.T), abs(units).T @ sizes.T
         return bool((along > 1e-6 * most + 1e-12).any())
-
-
-__all__ = ["AT_ONCE", "NOTHING", "Sampler"]

@@ -145,6 +145,3 @@ class ScaledRun(TorchFunctionMode):
             total = torch.as_tensor(total).expand(entry.shape).reshape(value.shape)
             self.done[id(value)] = value + times * (value + shift) * total
         return self.done[id(value)]
-
-
-__all__ = ["ScaledRun"]

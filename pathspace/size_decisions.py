@@ -247,6 +247,7 @@ class Size(int):
     watch: Watch
 
     def __new__(cls, value: int, watch: Watch) -> Size:
+        """Make the integer, whose comparisons `watch` records."""
         made = super().__new__(cls, value)
         made.watch = watch
         return made
@@ -460,6 +461,3 @@ def _lengths(decision: Decision, size: int) -> Iterator[int]:
         for new in (size + 1, size + 2, 2 * size)
         if size and new <= LONGEST and new not in nearest
     )
-
-
-__all__ = ["Decision", "Watch", "Ways", "other_ways"]

@@ -223,6 +223,3 @@ def sentence(
     if unseen:
         text += f"; which way {', '.join(unseen)} takes by size was seen at these sizes only"
     return text
-
-
-__all__ = ["hides", "larger", "recapture", "resized", "sentence", "thin", "together"]

@@ -221,6 +221,3 @@ def _pattern(name: str) -> str:
     """A regular expression for a module's name with any layer numbers."""
     parts = [r"\d+" if part.isdigit() else part for part in name.split(".")]
     return "re:.*" + r"\.".join(parts) + "$"
-
-
-__all__ = ["FORMATS", "SmoothingPair", "smoothing_pairs", "smoothing_recipe"]

@@ -183,13 +183,3 @@ def _configurations(config: Any, seen: set[int]) -> Iterator[Any]:
     for value in list(held.values()):
         if hasattr(value, "use_cache"):
             yield from _configurations(value, seen)
-
-
-__all__ = [
-    "attributes",
-    "generator_states",
-    "repeatable",
-    "restore_attributes",
-    "stand_in",
-    "switch_off_caches",
-]

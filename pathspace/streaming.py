@@ -317,6 +317,3 @@ def _in_rounds(pairs: Pairs, free: np.ndarray, tolerance: float) -> Minimum:
         f"balance_files found norms that still differ by {worst:.0e} after {ROUNDS} rounds,"
         f" expected {tolerance:.0e}; pass a larger tolerance."
     )
-
-
-__all__ = ["balance_files", "rescale_files"]

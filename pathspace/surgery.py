@@ -433,16 +433,3 @@ def check_same(
             f" largest output, expected at most {TOLERANCE:.0e}; leave out the groups that are new"
             " in this call."
         )
-
-
-__all__ = [
-    "Adjustments",
-    "Bench",
-    "Cut",
-    "check_same",
-    "distance",
-    "masked",
-    "outputs",
-    "redrawn",
-    "without",
-]

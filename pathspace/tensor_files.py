@@ -228,6 +228,3 @@ def write(
         for name in order:
             for piece in data(name):
                 file.write(piece)
-
-
-__all__ = ["Entry", "TensorFile", "as_bytes", "write"]

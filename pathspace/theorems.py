@@ -333,6 +333,3 @@ def _triangular(skeleton: TwoTrees) -> bool:
     return (
         len(np.unique(entered)) == len(entered) == skeleton.num_chains and not (entered == 0).any()
     )
-
-
-__all__ = ["enumerable", "theorem1", "theorem2", "theorem3", "tree_problem"]

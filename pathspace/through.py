@@ -32,6 +32,3 @@ class Through(TorchFunctionMode):
         if getattr(func, "__name__", "") == "_set_grad_enabled":
             return None
         return func(*args, **(kwargs or {}))
-
-
-__all__ = ["Through"]

@@ -106,6 +106,3 @@ def transported(optimizer: Optimizer, parameter: Tensor) -> Iterator[tuple[Tenso
             )
         power = own[key]
         yield buffer, power if isinstance(power, int) else power(optimizer)
-
-
-__all__ = ["expect_transport", "register_transport", "transported"]

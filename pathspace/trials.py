@@ -186,6 +186,3 @@ def redrawn(model: nn.Module, seed: int, gentle: bool = False) -> Iterator[None]
                 else:
                     tensor.add_((0.5 * spread if name != "running_mean" else 0.3) * noise)
         yield
-
-
-__all__ = ["redrawn", "scaled", "trials", "trials_in_words"]

@@ -71,6 +71,3 @@ def unsharded(model: nn.Module) -> nn.Module:
             held["_modules"][name] = None if child is None else twins[id(child)]
         twins[id(module)].__dict__.update(held)
     return twins[id(model)]
-
-
-__all__ = ["is_cut", "unsharded"]

@@ -179,6 +179,3 @@ def _same(value: Any, before: Any) -> bool:
         pairs = zip(value.items(), before.items(), strict=True)
         return all(key is other and entry is former for (key, entry), (other, former) in pairs)
     return all(one is other for one, other in zip(value, before, strict=True))
-
-
-__all__ = ["contents", "plain_tensors", "refill", "untouched", "values_kept"]

@@ -387,6 +387,3 @@ def _smallest(rows: Tensor, seed: int, last: bool) -> tuple[Tensor, Tensor]:
                 f"more than {len(values)} of {count:,} singular values are next to zero"
             )
     return values, vectors / size[:, None]
-
-
-__all__ = ["UpperBound", "upper_bound"]

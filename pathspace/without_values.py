@@ -254,17 +254,3 @@ def without_weights() -> Iterator[None]:
 
     with replaced((nn.Module, "register_parameter", registered)), _SmallTensors():
         yield
-
-
-__all__ = [
-    "LARGEST_BUFFER",
-    "fake_mode",
-    "give_shapes",
-    "has_values",
-    "lacking",
-    "on_cpu",
-    "require_runnable",
-    "require_values",
-    "with_numbers",
-    "without_weights",
-]

@@ -59,6 +59,3 @@ class Snapshot:
         ]
         scales.pins = [*self.pins, *new]
         return uses
-
-
-__all__ = ["Snapshot"]

@@ -462,6 +462,3 @@ def _define(system: Relations, solution: Solution, ends: list[Tensor]) -> None:
     rows = np.stack([sums, before, forms.indices.astype(np.int64) + 1], 1)
     coefficients = np.stack([np.ones_like(sums), -np.ones_like(sums), -forms.data], 1)
     system.relate_rows(coefficients, rows)
-
-
-__all__ = ["build", "effective", "ends_of", "unused_in_part"]

@@ -449,6 +449,3 @@ class InnerChannels(Channels):
     """The interpretation in which the channels of a table of matrices are inside the matrices."""
 
     written = -1
-
-
-__all__ = ["FIXED", "Channels", "InnerChannels", "Side"]

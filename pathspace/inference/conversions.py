@@ -59,6 +59,3 @@ def is_free(value: Any) -> bool:
         return False
     ids = distinct(value)
     return bool(((ids != ROOT) & (ids != NEUTRAL)).any())
-
-
-__all__ = ["as_stored", "converted", "is_free"]

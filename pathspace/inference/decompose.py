@@ -84,6 +84,3 @@ def decomposed(node: fx.Node) -> fx.GraphModule | None:
     ):
         placeholder.name = operand.name
     return graph
-
-
-__all__ = ["decomposed"]

@@ -145,6 +145,3 @@ def _name(node: fx.Node) -> str:
     return (
         operation_name(node.target).removeprefix("aten.") if node.op == "call_function" else node.op
     )
-
-
-__all__ = ["guards_a_division", "is_parameter_itself", "may_be_infinite"]

@@ -111,6 +111,3 @@ def _reach(reached: np.ndarray, source: np.ndarray, target: np.ndarray, zeros: i
     reached[np.where(met == NEUTRAL, zeros, np.abs(met))] = True
     reached[-1] = False
     return marked
-
-
-__all__ = ["Flows", "Use", "use_of"]

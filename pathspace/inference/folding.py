@@ -149,6 +149,3 @@ def constant_of(
         if known[node] is None:
             return None
     return value_of(known[wanted])
-
-
-__all__ = ["constant_of", "folded", "held_by"]

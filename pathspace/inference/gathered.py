@@ -351,6 +351,3 @@ def _with_rows(scales: Scales, known: Tensor, base: Tensor, side: Tensor, fresh:
         )
         result[both] = total
     return result
-
-
-__all__ = ["fold"]

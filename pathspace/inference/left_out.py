@@ -103,6 +103,3 @@ class Constants:
         others = known[kept]
         masks = others.numel() < known.numel() and bool((others == others[:1]).all())
         return kept if masks else None
-
-
-__all__ = ["CHOICES", "FACTORS", "Constants"]

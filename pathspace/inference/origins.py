@@ -92,6 +92,3 @@ def _constant(node: fx.Node, kind: str, sources: Mapping[str, tuple[str, str]]) 
         if isinstance(number, int | float) and number and math.isfinite(number):
             return f"the constant {number:g}"
     return ""
-
-
-__all__ = ["constant_behind"]

@@ -98,6 +98,3 @@ class Powers:
         return bases[0], sum(
             (power * own for power, (_, own) in zip(exponents, known, strict=True)), Fraction(0)
         )
-
-
-__all__ = ["Memory", "Powers", "distinct_columns", "memory", "spread"]

@@ -132,6 +132,3 @@ def flex_attention(walk: Any, query: Any, key: Any, value: Any, score: Any, mask
     out = attention(semantics, query, key, value, enable_gqa=query.shape[-3] != key.shape[-3])
     semantics.place.result = shown
     return with_others(semantics, out)
-
-
-__all__ = ["REGIONS", "region"]

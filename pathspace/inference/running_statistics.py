@@ -87,6 +87,3 @@ class RunningStatistics:
             if mean or var:
                 found.append((mean, var, self._channels[pair[0]][1], self._eps[pair[1]][0]))
         return found
-
-
-__all__ = ["RunningStatistics"]

@@ -294,6 +294,3 @@ def _levels(order: np.ndarray, before: np.ndarray) -> Iterable[np.ndarray]:
         if start == end:
             break
         yield order[start:end]
-
-
-__all__ = ["Chains", "Step", "Witness"]

@@ -128,18 +128,3 @@ def negligible(semantics: Semantics, value: Any, operand: Any) -> bool:
     semantics.folded_eps.append((semantics.place.source, float(value)))
     semantics.approximate.append(semantics.activation(operand))
     return True
-
-
-__all__ = [
-    "EPS",
-    "LARGEST",
-    "edges",
-    "is_constant",
-    "is_plain",
-    "negligible",
-    "number",
-    "powers",
-    "times",
-    "varying",
-    "with_others",
-]

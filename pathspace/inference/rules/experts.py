@@ -76,6 +76,3 @@ def _is_sorted(node: fx.Node) -> bool:
     source = node.args[0]
     named = named_arguments(source.target, source.args, source.kwargs)
     return operation_name(source.target) == "aten.sort" and not named["descending"]
-
-
-__all__ = ["grouped_mm"]
