@@ -53,8 +53,8 @@ class Format(StrEnum):
 
 def _with_weights(target: Target, path: str) -> nn.Module:
     """A copy of the target's model with the weights of a file."""
-    from pathspace.capture import first_line
     from pathspace.errors import InputError
+    from pathspace.refusals import first_line
     from pathspace.safe_deepcopy import safe_deepcopy
     from pathspace.tensor_files import read_saved
 

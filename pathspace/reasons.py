@@ -107,6 +107,3 @@ def _fixed(ids: Tensor, final: Tensor) -> np.ndarray:
     shape = torch.broadcast_shapes(ids.shape, final.shape)
     ids, final = ids.expand(shape), final.expand(shape)
     return np.unique(ids[(final == 0) & (ids != 0) & (ids != NEUTRAL)].abs().numpy())
-
-
-__all__ = ["Reason", "Step", "reasons"]

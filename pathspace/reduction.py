@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pathspace.basis import Path
-from pathspace.graph_parts import Statistic, WeightBlock
 from pathspace.norms import path_norm
 from pathspace.reasons import Reason, reasons
 from pathspace.shown import Shown
@@ -102,6 +101,3 @@ class ReductionGraph(Shown, Structure):
             "graph.skeleton(), ps.verify(model, x), ps.explain(model, x), ps.balance(model, graph)",
         )
         return table
-
-
-__all__ = ["ReductionGraph", "Statistic", "WeightBlock"]

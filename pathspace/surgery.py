@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pathspace.capture import first_line, quiet
+from pathspace.capture import quiet
 from pathspace.errors import UnsupportedError
 from pathspace.forward_run import cast
 from pathspace.functional_call import replacements
 from pathspace.inference.channels import Side
 from pathspace.module_walk import module_at, tensors_of, unregistered_modules
 from pathspace.nested import leaves
+from pathspace.refusals import first_line
 from pathspace.safe_deepcopy import safe_deepcopy
 from pathspace.stand_in import switch_off_caches
 

@@ -20,7 +20,7 @@ from pathspace.inference.relations import Relations
 from pathspace.inference.semantics import Place
 from pathspace.inference.union_find import negated
 from pathspace.inference.units import Scales
-from pathspace.inference.values import NEUTRAL, ROOT, compress, constant, distinct, has_zeros
+from pathspace.inference.values import NEUTRAL, ROOT, compress, distinct, has_zeros
 
 Piece = tuple[Region, Tensor, Tensor]
 
@@ -314,6 +314,3 @@ def _agree(numbers: Tensor, void: Tensor, dim: int) -> tuple[bool, Tensor]:
 def shrink(ids: Tensor) -> Tensor:
     """The ids with size 1 along every dimension in which they are constant."""
     return distinct(compress(ids)) if ids.dim() else ids.clone()
-
-
-__all__ = ["Ends", "assemble", "beside", "combine", "constant", "extended", "shrink"]

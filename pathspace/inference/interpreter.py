@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor, dtype, fx, strided
 from torch.utils import _pytree as pytree
 
-from pathspace.capture import Captured, first_line, place
+from pathspace.capture import Captured, place
 from pathspace.errors import InputError, PathspaceError, UnsupportedError
 from pathspace.graph_parts import Pin
 from pathspace.inference.conversions import as_stored, is_free
@@ -22,6 +22,7 @@ from pathspace.inference.registry import RULES, facts_of, operation_name
 from pathspace.inference.rules.normalization import WITH_STATISTICS
 from pathspace.inference.semantics import Place, Semantics
 from pathspace.inference.values import NEUTRAL, Weight, constant, shape_of, value_of, with_value
+from pathspace.refusals import first_line
 from pathspace.without_values import has_values
 
 S = TypeVar("S", bound=Semantics)
@@ -340,6 +341,3 @@ def _checked(result: Any, shown: Any) -> Any:
         if value_of(result) is not None:
             return result.expand(result.shape)
     return result
-
-
-__all__ = ["Walk", "flat_values", "interpret", "is_free", "positions"]
