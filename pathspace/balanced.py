@@ -170,7 +170,7 @@ def canonical_copy(model: M, graph: Structure) -> M:
 
 
 def canonical_scales(
-    graph: Structure, tolerance: float = 1e-10, parameters: Mapping[str, nn.Parameter] | None = None
+    graph: Structure, parameters: Mapping[str, nn.Parameter] | None = None
 ) -> np.ndarray:
     """Log-scales that map every network of an orbit to the same network, ``(H,)``.
 
@@ -180,7 +180,6 @@ def canonical_scales(
 
     Args:
         graph: the reduction graph (its current weights are read).
-        tolerance: largest relative difference of the two sides.
         parameters: by name, in place of the graph's own.
     """
     pairs = Pairs(graph, 2.0, parameters)
@@ -188,4 +187,4 @@ def canonical_scales(
     entering, leaving = pairs.counts()
     every = np.ones(graph.num_units, bool)
     tilt = np.zeros(graph.num_units) if found.free.all() else entering - leaving
-    return minimise(pairs, every, tilt, tolerance).phi
+    return minimise(pairs, every, tilt, 1e-10).phi

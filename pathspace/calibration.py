@@ -121,7 +121,7 @@ class Calibrated:
     def _own(self) -> list[list[Tensor]]:
         return self.reference()
 
-    def sensitivity(self, draws: int = 4, fisher: bool = False, seed: int = 0) -> dict[str, Tensor]:
+    def sensitivity(self, draws: int = 4, fisher: bool = False) -> dict[str, Tensor]:
         """``sum over samples of |df/dw|^2`` of every parameter, relative to
         the energy of the outputs on all batches.
 
@@ -134,9 +134,8 @@ class Calibrated:
         Args:
             draws: backward passes for each batch.
             fisher: the Fisher information in place of the outputs' sensitivity.
-            seed: seed of the random signs.
         """
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(0)
         total = {
             name: torch.zeros(p.shape, dtype=torch.float64) for name, p in self.parameters.items()
         }

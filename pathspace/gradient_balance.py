@@ -145,12 +145,12 @@ def gradients(
 
 
 def rounded_otherwise(
-    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int, times: int = 3
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int
 ) -> Iterator[dict[str, Tensor]]:
-    """The gradients again, of weights that are other in their last digits."""
+    """The gradients again, three times, of weights that are other in their last digits."""
     generator = torch.Generator().manual_seed(seed)
     real = [parameter for parameter in model.parameters() if parameter.is_floating_point()]
-    for _ in range(times):
+    for _ in range(3):
         with values_kept(real):
             with torch.no_grad():
                 for parameter in real:

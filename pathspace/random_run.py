@@ -18,20 +18,17 @@ from pathspace.without_values import has_values
 MOVES = ("copy", "movement", "part", "split", "repetition")
 
 
-def graph_values(
-    captured: Captured, change: Callable[[str, Tensor], Tensor], seed: int = 0
-) -> list[Any] | None:
+def graph_values(captured: Captured, change: Callable[[str, Tensor], Tensor]) -> list[Any] | None:
     """The values of a graph's placeholders: tensors of the model, and random inputs.
 
     Args:
         captured: the captured model; its tensors do not change.
         change: a tensor of the model in place of another, by its name.
-        seed: seed of the inputs.
 
     Returns:
         One value for each placeholder; ``None`` if the model has no values.
     """
-    values, generator = list[Any](), torch.Generator().manual_seed(seed)
+    values, generator = list[Any](), torch.Generator().manual_seed(0)
     held: dict[str, Mapping[str, Tensor]] = {
         "parameter": captured.parameters,
         "buffer": captured.buffers,
