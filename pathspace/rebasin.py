@@ -207,24 +207,22 @@ def by_activations(
     ]
     orders = {}
     for name, slices, _ in kept:
-        like = torch.zeros(len(next(iter(slices.values()))), dtype=torch.float64).repeat(
-            len(next(iter(slices.values()))), 1
-        )
-        for side in sides[name]:
-            if side[0] in features[0] and side[0] in features[1]:
-                if len(features[0][side[0]]) < 2:
-                    raise InputError(
-                        f"match found one sample of what {side[0]!r} reads, expected several to"
-                        " correlate; pass more inputs, or use by='weights'."
-                    )
-                rows = [_standard(held[side[0]][:, slices[side]]) for held in features]
-                like = like + torch.einsum("nap,nbp->ab", *rows)
-        if not any(side[0] in features[0] and side[0] in features[1] for side in sides[name]):
+        seen = [side for side in sides[name] if all(side[0] in held for held in features)]
+        if not seen:
             weights = ", ".join(repr(weight) for weight, _ in sides[name]) or "no weight"
             raise UnsupportedError(
                 f"match found the channels of {name!r} read by {weights}, expected a linear or"
                 " convolutional layer, whose inputs can be observed; use by='weights'."
             )
+        like = torch.zeros(len(slices[seen[0]]), len(slices[seen[0]]), dtype=torch.float64)
+        for side in seen:
+            if len(features[0][side[0]]) < 2:
+                raise InputError(
+                    f"match found one sample of what {side[0]!r} reads, expected several to"
+                    " correlate; pass more inputs, or use by='weights'."
+                )
+            rows = [_standard(held[side[0]][:, slices[side]]) for held in features]
+            like = like + torch.einsum("nap,nbp->ab", *rows)
         orders[name] = torch.from_numpy(linear_sum_assignment(like.numpy(), maximize=True)[1])
     return orders
 
