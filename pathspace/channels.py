@@ -57,7 +57,7 @@ class ChannelGroups(Shown):
     model: nn.Module
     groups: tuple[ChannelGroup, ...]
     _inputs: tuple[tuple[Any, ...], Mapping[str, Any]] = field(repr=False)
-    _adjustments: Adjustments = field(default_factory=Adjustments, repr=False)
+    _adjustments: Adjustments = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         """Number of groups."""

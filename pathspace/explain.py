@@ -101,29 +101,15 @@ class Explanation(Shown):
         table = Table(box=box.SIMPLE, title=title, title_justify="left")
         for column in ("parameter", "shape", "status", "scales", "why"):
             table.add_column(column, overflow="fold")
-        sides = {
-            (True, True): "in and out",
-            (True, False): "in",
-            (False, True): "out",
-            (False, False): "none",
-        }
         for entry in self.parameters:
             shape = "x".join(map(str, entry.shape)) or "scalar"
-            free = sides[entry.free_in, entry.free_out] if entry.path_space else ""
-            part = (
-                f"{entry.unused:,} of its scalars unused"
-                if entry.unused and entry.path_space
-                else ""
-            )
-            why = [
-                text
-                for text in (
-                    entry.by,
-                    part,
-                    *(str(r) for r in self.reasons if r.parameter == entry.name),
-                )
-                if text
-            ]
+            free, why = "", [entry.by] if entry.by else []
+            if entry.path_space:
+                ends = {"in": entry.free_in, "out": entry.free_out}
+                free = " and ".join(end for end in ends if ends[end]) or "none"
+                if entry.unused:
+                    why.append(f"{entry.unused:,} of its scalars unused")
+            why += [str(reason) for reason in self.reasons if reason.parameter == entry.name]
             table.add_row(escape(entry.name), shape, entry.status, free, escape("\n".join(why)))
         return table
 
@@ -180,15 +166,9 @@ def account(graph: ReductionGraph) -> Explanation:
     """
     places: dict[str, str] = {}
     for pin in graph.pinned:
+        parts = (pin.op, pin.module and f"in {pin.module}", pin.source)
         for name in pin.parameters:
-            places.setdefault(
-                name,
-                " ".join(
-                    part
-                    for part in (pin.op, f"in {pin.module}" if pin.module else "", pin.source)
-                    if part
-                ),
-            )
+            places.setdefault(name, " ".join(part for part in parts if part))
     entries = []
     for name, parameter in graph.parameters.items():
         block = graph.blocks[graph.index[name]] if name in graph.index else None

@@ -134,11 +134,7 @@ def delivering(path: str, suffix: str, stdout: TextIO) -> Iterator[Path]:
         suffix: of the file that is yielded for ``-``.
         stdout: standard output as it was before progress was shown.
     """
-    if path != STDOUT:
-        with replacing(path) as temporary:
-            yield temporary
-        return
-    with spooled(suffix, stdout) as temporary:
+    with spooled(suffix, stdout) if path == STDOUT else replacing(path) as temporary:
         yield temporary
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -79,15 +79,8 @@ class Choice(NamedTuple):
     whole: bool
 
 
-@dataclass
-class Adjustments:
-    """The attributes of a model's modules that must be adjusted.
-
-    Attributes:
-        known: kind of a group -> the attributes that depend on it.
-    """
-
-    known: dict[tuple[Any, ...], tuple[Choice, ...]] = field(default_factory=dict)
+# kind of a group -> the attributes of modules that depend on it, and must be adjusted
+Adjustments = dict[tuple[Any, ...], tuple[Choice, ...]]
 
 
 @torch.no_grad()
@@ -136,7 +129,7 @@ def without(model: nn.Module, cuts: Sequence[Cut], adjustments: Adjustments) -> 
         if any(id(tensor) in new for tensor in tensors.values()):
             _declare(module, tensors)
     for cut in cuts:
-        for choice in adjustments.known.get(kind(model, cut), ()):
+        for choice in adjustments.get(kind(model, cut), ()):
             for _, module in owners(copy, cut):
                 if type(module) is choice.module:
                     _adjust(module, choice, cut)
@@ -360,20 +353,17 @@ class Bench:
 
     def adjust(self, cut: Cut) -> str:
         """Find the attributes that depend on one group; return why there are none, or ``""``."""
-        wanted, name, reason = (
-            outputs(masked(self.model, [cut]), self.args, self.kwargs),
-            kind(self.model, cut),
-            "",
-        )
-        self.adjustments.known.pop(name, None)
+        wanted = outputs(masked(self.model, [cut]), self.args, self.kwargs)
+        name = kind(self.model, cut)
+        self.adjustments.pop(name, None)
         reason = self._differs([cut], wanted)
         if not reason:
             return ""
         for some in sets_of(choices(self.model, cut)):
-            self.adjustments.known[name] = some
+            self.adjustments[name] = some
             if not self._differs([cut], wanted):
                 return ""
-        self.adjustments.known.pop(name, None)
+        self.adjustments.pop(name, None)
         return reason
 
     def refusals(self, cuts: Mapping[str, Cut]) -> dict[str, str]:
