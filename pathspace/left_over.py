@@ -57,18 +57,15 @@ def left_over(
     rows: dict[int, Tensor] = {}
     for number, (entry, mask) in enumerate(zip(scales.entries, alive, strict=True)):
         index = [side.index.expand(entry.shape)[mask] for side in entry.sides]
+        draw = torch.Generator().manual_seed(0)
         if len(index[0]) > MOST_SCALARS:
-            some = torch.randint(
-                len(index[0]), (MOST_SCALARS,), generator=torch.Generator().manual_seed(0)
-            )
+            some = torch.randint(len(index[0]), (MOST_SCALARS,), generator=draw)
             index = [part[some] for part in index]
         if len(index[0]):
             classes = torch.unique(torch.stack(index, 1), dim=0)
             if len(classes) > MOST_CLASSES:
-                chosen = torch.randperm(len(classes), generator=torch.Generator().manual_seed(0))[
-                    :MOST_CLASSES
-                ]
-                classes = classes[chosen]
+                chosen = torch.randperm(len(classes), generator=draw.manual_seed(0))
+                classes = classes[chosen[:MOST_CLASSES]]
             rows[number] = classes[:, 0]
             starts = [side.start for side in entry.sides]
             moved[number] = sum(
@@ -113,22 +110,19 @@ def _elsewhere(moved: Mapping[int, Tensor], units: int) -> tuple[set[int], Tenso
 
     def missing(tables: Sequence[Tensor]) -> int:
         """How many null vectors more than found units leave these tensors alone."""
-        here = torch.cat(list(tables)) if tables else torch.zeros(0, width, dtype=torch.float64)
+        here = torch.cat([nothing, *tables])
         return (rank_of(whole[:, units:]) - rank_of(here[:, units:])) - (
             rank_of(whole[:, :units]) - rank_of(here[:, :units])
         )
 
+    nothing = torch.zeros(0, width, dtype=torch.float64)
     whole = torch.linalg.qr(torch.cat(list(small.values())), mode="r").R
     wanted = missing([])
     silent: set[int] = set()
     for number, table in small.items():
         if missing([*(small[n] for n in silent), table]) == wanted:
             silent.add(number)
-    here = (
-        torch.cat([small[n] for n in silent])
-        if silent
-        else torch.zeros(0, width, dtype=torch.float64)
-    )
+    here = torch.cat([nothing, *(small[n] for n in silent)])
 
     def kernel(columns: slice) -> Tensor:
         """Combinations that move nothing in the tensors that are left alone."""
@@ -142,11 +136,11 @@ def _elsewhere(moved: Mapping[int, Tensor], units: int) -> tuple[set[int], Tenso
 
     found, every = kernel(slice(0, units)), kernel(slice(units, width))
     known, all_ = whole[:, :units] @ found, whole[:, units:] @ every
+    shares = torch.zeros(found.shape[1], every.shape[1], dtype=torch.float64)
     if known.shape[1]:
         basis = torch.linalg.svd(known, full_matrices=False)
         keep = basis.S.div(float(basis.S.max().clamp_min(1e-300))).gt(1e-9)
         inside = basis.U[:, keep]
         # a left-over scale, less what found units do of it
         shares = torch.linalg.lstsq(known, inside @ (inside.T @ all_), driver="gelsd").solution
-        return silent, torch.cat([-found @ shares, every])
-    return silent, torch.cat([torch.zeros(units, every.shape[1], dtype=torch.float64), every])
+    return silent, torch.cat([-found @ shares, every])

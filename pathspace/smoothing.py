@@ -187,15 +187,13 @@ def smoothing_recipe(pairs: Iterable[SmoothingPair], form: str = "llm-compressor
     for pair in pairs:
         expect_arguments("smoothing_recipe", pair=pair)
     single = [(pair.writers[0], pair.readers) for pair in pairs if len(pair.writers) == 1]
-    if form in ("awq", "aimet"):
-        if form == "awq":
-            return dumps(
-                [
-                    {"prev_op": writer, "layers": list(readers), "inp": readers[0]}
-                    for writer, readers in single
-                ],
-                indent=2,
-            )
+    if form == "awq":
+        mappings = [
+            {"prev_op": writer, "layers": list(readers), "inp": readers[0]}
+            for writer, readers in single
+        ]
+        return dumps(mappings, indent=2)
+    if form == "aimet":
         return dumps([[writer, *readers] for writer, readers in single], indent=2)
     patterns = dict.fromkeys(
         (_pattern(writer), tuple(dict.fromkeys(map(_pattern, readers))))
