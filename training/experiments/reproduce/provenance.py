@@ -46,6 +46,7 @@ DECIDING = (
         "training/norms_again.py",
         "diagnostics/addition_hooks.py",
         "diagnostics/nodes.py",
+        "diagnostics/residual.py",
         "diagnostics/penalty_disabled.py",
         "diagnostics/efficiency.py",
     ),
