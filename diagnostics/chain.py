@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pathspace.capture import capture, place
 from pathspace.diagnostics.addition_hooks import Addition, Kinds, Site, module_names
-from pathspace.diagnostics.dataflow import is_float, is_seen, short
+from pathspace.diagnostics.dataflow import is_float_node, is_seen, short
 from pathspace.diagnostics.efficiency import ChainRecord, Watch, observe
 from pathspace.diagnostics.nodes import ChainNode, Example, Nodes, run_noting
 from pathspace.diagnostics.readout import readout
@@ -164,7 +164,7 @@ def _sites(
             and short(node) in ("add", "add_", "sub", "sub_")
             and is_seen(node)
         ):
-            operands = [a for a in (*node.args, *node.kwargs.values()) if is_float(a)]
+            operands = [a for a in (*node.args, *node.kwargs.values()) if is_float_node(a)]
             if len(operands) == 2 and node.meta["val"].ndim:
                 module = place(node)[0]
                 drawn[first.get(module, module)].append(node)

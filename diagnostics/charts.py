@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import vl_convert
 from markupsafe import Markup
 
-from pathspace.diagnostics.wording import number, shortened
+from pathspace.diagnostics.wording import number_text, shortened
 
 Spec = dict[str, Any]
 WIDTH, HEIGHT = 400, 170
@@ -37,7 +37,7 @@ _SVG = "http://www.w3.org/2000/svg"
 MOST_NAMES = 9
 
 
-def draw(spec: Spec, label: str, height: int = HEIGHT) -> Markup:
+def svg_chart(spec: Spec, label: str, height: int = HEIGHT) -> Markup:
     """A Vega-Lite specification as SVG with a label, and a title for each mark with a ``tip``.
 
     Args:
@@ -118,13 +118,13 @@ def histogram(facts: Mapping[str, Any], label: str, across: str) -> Markup:
     counts = {"labelExpr": "datum.value ? format(datum.value, '~s') : '0'", "tickCount": 4}
     y = {"field": "count", "type": "quantitative", "title": None, "axis": counts}
     encoding = {"x": x, "x2": {"field": "high"}, "y": y, **_TIPS}
-    return draw(
+    return svg_chart(
         {"data": {"values": rows}, "mark": {"type": "bar", "color": BLUE}, "encoding": encoding},
         label,
     )
 
 
-def depth(
+def depth_chart(
     names: Sequence[str],
     values: Sequence[float | None],
     label: str,
@@ -146,7 +146,7 @@ def depth(
 
     def points(numbers: Sequence[float | None], what: str, mark: Spec) -> Spec:
         rows = [
-            {"i": i, "log": math.log10(v), "tip": f"{names[i]}: {what}{number(v)}"}
+            {"i": i, "log": math.log10(v), "tip": f"{names[i]}: {what}{number_text(v)}"}
             for i, v in _positive(numbers)
         ]
         return {"data": {"values": rows}, "mark": mark, "encoding": encoding}
@@ -158,7 +158,7 @@ def depth(
         points(values, "", {"type": "line", "color": BLUE, "strokeWidth": 1.5}),
         points(values, "", {"type": "circle", "color": BLUE, "opacity": 1}),
     ]
-    return draw({"layer": layers}, label)
+    return svg_chart({"layer": layers}, label)
 
 
 def cosines(nodes: Sequence[Mapping[str, Any]], label: str) -> Markup:
@@ -173,8 +173,9 @@ def cosines(nodes: Sequence[Mapping[str, Any]], label: str) -> Markup:
             "high": node["cosine_q95"],
             "zero": 0,
             "tip": (
-                f"{node['name']}: {node['cosine_mean']:+.4f} (5 % {number(node['cosine_q05'])}, 95"
-                f" % {number(node['cosine_q95'])}), |z|/|x| {number(node['direction_over_stream'])}"
+                f"{node['name']}: {node['cosine_mean']:+.4f} (5 %"
+                f" {number_text(node['cosine_q05'])}, 95 % {number_text(node['cosine_q95'])}),"
+                f" |z|/|x| {number_text(node['direction_over_stream'])}"
             ),
         }
         for i, node in enumerate(nodes)
@@ -190,7 +191,7 @@ def cosines(nodes: Sequence[Mapping[str, Any]], label: str) -> Markup:
         {"mark": {"type": "bar", "width": size}, "encoding": bars},
         {"mark": {"type": "rule", "color": INK, "opacity": 0.6}, "encoding": strokes},
     ]
-    return draw({"data": {"values": rows}, "layer": layer}, label)
+    return svg_chart({"data": {"values": rows}, "layer": layer}, label)
 
 
 def shares(parts_of: Sequence[tuple[str, int, str]], label: str) -> Markup:
@@ -215,7 +216,7 @@ def shares(parts_of: Sequence[tuple[str, int, str]], label: str) -> Markup:
         "order": {"field": "order"},
         **_TIPS,
     }
-    return draw({"data": {"values": rows}, "mark": "bar", "encoding": encoding}, label, 28)
+    return svg_chart({"data": {"values": rows}, "mark": "bar", "encoding": encoding}, label, 28)
 
 
 def both(
@@ -230,7 +231,12 @@ def both(
         up: the title of the vertical axis.
     """
     values = [
-        {"i": i, "log": math.log10(v), "name": model, "tip": f"{model}, {names[i]}: {number(v)}"}
+        {
+            "i": i,
+            "log": math.log10(v),
+            "name": model,
+            "tip": f"{model}, {names[i]}: {number_text(v)}",
+        }
         for model, numbers in series.items()
         for i, v in _positive(numbers)
     ]
@@ -240,7 +246,7 @@ def both(
         "color": _hues(series),
         **_TIPS,
     }
-    return draw({"data": {"values": values}, "encoding": encoding, "layer": _LINE}, label)
+    return svg_chart({"data": {"values": values}, "encoding": encoding, "layer": _LINE}, label)
 
 
 def histograms(facts: Mapping[str, Mapping[str, Any]], label: str, across: str) -> Markup:
@@ -263,7 +269,7 @@ def histograms(facts: Mapping[str, Mapping[str, Any]], label: str, across: str) 
     y = {"field": "share", "type": "quantitative", "title": "share per decade", "stack": None}
     mark = {"type": "area", "interpolate": "step-after", "line": True, "opacity": 0.35}
     encoding = {"x": x, "y": y, "color": _hues(facts)}
-    return draw({"data": {"values": values}, "mark": mark, "encoding": encoding}, label)
+    return svg_chart({"data": {"values": values}, "mark": mark, "encoding": encoding}, label)
 
 
 _LINE: list[Spec] = [
@@ -314,4 +320,4 @@ def lines(
     x = {"field": "step", "type": "quantitative", "title": "step", "axis": axis}
     y, colour = {**up_axis, "field": "value"}, _hues(columns.values())
     encoding = {"x": x, "y": y, "color": colour, **_TIPS}
-    return draw({"data": {"values": values}, "encoding": encoding, "layer": _LINE}, label)
+    return svg_chart({"data": {"values": values}, "encoding": encoding, "layer": _LINE}, label)

@@ -42,7 +42,7 @@ def conserved(graph: ReductionGraph) -> Tensor:
         2.1, for layered networks.
     """
     expect_arguments("conserved", graph=graph)
-    incoming, outgoing = unit_sums(graph, squares(graph))
+    incoming, outgoing = unit_sums(graph, squared_weights(graph))
     return incoming - outgoing
 
 
@@ -73,7 +73,7 @@ def unit_sums(graph: ReductionGraph, tensors: Mapping[str, Tensor]) -> tuple[Ten
 
 
 @torch.no_grad()
-def squares(graph: ReductionGraph) -> dict[str, Tensor]:
+def squared_weights(graph: ReductionGraph) -> dict[str, Tensor]:
     """Squares of the current weights, by name of the block."""
     return {
         b.name: b.values(graph.parameters[b.name].detach()).double().square() for b in graph.blocks

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathspace.diagnostics.layers import Call, Names, Types, observe, select
+from pathspace.diagnostics.layers import Call, Names, Types, record_layers, select
 from pathspace.diagnostics.linear_maps import Jacobian, Products
 from pathspace.diagnostics.spectra import top_singular
 from pathspace.diagnostics.tables import Table
@@ -89,7 +89,7 @@ class _Sum(Products):
         return self.identity * v + sum(factor * part.pull(v) for factor, part in self.parts)
 
 
-def norm(operator: Products) -> float:
+def spectral_norm(operator: Products) -> float:
     """Spectral norm of an operator."""
     return top_singular(operator, 1, tolerance=1e-6)[0].value
 
@@ -155,7 +155,7 @@ def residual_control(
         for inner, module in block.named_modules()
         if inside and inner and not any(True for _ in module.children())
     }
-    run = observe(model, inputs, kwargs, {**blocks, **parts})
+    run = record_layers(model, inputs, kwargs, {**blocks, **parts})
     calls = [call for call in run.calls if call.name in blocks]
     if not calls:
         raise InputError(
@@ -188,7 +188,7 @@ def residual_control(
     for call, source in zip(calls, sources, strict=True):
         step = Jacobian(call.output, source)
         jacobians.append(step)
-        branch = norm(_Sum([(1.0, step)], -1.0))
+        branch = spectral_norm(_Sum([(1.0, step)], -1.0))
         factors = _factors(
             one
             for one in run.calls
@@ -197,7 +197,9 @@ def residual_control(
         product = math.prod(factors.values())
         slack = math.log(product / branch) if inside and branch > 0 and product > 0 else None
         rows.append(
-            BlockControl(call.label, norm(step), branch, **factors, product=product, slack=slack)
+            BlockControl(
+                call.label, spectral_norm(step), branch, **factors, product=product, slack=slack
+            )
         )
     try:
         span_map = Jacobian(calls[-1].output, sources[0])
@@ -208,10 +210,12 @@ def residual_control(
     errors = [row.branch for row in rows]
     count = len(rows)
     linear: list[tuple[float, Products]] = [(1.0, jacobian) for jacobian in jacobians]
-    span = norm(span_map)
-    first = norm(_Sum(linear, -float(count)))
+    span = spectral_norm(span_map)
+    first = spectral_norm(_Sum(linear, -float(count)))
     # J - I - sum (J_l - I) = J - sum J_l + (m - 1) I
-    remainder = norm(_Sum([(1.0, span_map), *((-1.0, j) for j in jacobians)], float(count - 1)))
+    remainder = spectral_norm(
+        _Sum([(1.0, span_map), *((-1.0, j) for j in jacobians)], float(count - 1))
+    )
     total = math.fsum(errors)
     bound = math.prod(1 + e for e in errors) - 1 - total
     small = "holds" if total < 0.5 else "does not hold"
@@ -239,7 +243,7 @@ def _factors(calls: Iterable[Call]) -> dict[str, float]:
         if call.source is None or not call.output.requires_grad:
             continue
         try:
-            size = norm(Jacobian(call.output, call.source))
+            size = spectral_norm(Jacobian(call.output, call.source))
         except PathspaceError:
             continue
         kind = "others"

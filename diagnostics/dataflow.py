@@ -53,7 +53,7 @@ def short(node: fx.Node) -> str:
     return operation_name(node.target).rsplit(".", 1)[-1] if node.op == "call_function" else node.op
 
 
-def is_float(value: object) -> bool:
+def is_float_node(value: object) -> bool:
     """Whether an argument is a node whose value is a floating-point tensor."""
     shown = value.meta.get("val") if isinstance(value, fx.Node) else None
     return isinstance(shown, torch.Tensor) and shown.is_floating_point()
@@ -184,7 +184,7 @@ class Dataflow:
 
     def data_inputs(self, node: fx.Node) -> list[fx.Node]:
         """The operands that depend on the input, without masks and shapes."""
-        return [a for a in self.inputs[self.index[node]] if self.data(a) and is_float(a)]
+        return [a for a in self.inputs[self.index[node]] if self.data(a) and is_float_node(a)]
 
     def carries(self, node: fx.Node) -> bool:
         """Whether an operation passes on the values of its only activation."""
@@ -205,7 +205,7 @@ class Dataflow:
         if operation in ("sum", "concatenation"):
             return True
         activations = sum(
-            isinstance(a, fx.Node) and self.data(a) and is_float(a) for a in node.args
+            isinstance(a, fx.Node) and self.data(a) and is_float_node(a) for a in node.args
         )
         known = operation in MOVES | AFFINE | _SPREADS or short(node) == "getitem"
         one = activations <= 1 and len(self.data_inputs(node)) <= 1
@@ -287,7 +287,7 @@ __all__ = [
     "SCALES",
     "Dataflow",
     "halves",
-    "is_float",
+    "is_float_node",
     "is_seen",
     "is_strided",
     "kind_of",

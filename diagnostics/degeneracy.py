@@ -20,16 +20,16 @@ from pathspace import ReductionGraph, trace
 from pathspace.checkpointing import never_recomputed
 from pathspace.diagnostics.feature_spaces import added_vectors, feature_spaces
 from pathspace.diagnostics.gauge_directions import (
-    combined,
     confirmed,
     count_broken,
     gauge_directions,
     gauge_rank,
     hashing,
+    random_combinations,
 )
 from pathspace.diagnostics.layers import (
     differentiating,
-    in_double,
+    float64_errors_explained,
     in_float64,
     is_real,
     unchanged,
@@ -210,7 +210,7 @@ def degeneracy(
             f"There are no trainable parameters in {type(model).__name__} to count directions of."
         )
     with unchanged(twin), never_recomputed(), torch.enable_grad():
-        with in_double(model):
+        with float64_errors_explained(model):
             result = evaluate(twin, parameters, args, named)
         parts = [v for v in tree_leaves(result) if is_real(v) and v.requires_grad]
         if not parts:
@@ -228,7 +228,11 @@ def degeneracy(
         exact = total <= max_exact
         rows = min(outputs.numel(), total + 10 if exact else max_rows)
         sketch = None if exact else 2 * rows + 50
-        tested = None if exact or directions is None else combined(directions, 2 * rows + 50, seed)
+        tested = (
+            None
+            if exact or directions is None
+            else random_combinations(directions, 2 * rows + 50, seed)
+        )
         with differentiating(model):
             matrix, squares, moved = _rows(
                 outputs, list(parameters.values()), rows, sketch, tested, seed

@@ -13,7 +13,7 @@ from pathspace import trace
 from pathspace.diagnostics.chain import MarkovChain
 from pathspace.diagnostics.efficiency import ChainRecord
 from pathspace.diagnostics.first_steps import FirstSteps, first_steps
-from pathspace.diagnostics.given import Subject, given
+from pathspace.diagnostics.given import Subject, make_subject
 from pathspace.diagnostics.layers import Names
 from pathspace.diagnostics.losses import Function
 from pathspace.diagnostics.run.alarms import Alarm
@@ -136,7 +136,7 @@ def diagnose(
         "targets": targets,
         "batches": batches,
     }
-    subject = given(model, inputs, kwargs, seed=seed, **what)
+    subject = make_subject(model, inputs, kwargs, seed=seed, **what)
     tell("Following signals")
     model, args, named = subject.model, subject.args, subject.kwargs
     table = signal(model, *args, kwargs=named, names=names, jvp=False, seed=seed)

@@ -87,7 +87,7 @@ def _note_broken(count: int, effect: float, notes: list[str]) -> None:
         )
 
 
-def combined(directions: csr_array, width: int, seed: int) -> csr_array:
+def random_combinations(directions: csr_array, width: int, seed: int) -> csr_array:
     """The directions, or ``width`` random combinations if there are more."""
     count = directions.shape[1]
     if count <= width:

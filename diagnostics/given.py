@@ -53,7 +53,7 @@ class Subject:
         return sum(parameter.numel() for parameter in self.model.parameters())
 
 
-def given(
+def make_subject(
     model: nn.Module,
     inputs: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,

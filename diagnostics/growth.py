@@ -17,7 +17,7 @@ from pathspace.checkpointing import never_recomputed
 from pathspace.diagnostics.layers import (
     Names,
     arguments,
-    in_double,
+    float64_errors_explained,
     in_float64,
     main_output,
     matching,
@@ -144,7 +144,7 @@ def predict_growth(
         values = {
             n: part.view_as(chosen[n]) for n, part in zip(chosen, flat.split(sizes), strict=True)
         }
-        with unchanged(twin), never_recomputed(), in_double(model):
+        with unchanged(twin), never_recomputed(), float64_errors_explained(model):
             result = evaluate(twin, values, args, kwargs)
         return main_output(twin, result)
 

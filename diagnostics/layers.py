@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from pathspace.capture import check_capturable, describe, first_line
+from pathspace.capture import check_capturable, describe_inputs, first_line
 from pathspace.checkpointing import never_recomputed
 from pathspace.diagnostics.recomputation import never_reentrant
 from pathspace.errors import (
@@ -35,7 +35,7 @@ from pathspace.inputs import arranged, check_inputs
 from pathspace.module_walk import every_module
 from pathspace.nested import leaves
 from pathspace.refusals import failed_run, no_derivative
-from pathspace.stand_in import attributes, generator_states, restore_attributes
+from pathspace.stand_in import generator_states, restore_attributes, save_attributes
 from pathspace.untouched import untouched, values_kept
 from pathspace.without_values import has_values, require_values
 
@@ -82,7 +82,7 @@ class Call:
 
 
 @dataclass(eq=False)
-class Run:
+class RecordedRun:
     """One run of a model.
 
     Attributes:
@@ -203,7 +203,7 @@ def select(model: nn.Module, names: Names = None, types: Types = None) -> dict[s
 class _Activations(TorchFunctionMode):
     """Records which activation function follows each layer, called as a module or as a function."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RecordedRun) -> None:
         super().__init__()
         self.run = run
 
@@ -242,7 +242,10 @@ def _view(value: Tensor) -> Tensor:
 
 @contextmanager
 def hooked(
-    layers: Mapping[str, nn.Module], run: Run, differentiable: bool = True, copies: bool = True
+    layers: Mapping[str, nn.Module],
+    run: RecordedRun,
+    differentiable: bool = True,
+    copies: bool = True,
 ) -> Iterator[None]:
     """Record every call of ``layers`` in ``run.calls``; the hooks are always removed at the end.
 
@@ -267,7 +270,7 @@ def hooked(
 class _Hooks:
     """The hooks of :func:`hooked` before and after each call of a layer."""
 
-    def __init__(self, run: Run, differentiable: bool, copies: bool) -> None:
+    def __init__(self, run: RecordedRun, differentiable: bool, copies: bool) -> None:
         self.run, self.differentiable, self.copies = run, differentiable, copies
         self.node = torch.clone if copies else _view
         self.pending: dict[int, list[tuple[Tensor | None, Any]]] = {}
@@ -345,12 +348,12 @@ def in_float64(value: Any) -> Any:
     return value.detach().double() if is_real(value) else value
 
 
-def observe(
+def record_layers(
     model: nn.Module,
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
     layers: Mapping[str, nn.Module],
-) -> Run:
+) -> RecordedRun:
     """Run ``model`` once with gradients, and record the calls of ``layers``.
 
     Buffers (running statistics) and the random state are restored; parameters get no gradients.
@@ -384,8 +387,8 @@ def _observe(
     kwargs: Mapping[str, Any] | None,
     layers: Mapping[str, nn.Module],
     copies: bool,
-) -> Run | None:
-    run = Run()
+) -> RecordedRun | None:
+    run = RecordedRun()
 
     def own(value: Any) -> Any:
         if is_real(value):
@@ -414,8 +417,8 @@ def _observe(
                 return None
             raise CaptureError(
                 f"{type(model).__name__} raised {type(error).__name__} on inputs"
-                f" ({describe(args, kwargs)}): {first_line(error)}; check the shapes and dtypes of"
-                " the inputs."
+                f" ({describe_inputs(args, kwargs)}): {first_line(error)}; check the shapes and"
+                " dtypes of the inputs."
             ) from error
     run.output = main_output(model, result)
     touched = any(call.version != _version(call.output) for call in run.calls)
@@ -488,8 +491,8 @@ def lost(loss: Callable[[Any, Any], Any], outputs: Any, targets: Any) -> Tensor:
     except Exception as error:
         raise InputError(
             f"The loss raised {type(error).__name__} on outputs and targets"
-            f" ({describe((outputs, targets), {})}): {first_line(error)}; check that it takes what"
-            " the model returns, and that the targets fit."
+            f" ({describe_inputs((outputs, targets), {})}): {first_line(error)}; check that it"
+            " takes what the model returns, and that the targets fit."
         ) from error
     if not isinstance(value, Tensor):
         raise InputError(
@@ -516,7 +519,7 @@ def differentiating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def in_double(model: nn.Module) -> Iterator[None]:
+def float64_errors_explained(model: nn.Module) -> Iterator[None]:
     """Replace errors of a model in float64, which some of torch's kernels do not
     support, by one sentence.
     """
@@ -553,7 +556,7 @@ def unchanged(model: nn.Module) -> Iterator[None]:
     if sum(weight.numel() for weight in weights) <= LARGE:
         # (some models write into their weights, as those with a constraint of their norm)
         values += weights
-    before, generators = attributes(model), generator_states(model)
+    before, generators = save_attributes(model), generator_states(model)
     with untouched(model), values_kept(values), never_reentrant(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*torch.jit.*deprecated.*")
         try:

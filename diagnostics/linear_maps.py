@@ -1,7 +1,7 @@
 """Linear maps given by products ``J u`` and ``v J`` on a device, among them Jacobians.
 
-The products are tensors, and numbers reach the host only by :func:`fetch`, so that an iteration of
-many products does not wait for the device.
+The products are tensors, and numbers reach the host only by :func:`to_host`, so that an iteration
+of many products does not wait for the device.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Products(LinearOperator):  # type: ignore[misc]
         raise NotImplementedError
 
     def _matvec(self, u: np.ndarray) -> np.ndarray:
-        return fetch(self.push(self.put(u)))
+        return to_host(self.push(self.put(u)))
 
     def _rmatvec(self, v: np.ndarray) -> np.ndarray:
-        return fetch(self.pull(self.put(v)))
+        return to_host(self.pull(self.put(v)))
 
     def put(self, values: np.ndarray) -> Tensor:
         """A vector on the device."""
@@ -60,7 +60,7 @@ class Products(LinearOperator):  # type: ignore[misc]
 
     def dense(self) -> np.ndarray:
         """The explicit matrix, for small shapes."""
-        return fetch(self.rows())
+        return to_host(self.rows())
 
 
 class _Other(Products):
@@ -150,7 +150,7 @@ class Jacobian(Products):
         return pushed.detach().reshape(-1).double()
 
 
-def fetch(value: Tensor) -> np.ndarray:
+def to_host(value: Tensor) -> np.ndarray:
     """Copy numbers to the host; only here it waits for the device."""
     found = value.detach().cpu().numpy()
     if not np.isfinite(found).all():

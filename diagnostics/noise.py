@@ -145,7 +145,7 @@ def contraction(decay: float, lr: float, curvature: float) -> float:
 
 
 @dataclass(frozen=True)
-class Probe:
+class QuadraticRun:
     """The moving average run on a quadratic.
 
     Attributes:
@@ -161,7 +161,9 @@ class Probe:
     distance: float
 
 
-def quadratic_probe(decay: float, lr: float, curvature: float = 1.0, steps: int = 300) -> Probe:
+def quadratic_probe(
+    decay: float, lr: float, curvature: float = 1.0, steps: int = 300
+) -> QuadraticRun:
     """Run ``g <- decay g + (1 - decay) h x``, ``x <- x - lr g`` from ``x = 1, g = 0``.
 
     Args:
@@ -188,7 +190,7 @@ def quadratic_probe(decay: float, lr: float, curvature: float = 1.0, steps: int 
     half = len(sizes) // 2
     grew = max(sizes[half + half // 2 :]) > max(sizes[half : half + half // 2 + 1])
     ascents = sum(b > a for a, b in itertools.pairwise(losses))
-    return Probe(bool(grew), ascents, len(sizes) - 1, abs(x))
+    return QuadraticRun(bool(grew), ascents, len(sizes) - 1, abs(x))
 
 
 def curvature(model: nn.Module, loss: Loss, inputs: Any, targets: Any, seed: int = 0) -> float:

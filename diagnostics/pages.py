@@ -8,7 +8,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
-from pathspace.diagnostics.wording import number
+from pathspace.diagnostics.wording import number_text
 
 
 def render(template: str, **values: Any) -> str:
@@ -28,5 +28,5 @@ def render(template: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["n"] = number
+    environment.filters["n"] = number_text
     return environment.get_template(template).render(**values)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from pathspace.diagnostics.dataflow import AFFINE, MOVES, SCALES, Dataflow, is_float, kind_of
+from pathspace.diagnostics.dataflow import AFFINE, MOVES, SCALES, Dataflow, is_float_node, kind_of
 from pathspace.inference.registry import facts_of
 
 
@@ -67,7 +67,7 @@ def _scales(graph: Dataflow, node: fx.Node, direct: list[fx.Node]) -> bool:
     others = [
         a
         for a in graph.inputs[graph.index[node]]
-        if is_float(a) and not graph.data(a) and a not in direct
+        if is_float_node(a) and not graph.data(a) and a not in direct
     ]
     if kind == "normalisation":
         # (running statistics are constants; the first tensor after the input is the weight)

@@ -16,7 +16,7 @@ from pathspace.diagnostics.dataflow import (
     AFFINE,
     Dataflow,
     halves,
-    is_float,
+    is_float_node,
     is_seen,
     is_strided,
     kind_of,
@@ -84,7 +84,7 @@ class Finder:
             return
         arguments = [*node.args[:2], node.kwargs.get("other")]
         operands = [value for value in arguments if isinstance(value, fx.Node)]
-        if len(operands) != 2 or not all(map(is_float, operands)):
+        if len(operands) != 2 or not all(map(is_float_node, operands)):
             return
         left, right = (self.graph.operand(node, position) for position in (0, 1))
         shape = node.meta["val"].shape
@@ -102,7 +102,7 @@ class Finder:
             self._judge_pair(node, left, right)
 
     def _from_data(self, value: object) -> bool:
-        return isinstance(value, fx.Node) and is_float(value) and self.graph.data(value)
+        return isinstance(value, fx.Node) and is_float_node(value) and self.graph.data(value)
 
     def _sums_stack(self, node: fx.Node) -> bool:
         stack = node.args[0]

@@ -19,11 +19,11 @@ from torch.nn import functional as F
 from pathspace.diagnostics.layers import (
     Call,
     Names,
-    Run,
+    RecordedRun,
     Types,
     differentiating,
-    observe,
     rademacher,
+    record_layers,
     select,
     unchanged,
 )
@@ -143,13 +143,15 @@ def signal(
     layers = select(model, names, types)
     # (to read a weight may change the model: some are computed, and count how often)
     with unchanged(model):
-        return _measured(model, layers, observe(model, inputs, kwargs, layers), probes, jvp, seed)
+        return _measured(
+            model, layers, record_layers(model, inputs, kwargs, layers), probes, jvp, seed
+        )
 
 
 def _measured(
     model: nn.Module,
     layers: Mapping[str, nn.Module],
-    run: Run,
+    run: RecordedRun,
     probes: int | None,
     jvp: bool,
     seed: int,
@@ -223,7 +225,7 @@ def _not_finite(rows: list[LayerSignal]) -> tuple[str, ...]:
     )
 
 
-def never_called(layers: Mapping[str, nn.Module], run: Run) -> tuple[str, ...]:
+def never_called(layers: Mapping[str, nn.Module], run: RecordedRun) -> tuple[str, ...]:
     """A note on layers that the model did not call."""
     missing = sorted(layers.keys() - {call.name for call in run.calls})
     if not missing:
@@ -233,7 +235,7 @@ def never_called(layers: Mapping[str, nn.Module], run: Run) -> tuple[str, ...]:
 
 
 def _from_output(
-    run: Run, probes: int, generator: torch.Generator
+    run: RecordedRun, probes: int, generator: torch.Generator
 ) -> tuple[list[Estimate | None], list[Tensor | None]]:
     """Gain from the model's output back to every layer, and which units a gradient reached."""
     samples: list[list[Tensor]] = [[] for _ in run.calls]

@@ -13,8 +13,8 @@ from scipy.linalg import orth
 from scipy.sparse.linalg import LinearOperator
 from torch import Tensor, nn
 
-from pathspace.diagnostics.layers import differentiating, observe, select
-from pathspace.diagnostics.linear_maps import Jacobian, Products, as_products, fetch
+from pathspace.diagnostics.layers import differentiating, record_layers, select
+from pathspace.diagnostics.linear_maps import Jacobian, Products, as_products, to_host
 from pathspace.diagnostics.tables import Estimate
 from pathspace.errors import (
     AT_LEAST_1,
@@ -66,7 +66,7 @@ def jacobian(
             raise InputError(
                 f"jacobian found no layer {name!r} in {type(model).__name__}; see named_modules()."
             )
-    run = observe(model, inputs, kwargs, select(model, names=wanted) if wanted else {})
+    run = record_layers(model, inputs, kwargs, select(model, names=wanted) if wanted else {})
     calls = {name: [call for call in run.calls if call.name == name] for name in wanted}
     for name, found in calls.items():
         if not found:
@@ -132,14 +132,14 @@ def trace_k(
 
     def sizes(vectors: Iterable[Tensor]) -> list[float]:
         found = [products.pull(v).square().sum() / columns for v in vectors]
-        return fetch(torch.stack(found)).tolist() if found else []
+        return to_host(torch.stack(found)).tolist() if found else []
 
     if method == "hutchinson":
         return Estimate.of(sizes(signs() for _ in range(probes)))
     third = min(probes // 3, rows)
     sketch = torch.stack([products.push(products.pull(signs())) for _ in range(third)], 1)
     # without dependent columns
-    basis = products.put(orth(fetch(sketch), rcond=1e-10)).view(rows, -1)
+    basis = products.put(orth(to_host(sketch), rcond=1e-10)).view(rows, -1)
     known = math.fsum(sizes(basis.T))
     if basis.shape[1] >= min(rows, columns):
         return Estimate(known, 0.0, third)
@@ -241,7 +241,7 @@ def top_singular(
     products, small = as_products(operator), min(operator.shape)
     count = min(count, small)
     if small <= _SMALL or count >= small:
-        left, values, right = np.linalg.svd(fetch(products.rows()), full_matrices=False)
+        left, values, right = np.linalg.svd(to_host(products.rows()), full_matrices=False)
         triples = [products.put(side[:count]).view(count, -1) for side in (left.T, right)]
     else:
         start = products.put(np.random.default_rng(seed).normal(size=small))
@@ -251,7 +251,7 @@ def top_singular(
         torch.maximum((products.pull(u) - s * w).norm(), (products.push(w) - s * u).norm())
         for u, s, w in zip(triples[0], on_device, triples[1], strict=True)
     ]
-    found = fetch(torch.stack(errors)).tolist() if errors else []
+    found = to_host(torch.stack(errors)).tolist() if errors else []
     return tuple(
         Singular(float(value), error) for value, error in zip(values[:count], found, strict=True)
     )
@@ -265,7 +265,7 @@ def _largest(
     most = min(len(start), max(_CHECKS[-1], 2 * count))
     krylov = _Krylov(operator, start, most)
     for steps in [*checks, most]:
-        diagonal, above = fetch(krylov.go_on(steps))
+        diagonal, above = to_host(krylov.go_on(steps))
         left, values, right = np.linalg.svd(np.diag(diagonal) + np.diag(above[:-1], 1))
         residuals = np.abs(above[-1] * left[-1, :count])
         if (residuals <= tolerance * values[0]).all():
@@ -365,7 +365,9 @@ def spectrum(operator: LinearOperator, probes: int = 8, steps: int = 40, seed: i
     products, size = as_products(operator), min(operator.shape)
     steps, random = min(steps, size), np.random.default_rng(seed)
     starts = [products.put(random.normal(size=size)) for _ in range(probes)]
-    lengths = fetch(torch.stack([_Krylov(products, start, steps).go_on(steps) for start in starts]))
+    lengths = to_host(
+        torch.stack([_Krylov(products, start, steps).go_on(steps) for start in starts])
+    )
     tables = [np.diag(diagonal) + np.diag(above[:-1], 1) for diagonal, above in lengths]
     _, values, vectors = np.linalg.svd(np.stack(tables))
     return Spectrum(operator.shape, values**2, vectors[:, :, 0] ** 2)

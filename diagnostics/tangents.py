@@ -16,8 +16,8 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
-from pathspace.capture import describe, first_line
-from pathspace.diagnostics.layers import Run, hooked, in_float64, is_real, unchanged
+from pathspace.capture import describe_inputs, first_line
+from pathspace.diagnostics.layers import RecordedRun, hooked, in_float64, is_real, unchanged
 from pathspace.errors import CaptureError, InputError
 from pathspace.inputs import arranged, check_inputs
 
@@ -68,7 +68,7 @@ def follow_tangents(
             noise = noise * mask
         return forward_ad.make_dual(value, noise)
 
-    run, tangents = Run(), []
+    run, tangents = RecordedRun(), []
     # without gradients, torch's layers would use fused kernels without forward derivatives
     with (
         unchanged(model),
@@ -91,7 +91,7 @@ def follow_tangents(
         except Exception as error:
             raise CaptureError(
                 f"{type(model).__name__} raised {type(error).__name__} on inputs"
-                f" ({describe(inputs, kwargs or {})}) under forward differentiation:"
+                f" ({describe_inputs(inputs, kwargs or {})}) under forward differentiation:"
                 f" {first_line(error)}; check the inputs, or this operation."
             ) from error
         for call in run.calls:

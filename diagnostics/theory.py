@@ -61,7 +61,7 @@ def expected_gain(call: Call) -> float | None:
       inputs of the measured mean and variance, estimated with eight samples.
 
     Args:
-        call: a call of the layer, recorded by :func:`pathspace.diagnostics.layers.observe`.
+        call: a call of the layer, recorded by :func:`pathspace.diagnostics.layers.record_layers`.
 
     Returns:
         The gain, or ``None`` if it is not known.

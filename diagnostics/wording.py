@@ -5,11 +5,17 @@ from __future__ import annotations
 import math
 
 
-def number(value: float | int | None, digits: int = 3) -> str:
+def number_text(value: float | int | None, digits: int = 3) -> str:
     """A number for a sentence: thousands separated, few digits, powers of ten as ``1.2e-05``.
 
     Example:
-        >>> number(11689512), number(0.25), number(390.4, 2), number(1.234e-7), number(None)
+        >>> (
+        ...     number_text(11689512),
+        ...     number_text(0.25),
+        ...     number_text(390.4, 2),
+        ...     number_text(1.234e-7),
+        ...     number_text(None),
+        ... )
         ('11,689,512', '0.25', '390', '1.23e-07', 'none')
     """
     if value is None or (isinstance(value, float) and math.isnan(value)):
@@ -31,14 +37,14 @@ def plural(count: int, noun: str, many: str = "") -> str:
     return f"{count:,} {noun if count == 1 else many or noun + 's'}"
 
 
-def power(log: float) -> str:
+def power_of_ten(log: float) -> str:
     """A power of ten, written out if it is short.
 
     Example:
-        >>> power(0.0), power(-1.0), power(13.25)
+        >>> power_of_ten(0.0), power_of_ten(-1.0), power_of_ten(13.25)
         ('1', '0.1', '10^13.2')
     """
-    return number(10**log, 2) if -4 < log < 5 else f"10^{log:.1f}"
+    return number_text(10**log, 2) if -4 < log < 5 else f"10^{log:.1f}"
 
 
 def shortened(name: str, most: int = 26) -> str:

@@ -15,10 +15,10 @@ from pathspace.path_sums import (
     Operation,
     Sum,
     common_log,
-    in_double,
-    is_float,
-    leaves,
-    mapped,
+    double_dtype,
+    is_float_tensor,
+    map_sums,
+    sum_leaves,
     wide,
 )
 from pathspace.random_state import torch_kept
@@ -43,9 +43,9 @@ class AffineMap:
         self, run: Operation, args: Any, kwargs: Any, complexes: frozenset[int] = frozenset()
     ) -> None:
         self.run, self.complexes = run, complexes
-        tree = mapped(wide, (args, in_double(kwargs)))
+        tree = map_sums(wide, (args, double_dtype(kwargs)))
         self.flat, self.spec = (
-            leaves(tree),
+            sum_leaves(tree),
             pytree.tree_structure(tree, is_leaf=lambda leaf: isinstance(leaf, Sum)),
         )
         self.places = {i: leaf for i, leaf in enumerate(self.flat) if isinstance(leaf, Sum)}
@@ -60,7 +60,7 @@ class AffineMap:
 
         def operand(i: int, leaf: Any) -> Any:
             if not isinstance(leaf, Sum):
-                return leaf.abs() if absolute and is_float(leaf) else leaf
+                return leaf.abs() if absolute and is_float_tensor(leaf) else leaf
             found = values.get(i, torch.zeros(leaf.values.shape, dtype=torch.float64))
             return found.to(torch.complex128) if i in self.complexes else found
 

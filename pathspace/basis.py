@@ -294,7 +294,7 @@ class BasisPaths(Shown):
         parts[0] = parts[0][1:]
         for i, block in enumerate(graph.blocks):
             weight = block.values(graph.parameters[block.name].double()).cpu()
-            value = weight * power(prefix, block.tail) * power(suffix, block.head)
+            value = weight * signed_power(prefix, block.tail) * signed_power(suffix, block.head)
             parts.append(value.reshape(-1)[self.in_no_tree(i)])
         return torch.cat(parts)
 
@@ -355,8 +355,8 @@ class BasisPaths(Shown):
             position += int(free.sum())
             mine = np.flatnonzero(skeleton.tree_in.block == i)
             index = torch.from_numpy(skeleton.tree_in.index[mine])
-            path[index] = power(through, block.head.expand(block.shape).reshape(-1)[index])
-            scale = power(prefix, block.tail) * power(suffix, block.head)
+            path[index] = signed_power(through, block.head.expand(block.shape).reshape(-1)[index])
+            scale = signed_power(prefix, block.tail) * signed_power(suffix, block.head)
             weight = (path.reshape(block.shape) / scale).reshape(-1)
             if not isinstance(used := block.used, slice):
                 weight[~used] = own[~used]
@@ -369,13 +369,13 @@ class BasisPaths(Shown):
         scale = prefix / skeleton.prefixes()
         for statistic in graph.statistics:
             for name, exponent in statistic.powers.items():
-                own = power(scale, statistic.units).abs() ** exponent
+                own = signed_power(scale, statistic.units).abs() ** exponent
                 buffer = buffers[name].detach().double().cpu()
                 result[name] = moved(buffer, own, torch.ones_like(own), graph.shifts.get(name, 0.0))
         return result
 
 
-def power(table: Tensor, ids: Tensor) -> Tensor:
+def signed_power(table: Tensor, ids: Tensor) -> Tensor:
     """``table[|id|] ** sign(id)``: the scale an id stands for (1 for the root)."""
     positive = table[ids.abs()]
     return (

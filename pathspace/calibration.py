@@ -21,7 +21,7 @@ from pathspace.inputs import arranged
 from pathspace.nested import leaves, real_leaves
 from pathspace.refusals import check_capturable, failed_run, no_derivative
 from pathspace.stand_in import repeatable, stand_in
-from pathspace.through import Through
+from pathspace.through import ThroughDetach
 from pathspace.untouched import plain_tensors, values_kept
 from pathspace.without_values import require_runnable
 
@@ -172,7 +172,7 @@ class Calibrated:
     def _differentiable(self, batch: Batch, own: Mapping[str, Tensor]) -> dict[int, Tensor]:
         """Outputs with a gradient, by their number."""
         with never_recomputed():
-            for through in (nullcontext(), Through()):
+            for through in (nullcontext(), ThroughDetach()):
                 with through:
                     outputs = self.outputs(batch, own)
                 found = {place: out for place, out in enumerate(outputs) if out.requires_grad}

@@ -31,12 +31,12 @@ from torch.utils import _pytree as pytree
 
 from pathspace.errors import InputError, InputTypeError, PathspaceError
 from pathspace.in_place import untold, writes_are_seen
-from pathspace.inputs import arranged, check_inputs, describe, opened, ordinary
+from pathspace.inputs import arranged, check_inputs, describe_inputs, opened, ordinary
 from pathspace.module_walk import every_module, every_tensor
 from pathspace.on_meta import Elsewhere, Unshown, Unsure
 from pathspace.packing import equal_lengths, of_equal_lengths
 from pathspace.random_state import random_kept
-from pathspace.recording import record
+from pathspace.recording import record_graph
 from pathspace.refusals import (
     LOST,
     WITHOUT_GRADIENTS,
@@ -207,7 +207,7 @@ def recorded(
         twin, made, given = _prepared(model, args, kwargs, mode)
         try:
             with _traceable(twin), watch:
-                found = record(twin, *given, place)
+                found = record_graph(twin, *given, place)
                 module = _without_code(found.graph)
                 if not writes_are_seen(module):
                     break
@@ -525,7 +525,7 @@ __all__ = [
     "capture",
     "check_capturable",
     "check_runs",
-    "describe",
+    "describe_inputs",
     "first_line",
     "place",
     "quiet",

@@ -37,7 +37,7 @@ from pathspace.rebasin import (
     weight_distance,
 )
 from pathspace.shown import Shown
-from pathspace.surgery import Adjustments, Bench, Cut, check_same, masked, without
+from pathspace.surgery import Adjustments, Cut, CutTester, check_same, masked, without
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -106,7 +106,7 @@ class ChannelGroups(Shown):
             for group in self.groups
             if not group.reason
         }
-        return found | Bench.of(self.model, self._inputs, self._adjustments).refusals(cuts)
+        return found | CutTester.of(self.model, self._inputs, self._adjustments).refusals(cuts)
 
     @property
     def removable(self) -> tuple[ChannelGroup, ...]:
@@ -265,8 +265,8 @@ class ChannelGroups(Shown):
         """
         found, wanted = change(model)
         check_same(found, wanted, *self._inputs)
-        bench = Bench.of(model, self._inputs, self._adjustments)
-        check_same(*change(bench.model), bench.args, bench.kwargs)
+        tester = CutTester.of(model, self._inputs, self._adjustments)
+        check_same(*change(tester.model), tester.args, tester.kwargs)
         return found
 
     def match(

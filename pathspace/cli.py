@@ -25,9 +25,9 @@ from pathspace.options import (
     JsonOption,
     NormEps,
     NormEpsOption,
-    Rule,
     RuleOption,
     SeedOption,
+    SkeletonRule,
     TargetArgument,
     TrainOption,
 )
@@ -94,7 +94,7 @@ def verify(
     inputs: InputOption = None,
     json: JsonOption = None,
     seed: SeedOption = 0,
-    rule: RuleOption = Rule.modulo,
+    rule: RuleOption = SkeletonRule.modulo,
     norm_eps: NormEpsOption = NormEps.ignore,
     train: TrainOption = None,
     claim: Annotated[
@@ -314,7 +314,7 @@ def draw(
         ),
     ] = None,
     seed: SeedOption = 0,
-    rule: RuleOption = Rule.modulo,
+    rule: RuleOption = SkeletonRule.modulo,
     norm_eps: NormEpsOption = NormEps.ignore,
     train: TrainOption = None,
 ) -> None:
@@ -357,7 +357,7 @@ def masks(
     ],
     inputs: InputOption = None,
     seed: SeedOption = 0,
-    rule: RuleOption = Rule.modulo,
+    rule: RuleOption = SkeletonRule.modulo,
     norm_eps: NormEpsOption = NormEps.ignore,
     train: TrainOption = None,
 ) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pathspace.alike_channels import ChannelGroup
 from pathspace.capture import Captured, quiet
-from pathspace.random_run import DoubleRun, graph_outputs, graph_values, in_double
+from pathspace.random_run import DoubleRun, as_float64, graph_outputs, graph_values
 from pathspace.random_state import seed_torch
 from pathspace.rebasin import ordered
 from pathspace.surgery import distance
@@ -43,22 +43,22 @@ def exchangeable(groups: Sequence[ChannelGroup], captured: Captured) -> list[Cha
         captured: the model. Nothing is measured, and the groups are returned, if it has no values,
             random results, or too many weights: then only :meth:`ChannelGroups.permute` compares.
     """
-    bench = Bench.of(captured, groups)
-    if bench is None:
+    drawn = RandomisedGraph.of(captured, groups)
+    if drawn is None:
         return list(groups)
     found = list(groups)
     for _ in range(ROUNDS):
-        wrong = bench.wrong(found)
+        wrong = drawn.wrong(found)
         if not wrong:
             break
         found = [
-            part for group in found for part in (bench.parts(group) if group in wrong else [group])
+            part for group in found for part in (drawn.parts(group) if group in wrong else [group])
         ]
     return found
 
 
 @dataclass
-class Bench:
+class RandomisedGraph:
     """A captured graph with random weights, drawn several times.
 
     Attributes:
@@ -72,8 +72,8 @@ class Bench:
     generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(1))
 
     @classmethod
-    def of(cls, captured: Captured, groups: Sequence[ChannelGroup]) -> Bench | None:
-        """A bench, or ``None`` if nothing can be measured."""
+    def of(cls, captured: Captured, groups: Sequence[ChannelGroup]) -> RandomisedGraph | None:
+        """The graph with its draws, or ``None`` if nothing can be measured."""
         size = sum(p.numel() for p in captured.parameters.values())
         if not groups or size > LARGE:
             return None
@@ -161,7 +161,7 @@ def _drawn(captured: Captured, moving: set[str], seed: int) -> dict[str, Tensor]
     """
     generator, found = torch.Generator().manual_seed(seed), dict[str, Tensor]()
     for name, tensor in (*captured.parameters.items(), *captured.buffers.items()):
-        own = in_double(tensor.detach().clone())
+        own = as_float64(tensor.detach().clone())
         if own.is_floating_point() and name in captured.parameters:
             # (rectifiers are off for some of the samples)
             noise = torch.randn(own.shape, generator=generator, dtype=torch.float64)
@@ -184,5 +184,5 @@ def _outputs(captured: Captured, tensors: Mapping[str, Tensor], seed: int) -> li
         return []
     with quiet():
         seed_torch(seed)
-        found = DoubleRun(captured.graph).run(*map(in_double, values))
+        found = DoubleRun(captured.graph).run(*map(as_float64, values))
     return [leaf.double() for leaf in graph_outputs(captured, found)]

@@ -22,7 +22,7 @@ def _entries(tensor: Tensor) -> Tensor:
     )
 
 
-def not_finite(tensor: Tensor, masks: bool = False) -> int:
+def count_nonfinite(tensor: Tensor, masks: bool = False) -> int:
     """How many entries are NaN or infinite, counted in pieces, without a large temporary.
 
     Args:
@@ -30,7 +30,7 @@ def not_finite(tensor: Tensor, masks: bool = False) -> int:
         masks: whether minus infinity is what masks of attention are made of.
 
     Example:
-        >>> not_finite(torch.tensor([1.0, torch.nan, torch.inf]))
+        >>> count_nonfinite(torch.tensor([1.0, torch.nan, torch.inf]))
         2
     """
     entries = _entries(tensor)
@@ -56,14 +56,18 @@ def check_finite(model: nn.Module, inputs: Any) -> None:
             if name.rpartition(".")[0] in observers:
                 # a range that has not been observed yet is from infinity to minus infinity
                 continue
-            bad = not_finite(tensor, kind == "buffer") if tensor.is_floating_point() else 0
+            bad = count_nonfinite(tensor, kind == "buffer") if tensor.is_floating_point() else 0
             if bad:
                 raise InputError(
                     f"{type(model).__name__} has {bad} values in {kind} {name!r} that are NaN or"
                     " infinite, expected finite numbers; use a checkpoint from before it diverged."
                 )
     for leaf in leaves(inputs):
-        if isinstance(leaf, Tensor) and leaf.is_floating_point() and not_finite(leaf, masks=True):
+        if (
+            isinstance(leaf, Tensor)
+            and leaf.is_floating_point()
+            and count_nonfinite(leaf, masks=True)
+        ):
             raise InputError(
                 "The example inputs contain NaN or infinite values, expected finite numbers (or"
                 " -inf in a mask); pass a real batch."
@@ -81,7 +85,7 @@ def expect_finite(owner: str, name: str, tensor: Tensor) -> None:
     Raises:
         InputError: there are some.
     """
-    if not_finite(tensor, masks=False):
+    if count_nonfinite(tensor, masks=False):
         raise InputError(
             f"{owner} found values in {name!r} that are NaN or infinite, expected finite ones; give"
             " a checkpoint from before it diverged."
@@ -110,7 +114,7 @@ def expect_scales(owner: str, phi: Any, units: int) -> None:
             f"{owner} found phi of shape {tuple(phi.shape)}, expected ({units},): one log-scale per"
             " unit."
         )
-    if not_finite(phi, masks=False):
+    if count_nonfinite(phi, masks=False):
         raise InputError(
             f"{owner} found NaN or infinity in phi, expected finite log-scales; check the code that"
             " makes phi."

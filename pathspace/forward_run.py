@@ -88,7 +88,7 @@ class Disturbed(Activations):
 
 
 @dataclass(frozen=True)
-class Run:
+class ForwardRun:
     """Outputs of one run, flattened and joined, the activations passed on the way, and
     the types it computed in.
     """
@@ -143,7 +143,7 @@ def run(
     weights: Mapping[str, Tensor] | None = None,
     seed: int = 0,
     recorder: Activations | None = None,
-) -> Run:
+) -> ForwardRun:
     """Run a model with some parameters replaced; random operations draw the
     same numbers every time.
     """
@@ -168,11 +168,11 @@ def run(
         outputs = evaluate(model, {**buffers, **given}, args, kwargs)
     parts = [leaf.detach().reshape(-1).double() for leaf in real_leaves(outputs)]
     joined = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
-    return Run(joined, recorder.seen, frozenset(recorder.types))
+    return ForwardRun(joined, recorder.seen, frozenset(recorder.types))
 
 
 def resolution(
-    graph: Structure, model: nn.Module, before: Run, any_factor: bool = False
+    graph: Structure, model: nn.Module, before: ForwardRun, any_factor: bool = False
 ) -> torch.dtype:
     """The type to whose precision a rescaling can be seen: the model's, or a coarser
     one that it computes in.
@@ -188,7 +188,7 @@ def resolution(
     return result
 
 
-def difference(before: Run, after: Run) -> float:
+def difference(before: ForwardRun, after: ForwardRun) -> float:
     """Largest difference of outputs, relative to the largest finite output."""
     one, other = before.outputs, after.outputs
     size = float(torch.where(torch.isfinite(one), one.abs(), 0).max()) if len(one) else 0.0
@@ -200,12 +200,12 @@ def difference(before: Run, after: Run) -> float:
     return worst / size if size else worst
 
 
-def seen(run: Run) -> bool:
+def seen(run: ForwardRun) -> bool:
     """Whether any output is a number other than 0, which could change."""
     return bool((run.outputs.isfinite() & (run.outputs != 0)).any())
 
 
-def switched(before: Run, after: Run) -> tuple[int, int]:
+def switched(before: ForwardRun, after: ForwardRun) -> tuple[int, int]:
     """Rectifiers switched differently, and rectifiers seen."""
     wrong = total = 0
     for one, other in zip(before.activations, after.activations, strict=True):
@@ -219,7 +219,7 @@ def rounding_decides(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     seed: int,
-    before: Run,
+    before: ForwardRun,
     tolerance: float,
 ) -> bool:
     """Whether outputs or rectifiers change by as much when every weight changes
@@ -242,8 +242,8 @@ def unread(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     seed: int,
-    before: Run,
-    after: Run,
+    before: ForwardRun,
+    after: ForwardRun,
 ) -> bool:
     """Whether no output reads the rectifiers that are switched differently: rows
     may be left out after them.

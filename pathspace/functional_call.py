@@ -8,7 +8,12 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from pathspace.module_walk import attributes, every_module, every_tensor, unregistered_modules
+from pathspace.module_walk import (
+    every_module,
+    every_tensor,
+    unregistered_attributes,
+    unregistered_modules,
+)
 
 
 def evaluate(
@@ -85,7 +90,7 @@ def replacements(
             found += [(held, key, given[id(v)]) for key, v in held.items() if id(v) in given]
         found += [
             (vars(module), key, pytree.tree_map(lambda leaf: given.get(id(leaf), leaf), value))
-            for key, value in attributes(module)
+            for key, value in unregistered_attributes(module)
             if any(id(leaf) in given for leaf in pytree.tree_leaves(value))
         ]
     return found

@@ -64,7 +64,7 @@ def sums(
     )
 
 
-def balance(
+def gradient_imbalance(
     graph: Structure,
     weights: Mapping[str, Tensor],
     grads: Mapping[str, Tensor],
@@ -130,7 +130,7 @@ def _loss(
     return loss
 
 
-def gradients(
+def random_loss_gradients(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int
 ) -> dict[str, Tensor]:
     """Gradients of a random linear function of all outputs by every parameter it depends on."""
@@ -156,7 +156,7 @@ def rounded_otherwise(
                 for parameter in real:
                     noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
                     parameter.mul_((1 + 4 * torch.finfo(parameter.dtype).eps * noise).to(parameter))
-            yield gradients(model, args, kwargs, seed)
+            yield random_loss_gradients(model, args, kwargs, seed)
 
 
 def misled(

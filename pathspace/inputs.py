@@ -73,7 +73,7 @@ def _signature(model: Any) -> inspect.Signature:
     return _signature(children[0]) if len(children) == 1 else signature
 
 
-def describe(values: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+def describe_inputs(values: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """A short account of example inputs: shapes and dtypes."""
 
     def one(value: Any) -> str:
@@ -108,8 +108,8 @@ def check_inputs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
     tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     if tensors and not any(tensor.numel() for tensor in tensors):
         raise InputError(
-            f"{name} was given inputs with no samples ({describe(args, kwargs)}), expected at least"
-            " one; pass a batch that is not empty."
+            f"{name} was given inputs with no samples ({describe_inputs(args, kwargs)}), expected"
+            " at least one; pass a batch that is not empty."
         )
 
 
@@ -132,7 +132,7 @@ def _ordinary(tensor: Tensor) -> Tensor:
     return tensor.clone() if tensor.is_inference() else tensor
 
 
-def in_order(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+def in_capture_order(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """Example inputs in the order in which a captured graph takes them."""
     if is_plain((args, kwargs)):
         return pytree.tree_leaves((tuple(args), dict(kwargs)))
@@ -157,7 +157,7 @@ def opened(
     if is_plain((args, kwargs)):
         return None
     forward = model.forward
-    tensors = in_order(args, kwargs)
+    tensors = in_capture_order(args, kwargs)
     place = {id(tensor): number for number, tensor in enumerate(tensors)}
 
     def restored(_module: nn.Module, given: tuple[Any, ...], _named: dict[str, Any]) -> Any:

@@ -17,8 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from pathspace.eps import without_eps
-from pathspace.forward_run import LARGE, Run, difference, resolution, run, seen, switched
-from pathspace.gradient_balance import balance, gradients, misled, rounded_otherwise
+from pathspace.forward_run import LARGE, ForwardRun, difference, resolution, run, seen, switched
+from pathspace.gradient_balance import (
+    gradient_imbalance,
+    misled,
+    random_loss_gradients,
+    rounded_otherwise,
+)
 from pathspace.module_walk import tensors_of
 from pathspace.moves import moved
 from pathspace.refusals import no_derivative
@@ -67,7 +72,7 @@ def run_rescaled(
     inputs: tuple[Sequence[Any], Mapping[str, Any]],
     phi: Tensor,
     seed: int,
-) -> Run:
+) -> ForwardRun:
     """A run of the rescaled model; a large one is rescaled in place, by powers of two, which can
     be taken back without a trace.
     """
@@ -141,7 +146,7 @@ def draw_zeros(model: nn.Module, seed: int) -> int:
     return count
 
 
-def measure(
+def measure_invariance(
     graph: Structure, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int
 ) -> tuple[dict[str, Any], tuple[int, int]]:
     """Measure the invariance on ``model`` (a copy, or a model that is left exactly as it was).
@@ -161,7 +166,7 @@ def measure(
     largest = LARGEST.get(dtype, 1) if graph.shifts else 12
     phi = powers_for(graph, dtype, seed)
 
-    def rescaled(before: Run) -> tuple[float, tuple[int, int]]:
+    def rescaled(before: ForwardRun) -> tuple[float, tuple[int, int]]:
         after = run_rescaled(model, graph, (args, kwargs), phi, seed)
         return difference(before, after), switched(before, after)
 
@@ -175,13 +180,13 @@ def measure(
         if graph.num_weights <= LARGE:
             weights = tensors_of(model)
             try:
-                grads = gradients(model, args, kwargs, seed)
-                unbalanced = balance(graph, weights, grads)
+                grads = random_loss_gradients(model, args, kwargs, seed)
+                unbalanced = gradient_imbalance(graph, weights, grads)
                 if math.isnan(unbalanced):
                     unbalanced, no_gradient = None, "gradients are not finite"
                 elif unbalanced > tolerance:
                     others = list(rounded_otherwise(model, args, kwargs, seed))
-                    unbalanced = balance(graph, weights, grads, others)
+                    unbalanced = gradient_imbalance(graph, weights, grads, others)
                 if unbalanced is not None and exact <= tolerance < unbalanced:
                     wrong = misled(graph, model, (args, kwargs), grads, seed)
                     if wrong:

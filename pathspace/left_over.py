@@ -24,7 +24,7 @@ def rank_of(matrix: Tensor) -> int:
     return int(torch.linalg.matrix_rank(matrix, rtol=1e-10)) if matrix.numel() else 0
 
 
-def left_over(
+def unexplained_tensors(
     scales: Family, more: Tensor, used: Tensor, found: csr_array, alive: Sequence[Tensor]
 ) -> list[dict[str, Any]]:
     """A smallest set of tensors, and their rows, whose null vectors no found unit explains.

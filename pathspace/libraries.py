@@ -39,7 +39,7 @@ def is_library(spec: str) -> bool:
     return spec.partition(":")[0] in _BUILDERS
 
 
-def build(spec: str) -> tuple[nn.Module, Example | None]:
+def build_library_model(spec: str) -> tuple[nn.Module, Example | None]:
     """The model that a target names, in evaluation mode, and example inputs.
 
     Args:

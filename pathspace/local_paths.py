@@ -18,7 +18,7 @@ from pathspace.inference.registry import RULES
 from pathspace.inference.semantics import Place
 from pathspace.inference.unrolled import PRODUCT, START, Arrivals, Unrolled
 from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, constant, shape_of, with_value
-from pathspace.path_sums import Sum, is_float, power
+from pathspace.path_sums import Sum, absolute_power, is_float_tensor
 
 LEAF = -3
 
@@ -171,7 +171,7 @@ class Read:
             if entering is None
             else [_log(value) for value in entering]
         )
-        own = [_log(power(weight, p)) for weight in self.weights]
+        own = [_log(absolute_power(weight, p)) for weight in self.weights]
         nothing = torch.zeros(0)
         return self.paths.logs(
             (torch.cat(values) if values else nothing).double(),
@@ -218,7 +218,9 @@ def read_rule(
     flat, spec = pytree.tree_flatten((args, kwargs), is_leaf=lambda leaf: isinstance(leaf, Sum))
     # every place is an operand of its own, though two may have the same sums
     sums = [leaf for leaf in flat if isinstance(leaf, Sum)]
-    own = {f"w{i}": leaf for i, leaf in enumerate(flat) if is_float(leaf) and not chosen(leaf)}
+    own = {
+        f"w{i}": leaf for i, leaf in enumerate(flat) if is_float_tensor(leaf) and not chosen(leaf)
+    }
     starts, total = {}, 1
     for i, leaf in enumerate(flat):
         if isinstance(leaf, Sum):

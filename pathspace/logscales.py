@@ -23,7 +23,7 @@ from pathspace.structure import Structure
 
 
 @dataclass(frozen=True, eq=False)
-class Side:
+class ScaleClasses:
     """One log-scale for each class of scalars of a tensor: its rows, its
     columns, or another pattern.
 
@@ -46,7 +46,7 @@ class Side:
 
 
 @dataclass(frozen=True, eq=False)
-class Entry:
+class ScaledTensor:
     """A parameter, or the running statistics of a normalisation, with the sides of its scales.
 
     Attributes:
@@ -59,7 +59,7 @@ class Entry:
 
     name: str
     shape: tuple[int, ...]
-    sides: tuple[Side, ...]
+    sides: tuple[ScaleClasses, ...]
     factors: tuple[tuple[str, int, float], ...]
 
     def products(self, weights: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> Tensor:
@@ -150,7 +150,7 @@ class Entry:
         return rows, columns, entries, width
 
 
-def _met(one: Side, other: Side, alive: Tensor) -> np.ndarray:
+def _met(one: ScaleClasses, other: ScaleClasses, alive: Tensor) -> np.ndarray:
     """Pairs of classes of two sides that share a scalar that is alive."""
     dims = [
         d
@@ -175,7 +175,7 @@ class Family:
         units: what every unit that was found moves, sparse ``(R, H)``.
     """
 
-    entries: tuple[Entry, ...]
+    entries: tuple[ScaledTensor, ...]
     size: int
     units: csr_array
 
@@ -218,7 +218,7 @@ def family(graph: Structure, model: nn.Module, statistics: bool) -> Family:
             kernels.add(id(module.weight))
             grouped[id(module.weight)] = module.groups
     named = dict(model.named_parameters(remove_duplicate=False))
-    entries: list[Entry] = []
+    entries: list[ScaledTensor] = []
     start = 0
     units: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     blocks = {block.name: block for block in graph.blocks}
@@ -236,21 +236,23 @@ def family(graph: Structure, model: nn.Module, statistics: bool) -> Family:
                 indices.append(torch.arange(int(np.prod(wide))).reshape(wide))
         sides = []
         for index in indices:
-            sides.append(Side(index, int(index.max()) + 1, start))
+            sides.append(ScaleClasses(index, int(index.max()) + 1, start))
             start += sides[-1].count
         for ids, sign in ends:
             side, values = next((s, v) for s in sides if (v := _fits(s.index, ids)) is not None)
             units.append(
                 (side.start + np.arange(side.count), np.abs(values), sign * np.sign(values))
             )
-        entries.append(Entry(name, shape, tuple(sides), ((name, 1, graph.shifts.get(name, 0.0)),)))
+        entries.append(
+            ScaledTensor(name, shape, tuple(sides), ((name, 1, graph.shifts.get(name, 0.0)),))
+        )
     for statistic in graph.statistics if statistics else ():
         factors = tuple((n, k, graph.shifts.get(n, 0.0)) for n, k in statistic.powers.items())
         channels = statistic.units.reshape(-1).numpy()
-        side = Side(torch.arange(len(channels)), len(channels), start)
+        side = ScaleClasses(torch.arange(len(channels)), len(channels), start)
         start += len(channels)
         units.append((side.start + np.arange(len(channels)), np.abs(channels), np.sign(channels)))
-        entries.append(Entry(factors[-1][0], (len(channels),), (side,), factors))
+        entries.append(ScaledTensor(factors[-1][0], (len(channels),), (side,), factors))
     rows, columns, signs = (
         np.concatenate([np.zeros(0, np.int64), *(u[k] for u in units)]) for k in range(3)
     )

@@ -13,7 +13,7 @@ from torch import Tensor
 from pathspace.errors import InputError
 from pathspace.files import existing_file, replacing
 from pathspace.skeleton import Skeleton
-from pathspace.tensor_files import Entry, as_bytes, write
+from pathspace.tensor_files import StoredTensor, as_bytes, write
 
 FORMAT = "pathspace-masks/1"
 
@@ -86,7 +86,7 @@ def save_masks(skeleton: Skeleton, path: str | PathLike[str]) -> None:
     }
     parts = ("incoming", "outgoing")
     entries = {
-        f"{part}/{block.name}": Entry.of(torch.bool, block.shape)
+        f"{part}/{block.name}": StoredTensor.of(torch.bool, block.shape)
         for part in parts
         for block in graph.blocks
     }

@@ -88,14 +88,14 @@ def module_at(model: nn.Module, path: str) -> nn.Module:
     return module
 
 
-def attributes(module: nn.Module) -> list[tuple[str, Any]]:
+def unregistered_attributes(module: nn.Module) -> list[tuple[str, Any]]:
     """Names and values of a module's attributes beside what it has registered, of those that can
     hold tensors or modules.
 
     Example:
         >>> layer = nn.Linear(1, 1)
         >>> layer.sizes, layer.read = (1, 2), [layer.weight]
-        >>> [name for name, _ in attributes(layer)]
+        >>> [name for name, _ in unregistered_attributes(layer)]
         ['read']
     """
     return [
@@ -129,7 +129,7 @@ def unregistered_modules(model: nn.Module) -> dict[str, nn.Module]:
     found: dict[str, nn.Module] = {}
 
     def walk(module: nn.Module, path: str) -> None:
-        for key, value in attributes(module):
+        for key, value in unregistered_attributes(module):
             for where, leaf in pytree.tree_leaves_with_path(value):
                 if isinstance(leaf, nn.Module) and id(leaf) not in known:
                     place = f"{path}{key}{pytree.keystr(where)}"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pathspace.basis import BasisPaths
 from pathspace.capture import Captured, capture
 from pathspace.errors import InputError, expect_arguments, expect_numbers
-from pathspace.finite import not_finite
+from pathspace.finite import count_nonfinite
 from pathspace.log_prefix import log_prefixes, log_suffixes
 from pathspace.path_forward import Forward, logs_of_sums
 from pathspace.structure import Structure
@@ -175,7 +175,7 @@ def _read(captured: Captured) -> dict[str, Tensor]:
 def _expect_finite(owner: str, named: Mapping[str, Tensor]) -> None:
     """Refuse parameters with NaN or infinity."""
     for name, weight in named.items():
-        bad = not_finite(weight) if has_values(weight) else 0
+        bad = count_nonfinite(weight) if has_values(weight) else 0
         if bad:
             raise InputError(
                 f"{owner} found {bad} values in parameter {name!r} that are NaN or infinite,"

@@ -16,7 +16,7 @@ from pathspace.convex import Programme
 from pathspace.errors import COUNT, InputError, expect_numbers
 from pathspace.norms import path_sensitivity
 from pathspace.observed import Sizes, activation_sizes
-from pathspace.peaks import Layout, Logs, Peaks, at
+from pathspace.peaks import Logs, MatrixLayout, Peaks, at
 from pathspace.quantise import check_format, weight_axes
 from pathspace.structure import Structure
 
@@ -270,7 +270,7 @@ class Conditioning:
             felt = calibrated(model, graph, calibration).sensitivity()
         peaks, log_sums, counts = Peaks(Logs(graph, exact)), 0.0, []
         for block in graph.blocks:
-            layout = Layout(block.tail, block.head, block.shape)
+            layout = MatrixLayout(block.tail, block.head, block.shape)
             own_felt = felt[block.name]
             peaks.add(
                 layout,
@@ -358,7 +358,7 @@ def _peaks(
         if name in graph.shifts:
             # (not the tensor scales, but its sum with a constant)
             continue
-        layout = Layout(*ends[name], parameter.shape, axis if per == "channel" else None)
+        layout = MatrixLayout(*ends[name], parameter.shape, axis if per == "channel" else None)
         if per == "tail":
             layout.group_by_tail()
         size = parameter.detach().cpu().double().abs()

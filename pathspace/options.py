@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 
-class Rule(StrEnum):
+class SkeletonRule(StrEnum):
     """How the skeleton chooses its trees."""
 
     modulo = "modulo"
@@ -61,7 +61,7 @@ SeedOption = Annotated[
     ),
 ]
 RuleOption = Annotated[
-    Rule, typer.Option("--rule", help="Rule by which the skeleton chooses its weights.")
+    SkeletonRule, typer.Option("--rule", help="Rule by which the skeleton chooses its weights.")
 ]
 NormEpsOption = Annotated[
     NormEps,

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from pathspace.inference.registry import facts_of, named_arguments
-from pathspace.path_sums import Sum, leaves
+from pathspace.path_sums import Sum, sum_leaves
 
 
 def without_bound(
@@ -31,7 +31,7 @@ def without_bound(
         return "where a comparison or a position changes, its results jump"
     if kind == "random" or (kind in ("dropout", "activation") and _draws(node, args, kwargs)):
         return "it draws random numbers; use model.eval()"
-    entering = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Sum)]
+    entering = [leaf for leaf in sum_leaves((args, kwargs)) if isinstance(leaf, Sum)]
     if not entering:
         return ""
     if kind == "power" and _exponent(name, args, kwargs) != 1:

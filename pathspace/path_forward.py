@@ -24,7 +24,7 @@ from pathspace.local_paths import Read, read_rule
 from pathspace.path_attention import attended
 from pathspace.path_bounds import without_bound
 from pathspace.path_properties import NUMBERS, ByProperties
-from pathspace.path_sums import MANY, Sum, is_float
+from pathspace.path_sums import MANY, Sum, is_float_tensor
 from pathspace.without_values import require_values
 
 FIXED = "fixed"
@@ -137,11 +137,14 @@ class Forward(ByProperties):
             found = self.graph(self.captured.graph, values)
         except _Reached:
             return self.ends
-        flat = self.captured.without_updates(sums.leaves(found))
-        numbers = [leaf for leaf in flat if isinstance(leaf, Sum) or is_float(leaf)]
+        flat = self.captured.without_updates(sums.sum_leaves(found))
+        numbers = [leaf for leaf in flat if isinstance(leaf, Sum) or is_float_tensor(leaf)]
         return [
             *self.ends,
-            *(leaf if isinstance(leaf, Sum) else Sum(sums.power(leaf, self.p)) for leaf in numbers),
+            *(
+                leaf if isinstance(leaf, Sum) else Sum(sums.absolute_power(leaf, self.p))
+                for leaf in numbers
+            ),
         ]
 
     def _placeholder(self, node: fx.Node) -> Any:
@@ -180,7 +183,7 @@ class Forward(ByProperties):
                 env[node] = _on_processor(operator.attrgetter(str(node.target))(module))
             elif node.op == "call_function":
                 args, kwargs = fx.node.map_arg((node.args, node.kwargs), env.__getitem__)
-                args, kwargs = sums.mapped(_on_processor, (args, kwargs))
+                args, kwargs = sums.map_sums(_on_processor, (args, kwargs))
                 env[node] = self.call(node, tuple(args), dict(kwargs))
                 if node in self.exits:
                     self._end(env[node])
@@ -213,7 +216,7 @@ class Forward(ByProperties):
                     name, args, kwargs, "which branch or how many steps are run depends on data"
                 )
             return once(self, *args, **kwargs)
-        flat = sums.leaves((args, kwargs))
+        flat = sums.sum_leaves((args, kwargs))
         decided = any(map(self.is_decided, flat))
         unknown = any(map(self.is_unknown, flat))
         if self.bound:
@@ -230,8 +233,8 @@ class Forward(ByProperties):
             return None
         if decided and not any(isinstance(leaf, Sum) for leaf in flat):
             # elements that data selects from a tensor of the model are weights on paths
-            args, kwargs = sums.mapped(self._weight, (args, kwargs))
-            if not any(isinstance(leaf, Sum) for leaf in sums.leaves((args, kwargs))):
+            args, kwargs = sums.map_sums(self._weight, (args, kwargs))
+            if not any(isinstance(leaf, Sum) for leaf in sums.sum_leaves((args, kwargs))):
                 found = self._plainly(node, name, args, kwargs)
                 return pytree.tree_map(lambda leaf: self._result(leaf, not unknown), found)
         elif not any(isinstance(leaf, Sum) for leaf in flat):
@@ -247,12 +250,14 @@ class Forward(ByProperties):
         counts = name in COUNTED or (name == "aten.where" and len(args) == 1)
         if counts and any(map(self.is_decided, args)):
             self.refuse(name, args, kwargs, "data decide how many positions there are")
-        large = any(isinstance(leaf, Tensor) and leaf.numel() > MANY for leaf in sums.leaves(args))
+        large = any(
+            isinstance(leaf, Tensor) and leaf.numel() > MANY for leaf in sums.sum_leaves(args)
+        )
         target: Any = _functional(node.target)
         facts = facts_of(node)
         if facts.moves and facts.kind not in ("total", "transform") and large:
             return target(*args, **kwargs)
-        own, named = sums.mapped(sums.wide, (args, sums.in_double(kwargs)))
+        own, named = sums.map_sums(sums.wide, (args, sums.double_dtype(kwargs)))
         try:
             return target(*own, **named)
         except (TypeError, ValueError, RuntimeError, NotImplementedError):
@@ -260,7 +265,7 @@ class Forward(ByProperties):
         # an operation with types of its own
         shown = [
             leaf.meta.get("val") if isinstance(leaf, fx.Node) else None
-            for leaf in sums.leaves((node.args, node.kwargs))
+            for leaf in sums.sum_leaves((node.args, node.kwargs))
         ]
         flat, spec = pytree.tree_flatten((args, kwargs))
         typed = [
@@ -317,13 +322,13 @@ class Forward(ByProperties):
             decided and facts.kind == "choice"
         )
         if facts.kind in NUMBERS:
-            args = sums.mapped(self.number, args)
+            args = sums.map_sums(self.number, args)
         try:
             anywhere = self.anywhere(name, run, args) if picks else None
             if anywhere is not None:
                 return anywhere
             # (sums over paths leave the range of small types before the numbers do)
-            wide = sums.in_double(kwargs)
+            wide = sums.double_dtype(kwargs)
             found = None if picks else self.by_facts(node, facts, run, args, wide)
             if found is not None:
                 return found
@@ -346,7 +351,7 @@ class Forward(ByProperties):
         names = {inner.name: inner for inner in smaller.graph.nodes if inner.op == "placeholder"}
         operands: dict[fx.Node, Any] = {}
         for own, value in zip(
-            sums.leaves((node.args, node.kwargs)), sums.leaves((args, kwargs)), strict=False
+            sums.sum_leaves((node.args, node.kwargs)), sums.sum_leaves((args, kwargs)), strict=False
         ):
             if isinstance(own, fx.Node):
                 operands[names[own.name]] = value
@@ -399,11 +404,11 @@ class Forward(ByProperties):
         """
         if "embedding_bag" in operation_name(node.target):
             return self.bags(node, args, kwargs)
-        if any(map(self.is_condition, sums.leaves((args, kwargs)))):
+        if any(map(self.is_condition, sums.sum_leaves((args, kwargs)))):
             return None
         if not isinstance(node.meta.get("val"), Tensor):
             return None
-        inner = sums.leaves((node.args, node.kwargs))
+        inner = sums.sum_leaves((node.args, node.kwargs))
         complexes = frozenset(
             i for i, one in enumerate(inner) if isinstance(one, fx.Node) and _is_complex(one)
         )
@@ -415,7 +420,7 @@ class Forward(ByProperties):
             return None
         if start is None:
             return None
-        constant = Sum(sums.power(start.abs(), self.p))
+        constant = Sum(sums.absolute_power(start.abs(), self.p))
         if found.is_constant(start):
             return constant
         if facts.elementwise:
@@ -501,7 +506,9 @@ def _is_within(module: str, name: str) -> bool:
 def _has_numbers(node: fx.Node) -> bool:
     """Whether some of the results are real or complex numbers."""
     shown = pytree.tree_leaves(node.meta.get("val"))
-    return any(is_float(each) or each.is_complex() for each in shown if isinstance(each, Tensor))
+    return any(
+        is_float_tensor(each) or each.is_complex() for each in shown if isinstance(each, Tensor)
+    )
 
 
 def _is_complex(node: fx.Node) -> bool:

@@ -17,7 +17,7 @@ from pathspace import path_sums as sums
 from pathspace.affine_maps import AffineMap
 from pathspace.inference.registry import FACTS, Facts, named_arguments, operation_name
 from pathspace.path_bounds import largest_slope
-from pathspace.path_sums import Sum, is_float
+from pathspace.path_sums import Sum, is_float_tensor
 
 # kinds of operations that compute with whole numbers as with real ones
 NUMBERS = ("sum", "combination", "quotient", "concatenation")
@@ -65,7 +65,9 @@ class ByProperties(ABC):
 
     def _weight(self, leaf: Any) -> Any:
         return (
-            Sum(sums.power(leaf, self.p)) if is_float(leaf) and not self.is_decided(leaf) else leaf
+            Sum(sums.absolute_power(leaf, self.p))
+            if is_float_tensor(leaf) and not self.is_decided(leaf)
+            else leaf
         )
 
     def number(self, leaf: Any) -> Any:
@@ -94,7 +96,7 @@ class ByProperties(ABC):
         if facts.kind == "quotient" and self.fixed_ends and not kwargs and isinstance(args[1], Sum):
             # a division by a sum ends no path at a fixed scale: it divides the scales
             return sums.multiplied(
-                torch.mul, FACTS["aten.mul"], (args[0], sums.raised(args[1], -1)), {}, p
+                torch.mul, FACTS["aten.mul"], (args[0], sums.sum_power(args[1], -1)), {}, p
             )
         if facts.kind == "normalisation":
             return self._frozen(node, run, args, kwargs)
@@ -107,21 +109,28 @@ class ByProperties(ABC):
             and facts.kind != "complex"
         ):
             return self.kept(self._rectified(operation_name(node.target), args, kwargs), shown)
-        if facts.kind == "activation" and not facts.degree and len(args) == 2 and is_float(args[1]):
+        if (
+            facts.kind == "activation"
+            and not facts.degree
+            and len(args) == 2
+            and is_float_tensor(args[1])
+        ):
             return self._sided(run, args)
         if facts.linear == "each":
             return self._product(node, facts, run, args, kwargs)
         if facts.elementwise and (facts.linear == "jointly" or _is_quotient(facts, args, kwargs)):
-            return sums.combined(run, args, kwargs, p)
+            return sums.jointly_affine_sum(run, args, kwargs, p)
         if facts.moves:
-            return sums.moved(run, args, kwargs, p, facts.kind in ("padding", "write"))
+            return sums.moved_sums(run, args, kwargs, p, facts.kind in ("padding", "write"))
         return self._weighted(facts, run, args, kwargs, shown)
 
     def _rectified(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sum:
         """All paths of the operands pass ``max(x, y)`` or ``relu(x)``."""
         # (a rectifier with random slopes has a second operand for them)
         reached = args[:1] if "rrelu" in name else args
-        parts = [leaf for leaf in map(self._weight, sums.leaves(reached)) if isinstance(leaf, Sum)]
+        parts = [
+            leaf for leaf in map(self._weight, sums.sum_leaves(reached)) if isinstance(leaf, Sum)
+        ]
         passed = sums.added(*parts) if len(parts) > 1 else parts[0]
         if not self.bound:
             return passed
@@ -187,7 +196,7 @@ class ByProperties(ABC):
         if not x.values.dim():
             return None
         total = Sum.of(x.values.sum(dims, keepdim=True), x.log)
-        found: Sum = sums.moved(run, (total, *rest), {}, p, False)
+        found: Sum = sums.moved_sums(run, (total, *rest), {}, p, False)
         return found
 
     def _product(
@@ -212,7 +221,7 @@ class ByProperties(ABC):
             )
             return leaf.double() if whole else leaf
 
-        return sums.multiplied(run, facts, sums.mapped(number, args), kwargs, self.p)
+        return sums.multiplied(run, facts, sums.map_sums(number, args), kwargs, self.p)
 
     def _weighted(
         self, facts: Facts, run: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shown: Any
@@ -249,7 +258,9 @@ class ByProperties(ABC):
         """An affine map whose coefficients are not known."""
         found = AffineMap(run, args, kwargs)
         start = found.at({})
-        return sums.added(found.by_unit_vectors(start, self.p), Sum(sums.power(start, self.p)))
+        return sums.added(
+            found.by_unit_vectors(start, self.p), Sum(sums.absolute_power(start, self.p))
+        )
 
     def _recurrent(self, facts: Facts, args: tuple[Any, ...]) -> Any:
         """A recurrent layer: all steps with ReLU; with gates, paths end in
@@ -306,7 +317,9 @@ class ByProperties(ABC):
         whole = exponent >= 1 and exponent == int(exponent)
         # (the exponents that the rule supports)
         followed = 0 < abs(exponent) <= 8 and float(8 * 3 * 5 * 7 * exponent).is_integer()
-        return sums.raised(args[0], exponent) if whole or (self.fixed_ends and followed) else None
+        return (
+            sums.sum_power(args[0], exponent) if whole or (self.fixed_ends and followed) else None
+        )
 
     def _frozen(
         self, node: fx.Node, run: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -329,7 +342,7 @@ class ByProperties(ABC):
             return None
         x = args[0]
         shape = [n if d == 1 else 1 for d, n in enumerate(x.values.shape)]
-        rest = [leaf.double() if is_float(leaf) else leaf for leaf in args[1:]]
+        rest = [leaf.double() if is_float_tensor(leaf) else leaf for leaf in args[1:]]
         zero, one = (
             run(torch.full(shape, n, dtype=torch.float64), *rest, **kwargs) for n in (0.0, 1.0)
         )

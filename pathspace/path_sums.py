@@ -91,7 +91,7 @@ def added(*sums: Sum) -> Sum:
     return Sum.of(total, log)
 
 
-def raised(one: Sum, exponent: float) -> Sum:
+def sum_power(one: Sum, exponent: float) -> Sum:
     """A power of sums; 0 where no path arrives, for negative exponents too."""
     size = float(one.values.detach().max()) if one.values.numel() else 0.0
     near = one.values / size if size else one.values
@@ -102,7 +102,7 @@ def raised(one: Sum, exponent: float) -> Sum:
     )
 
 
-def power(value: Tensor, p: float) -> Tensor:
+def absolute_power(value: Tensor, p: float) -> Tensor:
     """``|value|^p`` in double precision, and 0 for infinite entries
     (masks), which no path passes.
     """
@@ -142,13 +142,13 @@ def numbers_raised(tree: Any, p: float) -> Any:
     }
 
 
-def is_float(leaf: Any) -> bool:
+def is_float_tensor(leaf: Any) -> bool:
     """Whether a value is a tensor of floating-point numbers."""
     return isinstance(leaf, Tensor) and leaf.is_floating_point()
 
 
 def _counts(leaf: Any) -> bool:
-    return isinstance(leaf, Sum) or is_float(leaf)
+    return isinstance(leaf, Sum) or is_float_tensor(leaf)
 
 
 def wide(leaf: Any) -> Any:
@@ -158,19 +158,19 @@ def wide(leaf: Any) -> Any:
     return leaf.cpu().to(torch.complex128 if leaf.is_complex() else torch.float64)
 
 
-def in_double(kwargs: dict[str, Any]) -> dict[str, Any]:
+def double_dtype(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Keyword arguments with double precision for a requested type of real numbers."""
     kind = kwargs.get("dtype")
     real = isinstance(kind, torch.dtype) and kind.is_floating_point
     return {**kwargs, "dtype": torch.float64} if real else kwargs
 
 
-def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
+def map_sums(function: Callable[[Any], Any], tree: Any) -> Any:
     """Apply a function to each leaf of nested arguments; a sum is one leaf."""
     return pytree.tree_map(function, tree, is_leaf=lambda leaf: isinstance(leaf, Sum))
 
 
-def leaves(tree: Any) -> list[Any]:
+def sum_leaves(tree: Any) -> list[Any]:
     """The leaves of nested arguments; a sum is one leaf."""
     return pytree.tree_leaves(tree, is_leaf=lambda leaf: isinstance(leaf, Sum))
 
@@ -197,7 +197,7 @@ def multiplied(
         if isinstance(leaf, Tensor):
             # a mask may be 1 everywhere
             return (
-                power(leaf, p)
+                absolute_power(leaf, p)
                 if leaf.is_floating_point()
                 else torch.ones(leaf.shape, dtype=torch.float64)
             )
@@ -218,7 +218,7 @@ def multiplied(
         return product if bias is None else added(product, as_sum(bias, p))
     if bias is not None:
         operands[place] = None
-    operands, kwargs = [mapped(prepared, each) for each in operands], numbers_raised(kwargs, p)
+    operands, kwargs = [map_sums(prepared, each) for each in operands], numbers_raised(kwargs, p)
     log = sum(logs)
     if bias is not None:
         more = as_sum(bias, p)
@@ -242,11 +242,13 @@ def _by_rows(x: Any, weight: Tensor, p: float) -> Tensor:
     """``x |W|^p`` without a copy of the whole matrix."""
     rows = torch.empty(*x.values.shape[:-1], len(weight), dtype=torch.float64)
     for start in range(0, len(weight), ROWS):
-        rows[..., start : start + ROWS] = x.values @ power(weight[start : start + ROWS], p).T
+        rows[..., start : start + ROWS] = (
+            x.values @ absolute_power(weight[start : start + ROWS], p).T
+        )
     return rows
 
 
-def combined(run: Operation, args: Any, kwargs: Any, p: float) -> Sum:
+def jointly_affine_sum(run: Operation, args: Any, kwargs: Any, p: float) -> Sum:
     """An elementwise operation that is jointly affine in its operands: its
     coefficients are measured.
 
@@ -282,20 +284,20 @@ def combined(run: Operation, args: Any, kwargs: Any, p: float) -> Sum:
     return Sum(result.values.expand(shape), result.log)
 
 
-def moved(run: Operation, args: Any, kwargs: Any, p: float, fills: bool) -> Any:
+def moved_sums(run: Operation, args: Any, kwargs: Any, p: float, fills: bool) -> Any:
     """An operation whose results are elements of its operands or sums of them; ``fills`` if
     it writes constants too.
     """
-    sums = [as_sum(leaf, p) for leaf in leaves((args, kwargs)) if _counts(leaf)]
+    sums = [as_sum(leaf, p) for leaf in sum_leaves((args, kwargs)) if _counts(leaf)]
     log = common_log(sums)
 
     def value(leaf: Any, factor: float = 1.0) -> Any:
         return factor * as_sum(leaf, p).at(log).contiguous() if _counts(leaf) else leaf
 
-    own, named = mapped(value, (args, kwargs))
+    own, named = map_sums(value, (args, kwargs))
     if not fills:
         return pytree.tree_map(lambda leaf: Sum.of(leaf, log), run(*own, **named))
-    empty, unnamed = mapped(lambda leaf: value(leaf, 0.0), (args, kwargs))
+    empty, unnamed = map_sums(lambda leaf: value(leaf, 0.0), (args, kwargs))
     constant = run(*empty, **unnamed)
     rest = torch.nan_to_num(run(*own, **named) - constant, posinf=0.0, neginf=0.0)
     written = torch.nan_to_num(constant, posinf=0.0, neginf=0.0).abs() ** p
@@ -304,7 +306,7 @@ def moved(run: Operation, args: Any, kwargs: Any, p: float, fills: bool) -> Any:
 
 def as_sum(leaf: Any, p: float) -> Sum:
     """A tensor of the model as sums over the paths that start in it."""
-    return leaf if isinstance(leaf, Sum) else Sum(power(leaf, p))
+    return leaf if isinstance(leaf, Sum) else Sum(absolute_power(leaf, p))
 
 
 def separated(run: Operation, x: Sum, p: float, rank: int) -> Sum:
@@ -387,7 +389,7 @@ def recurrent(
         found: list[list[Sum]] = []
         for way in range(ways):
             number = layer * ways + way
-            own = [power(each, p) for each in weights[number * per : (number + 1) * per]]
+            own = [absolute_power(each, p) for each in weights[number * per : (number + 1) * per]]
             shift = [Sum(own[2] + own[3])] if biases else []
             hidden, seen = Sum(state.values[number], state.log), []
             for step in reversed(steps) if way else steps:
@@ -416,4 +418,4 @@ def joined(parts: Sequence[Sum], function: Callable[[list[Tensor]], Tensor]) -> 
 
 def each_sum(tree: Any) -> Iterator[Sum]:
     """The sums among nested values."""
-    return (leaf for leaf in leaves(tree) if isinstance(leaf, Sum))
+    return (leaf for leaf in sum_leaves(tree) if isinstance(leaf, Sum))

@@ -49,7 +49,7 @@ def at(logs: Tensor, ids: Tensor) -> Tensor:
     return logs[ids.abs()] * ids.sign()
 
 
-class Layout:
+class MatrixLayout:
     """A tensor as a matrix whose entries ``[r, c]`` scale by ``exp(phi(head r) -
     phi(side r) - phi(tail c))``.
 
@@ -122,10 +122,10 @@ class Layout:
 
 
 @dataclass(eq=False)
-class Entry:
+class LogTensor:
     """One tensor: logarithms of its entries, and weights of their squares."""
 
-    layout: Layout
+    layout: MatrixLayout
     logs: Tensor
     start: int
     weights: Tensor | None = None
@@ -154,20 +154,24 @@ class Peaks:
         self.values = torch.zeros(0, dtype=torch.float64)
         self.ids = torch.zeros((3, 0), dtype=torch.int64)
         self.group = torch.zeros(0, dtype=torch.int64)
-        self.entries: list[Entry] = []
+        self.entries: list[LogTensor] = []
 
     def add(
-        self, layout: Layout, sizes: Tensor, weights: Tensor | None = None, shared: bool = False
+        self,
+        layout: MatrixLayout,
+        sizes: Tensor,
+        weights: Tensor | None = None,
+        shared: bool = False,
     ) -> None:
         """Add a tensor.
 
         Args:
             layout: its ends.
-            sizes: absolute values, as :meth:`Layout.matrix` gives them.
+            sizes: absolute values, as :meth:`MatrixLayout.matrix` gives them.
             weights: weights of the squares in the sums of :meth:`sums`.
             shared: whether all tensors share groups, numbered by the ids of the graph.
         """
-        self.entries.append(Entry(layout, sizes.log(), 0 if shared else self.count, weights))
+        self.entries.append(LogTensor(layout, sizes.log(), 0 if shared else self.count, weights))
         self.known.append(set())
         self.count = self.scales.ids if shared else self.count + layout.count
 

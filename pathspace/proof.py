@@ -107,11 +107,11 @@ def proof(skeleton: Skeleton, name: str = "") -> dict[str, Any]:
         "chains": skeleton.num_chains,
         "basis_paths": len(skeleton.basis()),
     }
-    document["digest"] = digest(document)
+    document["digest"] = document_digest(document)
     return document
 
 
-def digest(document: dict[str, Any]) -> str:
+def document_digest(document: dict[str, Any]) -> str:
     """SHA-256 of a document without its digest, which detects accidental changes."""
     body = {key: value for key, value in document.items() if key != "digest"}
     return hashlib.sha256(

@@ -110,10 +110,10 @@ class DoubleRun(fx.Interpreter):
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         """A constant of the graph."""
-        return in_double(super().get_attr(target, args, kwargs))
+        return as_float64(super().get_attr(target, args, kwargs))
 
 
-def in_double(value: Any) -> Any:
+def as_float64(value: Any) -> Any:
     """Tensors of floating-point numbers in float64, anything else as it is."""
     wide = isinstance(value, Tensor) and value.is_floating_point()
     return value.double() if wide else value

@@ -14,7 +14,7 @@ from pathspace.inference.assemble import Ends
 from pathspace.inference.build import ends_of
 from pathspace.inference.interpreter import interpret
 from pathspace.inference.values import NEUTRAL
-from pathspace.inference.witness import Chains, Step, Witness
+from pathspace.inference.witness import Chains, ReasonLink, Witness
 
 if TYPE_CHECKING:
     from pathspace.structure import Structure
@@ -36,7 +36,7 @@ class Reason:
     parameter: str
     side: str
     scales: int
-    chain: tuple[Step, ...]
+    chain: tuple[ReasonLink, ...]
 
     def __str__(self) -> str:
         return f"{self.side}: {self.scales:,} fixed by " + ", then ".join(map(str, self.chain))
@@ -96,7 +96,7 @@ def _listed(graph: Structure, witness: Witness, raw: Mapping[str, Ends]) -> tupl
                 seen[new], new = True, new[~passed[new] & ((after == 0) | ~seen[after])]
             seen[new] = passed[chains.before(new)] = True
             for chain, count in chains.of(new) if len(new) else ():
-                steps = chain or (Step("relations", "", "", TOGETHER),)
+                steps = chain or (ReasonLink("relations", "", "", TOGETHER),)
                 found.append(Reason(block.name, side, count, steps))
     order = {block.name: number for number, block in enumerate(graph.blocks)}
     return tuple(sorted(found, key=lambda reason: order[reason.parameter]))

@@ -26,7 +26,7 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from pathspace.inputs import in_order
+from pathspace.inputs import in_capture_order
 from pathspace.known_numbers import KnownNumbers
 from pathspace.module_walk import REGISTERED, every_module, every_path
 from pathspace.on_meta import META, Asked, Elsewhere, Shapes, Unsure, on_meta, returns_operand
@@ -438,7 +438,7 @@ def one_device(model: nn.Module, given: Any) -> torch.device | None:
     return devices.pop() if len(devices) == 1 else None
 
 
-def record(
+def record_graph(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], mode: FakeTensorMode | None
 ) -> Recording:
     """Run a model once and write down what it does.
@@ -477,7 +477,9 @@ def record(
             value = owner[key]
             owner[key] = fake(value)
             recording.given(kind, name, owner[key], value)
-    for name, value in zip(_names(model, args, kwargs), in_order(args, kwargs), strict=True):
+    for name, value in zip(
+        _names(model, args, kwargs), in_capture_order(args, kwargs), strict=True
+    ):
         if isinstance(value, Tensor) and id(value) in shown:
             raise Unsure("an input that is given twice")
         recording.given("input", name, fake(value) if isinstance(value, Tensor) else value)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from pathspace.errors import CaptureError, InputError
-from pathspace.inputs import describe
+from pathspace.inputs import describe_inputs
 from pathspace.module_walk import every_path, every_tensor
 from pathspace.without_values import has_values
 
@@ -212,7 +212,7 @@ def failed_run(
         advice = "pass named inputs as kwargs="
     return CaptureError(
         f"{name}.forward raised {_kind(error)} {user_frame(error)} on inputs"
-        f" ({describe(args, kwargs)}): {first_line(error)}; {advice}."
+        f" ({describe_inputs(args, kwargs)}): {first_line(error)}; {advice}."
     )
 
 

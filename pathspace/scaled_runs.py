@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from pathspace.convolutions import CONVOLUTIONS, convolved
-from pathspace.logscales import Entry, Family
+from pathspace.logscales import Family, ScaledTensor
 
 # options of an embedding that make its result nonlinear in the rows
 EMBEDDINGS = ("max_norm", "scale_grad_by_freq")
@@ -46,7 +46,7 @@ class ScaledRun(TorchFunctionMode):
             [torch.zeros(side.count, dtype=torch.float64).requires_grad_() for side in entry.sides]
             for entry in scales.entries
         ]
-        self.where: dict[int, tuple[Entry, list[Tensor], Tensor, int, float]] = {}
+        self.where: dict[int, tuple[ScaledTensor, list[Tensor], Tensor, int, float]] = {}
         self.done: dict[int, Tensor] = {}
         self.widest = 1
         for entry, leaves in zip(scales.entries, self.of, strict=True):

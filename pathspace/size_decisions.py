@@ -24,7 +24,7 @@ from pathspace.capture import Captured, capture
 from pathspace.errors import PathspaceError
 from pathspace.frames import INSTALLED, LIBRARIES, within
 from pathspace.inputs import ordinary
-from pathspace.sizes import Dims, Inputs, resized, together
+from pathspace.sizes import Dims, Inputs, linked_dims, resized
 
 READS = frozenset([Tensor.shape.__get__, Tensor.size, Tensor.numel, Tensor.nelement])  # type: ignore[attr-defined]
 # functions that take one piece out of a tensor, and functions that take all pieces
@@ -97,7 +97,7 @@ class Decision:
         return bool(getattr(operator, self.compare)(left, right))
 
 
-class Watch(TorchFunctionMode):
+class SizeRecorder(TorchFunctionMode):
     """A context in which the sizes that code reads from tensors record their comparisons.
 
     Decisions in the code of libraries are ignored; those in installed packages are reported, but
@@ -111,7 +111,7 @@ class Watch(TorchFunctionMode):
             at these sizes, or took a whole tensor as its first piece.
 
     Example:
-        >>> with Watch() as watch:
+        >>> with SizeRecorder() as watch:
         ...     small = torch.ones(3, 2).shape[0] < 4
         >>> [(each.left, each.compare, each.right, each.outcome) for each in watch.decisions]
         [(3, 'lt', 4, True)]
@@ -170,7 +170,7 @@ class Watch(TorchFunctionMode):
         """Whether there may be a loop over steps: a line took about as many pieces as an
         input has, or it has few.
         """
-        sizes = {size for size, _ in together(inputs, thin_only=False) if size > 2}
+        sizes = {size for size, _ in linked_dims(inputs, thin_only=False) if size > 2}
         several = any(count in sizes or count + 1 in sizes for count in self.pieces.values())
         return self.few or several or bool(self._conversions(inputs))
 
@@ -195,7 +195,7 @@ class Watch(TorchFunctionMode):
 
     def _conversions(self, inputs: Inputs) -> list[str]:
         """The places that converted the length of an input."""
-        sizes = {size for size, _ in together(inputs, thin_only=False)}
+        sizes = {size for size, _ in linked_dims(inputs, thin_only=False)}
         return [place for place, size in self._converted.items() if size in sizes]
 
     def unrecorded(self, inputs: Inputs) -> list[str]:
@@ -244,9 +244,9 @@ def _is_whole(piece: Tensor, tensor: Tensor, index: Any) -> bool:
 class Size(int):
     """A size, or an integer computed from sizes, that records its comparisons."""
 
-    watch: Watch
+    watch: SizeRecorder
 
-    def __new__(cls, value: int, watch: Watch) -> Size:
+    def __new__(cls, value: int, watch: SizeRecorder) -> Size:
         """Make the integer, whose comparisons `watch` records."""
         made = super().__new__(cls, value)
         made.watch = watch
@@ -363,7 +363,7 @@ def other_ways(
             if not aims or tried == MOST:
                 continue
             tried += 1
-            watch = Watch()
+            watch = SizeRecorder()
             try:
                 captured: Captured | None = capture(model, *trial, watch=watch)
             except PathspaceError:
@@ -379,7 +379,7 @@ def other_ways(
             elif note(watch.decisions):
                 runs.append((trial, watch.decisions))
                 found.captures.append((captured, trial))
-    lengths = {size for size, _ in together(inputs, thin_only=False)}
+    lengths = {size for size, _ in linked_dims(inputs, thin_only=False)}
     one_way = [
         d
         for _, decisions in known
@@ -399,7 +399,7 @@ def _trials(
     """Inputs of other sizes, the changed dimensions, and the decisions to flip: first
     all together, then each.
     """
-    groups = [(size, dims) for size, ways in together(inputs, thin_only=False) for dims in ways]
+    groups = [(size, dims) for size, ways in linked_dims(inputs, thin_only=False) for dims in ways]
     every: dict[tuple[int, int], int] = {}
     for decision in decisions:
         for size, dims in groups:

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from pathspace.capture import Captured, capture
 from pathspace.errors import PathspaceError
 from pathspace.inference.registry import operation_name
-from pathspace.inputs import describe, ordinary
+from pathspace.inputs import describe_inputs, ordinary
 from pathspace.rehearsal import Rehearsal
 from pathspace.untouched import untouched
 from pathspace.without_values import has_values, with_numbers
@@ -141,7 +141,7 @@ def resized(inputs: Inputs, sizes: Mapping[tuple[int, int], int]) -> Inputs:
     return args, kwargs
 
 
-def together(inputs: Inputs, thin_only: bool) -> Iterator[tuple[int, list[Dims]]]:
+def linked_dims(inputs: Inputs, thin_only: bool) -> Iterator[tuple[int, list[Dims]]]:
     """Sizes, each with groups of dimensions that may vary together: all of that size,
     then those at each position.
     """
@@ -181,7 +181,7 @@ def larger(runs: Callable[[Inputs], bool], inputs: Inputs, thin_only: bool) -> I
                 return True
         return False
 
-    for size, (every, *apart) in together(inputs, thin_only):
+    for size, (every, *apart) in linked_dims(inputs, thin_only):
         if not grown(every, size):
             for dims in apart:
                 grown(dims, size)
@@ -211,10 +211,10 @@ def sentence(
     inputs: Inputs, others: Sequence[Inputs], looked: bool, unseen: Sequence[str] = ()
 ) -> str:
     """The inputs for which a graph was derived, in words."""
-    text = f"inputs ({describe(*inputs)})"
+    text = f"inputs ({describe_inputs(*inputs)})"
     if others:
         text += ", and other sizes as captured at " + " and ".join(
-            f"({describe(*other)})" for other in others
+            f"({describe_inputs(*other)})" for other in others
         )
     elif looked:
         return f"{text} only, because it was not captured at other sizes"

@@ -102,7 +102,7 @@ def repeatable(twin: nn.Module, written: Collection[str] = ()) -> nn.Module:
             owner._parameters[key] = tensor.clone()
         for generator, state in generators:
             generator.set_state(state)
-        before[:] = [attributes(twin)]
+        before[:] = [save_attributes(twin)]
         return mapped(Tensor.clone, (args, kwargs))
 
     def restored(_module: nn.Module, _args: Any, _outputs: Any) -> None:
@@ -127,7 +127,7 @@ def generator_states(model: nn.Module) -> list[tuple[torch.Generator, Tensor]]:
     ]
 
 
-def attributes(model: nn.Module) -> Attributes:
+def save_attributes(model: nn.Module) -> Attributes:
     """What every module holds besides what it has registered, for :func:`restore_attributes`."""
     before = []
     for part in every_module(model):

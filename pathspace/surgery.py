@@ -129,7 +129,7 @@ def without(model: nn.Module, cuts: Sequence[Cut], adjustments: Adjustments) -> 
         if any(id(tensor) in new for tensor in tensors.values()):
             _declare(module, tensors)
     for cut in cuts:
-        for choice in adjustments.get(kind(model, cut), ()):
+        for choice in adjustments.get(code_key(model, cut), ()):
             for _, module in owners(copy, cut):
                 if type(module) is choice.module:
                     _adjust(module, choice, cut)
@@ -171,7 +171,7 @@ def owners(model: nn.Module, cut: Cut) -> Iterator[tuple[str, nn.Module]]:
             yield path, module
 
 
-def kind(model: nn.Module, cut: Cut) -> tuple[Any, ...]:
+def code_key(model: nn.Module, cut: Cut) -> tuple[Any, ...]:
     """A key that is equal for groups of the same code: types of modules,
     tensors and their parts.
     """
@@ -282,7 +282,7 @@ def distance(one: Sequence[Tensor], two: Sequence[Tensor]) -> float:
 
 
 @torch.no_grad()
-def redrawn(model: nn.Module, seed: int = 0) -> nn.Module:
+def redrawn_copy(model: nn.Module, seed: int = 0) -> nn.Module:
     """A float64 copy with random values in vectors and in tensors of zeros, so that no
     zero hides a difference.
     """
@@ -305,7 +305,7 @@ def redrawn(model: nn.Module, seed: int = 0) -> nn.Module:
 
 
 @dataclass
-class Bench:
+class CutTester:
     """A model with redrawn weights, on which cuts are tested.
 
     Attributes:
@@ -323,9 +323,9 @@ class Bench:
     @classmethod
     def of(
         cls, model: nn.Module, inputs: tuple[Sequence[Any], Mapping[str, Any]], known: Adjustments
-    ) -> Bench:
-        """A bench in float64, or in the model's own type if its code fails in float64."""
-        twin = redrawn(model)
+    ) -> CutTester:
+        """A tester in float64, or in the model's own type if its code fails in float64."""
+        twin = redrawn_copy(model)
         wide = cast(inputs, torch.float64)
         try:
             outputs(twin, *wide)
@@ -354,7 +354,7 @@ class Bench:
     def adjust(self, cut: Cut) -> str:
         """Find the attributes that depend on one group; return why there are none, or ``""``."""
         wanted = outputs(masked(self.model, [cut]), self.args, self.kwargs)
-        name = kind(self.model, cut)
+        name = code_key(self.model, cut)
         self.adjustments.pop(name, None)
         reason = self._differs([cut], wanted)
         if not reason:
@@ -373,7 +373,7 @@ class Bench:
             return refused
         tried: dict[tuple[Any, ...], str] = {}
         for name, cut in cuts.items():
-            same = kind(self.model, cut)
+            same = code_key(self.model, cut)
             if same not in tried:
                 tried[same] = self.adjust(cut)
             if tried[same]:

@@ -141,7 +141,9 @@ def load_target(
         found = None if libraries.is_library(spec) else find_object(spec)
         # again, because the first import of a module may draw random numbers
         seed_torch(seed)
-        model, example = libraries.build(spec) if found is None else _build(spec, found)
+        model, example = (
+            libraries.build_library_model(spec) if found is None else _build(spec, found)
+        )
     if specs:
         target = Target(spec, model, _make_inputs(model, specs, seed))
     elif example is None:

@@ -41,7 +41,7 @@ LONGEST_HEADER = 100_000_000
 
 
 @dataclass(frozen=True)
-class Entry:
+class StoredTensor:
     """A tensor in a file.
 
     Attributes:
@@ -57,7 +57,7 @@ class Entry:
     start: int = -1
 
     @classmethod
-    def of(cls, dtype: torch.dtype, shape: Iterable[int]) -> Entry:
+    def of(cls, dtype: torch.dtype, shape: Iterable[int]) -> StoredTensor:
         """The entry of a tensor to write."""
         shape = tuple(shape)
         kind = next(name for name, each in TYPES.items() if each == dtype)
@@ -84,7 +84,7 @@ class TensorFile:
     """An existing file: its tensors by name, and its metadata."""
 
     path: Path
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, StoredTensor]
     metadata: Mapping[str, str]
 
     @classmethod
@@ -104,7 +104,7 @@ class TensorFile:
             metadata = header.pop("__metadata__", {})
             begins = 8 + length
             entries = {
-                name: Entry(
+                name: StoredTensor(
                     e["dtype"],
                     tuple(e["shape"]),
                     e["data_offsets"][1] - e["data_offsets"][0],
@@ -197,7 +197,7 @@ def as_bytes(tensor: Tensor) -> memoryview:
 
 def write(
     path: str | os.PathLike[str],
-    entries: Mapping[str, Entry],
+    entries: Mapping[str, StoredTensor],
     data: Callable[[str], Iterable[bytes | memoryview]],
     metadata: Mapping[str, str] | None = None,
 ) -> None:

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from pathspace.capture import capture
 from pathspace.errors import InputError
 from pathspace.graph_parts import owner
-from pathspace.inference.again import Snapshot
-from pathspace.inference.build import build, ends_of, unused_in_part
+from pathspace.inference.again import InterpretationState
+from pathspace.inference.build import build_graph, ends_of, unused_in_part
 from pathspace.inference.interpreter import interpret
 from pathspace.inference.units import Scales
-from pathspace.inputs import arranged, describe
+from pathspace.inputs import arranged, describe_inputs
 from pathspace.module_walk import every_path, unregistered_modules
 from pathspace.reduction import ReductionGraph
-from pathspace.size_decisions import Watch, other_ways
+from pathspace.size_decisions import SizeRecorder, other_ways
 from pathspace.sizes import hides, recapture, sentence, thin
 from pathspace.structure import Structure
 from pathspace.without_values import on_cpu
@@ -112,19 +112,19 @@ def _traced(
     affine: bool,
 ) -> ReductionGraph:
     """See :func:`trace`."""
-    watch, later = Watch(), Watch()
+    watch, later = SizeRecorder(), SizeRecorder()
     captured = capture(model, args, kwargs, watch)
     _warn_of_unregistered(model, captured.constants.values())
     with on_cpu():
         scales, _ = interpret(captured, Scales, strict, norm_eps, affine)
-        before = Snapshot.of(scales)
+        before = InterpretationState.of(scales)
         raw = ends_of(scales)
         # if the model will be captured again, there is nothing to solve for this capture alone
         unused = sizes == "any" and unused_in_part(captured, scales, raw)
-        found = None if unused else build(captured, scales, norm_eps, raw=raw)
+        found = None if unused else build_graph(captured, scales, norm_eps, raw=raw)
     args, kwargs = arranged(model, args, kwargs)
     if sizes == "given" and found is not None:
-        return _graph(model, found, f"inputs ({describe(args, kwargs)}) only")
+        return _graph(model, found, f"inputs ({describe_inputs(args, kwargs)}) only")
     open_ends = (
         found is None
         or bool(found.unused or found.beyond or found.forms.shape[0])
@@ -143,9 +143,9 @@ def _traced(
     with on_cpu():
         if further:
             uses = before.again(scales, [each for each, _ in further], norm_eps)
-            found = build(captured, scales, norm_eps, uses)
+            found = build_graph(captured, scales, norm_eps, uses)
         elif found is None:
-            found = build(captured, scales, norm_eps, raw=raw)
+            found = build_graph(captured, scales, norm_eps, raw=raw)
     unseen = [*ways.unseen, *watch.unrecorded((args, kwargs))]
     stated = sentence((args, kwargs), [at for _, at in further], looked, unseen)
     return _graph(model, found, stated)

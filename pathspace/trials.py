@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from pathspace.eps import precision, without_eps
-from pathspace.forward_run import LARGE, Run, difference, run, seen
+from pathspace.forward_run import LARGE, ForwardRun, difference, run, seen
 from pathspace.invariance import powers_for, rescaled_weights
 from pathspace.nested import mapped
 from pathspace.reduction import ReductionGraph
@@ -64,7 +64,7 @@ def trials(
         for number, size in enumerate(SIZES):
             inputs = scaled(args, size), scaled(dict(kwargs), size)
             for gentle in (False, True):
-                with redrawn(model, seed + number, gentle):
+                with redrawn_parameters(model, seed + number, gentle):
                     before = _run(model, inputs, seed)
                     fine = before is not None and bool(before.outputs.isfinite().any())
                     if before is not None and fine:
@@ -98,7 +98,7 @@ def _try(
     graph: ReductionGraph,
     model: nn.Module,
     inputs: tuple[Any, Any],
-    before: Run,
+    before: ForwardRun,
     seeds: tuple[int, int],
     result: dict[str, Any],
 ) -> None:
@@ -115,7 +115,7 @@ def _try(
         result[kind] = gap if result[kind] is None else max(result[kind], gap)
 
 
-def _run(model: nn.Module, inputs: tuple[Any, Any], seed: int) -> Run | None:
+def _run(model: nn.Module, inputs: tuple[Any, Any], seed: int) -> ForwardRun | None:
     """A run, or ``None`` if the model raises an error on these values."""
     try:
         return run(model, *inputs, seed=seed)
@@ -152,7 +152,7 @@ def _unused(graph: ReductionGraph, model: nn.Module, seed: int) -> dict[str, Ten
 
 
 @contextmanager
-def redrawn(model: nn.Module, seed: int, gentle: bool = False) -> Iterator[None]:
+def redrawn_parameters(model: nn.Module, seed: int, gentle: bool = False) -> Iterator[None]:
     """A context in which parameters and running statistics are redrawn.
 
     Args:

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 from pathspace.eps import NoEps, precision, without_eps
 from pathspace.forward_run import LARGE, cast
-from pathspace.inputs import describe
-from pathspace.left_over import NAMED, left_over
+from pathspace.inputs import describe_inputs
+from pathspace.left_over import NAMED, unexplained_tensors
 from pathspace.logscales import Family, family
 from pathspace.nested import leaves
 from pathspace.null_space import pivots, smallest
@@ -294,7 +294,7 @@ def _bounded(scales: Family, units: csr_array, sampler: Sampler, most_seconds: f
     if bool(free.any()):
         more = torch.zeros(width, int(free.sum()), dtype=torch.float64)
         more[rest] = vectors[:, free] / column[places][:, None]
-        over = left_over(scales, more, used, units, alive)
+        over = unexplained_tensors(scales, more, used, units, alive)
     rank = len(rest) - int(free.sum())
     dead = sum(int((~mask).sum()) for mask in alive)
     redundant = known.shape[1] - found
@@ -306,7 +306,7 @@ def _bounded(scales: Family, units: csr_array, sampler: Sampler, most_seconds: f
     words += f"{len(rows) + len(sampler.rows):,} samples"
     smallest_kept = float(values[~free].min()) if bool((~free).any()) else 0.0
     dropped = float(values[free].max()) if bool(free.any()) else 0.0
-    words += " at " + " and ".join(describe(*inputs) for inputs in sampler.examples)
+    words += " at " + " and ".join(describe_inputs(*inputs) for inputs in sampler.examples)
     words += (
         f"; singular values down to {smallest_kept:.0e} of the largest beside the known null"
         " vectors"

@@ -19,7 +19,7 @@ from pathspace.explain import account
 from pathspace.finite import check_finite
 from pathspace.forward_run import bench_copy, cast
 from pathspace.inputs import arranged, check_inputs, ordinary
-from pathspace.invariance import measure
+from pathspace.invariance import measure_invariance
 from pathspace.levels import levels_in_words, measure_levels
 from pathspace.nested import leaves
 from pathspace.reduction import ReductionGraph
@@ -197,7 +197,7 @@ def _measured(
     """Rescale, rebuild and redraw a copy, and compare its outputs."""
     bench, dtype = bench_copy(model, graph, given)
     inputs = (cast(given[0], dtype), cast(given[1], dtype))
-    invariance, switches = measure(graph, bench, *inputs, seed=seed)
+    invariance, switches = measure_invariance(graph, bench, *inputs, seed=seed)
     levels = measure_levels(graph, bench, *inputs, seed=seed)
     if invariance["holds"] is not None:
         tried = trials(graph, bench, *inputs, seed=seed)

@@ -42,7 +42,7 @@ def has_values(tensor: Tensor) -> bool:
     return not (tensor.is_meta or isinstance(tensor, FakeTensor) or is_cut(tensor))
 
 
-def lacking(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
+def names_without_values(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
     """Names of the tensors without values."""
     return [name for name, tensor in tensors if not has_values(tensor)]
 
@@ -64,7 +64,7 @@ def require_values(who: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
             f"{who} found {lazy!r} without a shape yet, expected numbers; run the model once on a"
             " batch."
         )
-    missing = lacking(named.items())
+    missing = names_without_values(named.items())
     others = " and others" * (len(missing) > 1)
     if missing and is_cut(named[missing[0]]):
         raise InputError(

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 import pathspace.clips  # noqa: F401  (it brings the rule of lifted clips)
 from pathspace.capture import Captured
-from pathspace.inference.build import build
+from pathspace.inference.build import build_graph
 from pathspace.inference.interpreter import interpret
 from pathspace.inference.units import Scales
 from pathspace.reduction import ReductionGraph
@@ -72,7 +72,7 @@ class Net:
     def trace(self) -> tuple[ReductionGraph, list[str]]:
         """The reduction graph, and the reasons of its pins."""
         scales, _ = interpret(self.captured, Scales)
-        return build(self.captured, scales), [pin.reason for pin in scales.pins]
+        return build_graph(self.captured, scales), [pin.reason for pin in scales.pins]
 
     def run(self, factors: dict[str, Tensor], size: float = 1.0) -> Tensor:
         """The output with rescaled parameters at ``size * x``; the same random

@@ -181,9 +181,11 @@ def test_the_proof_names_the_constant_and_the_checker_adds_it() -> None:
     assert ps.check(document, model=net, args=(x,)).accepted
     for entry in document["tensors"]:
         entry.pop("shift", None)
-    from pathspace.proof import digest
+    from pathspace.proof import document_digest
 
-    assert not ps.check(document | {"digest": digest(document)}, model=net, args=(x,)).accepted
+    assert not ps.check(
+        document | {"digest": document_digest(document)}, model=net, args=(x,)
+    ).accepted
 
 
 def test_optimizers_on_path_values_ask_for_a_graph_without_such_sums() -> None:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import pathspace as ps
 from pathspace import checker
 from pathspace.checker import check
-from pathspace.proof import STATEMENT, digest, proof
+from pathspace.proof import STATEMENT, document_digest, proof
 
 SEVERAL = (
     "mlp_2x3x5x2",
@@ -181,7 +181,7 @@ def test_a_forger_who_mends_the_digest_proves_nothing_false() -> None:
         broken, place = corrupt(documents[i % len(documents)], generator)
         if "digest" not in broken:
             continue
-        broken["digest"] = digest(broken)
+        broken["digest"] = document_digest(broken)
         judgement = check(broken)
         if judgement.accepted:
             accepted += 1
@@ -207,7 +207,7 @@ def test_a_forged_edge_is_noticed_on_the_model() -> None:
         for i, unit in enumerate(values):
             broken = copy.deepcopy(document)
             broken["tensors"][number][side]["values"][i] = unit % 8 + 1
-            broken["digest"] = digest(broken)
+            broken["digest"] = document_digest(broken)
             assert not check(broken, model=model, args=(x,)).accepted, (number, side, i)
 
 
@@ -224,7 +224,7 @@ def test_a_model_that_does_not_fit_is_rejected() -> None:
 
 def signed(document: dict[str, Any], **changes: Any) -> dict[str, Any]:
     changed = copy.deepcopy(document) | changes
-    return changed | {"digest": digest(changed)}
+    return changed | {"digest": document_digest(changed)}
 
 
 ROOT = {"shape": [1, 1], "values": [0]}
@@ -365,7 +365,7 @@ def test_normalisation_statistics_follow_their_channels() -> None:
     assert [len(entry["units"]) for entry in document["statistics"]] == [3]
     assert check(document, model=model, args=(x,)).accepted
     document["statistics"] = []
-    document["digest"] = digest(document)
+    document["digest"] = document_digest(document)
     assert check(document).accepted
     assert not check(document, model=model, args=(x,)).accepted
 
@@ -393,7 +393,7 @@ def fuzz(
     for _ in range(count):
         broken, place = corrupt(document, generator)
         if "digest" in broken:
-            broken["digest"] = digest(broken)
+            broken["digest"] = document_digest(broken)
         if check(broken).accepted and check(broken, model=model, args=(x,)).accepted:
             found.append((place, broken))
     return found
@@ -417,13 +417,13 @@ def test_zeros_of_a_fresh_network_hide_no_forged_proof() -> None:
         for i, unit in enumerate(tensor["head"]["values"]):
             broken = copy.deepcopy(document)
             broken["tensors"][number]["head"]["values"][i] = unit % document["units"] + 1
-            broken["digest"] = digest(broken)
+            broken["digest"] = document_digest(broken)
             if check(broken).accepted:
                 assert not check(broken, model=model, args=(x,)).accepted, (tensor["name"], i)
     broken = copy.deepcopy(document)
     units = broken["statistics"][0]["units"]
     broken["statistics"][0]["units"] = units[1:] + units[:1]
-    assert not check(broken | {"digest": digest(broken)}, model=model, args=(x,)).accepted
+    assert not check(broken | {"digest": document_digest(broken)}, model=model, args=(x,)).accepted
     for place, accepted in fuzz(model, x, 150, 3):
         # what is left states the same graph in other words
         if place[0] not in ("model", "pinned", "trees"):
@@ -458,10 +458,10 @@ def test_running_variances_move_with_their_eps() -> None:
     judgement = check(document, model=model, args=(x,))
     assert judgement.accepted, judgement.reason
     document["statistics"][0]["eps"] = 1e-2
-    document["digest"] = digest(document)
+    document["digest"] = document_digest(document)
     assert not check(document, model=model, args=(x,)).accepted
     document["statistics"][0]["eps"] = "1"
-    document["digest"] = digest(document)
+    document["digest"] = document_digest(document)
     assert "eps of a statistic" in check(document).reason
 
 
@@ -526,7 +526,7 @@ def test_large_graphs_have_short_proofs_and_need_no_numbers() -> None:
     for found in (check(document, tensors=model), check(document, model=model, args=(x,))):
         assert found.accepted and found.compared == "shapes"
     document["trees"]["out"]["order"]["runs"][0][0] += 1
-    assert not check({**document, "digest": digest(document)}).accepted
+    assert not check({**document, "digest": document_digest(document)}).accepted
     assert not check(
         signed(
             document,

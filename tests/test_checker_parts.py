@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 import pathspace as ps
 from pathspace.checker import check
-from pathspace.checker.bench import numbers_of, powers, redrawn
-from pathspace.checker.document import Rejected, read_tensors, whole
+from pathspace.checker.bench import numbers_of, redrawn_values, scale_exponents
+from pathspace.checker.document import Rejected, integers, read_tensors
 from pathspace.checker.trees import count
-from pathspace.proof import digest, proof
+from pathspace.proof import document_digest, proof
 
 
 def random_document(generator: random.Random, products: int) -> dict[str, Any]:
@@ -183,21 +183,21 @@ def test_numbers_drawn_again_are_other_numbers_of_the_same_size(
     value[:20] = 0
     if name == "running_var":
         value = value.abs()
-    drawn = redrawn(name, value, seed + 1, gentle)
+    drawn = redrawn_values(name, value, seed + 1, gentle)
     assert drawn.shape == value.shape and not (drawn == value).any()
     assert 0.2 < float(drawn.abs().mean() / value.abs().mean()) < 5
     if name == "running_var" or gentle:
         assert (drawn[20:].sign() == value[20:].sign()).all() and (drawn[:20] > 0).all()
     elif name == "weight":
         assert (drawn[20:].sign() != value[20:].sign()).any() and (drawn[:20] < 0).any()
-    assert torch.equal(drawn, redrawn(name, value, seed + 1, gentle))
+    assert torch.equal(drawn, redrawn_values(name, value, seed + 1, gentle))
 
 
 def test_means_move_by_their_own_amount() -> None:
     value = torch.full((500,), 100.0, dtype=torch.float64)
     moved = (
-        (redrawn("running_mean", value, 1, False) - value).std(),
-        (redrawn("weight", value, 1, False) - value).std(),
+        (redrawn_values("running_mean", value, 1, False) - value).std(),
+        (redrawn_values("weight", value, 1, False) - value).std(),
     )
     assert 0.2 < float(moved[0]) < 0.4 and 40 < float(moved[1]) < 60
 
@@ -207,7 +207,7 @@ def test_scales_are_powers_of_two_that_no_product_overflows(
     seed: int, largest: int, times: int
 ) -> None:
     products = [{1: times, 2: -times}, {3: 1, 4: 1}]
-    phi = powers(products, 6, np.random.default_rng(seed), largest)
+    phi = scale_exponents(products, 6, np.random.default_rng(seed), largest)
     assert phi.shape == (9,) and phi[0] == 0
     # (units 5 and 6 belong to no product)
     assert np.array_equal(phi[5:7], np.round(phi[5:7])) and np.abs(phi[:7]).max() <= largest
@@ -221,12 +221,12 @@ def test_scales_are_powers_of_two_that_no_product_overflows(
 
 
 def test_scales_differ_between_units_and_reach_their_limits() -> None:
-    phi = powers([], 2000, np.random.default_rng(0), 8)
+    phi = scale_exponents([], 2000, np.random.default_rng(0), 8)
     assert set(phi[1:].astype(int)) == set(range(-8, 9)) and not (phi % 1).any()
-    tight = powers([dict.fromkeys(range(1, 3), 32)], 2, np.random.default_rng(1), 8)
+    tight = scale_exponents([dict.fromkeys(range(1, 3), 32)], 2, np.random.default_rng(1), 8)
     assert np.abs(tight[1:3]).max() <= 1
     several = np.array(
-        [powers([{1: 100}], 1, np.random.default_rng(seed), 8)[1] for seed in range(200)]
+        [scale_exponents([{1: 100}], 1, np.random.default_rng(seed), 8)[1] for seed in range(200)]
     )
     assert 0.5 < np.abs(several).max() <= 0.64 and len(set(several)) > 150
 
@@ -266,7 +266,7 @@ def test_running_means_that_start_at_zero_are_drawn_again() -> None:
     assert not model[1].running_mean.any() and statistic["mean"] == "1.running_mean"
     # a mean that stays where it is while its channel is rescaled: nothing shows at 0
     statistic["mean"] = None
-    document["digest"] = digest(document)
+    document["digest"] = document_digest(document)
     assert check(document).accepted
     assert not check(document, model=model, args=(x,)).accepted
     assert {name for name, _ in numbers_of(model)} == {"", "running_mean", "running_var"}
@@ -288,11 +288,11 @@ def test_running_means_that_start_at_zero_are_drawn_again() -> None:
 )
 def test_malformed_lists_are_rejected(values: Any, length: int | None, reason: str) -> None:
     with pytest.raises(Rejected, match=reason):
-        whole(values, "it", length)
+        integers(values, "it", length)
 
 
 def test_runs_are_what_they_abbreviate() -> None:
-    assert whole({"runs": [[3, -2, 3], [7, 0, 2]]}, "it", 5).tolist() == [3, 1, -1, 7, 7]
+    assert integers({"runs": [[3, -2, 3], [7, 0, 2]]}, "it", 5).tolist() == [3, 1, -1, 7, 7]
 
 
 def test_a_tensor_is_listed_once() -> None:
@@ -310,7 +310,7 @@ def test_whole_numbers_in_a_model_have_no_scale() -> None:
     document = proof(ps.trace(model, torch.randn(4, 2)).skeleton())
     assert check(document, model=model, args=(torch.randn(4, 2),)).accepted
     document["statistics"][0]["mean"] = "1.counts"
-    document["digest"] = digest(document)
+    document["digest"] = document_digest(document)
     assert (
         "1.counts holds whole numbers"
         in check(document, model=model, args=(torch.randn(4, 2),)).reason

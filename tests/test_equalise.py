@@ -25,7 +25,7 @@ from zoo.trained import load, params
 import pathspace as ps
 from pathspace.calibration import Calibrated
 from pathspace.cli import app
-from pathspace.invariance import measure
+from pathspace.invariance import measure_invariance
 from pathspace.observed import _Record, activation_sizes
 from pathspace.quantise import quantised, quantised_weights, weight_axes
 from pathspace.rounding_search import Rounded
@@ -483,7 +483,7 @@ def test_gradients_of_checkpointed_models_balance(reentrant: bool) -> None:
     for from_inputs in (True, False):
         model, x = Checkpointed(reentrant, from_inputs).double(), torch.randn(3, 4).double()
         graph = ps.trace(model, x)
-        evidence, _ = measure(graph, model, (x,), {}, 0)
+        evidence, _ = measure_invariance(graph, model, (x,), {}, 0)
         assert evidence["gradient_balance"] is not None, evidence["evidence"]
         assert evidence["gradient_balance"] < 1e-10
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from pathspace.diagnostics import ChainRecord, MarkovChain, diagnose
-from pathspace.diagnostics.given import given, load_weights, read_batches
+from pathspace.diagnostics.given import load_weights, make_subject, read_batches
 from pathspace.diagnostics.losses import choose_loss, reduction
 from pathspace.errors import InputError
 from pathspace.without_values import without_weights
@@ -123,7 +123,7 @@ def test_checkpoints_load_whole_or_not_at_all(tmp_path: Path, kind: str) -> None
         torch.save(named if kind == "pt" else {"epoch": 3, "state_dict": named}, path)
     if kind == "compiled":
         state = {k.removeprefix("_orig_mod.module."): v for k, v in state.items()}
-    subject = given(model, (torch.randn(4, 6),), checkpoint=path)
+    subject = make_subject(model, (torch.randn(4, 6),), checkpoint=path)
     assert all(
         torch.equal(value, state[name]) for name, value in subject.model.state_dict().items()
     )
@@ -236,7 +236,7 @@ def test_the_loss_of_a_language_model_is_its_own() -> None:
     ids = torch.randint(0, 19, (4, 6))
     found = diagnose(model, data={"input_ids": ids, "labels": ids}, names="transformer.h.0.*")
     assert found.subject.loss.says == "the loss that the model returns"
-    subject = given(model, data={"input_ids": ids, "labels": ids}, loss=_shifted)
+    subject = make_subject(model, data={"input_ids": ids, "labels": ids}, loss=_shifted)
     named = found.chain.observe(subject.loss, *subject.batches[0])
     parameters = list(model.parameters())
     own = torch.autograd.grad(model(input_ids=ids, labels=ids).loss, parameters)

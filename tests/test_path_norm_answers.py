@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathspace as ps
-from pathspace.finite import not_finite
+from pathspace.finite import count_nonfinite
 from pathspace.norms import path_sensitivity
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -506,6 +506,6 @@ def test_what_is_said_of_a_refused_operation_is_true(
 def test_a_weight_that_is_not_finite_is_found_in_any_type(value: float, kind: torch.dtype) -> None:
     # (the sum of the large ones is infinite, too)
     weight = torch.full((4, 5), torch.finfo(kind).max, dtype=kind)
-    assert not_finite(weight) == 0
+    assert count_nonfinite(weight) == 0
     weight[1, 2] = value
-    assert not_finite(weight) == 1
+    assert count_nonfinite(weight) == 1

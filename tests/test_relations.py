@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pathspace.inference import union_find
-from pathspace.inference.elimination import compress, implied
+from pathspace.inference.elimination import compress_relations, implied
 from pathspace.inference.relations import Relations, Solution
 from pathspace.inference.union_find import UnionFind
 
@@ -130,7 +130,7 @@ def test_compression_says_the_same_with_less() -> None:
     order = rng.permutation(len(rows))
     names = -np.sort(-rows[order], 1)
     coefficients = np.take_along_axis(signs[order], np.argsort(-rows[order], 1), 1)
-    short, few = compress(coefficients, names, 40)
+    short, few = compress_relations(coefficients, names, 40)
     assert len(few) == 12
 
     def dense(c: np.ndarray, v: np.ndarray) -> fmpz_mat:

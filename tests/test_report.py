@@ -22,7 +22,7 @@ from zoo.entry import load
 import pathspace as ps
 from pathspace.diagnostics import Report, charts, report
 from pathspace.diagnostics.report import measure, sentences
-from pathspace.diagnostics.report.layers import arrange, describe
+from pathspace.diagnostics.report.layers import arrange, describe_layers
 from pathspace.diagnostics.report.measure import Tally, path_value_facts
 from pathspace.progress import stage_line
 
@@ -176,15 +176,15 @@ def test_sentences_stand_on_the_page_and_follow_from_its_numbers(found: Report) 
     assert told == found.sentences
     values, rows = data["values"], data["signal"]["rows"]
     assert told["values"] == sentences.values(values, "modulo")
-    assert sentences.power(values["values"]["median"]) in told["values"]
-    assert sentences.power(values["multipliers"]["largest"]) in told["multipliers"]
+    assert sentences.power_of_ten(values["values"]["median"]) in told["values"]
+    assert sentences.power_of_ten(values["multipliers"]["largest"]) in told["multipliers"]
     varied = [row["variance"] for row in rows if row["variance"]]
     assert (
-        f"({sentences.number(varied[0], 2)} to {sentences.number(varied[-1], 2)})"
+        f"({sentences.number_text(varied[0], 2)} to {sentences.number_text(varied[-1], 2)})"
         in told["variance"]
     )
     gains = [row["vjp_gain"] for row in rows if row["vjp_gain"]]
-    assert all(sentences.number(end, 2) in told["gains"] for end in (min(gains), max(gains)))
+    assert all(sentences.number_text(end, 2) in told["gains"] for end in (min(gains), max(gains)))
     if "nodes" in data["chain"]:
         down = sum(node["cosine_mean"] > 0 for node in data["chain"]["nodes"])
         assert told["chain"].startswith(f"{down} of {len(data['chain']['nodes'])} nodes")
@@ -283,7 +283,7 @@ def test_lanes_never_overlap() -> None:
             continue
         model, args, kwargs = entry.make()
         graph = ps.trace(model, *args, kwargs=kwargs)
-        facts = describe(graph.skeleton())
+        facts = describe_layers(graph.skeleton())
         taken: set[tuple[int, int]] = set()
         for group in facts["groups"]:
             rows = {(group["lane"], row) for row in range(group["first"], group["last"] + 1)}
@@ -294,7 +294,7 @@ def test_lanes_never_overlap() -> None:
 
 def test_masks_on_the_page_are_the_skeletons() -> None:
     skeleton = ps.trace(*mlp()).skeleton()
-    for layer in describe(skeleton)["layers"]:
+    for layer in describe_layers(skeleton)["layers"]:
         for tensor in layer["tensors"]:
             cells = {
                 (row, column): kind
@@ -465,7 +465,7 @@ def test_what_is_not_finite_is_said_and_not_left_out() -> None:
     one = {"layer": "0", "variance": 1.0, "vjp_gain": 1.0, "expected_gain": 1.0, "finite": True}
     part = {"rows": [one, {**one, "layer": "1", "variance": None, "finite": False}]}
     assert (
-        sentences.gains(part)
+        sentences.gradient_gains(part)
         == "Values or derivatives of 1 of 2 layers (the first is 1) are not finite; elsewhere the"
         " gain of 0 is 1; 1 of 1 is within a factor of two of what theory expects of the layer."
     )

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from pathspace.diagnostics import report
 from pathspace.diagnostics.gradients import gradients, imbalance
-from pathspace.diagnostics.layers import observe, select
+from pathspace.diagnostics.layers import record_layers, select
 from pathspace.diagnostics.meanfield import critical_scale, gains, gaussian_mean, growth
 from pathspace.diagnostics.signal import signal
 from pathspace.errors import CaptureError, InputError, InputTypeError
@@ -322,7 +322,7 @@ def test_imbalance_of_gradients_at_glorot_initialisation() -> None:
 
 def test_observing_records_nodes_of_the_graph() -> None:
     model = Functional().double()
-    run = observe(model, (torch.randn(2, 5).double(),), None, select(model))
+    run = record_layers(model, (torch.randn(2, 5).double(),), None, select(model))
     (gradient,) = torch.autograd.grad(run.output.sum(), run.inputs[0])
     assert gradient.shape == (2, 5) and float(gradient.abs().sum()) > 0
 

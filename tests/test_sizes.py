@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import pathspace as ps
 from pathspace.inference import build
-from pathspace.size_decisions import Watch
+from pathspace.size_decisions import SizeRecorder
 
 
 class Net(nn.Module):
@@ -507,7 +507,7 @@ def test_a_check_of_features_is_no_branch() -> None:
 
 
 def test_sizes_stay_numbers_while_they_are_watched() -> None:
-    with Watch() as watch:
+    with SizeRecorder() as watch:
         first, second = torch.ones(6, 4).shape
         assert [first - second, -second, first * 2, 7 % second, abs(second), first // 4] == [
             2,
@@ -596,6 +596,6 @@ def test_sizes_that_code_keeps_are_not_watched_any_more() -> None:
     model = Planned()
     for length in (5, 7, 5):
         assert ps.trace(model, torch.randn(2, length, 3)).num_units == 8
-    with Watch() as watch:
+    with SizeRecorder() as watch:
         kept = torch.ones(3).shape[0]
     assert not watch.decisions and kept == 3 and not watch.decisions

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import pathspace as ps
 from pathspace import tensor_files
-from pathspace.tensor_files import TYPES, Entry, TensorFile, as_bytes, write
+from pathspace.tensor_files import TYPES, StoredTensor, TensorFile, as_bytes, write
 
 shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 
@@ -30,7 +30,9 @@ def test_there_and_back(
 ) -> None:
     folder = tmp_path_factory.mktemp("files")
     tensors = {name: (100 * torch.randn(shape)).to(dtype) for name, (dtype, shape) in made.items()}
-    entries = {name: Entry.of(tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+    entries = {
+        name: StoredTensor.of(tensor.dtype, tensor.shape) for name, tensor in tensors.items()
+    }
     write(folder / "ours", entries, lambda name: [as_bytes(tensors[name])], {"format": "pt"})
     theirs = load_file(folder / "ours")
     assert theirs.keys() == tensors.keys()

@@ -214,7 +214,9 @@ def test_names_in_the_help_are_those_that_exist() -> None:
 
     text = flat(call("train", "--help").output)
     assert all(name in text for name in (*OPTIMIZERS, *task_names()))
-    assert tuple(train_cli.Rule) == get_args(Rule) and tuple(train_cli.Init) == get_args(Init)
+    assert tuple(train_cli.SkeletonRule) == get_args(Rule) and tuple(train_cli.Init) == get_args(
+        Init
+    )
 
 
 def test_demo_passes_its_options_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

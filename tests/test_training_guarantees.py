@@ -27,7 +27,7 @@ from training_command import call, flat
 from pathspace.errors import InputError
 from pathspace.training.config import read_config
 from pathspace.training.experiments.reproduce.trial import Outcome, Trial
-from pathspace.training.experiments.sweep import cells, grid
+from pathspace.training.experiments.sweep import grid, ranked_points
 
 RUN = ["train", "digits-rows", "--hidden", "6", "--epochs", "10", "--optimizer"]
 MOMENTS = ["--checkpoint-every", "3", "--patience", "10"]
@@ -530,7 +530,7 @@ def test_cells_put_divergence_last_and_the_best_first() -> None:
         )
         for t in trials
     ]
-    found = cells(trials, outcomes)
+    found = ranked_points(trials, outcomes)
     assert [(c.lr, c.tau) for c in found] == [(0.2, 1.0), (0.1, 1.0), (0.1, 0.0), (0.2, 0.0)]
     assert found[-1].diverged == 1 and found[-1].valid.count == 1
 

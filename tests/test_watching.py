@@ -22,7 +22,7 @@ from torch.nn import functional as F
 import pathspace as ps
 from pathspace.diagnostics import MarkovChain, conserved, diagnose, signal, watching
 from pathspace.diagnostics.run.alarms import RULES
-from pathspace.diagnostics.run.outputs_judged import judged
+from pathspace.diagnostics.run.outputs_judged import loss_fault
 from pathspace.diagnostics.run.weights import Units, fan_in
 from pathspace.errors import InputError
 from pathspace.safe_deepcopy import safe_deepcopy
@@ -370,7 +370,7 @@ def test_losses_are_judged_by_their_gradients(classes: int, dtype: torch.dtype) 
 
     def kind(outputs: torch.Tensor, loss: Any) -> str:
         outputs = outputs.detach().requires_grad_()
-        found = judged(outputs.detach(), torch.autograd.grad(loss(outputs), outputs)[0])
+        found = loss_fault(outputs.detach(), torch.autograd.grad(loss(outputs), outputs)[0])
         return found.kind if found else ""
 
     right = [

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from pathspace.cli_errors import INTERRUPTED
-from pathspace.options import JsonOption, Rule
+from pathspace.options import JsonOption, SkeletonRule
 from pathspace.training.experiments.names import known_task
 
 
@@ -172,7 +172,7 @@ def train(
         ),
     ] = 0,
     rule: Annotated[
-        Rule,
+        SkeletonRule,
         typer.Option(
             help=(
                 "How the skeleton chooses one entering and one leaving weight per unit: modulo is"
@@ -180,7 +180,7 @@ def train(
                 "Algorithm 1, magnitude takes the largest weights, random takes random weights."
             )
         ),
-    ] = Rule.modulo,
+    ] = SkeletonRule.modulo,
     init: Annotated[
         Init | None,
         typer.Option(

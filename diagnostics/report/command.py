@@ -13,9 +13,9 @@ from pathspace.options import (
     JsonOption,
     NormEps,
     NormEpsOption,
-    Rule,
     RuleOption,
     SeedOption,
+    SkeletonRule,
     TargetArgument,
     TrainOption,
 )
@@ -52,7 +52,7 @@ def report(
     ] = None,
     json: JsonOption = None,
     seed: SeedOption = 0,
-    rule: RuleOption = Rule.modulo,
+    rule: RuleOption = SkeletonRule.modulo,
     norm_eps: NormEpsOption = NormEps.ignore,
     train: TrainOption = None,
 ) -> None:

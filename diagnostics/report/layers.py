@@ -183,7 +183,7 @@ def _lanes(layers: Sequence[Layer], label: np.ndarray, numbers: dict[int, int]) 
     return lanes
 
 
-def describe(skeleton: Skeleton, scales: Skeleton | None = None) -> dict[str, Any]:
+def describe_layers(skeleton: Skeleton, scales: Skeleton | None = None) -> dict[str, Any]:
     """Layers and lanes with masks, units and scales, as plain values for the page.
 
     Args:

@@ -14,18 +14,18 @@ from torch import nn
 
 from pathspace import Skeleton, explain
 from pathspace.diagnostics import charts
-from pathspace.diagnostics.given import Subject, given
+from pathspace.diagnostics.given import Subject, make_subject
 from pathspace.diagnostics.losses import Function
 from pathspace.diagnostics.pages import render
 from pathspace.diagnostics.report import measure, pictures, sentences
-from pathspace.diagnostics.report.layers import describe
+from pathspace.diagnostics.report.layers import describe_layers
 from pathspace.diagnostics.report.measure import Facts, attempt
 from pathspace.diagnostics.tables import plain
 from pathspace.errors import SEED, InputError, expect_arguments, expect_numbers
 from pathspace.files import expect_suffix, replacing
 from pathspace.log_prefix import log_prefixes, log_suffixes
 from pathspace.skeleton import choose
-from pathspace.without_values import lacking
+from pathspace.without_values import names_without_values
 
 Progress = Callable[[str, float], None]
 FORMAT = "pathspace-report/1"
@@ -138,7 +138,7 @@ def report(
         "targets": targets,
         "batches": batches,
     }
-    subject = given(
+    subject = make_subject(
         model, inputs, kwargs, loss=loss_fn if loss is None else loss, seed=seed, **brought
     )
     model, inputs, kwargs = subject.model, subject.args, subject.kwargs
@@ -155,7 +155,7 @@ def report(
     facts: dict[str, Facts] = {
         "model": measure.model_facts(subject, explanation),
         "account": measure.parameter_table(explanation),
-        "graph": describe(skeleton, walks),
+        "graph": describe_layers(skeleton, walks),
     }
     options = {"norm_eps": norm_eps, "rule": rule, "seed": seed}
     parts: dict[str, tuple[str, str, Callable[[], Facts]]] = {
@@ -205,7 +205,7 @@ def _walkable(skeleton: Skeleton) -> Skeleton:
     """The skeleton, or, where a weight of it is 0, one of the largest weights, so that
     products can be computed.
     """
-    if lacking(skeleton.graph.parameters.items()):
+    if names_without_values(skeleton.graph.parameters.items()):
         return skeleton
     try:
         log_prefixes(skeleton), log_suffixes(skeleton)
@@ -226,16 +226,16 @@ def _told(facts: dict[str, Facts], subject: Subject, rule: str) -> dict[str, str
         "certificate": of(
             "certificate", lambda found: sentences.certificate(found, facts["model"]["path_space"])
         ),
-        "proof": of("proof", sentences.proof),
+        "proof": of("proof", sentences.checker_verdict),
         "pins": sentences.pins(facts["account"]),
         "values": of("values", lambda found: sentences.values(found, rule)),
-        "multipliers": of("values", sentences.multipliers),
+        "multipliers": of("values", sentences.rate_multipliers),
         "chain": of("chain", sentences.chain),
         "variance": of("signal", sentences.variance),
-        "gains": of("signal", sentences.gains),
+        "gains": of("signal", sentences.gradient_gains),
         "gradients": of("gradients", sentences.gradient),
         "alarms": of("alarms", sentences.alarms),
-        "degeneracy": of("degeneracy", sentences.degeneracy),
+        "degeneracy": of("degeneracy", sentences.degenerate_directions),
         "loss": (
             f"{'G' if subject.loss.given else 'No loss was given: g'}radients are those of"
             f" {subject.loss.says}."
@@ -268,12 +268,14 @@ def _figures(facts: dict[str, Facts], skeleton: Skeleton) -> dict[str, Markup]:
     if layers:
         variance, gains = column("signal", "variance"), column("signal", "vjp_gain")
         expected = column("signal", "expected_gain")
-        found["variance"] = charts.depth(layers, variance, "Variance by depth", "variance")
-        found["gains"] = charts.depth(layers, gains, "VJP gain by depth", "VJP gain", expected)
+        found["variance"] = charts.depth_chart(layers, variance, "Variance by depth", "variance")
+        found["gains"] = charts.depth_chart(
+            layers, gains, "VJP gain by depth", "VJP gain", expected
+        )
     if tensors:
         sizes, across = column("gradients", "rms"), "parameter tensors in order"
         label, up = "Gradient RMS by tensor", "gradient RMS"
-        found["gradients"] = charts.depth(tensors, sizes, label, up, across=across)
+        found["gradients"] = charts.depth_chart(tensors, sizes, label, up, across=across)
     cause = facts["degeneracy"]
     if "deficit" in cause:
         kinds = ("rank", "gauge", "symmetric", "dead", "undetermined", "unexplained")

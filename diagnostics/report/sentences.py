@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from typing import Any
 
-from pathspace.diagnostics.wording import number, plural, power
+from pathspace.diagnostics.wording import number_text, plural, power_of_ten
 from pathspace.levels import levels_in_words
 
 Facts = dict[str, Any]
@@ -40,16 +40,18 @@ def model(facts: Facts, chain: Facts) -> str:
             f"{plural(units, 'unit')} can be rescaled freely without changing the function"
             + (
                 f" ({plural(facts['approximate'], 'of them', 'of them')} up to the epsilon of a"
-                f" normalisation, {number(facts['units_exact'])} exactly in the unchanged model)"
+                f" normalisation, {number_text(facts['units_exact'])} exactly in the unchanged"
+                " model)"
                 if facts["approximate"]
                 else " in the unchanged model"
             )
-            + f", so {number(facts['dimension'])} independent path values determine it up to scales"
+            + f", so {number_text(facts['dimension'])} independent path values determine it up to"
+            " scales"
         )
     else:
         text += (
-            f"No unit can be rescaled, so all {number(facts['dimension'])} weights are path values"
-            " themselves"
+            f"No unit can be rescaled, so all {number_text(facts['dimension'])} weights are path"
+            " values themselves"
         )
     text += "; normalisations cut its paths. " if facts["has_cuts"] else ". "
     return text + str(chain.get("sentence") or chain.get("absent", ""))
@@ -87,10 +89,12 @@ def certificate(facts: Facts, path_space: int | None = None) -> str:
         text += f", {failed} {'fails' if failed == 1 else 'fail'}"
     if moot:
         text += f", {moot} {'does' if moot == 1 else 'do'} not apply"
-    rank, dimension = facts["rank"], number(facts["dimension"])
+    rank, dimension = facts["rank"], number_text(facts["dimension"])
     if rank is not None:
         verb = "meets" if rank == facts["dimension"] else "misses"
-        text += f"; the exact rank of the path matrix, {number(rank)}, {verb} m - H = {dimension}"
+        text += (
+            f"; the exact rank of the path matrix, {number_text(rank)}, {verb} m - H = {dimension}"
+        )
     else:
         text += (
             f"; both bounds on the dimension {dimension} come from the two trees, no matrix formed"
@@ -99,7 +103,9 @@ def certificate(facts: Facts, path_space: int | None = None) -> str:
         f". {plural(facts['units_exact'], 'unit is', 'units are')} exact with every epsilon"
         " included"
     )
-    text += f" (dimension {number(facts['dimension_exact'])}); {levels_in_words(facts['levels'])}."
+    text += (
+        f" (dimension {number_text(facts['dimension_exact'])}); {levels_in_words(facts['levels'])}."
+    )
     if path_space is None or path_space == facts["weights"]:
         return text
     more = plural(
@@ -108,12 +114,12 @@ def certificate(facts: Facts, path_space: int | None = None) -> str:
     return f"{text} The certificate is for inputs of exactly these sizes, without {more}."
 
 
-def proof(facts: Facts) -> str:
+def checker_verdict(facts: Facts) -> str:
     """The independent judgement."""
     if facts["accepted"]:
         return (
             "A checker that shares no code with the library accepts the proof of dimension"
-            f" {number(facts['dimension'])}: {number(facts['weights'])} weights less"
+            f" {number_text(facts['dimension'])}: {number_text(facts['weights'])} weights less"
             f" {plural(facts['units'], 'unit')}."
         )
     return f"A checker that shares no code with the library rejects the proof: {facts['reason']}."
@@ -147,11 +153,11 @@ def values(facts: Facts, rule: str) -> str:
     spread = found["q95"] - found["q05"]
     text = (
         f"{lost}{'nine' if lost else 'Nine'} in ten {'of the others' if lost else 'path values'}"
-        f" lie between {power(found['q05'])} and {power(found['q95'])} in size, {_decades(spread)};"
-        f" the median is {power(found['median'])}"
+        f" lie between {power_of_ten(found['q05'])} and {power_of_ten(found['q95'])} in size,"
+        f" {_decades(spread)}; the median is {power_of_ten(found['median'])}"
     )
     if found["zeros"]:
-        text += f", and {number(found['zeros'])} are 0"
+        text += f", and {number_text(found['zeros'])} are 0"
     notes = []
     if facts["dead"]:
         notes.append(f"{plural(facts['dead'], 'unit')} on no path of weights other than 0")
@@ -168,7 +174,7 @@ def _lost(found: Facts, noun: str) -> str:
     """How many numbers of a histogram are not finite, as the start of a sentence."""
     lost, total = found["not_finite"], found["not_finite"] + found["count"] + found["zeros"]
     return (
-        f"{number(lost)} of {plural(total, noun)} {'is' if lost == 1 else 'are'} not finite; "
+        f"{number_text(lost)} of {plural(total, noun)} {'is' if lost == 1 else 'are'} not finite; "
         if lost
         else ""
     )
@@ -178,7 +184,7 @@ def _decades(spread: float) -> str:
     return "within a factor of ten" if spread <= 1 else f"a range of {spread:.1f} powers of ten"
 
 
-def multipliers(facts: Facts) -> str:
+def rate_multipliers(facts: Facts) -> str:
     """The effect of steps on path values on the learning rate."""
     found, lost = facts["multipliers"], _lost(facts["multipliers"], "multiplier")
     if not found["count"]:
@@ -211,8 +217,8 @@ def multipliers(facts: Facts) -> str:
     )
     return (
         f"{lost}{'a' if lost else 'A'} step on path values multiplies the learning rate by "
-        f"{power(found['median'])} for the median weight and by "
-        f"up to {power(largest)}: {advice}."
+        f"{power_of_ten(found['median'])} for the median weight and by "
+        f"up to {power_of_ten(largest)}: {advice}."
     )
 
 
@@ -288,7 +294,8 @@ def variance(facts: Facts) -> str:
         return "No layer has outputs that vary."
     first, last = rows[0], rows[-1]
     if len(rows) == 1:
-        text = f"The variance of activations is {number(first['variance'], 2)} at {first['layer']}"
+        size = number_text(first["variance"], 2)
+        text = f"The variance of activations is {size} at {first['layer']}"
     else:
         ratio = last["variance"] / first["variance"]
         change = (
@@ -296,12 +303,12 @@ def variance(facts: Facts) -> str:
             if 0.1 <= ratio <= 10
             else (
                 f"{'grows' if ratio > 1 else 'shrinks'} by a factor of"
-                f" {number(max(ratio, 1 / ratio), 2)}"
+                f" {number_text(max(ratio, 1 / ratio), 2)}"
             )
         )
         text = (
             f"From {first['layer']} to {last['layer']} the variance of activations {change} "
-            f"({number(first['variance'], 2)} to {number(last['variance'], 2)})"
+            f"({number_text(first['variance'], 2)} to {number_text(last['variance'], 2)})"
         )
     if len(rows) < len(facts["rows"]):
         text += (
@@ -344,7 +351,7 @@ def _first_of(lost: list[Facts], rows: list[Facts]) -> str:
     return f"{len(lost)} of {plural(len(rows), 'layer')} (the first is {lost[0]['layer']})"
 
 
-def gains(facts: Facts) -> str:
+def gradient_gains(facts: Facts) -> str:
     """The gain of gradients in each layer, compared with the theory."""
     lost = [row for row in facts["rows"] if not row["finite"]]
     text = (
@@ -361,11 +368,12 @@ def gains(facts: Facts) -> str:
     low, high = rows[logs.index(min(logs))], rows[logs.index(max(logs))]
     text += "; elsewhere " if lost else ""
     if len(rows) == 1:
-        text += f"{'the' if lost else 'The'} gain of {low['layer']} is {number(low['vjp_gain'], 2)}"
+        gain = number_text(low["vjp_gain"], 2)
+        text += f"{'the' if lost else 'The'} gain of {low['layer']} is {gain}"
     else:
         text += (
-            f"{'layer' if lost else 'Layer'} gains run from {number(low['vjp_gain'], 2)}"
-            f" ({low['layer']}) to {number(high['vjp_gain'], 2)} ({high['layer']})"
+            f"{'layer' if lost else 'Layer'} gains run from {number_text(low['vjp_gain'], 2)}"
+            f" ({low['layer']}) to {number_text(high['vjp_gain'], 2)} ({high['layer']})"
         )
     compared = [row for row in rows if row["expected_gain"]]
     if compared:
@@ -395,14 +403,15 @@ def gradient(facts: Facts) -> str:
     low, high = min(alive, key=lambda row: row["rms"]), max(alive, key=lambda row: row["rms"])
     if len(alive) == 1:
         text = (
-            f"{high['parameter']} has the only gradient to speak of ({number(high['rms'], 2)} in"
-            " RMS)"
+            f"{high['parameter']} has the only gradient to speak of ({number_text(high['rms'], 2)}"
+            " in RMS)"
         )
     else:
         text = (
             f"Gradients of {plural(len(alive), 'tensor')} differ by a factor of"
-            f" {number(high['rms'] / low['rms'], 2)} in RMS, between {low['parameter']}"
-            f" ({number(low['rms'], 2)}) and {high['parameter']} ({number(high['rms'], 2)})"
+            f" {number_text(high['rms'] / low['rms'], 2)} in RMS, between {low['parameter']}"
+            f" ({number_text(low['rms'], 2)}) and {high['parameter']}"
+            f" ({number_text(high['rms'], 2)})"
         )
     if zero:
         text += f"; {plural(zero, 'more tensor')} got a gradient of 0"
@@ -415,11 +424,11 @@ def gradient(facts: Facts) -> str:
     return f"{text}."
 
 
-def degeneracy(facts: Facts) -> str:
+def degenerate_directions(facts: Facts) -> str:
     """The number of directions that do not change the outputs, and the reasons."""
     bound = "at most " if facts["method"] == "randomised" else ""
     causes = [
-        f"{number(facts[key])} {text}"
+        f"{number_text(facts[key])} {text}"
         for key, text in (
             ("gauge", "from rescaling"),
             ("symmetric", "from other symmetries"),
@@ -431,7 +440,7 @@ def degeneracy(facts: Facts) -> str:
     ]
     share = facts["deficit"] / facts["parameters"] if facts["parameters"] else 0.0
     text = (
-        f"{bound}{number(facts['deficit'])} of {plural(facts['parameters'], 'direction')}"
+        f"{bound}{number_text(facts['deficit'])} of {plural(facts['parameters'], 'direction')}"
         f" ({share:.0%}) of parameter space leave all {plural(facts['outputs'], 'output')} alone"
     )
     text = text[:1].upper() + text[1:] + (": " + ", ".join(causes) if causes else "") + "."

@@ -11,7 +11,7 @@ from typing import Any
 from pathspace.diagnostics import charts
 from pathspace.diagnostics.pages import render
 from pathspace.diagnostics.report.page import Report
-from pathspace.diagnostics.wording import number, power
+from pathspace.diagnostics.wording import number_text, power_of_ten
 from pathspace.errors import expect_arguments
 from pathspace.files import replacing
 
@@ -22,11 +22,11 @@ FIGURES: tuple[tuple[str, Callable[[Facts], Any], str], ...] = (
     ("model", lambda f: f["units"], "units"),
     ("model", lambda f: f["dimension"], "dimension"),
     ("certificate", lambda f: f["holds"], "certificate holds"),
-    ("values", lambda f: power(f["values"]["median"]), "median path value"),
-    ("values", lambda f: power(f["values"]["largest"]), "largest path value"),
+    ("values", lambda f: power_of_ten(f["values"]["median"]), "median path value"),
+    ("values", lambda f: power_of_ten(f["values"]["largest"]), "largest path value"),
     (
         "values",
-        lambda f: power(f["multipliers"]["largest"]),
+        lambda f: power_of_ten(f["multipliers"]["largest"]),
         "largest multiplier of the learning rate",
     ),
     ("chain", lambda f: f["efficiency"], "efficiency of the chain"),
@@ -174,6 +174,6 @@ def _most(layers: Sequence[str], series: Sequence[Sequence[float | None]], what:
         return [f"The {what} is the same everywhere, to within 10 %."]
     verb = "more" if q > p else "less"
     return [
-        f"The {what} differs most at {layer}: {number(p)} and {number(q)}, {number(factor, 2)}"
-        f" times {verb}."
+        f"The {what} differs most at {layer}: {number_text(p)} and {number_text(q)},"
+        f" {number_text(factor, 2)} times {verb}."
     ]

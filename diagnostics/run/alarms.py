@@ -42,7 +42,7 @@ class Alarm:
 
 
 @dataclass(frozen=True)
-class Rule:
+class AlarmRule:
     """One kind of alarm.
 
     Attributes:
@@ -67,147 +67,149 @@ _SIZES = frozenset(
 )
 _MOVES = frozenset({"rate", "slow", "pulled back"})
 RULES = (
-    Rule(
+    AlarmRule(
         "inputs not finite",
         passes_judged.inputs_not_finite,
         "Clean the data.",
         _SIZES | _MOVES | {"input scale", "unbalanced"},
     ),
-    Rule(
+    AlarmRule(
         "input scale",
         passes_judged.input_scale,
         "Normalise the inputs to mean 0 and variance 1.",
         _SIZES | _MOVES | {"unbalanced"},
     ),
-    Rule(
+    AlarmRule(
         "repeated batch",
         passes_judged.repeated,
         "Take the next batch of the loader in every step, and shuffle them.",
     ),
-    Rule(
+    AlarmRule(
         "squashed twice",
         passes_judged.loss_of("squashed twice"),
         "Hand the logits to the loss, without a softmax or sigmoid before it.",
         frozenset({"vanishing", "slow"}),
     ),
-    Rule(
+    AlarmRule(
         "uniform targets",
         passes_judged.loss_of("uniform targets"),
         "Look at the targets, and at label smoothing: at 1 nothing is left of them.",
         _MOVES | {"vanishing", "no gradient"},
     ),
-    Rule(
+    AlarmRule(
         "negated loss",
         passes_judged.loss_of("negated loss"),
         "Look at the sign of the loss: optimizers make it smaller.",
         _SIZES | _MOVES | {"unbalanced"},
     ),
-    Rule(
+    AlarmRule(
         "rectified outputs",
         passes_judged.loss_of("rectified outputs"),
         "Take the last activation away.",
         frozenset({"dead"}),
     ),
-    Rule(
+    AlarmRule(
         "copies", steps_judged.copies, "Initialise it at random.", _SIZES | _MOVES | {"unbalanced"}
     ),
-    Rule(
+    AlarmRule(
         "unbalanced",
         passes_judged.unbalanced,
         "Rescale it: ps.balance(model, graph) leaves the function as it is.",
         _SIZES | _MOVES,
     ),
-    Rule(
+    AlarmRule(
         "exploding",
         passes_judged.exploding,
         "Initialise this layer smaller, or put a normalisation behind it.",
         _SIZES | _MOVES | {"unbalanced"},
     ),
-    Rule(
+    AlarmRule(
         "saturated",
         passes_judged.saturated,
         "Initialise the layer before it smaller, or normalise its input.",
         _SIZES | _MOVES,
     ),
-    Rule(
+    AlarmRule(
         "vanishing",
         passes_judged.vanishing,
         "Initialise this layer larger, use an activation that keeps gradients, or add a residual"
         " connection.",
         _SIZES | _MOVES | {"unbalanced"},
     ),
-    Rule(
+    AlarmRule(
         "stale gradients",
         steps_judged.stale,
         "Call optimizer.zero_grad() in every step.",
         _SIZES | _MOVES | {"unbalanced"},
     ),
-    Rule(
+    AlarmRule(
         "dropped",
         steps_judged.dropped,
         "Lower the share of dropout; it is rarely more than a half.",
         _SIZES,
     ),
-    Rule(
-        "evaluation mode", steps_judged.evaluating, "Call model.train() before the training loop."
+    AlarmRule(
+        "evaluation mode",
+        steps_judged.evaluation_mode,
+        "Call model.train() before the training loop.",
     ),
-    Rule(
+    AlarmRule(
         "untrained",
         steps_judged.untrained,
         "Hand it to the optimizer, or set requires_grad to False.",
     ),
-    Rule(
+    AlarmRule(
         "rate",
         steps_judged.rate,
         "Divide the learning rate by ten, or warm it up.",
         _SIZES | {"pulled back", "unbalanced", "copies", "no gradient", "decay"},
         late=True,
     ),
-    Rule("decay", steps_judged.decay, "Lower the weight decay.", _SIZES | {"slow"}, late=True),
-    Rule(
+    AlarmRule("decay", steps_judged.decay, "Lower the weight decay.", _SIZES | {"slow"}, late=True),
+    AlarmRule(
         "dead",
         passes_judged.dead,
         "Lower the learning rate or the bias, or use a leaky activation.",
         _SIZES | _MOVES,
     ),
-    Rule(
+    AlarmRule(
         "eps",
         passes_judged.eps,
         "Scale up what enters the norm, or lower its eps.",
         frozenset({"vanishing", "rate"}),
     ),
-    Rule(
+    AlarmRule(
         "overflow",
         passes_judged.overflow,
         "Use bfloat16, or balance the network with ps.balance or ps.fit_dtype.",
     ),
-    Rule(
+    AlarmRule(
         "pulled back",
         passes_judged.pulled_back,
         "Scale the branch down at the start (zero-initialise its last layer), or train it with a"
         " penal connection.",
     ),
-    Rule(
+    AlarmRule(
         "no gradient",
         steps_judged.no_gradient,
         "Look for detach, no_grad or an output that the loss does not use.",
         frozenset({"slow"}),
     ),
-    Rule(
+    AlarmRule(
         "clipped",
         steps_judged.clipped,
         "Raise the norm to which gradients are clipped.",
         frozenset({"slow", "rounded"}),
         late=True,
     ),
-    Rule(
+    AlarmRule(
         "optimizer eps",
         steps_judged.optimizer_eps,
         "Lower the eps of the optimizer.",
         frozenset({"slow", "rounded"}),
         late=True,
     ),
-    Rule(
+    AlarmRule(
         "rounded",
         steps_judged.rounded,
         "Keep the weights in float32 and compute in 16 bits by autocast, or raise the learning"
@@ -215,8 +217,8 @@ RULES = (
         frozenset({"slow"}),
         late=True,
     ),
-    Rule("slow", steps_judged.slow, "Raise the learning rate.", late=True),
-    Rule(
+    AlarmRule("slow", steps_judged.slow, "Raise the learning rate.", late=True),
+    AlarmRule(
         "not finite",
         passes_judged.not_finite,
         "Look there for a division, root or logarithm of zero, or an overflow.",
@@ -225,7 +227,7 @@ RULES = (
 )
 
 
-def judge(run: Sequence[Snapshot], before: Sequence[Alarm] = ()) -> list[Alarm]:
+def new_alarms(run: Sequence[Snapshot], before: Sequence[Alarm] = ()) -> list[Alarm]:
     """Find the problems at the last snapshot of a run that were not found before.
 
     Args:
@@ -236,7 +238,7 @@ def judge(run: Sequence[Snapshot], before: Sequence[Alarm] = ()) -> list[Alarm]:
         New alarms, causes first; one for each kind, at the place with the largest value.
     """
     known, step = {alarm.kind: alarm for alarm in before}, run[-1].step
-    fresh: list[tuple[Rule, Alarm]] = []
+    fresh: list[tuple[AlarmRule, Alarm]] = []
     for rule in RULES:
         found = [] if rule.kind in known else list(rule.find(run))
         if found:
@@ -275,4 +277,4 @@ def not_held(steps: int) -> Alarm:
     )
 
 
-__all__ = ["RULES", "Alarm", "Rule", "judge", "not_held"]
+__all__ = ["RULES", "Alarm", "AlarmRule", "new_alarms", "not_held"]

@@ -6,7 +6,7 @@ from pathspace import ReductionGraph
 from pathspace.diagnostics.efficiency import ChainRecord
 from pathspace.diagnostics.given import Subject
 from pathspace.diagnostics.gradients import batch_gradient
-from pathspace.diagnostics.run.alarms import Alarm, judge
+from pathspace.diagnostics.run.alarms import Alarm, new_alarms
 from pathspace.diagnostics.run.probe import Probe
 from pathspace.diagnostics.run.snapshot import Snapshot, UnitFacts
 from pathspace.diagnostics.run.weights import Units, fan_in, tensor_facts
@@ -49,5 +49,5 @@ def examine(
             seen.judged = None
         gradients = {name: g for (name, _), g in zip(named, found, strict=True) if g is not None}
         run.append(Snapshot(number, seen, tensor_facts(model, fans, gradients), units, record))
-        alarms += judge(run, alarms)
+        alarms += new_alarms(run, alarms)
     return alarms

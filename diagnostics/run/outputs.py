@@ -52,7 +52,7 @@ class Csv:
             writer.writerows(rows)
 
 
-class TensorBoard:
+class TensorBoardWriter:
     """Write every number of a row as a scalar below ``pathspace/``.
 
     Args:

@@ -35,7 +35,7 @@ _VIEWS = (
 
 
 @dataclass(frozen=True)
-class Judged:
+class LossFault:
     """A fault of a loss.
 
     Attributes:
@@ -51,7 +51,7 @@ class Judged:
     text: str
 
 
-def judged(output: Tensor, gradient: Tensor) -> Judged | None:
+def loss_fault(output: Tensor, gradient: Tensor) -> LossFault | None:
     """Find a fault of a loss in its gradient by a model's outputs; ``None`` if none is certain.
 
     Args:
@@ -61,7 +61,7 @@ def judged(output: Tensor, gradient: Tensor) -> Judged | None:
     Example:
         >>> z = torch.randn(8, 5).softmax(1).requires_grad_()
         >>> loss = torch.nn.functional.cross_entropy(z, torch.arange(8) % 5)
-        >>> judged(z.detach(), torch.autograd.grad(loss, z)[0]).kind
+        >>> loss_fault(z.detach(), torch.autograd.grad(loss, z)[0]).kind
         'squashed twice'
     """
     if (
@@ -85,7 +85,7 @@ def judged(output: Tensor, gradient: Tensor) -> Judged | None:
     return _by_entries(z, g, close) or _one_value(z, g, close)
 
 
-def _by_classes(z: Tensor, g: Tensor, close: float) -> Judged | None:
+def _by_classes(z: Tensor, g: Tensor, close: float) -> LossFault | None:
     classes = z.shape[1]
     rest = torch.ones_like(g, dtype=torch.bool)
     alike = z.softmax(-1) - 1 / classes
@@ -94,7 +94,7 @@ def _by_classes(z: Tensor, g: Tensor, close: float) -> Judged | None:
             f"The gradient asks for the same probability of all {classes} classes, whatever the"
             " targets are."
         )
-        return Judged("uniform targets", classes, text)
+        return LossFault("uniform targets", classes, text)
     given = bool((z >= 0).all()) and bool(((z.sum(-1) - 1).abs() < 1e-2).all())
     share = z if given else z.softmax(-1)
     steepest = (g if given else g / share.clamp(min=1e-12)).argmin(-1, keepdim=True)
@@ -110,11 +110,11 @@ def _by_classes(z: Tensor, g: Tensor, close: float) -> Judged | None:
             f"Probabilities go through a softmax once more: with {classes} classes the loss stays"
             f" above {floor:.3g}."
         )
-        return Judged("squashed twice", floor, text)
+        return LossFault("squashed twice", floor, text)
     return None if given else _by_logits(z, g, close)
 
 
-def _by_logits(z: Tensor, g: Tensor, close: float) -> Judged | None:
+def _by_logits(z: Tensor, g: Tensor, close: float) -> LossFault | None:
     """Cross-entropy as it should be, but of the wrong sign, or of logits
     that cannot be negative.
     """
@@ -126,7 +126,7 @@ def _by_logits(z: Tensor, g: Tensor, close: float) -> Judged | None:
         if _missed(sign * g, share - target, torch.ones_like(g)) > close:
             continue
         if sign < 0:
-            return Judged(
+            return LossFault(
                 "negated loss",
                 -1.0,
                 "The loss asks for less probability of the targets, not for more.",
@@ -136,11 +136,11 @@ def _by_logits(z: Tensor, g: Tensor, close: float) -> Judged | None:
                 f"{zeros:.0%} of the logits are 0 and none is below: what is set to 0 learns"
                 " nothing from the loss."
             )
-            return Judged("rectified outputs", zeros, text)
+            return LossFault("rectified outputs", zeros, text)
     return None
 
 
-def _one_value(z: Tensor, g: Tensor, close: float) -> Judged | None:
+def _one_value(z: Tensor, g: Tensor, close: float) -> LossFault | None:
     """A square loss with the same target for all samples, as after broadcasting of a
     column with a row of targets.
     """
@@ -162,10 +162,10 @@ def _one_value(z: Tensor, g: Tensor, close: float) -> Judged | None:
         f"The gradient asks for the output {value:.3g} from each of {len(z)} samples, whatever"
         " their targets are."
     )
-    return Judged("uniform targets", value, text)
+    return LossFault("uniform targets", value, text)
 
 
-def _by_entries(z: Tensor, g: Tensor, close: float) -> Judged | None:
+def _by_entries(z: Tensor, g: Tensor, close: float) -> LossFault | None:
     """The same for independent binary classes and sigmoids."""
     whole = (g != 0)[None].flatten(1)
     z, g = z.reshape(1, -1), g.reshape(1, -1)
@@ -180,7 +180,7 @@ def _by_entries(z: Tensor, g: Tensor, close: float) -> Judged | None:
     )
     if _is(g, twice, rivals, whole, close):
         floor = math.log1p(math.exp(-1))
-        return Judged(
+        return LossFault(
             "squashed twice",
             floor,
             f"Probabilities go through a sigmoid again: the loss stays above {floor:.3g}.",
@@ -207,7 +207,7 @@ def _missed(g: Tensor, wanted: Tensor, where: Tensor) -> float:
     return float((g - factor.clamp(min=0) * wanted).norm() / g.norm().clamp(min=1e-30))
 
 
-def judged_inside(loss: Tensor) -> Judged | None:
+def judged_inside(loss: Tensor) -> LossFault | None:
     """The same for a loss that the model computes itself, from autograd's graph.
 
     Args:
@@ -231,7 +231,7 @@ def judged_inside(loss: Tensor) -> Judged | None:
                     f"The loss of the model takes the {given.lower()} of a {given.lower()}, and has"
                     " a floor above 0."
                 )
-                return Judged("squashed twice", 0.0, text)
+                return LossFault("squashed twice", 0.0, text)
     return None
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from pathspace.diagnostics.layers import first_real, select
-from pathspace.diagnostics.run.outputs_judged import Judged, judged, judged_inside
+from pathspace.diagnostics.run.outputs_judged import LossFault, judged_inside, loss_fault
 
 DROPPING = (
     nn.Dropout,
@@ -81,7 +81,7 @@ class Pass:
     training: bool = True
     stale: bool = False
     batch: str = ""
-    judged: Judged | None = None
+    judged: LossFault | None = None
 
 
 class Probe:
@@ -183,7 +183,7 @@ class Probe:
         """Note the gradients that exist before the backward pass; they
         belong to an earlier step.
         """
-        self.current.judged = self.current.judged or judged(output, gradient)
+        self.current.judged = self.current.judged or loss_fault(output, gradient)
         found = [p for p in self.model.parameters() if p.grad is not None and id(p) in self.held]
         self._old = [
             (p, ref(p.grad)) for p in found[:3] if p.grad is not None and bool((p.grad != 0).any())

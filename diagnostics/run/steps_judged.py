@@ -174,7 +174,7 @@ def stale(run: Sequence[Snapshot]) -> Found:
         )
 
 
-def evaluating(run: Sequence[Snapshot]) -> Found:
+def evaluation_mode(run: Sequence[Snapshot]) -> Found:
     """Training with normalisations or dropout in evaluation mode."""
     kinds = [
         layer.kind

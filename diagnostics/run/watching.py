@@ -24,9 +24,9 @@ from pathspace import Skeleton, path_statistics, trace
 from pathspace.diagnostics.chain import MarkovChain
 from pathspace.diagnostics.efficiency import ChainRecord, as_record
 from pathspace.diagnostics.observer import Observer
-from pathspace.diagnostics.run.alarms import Alarm, judge, not_held
+from pathspace.diagnostics.run.alarms import Alarm, new_alarms, not_held
 from pathspace.diagnostics.run.log import RunLog
-from pathspace.diagnostics.run.outputs import Csv, Page, TensorBoard
+from pathspace.diagnostics.run.outputs import Csv, Page, TensorBoardWriter
 from pathspace.diagnostics.run.passes_judged import same_batch
 from pathspace.diagnostics.run.probe import Pass, Probe
 from pathspace.diagnostics.run.snapshot import Snapshot, UnitFacts
@@ -234,7 +234,7 @@ class Watching(RunLog):
 
     def _keep(self, snapshot: Snapshot) -> None:
         self.snapshots.append(snapshot)
-        self._raise(judge(self.snapshots, self.alarms))
+        self._raise(new_alarms(self.snapshots, self.alarms))
         self.rows.append(snapshot.row())
         for old in self.snapshots[:-3]:
             old.chain = None
@@ -415,7 +415,7 @@ def watching(
     if csv is not None:
         outputs.append(Csv(csv))
     if tensorboard is not None:
-        outputs.append(TensorBoard(tensorboard))
+        outputs.append(TensorBoardWriter(tensorboard))
     if page is not None:
         outputs.append(Page(page))
     return Watching(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pathspace import ReductionGraph
-from pathspace.diagnostics.conservation import squares, unit_sums
+from pathspace.diagnostics.conservation import squared_weights, unit_sums
 
 # E log|w| of a normal w is smaller than the logarithm of its standard deviation by this number
 _LOG_NORMAL = 0.635
@@ -253,7 +253,7 @@ class Units:
         """Sums of squares of the weights that enter and leave every unit, without biases."""
         values = {
             name: v if name in self.counted else torch.zeros(v.shape)
-            for name, v in squares(self.graph).items()
+            for name, v in squared_weights(self.graph).items()
         }
         incoming, outgoing = unit_sums(self.graph, values)
         return incoming.numpy(), outgoing.numpy()

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from pathspace.checker.bench import is_bare
-from pathspace.checker.document import STATEMENT, Rejected, load, read_tensors, require
+from pathspace.checker.document import STATEMENT, Rejected, read_document, read_tensors, require
 from pathspace.checker.outputs import compare_tensors, rescale_copy
 from pathspace.checker.trees import count
 
@@ -96,7 +96,7 @@ def check(
     weights = units = 0
     compared, blind = "nothing", ""
     try:
-        loaded = load(document)
+        loaded = read_document(document)
         blocks = list(read_tensors(loaded))
         weights, units = sum(block.edges for block in blocks), loaded["units"]
         count(loaded, blocks, weights, units)

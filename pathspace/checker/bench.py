@@ -47,7 +47,7 @@ def duplicate(model: Any) -> Any:
     return copy.deepcopy(model, memo)
 
 
-def arranged(
+def call_arguments(
     model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Inputs of a model; a single mapping from names to inputs gives all of them by keyword."""
@@ -77,7 +77,7 @@ def states_kept(seed: int | None = None) -> Iterator[None]:
         yield
 
 
-def without_eps(bench: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+def with_tiny_eps(bench: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
     """A copy of a model whose normalisations have almost no epsilon, in float64 if it runs so.
 
     The symmetry of a normalisation is exact without its epsilon, which torch requires to be
@@ -150,7 +150,7 @@ def numbers_of(model: Any) -> list[tuple[str, Any]]:
     return [(name, value) for name, value in found if value.is_floating_point() and value.numel()]
 
 
-def redrawn(name: str, value: Any, seed: int, gentle: bool) -> Any:
+def redrawn_values(name: str, value: Any, seed: int, gentle: bool) -> Any:
     """Random values of the same magnitude; running variances (and, if ``gentle``, all
     values) keep their signs.
     """
@@ -164,7 +164,7 @@ def redrawn(name: str, value: Any, seed: int, gentle: bool) -> Any:
     return value + (0.3 if name == "running_mean" else 0.5 * spread) * noise
 
 
-def powers(
+def scale_exponents(
     products: list[dict[int, int]], units: int, generator: np.random.Generator, largest: int
 ) -> np.ndarray:
     """Exponents of two for the root, all units and products; smaller ones

@@ -71,7 +71,7 @@ def require(condition: Any, reason: str) -> None:
         raise Rejected(reason)
 
 
-def load(document: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
+def read_document(document: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
     """Read a document, and check its fields, format, statement and digest."""
     if isinstance(document, str | Path):
         try:
@@ -101,11 +101,11 @@ def load(document: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
     return document
 
 
-def whole(values: Any, what: str, length: int | None = None) -> np.ndarray:
+def integers(values: Any, what: str, length: int | None = None) -> np.ndarray:
     """Integers: a list, or runs ``[first, step, count]`` with ``length`` numbers in total."""
     if isinstance(values, dict) and length is not None:
         require(set(values) == {"runs"}, f"{what} is not a list")
-        runs = [whole(run, what) for run in values["runs"]]
+        runs = [integers(run, what) for run in values["runs"]]
         require(all(len(run) == 3 and run[2] >= 1 for run in runs), f"{what} has a malformed run")
         require(
             sum(int(run[2]) for run in runs) == length <= MOST_NUMBERS,
@@ -124,12 +124,12 @@ def whole(values: Any, what: str, length: int | None = None) -> np.ndarray:
 
 
 def _table(entry: Any, shape: tuple[int, ...], what: str) -> np.ndarray:
-    own = tuple(whole(entry["shape"], what).tolist())
+    own = tuple(integers(entry["shape"], what).tolist())
     fits = len(own) == len(shape) and all(
         n in (1, size) for n, size in zip(own, shape, strict=True)
     )
     require(fits, f"{what} of shape {own} does not broadcast to {shape}")
-    values = whole(entry["values"], what, math.prod(own))
+    values = integers(entry["values"], what, math.prod(own))
     require(len(values) == math.prod(own), f"{what} has the wrong length")
     return values.reshape(own)
 
@@ -139,7 +139,7 @@ def read_tensors(document: Mapping[str, Any]) -> Iterator[Tensor]:
     largest = document["units"] + len(document["products"])
     names: set[str] = set()
     for entry in document["tensors"]:
-        name, shape = entry["name"], tuple(whole(entry["shape"], "a shape").tolist())
+        name, shape = entry["name"], tuple(integers(entry["shape"], "a shape").tolist())
         require(isinstance(name, str) and name not in names, f"the tensor {name!r} is listed twice")
         require(min(shape, default=1) >= 1, f"the tensor {name!r} is empty")
         # with Python's integers, because a product of sizes could overflow

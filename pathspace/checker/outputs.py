@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 
 from pathspace.checker.bench import (
-    arranged,
+    call_arguments,
     duplicate,
     is_bare,
     numbers_of,
-    powers,
-    redrawn,
+    redrawn_values,
+    scale_exponents,
     states_kept,
     times_size,
-    without_eps,
+    with_tiny_eps,
 )
-from pathspace.checker.document import Rejected, Tensor, read_products, require, whole
+from pathspace.checker.document import Rejected, Tensor, integers, read_products, require
 
 # factors of the inputs, each with all weights redrawn
 SIZES = (1.0, 100.0, 0.01)
@@ -33,7 +33,7 @@ def compare_tensors(
     sides = [document["trees"][side] for side in ("in", "out")]
     units = document["units"]
     trees = [
-        tuple(whole(tree[key], "a tree", units) for key in ("tensor", "index")) for tree in sides
+        tuple(integers(tree[key], "a tree", units) for key in ("tensor", "index")) for tree in sides
     ]
     for number, block in enumerate(blocks):
         require(block.name in tensors, f"the model has no tensor {block.name}")
@@ -84,7 +84,7 @@ def rescale_copy(
     for size, seed in ((1.0, 0), *((size, seed) for seed, size in enumerate(SIZES, 1))):
         for gentle in (False, True) if seed else (True,):
             for (name, value), own in zip(numbers, kept, strict=True):
-                value.data.copy_(redrawn(name, own, seed, gentle) if seed else own)
+                value.data.copy_(redrawn_values(name, own, seed, gentle) if seed else own)
             before = bench.outputs(size, must_run=not seed)
             if before is not None:
                 bench.compare(before, size, largest, tolerance, times=1 if seed else 3)
@@ -132,7 +132,9 @@ class _Bench:
             raise Rejected(
                 f"the model cannot be copied: {type(error).__name__} ({error})"
             ) from error
-        self.model, self.args, self.kwargs = without_eps(copy, *arranged(model, args, kwargs))
+        self.model, self.args, self.kwargs = with_tiny_eps(
+            copy, *call_arguments(model, args, kwargs)
+        )
         self.named = {
             **dict(self.model.named_parameters(remove_duplicate=False)),
             **dict(self.model.named_buffers()),
@@ -242,7 +244,7 @@ class _Bench:
         import torch
 
         own = {name: self.named[name].data.clone() for name in self.shifts}
-        phi = powers(self.products, self.units, self.exponents, largest)
+        phi = scale_exponents(self.products, self.units, self.exponents, largest)
         after = None
         for direction in (1, -1):
             for name, ids, power in self.sides:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pathspace.checker.document import Tensor, read_products, require, whole
+from pathspace.checker.document import Tensor, integers, read_products, require
 
 
 def count(document: Mapping[str, Any], blocks: list[Tensor], weights: int, units: int) -> None:
@@ -61,7 +61,7 @@ def see_rest(document: Mapping[str, Any], blocks: list[Tensor]) -> None:
             "a statistic names no buffer",
         )
         names += buffers
-        ids = whole(entry["units"], "the units of a statistic").tolist()
+        ids = integers(entry["units"], "the units of a statistic").tolist()
         require(
             all(-largest <= unit <= largest for unit in ids), "a statistic names an unknown unit"
         )
@@ -95,7 +95,7 @@ def _tree(
     to units reached before.
     """
     order, tensor, index = (
-        whole(entry[key], f"tree {side}", units) for key in ("order", "tensor", "index")
+        integers(entry[key], f"tree {side}", units) for key in ("order", "tensor", "index")
     )
     require(
         len(order) == len(tensor) == len(index) == units,

@@ -17,8 +17,8 @@ from pathspace.inference.units import Scales
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    """The state of an interpretation that :func:`pathspace.inference.build.build` changes.
+class InterpretationState:
+    """The state of an interpretation that :func:`pathspace.inference.build.build_graph` changes.
 
     Attributes:
         equations: equations between scales.
@@ -31,7 +31,7 @@ class Snapshot:
     pins: tuple[Pin, ...]
 
     @classmethod
-    def of(cls, scales: Scales) -> Snapshot:
+    def of(cls, scales: Scales) -> InterpretationState:
         """The state of an interpretation after its run."""
         return cls(scales.equations.copy(), tuple(scales.approximate), tuple(scales.pins))
 

@@ -27,7 +27,7 @@ TOO_HIGH = "this scale is a power above 2^31 of another"
 MOST_WAITING = 1 << 20
 
 
-def build(
+def build_graph(
     captured: Captured,
     scales: Scales,
     norm_eps: str = "ignore",

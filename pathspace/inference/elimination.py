@@ -19,7 +19,7 @@ Rounds = list[tuple[np.ndarray, csr_array]]
 Pairs = tuple[np.ndarray, np.ndarray]
 
 
-def combined(coefficients: np.ndarray, variables: np.ndarray) -> Pairs:
+def simplified(coefficients: np.ndarray, variables: np.ndarray) -> Pairs:
     """Combine like terms, divide by common factors, drop duplicates; non-zero terms come
     first, in descending order.
     """
@@ -156,7 +156,7 @@ def multiples(
         rounds.append(_forms(pivots, factor[:, None], whole[:, None], total))
         name, scale = np.arange(total + 1), np.ones(total + 1, np.int64)
         name[pivots], scale[pivots] = whole, factor
-        coefficients, variables = combined(coefficients * scale[variables], name[variables])
+        coefficients, variables = simplified(coefficients * scale[variables], name[variables])
     return rounds, coefficients, variables
 
 
@@ -195,7 +195,7 @@ def peel(
     return rounds, coefficients, variables
 
 
-def join(
+def eliminate_shared(
     coefficients: np.ndarray, variables: np.ndarray, total: int
 ) -> tuple[Rounds, np.ndarray, np.ndarray]:
     """Substitute variables that occur in exactly two relations of at most
@@ -229,7 +229,7 @@ def join(
         (c1, o1, v1), (c2, o2, v2) = sides
         form = -c1[:, None] * o1
         rounds.append(_forms(pivots, form, v1, total))
-        new = combined(np.concatenate([form * c2[:, None], o2], 1), np.concatenate([v1, v2], 1))
+        new = simplified(np.concatenate([form * c2[:, None], o2], 1), np.concatenate([v1, v2], 1))
         kept = np.ones(len(coefficients), bool)
         kept[rows] = False
         coefficients = np.concatenate([coefficients[kept], new[0]])
@@ -237,7 +237,7 @@ def join(
     return rounds, coefficients, variables
 
 
-def compress(coefficients: np.ndarray, variables: np.ndarray, total: int) -> Pairs:
+def compress_relations(coefficients: np.ndarray, variables: np.ndarray, total: int) -> Pairs:
     """Write relations of three or four terms as equalities of sums, and remove those
     that follow from others.
 
@@ -295,5 +295,5 @@ def compress(coefficients: np.ndarray, variables: np.ndarray, total: int) -> Pai
     new_v = np.concatenate([new_v, np.concatenate([pair_v[used[zero]], none], 1)])
     if len(new_c) >= len(c):
         return coefficients, variables
-    new_c, new_v = combined(new_c, new_v)
+    new_c, new_v = simplified(new_c, new_v)
     return np.concatenate([coefficients[~long], new_c]), np.concatenate([variables[~long], new_v])

@@ -28,7 +28,7 @@ FILLED: dict[str, tuple[float | None, int]] = {
 }  # fmt: skip
 
 
-def folded(node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def fold_constant(node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Run an operation on known constants.
 
     Args:
@@ -145,7 +145,7 @@ def constant_of(
             known[node] = known[node.args[0]][node.args[1]]  # type: ignore[index]
         else:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), known.get)
-            known[node] = folded(node, args, kwargs)
+            known[node] = fold_constant(node, args, kwargs)
         if known[node] is None:
             return None
     return value_of(known[wanted])

@@ -15,7 +15,7 @@ from pathspace.errors import InputError, PathspaceError, UnsupportedError
 from pathspace.graph_parts import Pin
 from pathspace.inference.conversions import as_stored, is_free
 from pathspace.inference.decompose import decomposed
-from pathspace.inference.folding import folded, held_by
+from pathspace.inference.folding import fold_constant, held_by
 from pathspace.inference.liveness import Live, fitted, live_elements, without_dead
 from pathspace.inference.regions import REGIONS
 from pathspace.inference.registry import RULES, facts_of, operation_name
@@ -37,7 +37,7 @@ def flat_values(tree: Any) -> Iterator[Tensor | Weight]:
             yield leaf
 
 
-def positions(captured: Captured) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
+def scalar_offsets(captured: Captured) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
     """The number of each parameter's first scalar in the numbering of all
     scalars, and the shapes.
     """
@@ -71,7 +71,7 @@ def interpret(
         UnsupportedError: ``strict`` is true, and an operand of an operation without
             a rule has a free scale.
     """
-    semantics = make(*positions(captured))
+    semantics = make(*scalar_offsets(captured))
     semantics.exact_norms, semantics.sources = norm_eps == "respect", captured.sources
     semantics.graph, semantics.affine = captured.graph.graph, affine
     values: dict[str, Any] = {}
@@ -80,7 +80,7 @@ def interpret(
             values[node.name] = _placeholder(node, captured, semantics)
     live = live_elements(captured.graph, values) if semantics.drops_dead else {}
     values = {name: without_dead(value, live.get(name, True)) for name, value in values.items()}
-    outputs = Walk(semantics, strict, live=live).run(captured.graph, values)
+    outputs = GraphInterpreter(semantics, strict, live=live).run(captured.graph, values)
     semantics.place = Place("output")
     flat = []
     for number, value in enumerate(flat_values(outputs)):
@@ -183,7 +183,7 @@ def _is_table(buffer: Tensor | None) -> bool:
 
 
 @dataclass(frozen=True)
-class Walk(Generic[S]):
+class GraphInterpreter(Generic[S]):
     """Interprets a captured graph and the regions inside it.
 
     Attributes:
@@ -230,7 +230,7 @@ class Walk(Generic[S]):
     def region(self, module: fx.GraphModule, operands: list[Any]) -> Any:
         """Interpret a graph inside the graph."""
         names = [node.name for node in module.graph.nodes if node.op == "placeholder"]
-        within = Walk(
+        within = GraphInterpreter(
             self.semantics, self.strict, (self.semantics.place.module, self.semantics.place.source)
         )
         return within.run(module, dict(zip(names, operands, strict=False)))
@@ -270,7 +270,7 @@ class Walk(Generic[S]):
         for operand in node.all_input_nodes:
             if name not in WITH_STATISTICS or operand not in node.args[3:5]:
                 _note_read(self.semantics, env[operand.name])
-        constant_result = folded(node, args, kwargs)
+        constant_result = fold_constant(node, args, kwargs)
         if constant_result is not None:
             return constant_result
         if _is_empty(shown):
@@ -293,7 +293,7 @@ class Walk(Generic[S]):
             if smaller is not None:
                 here = (self.semantics.place.module, self.semantics.place.source)
                 names = {operand.name: env[operand.name] for operand in node.all_input_nodes}
-                return Walk(self.semantics, self.strict, here).run(smaller, names)
+                return GraphInterpreter(self.semantics, self.strict, here).run(smaller, names)
         return self.pinned(args, kwargs, shown, reason)
 
     def pinned(self, args: Any, kwargs: Any, shown: Any, reason: str) -> Any:

@@ -21,7 +21,7 @@ def memory(ids: Tensor) -> Memory:
     )
 
 
-def spread(ids: Tensor, shape: Sequence[int]) -> Tensor:
+def expanded_ids(ids: Tensor, shape: Sequence[int]) -> Tensor:
     """Ids expanded to a shape; leading dimensions in which they are constant are
     dropped if it has fewer.
     """
@@ -76,7 +76,7 @@ class Powers:
         """Store that ids are a power of others."""
         if made.numel():
             first, own = self._of(base)
-            self._known[memory(made)] = made, spread(first, made.shape), own * exponent
+            self._known[memory(made)] = made, expanded_ids(first, made.shape), own * exponent
 
     def common(
         self, exponents: Sequence[Fraction], ids: Sequence[Tensor]
@@ -92,7 +92,9 @@ class Powers:
             or exact zeros are in it.
         """
         known = [self._of(entry) for entry in ids]
-        bases = [spread(base, entry.shape) for (base, _), entry in zip(known, ids, strict=True)]
+        bases = [
+            expanded_ids(base, entry.shape) for (base, _), entry in zip(known, ids, strict=True)
+        ]
         if len({memory(base) for base in bases}) > 1 or not bases[0].numel() or has_zeros(bases[0]):
             return None
         return bases[0], sum(

@@ -66,7 +66,7 @@ def branches(
 
 
 @region("while_loop")
-def repeat(
+def while_loop(
     walk: Any, condition: Graph, body: Graph, carried: Sequence[Any], more: Sequence[Any] = ()
 ) -> Any:
     """A loop of unknown length: the carried values have the same scales in every step."""

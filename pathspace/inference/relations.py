@@ -23,13 +23,13 @@ from torch import Tensor
 from pathspace.inference.elimination import (
     LARGEST_POWER,
     Rounds,
-    combined,
-    compress,
+    compress_relations,
+    eliminate_shared,
     equations,
     implied,
-    join,
     multiples,
     peel,
+    simplified,
 )
 from pathspace.inference.union_find import UnionFind, looked_up
 from pathspace.inference.values import NEUTRAL
@@ -163,7 +163,7 @@ class Relations(UnionFind):
         rest = count > 2
         rest[np.flatnonzero(count == 2)[~differ]] = True
         more = ((0, 0), (0, WIDTH - width))
-        coefficients, variables = combined(
+        coefficients, variables = simplified(
             *(np.pad(part[rest], more) for part in (coefficients, variables))
         )
         # combining like terms may give further equations
@@ -215,10 +215,10 @@ class Relations(UnionFind):
             size = -1
             while size != len(variables):
                 size = len(variables)
-                for step in (multiples, peel, join):
+                for step in (multiples, peel, eliminate_shared):
                     rounds, coefficients, variables = step(coefficients, variables, total)
                     solved += rounds
-                coefficients, variables = compress(coefficients, variables, total)
+                coefficients, variables = compress_relations(coefficients, variables, total)
             # substitution may give further equations
             found = [
                 equations(coefficients, variables)[:2],

@@ -18,7 +18,7 @@ from pathspace.graph_parts import Pin
 from pathspace.inference.flows import use_of
 from pathspace.inference.origins import constant_behind
 from pathspace.inference.parameter_scales import ParameterScales
-from pathspace.inference.powers import Memory, Powers, distinct_columns, memory, spread
+from pathspace.inference.powers import Memory, Powers, distinct_columns, expanded_ids, memory
 from pathspace.inference.registry import facts_of
 from pathspace.inference.relations import representatives
 from pathspace.inference.running_statistics import RunningStatistics
@@ -67,7 +67,7 @@ class Scales(ParameterScales):
         if hasattr(ids, "base"):
             return self.product(ids.base)
         held = self._tied.get(memory(ids)) if ids.data_ptr() in self._tied_at else None
-        return ids if held is None else spread(held[1], ids.shape)
+        return ids if held is None else expanded_ids(held[1], ids.shape)
 
     def moved(self, function: Callable[[Tensor], Tensor], value: Value) -> Value:
         """Apply a movement of data to the ids."""

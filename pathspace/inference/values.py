@@ -123,7 +123,7 @@ def along(function: Callable[[Tensor], Tensor], ids: Tensor, dims: Iterable[int]
     )
 
 
-def groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[range, range]]:
+def reshape_groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[range, range]]:
     """The finest split of two shapes with the same number of elements into
     corresponding runs of dimensions.
     """
@@ -159,7 +159,7 @@ def reshaped(ids: Tensor, shape: Sequence[int]) -> Tensor:
     if ids.numel() == 0:
         return ids.reshape(shape)
     small, target = ids, list(shape)
-    for old, new in groups(ids.shape, shape):
+    for old, new in reshape_groups(ids.shape, shape):
         if all(ids.shape[dim] == 1 or ids.stride(dim) == 0 for dim in old):
             for dim in old:
                 small = small.narrow(dim, 0, 1)

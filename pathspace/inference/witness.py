@@ -32,7 +32,7 @@ OUTPUT = "outputs of the model have a fixed scale"
 
 
 @dataclass(frozen=True)
-class Step:
+class ReasonLink:
     """One link of a chain of reasons.
 
     Attributes:
@@ -92,7 +92,7 @@ class Witness(Scales):
 
     def __init__(self, offsets: dict[str, int], shapes: dict[str, tuple[int, ...]]) -> None:
         super().__init__(offsets, shapes)
-        self.steps_taken: dict[Step, int] = {}
+        self.steps_taken: dict[ReasonLink, int] = {}
         self._reason, self._fixing = "", False
         self.noted = _Noted(self._step)
         self.equations = self.noted
@@ -100,7 +100,7 @@ class Witness(Scales):
 
     def _step(self, kind: str) -> int:
         place = self.place
-        step = Step(place.op, place.module, place.source, self._reason or self._said(kind))
+        step = ReasonLink(place.op, place.module, place.source, self._reason or self._said(kind))
         return self.steps_taken.setdefault(step, len(self.steps_taken))
 
     def _said(self, kind: str) -> str:
@@ -241,15 +241,15 @@ class Chains:
         between opposite scales.
         """
         crossed = np.flatnonzero(np.sign(self._left) * np.sign(self._right) < 0)
-        place = self.steps[self._step[crossed[0]]] if len(crossed) else Step("", "", "", "")
-        self.steps.append(Step(place.op, place.module, place.source, OPPOSITE))
+        place = self.steps[self._step[crossed[0]]] if len(crossed) else ReasonLink("", "", "", "")
+        self.steps.append(ReasonLink(place.op, place.module, place.source, OPPOSITE))
         return len(self.steps) - 1
 
     def before(self, ids: np.ndarray) -> np.ndarray:
         """The next id on the chain to the root (a positive number); 0 without a chain."""
         return np.asarray(np.maximum(self._before[2 * np.abs(ids)], 0) // 2)
 
-    def of(self, ids: np.ndarray) -> list[tuple[tuple[Step, ...], int]]:
+    def of(self, ids: np.ndarray) -> list[tuple[tuple[ReasonLink, ...], int]]:
         """Chains of ids, with equal ones counted together, in order of the first id.
 
         Args:
@@ -274,7 +274,7 @@ class Chains:
         rows, first, counts = np.unique(table, axis=0, return_index=True, return_counts=True)
         found = []
         for place in np.argsort(first):
-            chain: list[Step] = []
+            chain: list[ReasonLink] = []
             for number in rows[place]:
                 if number >= 0 and (not chain or chain[-1] != self.steps[number]):
                     chain.append(self.steps[number])

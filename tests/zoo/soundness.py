@@ -17,10 +17,10 @@ from torch.utils import _pytree as pytree
 
 import pathspace as ps
 from pathspace.capture import capture
-from pathspace.inference.build import build
+from pathspace.inference.build import build_graph
 from pathspace.inference.interpreter import interpret
 from pathspace.inference.units import Scales
-from pathspace.inputs import in_order
+from pathspace.inputs import in_capture_order
 from pathspace.invariance import random_powers
 
 SMALL = torch.finfo(torch.float64).tiny
@@ -158,7 +158,7 @@ class Runner:
         self.weights = {name: p.detach() for name, p in captured.parameters.items()}
         self.buffers = {name: b.detach() for name, b in model.named_buffers(remove_duplicate=False)}
         self.negligible = negligible
-        self.inputs = in_order(*inputs)
+        self.inputs = in_capture_order(*inputs)
         self.training = model.training
         self.results = pytree.tree_leaves(
             next(n for n in self.module.graph.nodes if n.op == "output").args[0]
@@ -222,7 +222,7 @@ def trace_double(
     finally:
         torch.set_default_dtype(default)
     scales, _ = interpret(captured, Scales)
-    graph = build(captured, scales)
+    graph = build_graph(captured, scales)
     return graph, Runner(graph, model, (args, kwargs), frozenset(scales.negligible))
 
 

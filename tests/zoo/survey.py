@@ -21,7 +21,7 @@ from rich.table import Table
 
 from pathspace.capture import capture, first_line
 from pathspace.files import replacing
-from pathspace.inference.build import build
+from pathspace.inference.build import build_graph
 from pathspace.inference.interpreter import interpret
 from pathspace.inference.units import Scales
 from zoo.entry import Entry, load
@@ -77,7 +77,7 @@ def timed(entry: Entry, mode: str, row: Row) -> None:
     middle = time.perf_counter()
     before = peak()
     scales, _ = interpret(captured, Scales)
-    graph = build(captured, scales)
+    graph = build_graph(captured, scales)
     row.seconds_inference = time.perf_counter() - middle
     row.seconds_capture = middle - start
     row.memory_mib = peak() - before

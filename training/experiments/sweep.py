@@ -24,7 +24,7 @@ from pathspace.training.progress import counting
 
 
 @dataclass(frozen=True)
-class Cell:
+class GridPoint:
     """One combination of the grid.
 
     Args:
@@ -71,7 +71,7 @@ def grid(base: Trial, rates: Sequence[float], taus: Sequence[float], seeds: int)
     ]
 
 
-def cells(trials: Sequence[Trial], outcomes: Sequence[Outcome]) -> list[Cell]:
+def ranked_points(trials: Sequence[Trial], outcomes: Sequence[Outcome]) -> list[GridPoint]:
     """Gather the outcomes of each combination, the best first; combinations
     with divergence come last.
 
@@ -86,7 +86,7 @@ def cells(trials: Sequence[Trial], outcomes: Sequence[Outcome]) -> list[Cell]:
     for lr, tau in dict.fromkeys((trial.lr, trial.tau) for trial in trials):
         here = [o for t, o in zip(trials, outcomes, strict=True) if (t.lr, t.tau) == (lr, tau)]
         sound = [o.valid_metrics[-1] for o in here if not o.diverged]
-        found.append(Cell(lr, tau, t_interval(sound), len(here) - len(sound)))
+        found.append(GridPoint(lr, tau, t_interval(sound), len(here) - len(sound)))
     return sorted(
         found,
         key=lambda cell: (
@@ -106,7 +106,7 @@ def run_sweep(
     out: str,
     jobs: int,
     console: Console,
-) -> list[Cell]:
+) -> list[GridPoint]:
     """Run what is missing of a grid, print its table and write ``sweep.csv``.
 
     Args:
@@ -132,7 +132,7 @@ def run_sweep(
     with counting(console) as progress:
         bar = progress.add_task("runs", total=len(trials))
         outcomes = run_all(trials, cache, jobs, lambda _trial, _outcome: progress.advance(bar))
-    rows = cells(trials, outcomes)
+    rows = ranked_points(trials, outcomes)
     table = Table(
         title=f"{task.name} with {base.optimizer}: validation {task.metric_name}",
         title_justify="left",

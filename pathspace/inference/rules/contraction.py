@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 
 from pathspace.inference.registry import rule
-from pathspace.inference.rules.edges import LARGEST, edges, is_plain, times, varying
+from pathspace.inference.rules.edges import (
+    LARGEST,
+    combination_count,
+    edges,
+    has_fixed_scale,
+    times,
+)
 from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import (
     NEUTRAL,
@@ -52,15 +58,15 @@ def contract_ids(semantics: Semantics, left: Tensor, right: Tensor, dims: Sequen
     full = broadcast_shape(left.shape, right.shape)
     left, right = left.expand(full), right.expand(full)
     summed = {d % len(full) for d in dims}
-    if is_plain(left) or is_plain(right):
-        return semantics.reduce(right if is_plain(left) else left, summed)
+    if has_fixed_scale(left) or has_fixed_scale(right):
+        return semantics.reduce(right if has_fixed_scale(left) else left, summed)
     for attempt in range(2):
         for dim in summed:
             if left.stride(dim) == 0 and right.stride(dim) != 0:
                 right = semantics.reduce(right, [dim], keepdim=True).expand(full)
             elif right.stride(dim) == 0 and left.stride(dim) != 0:
                 left = semantics.reduce(left, [dim], keepdim=True).expand(full)
-        if varying(left, right) <= LARGEST:
+        if combination_count(left, right) <= LARGEST:
             return semantics.reduce(times(semantics, left, right), summed)
         if not attempt:
             left, right = (

@@ -12,7 +12,7 @@ from torch import Tensor
 from pathspace.inference.registry import rule
 from pathspace.inference.rules.contraction import contract_ids, with_bias
 from pathspace.inference.rules.edges import edges
-from pathspace.inference.rules.windows import pair, windows
+from pathspace.inference.rules.windows import per_dimension, windows
 from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import NEUTRAL, Value, Weight, compress, distinct, reshaped
 
@@ -125,7 +125,7 @@ def convolution(
     """``y = W * x + b`` with windows of any stride, padding, dilation, and groups."""
     ids, rank = semantics.activation(x), len(weight.shape) - 2
     batched = ids.dim() == rank + 2
-    steps, holes = pair(stride, rank), pair(dilation, rank)
+    steps, holes = per_dimension(stride, rank), per_dimension(dilation, rank)
     if isinstance(padding, str):
         total = [
             h * (k - 1) if padding == "same" else 0
@@ -133,7 +133,7 @@ def convolution(
         ]
         margins = [(t // 2, t - t // 2) for t in total]
     else:
-        margins = [(p, p) for p in pair(padding, rank)]
+        margins = [(p, p) for p in per_dimension(padding, rank)]
     ids = ids if batched else ids.unsqueeze(0)
     shape = (groups, weight.shape[0] // groups, *weight.shape[1:])
     met = _met(semantics, ids, weight, steps, [before for before, _ in margins], holes, groups)
@@ -165,7 +165,7 @@ def transposed_convolution(
     batched = ids.dim() == rank + 2
     ids = ids if batched else ids.unsqueeze(0)
     steps, crops, extras, holes = (
-        pair(v, rank) for v in (stride, padding, output_padding, dilation)
+        per_dimension(v, rank) for v in (stride, padding, output_padding, dilation)
     )
     kernel = weight.shape[2:]
     # as a convolution's weight: (groups, out / groups, in / groups, kernel)

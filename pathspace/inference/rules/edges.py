@@ -44,7 +44,7 @@ def edges(semantics: Semantics, weight: Weight, value: Value, dims: Sequence[int
     return semantics.contract(weight.unmasked(), masked, dims)
 
 
-def is_plain(value: Any) -> bool:
+def has_fixed_scale(value: Any) -> bool:
     """Whether a tensor has a fixed scale everywhere."""
     return isinstance(value, Tensor) and bool((distinct(value) == ROOT).all())
 
@@ -57,7 +57,7 @@ def is_constant(value: Any) -> bool:
     return bool(((ids == ROOT) | (ids == NEUTRAL)).all())
 
 
-def number(value: Any) -> Any:
+def as_factor(value: Any) -> Any:
     """A factor or summand, in which false is zero (a condition that only selects has no zeros)."""
     known = value_of(value)
     return value if known is None or known.dtype != torch.bool else with_value(known.byte())
@@ -71,22 +71,22 @@ def times(semantics: Semantics, x: Tensor, y: Tensor, power: int = 1) -> Tensor:
     if is_constant(y):
         return (
             x.expand(shape)
-            if is_plain(y)
+            if has_fixed_scale(y)
             else compress(torch.where(y == NEUTRAL, NEUTRAL, x).expand(shape))
         )
     if is_constant(x) and power == 1:
         return times(semantics, y, x)
-    return powers(semantics, (1, x), (power, y))
+    return power_product(semantics, (1, x), (power, y))
 
 
-def powers(semantics: Semantics, *factors: tuple[int, Tensor]) -> Tensor:
+def power_product(semantics: Semantics, *factors: tuple[int, Tensor]) -> Tensor:
     """A product of powers, pinned if it has too many relations."""
     shape = broadcast_shape(*(entry.shape for _, entry in factors))
-    if all(is_plain(entry) for _, entry in factors):
+    if all(has_fixed_scale(entry) for _, entry in factors):
         return constant(shape)
-    if varying(*(entry for _, entry in factors)) > LARGEST:
+    if combination_count(*(entry for _, entry in factors)) > LARGEST:
         factors = tuple((power, semantics.compact(entry)) for power, entry in factors)
-        if varying(*(entry for _, entry in factors)) > LARGEST:
+        if combination_count(*(entry for _, entry in factors)) > LARGEST:
             semantics.pin(
                 [entry for _, entry in factors], "a product of more scales than can be followed"
             )
@@ -94,7 +94,7 @@ def powers(semantics: Semantics, *factors: tuple[int, Tensor]) -> Tensor:
     return semantics.product(*factors)
 
 
-def varying(*ids: Tensor) -> int:
+def combination_count(*ids: Tensor) -> int:
     """Number of combinations of ids after broadcasting."""
     shape = broadcast_shape(*(entry.shape for entry in ids))
     wide = [entry.expand(shape) for entry in ids]

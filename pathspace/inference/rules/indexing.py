@@ -115,7 +115,7 @@ def index_select(semantics: Semantics, x: Value, dim: int, index: Tensor) -> Val
 
 
 @rule("aten.gather", "aten.take_along_dim", **PICKED)
-def gather(semantics: Semantics, x: Value, dim: Any, index: Any, **kwargs: Any) -> Value:
+def gather_elements(semantics: Semantics, x: Value, dim: Any, index: Any, **kwargs: Any) -> Value:
     """One element along a dimension for every position."""
     if semantics.place.op.endswith("take_along_dim"):
         dim, index = index, dim

@@ -17,7 +17,7 @@ from pathspace.inference.values import (
     Weight,
     along,
     compress,
-    groups,
+    reshape_groups,
     reshaped,
     shape_of,
 )
@@ -106,7 +106,7 @@ def reshape(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Value:
         raise ValueError("bits read as another type")
     shape = shape_of(semantics.place.result)
     out = semantics.moved(lambda ids: reshaped(ids, shape), x)
-    semantics.regrouped(out, [new for _, new in groups(x.shape, shape) if len(new) > 1])
+    semantics.regrouped(out, [new for _, new in reshape_groups(x.shape, shape) if len(new) > 1])
     return out
 
 

@@ -14,12 +14,12 @@ from torch.fx import Node
 from pathspace.inference.eps_detection import is_parameter_itself
 from pathspace.inference.registry import rule
 from pathspace.inference.rules.edges import (
+    as_factor,
     edges,
+    has_fixed_scale,
     is_constant,
-    is_plain,
     negligible,
-    number,
-    powers,
+    power_product,
     times,
 )
 from pathspace.inference.semantics import Semantics
@@ -57,7 +57,7 @@ def add(semantics: Semantics, x: Any, y: Any, *args: Any, **kwargs: Any) -> Valu
         if sum_ is not None:
             return sum_
         semantics.opaque([semantics.activation(x)], "a constant is added")
-    return semantics.join(semantics.activation(number(x)), semantics.activation(number(y)))
+    return semantics.join(semantics.activation(as_factor(x)), semantics.activation(as_factor(y)))
 
 
 def shifted(semantics: Semantics, x: Any, constant: float, alpha: Any) -> Weight | None:
@@ -102,7 +102,7 @@ def shifted(semantics: Semantics, x: Any, constant: float, alpha: Any) -> Weight
     elementwise=True,
 )
 @rule("aten.hypot", kind="norm", degree=(1,), elementwise=True)
-def join(semantics: Semantics, x: Value, y: Any) -> Tensor:
+def shared_scale(semantics: Semantics, x: Value, y: Any) -> Tensor:
     """Homogeneous functions of two operands, which share one scale."""
     return semantics.join(semantics.activation(x), semantics.activation(y))
 
@@ -162,7 +162,7 @@ def mul(semantics: Semantics, x: Any, y: Any) -> Value:
     """A product: a number keeps the scale, a parameter is an edge, and log-scales
     of two activations add up.
     """
-    x, y = number(x), number(y)
+    x, y = as_factor(x), as_factor(y)
     if not isinstance(y, Tensor | Weight):
         return multiple(semantics, x, y)
     if not isinstance(x, Tensor | Weight):
@@ -179,7 +179,7 @@ def mul(semantics: Semantics, x: Any, y: Any) -> Value:
             # a parameter times constants is rescaled like the parameter
             return (
                 weight
-                if is_plain(value)
+                if has_fixed_scale(value)
                 else weight.masked((value != NEUTRAL).expand(weight.shape))
             )
         if not _is_selected(semantics, weight):
@@ -224,7 +224,11 @@ def div(semantics: Semantics, x: Any, y: Any, **kwargs: Any) -> Value:
         )
     if not isinstance(y, Tensor | Weight):
         return x  # type: ignore[no-any-return]
-    if is_plain(y) and isinstance(x, Weight) and x.shape == broadcast_shape(x.shape, y.shape):
+    if (
+        has_fixed_scale(y)
+        and isinstance(x, Weight)
+        and x.shape == broadcast_shape(x.shape, y.shape)
+    ):
         return x
     return times(semantics, semantics.activation(x), semantics.activation(y), -1)
 
@@ -256,7 +260,7 @@ def addcmul(semantics: Semantics, x: Any, y: Any, z: Any, **kwargs: Any) -> Tens
     infinite=True,
 )
 @rule("aten.rsqrt", "aten.rsqrt_", kind="power", degree=(-0.5,), elementwise=True, infinite=True)
-def power(semantics: Semantics, x: Value) -> Value:
+def fixed_power(semantics: Semantics, x: Value) -> Value:
     """A power multiplies the log-scale, and a root divides it; both are relations."""
     name = semantics.place.op.removeprefix("aten.").rstrip("_")
     exponents = {
@@ -270,18 +274,18 @@ def power(semantics: Semantics, x: Value) -> Value:
 
 def _result(semantics: Semantics, ids: Tensor, exponent: Fraction) -> Tensor:
     """A rational power that is the result of the operation, which can be deferred."""
-    whole = exponent.denominator == 1 and not is_plain(ids)
+    whole = exponent.denominator == 1 and not has_fixed_scale(ids)
     waiting = semantics.deferred(ids, exponent.numerator) if whole else None
-    return raised(semantics, ids, exponent) if waiting is None else waiting
+    return rational_power(semantics, ids, exponent) if waiting is None else waiting
 
 
-def raised(semantics: Semantics, ids: Tensor, exponent: Fraction) -> Tensor:
+def rational_power(semantics: Semantics, ids: Tensor, exponent: Fraction) -> Tensor:
     """A rational power of an activation."""
-    if is_plain(ids):
+    if has_fixed_scale(ids):
         return ids
     if exponent.denominator > 1:
         ids = semantics.root(ids, exponent.denominator)
-    return ids if exponent.numerator == 1 else powers(semantics, (exponent.numerator, ids))
+    return ids if exponent.numerator == 1 else power_product(semantics, (exponent.numerator, ids))
 
 
 @rule("aten.pow", "aten.pow_", "aten.float_power", kind="power", elementwise=True, infinite=True)
@@ -404,7 +408,7 @@ def looked_at(semantics: Semantics, *values: Any) -> Any:
         for name in ("gt", "lt", "ge", "le", "eq", "ne", "greater", "less", "not_equal")),
       "aten.isclose", "aten.equal", "aten.atan2", "aten.arctan2", kind="comparison",
       elementwise=True)  # fmt: skip
-def compare(semantics: Semantics, x: Value, y: Any, *args: Any, **kwargs: Any) -> Any:
+def comparison(semantics: Semantics, x: Value, y: Any, *args: Any, **kwargs: Any) -> Any:
     """Comparisons with zero, or between operands with one scale, do not depend on the scale."""
     close = semantics.place.op == "aten.isclose" and bool(
         kwargs.get("atol", args[1] if len(args) > 1 else 1e-8)

@@ -8,7 +8,7 @@ import torch
 
 from pathspace.inference.registry import rule
 from pathspace.inference.rules.edges import with_others
-from pathspace.inference.rules.windows import pair, windows
+from pathspace.inference.rules.windows import per_dimension, windows
 from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import Value
 
@@ -43,10 +43,10 @@ def max_pool(
     position, which has no scale.
     """
     rank = int(semantics.place.op.partition("_pool")[2][0])
-    kernel = pair(kernel, rank)
-    stride = pair(stride, rank) if stride not in (None, [], ()) else kernel
-    margins = [(p, p) for p in pair(padding, rank)]
-    ids, holes = semantics.activation(x), pair(dilation, rank)
+    kernel = per_dimension(kernel, rank)
+    stride = per_dimension(stride, rank) if stride not in (None, [], ()) else kernel
+    margins = [(p, p) for p in per_dimension(padding, rank)]
+    ids, holes = semantics.activation(x), per_dimension(dilation, rank)
     seen = windows(semantics, ids, kernel, stride, margins, holes, ceil)
     return with_others(semantics, semantics.reduce(seen, range(seen.dim() - rank, seen.dim())))
 
@@ -79,7 +79,7 @@ def adaptive_pool(semantics: Semantics, x: Value, size: Any) -> Any:
     """Mean or maximum over windows that give a fixed output size."""
     ids = semantics.activation(x)
     rank = int(semantics.place.op[-2])
-    wanted = pair(size, rank)
+    wanted = per_dimension(size, rank)
     for i in range(rank):
         dim = ids.dim() - rank + i
         length, count = ids.shape[dim], wanted[i] if wanted[i] is not None else ids.shape[dim]

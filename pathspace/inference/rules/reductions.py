@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pathspace.inference.registry import rule
 from pathspace.inference.rules.edges import EPS, negligible, times
-from pathspace.inference.rules.pointwise import looked_at, raised
+from pathspace.inference.rules.pointwise import looked_at, rational_power
 from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import Value, Weight, compress, constant, distinct, shape_of
 
@@ -40,7 +40,7 @@ def _shared(semantics: Semantics, x: Value, dims: Any, shown: Any) -> Tensor:
     "aten.mean", "aten.nanmean", kind="mean", degree=(1,), linear="jointly", coefficients="positive"
 )
 @rule("aten.amax", "aten.amin", kind="order", degree=(1,))
-def reduction(
+def reduce_dims(
     semantics: Semantics,
     x: Value,
     dims: Any = None,
@@ -175,7 +175,7 @@ def product(
 
 @rule("aten.linalg_vector_norm", "aten.norm", "aten.frobenius_norm", "aten.nuclear_norm",
       "aten.linalg_norm", "aten.linalg_matrix_norm", kind="norm", infinite=True)  # fmt: skip
-def norm(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Tensor:
+def vector_or_matrix_norm(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Tensor:
     """Norms have the scale of their operand; of order 0, they count the entries that are not 0."""
     numbers = [arg for arg in args if arg is None or isinstance(arg, int | float | str)]
     order = 2 if "fro" in semantics.place.op or "nuc" in semantics.place.op else (numbers or [2])[0]
@@ -192,7 +192,7 @@ def norm(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Tensor:
 
 
 @rule("aten.var", "aten.std", "aten.var_mean", "aten.std_mean", kind="norm")
-def spread(semantics: Semantics, x: Value, dims: Any = None, *args: Any, **kwargs: Any) -> Any:
+def std_or_var(semantics: Semantics, x: Value, dims: Any = None, *args: Any, **kwargs: Any) -> Any:
     """Standard deviations have the scale of their operand, variances its square."""
     name, shown = semantics.place.op, semantics.place.result
     first = shown if isinstance(shown, Tensor) else shown[0]
@@ -200,7 +200,7 @@ def spread(semantics: Semantics, x: Value, dims: Any = None, *args: Any, **kwarg
     mean = semantics.reduce(
         x, _dims(dims, x), keepdim=len(first.shape) == len(x.shape) and len(x.shape) > 0
     )
-    wide = raised(semantics, mean, Fraction(2)) if "var" in name else mean
+    wide = rational_power(semantics, mean, Fraction(2)) if "var" in name else mean
     return wide if isinstance(shown, Tensor) else (wide, mean)
 
 

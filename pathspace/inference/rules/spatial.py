@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pathspace.inference.registry import rule
-from pathspace.inference.rules.windows import pair, windows
+from pathspace.inference.rules.windows import per_dimension, windows
 from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import NEUTRAL, Value, along, compress, reshaped, shape_of
 
@@ -73,20 +73,27 @@ def patches(
     ids, shape = semantics.activation(x), shape_of(semantics.place.result)
     batched = ids.dim() == 4
     ids = ids if batched else ids.unsqueeze(0)
-    margins = [(p, p) for p in pair(padding, 2)]
+    margins = [(p, p) for p in per_dimension(padding, 2)]
     # (N, C, out, out, kernel, kernel)
-    seen = windows(semantics, ids, pair(kernel, 2), pair(stride, 2), margins, pair(dilation, 2))
+    seen = windows(
+        semantics,
+        ids,
+        per_dimension(kernel, 2),
+        per_dimension(stride, 2),
+        margins,
+        per_dimension(dilation, 2),
+    )
     return reshaped(seen.permute(0, 1, 4, 5, 2, 3), shape)
 
 
 @rule("aten.col2im", kind="transform", degree=(1,), linear="jointly", coefficients="one")
-def folded(
+def columns_to_image(
     semantics: Semantics, x: Value, size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any
 ) -> Tensor:
     """Columns as an image, summed in overlapping windows."""
     ids, shape = semantics.activation(x), shape_of(semantics.place.result)
     sizes, kernel, holes, crops, steps = (
-        pair(v, 2) for v in (size, kernel, dilation, padding, stride)
+        per_dimension(v, 2) for v in (size, kernel, dilation, padding, stride)
     )
     counts = [
         (n + 2 * p - h * (k - 1) - 1) // s + 1

@@ -12,7 +12,7 @@ from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import NEUTRAL, along, compress
 
 
-def pair(value: int | Sequence[int], rank: int) -> list[int]:
+def per_dimension(value: int | Sequence[int], rank: int) -> list[int]:
     """A number or a list of numbers, one per spatial dimension."""
     numbers = [value] if isinstance(value, int) else list(value)
     return numbers * rank if len(numbers) == 1 else numbers
