@@ -36,7 +36,7 @@ def register(app: typer.Typer) -> None:
         >>> [command.callback.__name__ for command in app.registered_commands]
         ['diagnose', 'report']
     """
-    from pathspace.diagnostics.report.command import report
+    from pathspace.diagnostics.report.report_command import report
 
     app.command()(diagnose)
     app.command()(report)

@@ -13,12 +13,12 @@ from pathspace import trace
 from pathspace.diagnostics.chain import MarkovChain
 from pathspace.diagnostics.efficiency import ChainRecord
 from pathspace.diagnostics.first_steps import FirstSteps, first_steps
-from pathspace.diagnostics.given import Subject, make_subject
 from pathspace.diagnostics.layers import Names
 from pathspace.diagnostics.losses import Function
 from pathspace.diagnostics.run.alarms import Alarm
 from pathspace.diagnostics.run.examine import examine
 from pathspace.diagnostics.signal import LayerSignal, signal
+from pathspace.diagnostics.subject import Subject, make_subject
 from pathspace.diagnostics.tables import Table
 from pathspace.errors import SEED, PathspaceError, expect_arguments, expect_numbers
 
@@ -98,8 +98,8 @@ def diagnose(
         *inputs: example inputs, a batch; not needed with ``data``.
         kwargs: example inputs by keyword.
         checkpoint: a file of weights, loaded into a copy, see
-            :func:`pathspace.diagnostics.given.load_weights`.
-        data: batches of inputs and targets, see :func:`pathspace.diagnostics.given.read_batches`.
+            :func:`pathspace.diagnostics.subject.load_weights`.
+        data: batches of inputs and targets, see :func:`pathspace.diagnostics.subject.read_batches`.
         loss: ``loss(outputs, targets)`` or its name, see
             :func:`pathspace.diagnostics.losses.choose_loss`.
         targets: targets of the example inputs.

@@ -35,8 +35,8 @@ from pathspace.inputs import arranged, check_inputs
 from pathspace.module_walk import every_module
 from pathspace.nested import leaves
 from pathspace.refusals import failed_run, no_derivative
+from pathspace.restored_globals import untouched, values_kept
 from pathspace.stand_in import generator_states, restore_attributes, save_attributes
-from pathspace.untouched import untouched, values_kept
 from pathspace.without_values import has_values, require_values
 
 Names = str | Sequence[str] | None

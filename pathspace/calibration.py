@@ -17,12 +17,12 @@ from pathspace.checkpointing import never_recomputed
 from pathspace.errors import InputError, InputTypeError, UnsupportedError
 from pathspace.finite import check_finite
 from pathspace.functional_call import evaluate
+from pathspace.ignore_detach import IgnoreDetach
 from pathspace.inputs import arranged
 from pathspace.nested import leaves, real_leaves
 from pathspace.refusals import check_capturable, failed_run, no_derivative
+from pathspace.restored_globals import plain_tensors, values_kept
 from pathspace.stand_in import repeatable, stand_in
-from pathspace.through import ThroughDetach
-from pathspace.untouched import plain_tensors, values_kept
 from pathspace.without_values import require_runnable
 
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
@@ -172,7 +172,7 @@ class Calibrated:
     def _differentiable(self, batch: Batch, own: Mapping[str, Tensor]) -> dict[int, Tensor]:
         """Outputs with a gradient, by their number."""
         with never_recomputed():
-            for through in (nullcontext(), ThroughDetach()):
+            for through in (nullcontext(), IgnoreDetach()):
                 with through:
                     outputs = self.outputs(batch, own)
                 found = {place: out for place, out in enumerate(outputs) if out.requires_grad}

@@ -35,6 +35,7 @@ from pathspace.inputs import arranged, check_inputs, describe_inputs, opened, or
 from pathspace.module_walk import every_module, every_tensor
 from pathspace.on_meta import Elsewhere, Unshown, Unsure
 from pathspace.packing import equal_lengths, of_equal_lengths
+from pathspace.patched_attributes import replaced
 from pathspace.random_state import random_kept
 from pathspace.recording import record_graph
 from pathspace.refusals import (
@@ -49,9 +50,8 @@ from pathspace.refusals import (
     sets_memory,
     user_frame,
 )
-from pathspace.replaced import replaced
+from pathspace.restored_globals import untouched
 from pathspace.stand_in import repeatable, stand_in
-from pathspace.untouched import untouched
 from pathspace.without_values import fake_mode, give_shapes, has_values, with_numbers
 
 # tracing replaces functions of torch for a while

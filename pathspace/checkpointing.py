@@ -10,7 +10,7 @@ import torch
 import torch.utils.checkpoint as torch_checkpoint
 from torch import Tensor
 
-from pathspace.replaced import replaced
+from pathspace.patched_attributes import replaced
 
 # private, and not in every version of torch; without it torch itself refuses such recomputation
 GENERATOR = "_checkpoint_without_reentrant_generator"

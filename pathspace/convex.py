@@ -12,7 +12,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from pathspace.peaks import Logs, Peaks, grouped
+from pathspace.largest_entries import Logs, Peaks, grouped
 
 SHARPNESS = (8.0, 64.0, 512.0, 4096.0)
 ROUNDS = 2

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pathspace.activation_statistics import Sizes, activation_sizes
 from pathspace.calibration import Calibrated
 from pathspace.capture import quiet
 from pathspace.equalisation import Known
@@ -18,7 +19,6 @@ from pathspace.forward_run import cast, computing_in
 from pathspace.gauge_choice import choose_gauge
 from pathspace.nested import real_leaves
 from pathspace.objectives import ActivationRange
-from pathspace.observed import Sizes, activation_sizes
 from pathspace.reduction import ReductionGraph
 from pathspace.rescale import rescale
 from pathspace.safe_deepcopy import safe_deepcopy

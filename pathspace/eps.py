@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from pathspace.replaced import replaced
+from pathspace.patched_attributes import replaced
 
 # where the functional normalisations take their eps
 EPS_POSITION = {

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from pathspace.balanced import balancing
 from pathspace.convex import Programme, minimise_convex
 from pathspace.errors import SEED, InputTypeError, expect_arguments, expect_numbers
+from pathspace.largest_entries import Logs, Peaks
 from pathspace.objectives import Balance, Objective
 from pathspace.pairs import Pairs
-from pathspace.peaks import Logs, Peaks
 from pathspace.rescale import expect_blocks
 from pathspace.structure import LOG_2, Structure
 

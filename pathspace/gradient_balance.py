@@ -20,8 +20,8 @@ from pathspace.forward_run import ROUNDED, computing_in
 from pathspace.functional_call import evaluate
 from pathspace.nested import real_leaves
 from pathspace.random_state import seed_torch
+from pathspace.restored_globals import values_kept
 from pathspace.structure import Structure
-from pathspace.untouched import values_kept
 
 
 def sums(

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pathspace.activation_statistics import Sizes, activation_sizes
 from pathspace.calibration import Calibrated, made_up
 from pathspace.convex import Programme
 from pathspace.errors import COUNT, InputError, expect_numbers
+from pathspace.largest_entries import Logs, MatrixLayout, Peaks, at
 from pathspace.norms import path_sensitivity
-from pathspace.observed import Sizes, activation_sizes
-from pathspace.peaks import Logs, MatrixLayout, Peaks, at
 from pathspace.quantise import check_format, weight_axes
 from pathspace.structure import Structure
 
@@ -308,7 +308,7 @@ def weight_peaks(
     Args:
         model: the model.
         graph: its reduction graph.
-        exact: see :class:`pathspace.peaks.Logs`.
+        exact: see :class:`pathspace.largest_entries.Logs`.
         per: groups are ``"tensor"``, ``"channel"``, or ``"tail"`` for the
             weights that leave one unit.
         felt: weights of the squares.

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from pathspace.replaced import replaced
+from pathspace.patched_attributes import replaced
 
 RECURRENT = (nn.RNN, nn.LSTM, nn.GRU)
 

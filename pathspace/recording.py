@@ -30,7 +30,7 @@ from pathspace.inputs import in_capture_order
 from pathspace.known_numbers import KnownNumbers
 from pathspace.module_walk import REGISTERED, every_module, every_path
 from pathspace.on_meta import META, Asked, Elsewhere, Shapes, Unsure, on_meta, returns_operand
-from pathspace.replaced import replaced
+from pathspace.patched_attributes import replaced
 from pathspace.safe_deepcopy import SIMPLE, is_simple
 from pathspace.without_values import has_values
 

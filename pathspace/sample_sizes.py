@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from pathspace.errors import PathspaceError
 from pathspace.inputs import ordinary
-from pathspace.rehearsal import Rehearsal
+from pathspace.size_dry_run import Rehearsal
 from pathspace.sizes import Inputs, resized
 
 # shorter lengths to try: a total stride of 32 leaves two positions, and some models

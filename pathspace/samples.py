@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from pathspace.capture import experts_at_once, quiet
 from pathspace.forward_run import computing_in
 from pathspace.functional_call import evaluate
+from pathspace.ignore_detach import IgnoreDetach
 from pathspace.in_double import InDouble
 from pathspace.logscales import Family
 from pathspace.module_walk import tensors_of
@@ -25,7 +26,6 @@ from pathspace.random_state import seed_torch
 from pathspace.reduction import ReductionGraph
 from pathspace.scaled_runs import ScaledRun
 from pathspace.sizes import Inputs
-from pathspace.through import ThroughDetach
 
 # products w dL/dw below this, relative to the largest of a sample, are rounding errors
 NOTHING = 1e-11
@@ -285,14 +285,14 @@ class Sampler:
         inputs = self._inputs(number)
         for through in (True, False) if self.through else (False,):
             try:
-                with ThroughDetach() if through else nullcontext():
+                with IgnoreDetach() if through else nullcontext():
                     outputs = evaluate(self.model, tensors, *inputs)
                 self.through = through
                 return outputs
             except (RuntimeError, IndexError, ValueError):
                 continue
         # the drawn inputs are not valid for this model: use the example
-        with ThroughDetach() if self.through else nullcontext():
+        with IgnoreDetach() if self.through else nullcontext():
             return evaluate(self.model, tensors, *self.examples[0])
 
     def _inputs(self, number: int) -> Any:

@@ -21,8 +21,8 @@ from pathspace.capture import Captured, capture
 from pathspace.errors import PathspaceError
 from pathspace.inference.registry import operation_name
 from pathspace.inputs import describe_inputs, ordinary
-from pathspace.rehearsal import Rehearsal
-from pathspace.untouched import untouched
+from pathspace.restored_globals import untouched
+from pathspace.size_dry_run import Rehearsal
 from pathspace.without_values import has_values, with_numbers
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from pathspace.module_walk import REGISTERED, every_module, module_at
 from pathspace.nested import leaves, mapped
+from pathspace.restored_globals import contents, refill
 from pathspace.safe_deepcopy import safe_deepcopy
 from pathspace.unsharded import unsharded
-from pathspace.untouched import contents, refill
 
 # types of containers that code fills while it runs; hooks are in an ordered dictionary
 _FILLED = (list, dict, set, OrderedDict)

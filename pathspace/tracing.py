@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from pathspace.capture import capture
 from pathspace.errors import InputError
 from pathspace.graph_parts import owner
-from pathspace.inference.again import InterpretationState
 from pathspace.inference.build import build_graph, ends_of, unused_in_part
 from pathspace.inference.interpreter import interpret
+from pathspace.inference.recaptures import InterpretationState
 from pathspace.inference.units import Scales
 from pathspace.inputs import arranged, describe_inputs
 from pathspace.module_walk import every_path, unregistered_modules

@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from pathspace.eps import NoEps, precision, without_eps
 from pathspace.forward_run import LARGE, cast
 from pathspace.inputs import describe_inputs
-from pathspace.left_over import NAMED, unexplained_tensors
 from pathspace.logscales import Family, family
 from pathspace.nested import leaves
 from pathspace.null_space import pivots, smallest
@@ -36,6 +35,7 @@ from pathspace.sample_sizes import sample_sizes
 from pathspace.samples import AT_ONCE, NOTHING, Sampler
 from pathspace.sizes import Inputs
 from pathspace.stand_in import repeatable, stand_in
+from pathspace.unexplained_scales import NAMED, unexplained_tensors
 
 # limits on the number of log-scales beside the known null vectors: for any factorisation
 # (MOST_SCALES), for all singular values (MOST_VALUES)

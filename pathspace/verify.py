@@ -15,19 +15,19 @@ from torch import Tensor, nn
 from pathspace.basis import BasisPaths
 from pathspace.certificate import Certificate
 from pathspace.errors import SEED, InputError, expect_arguments, expect_numbers
+from pathspace.exactness_levels import levels_in_words, measure_levels
 from pathspace.explain import account
 from pathspace.finite import check_finite
 from pathspace.forward_run import bench_copy, cast
 from pathspace.inputs import arranged, check_inputs, ordinary
 from pathspace.invariance import measure_invariance
-from pathspace.levels import levels_in_words, measure_levels
 from pathspace.nested import leaves
+from pathspace.randomised_checks import trials, trials_in_words
 from pathspace.reduction import ReductionGraph
 from pathspace.refusals import check_capturable
+from pathspace.restored_globals import untouched
 from pathspace.theorems import enumerable, theorem1, theorem2, theorem3, tree_problem
 from pathspace.tracing import trace
-from pathspace.trials import trials, trials_in_words
-from pathspace.untouched import untouched
 from pathspace.upper_bound import upper_bound as bound_from_above
 from pathspace.without_values import has_values, with_numbers
 

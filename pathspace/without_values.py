@@ -23,8 +23,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from pathspace.errors import InputError
 from pathspace.module_walk import every_module
+from pathspace.patched_attributes import replaced
 from pathspace.random_state import torch_kept
-from pathspace.replaced import replaced
 from pathspace.unsharded import is_cut
 
 # larger buffers are neither computed nor read

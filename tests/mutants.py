@@ -52,7 +52,7 @@ GROUPS: dict[str, tuple[int, Sequence[str], Sequence[str]]] = {
         70, [f"pathspace/inference/{name}.py" for name in
              ("units", "parameter_scales", "flows", "powers", "running_statistics", "relations",
               "elimination", "union_find", "build",
-              "assemble", "layout", "values", "folding", "eps_detection", "gathered")],
+              "assemble", "parameter_layout", "values", "folding", "eps_detection", "gathered")],
         ["values", "relations", "multiplicities", "rules", "rules_written_twice", "gathered", "eps",
          "levels", "constants", "reasons", "sizes", "dimension", "odd_models", "zoo",
           "upper_bound"]),
@@ -77,7 +77,7 @@ GROUPS: dict[str, tuple[int, Sequence[str], Sequence[str]]] = {
               "residual", "cost", "losses", "gradients", "attention")],
         ["diagnostics_attention", "theory", "signal", "symmetries", "diagnostics_efficiency",
          "diagnostics_chain",
-         "diagnostics_lemmas", "criticality", "given", "signatures", "cost", "degeneracy"]),
+         "diagnostics_lemmas", "criticality", "subject", "signatures", "cost", "degeneracy"]),
 }  # fmt: skip
 
 

@@ -23,10 +23,10 @@ from zoo.signals import frames
 from zoo.trained import load, params
 
 import pathspace as ps
+from pathspace.activation_statistics import _Record, activation_sizes
 from pathspace.calibration import Calibrated
 from pathspace.cli import app
 from pathspace.invariance import measure_invariance
-from pathspace.observed import _Record, activation_sizes
 from pathspace.quantise import quantised, quantised_weights, weight_axes
 from pathspace.rounding_search import Rounded
 

@@ -1,7 +1,7 @@
 """The command ``pathspace train``.
 
-The work is in :mod:`pathspace.training.command`, which is imported when the options have been read,
-so that the help of the command line answers at once.
+The work is in :mod:`pathspace.training.train_command`, which is imported when the options have been
+read, so that the help of the command line answers at once.
 """
 
 from __future__ import annotations
@@ -305,7 +305,7 @@ def train(
     values |= {"rule": rule.value, "init": init.value if init else None}
     from rich.console import Console
 
-    from pathspace.training.command import TrainRequest, run_training
+    from pathspace.training.train_command import TrainRequest, run_training
 
     if config is not None:
         from pathspace.errors import InputError

@@ -20,10 +20,10 @@ from pathspace.diagnostics.chain import MarkovChain
 from pathspace.diagnostics.degeneracy import degeneracy
 from pathspace.diagnostics.efficiency import ChainRecord
 from pathspace.diagnostics.first_steps import first_steps
-from pathspace.diagnostics.given import Subject
 from pathspace.diagnostics.gradients import gradients, imbalance
 from pathspace.diagnostics.run.examine import examine
 from pathspace.diagnostics.signal import signal
+from pathspace.diagnostics.subject import Subject
 from pathspace.errors import PathspaceError
 from pathspace.norms import log_factors
 

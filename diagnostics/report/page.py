@@ -14,12 +14,12 @@ from torch import nn
 
 from pathspace import Skeleton, explain
 from pathspace.diagnostics import charts
-from pathspace.diagnostics.given import Subject, make_subject
 from pathspace.diagnostics.losses import Function
 from pathspace.diagnostics.pages import render
-from pathspace.diagnostics.report import measure, pictures, sentences
-from pathspace.diagnostics.report.layers import describe_layers
+from pathspace.diagnostics.report import graph_svg, measure, sentences
+from pathspace.diagnostics.report.graph_layout import describe_layers
 from pathspace.diagnostics.report.measure import Facts, attempt
+from pathspace.diagnostics.subject import Subject, make_subject
 from pathspace.diagnostics.tables import plain
 from pathspace.errors import SEED, InputError, expect_arguments, expect_numbers
 from pathspace.files import expect_suffix, replacing
@@ -102,8 +102,8 @@ def report(
         *inputs: example inputs, a batch; not needed with ``data``.
         kwargs: example inputs by keyword.
         checkpoint: a file of weights, see
-            :func:`pathspace.diagnostics.given.load_weights`; loaded into a copy.
-        data: batches of inputs and targets, see :func:`pathspace.diagnostics.given.read_batches`.
+            :func:`pathspace.diagnostics.subject.load_weights`; loaded into a copy.
+        data: batches of inputs and targets, see :func:`pathspace.diagnostics.subject.read_batches`.
         loss: ``loss(outputs, targets)``, or its name, see
             :func:`pathspace.diagnostics.losses.choose_loss`; without it
             :func:`pathspace.diagnostics.losses.default_loss`, and the page says so.
@@ -245,9 +245,9 @@ def _told(facts: dict[str, Facts], subject: Subject, rule: str) -> dict[str, str
 
 def _figures(facts: dict[str, Facts], skeleton: Skeleton) -> dict[str, Markup]:
     found: dict[str, Markup] = {}
-    if len(facts["graph"]["layers"]) <= pictures.MOST_ROWS:
-        found["graph"] = pictures.lanes(facts["graph"])
-    small = pictures.weights(skeleton)
+    if len(facts["graph"]["layers"]) <= graph_svg.MOST_ROWS:
+        found["graph"] = graph_svg.lanes(facts["graph"])
+    small = graph_svg.weights(skeleton)
     if small is not None:
         found["weights"] = small
     for name, across in (
@@ -297,7 +297,7 @@ def _render(facts: dict[str, Facts], told: dict[str, str], skeleton: Skeleton) -
         data=htmlsafe_json_dumps(
             {**shown, "sentences": told}, allow_nan=False, separators=(",", ":")
         ),
-        most=pictures.MOST_ROWS,
+        most=graph_svg.MOST_ROWS,
     )
 
 

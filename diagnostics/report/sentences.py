@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 from pathspace.diagnostics.wording import number_text, plural, power_of_ten
-from pathspace.levels import levels_in_words
+from pathspace.exactness_levels import levels_in_words
 
 Facts = dict[str, Any]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathspace import ReductionGraph
 from pathspace.diagnostics.efficiency import ChainRecord
-from pathspace.diagnostics.given import Subject
 from pathspace.diagnostics.gradients import batch_gradient
 from pathspace.diagnostics.run.alarms import Alarm, new_alarms
 from pathspace.diagnostics.run.probe import Probe
 from pathspace.diagnostics.run.snapshot import Snapshot, UnitFacts
 from pathspace.diagnostics.run.weights import Units, fan_in, tensor_facts
+from pathspace.diagnostics.subject import Subject
 from pathspace.without_values import require_runnable
 
 

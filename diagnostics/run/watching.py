@@ -26,7 +26,7 @@ from pathspace.diagnostics.efficiency import ChainRecord, as_record
 from pathspace.diagnostics.observer import Observer
 from pathspace.diagnostics.run.alarms import Alarm, new_alarms, not_held
 from pathspace.diagnostics.run.log import RunLog
-from pathspace.diagnostics.run.outputs import Csv, Page, TensorBoardWriter
+from pathspace.diagnostics.run.output_writers import Csv, Page, TensorBoardWriter
 from pathspace.diagnostics.run.passes_judged import same_batch
 from pathspace.diagnostics.run.probe import Pass, Probe
 from pathspace.diagnostics.run.snapshot import Snapshot, UnitFacts

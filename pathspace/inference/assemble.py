@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pathspace.inference.flows import Use
-from pathspace.inference.layout import Region, layout
+from pathspace.inference.parameter_layout import Region, layout
 from pathspace.inference.relations import Relations
 from pathspace.inference.semantics import Place
 from pathspace.inference.union_find import negated

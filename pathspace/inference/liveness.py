@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from pathspace.inference.left_out import CHOICES, FACTORS, Constants
+from pathspace.inference.masked_elements import CHOICES, FACTORS, Constants
 from pathspace.inference.registry import facts_of, named_arguments, operation_name
 from pathspace.inference.rules.normalization import WITH_STATISTICS
 from pathspace.inference.values import NEUTRAL, Weight, compress, constant, distinct

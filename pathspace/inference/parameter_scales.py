@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from pathspace.inference.flows import Flows, use_of
-from pathspace.inference.layout import layout
+from pathspace.inference.parameter_layout import layout
 from pathspace.inference.relations import Relations
 from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import Value, Weight, constant, reshaped

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pathspace.diagnostics.run.log import RunLog
-from pathspace.diagnostics.run.page import render
+from pathspace.diagnostics.run.training_page import render
 from pathspace.errors import InputError
 from pathspace.files import ensure_writable, replacing
 

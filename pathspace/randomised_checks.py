@@ -20,7 +20,7 @@ from pathspace.forward_run import LARGE, ForwardRun, difference, run, seen
 from pathspace.invariance import powers_for, rescaled_weights
 from pathspace.nested import mapped
 from pathspace.reduction import ReductionGraph
-from pathspace.untouched import values_kept
+from pathspace.restored_globals import values_kept
 
 # factors of the inputs, one trial each
 SIZES = (1.0, 100.0, 0.01)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pathspace.replaced import replaced
+from pathspace.patched_attributes import replaced
 
 
 class Parent:

@@ -21,8 +21,8 @@ from pathspace.capture import quiet
 from pathspace.checkpointing import never_recomputed
 from pathspace.forward_run import cast, computing_in
 from pathspace.in_double import InDouble
+from pathspace.largest_entries import Logs
 from pathspace.moves import moved
-from pathspace.peaks import Logs
 from pathspace.structure import Structure
 
 # range of the log-scales that identify units

@@ -46,7 +46,7 @@ def lanes(facts: dict[str, Any]) -> Markup:
     ``data-group`` for the page's script.
 
     Args:
-        facts: from :func:`pathspace.diagnostics.report.layers.describe_layers`.
+        facts: from :func:`pathspace.diagnostics.report.graph_layout.describe_layers`.
 
     Returns:
         An ``<svg>`` element.

@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 DETACH = frozenset({torch.Tensor.detach, torch.detach})
 
 
-class ThroughDetach(TorchFunctionMode):
+class IgnoreDetach(TorchFunctionMode):
     """A context in which ``detach`` returns its operand, and ``no_grad`` has no effect.
 
     Enter it with gradients enabled, because it also ignores attempts to enable them.
@@ -18,7 +18,7 @@ class ThroughDetach(TorchFunctionMode):
     Example:
         >>> import torch
         >>> x = torch.ones(1, requires_grad=True)
-        >>> with ThroughDetach():
+        >>> with IgnoreDetach():
         ...     y = x.detach() * 2
         ...     with torch.no_grad():
         ...         y = y + x
