@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathspace.forward_run import LARGE, difference, resolution, rounding_decides, run, seen
+from pathspace.forward_run import LARGE, difference, resolution, rounding_decides, run_forward, seen
 from pathspace.invariance import TOLERANCE, largest_power, rounding_tolerance, run_rescaled
 from pathspace.reduction import ReductionGraph
 
@@ -61,7 +61,7 @@ def measure_levels(
         >>> levels["exact"]["units"], levels["all"]["units"], levels["holds"]
         (3, 4, True)
     """
-    before = run(model, args, kwargs, seed=seed)
+    before = run_forward(model, args, kwargs, seed=seed)
     dtype = resolution(graph, model, before, any_factor=True)
     # scales that are not powers of two are rounded to the coarsest type that the model computes in
     coarsest = max(TOLERANCE.get(each, 1e-3) for each in (dtype, *before.types))

@@ -128,7 +128,7 @@ def bench_copy(
         return repeatable(stand_in(model), written), own
     bench = repeatable(stand_in(model, share_tensors=False).double(), written)
     try:
-        run(bench, *cast(inputs, torch.float64))
+        run_forward(bench, *cast(inputs, torch.float64))
     except (RuntimeError, ValueError):
         # what can be captured need not run: then one sentence says so
         check_runs(model, *inputs)
@@ -136,7 +136,7 @@ def bench_copy(
     return bench, torch.float64
 
 
-def run(
+def run_forward(
     model: nn.Module,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
@@ -233,7 +233,7 @@ def rounding_decides(
         if parameter.is_floating_point() and parameter.layout == torch.strided:
             digits = torch.randint(-8, 9, parameter.shape, generator=generator).to(parameter)
             weights[name] = parameter.detach() * (1 + digits * torch.finfo(parameter.dtype).eps)
-    after = run(model, args, kwargs, weights, seed)
+    after = run_forward(model, args, kwargs, weights, seed)
     return difference(before, after) > tolerance or switched(before, after)[0] > 0
 
 
@@ -251,5 +251,5 @@ def unread(
     pairs = zip(before.activations, after.activations, strict=True)
     disturbed = Disturbed([(one != other) & (one != 0) & (other != 0) for one, other in pairs])
     return torch.equal(
-        run(model, args, kwargs, seed=seed, recorder=disturbed).outputs, before.outputs
+        run_forward(model, args, kwargs, seed=seed, recorder=disturbed).outputs, before.outputs
     )

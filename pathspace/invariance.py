@@ -17,7 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from pathspace.eps import without_eps
-from pathspace.forward_run import LARGE, ForwardRun, difference, resolution, run, seen, switched
+from pathspace.forward_run import (
+    LARGE,
+    ForwardRun,
+    difference,
+    resolution,
+    run_forward,
+    seen,
+    switched,
+)
 from pathspace.gradient_balance import (
     gradient_imbalance,
     misled,
@@ -78,8 +86,8 @@ def run_rescaled(
     """
     if graph.num_weights > LARGE:
         with rescaled_in_place(model, graph, (phi / math.log(2)).round() * math.log(2)):
-            return run(model, *inputs, seed=seed)
-    return run(model, *inputs, rescaled_weights(model, graph, phi), seed)
+            return run_forward(model, *inputs, seed=seed)
+    return run_forward(model, *inputs, rescaled_weights(model, graph, phi), seed)
 
 
 def random_powers(graph: Structure, seed: int, largest: int = 12) -> Tensor:
@@ -155,13 +163,13 @@ def measure_invariance(
         Evidence for the certificate, and how many rectifiers switched of how many
         seen under the rescaling.
     """
-    before, drawn = run(model, args, kwargs, seed=seed), 0
+    before, drawn = run_forward(model, args, kwargs, seed=seed), 0
     dtype = resolution(graph, model, before)
     tolerance = rounding_tolerance(graph, dtype, TOLERANCE.get(dtype, 1e-3))
     if not seen(before) and graph.num_weights <= LARGE:
         # a head that starts at zero hides everything behind it
         drawn = draw_zeros(model, seed)
-        before = run(model, args, kwargs, seed=seed)
+        before = run_forward(model, args, kwargs, seed=seed)
     silent, undefined = not seen(before), int(before.outputs.isnan().sum())
     largest = LARGEST.get(dtype, 1) if graph.shifts else 12
     phi = powers_for(graph, dtype, seed)
@@ -176,7 +184,7 @@ def measure_invariance(
     no_gradient = ""
     with without_eps(model, graph.folded_eps) as layers:
         if layers or graph.folded_eps or graph.has_cuts:
-            exact, switches = rescaled(run(model, args, kwargs, seed=seed))
+            exact, switches = rescaled(run_forward(model, args, kwargs, seed=seed))
         if graph.num_weights <= LARGE:
             weights = tensors_of(model)
             try:

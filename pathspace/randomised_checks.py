@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from pathspace.eps import precision, without_eps
-from pathspace.forward_run import LARGE, ForwardRun, difference, run, seen
+from pathspace.forward_run import LARGE, ForwardRun, difference, run_forward, seen
 from pathspace.invariance import powers_for, rescaled_weights
 from pathspace.nested import mapped
 from pathspace.reduction import ReductionGraph
@@ -110,7 +110,7 @@ def _try(
     changes += [("unused", unused)] if unused else []
     for kind, weights in changes:
         # (with the same random numbers as before)
-        after = run(model, *inputs, weights, seed=seed)
+        after = run_forward(model, *inputs, weights, seed=seed)
         gap = difference(before, after)
         result[kind] = gap if result[kind] is None else max(result[kind], gap)
 
@@ -118,7 +118,7 @@ def _try(
 def _run(model: nn.Module, inputs: tuple[Any, Any], seed: int) -> ForwardRun | None:
     """A run, or ``None`` if the model raises an error on these values."""
     try:
-        return run(model, *inputs, seed=seed)
+        return run_forward(model, *inputs, seed=seed)
     except (RuntimeError, ValueError, IndexError, ArithmeticError, AssertionError):
         return None
 

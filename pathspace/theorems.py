@@ -22,7 +22,7 @@ from pathspace.forward_run import (
     difference,
     resolution,
     rounding_decides,
-    run,
+    run_forward,
     switched,
     unread,
 )
@@ -231,8 +231,8 @@ def theorem2(
         name: rebuilt[name].to(tensor) for name, tensor in named.items() if name in rebuilt
     }
     with without_eps(model, graph.folded_eps):
-        before = run(model, *inputs, seed=seed)
-        after = run(model, *inputs, weights_of, seed)
+        before = run_forward(model, *inputs, seed=seed)
+        after = run_forward(model, *inputs, weights_of, seed)
     if not bool(after.outputs.isfinite().all()) and bool(before.outputs.isfinite().all()):
         return {
             "holds": None,
