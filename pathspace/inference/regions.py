@@ -19,7 +19,7 @@ Graph = fx.GraphModule
 
 def region(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register the interpretation of an operation that contains graphs:
-    ``function(walk, *args, **kwargs)``.
+    ``function(interpreter, *args, **kwargs)``.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -33,71 +33,83 @@ def region(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         "invoke_subgraph",
         "wrap_activation_checkpoint", "strict_mode", "run_const_graph", "inductor_compiled_code",
         "dynamo_bypassing_wrapper")  # fmt: skip
-def once(walk: Any, *args: Any, **kwargs: Any) -> Any:
+def once(interpreter: Any, *args: Any, **kwargs: Any) -> Any:
     """A region that is run once."""
     place = next(i for i, arg in enumerate(args) if isinstance(arg, Graph))
     operands = [arg for arg in args[place + 1 :] if not isinstance(arg, str)]
     if len(operands) == 1 and isinstance(operands[0], list | tuple):
         operands = list(operands[0])
-    return walk.region(args[place], operands)
+    return interpreter.region(args[place], operands)
 
 
-def _joined(walk: Any, *results: Any) -> Any:
+def _joined(interpreter: Any, *results: Any) -> Any:
     """A result that is one of several, which therefore share scales."""
     flat, spec = zip(*(pytree.tree_flatten(result) for result in results), strict=True)
 
     def join(*leaves: Any) -> Any:
         for leaf in leaves:
             if getattr(leaf, "buffer_name", None) is not None:
-                walk.semantics.read(leaf.buffer_name)
-        return walk.semantics.join(*leaves) if isinstance(leaves[0], Tensor | Weight) else leaves[0]
+                interpreter.semantics.read(leaf.buffer_name)
+        return (
+            interpreter.semantics.join(*leaves)
+            if isinstance(leaves[0], Tensor | Weight)
+            else leaves[0]
+        )
 
     return pytree.tree_unflatten([join(*leaves) for leaves in zip(*flat, strict=True)], spec[0])
 
 
 @region("cond")
 def branches(
-    walk: Any, condition: Any, first: Graph, second: Graph, operands: Sequence[Any] = ()
+    interpreter: Any, condition: Any, first: Graph, second: Graph, operands: Sequence[Any] = ()
 ) -> Any:
     """One of two graphs, chosen by data."""
     if isinstance(condition, Tensor | Weight):
-        walk.semantics.pin([walk.semantics.activation(condition)], "a condition compares values")
-    return _joined(walk, *(walk.region(graph, list(operands)) for graph in (first, second)))
+        interpreter.semantics.pin(
+            [interpreter.semantics.activation(condition)], "a condition compares values"
+        )
+    return _joined(
+        interpreter, *(interpreter.region(graph, list(operands)) for graph in (first, second))
+    )
 
 
 @region("while_loop")
 def while_loop(
-    walk: Any, condition: Graph, body: Graph, carried: Sequence[Any], more: Sequence[Any] = ()
+    interpreter: Any,
+    condition: Graph,
+    body: Graph,
+    carried: Sequence[Any],
+    more: Sequence[Any] = (),
 ) -> Any:
     """A loop of unknown length: the carried values have the same scales in every step."""
     state = [
-        walk.semantics.activation(value) if isinstance(value, Weight) else value
+        interpreter.semantics.activation(value) if isinstance(value, Weight) else value
         for value in carried
     ]
     for _ in range(3):
-        holds = walk.region(condition, [*state, *more])
-        walk.semantics.pin(
+        holds = interpreter.region(condition, [*state, *more])
+        interpreter.semantics.pin(
             [leaf for leaf in pytree.tree_leaves(holds) if isinstance(leaf, Tensor)],
             "a condition compares values",
         )
-        state = list(_joined(walk, state, list(walk.region(body, [*state, *more]))))
+        state = list(_joined(interpreter, state, list(interpreter.region(body, [*state, *more]))))
     return tuple(state)
 
 
 @region("scan")
-def scan(walk: Any, body: Graph, state: Sequence[Any], sequences: Sequence[Any],
+def scan(interpreter: Any, body: Graph, state: Sequence[Any], sequences: Sequence[Any],
          more: Sequence[Any] = (), **kwargs: Any) -> Any:  # fmt: skip
     """A loop over the first dimension that passes on a state and stacks
     the outputs of its steps.
     """
-    semantics = walk.semantics
+    semantics = interpreter.semantics
     length = sequences[0].shape[0]
     looked_at = semantics.steps(length)
     carried: list[Any] = [semantics.activation(value) for value in state]
     emitted: list[list[Tensor]] = []
     for step in range(looked_at):
         parts = [semantics.activation(sequence).select(0, step) for sequence in sequences]
-        results = list(walk.region(body, [*carried, *parts, *more]))
+        results = list(interpreter.region(body, [*carried, *parts, *more]))
         carried = [semantics.activation(value) for value in results[: len(carried)]]
         emitted.append([semantics.activation(value) for value in results[len(carried) :]])
     if looked_at < length:
@@ -115,12 +127,12 @@ def scan(walk: Any, body: Graph, state: Sequence[Any], sequences: Sequence[Any],
 
 
 @region("flex_attention")
-def flex_attention(walk: Any, query: Any, key: Any, value: Any, score: Any, mask: Any, scale: Any,
-                   options: Any,
+def flex_attention(interpreter: Any, query: Any, key: Any, value: Any, score: Any, mask: Any,
+                   scale: Any, options: Any,
                    score_buffers: Sequence[Any] = (),
                    mask_buffers: Sequence[Any] = ()) -> Any:  # fmt: skip
     """Attention with a user's function of the scores; further tensors that it reads are pinned."""
-    semantics = walk.semantics
+    semantics = interpreter.semantics
     extra = [
         leaf
         for leaf in pytree.tree_leaves((score_buffers, mask_buffers))
