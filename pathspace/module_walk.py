@@ -75,9 +75,10 @@ def module_at(model: nn.Module, path: str) -> nn.Module:
         AttributeError: there is none.
 
     Example:
-        >>> layer = nn.Linear(1, 1)
-        >>> module_at(nn.Sequential(nn.ModuleDict({"keys": layer})), "0.keys") is layer
-        True
+        >>> model = nn.Sequential(nn.Linear(1, 1))
+        >>> model._modules["parameters"] = model._modules.pop("0")
+        >>> module_at(model, "parameters")
+        Linear(in_features=1, out_features=1, bias=True)
     """
     module = model
     for part in path.split(".") if path else ():
