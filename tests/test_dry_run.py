@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from recipe_meters import stand_in
 from training_command import call, flat
 
 from pathspace.training.experiments.reproduce import EXPERIMENTS, Setting, estimate_others, toys
@@ -240,6 +241,31 @@ def test_a_few_steps_say_how_long_a_run_of_the_contest_takes(
     assert seconds_of_run(Run("CNN", "default", arm, 1e-3, 0, steps=60)) == pytest.approx(
         2 + 60 + evaluated
     )
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("scale", ["embedded", "fetched", "full"])
+def test_every_experiment_and_scale_has_an_estimate_or_is_refused_in_a_sentence(
+    name: str, scale: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fetched data need not be there, and small files stand in for the papers'."""
+    data = tmp_path / "data"
+    data.mkdir()
+    stand_in(data)
+    monkeypatch.chdir(tmp_path)
+    for one in ("estimate.seconds_of", "estimate_others.seconds_of_run"):
+        monkeypatch.setattr(f"pathspace.training.experiments.reproduce.{one}", lambda _: 60.0)
+    monkeypatch.setattr(estimate_others, "CASES", estimate_others.CASES[:1])
+    shrink = 1 if scale == "full" else 5000
+    words = ["--scale", scale, "--data", data, "--shrink", shrink, "--dry-run"]
+    result = call("reproduce", name, *words)
+    one = EXPERIMENTS[name]
+    if {"embedded": True, "fetched": one.fetched, "full": bool(one.needs)}[scale]:
+        assert result.exit_code == 0 and "minutes" in result.output, result.output
+        return
+    what = "setting for fetched data" if scale == "fetched" else "paper's own setting"
+    assert result.exit_code == 2 and "Traceback" not in result.output
+    assert f"Experiment '{name}' has no {what}; leave out --scale" in flat(result.stderr)
 
 
 # ---- times and toys ------------------------------------------------------------------------------

@@ -212,6 +212,12 @@ def check_scale(experiment: Experiment, scale: str, data: str | None) -> None:
 
     Raises:
         InputError: there is no such scale, no folder was given, or it is not there.
+
+    Example:
+        >>> check_scale(find("race"), "full", None)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        pathspace.errors.InputError: Experiment 'race' has no paper's own setting; leave out ...
     """
     if scale == "fetched" and not experiment.fetched:
         having = ", ".join(name for name, other in EXPERIMENTS.items() if other.fetched)
@@ -219,8 +225,14 @@ def check_scale(experiment: Experiment, scale: str, data: str | None) -> None:
             f"Experiment '{experiment.name}' has no setting for fetched data; leave out --scale"
             f" fetched, or take one of: {having}."
         )
-    if scale != "full" or not experiment.needs:
+    if scale != "full":
         return
+    if not experiment.needs:
+        having = ", ".join(name for name, other in EXPERIMENTS.items() if other.needs)
+        raise InputError(
+            f"Experiment '{experiment.name}' has no paper's own setting; leave out --scale full, or"
+            f" take one of: {having}."
+        )
     if data is None:
         raise InputError(
             f"The paper's setting of '{experiment.name}' needs {experiment.needs}; give their"

@@ -120,7 +120,7 @@ class Experiment:
         name: what users type.
         summary: one line for the help.
         minutes: about how long the embedded scale takes on one thread.
-        needs: what ``--scale full`` expects in ``--data``; empty where nothing is needed.
+        needs: what ``--scale full`` expects in ``--data``; empty where there is no such scale.
         run: does it.
         draw: draws its picture from the record alone.
         seeds: how many seeds are reported if nobody says.

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from pathspace.errors import InputError
 from pathspace.training.experiments.reproduce.convolutions import FASHION, clothes, digits
 from pathspace.training.experiments.reproduce.experiment import Setting, experiment
 from pathspace.training.experiments.reproduce.paired_comparison import (
@@ -55,11 +54,6 @@ def chosen(arms: Sequence[Arm], setting: Setting) -> tuple[Arm, float]:
 def regularisers(setting: Setting) -> Record:
     """A residual network with the penal connection, with other regularisers, and with none."""
     cells = table_cells("markov-chain-table-2")
-    if setting.scale == "full":
-        raise InputError(
-            "The comparison of regularisers is this project's own, so that there is no paper's"
-            " setting of it; leave out --scale full."
-        )
     if setting.scale == "fetched":
         base = clothes(setting, "momentum", "resnet", 8, 8, FASHION)
     else:
