@@ -4,6 +4,8 @@ differences are all listed.
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -14,10 +16,11 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from test_training_data import idx
+from test_training_data import idx, write_mnist
 
 from pathspace.errors import InputError
 from pathspace.json_lines import read_lines
+from pathspace.training.experiments.data import fetched
 from pathspace.training.experiments.models import StackedReluLM
 from pathspace.training.experiments.reproduce import EXPERIMENTS, Setting
 from pathspace.training.experiments.reproduce.command import run_reproduction
@@ -42,6 +45,7 @@ from pathspace.training.experiments.reproduce.recipes.compare import (
     training_images,
 )
 from pathspace.training.experiments.reproduce.recipes.full import full_arm
+from pathspace.training.experiments.reproduce.recipes.recognise import KNOWN, found_in
 from pathspace.training.experiments.reproduce.record import Record
 from pathspace.training.experiments.reproduce.trial import Outcome, Trial
 from pathspace.training.experiments.reproduce.tuning import measure
@@ -323,6 +327,43 @@ def test_the_full_scale_has_the_papers_seeds(
             "smnist", Console(quiet=True), scale=scale, data=str(tmp_path), dry_run=True
         )
     assert [len(setting.seeds) for setting in seen] == [5, 3]
+
+
+def test_other_data_in_the_format_of_the_papers_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of MNIST's format are those of MNIST, of Fashion-MNIST, or unknown."""
+    write_mnist(tmp_path, packed=True)
+    arms = full_arms("path-space-table-1", replace(SETTING, data=tmp_path))
+    place = "sMNIST-28", "SGD"
+    pairs = [(table_cells("path-space-table-1")[place], arms[place])]
+
+    def said() -> list[str]:
+        lines = listed(pairs, replace(SETTING, data=tmp_path))
+        return [line for line in lines if line.startswith("Data: ")]
+
+    wanted = "in place of MNIST in 28 steps of 28 pixels."
+    assert said() == [f"Data: files that are not recognised as MNIST {wanted}"]
+    own = {
+        name: hashlib.md5(gzip.decompress((tmp_path / f"{name}.gz").read_bytes())).hexdigest()
+        for name in KNOWN["MNIST"]["files"]
+    }
+    for name, lines in (
+        ("Fashion-MNIST", [f"Data: Fashion-MNIST in 28 steps of 28 pixels {wanted}"]),
+        ("MNIST", []),
+    ):
+        with monkeypatch.context() as changed:
+            changed.setitem(KNOWN, name, KNOWN[name] | {"files": own})
+            assert said() == lines
+    (tmp_path / "wiki.train.tokens").write_text("a")
+    assert found_in(tmp_path, "wikitext-2", DATA["wikitext-2"]) == (
+        "WikiText-2, words",
+        "Data: no digests of WikiText-2, words are known here, so the files were not checked.",
+    )
+    assert {task for known in KNOWN.values() for task in known["tasks"]} <= DATA.keys()
+    # the copy that is fetched is known
+    if (folder := fetched("fashion-mnist")) is not None:
+        assert found_in(folder, "mnist-images", "MNIST") == ("Fashion-MNIST", "")
 
 
 def test_cells_that_cannot_be_trained_say_why() -> None:

@@ -19,6 +19,7 @@ from pathspace.training.experiments.reproduce.recipes.compare import (
     describe,
     differences,
 )
+from pathspace.training.experiments.reproduce.recipes.recognise import found_in
 from pathspace.training.experiments.reproduce.trial import Trial
 from pathspace.training.experiments.reproduce.tuning import Arm
 from pathspace.training.experiments.tasks.files import find, read_text
@@ -231,7 +232,12 @@ def listed(
         trial = setting.placed(arm.base)
         counts = seeds or len(setting.seeds), len(setting.tuning_seeds)
         run = describe(trial, arm.rates, *counts, arm.decays)
-        for line in differences(settled(cell, setting.data), run):
+        lines = []
+        if setting.scale == "full" and setting.data is not None:
+            # other data may have the same format
+            run["data"], unchecked = found_in(setting.data, trial.task, run["data"])
+            lines = [unchecked] * bool(unchecked)
+        for line in (*lines, *differences(settled(cell, setting.data), run)):
             found.setdefault(line, []).append(arm.label)
     common = [line for line, labels in found.items() if len(labels) == len(pairs)]
     return (
