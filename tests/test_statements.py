@@ -125,14 +125,33 @@ def test_other_data_does_not_refute_a_statement(tmp_path: Path) -> None:
         "Data: digits in place of CIFAR-10.",
     )
     claims = (("fashion-28: a wins", "no difference that matters"),)
-    replace(record(*claims), differs=lines).write(tmp_path / "toy.json")
-    statement = one(record="toy", claims="a wins", kind="experiment")
+    replace(record(*claims), name="smnist", differs=lines).write(tmp_path / "smnist.json")
+    statement = one(record="smnist", claims="a wins", kind="experiment")
     (judged,) = judge_all([statement], tmp_path)
     assert judged.verdict == "not shown"
     assert judged.detail.endswith("On Fashion-MNIST in 28 steps of 28 pixels in place of MNIST.")
     assert "**does not show on a stand-in**" in render([judged], tmp_path)
     with pytest.raises(InputError, match="not shown"):
         one(verdict="not shown", tests=["a"])
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "differs", "verdict", "said"),
+    [
+        ("toy", "embedded", (), "false", "The document's own task and size; "),
+        ("time", "embedded", ("One thread in place of a GPU.",), "not shown", "One thread in pl"),
+        ("optimizers", "fetched", ("Tasks: clothes.",), "not shown", "On a stand-in for"),
+        ("smnist", "full", ("Epochs: 4 in place of 400.",), "false", ""),
+        ("smnist", "full", ("Data: B in place of A. (SGD)",), "not shown", "On B in place of A."),
+    ],
+)
+def test_only_the_documents_own_setting_refutes(
+    name: str, scale: str, differs: tuple[str, ...], verdict: str, said: str, tmp_path: Path
+) -> None:
+    found = replace(record(("mnist-28: a wins", "worse")), name=name, scale=scale, differs=differs)
+    found.write(tmp_path / f"{name}.json")
+    (judged,) = judge_all([one(record=name, claims="a wins", kind="experiment")], tmp_path)
+    assert judged.verdict == verdict and f"worse. {said}".rstrip() in judged.detail
 
 
 def test_what_a_document_leaves_open_changes_a_statement(tmp_path: Path) -> None:

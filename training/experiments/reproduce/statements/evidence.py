@@ -13,6 +13,7 @@ from typing import Any
 
 from pathspace.errors import expect_known
 from pathspace.training.experiments.reproduce.holm import Claim, gain, judge, positive
+from pathspace.training.experiments.reproduce.recipes.cells import FIELDS
 from pathspace.training.experiments.reproduce.recipes.compare import DATA
 from pathspace.training.experiments.reproduce.record import Record
 from pathspace.training.experiments.reproduce.statements.registry import Statement, Verdict
@@ -29,6 +30,9 @@ TURNED: dict[str, Verdict] = OF_CLAIMS | {"better": "false", "worse": "true"}
 STAND_IN: dict[str, Verdict] = OF_CLAIMS | dict.fromkeys(
     ("worse", "no difference that matters"), "not shown"
 )
+# experiments whose task and size are the document's own
+OWN = ("toy", "ideal-direction")
+OWN_SETTING = "The document's own task and size; what it leaves open is ours."
 TAU = 3e-4
 PATTERN = "+.3f"
 Figures = dict[str, Any]
@@ -114,14 +118,12 @@ def _by_record(statement: Statement, record: Record | None) -> Judged:
     # unless it is all there is
     telling = [claim for claim in claims if not claim["nothing"]] or claims
     verdicts = [meaning[claim["verdict"]] for claim in telling]
-    other = _other_data(record, claims)
+    other = _stand_in(record, claims)
     if other:
-        # other data tells whether the effect is there, and refutes nothing of the document's
+        # a stand-in tells whether the effect is there, and refutes nothing of the document's
         verdicts = ["not shown" if verdict == "false" else verdict for verdict in verdicts]
     verdict = together(verdicts)
-    scale = other or (
-        "" if record.scale == "full" else "On a stand-in for the document's data and models."
-    )
+    scale = other or ("" if record.scale == "full" else OWN_SETTING)
     if statement.unsaid and len({*verdicts} - {"undecided"}) > 1:
         verdict, scale = "changed", f"The document does not say {statement.unsaid}. {scale}"
     parts = [
@@ -131,18 +133,25 @@ def _by_record(statement: Statement, record: Record | None) -> Judged:
     return Judged(statement, verdict, f"{'; '.join(parts)}. {scale}".rstrip())
 
 
-def _other_data(record: Record, claims: Sequence[Mapping[str, Any]]) -> str:
-    """Say which data stands in for the document's; empty where none does. Claims about a
-    task begin with its name.
+def _stand_in(record: Record, claims: Sequence[Mapping[str, Any]]) -> str:
+    """Say what stands in for the document's data, or for its models and computer; empty where
+    nothing does. Claims about a task begin with its name.
     """
+    if record.name in OWN:
+        return ""
     tasks = {claim["statement"].partition(":")[0] for claim in claims}
+    lines = [line for line in record.differs if " in place of " in line]
+    data = [line.partition(" (")[0] for line in lines if line.startswith("Data: ")]
     own = tuple(f"Data: {DATA[task]} in place of" for task in tasks & DATA.keys())
-    lines = [
-        line.partition(" (")[0]
-        for line in record.differs
-        if line.startswith(own or "Data: ") and " in place of " in line
-    ]
-    return " ".join(f"On {line.removeprefix('Data: ')}" for line in dict.fromkeys(lines))
+    # (files of other data under the name of a task have lines of another text)
+    data = [line for line in data if line.startswith(own)] or data
+    if data:
+        return " ".join(f"On {line.removeprefix('Data: ')}" for line in dict.fromkeys(data))
+    if record.scale == "full":
+        return ""
+    # fields of a recipe are budgets and settings; what is said besides is of models and computer
+    besides = [line for line in lines if line.partition(":")[0] not in FIELDS.values()]
+    return " ".join(besides) or "On a stand-in for the document's data and models."
 
 
 def _repetitions(claim: Mapping[str, Any]) -> str:
