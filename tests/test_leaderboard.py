@@ -124,13 +124,21 @@ def test_rates_are_chosen_by_the_tuning_seeds_alone(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("spread", "gap", "expected"),
-    [(0.01, 0.0, 10), (0.06, 0.0, 31), (0.06, 0.5, 10), (9.0, 0.0, 60)],
+    ("spread", "gap", "most", "expected"),
+    [
+        (0.01, 0.0, None, 10),
+        (0.06, 0.0, None, 31),
+        (0.06, 0.5, None, 10),
+        (0.18, 0.0, None, 191),
+        (0.18, 0.0, 60, 60),
+    ],
 )
 def test_the_pilot_says_how_many_seeds_are_needed(
-    monkeypatch: pytest.MonkeyPatch, spread: float, gap: float, expected: int
+    monkeypatch: pytest.MonkeyPatch, spread: float, gap: float, most: int | None, expected: int
 ) -> None:
-    """A wide spread needs more seeds, a large effect fewer; nothing of the pilot is reported."""
+    """A wide spread needs more seeds, with no bound but the user's, a large effect fewer;
+    nothing of the pilot is reported.
+    """
 
     def result(run: Run) -> Result:
         swing = 0.0 if run.arm == "AdamW" else spread * math.cos(3 * run.seed) - gap
@@ -138,11 +146,12 @@ def test_the_pilot_says_how_many_seeds_are_needed(
 
     done = pretending(monkeypatch, result)
     chosen = [("scrambled 100", "MLP", arm) for arm in ("AdamW", "gauge-fixed AdamW", "G-Adam")]
-    found = {e.arm: len(e.results) for e in contest(Journal(None), chosen, quick(by_power=True))}
+    setting = quick(by_power=True, most_seeds=most)
+    found = {e.arm: len(e.results) for e in contest(Journal(None), chosen, setting)}
     assert (
         found["AdamW"]
         == found["gauge-fixed AdamW"]
-        == pytest.approx(expected, abs=8 * (10 < expected < 60))
+        == pytest.approx(expected, rel=0.3 * (expected not in (10, most)))
     )
     # no claim is about G-Adam
     assert found["G-Adam"] == 5 and not any(run.arm == "G-Adam" and run.seed < 5 for run in done)

@@ -46,6 +46,7 @@ from pathspace.training.experiments.reproduce.holm import (
     judge,
     over_items,
     positive,
+    seeds_for_margin,
     seeds_needed,
 )
 from pathspace.training.experiments.reproduce.page import render
@@ -56,7 +57,7 @@ from pathspace.training.experiments.reproduce.provenance import (
     code_digest,
     together,
 )
-from pathspace.training.experiments.reproduce.record import Record, Table, judged
+from pathspace.training.experiments.reproduce.record import Record, Table, judged, judged_again
 from pathspace.training.experiments.reproduce.timing import LEAST, PRECISION, alternate
 from pathspace.training.experiments.reproduce.toys import Toys, target, train_toys
 from pathspace.training.experiments.reproduce.trial import (
@@ -596,6 +597,39 @@ def test_shares_of_verdicts_are_those_that_the_power_promises(true: float, claim
     )
     any_wrong = np.mean([any(claim.verdict in wrong for claim in run) for run in runs])
     assert any_wrong < LEVEL + 3 * math.sqrt(LEVEL * (1 - LEVEL) / REPEATED)
+
+
+@pytest.mark.parametrize("true", [0.024, -0.025, 0.027])
+def test_what_enough_seeds_left_undecided_needs_those_of_its_own_effect(true: float) -> None:
+    """An effect between zero and the margin: as many as the margin needs decide nothing, and as
+    many as are then asked for decide it as often as the power promises.
+    """
+    rng, deviation, margin = np.random.default_rng(3), 0.06, 0.05
+    enough = seeds_needed(deviation, margin)
+    # seeds with exactly this mean and this deviation
+    values = rng.normal(size=enough)
+    values = true + deviation * (values - values.mean()) / values.std(ddof=1)
+    (claim,) = judge([positive("x", values.tolist(), margin)])
+    assert claim.verdict == "undecided" and seeds_for_margin(claim, 1) == enough
+    needed = claim.needed
+    assert needed is not None and enough < needed < 5 * enough
+    runs = rng.normal(true, deviation, (REPEATED, needed))
+    decided = [
+        judge([positive("x", run.tolist(), margin)])[0].verdict != "undecided" for run in runs
+    ]
+    assert np.mean(decided) > POWER - 3 * math.sqrt(POWER * (1 - POWER) / REPEATED)
+
+
+def test_committed_records_ask_for_more_repetitions_than_they_have() -> None:
+    for record in records(DOCS / "reproduction"):
+        assert judged_again(record).claims == record.claims
+        undecided = [c for c in record.claims if c["verdict"] == "undecided" and not c["nothing"]]
+        assert all(claim["needed"] > claim["count"] for claim in undecided)
+        # as the page says of the contest, which was bounded
+        most = max(claim["count"] for claim in record.claims)
+        if record.name == "optimizers":
+            assert f"at most {most};" in record.protocol[1]
+            assert all(claim["count"] < most for claim in undecided)
 
 
 def test_seeds_follow_from_the_spread_of_the_first() -> None:

@@ -5,7 +5,8 @@ A claim states that a quantity is positive. Three tests of its values over seeds
 * *better* or *worse* if the quantity differs from zero: Student's t-test, two-sided;
 * *no difference that matters* otherwise, if it lies between minus and plus the
   margin: two one-sided t-tests;
-* *undecided* otherwise, with the number of seeds that decide it with a probability of 80 %.
+* *undecided* otherwise, with the number of seeds that decide it with a probability of 80 %. It is
+  enough for no effect and for one of the margin's size; an effect between them can need more.
 
 The margin is the paper's effect, and 0.05 where it prints none. P-values of each kind are
 corrected by Holm's method for the number of claims of the experiment: at most one experiment in
@@ -48,8 +49,9 @@ class Claim:
         verdict: by the rule of this module.
         nothing: why the runs decide nothing, whatever they say; empty where they may.
         equivalence: corrected p-value of the quantity being as large as the margin.
-        needed: seeds that a verdict needs with a probability of 80 %; ``None``
-            where the spread is unknown.
+        needed: seeds that a verdict needs with a probability of 80 %, see
+            :func:`seeds_for_margin`; where as many left it undecided, those that the measured
+            effect needs. ``None`` where the spread is unknown.
         items_low: lower end of the 95 % interval for other seeds and other test
             items, see :func:`over_items`.
         items_high: upper end.
@@ -275,6 +277,22 @@ def seeds_needed(deviation: float, effect: float, claims: int = 1) -> int:
     return int(n)
 
 
+def seeds_for_margin(claim: Claim, claims: int) -> int | None:
+    """Return the number of seeds that decide a claim if its effect is as large as the margin, or
+    zero; ``None`` where the spread is unknown.
+
+    Args:
+        claim: measured with some seeds.
+        claims: of the experiment.
+
+    Example:
+        >>> seeds_for_margin(positive("growth", [0.06, 0.02, 0.04], 0.05), 1)
+        5
+    """
+    deviation = claim.error * math.sqrt(claim.count)
+    return seeds_needed(deviation, claim.margin, claims) if math.isfinite(deviation) else None
+
+
 def _tail(distance: float, claim: Claim) -> float:
     """One-sided p-value of a mean at this distance on the expected side of a bound."""
     if claim.count < 2:
@@ -293,6 +311,9 @@ def _judged(claim: Claim, claims: int, differs: float, equal: float) -> Claim:
         verdict = "better" if claim.mean > 0 else "worse"
     elif equal < LEVEL:
         verdict = "no difference that matters"
-    deviation = claim.error * math.sqrt(claim.count)
-    needed = seeds_needed(deviation, claim.margin, claims) if math.isfinite(deviation) else None
+    needed = seeds_for_margin(claim, claims)
+    if verdict == "undecided" and not claim.nothing and needed and needed <= claim.count:
+        # The effect lies between zero and the margin: it is told from the farther of them.
+        effect = max(abs(claim.mean), claim.margin - abs(claim.mean))
+        needed = seeds_needed(claim.error * math.sqrt(claim.count), effect, claims)
     return replace(claim, corrected=differs, equivalence=equal, verdict=verdict, needed=needed)

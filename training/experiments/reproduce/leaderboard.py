@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -24,7 +24,6 @@ from pathspace.training.experiments.reproduce.leaderboard_contest import (
     DEFAULT,
     FINALISTS,
     FURTHER,
-    MOST,
     ORDER,
     OURS,
     PILOT_SEEDS,
@@ -72,7 +71,7 @@ from pathspace.training.experiments.reproduce.record import (
 )
 
 
-def claims_of(by: Mapping[Case, Entry]) -> tuple[Claim, ...]:
+def claims_of(by: Mapping[Case, Entry]) -> list[tuple[Claim, ...]]:
     """The claims on trial, in families that are corrected apart: the question, what it
     presumes twice, all others.
 
@@ -96,7 +95,7 @@ def claims_of(by: Mapping[Case, Entry]) -> tuple[Claim, ...]:
                     nothing=f"neither beats {'a guess' if simple is None else f'the {SIMPLE}'}",
                 )
             families.setdefault(family, []).append(claim)
-    return tuple(claim for family in families.values() for claim in judge(family))
+    return [judge(family) for family in families.values()]
 
 
 def standing(by: Mapping[Case, Entry]) -> Table:
@@ -104,7 +103,9 @@ def standing(by: Mapping[Case, Entry]) -> Table:
     rescaled ones, and better?
     """
     short: dict[str, str] = {"better": "yes", "worse": "no"}
-    verdicts = {claim.statement: short.get(claim.verdict, claim.verdict) for claim in claims_of(by)}
+    verdicts = {
+        claim.statement: short.get(claim.verdict, claim.verdict) for claim in chain(*claims_of(by))
+    }
     rows = []
     for task in ORDER:
         four = [
@@ -187,6 +188,7 @@ def record(
     steps = "; ".join(
         f"{task} {setting.budget(number)}" for task, number in STEPS[setting.scale].items()
     )
+    families = claims_of(by)
     counts = sorted(len(by[case].results) for case in asked() if case in by)
     table = standing(by)
     large, small = (start.split()[1] for start in STARTS[1:3])
@@ -219,8 +221,9 @@ def record(
             + (
                 f"Seeds {PILOT_SEEDS[0]} to {PILOT_SEEDS[-1]} at the chosen rates say how many"
                 f" seeds decide each claim with a probability of {percent(POWER)}, at least"
-                f" {len(setting.seeds)} and at most {setting.most_seeds or MOST}; they are not"
-                " reported. The spread of the seeds after them may ask for more. "
+                f" {len(setting.seeds)}"
+                f"{f' and at most {setting.most_seeds}' if setting.most_seeds else ''}; they are"
+                " not reported. The spread of the seeds after them may ask for more. "
                 if setting.by_power
                 else ""
             )
@@ -241,10 +244,10 @@ def record(
             ),
             *((f"Budgets were divided by {setting.shrink}.",) * (setting.shrink > 1)),
         ),
-        claims=judged(claims_of(by)),
+        claims=judged([*chain(*families)]),
         data={
-            # corrected for their number one by one: no rule for one family fits
-            "families": 4,
+            # how many claims each of them has: p-values are corrected for that number
+            "families": [len(family) for family in families],
             "standing": {"columns": table.columns, "rows": table.rows},
             "entries": [
                 {"start": e.start, "task": e.task, "arm": e.arm, "lr": e.lr, "losses": e.losses}

@@ -45,9 +45,8 @@ KINDS = (RIVAL, "SGD", "Muon", "LoRA+")
 ORDER = tuple(STEPS["embedded"])
 # these seeds say how many others a verdict needs, and are not reported
 PILOT_SEEDS = range(5)
-# a second tuning seed tries so many rates, and at most so many seeds are reported
+# a second tuning seed tries so many rates
 FINALISTS = 3
-MOST = 60
 # a search that ends at its edge goes on for so many rates
 FURTHER = 6
 
@@ -286,9 +285,8 @@ def contest(journal: Journal, chosen: Sequence[Case], setting: Setting) -> list[
     counts = {case: least if case in claimed else max(2, least // 2) for case in best}
     if setting.by_power:
         pilot = entries({case: PILOT_SEEDS if case in claimed else () for case in best})
-        bounds = least, setting.most_seeds or MOST
-        counts |= seeds_by_power(pilot, pilot, bounds)
-        counts |= seeds_by_power(pilot, fresh(), bounds)
+        counts |= seeds_by_power(pilot, pilot, least, setting.most_seeds)
+        counts |= seeds_by_power(pilot, fresh(), least, setting.most_seeds)
     return list(fresh().values())
 
 
@@ -384,7 +382,10 @@ def _mean_loss(results: Iterable[Result]) -> float:
 
 
 def seeds_by_power(
-    pilot: Mapping[Case, Entry], spread: Mapping[Case, Entry], bounds: tuple[int, int]
+    pilot: Mapping[Case, Entry],
+    spread: Mapping[Case, Entry],
+    least: int,
+    most: int | None = None,
 ) -> dict[Case, int]:
     """How many seeds decide each pair of a claim with a probability of 80 %.
 
@@ -394,7 +395,8 @@ def seeds_by_power(
         pilot: entries of the pilot's seeds.
         spread: entries whose spread counts: the pilot's, or those of the first fresh seeds. No
             number is below theirs.
-        bounds: at least and at most so many.
+        least: at least so many.
+        most: at most so many; ``None`` for no bound.
 
     Returns:
         A number for each case of a pair.
@@ -402,7 +404,6 @@ def seeds_by_power(
     Source:
         Wittes and Brittain, The role of internal pilot studies, Statistics in Medicine 1990.
     """
-    least, most = bounds
     counts: dict[Case, int] = {}
     families = Counter(family for family, *_ in pairs())
     for family, what, ours, rival in pairs():
@@ -410,7 +411,8 @@ def seeds_by_power(
             shown, found = (compared(what, one[ours], one[rival]) for one in (pilot, spread))
             effect = max(shown.margin, abs(shown.mean) / 2)
             needed = seeds_needed(found.error * math.sqrt(found.count), effect, families[family])
+            needed = min(needed, most or needed)
             for case in (ours, rival):
                 have = len(spread[case].results) if spread is not pilot else least
-                counts[case] = max(counts.get(case, least), have, min(needed, most))
+                counts[case] = max(counts.get(case, least), have, needed)
     return counts

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -145,14 +146,16 @@ def percent(share: float) -> str:
 
 
 def judged_again(record: Record) -> Record:
-    """Return a record with the verdicts that today's rule gives its figures; claims
-    of several families stay.
+    """Return a record with the verdicts that today's rule gives its figures; one whose claims
+    were of several families, and that does not say how many of which, stays.
     """
-    if record.data.get("families"):
+    if isinstance(record.data.get("families"), int):
         return record
-    return replace(
-        record, claims=judged(judge([Claim.from_dict(claim) for claim in record.claims]))
-    )
+    claims = iter([Claim.from_dict(claim) for claim in record.claims])
+    # (p-values of several families are corrected apart)
+    sizes = record.data.get("families", [len(record.claims)])
+    families = [judge(list(islice(claims, size))) for size in sizes]
+    return replace(record, claims=judged([claim for family in families for claim in family]))
 
 
 def judged(claims: Sequence[Claim]) -> tuple[dict[str, Any], ...]:

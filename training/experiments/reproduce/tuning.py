@@ -17,7 +17,14 @@ import numpy as np
 from pathspace.diagnostics.tables import plain
 from pathspace.training.experiments.intervals import Interval, t_interval
 from pathspace.training.experiments.reproduce.experiment import Setting, fresh_seeds
-from pathspace.training.experiments.reproduce.holm import Claim, Grid, gain, judge, over_items
+from pathspace.training.experiments.reproduce.holm import (
+    Claim,
+    Grid,
+    gain,
+    judge,
+    over_items,
+    seeds_for_margin,
+)
 from pathspace.training.experiments.reproduce.provenance import task_data
 from pathspace.training.experiments.reproduce.trial import Outcome, Trial
 
@@ -193,7 +200,7 @@ def measure_enough(
     """
     measured = measure(arms, setting.run, setting.tuning_seeds, setting.seeds)
     claims = judge(claims_of(measured))
-    needed = max((claim.needed or 0 for claim in claims), default=0)
+    needed = max((seeds_for_margin(claim, len(claims)) or 0 for claim in claims), default=0)
     if setting.most_seeds is not None:
         needed = min(needed, setting.most_seeds)
     if setting.by_power and needed > len(setting.seeds):

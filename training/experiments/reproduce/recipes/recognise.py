@@ -31,7 +31,10 @@ def found_in(folder: Path, task: str, wanted: str) -> tuple[str, str]:
     """
     candidates = [name for name, known in KNOWN.items() if task in known["tasks"]]
     if not candidates:
-        return wanted, f"Data: no digests of {wanted} are known here, so the files were not checked."
+        return (
+            wanted,
+            f"Data: no digests of {wanted} are known here, so the files were not checked.",
+        )
     own = candidates[0]
     for name in candidates:
         if _matches(folder, name):
