@@ -33,7 +33,7 @@ from pathspace.errors import InputError
 from pathspace.training.experiments.intervals import t_interval
 from pathspace.training.experiments.models import Toy
 from pathspace.training.experiments.reproduce import EXPERIMENTS, Setting
-from pathspace.training.experiments.reproduce.baselines import baselines
+from pathspace.training.experiments.reproduce.baselines import baselines, published
 from pathspace.training.experiments.reproduce.command import records, run_counted, run_reproduction
 from pathspace.training.experiments.reproduce.estimate import planned
 from pathspace.training.experiments.reproduce.holm import (
@@ -77,6 +77,7 @@ from pathspace.training.experiments.reproduce.tuning import (
     measure_enough,
     versus,
 )
+from pathspace.training.experiments.reproduce.up_to_date import up_to_date
 from pathspace.training.penal import penalize
 from pathspace.training.recipe import Recipe, optimizer_kind, prepare
 from pathspace.training.task import _BUILDERS, Split, Task, load_task
@@ -952,6 +953,51 @@ def test_committed_page_is_what_its_records_say() -> None:
         known, journals=DOCS / "reproduction"
     )
     assert all((DOCS / "reproduction" / f"{record.name}.png").is_file() for record in known)
+
+
+@pytest.mark.parametrize("name", ["race", *TRIALS])
+def test_what_records_say_of_their_runs_is_what_the_journals_say(name: str, tmp_path: Path) -> None:
+    """If this fails, run: pathspace reproduce page --out docs/reproduction."""
+    record = Record.read(DOCS / "reproduction" / f"{name}.json")
+    journal = DOCS / "reproduction" / f"{name}-trials.jsonl"
+    assert judged_again(up_to_date(record, EXPERIMENTS[name], journal)) == record
+    # what was overlooked comes back, from the journal alone
+    old = replace(
+        record,
+        differs=record.differs[1:],
+        ours=Table(record.ours.columns, (*record.ours.rows, ("published: ours", *"–––"))),
+    )
+    assert judged_again(up_to_date(old, EXPERIMENTS[name], journal)) == record
+    # a record of other runs stays
+    told = record.data["arms"]
+    others = [told[0] | {"tests": [0.5] * len(told[0]["tests"])}, *told[1:]]
+    other = replace(old, data=record.data | {"arms": others})
+    assert up_to_date(other, EXPERIMENTS[name], journal) is other
+    with journal.open(encoding="utf-8") as lines:
+        (tmp_path / "some.jsonl").write_text(next(lines))
+    assert up_to_date(old, EXPERIMENTS[name], tmp_path / "some.jsonl") is old
+
+
+def test_published_figures_count_on_the_same_data_alone() -> None:
+    """As any baseline; not where images are fewer or smaller."""
+    assert published("fashion-images", (("hidden", 16),)).keys() == {
+        "published: three convolutions with batch norm, README of Fashion-MNIST"
+    }
+    for cut in (("limit", 10_000), ("pool", 2)):
+        assert not published("fashion-images", (cut,))
+    for name, error, stands, decides in (
+        ("rcnn", 0.12, True, False),
+        ("rcnn", 0.08, True, True),
+        ("image", 0.12, False, True),
+    ):
+
+        def run(trials: Sequence[Trial], error: float = error) -> list[Outcome]:
+            return [outcome(error, trial) for trial in trials]
+
+        record = EXPERIMENTS[name].run(Setting(run=run, scale="fetched", bars=published))
+        assert any("published" in row[0] for row in record.ours.rows) == stands
+        told = ["does not beat published" in claim["nothing"] for claim in record.claims]
+        assert not any(told) if decides else all(told)
 
 
 def test_the_page_shows_trees_that_differ_from_their_commit_and_which_runs_took_the_time() -> None:

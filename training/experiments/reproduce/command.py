@@ -30,6 +30,7 @@ from pathspace.training.experiments.reproduce.statements.page import (
 )
 from pathspace.training.experiments.reproduce.trial import Outcome, Trial
 from pathspace.training.experiments.reproduce.trial_cache import TRIALS, Spread, TrialCache, run_all
+from pathspace.training.experiments.reproduce.up_to_date import up_to_date
 from pathspace.training.launch import make_fabric
 from pathspace.training.progress import counting
 
@@ -175,11 +176,14 @@ def run_reproduction(
 
 
 def _write_again(folder: Path, console: Console) -> None:
-    """Write records with today's verdicts, pictures and pages from the records that are there."""
+    """Write records with today's differences and verdicts, pictures and pages, from the records
+    and journals that are there.
+    """
     make_folder(folder)
     ensure_writable(folder.with_suffix(".md"))
     for record in (known := records(folder)):
-        judged_again(record).write(folder / f"{record.name}.json")
+        again = up_to_date(record, EXPERIMENTS[record.name], folder / f"{record.name}-trials.jsonl")
+        judged_again(again).write(folder / f"{record.name}.json")
         save(EXPERIMENTS[record.name].draw(record), folder / f"{record.name}.png")
     _write_pages(folder)
     console.print(f"Wrote {folder.with_suffix('.md')} from {len(known)} records.", highlight=False)

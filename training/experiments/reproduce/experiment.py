@@ -52,7 +52,8 @@ class Setting:
         folder: where records are written; a contest of many runs keeps its journal there.
         minutes: after so many such a contest begins no further run, and says what is lacking.
         jobs: processes of such a contest.
-        bars: name and options of a task -> what simple means reach on its test split.
+        bars: name and options of a task -> what simple means and published networks reach on its
+            test split.
     """
 
     run: Callable[[Sequence[Trial]], list[Outcome]]

@@ -287,7 +287,7 @@ def seeds_for_margin(claim: Claim, claims: int) -> int | None:
 
     Example:
         >>> seeds_for_margin(positive("growth", [0.06, 0.02, 0.04], 0.05), 1)
-        5
+        4
     """
     deviation = claim.error * math.sqrt(claim.count)
     return seeds_needed(deviation, claim.margin, claims) if math.isfinite(deviation) else None

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 from matplotlib.figure import Figure
 
-from pathspace.training.experiments.reproduce.baselines import PUBLISHED
 from pathspace.training.experiments.reproduce.experiment import Setting
 from pathspace.training.experiments.reproduce.holm import Claim
 from pathspace.training.experiments.reproduce.pictures import draw_curves, legend, panels
@@ -111,7 +110,7 @@ def hold(
         rows += [
             (named(task, name), "–", "–", show.value(value), "–")
             for task in part
-            for name, value in (bars[task] | PUBLISHED.get(task, {})).items()
+            for name, value in bars[task].items()
         ]
     columns = (
         "arm",

@@ -224,8 +224,8 @@ def versus(
             metric that its task calls hopeless.
         rival: the other, on the same task.
         printed: the paper's two figures, in the same order.
-        bars: test metrics of simple means; an arm that is no better than one
-            of them decides nothing.
+        bars: test metrics of simple means and of published networks; an arm that is no better
+            than one of them decides nothing.
 
     Returns:
         The claim, not yet corrected for others.

@@ -1,0 +1,123 @@
+"""Records as today's code describes them, from the journals of their runs.
+
+What a record says of its runs follows from them: the list of differences from the paper's recipe,
+and the published figures that its arms have to beat. Both are read anew from the journal, so that
+what was overlooked when the runs ended is not missing for ever. Figures stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pathspace.errors import InputError
+from pathspace.json_lines import read_lines
+from pathspace.training.experiments.reproduce.baselines import published
+from pathspace.training.experiments.reproduce.experiment import (
+    TUNING_SEEDS,
+    Experiment,
+    Setting,
+    fresh_seeds,
+)
+from pathspace.training.experiments.reproduce.record import Record, Table
+from pathspace.training.experiments.reproduce.trial import Outcome, Trial
+
+
+class NotInJournalError(Exception):
+    """A run of today's experiment is not in the journal."""
+
+
+def up_to_date(record: Record, experiment: Experiment, journal: Path) -> Record:
+    """Return a record with today's list of differences and today's published baselines.
+
+    The experiment is carried out with outcomes from the journal. Where that lacks one, or where
+    the arms end with other figures, the record is of another setting and stays as it is.
+
+    Args:
+        record: what was recorded, at the scale for fetched data.
+        experiment: its experiment.
+        journal: of its runs.
+    """
+    if not experiment.trials or record.scale != "fetched" or not journal.is_file():
+        return record
+    known = _reported(record, journal)
+
+    def look_up(trials: Sequence[Trial]) -> list[Outcome]:
+        if not known.keys() >= {*trials}:
+            raise NotInJournalError
+        return [known[trial] for trial in trials]
+
+    setting = Setting(
+        run=look_up,
+        scale=record.scale,
+        seeds=fresh_seeds(max(len(arm["tests"]) for arm in record.data["arms"])),
+        tuning_seeds=TUNING_SEEDS[:1],
+        bars=published,
+    )
+    try:
+        today = experiment.run(setting)
+    except (NotInJournalError, InputError):
+        return record
+    if _results(today) != _results(record):
+        return record
+    return replace(
+        record,
+        differs=today.differs,
+        ours=_with_published(record.ours, today.ours),
+        claims=tuple(
+            old | {"nothing": new["nothing"] or old["nothing"]}
+            for old, new in zip(record.claims, today.claims, strict=True)
+        ),
+    )
+
+
+def _reported(record: Record, journal: Path) -> dict[Trial, Outcome]:
+    """The runs of a journal; of several of one trial, after changes of the code, that which the
+    record reports.
+    """
+    arms = record.data["arms"]
+    told = {value for arm in arms for value in arm["tests"]}
+    told |= {value for arm in arms for _, value in arm["tuning"]}
+    found: dict[Trial, Outcome] = {}
+    for line in read_lines(journal):
+        trial, outcome = trial_of(line["trial"]), Outcome.from_dict(line["outcome"])
+        ends = {outcome.test_metric, *outcome.valid_metrics[-1:]}
+        if trial not in found or ends & told:
+            found[trial] = outcome
+    return found
+
+
+def trial_of(values: Mapping[str, Any]) -> Trial:
+    """Return a trial from the plain values of a journal.
+
+    Example:
+        >>> trial_of(
+        ...     {
+        ...         "task": "digits-rows",
+        ...         "optimizer": "sgd",
+        ...         "lr": 0.1,
+        ...         "seed": 0,
+        ...         "epochs": 1,
+        ...         "options": [["hidden", 4]],
+        ...     }
+        ... ).options
+        (('hidden', 4),)
+    """
+    options = tuple((key, value) for key, value in values.get("options", ()))
+    betas = values.get("betas")
+    return Trial(**(dict(values) | {"options": options, "betas": betas and tuple(betas)}))
+
+
+def _results(record: Record) -> list[object]:
+    arms = [(arm["label"], arm["task"], arm["lr"], arm["tests"]) for arm in record.data["arms"]]
+    return [*arms, *(claim["statement"] for claim in record.claims)]
+
+
+def _with_published(ours: Table, today: Table) -> Table:
+    """The table with those published rows that stand today."""
+    told = {row[0]: row for row in today.rows if "published: " in row[0]}
+    kept = [row for row in ours.rows if "published: " not in row[0] or row[0] in told]
+    names = {row[0] for row in kept}
+    return Table(ours.columns, (*kept, *(row for name, row in told.items() if name not in names)))
