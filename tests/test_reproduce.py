@@ -1012,6 +1012,20 @@ def test_the_page_shows_trees_that_differ_from_their_commit_and_which_runs_took_
     )
 
 
+def test_the_page_says_where_the_spread_over_items_was_not_recorded() -> None:
+    said = "The spread over test items was not recorded"
+    for record in records(DOCS / "reproduction"):
+        page = render([record]).partition(f"## {record.name}")[2]
+        known = [claim["items_low"] is not None for claim in record.claims]
+        rows = page.count("| – (not recorded) |")
+        if record.name == "time":
+            assert said not in page and not rows
+        elif any(known):
+            assert said not in page and rows == known.count(False)
+        else:
+            assert page.count(said) == 1 and not rows
+
+
 def test_differences_of_sequential_digits_name_their_task() -> None:
     setting = Setting(run=pretend, scale="fetched", bars=lambda task, options: {})
     (width,) = [

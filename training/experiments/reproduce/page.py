@@ -88,7 +88,7 @@ def _section(record: Record, folder: str) -> str:
     if any(_with_items(claim) for claim in record.claims):
         columns = (*columns[:4], "other items", *columns[4:])
         rows = tuple(
-            (*row[:4], _interval(claim, "items_low", "items_high"), *row[4:])
+            (*row[:4], _items(claim), *row[4:])
             for row, claim in zip(rows, record.claims, strict=True)
         )
     claims = Table(columns, rows)
@@ -111,7 +111,7 @@ def _section(record: Record, folder: str) -> str:
         f"![{record.caption}]({folder}/{record.name}.png)\n",
         f"*{record.caption}*\n",
         "**Protocol**\n",
-        *(f"* {sentence}" for sentence in record.protocol),
+        *(f"* {sentence}" for sentence in (*record.protocol, *_unrecorded(record))),
         "\n**What differs from the paper**\n",
         *(f"* {sentence}" for sentence in record.differs),
         "",
@@ -161,6 +161,20 @@ def _show(claim: dict[str, Any], key: str) -> str:
 
 def _interval(claim: dict[str, Any], low: str, high: str) -> str:
     return "–" if claim.get(low) is None else f"{_show(claim, low)} to {_show(claim, high)}"
+
+
+def _items(claim: dict[str, Any]) -> str:
+    return _interval(claim, "items_low", "items_high") if _with_items(claim) else "– (not recorded)"
+
+
+def _unrecorded(record: Record) -> list[str]:
+    """Say where the spread over test items is not known of any claim; times have no items."""
+    if "times" in record.data or any(_with_items(claim) for claim in record.claims):
+        return []
+    return [
+        "The spread over test items was not recorded: intervals and verdicts are for other seeds"
+        " and the same test items."
+    ]
 
 
 def _with_items(claim: dict[str, Any]) -> bool:

@@ -1,7 +1,7 @@
 """Records as today's code describes them, from the journals of their runs.
 
 What a record says of its runs follows from them: the list of differences from the paper's recipe,
-and the published figures that its arms have to beat. Both are read anew from the journal, so that
+and the published figures that its arms have to beat. Both are read again from the journal, so that
 what was overlooked when the runs ended is not missing for ever. Figures stay as they are.
 """
 
