@@ -243,6 +243,7 @@ def test_a_few_steps_say_how_long_a_run_of_the_contest_takes(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
 @pytest.mark.parametrize("scale", ["embedded", "fetched", "full"])
 def test_every_experiment_and_scale_has_an_estimate_or_is_refused_in_a_sentence(
@@ -255,6 +256,9 @@ def test_every_experiment_and_scale_has_an_estimate_or_is_refused_in_a_sentence(
     monkeypatch.chdir(tmp_path)
     for one in ("estimate.seconds_of", "estimate_others.seconds_of_run"):
         monkeypatch.setattr(f"pathspace.training.experiments.reproduce.{one}", lambda _: 60.0)
+    monkeypatch.setattr(
+        "pathspace.training.experiments.reproduce.trial.data_digest", lambda *_: "data"
+    )
     monkeypatch.setattr(estimate_others, "CASES", estimate_others.CASES[:1])
     shrink = 1 if scale == "full" else 5000
     words = ["--scale", scale, "--data", data, "--shrink", shrink, "--dry-run"]

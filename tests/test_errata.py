@@ -350,3 +350,70 @@ def test_recurrent_layers_alone_have_no_free_scale_in_the_last_one(layers: int) 
     for old, new in zip(before, model.parameters(), strict=True):
         assert new.grad is not None
         torch.testing.assert_close(new.detach(), old - RATE * new.grad, rtol=0, atol=1e-15)
+
+
+def test_states_follow_from_path_values_and_signs_of_leaving_weights() -> None:
+    """Eq. (24): ``o = F / W^o``, with F by the induction of appendix C.2 from path values alone."""
+    for seed in SEEDS:
+        enter, stay, leave = draw(seed, False).weights
+        k = torch.arange(HIDDEN) % OUTPUTS
+        s = leave[k, torch.arange(HIDDEN)]
+        # i -> j -> k(j), for all inputs; i -> j' -> j -> k(j), for the first input
+        short = enter * s[:, None]
+        long = stay * enter[:, 0] * s[:, None]
+        x = torch.randn(STEPS, INPUTS, generator=torch.Generator().manual_seed(seed)).double()
+        found, state = torch.zeros(HIDDEN).double(), torch.zeros(HIDDEN).double()
+        for step in x:
+            active = (s.sign() * found > 0).double()
+            found = short @ step + (long / short[:, 0]) @ (found * active)
+            before = enter @ step + stay @ state
+            state = torch.relu(before)
+            torch.testing.assert_close(before, found / s)
+
+
+def test_as_many_paths_lie_in_the_skeleton_as_one_layer_has_nodes() -> None:
+    """All hidden nodes of a network with one hidden layer, fewer of a stack."""
+    for widths, paths in (((3, 4, 2), 4), ((2, 5, 3), 5), ((3, 3, 3, 3), 3), ((2, 2, 2, 2, 2), 2)):
+        graph = ps.trace(mlp(*widths, bias=False), torch.randn(1, widths[0]))
+        masks = graph.skeleton("modulo").masks
+        mask = np.concatenate([masks[block.name].reshape(-1).numpy() for block in graph.blocks])
+        rows = np.array([path.counting_vector for path in graph.paths()])
+        assert (rows @ ~mask == 0).sum() == paths
+        assert (paths == sum(widths[1:-1])) == (len(widths) == 3)
+
+
+def test_independent_paths_can_leave_a_sign_open() -> None:
+    """One hidden node, two inputs, two outputs: of 8 paths, 4 are a basis. Some independent ones
+    give squares of the others alone, and two networks that differ.
+    """
+    weights = np.array(
+        [0.7, -1.3, 0.4, 1.1, -0.6]
+    )  # two that enter, one that stays, two that leave
+    paths = {
+        (i, r, k): np.eye(5, dtype=int)[[i, 3 + k]].sum(0) + r * np.eye(5, dtype=int)[2]
+        for i, r, k in itertools.product((0, 1), repeat=3)
+    }
+
+    def value(path: tuple[int, ...], w: np.ndarray) -> float:
+        return float(np.prod(w ** paths[path]))
+
+    open_, bases = [], 0
+    for chosen in itertools.combinations(paths, 4):
+        rows = np.array([paths[path] for path in chosen])
+        if np.linalg.matrix_rank(rows) < 4:
+            continue
+        # exponents of each path in the chosen ones
+        powers = np.linalg.lstsq(rows.T, np.array([*paths.values()]).T, rcond=None)[0]
+        whole = np.allclose(powers, powers.round())
+        bases += whole
+        if not whole:
+            assert np.allclose(2 * powers, (2 * powers).round())
+            open_.append(chosen)
+    assert bases > len(open_) > 0
+    even = tuple(path for path in paths if sum(path) % 2 == 0)
+    assert even in open_
+    other = weights * np.array([1, -1, -1, 1, -1])
+    for path in paths:
+        same = value(path, weights) == pytest.approx(value(path, other))
+        assert same == (path in even)
+        assert abs(value(path, weights)) == pytest.approx(abs(value(path, other)))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import linprog
+from scipy.stats import skew
 from torch import nn
 from torch.nn import functional as F
 
@@ -186,3 +187,117 @@ def test_the_row_is_the_query_and_scores_are_scaled() -> None:
     assert torch.allclose(torch.softmax(scores / 4, 1) @ tokens, reference)
     assert not torch.allclose(torch.softmax(scores, 1) @ tokens, reference)
     assert not torch.allclose(torch.softmax(scores.T / 4, 1) @ tokens, reference)
+
+
+def test_the_variance_of_a_mean_needs_independence_and_no_limit() -> None:
+    """Two signs: half the variance, exactly, and nothing like a normal distribution."""
+    signs = list(itertools.product((-1, 1), repeat=2))
+    means = [(a + b) / 2 for a, b in signs]
+    assert np.var(means) == 1 / 2 and sorted(set(means)) == [-1, 0, 1]
+    # the same sign twice
+    assert np.var([(a + a) / 2 for a, _ in signs]) == 1
+
+
+def test_means_of_small_batches_are_as_skewed_as_the_root_of_their_size_allows() -> None:
+    losses = np.random.default_rng(0).exponential(size=(200_000, 64))
+    for batch in (1, 4, 16, 64):
+        means = losses[:, :batch].mean(1)
+        # the skewness of one such loss is 2, that of a normal distribution 0
+        assert skew(means) == pytest.approx(2 / math.sqrt(batch), rel=0.15)
+
+
+def test_eigenvalues_of_symmetric_matrices_fill_a_semicircle_and_of_others_none() -> None:
+    """The singular values of weights fill a quarter of a circle: some are near 0, none is 0."""
+    size = 600
+    draws = np.random.default_rng(0).normal(size=(size, size)) / math.sqrt(size)
+    values = np.linalg.eigvalsh((draws + draws.T) / math.sqrt(2))
+    below = lambda x: 0.5 + (x * math.sqrt(4 - x * x) / 4 + math.asin(x / 2)) / math.pi  # noqa: E731
+    for x in (-1.5, -0.5, 0.0, 1.0, 1.8):
+        assert float((values < x).mean()) == pytest.approx(below(x), abs=0.01)
+    assert np.mean(abs(np.linalg.eigvals(draws).imag) > 1e-9) > 0.9
+    singular = np.linalg.svd(draws, compute_uv=False)
+    for x in (0.2, 1.0, 1.8):
+        assert float((singular < x).mean()) == pytest.approx(2 * below(x) - 1, abs=0.01)
+    assert singular.min() > 0
+    # a layer of fewer units than inputs has directions that it does not see
+    assert np.linalg.matrix_rank(draws[:400]) == 400 < size
+
+
+def test_definite_matrices_become_rarer_than_exponentially() -> None:
+    """The logarithm of their share falls by more with every dimension."""
+    random = np.random.default_rng(1)
+    logs = []
+    for size in (1, 2, 3, 4):
+        draws = random.normal(size=(300_000, size, size))
+        values = np.linalg.eigvalsh(draws + draws.transpose(0, 2, 1))
+        logs.append(math.log((values[:, 0] > 0).mean()))
+    falls = -np.diff(logs)
+    assert (np.diff(falls) > 0.3).all()
+    # about as exp(-ln 3 / 4 n^2)
+    assert np.diff(falls).mean() == pytest.approx(math.log(3) / 2, rel=0.15)
+
+
+def test_rmsprop_is_of_lectures_by_hinton() -> None:
+    said = str(torch.optim.RMSprop.__doc__)
+    assert "lecture notes" in said and "Hinton" in said and "tijmen" in said
+    assert "Martens" not in said and "Sutskever" not in said
+
+
+def test_softmax_is_positive_and_nothing_of_it_definite() -> None:
+    scores = torch.tensor([0.0, -50.0, 3.0]).double()
+    for one in (scores, torch.zeros(3).double()):
+        assert (torch.softmax(one, 0) > 0).all()
+    slopes = torch.func.jacrev(lambda x: torch.softmax(x, 0))(scores)
+    # one more to all scores changes nothing
+    assert float((slopes @ torch.ones(3).double()).norm()) < 1e-12
+
+
+def test_gates_weigh_and_omit_nothing() -> None:
+    """The cell of an LSTM hands on the product of its forget gates; a highway layer mixes."""
+    torch.manual_seed(0)
+    cell, inputs = nn.LSTMCell(3, 4).double(), torch.randn(6, 1, 3).double()
+    nn.init.zeros_(cell.weight_hh)
+    first = torch.randn(1, 4).double().requires_grad_()
+    state, kept = (torch.zeros(1, 4).double(), first), torch.ones(4).double()
+    for x in inputs:
+        gates = x @ cell.weight_ih.T + cell.bias_ih + cell.bias_hh
+        kept = kept * torch.sigmoid(gates[0, 4:8])
+        state = cell(x, state)
+    (slopes,) = torch.autograd.grad(state[1].sum(), first)
+    torch.testing.assert_close(slopes[0], kept)
+    assert (slopes > 0).all() and (slopes < 1).all()
+    layer, gate, x = nn.Linear(4, 4).double(), nn.Linear(4, 4).double(), torch.randn(1, 4).double()
+    open_, hidden = torch.sigmoid(gate(x)), torch.tanh(layer(x))
+    (slope,) = torch.autograd.grad((open_ * hidden + (1 - open_) * x).sum(), hidden)
+    torch.testing.assert_close(slope, open_)
+    assert (open_ > 0).all() and (open_ < 1).all()
+
+
+def test_printed_norms_are_torchs_without_eps() -> None:
+    z = torch.randn(7, 5).double()
+    printed = (z - z.mean(0)) / z.var(0, correction=0).sqrt()
+    torch.testing.assert_close(printed, F.batch_norm(z, None, None, training=True, eps=1e-300))
+    by_layer = (z - z.mean(1, keepdim=True)) / z.var(1, correction=0, keepdim=True).sqrt()
+    torch.testing.assert_close(by_layer, F.layer_norm(z, (5,), eps=0.0))
+    # of a layer, without a batch
+    torch.testing.assert_close(by_layer[:1], F.layer_norm(z[:1], (5,), eps=0.0))
+    # a component that is constant over the batch has no deviation to divide by
+    z[:, 0] = 3.0
+    assert ((z - z.mean(0)) / z.var(0, correction=0).sqrt()).isnan()[:, 0].all()
+    assert F.batch_norm(z, None, None, training=True).isfinite().all()
+
+
+def test_residual_blocks_of_2015_have_norms_behind_and_a_relu_after_the_sum() -> None:
+    layers = pytest.importorskip("transformers.models.resnet.modeling_resnet")
+    block = layers.ResNetBasicLayer(4, 4).double().eval()
+    first, second = (one.convolution for one in block.layer)
+    norms = [one.normalization for one in block.layer]
+    for norm in norms:
+        norm.running_mean.normal_()
+        norm.running_var.uniform_(0.5, 2.0)
+    x = torch.randn(2, 4, 6, 6).double()
+    branch = norms[1](second(torch.relu(norms[0](first(x)))))
+    result = block(x.clone())
+    torch.testing.assert_close(result, torch.relu(x + branch))
+    before = x + second(torch.relu(norms[1](first(torch.relu(norms[0](x))))))
+    assert not torch.allclose(result, before, atol=0.1)

@@ -528,3 +528,19 @@ def test_longer_training_worsens_the_perplexity_of_table_1() -> None:
     for pair in ("DE/EN", "EN/DE"):
         short, long = (figures(cells[f"WMT-16 {pair} ({s})", "Markov chain"])[0] for s in "QS")
         assert long > short
+
+
+def test_gains_in_table_3_do_not_grow_with_depth_everywhere() -> None:
+    cells = table_cells("markov-chain-table-3")
+    gains: dict[str, dict[int, float]] = {}
+    for row in dict.fromkeys(row for row, _ in cells):
+        data, layers = row.split(", ")
+        plain, chain = (figures(cells[row, column])[0] for column in ("ResNet", "Markov chain"))
+        gains.setdefault(data, {})[int(layers.split()[0])] = round(chain - plain, 6)
+    by_depth = {data: [found[depth] for depth in sorted(found)] for data, found in gains.items()}
+    # the deepest network gains most on two data sets, step by step on one of them
+    deepest = {data for data, found in by_depth.items() if max(found) == found[-1]}
+    assert deepest == {"CIFAR-10", "CIFAR-100"}
+    steady = {data for data, found in by_depth.items() if found == sorted(found)}
+    assert steady == {"CIFAR-100"}
+    assert by_depth["ImageNet-1k"] == [0.4, 0.3]

@@ -77,12 +77,14 @@ def test_texts_of_experiments_have_fields_in_place_of_numbers(name: str) -> None
 
 
 def test_what_is_right_instead_names_no_measured_number() -> None:
-    """Formulas have small whole numbers, and a sentence may repeat a number of the recipes."""
+    """Formulas have small whole numbers, and a sentence may repeat a number of the recipes or name
+    a year.
+    """
     for statement in load_statements():
         known = of_recipes(statement.document)
         left = [
             number
-            for number in numbers(f"{statement.right} {statement.range} {statement.unsaid}")
+            for number in numbers(f"{statement.right} {statement.range} {statement.unsaid}", YEAR)
             if not re.fullmatch(r"\d", number.strip(".,")) and number.strip(".,") not in known
         ]
         assert left == [], statement.id
