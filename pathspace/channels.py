@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pathspace.alike_channels import ChannelGroup, alike_channels
 from pathspace.capture import Captured, capture, check_runs
+from pathspace.channel_removal import Adjustments, Cut, CutTester, check_same, masked, without
 from pathspace.errors import (
     SEED,
     InputError,
@@ -37,7 +38,6 @@ from pathspace.rebasin import (
     weight_distance,
 )
 from pathspace.shown import Shown
-from pathspace.surgery import Adjustments, Cut, CutTester, check_same, masked, without
 
 if TYPE_CHECKING:
     from rich.table import Table

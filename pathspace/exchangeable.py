@@ -16,10 +16,10 @@ from torch import Tensor
 
 from pathspace.alike_channels import ChannelGroup
 from pathspace.capture import Captured, quiet
+from pathspace.channel_removal import distance
 from pathspace.random_run import DoubleRun, as_float64, graph_outputs, graph_values
 from pathspace.random_state import seed_torch
 from pathspace.rebasin import ordered
-from pathspace.surgery import distance
 
 # differences above this, relative to the largest output, are not rounding errors of float64
 ROUNDING = 1e-7

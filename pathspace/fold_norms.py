@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from pathspace.capture import Captured
+from pathspace.channel_removal import outputs
 from pathspace.clips import capture_examples
 from pathspace.errors import InputError, UnsupportedError, expect_arguments
 from pathspace.finite import check_finite
@@ -20,7 +21,6 @@ from pathspace.inference.registry import operation_name
 from pathspace.module_walk import module_at
 from pathspace.refusals import first_line
 from pathspace.safe_deepcopy import safe_deepcopy
-from pathspace.surgery import outputs
 
 # first arguments of all of them: input, weight, bias, running mean, running variance
 NORMS = ("aten.batch_norm", "aten._native_batch_norm_legit_no_training", "aten.cudnn_batch_norm")

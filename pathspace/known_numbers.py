@@ -19,7 +19,7 @@ from torch._dispatch.python import no_python_dispatcher
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from pathspace.frames import LIBRARIES, within
+from pathspace.call_stack import LIBRARIES, within
 from pathspace.on_meta import Unsure
 from pathspace.without_values import has_values
 

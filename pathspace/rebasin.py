@@ -10,11 +10,11 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
+from pathspace.channel_removal import outputs
 from pathspace.errors import InputError, UnsupportedError
 from pathspace.inference.channels import Side
 from pathspace.module_walk import module_at, tensors_of
 from pathspace.safe_deepcopy import safe_deepcopy
-from pathspace.surgery import outputs
 
 Orders = Mapping[str, Tensor]
 Slices = Mapping[str, Mapping[Side, Tensor]]

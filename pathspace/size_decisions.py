@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from pathspace.call_stack import INSTALLED, LIBRARIES, within
 from pathspace.capture import Captured, capture
 from pathspace.errors import PathspaceError
-from pathspace.frames import INSTALLED, LIBRARIES, within
 from pathspace.inputs import ordinary
 from pathspace.sizes import Dims, Inputs, linked_dims, resized
 

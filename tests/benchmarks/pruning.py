@@ -21,8 +21,8 @@ from zoo.transformers_models import build as build_transformers
 
 import pathspace as ps
 from benchmarks.figures import keep, load, markdown, write
+from pathspace.channel_removal import distance, outputs
 from pathspace.stand_in import switch_off_caches
-from pathspace.surgery import distance, outputs
 
 Row = dict[str, Any]
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
