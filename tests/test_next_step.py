@@ -8,7 +8,7 @@ from pathlib import Path
 from string import Formatter
 
 import pytest
-from test_every_command import load
+from command_line import load_commands
 from typer import Typer
 from typer.main import get_command
 from typer.testing import CliRunner
@@ -100,6 +100,6 @@ def test_a_terminal_shows_the_step_and_a_pipe_does_not(
 
 
 def test_a_command_of_a_group_has_a_step() -> None:
-    load()
+    load_commands()
     shown = CliRunner().invoke(cli.app, ["data", "list"], env=TERMINAL).output
     assert shown.endswith("Next: pathspace data fetch fashion-mnist\n")
