@@ -108,7 +108,7 @@ def exported() -> Iterator[None]:
 @contextlib.contextmanager
 def counted(reasons: list[str]) -> Iterator[None]:
     """Note for every capture in here why it was not recorded, or nothing."""
-    record, recorded = pathspace.capture.record, pathspace.capture.recorded
+    record, recorded = pathspace.capture.record_graph, pathspace.capture.recorded
     last: list[str] = []
 
     def noted(*args: Any) -> Any:
@@ -129,7 +129,7 @@ def counted(reasons: list[str]) -> Iterator[None]:
         return result
 
     with (
-        mock.patch.object(pathspace.capture, "record", noted),
+        mock.patch.object(pathspace.capture, "record_graph", noted),
         mock.patch.object(pathspace.capture, "recorded", found),
     ):
         yield
