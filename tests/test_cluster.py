@@ -153,6 +153,7 @@ def test_another_worker_runs_the_trials_of_one_that_is_killed(
     assert not list((tmp_path / "stuck" / TRIALS).glob("*.json"))
 
 
+@pytest.mark.slow
 def test_clusters_that_fail_end_in_a_sentence(cluster: LocalCluster, tmp_path: Path) -> None:
     cluster.scheduler.allowed_failures = 0
     with (

@@ -90,6 +90,7 @@ def test_tanh_mlp_at_width_256() -> None:
     assert found.scale == pytest.approx(1, rel=0.02)
 
 
+@pytest.mark.slow
 def test_tanh_exponents_on_both_sides() -> None:
     torch.manual_seed(0)
     points = sweep(mlp(200, 50, nn.Tanh), [0.8, 2.0], torch.randn(4, 200), draws=3, directions=1)

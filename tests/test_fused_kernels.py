@@ -182,6 +182,7 @@ def test_nothing_else_is_started_and_nothing_waits(
         assert turn < 2 or operations.names == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_memory_is_small_beside_the_weights(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Vectors of one entry per unit or tree edge, and tables of one row per tensor or program."""

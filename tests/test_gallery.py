@@ -14,6 +14,7 @@ NOTEBOOKS = runpy.run_path(str(DOCS / "notebooks.py"))
 SOURCES = sorted((DOCS / "gallery").glob("*.py"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
 def test_notebooks_print_what_they_show(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -516,6 +516,7 @@ def test_wrong_use_is_refused_in_a_sentence() -> None:
     GaugeFixed(Strange(model.parameters(), lr=0.1), graph).step()
 
 
+@pytest.mark.slow
 def test_a_compiled_step_is_the_same_step_and_compiled_once() -> None:
     torch._dynamo.reset()
     model, x, y = made(cnn)

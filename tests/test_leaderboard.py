@@ -101,6 +101,7 @@ def pretending(monkeypatch: pytest.MonkeyPatch, result: Callable[[Run], Result])
     return done
 
 
+@pytest.mark.slow
 def test_rates_are_chosen_by_the_tuning_seeds_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def result(run: Run) -> Result:
         # the first tuning seed likes 0.003 best and 0.01 next, the second likes 0.01;

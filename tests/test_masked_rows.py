@@ -54,6 +54,7 @@ class Masked(nn.Module):
         return USES[self.use][0](self, x, x[..., 0] > 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use", USES)
 def test_models_that_choose_rows_have_their_units(use: str) -> None:
     model, x = Masked(use).double(), torch.randn(6, 3, dtype=torch.float64)

@@ -27,7 +27,12 @@ INTERNAL = re.compile(
     r"GuardOnDataDependent|aten::|aten\.|unhinted|FakeTensor|SymInt|Proxy|pytree|functorch|dynamo|torch\._|Traceback"
     r"|DataDependentOutput|__torch__|zuf\d|\bu0\b"
 )
-ENTRIES = [pytest.param(entry, id=name) for name, entry in ODD.items()]
+# (a compiler runs)
+SLOW = {"compiled"}
+ENTRIES = [
+    pytest.param(entry, id=name, marks=[pytest.mark.slow] if name in SLOW else [])
+    for name, entry in ODD.items()
+]
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
 

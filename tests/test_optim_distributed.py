@@ -21,6 +21,9 @@ from torch.nn.parallel import DistributedDataParallel
 import pathspace as ps
 from pathspace.training import GSGD, GAdam, init_skeleton
 
+# several processes
+pytestmark = pytest.mark.slow
+
 Maker = Callable[[nn.Module, ps.Skeleton], torch.optim.Optimizer]
 MAKERS: dict[str, Maker] = {
     "gsgd": lambda m, s: GSGD(m.named_parameters(), lr=0.05, skeleton=s),

@@ -784,6 +784,7 @@ class SharedAdd(nn.Module):
         return x if self.first else self.add(self.f(x), self.g(x)).sin()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("first", [False, True], ids=["last", "first"])
 @pytest.mark.parametrize("way", [None, False, True, "compiled"])

@@ -160,6 +160,7 @@ def test_fixing_a_unit_is_one_more_equation(rows: list[Row], data: st.DataObject
 PAIR = st.tuples(st.integers(-COUNT, COUNT), st.integers(-COUNT, COUNT))
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(PAIR, max_size=8), max_size=4), st.integers(1, 5), st.integers(1, 9))
 @settings(max_examples=300)
 def test_equations_solved_in_portions_are_those_of_single_steps(

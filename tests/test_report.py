@@ -471,6 +471,7 @@ def test_what_is_not_finite_is_said_and_not_left_out() -> None:
     )
 
 
+@pytest.mark.slow
 def test_units_and_tensors_are_counted_once() -> None:
     torch.manual_seed(0)
     tail = (nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3))

@@ -786,6 +786,7 @@ def pretend(trials: Sequence[Trial]) -> list[Outcome]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "scale"),
     [(name, "embedded") for name in TRIALS]
@@ -1034,6 +1035,7 @@ def test_differences_of_sequential_digits_name_their_task() -> None:
     assert width == "Width: 150 in place of 100. (fashion-28-permuted)"
 
 
+@pytest.mark.slow
 def test_a_shrunk_run_says_so_and_the_command_writes_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,9 @@ import pathspace as ps
 from pathspace.training import GSGD, GAdam, GaugeFixed, PathSGD, init_skeleton
 from pathspace.training.optim.pathwise import PathOptimizer
 
+# several processes
+pytestmark = pytest.mark.slow
+
 Found = dict[str, object]
 Go = Callable[[int], None]
 MAKERS: dict[str, Callable[..., PathOptimizer]] = {

@@ -125,6 +125,7 @@ def test_one_vector_says_nothing_and_the_expectation_is_tr_k() -> None:
     assert found is not None and found.agrees(float(k.trace())) and found.error < 0.02 * found.value
 
 
+@pytest.mark.slow
 def test_output_gain_is_that_of_the_rest_of_the_model() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()

@@ -177,6 +177,7 @@ WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", WRAPPERS)
 @pytest.mark.parametrize("tried", [False, True])
 def test_advice_is_the_same_for_wrapped_models(kind: str, tried: bool) -> None:

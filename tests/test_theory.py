@@ -120,6 +120,7 @@ MODELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_models_at_initialisation(name: str) -> None:
     model, x = MODELS[name]()

@@ -191,6 +191,7 @@ def test_some_tensors_without_values_and_a_fake_mode_around() -> None:
     assert ps.verify(model, x).theorem2["holds"] is None
 
 
+@pytest.mark.slow
 def test_trees_of_large_models_take_memory_by_rows_and_columns() -> None:
     with ps.without_weights():
         model = nn.Sequential(nn.Linear(4, 8192), nn.ReLU(), nn.Linear(8192, 2_000_000))
