@@ -30,6 +30,8 @@ class Products(LinearOperator):  # type: ignore[misc]
         self.device, self.rounding = device, rounding
         super().__init__(np.dtype(np.float64), shape)
 
+    # (not abstract: scipy's class makes its objects in a way of its own)
+
     def push(self, u: Tensor) -> Tensor:
         """``J u`` in float64, shape ``(M,)``, without a wait for the device."""
         raise NotImplementedError

@@ -16,7 +16,7 @@ from pathspace.errors import UnsupportedError
 from pathspace.forward_run import cast
 from pathspace.functional_call import replacements
 from pathspace.inference.channels import Side
-from pathspace.module_walk import module_at, tensors_of, unregistered_modules
+from pathspace.module_walk import holders, module_at, tensors_of
 from pathspace.nested import leaves
 from pathspace.refusals import first_line
 from pathspace.safe_deepcopy import safe_deepcopy
@@ -118,16 +118,12 @@ def without(model: nn.Module, cuts: Sequence[Cut], adjustments: Adjustments) -> 
         new[id(old)] = (
             nn.Parameter(left, old.requires_grad) if isinstance(old, nn.Parameter) else left
         )
-    before = {
-        module: dict(module.named_parameters(recurse=False))
-        | dict(module.named_buffers(recurse=False))
-        for module in (*copy.modules(), *unregistered_modules(copy).values())
-    }
+    before = [(module, {**module._parameters, **module._buffers}) for _, module, _ in holders(copy)]
     for place, key, value in replacements(copy, new):
         place[key] = value
-    for module, tensors in before.items():
-        if any(id(tensor) in new for tensor in tensors.values()):
-            _declare(module, tensors)
+    for module, own in before:
+        if any(id(tensor) in new for tensor in own.values()):
+            _declare(module, own)
     for cut in cuts:
         for choice in adjustments.get(code_key(model, cut), ()):
             for _, module in owners(copy, cut):
@@ -136,7 +132,7 @@ def without(model: nn.Module, cuts: Sequence[Cut], adjustments: Adjustments) -> 
     return copy
 
 
-def _declare(module: nn.Module, before: Mapping[str, Tensor]) -> None:
+def _declare(module: nn.Module, before: Mapping[str, Any]) -> None:
     """Write the new sizes into the attributes of torch's own modules."""
     for type_, key, attributes in DECLARED:
         now = getattr(module, key, None)

@@ -8,12 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from pathspace.module_walk import (
-    every_module,
-    every_tensor,
-    unregistered_attributes,
-    unregistered_modules,
-)
+from pathspace.module_walk import every_tensor, holders
 
 
 def evaluate(
@@ -85,12 +80,12 @@ def replacements(
         [('weight', tensor([[0.]])), ('read', [tensor([[0.]])])]
     """
     found: list[tuple[dict[str, Any], str, Any]] = []
-    for module in (*every_module(model), *unregistered_modules(model).values()):
+    for _, module, attributes in holders(model):
         for held in (module._parameters, module._buffers):
             found += [(held, key, given[id(v)]) for key, v in held.items() if id(v) in given]
         found += [
             (vars(module), key, pytree.tree_map(lambda leaf: given.get(id(leaf), leaf), value))
-            for key, value in unregistered_attributes(module)
+            for key, value in attributes
             if any(id(leaf) in given for leaf in pytree.tree_leaves(value))
         ]
     return found

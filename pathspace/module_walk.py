@@ -6,6 +6,7 @@ tracing asks fifteen times.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -14,9 +15,18 @@ from torch.utils import _pytree as pytree
 Kind = Literal["_parameters", "_buffers"]
 # where a module keeps what it has registered
 REGISTERED = ("_parameters", "_buffers", "_modules")
-# where it can keep others, and what holds nothing
-_CONTAINERS = (list, tuple, dict)
-_PLAIN = frozenset([type(None), bool, int, float, str])
+# immutable types of numbers, names and nothing
+SIMPLE = frozenset([type(None), bool, int, float, str])
+
+
+def is_simple(values: Iterable[Any]) -> bool:
+    """Whether all that one meets in a collection are numbers, names or nothing.
+
+    Example:
+        >>> is_simple((1, 2.0, "three", None)), is_simple([[]])
+        (True, False)
+    """
+    return all(type(value) in SIMPLE for value in values)
 
 
 def every_module(model: nn.Module) -> list[nn.Module]:
@@ -105,20 +115,40 @@ def unregistered_attributes(module: nn.Module) -> list[tuple[str, Any]]:
         if key not in REGISTERED
         and (
             isinstance(value, Tensor | nn.Module)
-            or (
-                isinstance(value, _CONTAINERS)
-                and any(
-                    type(each) not in _PLAIN
-                    for each in (value.values() if isinstance(value, dict) else value)
-                )
-            )
+            or (isinstance(value, list | tuple) and not is_simple(value))
+            or (isinstance(value, dict) and not is_simple(value.values()))
         )
     ]
 
 
+def holders(model: nn.Module) -> list[tuple[str, nn.Module, list[tuple[str, Any]]]]:
+    """All modules by place, those in lists and other attributes included, which torch does not
+    register, each with its :func:`unregistered_attributes`.
+
+    Example:
+        >>> model = nn.Module()
+        >>> model.layers = [nn.Linear(1, 1), nn.ReLU()]
+        >>> [place for place, _, _ in holders(model)]
+        ['', 'layers[0]', 'layers[1]']
+    """
+    waiting = every_path(model, repeated=False)
+    known = {id(module) for _, module in waiting}
+    found = []
+    # (the list grows while it is read)
+    for path, module in waiting:
+        found.append((path, module, unregistered_attributes(module)))
+        for key, value in found[-1][2]:
+            for where, leaf in pytree.tree_leaves_with_path(value):
+                if isinstance(leaf, nn.Module) and id(leaf) not in known:
+                    place = (f"{path}.{key}" if path else key) + pytree.keystr(where)
+                    for name, part in every_path(leaf, repeated=False):
+                        known.add(id(part))
+                        waiting.append((f"{place}.{name}" if name else place, part))
+    return found
+
+
 def unregistered_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Modules in lists, tuples, dictionaries and other attributes, which torch does not register,
-    and the modules inside them, by the place where they are.
+    """The :func:`holders` that torch does not register, by the place where they are.
 
     Example:
         >>> model = nn.Module()
@@ -126,22 +156,8 @@ def unregistered_modules(model: nn.Module) -> dict[str, nn.Module]:
         >>> list(unregistered_modules(model))
         ['layers[0]', 'layers[1]']
     """
-    known = {id(module) for module in every_module(model)}
-    found: dict[str, nn.Module] = {}
-
-    def walk(module: nn.Module, path: str) -> None:
-        for key, value in unregistered_attributes(module):
-            for where, leaf in pytree.tree_leaves_with_path(value):
-                if isinstance(leaf, nn.Module) and id(leaf) not in known:
-                    place = f"{path}{key}{pytree.keystr(where)}"
-                    for inner, part in every_path(leaf, repeated=False):
-                        known.add(id(part))
-                        found[f"{place}.{inner}" if inner else place] = part
-                        walk(part, f"{place}.{inner}." if inner else f"{place}.")
-
-    for path, module in every_path(model, repeated=False):
-        walk(module, f"{path}." if path else "")
-    return found
+    registered = {id(module) for module in every_module(model)}
+    return {place: module for place, module, _ in holders(model) if id(module) not in registered}
 
 
 def every_tensor(model: nn.Module, kind: Kind, repeated: bool = True) -> dict[str, Tensor]:

@@ -28,10 +28,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from pathspace.inputs import in_capture_order
 from pathspace.known_numbers import KnownNumbers
-from pathspace.module_walk import REGISTERED, every_module, every_path
+from pathspace.module_walk import REGISTERED, SIMPLE, every_module, every_path, is_simple
 from pathspace.on_meta import META, Asked, Elsewhere, Shapes, Unsure, on_meta, returns_operand
 from pathspace.patched_attributes import replaced
-from pathspace.safe_deepcopy import SIMPLE, is_simple
 from pathspace.without_values import has_values
 
 # types of operands that a graph can hold as they are

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathspace.module_walk import every_module
+from pathspace.module_walk import SIMPLE, every_module
 from pathspace.random_state import random_kept
-from pathspace.safe_deepcopy import SIMPLE, is_bound
+from pathspace.safe_deepcopy import is_bound
 from pathspace.without_values import has_values
 
 _CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict)

@@ -9,7 +9,7 @@ import sys
 import types
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,13 +18,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from pathspace.errors import InputError
-from pathspace.module_walk import REGISTERED
+from pathspace.module_walk import REGISTERED, SIMPLE, is_simple
 
 M = TypeVar("M", bound=nn.Module)
 # nothing to copy, and nothing in it
 _ATOMS = (type, str, int, float, types.ModuleType)
-# immutable types of numbers, names and nothing
-SIMPLE = frozenset([type(None), bool, int, float, str])
 _CONTAINERS = (OrderedDict, dict, list, set)
 # what no two modules share
 _OWN = frozenset([*REGISTERED, "_non_persistent_buffers_set"])
@@ -152,16 +150,6 @@ def _copied_attribute(value: Any, memo: dict[int, Any]) -> Any:
         }
         return made
     return copy.deepcopy(value, memo)
-
-
-def is_simple(values: Iterable[Any]) -> bool:
-    """Whether all that one meets in a collection are numbers, names or nothing.
-
-    Example:
-        >>> is_simple((1, 2.0, "three", None)), is_simple([[]])
-        (True, False)
-    """
-    return all(type(value) in SIMPLE for value in values)
 
 
 def _is_plain(kind: type[nn.Module]) -> bool:
