@@ -243,10 +243,11 @@ def both(
     encoding = {
         "x": _names(names, "in order"),
         "y": {**_powers(up), "field": "log"},
-        "color": _hues(series),
         **_TIPS,
     }
-    return svg_chart({"data": {"values": values}, "encoding": encoding, "layer": _LINE}, label)
+    return svg_chart(
+        {"data": {"values": values}, "encoding": encoding, "layer": _line(series)}, label
+    )
 
 
 def histograms(facts: Mapping[str, Mapping[str, Any]], label: str, across: str) -> Markup:
@@ -272,10 +273,21 @@ def histograms(facts: Mapping[str, Mapping[str, Any]], label: str, across: str) 
     return svg_chart({"data": {"values": values}, "mark": mark, "encoding": encoding}, label)
 
 
-_LINE: list[Spec] = [
-    {"mark": {"type": "line", "strokeWidth": 1.5}},
-    {"mark": {"type": "circle", "size": 14, "opacity": 1}},
-]
+def _line(names: Iterable[str]) -> list[Spec]:
+    """Lines with a dot at each value; a line whose colour is taken is dashed."""
+    domain = list(names)
+    colour = _hues(domain)
+    legend = colour["legend"] and {"symbolType": "stroke", "symbolSize": 220}
+    dashes = [[1, 0] if i < len(HUES) else [4, 3] for i in range(len(domain))]
+    dashed = {"field": "name", "scale": {"domain": domain, "range": dashes}, "legend": legend}
+    line = {"color": {**colour, "legend": legend}, "strokeDash": dashed}
+    return [
+        {"mark": {"type": "line", "strokeWidth": 1.5}, "encoding": line},
+        {
+            "mark": {"type": "circle", "size": 14, "opacity": 1},
+            "encoding": {"color": {**colour, "legend": None}},
+        },
+    ]
 
 
 def _hues(names: Iterable[str]) -> Spec:
@@ -318,6 +330,7 @@ def lines(
     )
     axis = {"grid": False, "tickCount": 6}
     x = {"field": "step", "type": "quantitative", "title": "step", "axis": axis}
-    y, colour = {**up_axis, "field": "value"}, _hues(columns.values())
-    encoding = {"x": x, "y": y, "color": colour, **_TIPS}
-    return svg_chart({"data": {"values": values}, "encoding": encoding, "layer": _LINE}, label)
+    encoding = {"x": x, "y": {**up_axis, "field": "value"}, **_TIPS}
+    return svg_chart(
+        {"data": {"values": values}, "encoding": encoding, "layer": _line(columns.values())}, label
+    )

@@ -628,3 +628,18 @@ def test_axes_of_nearly_equal_numbers_have_different_labels() -> None:
             r"<text[^>]*>([^<]*)<", str(charts.histogram(facts, "multipliers", "size"))
         )
         assert len(labels) > 6 and len(set(labels)) == len(labels) and "0k" not in labels
+
+
+@pytest.mark.parametrize("count", [2, 7, 9])
+def test_no_two_lines_of_a_chart_look_alike(count: int) -> None:
+    rows = [{"step": step, **{f"c{i}": step + i for i in range(count)}} for step in (1, 2)]
+    columns = {f"c{i}": f"layer {i}" for i in range(count)}
+    drawn = str(charts.lines(rows, columns, "signal", "size"))
+    # (the lines, then their strokes in the legend, in the same order)
+    looks = [
+        (re.findall(r'stroke="(var[^"]*)"', path), re.findall(r'stroke-dasharray="([^"]*)"', path))
+        for path in re.findall(r"<path[^>]*>", drawn)
+        if 'stroke="var(--h' in path
+    ]
+    lines, legend = looks[:count], looks[count:]
+    assert len({str(look) for look in lines}) == count and lines == legend
