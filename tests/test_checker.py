@@ -222,6 +222,22 @@ def test_a_model_that_does_not_fit_is_rejected() -> None:
     assert not check(document, model=mlp(3, 4, 2, act=nn.GELU), args=(x,)).accepted
 
 
+def test_a_model_that_cannot_be_copied_is_rejected_with_the_reason() -> None:
+    model, x = mlp(3, 4, 2), torch.randn(2, 3)
+    document = document_of(model, (x,))
+    model.lock = threading.Lock()  # has no copy, and is shared
+    assert check(document, model=model, args=(x,)).accepted
+
+    class Single:
+        def __deepcopy__(self, memo: dict[int, Any]) -> Single:
+            raise RuntimeError("there is one of it")
+
+    model.single = Single()
+    judgement = check(document, model=model, args=(x,))
+    assert not judgement.accepted
+    assert judgement.reason == "the model cannot be copied: RuntimeError (there is one of it)"
+
+
 def signed(document: dict[str, Any], **changes: Any) -> dict[str, Any]:
     changed = copy.deepcopy(document) | changes
     return changed | {"digest": document_digest(changed)}

@@ -46,6 +46,8 @@ MEETINGS: dict[str, tuple[Callable[[Tensor], Tensor], int, str, int, str]] = {
     "choice": (lambda h: torch.where(h > 0, h, 0.3), 6, "aten.where", 6, "0.3"),
     "padding": (lambda h: F.avg_pool1d(F.pad(h, (1, 1), value=3.0).unsqueeze(1), 8).squeeze(1), 1,
                 "aten.avg_pool1d", 6, "constant 3"),
+    "a sum with a column of ones": (
+        lambda h: with_ones(h).sum(-1, keepdim=True), 1, "aten.sum", 6, "constant tensor"),
     "numbers": (lambda h: torch.maximum(h, torch.arange(1, 7)), 6, "aten.maximum", 6,
                 "constant tensor"),
 }  # fmt: skip
