@@ -99,6 +99,7 @@ def test_tanh_exponents_on_both_sides() -> None:
     assert points[0].high < 0 < points[1].low
 
 
+@pytest.mark.slow
 def test_biases_move_the_edge() -> None:
     torch.manual_seed(0)
     points = sweep(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from slow_names import slow_names
 from torch import Tensor, nn
 from zoo import load
 
@@ -50,7 +51,7 @@ COUNTS = {
 }
 
 
-@pytest.mark.parametrize("name", COUNTS)
+@pytest.mark.parametrize("name", slow_names(COUNTS, ["swin_v2_small"]))
 def test_counts(name: str) -> None:
     model, args, kwargs = load()[name].make("eval")
     found = Finder(capture(model, args, kwargs)).found

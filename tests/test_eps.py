@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from slow_names import slow_names
 from torch import Tensor, nn
 
 import pathspace as ps
@@ -180,7 +181,7 @@ OF_FEW = {
 
 
 @pytest.mark.parametrize("norm_eps", ["ignore", "respect"])
-@pytest.mark.parametrize("name", OF_FEW)
+@pytest.mark.parametrize("name", slow_names(OF_FEW, ["groups of 2", "instance of 2"]))
 def test_a_gradient_that_vanishes_refutes_nothing(name: str, norm_eps: str) -> None:
     """Two numbers become 1 and -1, one becomes 0: all that is left of the gradient
     before the norm is rounding.

@@ -78,6 +78,7 @@ def test_never_worse_than_as_trained_on_other_data(bits: int, per: str) -> None:
         assert ("no gauge is safely better" in str(found)) != found.helped
 
 
+@pytest.mark.slow
 def test_without_data_inputs_are_made_up() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(7, 8), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
@@ -422,6 +423,7 @@ class Ratio(nn.Module):
         return self.b(self.a(x).relu()) + (self.w / self.w).sum()
 
 
+@pytest.mark.slow
 def test_outputs_that_are_no_numbers_are_not_called_perfect(tmp_path: Path) -> None:
     x, model = torch.randn(12, 4), Ratio()
     found = ps.equalise(model, ps.trace(model, x), 2, "tensor", x, trials=3)

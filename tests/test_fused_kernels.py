@@ -105,6 +105,7 @@ def test_fused_steps_are_those_of_whole_tensors_in_four_launches(member: str, na
     assert largest_difference(case.model, twin) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "member"),
     [(torch.float32, "gsgd"), (torch.float32, "momentum"), *SHORT],

@@ -175,6 +175,7 @@ def test_chains_of_default_language_models() -> None:
     assert model.config.use_cache
 
 
+@pytest.mark.slow
 def test_a_mask_that_is_made_under_tracing_only_is_named() -> None:
     """Nystromformer makes a mask of the wrong shape where it cannot see that nothing is masked."""
     transformers = pytest.importorskip("transformers")

@@ -28,7 +28,7 @@ INTERNAL = re.compile(
     r"|DataDependentOutput|__torch__|zuf\d|\bu0\b"
 )
 # (a compiler runs)
-SLOW = {"compiled"}
+SLOW = {"compiled", "compiled_inside", "prepared_for_qat"}
 ENTRIES = [
     pytest.param(entry, id=name, marks=[pytest.mark.slow] if name in SLOW else [])
     for name, entry in ODD.items()

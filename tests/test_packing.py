@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from slow_names import slow_names
 from torch import Tensor, nn
 from torch.nn.utils.rnn import (
     PackedSequence,
@@ -82,7 +83,9 @@ def stays(model: nn.Module, graph: Any, *given: Any) -> bool:
 
 
 @pytest.mark.parametrize("read", ["last", "gathered", "all"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", slow_names(KINDS, ["both ways", "steps first", "lstm", "projected"])
+)
 def test_units_are_those_of_padded_sequences_and_hold_for_all_lengths(kind: str, read: str) -> None:
     model, x = sample(Reader(kind, read))
     graph = ps.trace(model, x, LENGTHS)

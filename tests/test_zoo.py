@@ -5,6 +5,7 @@ every scalar accounted for.
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from zoo.entry import Entry, load
@@ -17,19 +18,31 @@ from pathspace.explain import account
 pytestmark = pytest.mark.usefixtures("no_rule_fails")
 
 FAST = [entry for entry in load().values() if entry.fast]
-PAIRS = [
-    pytest.param(entry, mode, id=f"{entry.name}-{mode}") for entry in FAST for mode in entry.modes
-]
+SLOW = ("hf_deberta_v2", "swin_small", "swin_v2_small", "dlrm")
+
+
+def parameters(entries: list[Entry]) -> list[Any]:
+    return [
+        pytest.param(
+            entry,
+            mode,
+            id=f"{entry.name}-{mode}",
+            marks=[pytest.mark.slow] if entry.name in SLOW else [],
+        )
+        for entry in entries
+        for mode in entry.modes
+    ]
+
+
 # relative; sums of gradients lose a few digits more than outputs do
 OUTPUTS, BALANCE = 1e-8, 1e-7
 LARGE = 1_000_000
 # the numerical count takes one derivative per scalar and more
 TOO_LARGE = ("pointnet", "nerf")
 SMALL = [
-    pytest.param(entry, mode, id=f"{entry.name}-{mode}")
+    entry
     for entry in FAST
     if entry.family in ("assorted", "activation") and entry.name not in TOO_LARGE
-    for mode in entry.modes
 ]
 # symmetries that the numerical count finds and the library does not give, with the reason
 UNTOLD = {
@@ -51,7 +64,7 @@ UNTOLD = {
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("entry", "mode"), PAIRS)
+@pytest.mark.parametrize(("entry", "mode"), parameters(FAST))
 def test_answers_are_sound_and_complete(entry: Entry, mode: str) -> None:
     model, args, kwargs = entry.make(mode)
     scalars = sum(parameter.numel() for parameter in model.parameters())
@@ -71,7 +84,7 @@ def test_answers_are_sound_and_complete(entry: Entry, mode: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("entry", "mode"), SMALL)
+@pytest.mark.parametrize(("entry", "mode"), parameters(SMALL))
 def test_no_symmetry_is_missed_on_small_models(entry: Entry, mode: str) -> None:
     model, args, kwargs = entry.make(mode)
     graph, runner = trace_double(spread(model), args, kwargs)

@@ -43,7 +43,8 @@ def jacobian_rank(model: nn.Module, *args: Any, draws: int = 4, seed: int = 0) -
                 parameters[name] = noise.sign() * (0.3 + noise.abs())
         wanted = [parameter.requires_grad_() for parameter in parameters.values()]
         rows: list[torch.Tensor] = []
-        while sum(map(len, rows)) < max(200, 3 * weights):
+        count = 0
+        while count < max(200, 2 * weights):
             inputs = [
                 2 * torch.randn(arg.shape, generator=generator, dtype=torch.float64) for arg in args
             ]
@@ -61,6 +62,7 @@ def jacobian_rank(model: nn.Module, *args: Any, draws: int = 4, seed: int = 0) -
                 for weight, grad in zip(wanted, grads, strict=True)
             ]
             rows.append(torch.cat(blocks, 1))
+            count += len(every)
         matrix = torch.cat(rows)
         # each column is scaled to unit length: weights of deep layers would
         # drown the others otherwise

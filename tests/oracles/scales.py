@@ -34,6 +34,26 @@ def patterns(shape: Sequence[int], stacked: bool) -> list[tuple[int, ...]]:
     return [(dim,) for dim in range(min(len(shape), 2))] or [()]
 
 
+def jacobian(out: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Derivatives of a vector by each parameter, all entries at once where torch can."""
+    every = torch.eye(len(out), dtype=out.dtype)
+
+    def pulled(grads: Tensor, batched: bool) -> Sequence[Tensor | None]:
+        return torch.autograd.grad(
+            out, parameters, grads, retain_graph=True, allow_unused=True, is_grads_batched=batched
+        )
+
+    try:
+        found = pulled(every, True)
+    except RuntimeError:  # (sparse matrices, for example)
+        rows = [pulled(row, False) for row in every]
+        found = [None if of[0] is None else torch.stack(of) for of in zip(*rows, strict=True)]
+    return [
+        p.new_zeros(len(out), *p.shape) if grad is None else grad
+        for p, grad in zip(parameters, found, strict=True)
+    ]
+
+
 def at_most(
     model: nn.Module,
     samples: Iterable[tuple[Any, ...]],
@@ -72,20 +92,15 @@ def at_most(
     for sample in samples:
         out = outputs((run or model)(*sample))
         size = float(out.detach().abs().max()) or 1.0
-        for entry in out:
-            if not entry.requires_grad:
-                continue
-            grads = torch.autograd.grad(
-                entry / size, [p for _, p in named], retain_graph=True, allow_unused=True
-            )
-            row = []
-            for (_, p), grad, move in zip(named, grads, moves, strict=True):
-                if grad is None:
-                    row.append(torch.zeros(move.shape[1], dtype=torch.float64))
-                else:
-                    row.append(move.T @ (p.detach() * grad.conj()).real.reshape(-1).double())
-            rows.append(torch.cat(row))
-    matrix = torch.stack(rows)
+        if not out.requires_grad:
+            continue
+        grads = jacobian(out / size, [p for _, p in named])
+        blocks = [
+            (p.detach() * grad.conj()).real.flatten(1).double() @ move
+            for (_, p), grad, move in zip(named, grads, moves, strict=True)
+        ]
+        rows.append(torch.cat(blocks, 1))
+    matrix = torch.cat(rows)
     matrix = matrix / matrix.norm(dim=1, keepdim=True).clamp_min(1e-300)
     total = torch.block_diag(*moves)
     trivial = total.shape[1] - int(np.linalg.matrix_rank(total.numpy()))

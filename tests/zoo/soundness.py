@@ -371,26 +371,25 @@ def scaling_dimension(
 
         def derivative(leaves: Any = leaves, inputs: Any = inputs, draw: int = draw) -> Tensor:
             outputs = runner(leaves, inputs, seed=draw)
-            found = []
-            for _ in range(min(rows, len(outputs))):
-                weights = torch.randn(outputs.shape, generator=generator, dtype=torch.float64)
-                grads = torch.autograd.grad(
-                    (outputs * weights).sum(),
-                    [leaves[n] for n in names],
-                    retain_graph=True,
-                    allow_unused=True,
-                )
-                pairs = zip(names, grads, strict=True)
-                flat = [
-                    (
-                        torch.zeros_like(leaves[n])
-                        if g is None
-                        else g * (leaves[n] + added(runner.graph, n))
-                    ).reshape(-1)
-                    for n, g in pairs
-                ]
-                found.append(torch.cat(flat).detach())
-            return torch.stack(found)
+            count = min(rows, len(outputs))
+            weights = [
+                torch.randn(outputs.shape, generator=generator, dtype=torch.float64)
+                for _ in range(count)
+            ]
+            grads = torch.autograd.grad(
+                outputs,
+                [leaves[n] for n in names],
+                torch.stack(weights),
+                allow_unused=True,
+                is_grads_batched=True,
+            )
+            flat = [
+                torch.zeros(count, leaves[n].numel(), dtype=torch.float64)
+                if g is None
+                else (g * (leaves[n] + added(runner.graph, n))).reshape(count, -1)
+                for n, g in zip(names, grads, strict=True)
+            ]
+            return torch.cat(flat, 1).detach()
 
         parts.append(computing(derivative))
         draw += 1
