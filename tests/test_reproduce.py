@@ -1067,7 +1067,7 @@ def test_a_dry_run_counts_the_runs_and_runs_none(
     # four arms: five rates of two seeds, and five fresh seeds
     assert result.exit_code == 0 and "60 runs; 0 are known." in flat(result.output), result.output
     assert "about 30 minutes with --jobs 2" in flat(result.output) and not list(tmp_path.iterdir())
-    known = planned(EXPERIMENTS["race"], Setting(run=pretend))[0]
+    known = planned(EXPERIMENTS["race"], Setting(run=pretend))[0][0]
     TrialCache(tmp_path / "runs" / "trials").keep(
         known, Outcome((1.0,), (1.0,), (1.0,), 0.1, False)
     )

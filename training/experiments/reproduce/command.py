@@ -72,7 +72,8 @@ def run_reproduction(
         shrink: divide budgets by this.
         device: where runs compute.
         minutes: after so many, a contest of many runs begins no further one.
-        dry_run: say how long the runs would take, and write nothing.
+        dry_run: say how long the runs would take, and for the paper's setting what would differ
+            from it; write nothing.
         cluster: address or file of a Dask scheduler, whose workers run the trials.
         precision: of the numbers of the runs.
 

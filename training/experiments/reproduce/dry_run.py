@@ -14,7 +14,8 @@ from pathspace.training.experiments.reproduce.trial_cache import TrialCache
 def show_estimate(
     experiment: Experiment, setting: Setting, cache: TrialCache, console: Console
 ) -> float:
-    """Print how many runs there are, how many are known, and about how long the others take.
+    """Print how many runs there are, how many are known, and about how long the others take; for
+    the paper's own setting also what would differ from it, the data first.
 
     Runs take as long as those that are known; where none is, a few steps are timed.
 
@@ -48,4 +49,8 @@ def show_estimate(
     else:
         sentence = f"'{experiment.name}' takes about {minutes:.2g} minutes on one thread."
     console.print(sentence, highlight=False, soft_wrap=True)
+    if setting.scale == "full" and found.differs:
+        data_first = sorted(found.differs, key=lambda line: not line.startswith("Data:"))
+        lines = ["Differences from the paper:", *(f"  {line}" for line in data_first)]
+        console.print(*lines, sep="\n", highlight=False, markup=False, soft_wrap=True)
     return minutes

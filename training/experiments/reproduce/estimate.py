@@ -15,6 +15,7 @@ import torch
 
 from pathspace.training.experiments.reproduce.experiment import Experiment, Setting
 from pathspace.training.experiments.reproduce.provenance import task_data
+from pathspace.training.experiments.reproduce.record import Record
 from pathspace.training.experiments.reproduce.trial import Outcome, Trial, recipe_of
 from pathspace.training.experiments.reproduce.trial_cache import TrialCache
 from pathspace.training.launch import make_fabric
@@ -51,12 +52,14 @@ class Estimate:
         parts: all that is missing.
         known: how many pieces are known already.
         seeds: what is known of the number of seeds, as the rest of a sentence.
+        differs: what differs from the paper, one sentence each.
     """
 
     columns: tuple[str, ...]
     parts: tuple[Part, ...]
     known: int = 0
     seeds: str = ""
+    differs: tuple[str, ...] = ()
 
     @property
     def missing(self) -> int:
@@ -71,8 +74,9 @@ class Estimate:
 
 def planned(
     experiment: Experiment, setting: Setting, find: Callable[[Trial], Outcome | None] | None = None
-) -> list[Trial]:
-    """Return the trials that an experiment asks for, without running any.
+) -> tuple[list[Trial], Record]:
+    """Return the trials that an experiment asks for, and a record without their results: none is
+    run.
 
     Rates are chosen and seeds are counted by the outcomes that are known. Where nothing is known,
     the smallest rate and the first seeds stand for them.
@@ -90,11 +94,11 @@ def planned(
         return [asked[trial] or UNKNOWN for trial in placed]
 
     first = replace(setting, run=pretend, by_power=False, bars=lambda *_: {})
-    experiment.run(first)
+    record = experiment.run(first)
     if setting.by_power and all(asked.values()):
         # the first seeds are there, and say how many are needed
-        experiment.run(replace(first, by_power=True))
-    return list(asked)
+        record = experiment.run(replace(first, by_power=True))
+    return list(asked), record
 
 
 def kind(trial: Trial) -> Trial:
@@ -110,7 +114,7 @@ def of_trials(experiment: Experiment, setting: Setting, cache: TrialCache) -> Es
         setting: how it would be run.
         cache: knows runs that have ended; others of the same kind take as long.
     """
-    trials = planned(experiment, setting, cache.find)
+    trials, record = planned(experiment, setting, cache.find)
     found = {trial: outcome for trial in trials if (outcome := cache.find(trial)) is not None}
     took: dict[Trial, list[float]] = {}
     for trial, outcome in found.items():
@@ -132,7 +136,8 @@ def of_trials(experiment: Experiment, setting: Setting, cache: TrialCache) -> Es
         grows = f" with {seeds} seeds, by the spread of the first {first}"
     elif setting.by_power:
         grows = ", and more where the spread of the first seeds asks for it"
-    return Estimate(("task", "optimizer", "epochs", "runs"), tuple(parts), len(found), grows)
+    columns = ("task", "optimizer", "epochs", "runs")
+    return Estimate(columns, tuple(parts), len(found), grows, record.differs)
 
 
 def seconds_of(trial: Trial) -> float:
