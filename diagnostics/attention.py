@@ -85,7 +85,7 @@ def analyse(matrix: Tensor | np.ndarray) -> AttentionChain:
         'causal: token 0 is absorbing, so the stationary distribution is a point mass on it'
 
     Reference:
-        Evolution of neural networks notes, section 4.1.3.
+        Evolution of neural network, section 4.1.3.
     """
     p = np.asarray(
         matrix.detach().cpu() if isinstance(matrix, Tensor) else matrix, dtype=np.float64

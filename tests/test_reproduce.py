@@ -887,7 +887,7 @@ def test_records_of_measured_experiments_hold_together(
         # the paper says less than 10 % for every model
         said = [claim["statement"].partition(": ")[2] for claim in record.claims]
         assert said == [
-            "G-SGD costs less than 10% more than SGD (what is left)",
+            "G-SGD costs less than 10% more than SGD (10% minus the extra time)",
             "Path-SGD costs more than G-SGD",
         ]
 

@@ -1,8 +1,8 @@
 """training: optimizers, tasks and experiments that use what :mod:`pathspace` finds.
 
 Optimizers on path values: :class:`GSGD` and :class:`GAdam`, with :func:`init_skeleton` to start
-from; :class:`PathSGD`. Any optimizer in the canonical gauge: :class:`GaugeFixed`. Which one to
-begin with: :func:`suggest`, :class:`Advice`. From the evolution notes: :class:`EMASGD`,
+from; :class:`PathSGD`. An optimizer of torch in the canonical gauge: :class:`GaugeFixed`. Which
+one to begin with: :func:`suggest`, :class:`Advice`. From the evolution notes: :class:`EMASGD`,
 :class:`RescaleSGD`, :class:`SignProp`. Markov chain: :func:`penalize`, the penal connection.
 Epochs, checkpoints and resuming: :class:`Trainer`.
 """

@@ -186,10 +186,11 @@ def train(
         typer.Option(
             help=(
                 "default keeps the initial weights of the model; unit-skeleton sets the skeleton"
-                " weights to +1 or "
-                "-1. Without it, the steps of gsgd are multiplied by up to 1e13."
+                " weights to +1 or -1. Without it, the steps of gsgd are multiplied by up to 1e13."
+                " unbalanced rescales every unit by a random factor between 1/10 and 10: the"
+                " function stays the same."
             ),
-            show_default="unit-skeleton for gsgd, else default",
+            show_default="unit-skeleton for optimizers on path values and path-sgd, else default",
         ),
     ] = None,
     out: Annotated[

@@ -38,7 +38,7 @@ print((model(x) - before).abs().max() < 1e-4 * before.abs().max())
 # The proof is a JSON document. A checker that shares no code with the library reads it and compares it with the model.
 
 # %%
-verdict = ps.check(ps.proof(graph.skeleton()))
+verdict = ps.check(ps.proof(graph.skeleton()), model=model, args=(x,))
 print(verdict.accepted)
 
 # %% [markdown]
@@ -49,4 +49,4 @@ for reason in ps.explain(model, x).reasons[:3]:
     print(reason.parameter, reason.scales, reason.chain[0].reason)
 
 # %% [markdown]
-# Next: `pathspace verify net.py:Net --input 4x1x8x8 --proof proof.json`, then `pathspace check proof.json`.
+# Next: `pathspace verify net.py:Net --input 4x1x8x8 --proof proof.json`, then `pathspace check proof.json net.py:Net --input 4x1x8x8`.

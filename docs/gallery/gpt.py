@@ -50,7 +50,7 @@ graph = ps.trace(model, codes[:LENGTH][None])
 print(graph.num_units, "free scales, of which", graph.num_exact_units, "do not depend on the eps of a norm")
 
 # %% [markdown]
-# `GaugeFixed` wraps any optimizer of torch. Learning rates, schedules and clipping work as before.
+# `GaugeFixed` wraps any optimizer of torch but LBFGS and Adafactor. Learning rates, schedules and clipping work as before.
 
 # %%
 optimizer = GaugeFixed(torch.optim.AdamW(model.parameters(), lr=3e-3), graph)

@@ -57,7 +57,7 @@ class EMASGD(SGD):
         0.75
 
     Reference:
-        Evolution of neural networks, equation (2.3).
+        Evolution of neural network, equation (2.3).
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class RescaleSGD(_PerTensor):
         [-0.5, 0.5]
 
     Reference:
-        Evolution of neural networks, equation (2.5), corrected.
+        Evolution of neural network, equation (2.5), corrected.
     """
 
     def __init__(
@@ -263,7 +263,7 @@ class SignProp(_PerTensor):
         [-0.5, 0.5, 0.0]
 
     Reference:
-        Evolution of neural networks, section 2.4.
+        Evolution of neural network, section 2.4.
     """
 
     def __init__(

@@ -71,9 +71,6 @@ def _verdicts(records: Sequence[Record]) -> str:
 
 
 def _section(record: Record, folder: str) -> str:
-    scale = {"embedded": "", "fetched": " --scale fetched"}.get(
-        record.scale, " --scale full --data DIR"
-    )
     columns: tuple[str, ...] = (
         "claim",
         "paper",
@@ -95,7 +92,7 @@ def _section(record: Record, folder: str) -> str:
     pieces = [
         f"## {record.name}\n",
         f"{record.title}. {record.source}.\n",
-        f"```console\n$ pathspace reproduce {record.name}{scale}\n```\n",
+        f"```console\n$ {record.command}\n```\n",
         f"{_which(record)} took {record.seconds / 60:.1f} minutes on one thread.\n",
         *(
             [f"Computed with {_named(record.versions)}.\n"]

@@ -42,7 +42,7 @@ class Record:
         name: what users type.
         title: one line.
         source: paper and table or figure.
-        scale: ``embedded`` or ``full``.
+        scale: ``embedded``, ``fetched`` or ``full``.
         paper: the paper's figures.
         ours: our figures.
         differs: how our setting differs from the paper's, one sentence each.
@@ -67,6 +67,14 @@ class Record:
     data: dict[str, Any]
     seconds: float
     versions: dict[str, str] = field(default_factory=provenance)
+
+    @property
+    def command(self) -> str:
+        """The command that computes it."""
+        scales = {"embedded": "", "fetched": " --scale fetched"}
+        return (
+            f"pathspace reproduce {self.name}{scales.get(self.scale, ' --scale full --data DIR')}"
+        )
 
     def write(self, path: Path) -> None:
         """Write the record as JSON, aside and renamed.

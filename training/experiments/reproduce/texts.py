@@ -166,7 +166,8 @@ def translation(setting: Setting) -> Record:
         curves = [outcome.efficiencies[1:] for outcome in by[plain].outcomes]
         claims.append(
             positive(
-                f"{row}without it the efficiency is negative after every epoch (minus the largest)",
+                f"{row}without it the efficiency is negative after every epoch (the largest, sign"
+                " changed)",
                 [-max(curve, default=math.nan) for curve in curves],
                 pattern="+.3f",
             )

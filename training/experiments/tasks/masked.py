@@ -34,7 +34,7 @@ class MaskedWords(nn.Module):
         places: words of an example, the hidden one in the middle.
 
     Reference:
-        Evolution of neural networks, section 4.1.
+        Evolution of neural network, section 4.1.
 
     Example:
         >>> MaskedWords(9, 4, 3)(torch.tensor([[5, 0, 7]])).shape

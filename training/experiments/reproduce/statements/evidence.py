@@ -46,11 +46,18 @@ class Judged:
         statement: what was judged.
         verdict: the verdict.
         detail: what it rests on, or what is right instead, or why it was not tried.
+        record_command: what computes the record that it rests on.
     """
 
     statement: Statement
     verdict: Verdict
     detail: str
+    record_command: str = ""
+
+    @property
+    def command(self) -> str:
+        """The command that shows the evidence; empty where nothing was tried."""
+        return self.record_command or self.statement.command
 
 
 def judge_all(
@@ -130,7 +137,8 @@ def _by_record(statement: Statement, record: Record | None) -> Judged:
         f"{claim['statement']}: {claim['nothing'] or claim['verdict']}{_repetitions(claim)}"
         for claim in claims
     ]
-    return Judged(statement, verdict, f"{'; '.join(parts)}. {scale}".rstrip())
+    detail = f"{'; '.join(parts)}. {scale}".rstrip()
+    return Judged(statement, verdict, detail, record.command)
 
 
 def _stand_in(record: Record, claims: Sequence[Mapping[str, Any]]) -> str:

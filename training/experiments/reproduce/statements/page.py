@@ -103,7 +103,7 @@ def _row(one: Judged) -> tuple[str, ...]:
     links += [f"[record](reproduction.md#{statement.record})"] * bool(
         statement.record and one.verdict != "not tried"
     )
-    command = f"`{statement.command}`" if statement.command else ""
+    command = f"`{one.command}`" if one.command else ""
     evidence = " ".join(filter(None, (one.detail, *links, command)))
     return what, f"**{SHOWN[one.verdict]}**", evidence
 
