@@ -46,16 +46,16 @@ FIRST = 6  # tests that are tried before all others
 GROUPS: dict[str, tuple[int, Sequence[str], Sequence[str]]] = {
     "rules": (80, ["pathspace/inference/rules/*.py"],
               ["rules", "rules_written_twice", "every_rule", "constants", "gathered", "facts",
-               "path_norm_operations", "liveness", "packing", "odd_models", "zoo", "channels",
-               "matching"]),
+               "path_norm_operations", "liveness", "affine", "masked_weights", "packing",
+               "odd_models", "zoo", "channels", "matching"]),
     "units and relations": (
         70, [f"pathspace/inference/{name}.py" for name in
              ("units", "parameter_scales", "flows", "powers", "running_statistics", "relations",
               "elimination", "union_find", "build",
               "assemble", "parameter_layout", "values", "folding", "eps_detection", "gathered")],
-        ["values", "relations", "multiplicities", "rules", "rules_written_twice", "gathered", "eps",
-         "levels", "constants", "reasons", "sizes", "dimension", "odd_models", "zoo",
-          "upper_bound"]),
+        ["values", "relations", "multiplicities", "rules", "rules_written_twice", "masked_weights",
+         "gathered", "eps", "levels", "constants", "reasons", "sizes", "dimension", "odd_models",
+         "zoo", "upper_bound"]),
     "trees and basis": (
         50, [f"pathspace/{name}.py" for name in
              ("two_trees", "trees", "edge_rows", "spanning_tree", "skeleton", "basis",

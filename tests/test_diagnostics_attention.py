@@ -150,3 +150,20 @@ def test_a_chain_is_watched_for_ten_thousand_steps() -> None:
     for steps, expected in ((9_999.5, 10_000), (10_000.5, None)):
         stay = (1 + 0.5 ** (1 / steps)) / 2
         assert analyse(np.array([[stay, 1 - stay], [1 - stay, stay]])).mixing_time() == expected
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 3), (2, 4, 5, 3)])
+def test_attention_of_three_dimensions_is_that_of_one_head(shape: tuple[int, ...]) -> None:
+    class Read(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k, self.v = (nn.Linear(3, 3) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x))
+
+    torch.manual_seed(0)
+    model, x = Read().double(), torch.randn(shape, dtype=torch.float64)
+    (found,) = attention_matrices(model, x)
+    scores = (model.q(x) @ model.k(x).transpose(-1, -2) / 3**0.5).softmax(-1)
+    torch.testing.assert_close(found, scores.detach().view_as(found), rtol=1e-10, atol=1e-12)

@@ -45,6 +45,12 @@ OPERATIONS: dict[str, tuple[Callable[[Tensor], Tensor], int, int]] = {
     "layer norm": (lambda h: F.layer_norm(h, (6,)), 6, 1),
     "length one": (lambda h: h / h.square().sum(-1, keepdim=True).sqrt(), 6, 1),
     "masked": (lambda h: F.relu(h).masked_fill(torch.tensor([True, False] * 3), 0.0), 6, 3),
+    "adaptive mean of pairs": (
+        lambda h: F.adaptive_avg_pool1d(F.relu(h).view(-1, 3, 2), 1).squeeze(-1),
+        3,
+        3,
+    ),
+    "close, with a share alone": (lambda h: h * h.isclose(h.flip(-1), 0.5), 6, 0),
     "clamped from below": (lambda h: h.sign() * h, 6, 6),
 }
 
@@ -475,6 +481,23 @@ def test_states_that_gates_are_multiplied_with_are_fixed(
     before = model(x)
     with rescaled_in_place(model, graph, torch.randn(units, dtype=torch.float64)):
         assert torch.allclose(model(x), before, rtol=1e-10, atol=1e-12)
+
+
+def test_taps_that_meet_zeros_of_their_channel_are_on_no_path() -> None:
+    """Only the first of two results is read, for which half of the channels begin with a zero."""
+
+    class Placed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv1d(2, 3, 1), nn.Conv1d(6, 4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = F.relu(self.first(x))
+            return self.second(torch.cat([F.pad(h, (0, 1)), F.pad(h, (1, 0))], 1))[..., :1]
+
+    certificate = ps.verify(Placed(), torch.randn(5, 2, 2))
+    assert certificate.weights == (3 * 2 + 3) + (4 * (3 * 2 + 3) + 4)
+    assert certificate.units == 3 and certificate.holds, certificate
 
 
 @pytest.mark.parametrize(

@@ -293,6 +293,14 @@ def test_gradients_against_autograd(depth: int) -> None:
         assert row.rms == pytest.approx(float(stack.mean(0).square().mean().sqrt()), rel=1e-12)
         assert row.variance == pytest.approx(float(stack.mean(0).var(correction=0)), rel=1e-12)
         assert row.noise == pytest.approx(float(stack.var(0).mean()), rel=1e-12)
+        weight = model.get_parameter(row.parameter).detach()
+        assert row.relative == pytest.approx(row.rms / float(weight.square().mean().sqrt()))
+        # the mean of 5 batches has a fifth of the noise of one
+        unbiased = float(stack.mean(0).square().mean()) - row.noise / 5
+        assert row.signal_to_noise == pytest.approx(max(unbiased, 0) / row.noise, rel=1e-9)
+    middle = sorted(row.rms for row in table)[len(table) // 2]
+    assert [row.spread for row in table] == pytest.approx([row.rms / middle for row in table])
+    assert any(row.signal_to_noise for row in table)
     assert imbalance(table) >= 1
     with pytest.raises(InputError, match="no batches"):
         gradients(model, F.mse_loss, [])
