@@ -119,6 +119,100 @@ def test_a_watched_run_is_bitwise_the_run() -> None:
         assert not module._forward_hooks and not module._forward_pre_hooks
 
 
+class Scaled(nn.Module):
+    """A branch whose channels have a scale each, as in ConvNeXt."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.first, self.branch = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.scale, self.head = nn.Parameter(torch.full(shape, 1e-6)), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        return self.head((x + self.scale * F.gelu(self.branch(x))).mean((2, 3)))
+
+
+@pytest.mark.parametrize("shape", [(8, 1, 1), (1, 8, 1, 1)])
+def test_one_number_for_each_channel_is_no_matrix_of_equal_units(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    model, x, y = Scaled(shape), torch.randn(32, 3, 8, 8), torch.randint(0, 3, (32,))
+    optimizer = torch.optim.AdamW(model.parameters())
+    with watching(model, every=2, structure=False) as watch:
+        for _ in range(4):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    assert watch.alarms == []
+    # all units of a layer are alike, also where each has one weight
+    alike = nn.Sequential(nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 3))
+    nn.init.constant_(alike[0].weight, 0.5)
+    found = diagnose(alike, torch.randn(16, 1))
+    assert [(alarm.kind, alarm.place) for alarm in found.alarms] == [("copies", "0.weight")]
+
+
+def test_two_backward_passes_of_one_step_leave_no_stale_gradients() -> None:
+    torch.manual_seed(0)
+    model, x, y = runs.mlp((10, 16, 5)), torch.randn(64, 10), torch.randint(0, 5, (64,))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with watching(model, every=2, structure=False) as watch:
+        for _ in range(8):
+            optimizer.zero_grad()
+            logits = model(x)
+            F.cross_entropy(logits, y).backward(retain_graph=True)
+            (1e-3 * logits.square().mean()).backward()
+            optimizer.step()
+    assert watch.alarms == []
+
+
+def test_a_spectral_norm_takes_no_further_step_because_it_is_watched() -> None:
+    ends = []
+    for every in (None, 2):
+        torch.manual_seed(4)
+        norm = nn.utils.parametrizations.spectral_norm
+        model = nn.Sequential(norm(nn.Linear(20, 6)), nn.ReLU(), nn.Linear(6, 3))
+        ends.append(train(model, 5, every)[0])
+    assert all(torch.equal(ends[0][name], value) for name, value in ends[1].items())
+
+
+class Flat(nn.Module):
+    """One number per sample, without a dimension of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = runs.mlp((8, 16, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x).squeeze(-1)
+
+
+def test_outputs_of_one_dimension_are_one_number_per_sample() -> None:
+    torch.manual_seed(0)
+    model, x = Flat(), torch.randn(48, 8)
+    assert [a for a in diagnose(model, x).alarms] == []
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    with watching(model, every=2, structure=False) as watch:
+        for _ in range(4):
+            optimizer.zero_grad()
+            F.mse_loss(model(x), x.sum(1)).backward()
+            optimizer.step()
+    assert watch.alarms == []
+    # targets of shape (48, 1) make a table of 48 x 48 differences
+    for targets in (x.sum(1, keepdim=True), x.sum(1)):
+        optimizer.zero_grad()
+        outputs = model(x)
+        slope = torch.autograd.grad((outputs - targets).square().mean(), outputs)[0]
+        fault = loss_fault(outputs.detach(), slope)
+        assert (fault is not None and fault.kind == "uniform targets") == (targets.ndim == 2), fault
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (7,), (0,), (0, 5), (4, 0), (4, 1), (2, 3, 4, 5)])
+def test_outputs_of_any_shape_are_judged_without_an_error(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    outputs = torch.randn(shape, requires_grad=True)
+    slope = torch.autograd.grad(outputs.square().sum(), outputs)[0]
+    assert loss_fault(outputs.detach(), slope) is None
+
+
 def test_rows_are_what_a_slow_look_finds() -> None:
     torch.manual_seed(0)
     model, (x, y) = runs.residual(16), runs.vectors(32)

@@ -55,7 +55,8 @@ def loss_fault(output: Tensor, gradient: Tensor) -> LossFault | None:
     """Find a fault of a loss in its gradient by a model's outputs; ``None`` if none is certain.
 
     Args:
-        output: outputs, with classes along the last dimension or dimension 1.
+        output: outputs, with classes along the last dimension or dimension 1; those of one
+            dimension are one number per sample.
         gradient: of the loss, of the same shape.
 
     Example:
@@ -66,13 +67,17 @@ def loss_fault(output: Tensor, gradient: Tensor) -> LossFault | None:
     """
     if (
         output.ndim == 0
+        or not output.numel()
         or output.shape != gradient.shape
         or not bool(torch.isfinite(gradient).all())
     ):
         return None
+    if output.ndim == 1:
+        output, gradient = output[:, None], gradient[:, None]
     for dim in dict.fromkeys((output.ndim - 1, min(1, output.ndim - 1))):
         z, g = (
-            value.detach().float().movedim(dim, -1).flatten(0, -2) for value in (output, gradient)
+            value.detach().float().movedim(dim, -1).reshape(-1, output.shape[dim])
+            for value in (output, gradient)
         )
         close = FITS[output.element_size() == 2]
         asked = (g != 0).any(-1).nonzero().flatten()

@@ -14,6 +14,7 @@ from weakref import ref
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._pytree import tree_leaves
 
 from pathspace.diagnostics.layers import first_real, select
@@ -117,11 +118,12 @@ class Probe:
         # calls without gradients, which reentrant checkpointing makes again in the backward pass
         self._again: dict[str, list[LayerFacts]] = {}
         self._last: Tensor | None = None
-        self._old: list[tuple[Tensor, ref[Tensor]]] = []
+        self._old: list[tuple[Tensor, ref[Tensor]]] | None = None
 
     def attach(self) -> None:
         """Wait for a pass."""
         self._again.clear()
+        self._old = None
         self.current, self.active, self.done = Pass(), False, False
         for name, module in self.layers.items():
             self.handles.append(
@@ -140,8 +142,10 @@ class Probe:
         self.active, self._last = False, None
         # a gradient that was set to None since then belonged to another pass, such as
         # that of a GAN's generator
-        self.current.stale = any(old() is not None and p.grad is old() for p, old in self._old)
-        self._old.clear()
+        self.current.stale = any(
+            old() is not None and p.grad is old() for p, old in self._old or ()
+        )
+        self._old = None
         # one transfer of all numbers instead of one for each
         if self._later:
             values = torch.stack(
@@ -183,6 +187,9 @@ class Probe:
         """Note the gradients that exist before the backward pass; they
         belong to an earlier step.
         """
+        if self._old is not None:
+            # a second backward pass through the same outputs
+            return
         self.current.judged = self.current.judged or loss_fault(output, gradient)
         found = [p for p in self.model.parameters() if p.grad is not None and id(p) in self.held]
         self._old = [
@@ -202,10 +209,7 @@ class Probe:
         source, result = first_real((args, kwargs)), first_real(output)
         if result is None or not result.numel():
             return
-        weight = getattr(module, "weight", None)
-        weighted = (
-            isinstance(weight, Tensor) and weight.ndim > 1 and not isinstance(module, nn.Embedding)
-        )
+        weighted = _has_matrix(module) and not isinstance(module, nn.Embedding)
         facts = LayerFacts(name, type(module).__name__, weighted or isinstance(module, nn.RNNBase))
         if isinstance(module, DROPPING) and module.training:
             facts.dropped = module.p
@@ -254,6 +258,16 @@ def unit_axis(module: nn.Module) -> int:
         if convolution or isinstance(module, nn.modules.batchnorm._NormBase | nn.GroupNorm)
         else -1
     )
+
+
+def _has_matrix(module: nn.Module) -> bool:
+    """Whether a module has a weight of two or more dimensions."""
+    if is_parametrized(module, "weight"):
+        # (reading the weight would compute it, which takes one more step of a spectral norm)
+        stored = module.parametrizations["weight"].parameters(recurse=False)  # type: ignore[index]
+        return any(tensor.ndim > 1 for tensor in stored)
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, Tensor) and weight.ndim > 1
 
 
 def _trains() -> bool:

@@ -76,6 +76,10 @@ def fan_in(model: nn.Module) -> dict[str, int]:
         for name, value in module.named_parameters(prefix, recurse=False):
             if value.ndim < 2 or isinstance(module, nn.Embedding | nn.EmbeddingBag):
                 continue
+            # (one number for each channel, as in a scale of shape (C, 1, 1), is no matrix)
+            layer = isinstance(module, nn.Linear | nn.modules.conv._ConvNd)
+            if not layer and sum(size > 1 for size in value.shape) < 2:
+                continue
             # in transposed convolutions and the Conv1D of transformers the first
             # dimension is that of the inputs
             first = type(module).__name__ == "Conv1D" or getattr(module, "transposed", False)
