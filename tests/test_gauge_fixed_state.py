@@ -114,6 +114,44 @@ def test_weights_are_loaded_at_any_time(kind: str, order: str) -> None:
     assert not fresh.__dict__["_given"]
 
 
+@pytest.mark.parametrize("order", ["first", "after it was made", "last"])
+@pytest.mark.parametrize("rates", [(0.0, 0.0), (0.0, 1e-2)])
+def test_a_run_goes_on_from_weights_that_training_has_not_moved(
+    order: str, rates: tuple[float, ...]
+) -> None:
+    """A script makes the same weights at each start; rates that begin at 0 leave them in
+    the canonical gauge of the start.
+    """
+
+    def start() -> tuple[nn.Module, Tensor, Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)
+        )
+        return model, torch.randn(40, 4), torch.arange(40) % 3
+
+    def wrapped(model: nn.Module, x: Tensor) -> GaugeFixed:
+        return GaugeFixed(torch.optim.AdamW(model.parameters(), lr=rates[0]), ps.trace(model, x))
+
+    model, x, y = start()
+    optimizer = wrapped(model, x)
+    for rate in rates:
+        optimizer.param_groups[0]["lr"] = rate
+        train(model, optimizer, x, y, 1)
+    weights, state = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    other, _, _ = start()
+    if order == "first":
+        other.load_state_dict(weights)
+    fresh = wrapped(other, x)
+    if order == "after it was made":
+        other.load_state_dict(weights)
+    fresh.load_state_dict(state)
+    if order == "last":
+        other.load_state_dict(weights)
+    assert all(torch.equal(other.state_dict()[name], value) for name, value in weights.items())
+    assert np.array_equal(train(model, optimizer, x, y, 5), train(other, fresh, x, y, 5))
+
+
 def test_a_model_in_another_type_keeps_its_running_statistics() -> None:
     """``model.double()`` puts other tensors in the place of buffers."""
     ends = []

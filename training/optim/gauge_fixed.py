@@ -180,6 +180,7 @@ class GaugeFixed(Joined):
             # until the first step, for states that belong to the weights as they were
             self._given = {} if return_to == "user" else self._copies(self._phi)
             self._move(self._phi, state=True, weights=return_to == "canonical")
+            self._written = {name: _written(self._tensors[name]) for name in self._given}
 
     # --- the interface of optimizers
 
@@ -482,7 +483,11 @@ class GaugeFixed(Joined):
                 self._tensors[name],
                 moved(before, up, down, self._graph.shifts.get(name, 0.0)),
             )
-            if torch.equal(tensor, there.to(tensor)):
+            address, count = _written(tensor)
+            # (a loaded weight may be equal to one that was rescaled, for example after steps of
+            # rate 0 in a run with the same seed)
+            loaded = address == self._written[name][0] and count != self._written[name][1]
+            if not loaded and torch.equal(tensor, there.to(tensor)):
                 tensor.copy_(before)
         self._given = {}
 
@@ -591,6 +596,11 @@ def in_rows(tensor: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
     if factor.dim() < 3 or len(factor) > 1 or not tensor.is_contiguous():
         return tensor, factor
     return tensor.view(len(tensor), -1), factor.expand(1, *tensor.shape[1:]).reshape(1, -1)
+
+
+def _written(tensor: Tensor) -> tuple[int, int]:
+    """Address of a tensor, and how often it was changed in place."""
+    return tensor.data_ptr(), tensor._version
 
 
 __all__ = ["GaugeFixed"]
