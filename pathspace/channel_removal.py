@@ -372,8 +372,12 @@ class CutTester:
             same = code_key(self.model, cut)
             if same not in tried:
                 tried[same] = self.adjust(cut)
-            if tried[same]:
-                refused[name] = tried[same]
+                reason = tried[same]
+            else:
+                # (layers of one kind in one module need not be used in the same way)
+                reason = tried[same] and self.failure([cut])
+            if reason:
+                refused[name] = reason
         left = {name: cut for name, cut in cuts.items() if name not in refused}
         if left and self.failure(list(left.values())):
             refused |= self._one_by_one(left)

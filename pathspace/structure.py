@@ -357,7 +357,8 @@ class Structure:
             powers = torch.from_numpy(power)[ids.abs()] * ids.sign() * sign
             for value in powers.unique().tolist():
                 if value:
-                    places = (powers == value).nonzero(as_tuple=True)
+                    # (torch has an index along dimension 0 also for a tensor without dimensions)
+                    places = (powers == value).nonzero(as_tuple=True)[: powers.dim()]
                     whole = (
                         slice(None) if ids.shape[dim] == 1 else place
                         for dim, place in enumerate(places)

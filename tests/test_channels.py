@@ -317,6 +317,46 @@ def test_sizes_in_modules_follow():
     assert small.c[0].groups == 2 and small.norm.num_groups == 2 and small.b[0].in_channels == 4
 
 
+class BehindSplit(nn.Module):
+    """Two layers of one kind behind a split whose sizes are numbers in the code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 9), nn.Linear(3, 4), nn.Linear(6, 4)
+        self.out = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        p, q = F.relu(self.a(x)).split([3, 6], 1)
+        return self.out(F.relu(torch.cat([self.b(p), self.c(q)], 1)))
+
+
+class BehindRoll(nn.Module):
+    """The same behind a roll, which moves what is left of a smaller layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.out = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(F.relu(self.b(F.relu(self.a(x)).roll(1, 1))))
+
+
+@pytest.mark.parametrize("make", [BehindSplit, BehindRoll])
+def test_a_layer_is_not_refused_for_what_is_wrong_with_another(make):
+    torch.manual_seed(0)
+    model, x = make().double().eval(), torch.randn(5, 4).double()
+    groups = ps.channels(model, x)
+    # (the parts of a split are groups of their own)
+    assert {name.split()[0] for name in groups.refused} == {"a.weight"}
+    small = groups.remove({"b.weight": [1, 3]})
+    assert small.b.weight.shape[0] == 2
+    # nothing reads what the other rows give
+    silent = copy.deepcopy(model)
+    with torch.no_grad():
+        silent.out.weight[:, [row for row in range(len(model.b.weight)) if row not in (1, 3)]] = 0
+    torch.testing.assert_close(small(x), silent(x))
+
+
 def test_what_stays_is_refused_with_a_reason():
     model, x = build("stubborn")
     groups = ps.channels(model, x)

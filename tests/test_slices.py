@@ -23,7 +23,20 @@ class Gated(nn.Module):
         return self.last(torch.relu(self.one(x)) * self.two(x))
 
 
+class Gain(nn.Module):
+    """A scale without dimensions between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 1), nn.Linear(1, 2)
+        self.gain = nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.relu(self.first(x)) * self.gain)
+
+
 MODELS = {
+    "gain": (Gain(), (3, 4)),
     "mlp": (
         nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1)),
         (5, 2),
