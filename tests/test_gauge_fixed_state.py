@@ -123,14 +123,14 @@ def test_a_run_goes_on_from_weights_that_training_has_not_moved(
     the canonical gauge of the start.
     """
 
-    def start() -> tuple[nn.Module, Tensor, Tensor]:
+    def start() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
         torch.manual_seed(0)
         model = nn.Sequential(
             nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)
         )
         return model, torch.randn(40, 4), torch.arange(40) % 3
 
-    def wrapped(model: nn.Module, x: Tensor) -> GaugeFixed:
+    def wrapped(model: nn.Module, x: torch.Tensor) -> GaugeFixed:
         return GaugeFixed(torch.optim.AdamW(model.parameters(), lr=rates[0]), ps.trace(model, x))
 
     model, x, y = start()

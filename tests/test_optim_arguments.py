@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import pathspace as ps
 from pathspace import InputError
@@ -245,6 +246,85 @@ def test_settings_of_path_sgd_end_in_one_sentence(settings: dict[str, Any], word
     model = mlp()
     with pytest.raises((InputError, ps.InputTypeError), match=f"PathSGD found {words}"):
         PathSGD(model.parameters(), 0.1, **{"model": model, "example": (X,), **settings})
+
+
+class Doubled(torch.autograd.Function):
+    """A function without ``setup_context``, as older code writes them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return 2 * grad
+
+
+def keep_grad(layer: nn.Module, h: Tensor) -> Tensor:
+    h = layer(h)
+    h.retain_grad()
+    return 2 * h
+
+
+class Through(nn.Module):
+    """Three layers, the middle one called by a function, which doubles its results."""
+
+    def __init__(self, call: Callable[[nn.Module, Tensor], Tensor], tied: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.inner, self.last = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+        self.call, self.times = call, 1 + tied
+
+    def forward(self, x: Tensor) -> Any:
+        h = torch.relu(self.first(x))
+        for _ in range(self.times):
+            h = torch.relu(self.call(self.inner, h))
+        return self.last(h)
+
+
+CALLS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
+    "plain": lambda layer, h: 2 * layer(h),
+    "checkpoint": lambda layer, h: 2 * checkpoint(layer, h, use_reentrant=False),
+    "function": lambda layer, h: Doubled.apply(layer(h)),
+    "retained": keep_grad,
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_path_sgd_steps_through_whatever_can_be_differentiated(name: str) -> None:
+    ends = []
+    for call in (CALLS["plain"], CALLS[name]):
+        model = Through(call).double()
+        step(model, PathSGD(model.named_parameters(), 0.01, model=model, example=(X[:1],)))
+        ends.append([parameter.detach() for parameter in model.parameters()])
+    for one, other in zip(*ends, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
+
+
+def test_path_sgd_names_what_has_no_second_derivative() -> None:
+    model = Through(CALLS["function"], tied=True).double()
+    words = r"PathSGD cannot take second derivatives of Through by 'inner\.(weight|bias)'"
+    with pytest.raises(ps.UnsupportedError, match=words):
+        step(model, PathSGD(model.named_parameters(), 0.01, model=model, example=(X[:1],)))
+    more = {"model": model, "example": (X[:1],), "second": False}
+    step(model, PathSGD(model.named_parameters(), 0.01, **more))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "words"),
+    [
+        (lambda y: torch.complex(y, y), "complex outputs of Returned, expected real ones"),
+        (lambda y: y.shape, "no tensor in the outputs of Returned, expected real ones"),
+    ],
+)
+def test_path_sgd_names_outputs_without_a_path_norm(outputs: Any, words: str) -> None:
+    class Returned(nn.Linear):
+        def forward(self, x: Tensor) -> Any:
+            return outputs(super().forward(x))
+
+    model = Returned(4, 2).double()
+    with pytest.raises(ps.UnsupportedError, match=f"PathSGD found {words}"):
+        PathSGD(model.named_parameters(), 0.1, model=model, example=(X[:1],))
 
 
 @pytest.mark.parametrize("make", [GSGD, GAdam])

@@ -28,11 +28,13 @@ from torch.utils import _pytree as pytree
 
 from pathspace import InputError, InputTypeError, PathspaceError, UnsupportedError
 from pathspace import trace as trace_graph
+from pathspace.checkpointing import never_recomputed
 from pathspace.eps import precision
 from pathspace.errors import AT_LEAST_1, expect_arguments, expect_numbers
 from pathspace.forward_run import cast
 from pathspace.functional_call import evaluate
 from pathspace.inference.registry import facts_of, operation_name
+from pathspace.refusals import first_line
 from pathspace.training.optim.settings import (
     check_group,
     expect_parameters,
@@ -194,7 +196,7 @@ class PathNorm:
         """
         even = self._even()
         with evaluating(self.model):
-            kappa = grad(self.value)(even)
+            kappa = self._slopes(even)
             lost = self._lost(even, kappa)
         for name, value in kappa.items():
             _refuse_sparse(name, value)
@@ -231,19 +233,21 @@ class PathNorm:
                 name: value.sqrt() * torch.randn(value.shape, generator=random).to(value).sign()
                 for name, value in even.items()
             }
-            for name, slope in grad(self.value)(signed).items():
+            for name, slope in self._slopes(signed).items():
                 if slope.layout == torch.strided and bool((slope[kappa[name] == 0] != 0).any()):
                     lost.add(name)
         return lost
 
-    @torch.no_grad()
     def _passed_again(self) -> list[str]:
         """Parameters that paths pass several times: ``gamma^2`` grows faster than they do."""
-        even = self._even()
-        with evaluating(self.model):
-            once = self.value(even)
+        # (a model may ask for gradients in its forward pass)
+        even = {name: theta.requires_grad_() for name, theta in self._even().items()}
+        with evaluating(self.model), torch.enable_grad():
+            once = self.value(even).detach()
             ends = {
-                name: [self.value({**even, name: times * theta}) for times in (0.0, LARGER)]
+                name: [
+                    self.value({**even, name: times * theta}).detach() for times in (0.0, LARGER)
+                ]
                 for name, theta in even.items()
             }
         # (a sum that overflows or is no number counts as well: this costs time, not truth)
@@ -255,10 +259,30 @@ class PathNorm:
 
     def value(self, theta: Mapping[str, Tensor]) -> Tensor:
         """``gamma^2`` at squared weights ``theta``."""
-        out = evaluate(self.model, theta, cast(self.args, precision(self.model)))
-        return torch.stack(
-            [leaf.sum() for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor)]
-        ).sum()
+        # (a checkpoint would compute again with the model's own weights)
+        with never_recomputed():
+            out = evaluate(self.model, theta, cast(self.args, precision(self.model)))
+        sums = [leaf.sum() for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor)]
+        if not sums or any(one.is_complex() for one in sums):
+            raise UnsupportedError(
+                f"PathSGD found {'complex outputs' if sums else 'no tensor in the outputs'} of"
+                f" {type(self.model).__name__}, expected real ones: gamma^2 is their sum at squared"
+                " weights."
+            )
+        return torch.stack(sums).sum()
+
+    def _slopes(self, theta: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Derivatives of :meth:`value` by all weights."""
+        with torch.enable_grad():
+            leaves = {name: value.detach().requires_grad_() for name, value in theta.items()}
+            value = self.value(leaves)
+            if not value.requires_grad:
+                return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
+            found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+        return {
+            name: torch.zeros_like(leaf) if slope is None else slope
+            for (name, leaf), slope in zip(leaves.items(), found, strict=True)
+        }
 
     def _squares(self) -> list[tuple[str, Tensor]]:
         return [(name, p.detach().square()) for name, p in self.model.named_parameters()]
@@ -271,7 +295,7 @@ class PathNorm:
         """
         theta = dict(self._squares())
         with evaluating(self.model):
-            result = grad(self.value)(theta)
+            result = self._slopes(theta)
             for name in self.reused if second else ():
                 result[name] = result[name] + 2 * theta[name] * self._second(theta, name)
         return {name: value.detach() for name, value in result.items()}
@@ -290,7 +314,15 @@ class PathNorm:
             return result
 
         numbers = torch.arange(base.numel(), device=base.device)
-        return vmap(lambda i: entry(i.reshape(1)), chunk_size=CHUNK)(numbers).view(base.shape)
+        try:
+            found = vmap(lambda i: entry(i.reshape(1)), chunk_size=CHUNK)(numbers)
+        except (RuntimeError, NotImplementedError) as error:
+            raise UnsupportedError(
+                f"PathSGD cannot take second derivatives of {type(self.model).__name__} by"
+                f" {name!r}, which paths pass several times ({first_line(error)}); leave them out"
+                " with second=False, or give functions of torch.autograd a setup_context."
+            ) from error
+        return found.view(base.shape)
 
 
 class PathSGD(Optimizer):
