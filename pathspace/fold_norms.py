@@ -161,7 +161,8 @@ def _foldable(layer: nn.Module, value: Any, norm: nn.Module) -> bool:
     # (of more dimensions, the channels of a norm are not the features of a linear layer)
     flat = not isinstance(layer, nn.Linear) or (isinstance(value, Tensor) and value.dim() == 2)
     fixed = not norm.training and norm.running_var is not None
-    return flat and fixed and type(norm).forward is _BatchNorm.forward
+    known = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
+    return flat and fixed and type(norm).forward in known
 
 
 @torch.no_grad()

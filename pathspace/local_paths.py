@@ -251,7 +251,7 @@ def read_rule(
 
 def _log_sum(logs: list[Any], differentiable: bool) -> Any:
     """``log(sum(exp(logs)))`` of numbers, or of tensors of one number each."""
-    finite = [log for log in logs if float(log) > -math.inf]
+    finite = [log for log in logs if log > -math.inf]
     if differentiable:
         nothing = torch.tensor(-math.inf, dtype=torch.float64)
         return torch.logsumexp(torch.stack(finite), 0) if finite else nothing

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pathspace.basis import BasisPaths
 from pathspace.capture import Captured, capture
-from pathspace.errors import InputError, expect_arguments, expect_numbers
+from pathspace.errors import InputError, UnsupportedError, expect_arguments, expect_numbers
 from pathspace.finite import count_nonfinite
 from pathspace.log_prefix import log_prefixes, log_suffixes
 from pathspace.path_forward import Forward, logs_of_sums
@@ -226,11 +226,20 @@ def path_sensitivity(
     captured = replace(graph.captured, parameters=spliced)
     with torch.enable_grad():
         sums = Forward(captured, 2.0, None, False, graph.norm_eps == "respect").outputs()
+        if not sums:
+            raise UnsupportedError(
+                "path_sensitivity found no real numbers among the outputs, expected some: paths"
+                " end there; trace the model up to what it compares or chooses."
+            )
         top = max((one.log for one in sums), default=0.0)
         total = torch.stack(
             [one.values.sum() * math.exp(max(one.log - top, -700.0)) for one in sums]
         ).sum()
-        found = torch.autograd.grad(total, list(own.values()), allow_unused=True)
+        found = (
+            torch.autograd.grad(total, list(own.values()), allow_unused=True)
+            if total.requires_grad
+            else [None] * len(own)
+        )
     slopes = {
         name: (
             torch.zeros(value.shape, dtype=torch.float64)

@@ -59,6 +59,10 @@ LAYERS = {
         lambda: nn.Sequential(nn.ConvTranspose2d(4, 6, 3, groups=2), nn.BatchNorm2d(6)),
         (2, 4, 5, 5),
     ),
+    "several processes": (
+        lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.SyncBatchNorm(4)),
+        (2, 2, 5, 5),
+    ),
     "depth": (lambda: nn.Sequential(nn.Conv3d(2, 3, 2), nn.BatchNorm3d(3)), (2, 2, 4, 4, 4)),
 }
 

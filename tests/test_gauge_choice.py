@@ -330,3 +330,25 @@ def test_another_model_is_refused_in_a_sentence(objective: Any) -> None:
             ps.rescale(other, graph, torch.zeros(5))
         with pytest.raises(ps.InputError, match=f"balance found {why}"):
             ps.balance(other, graph)
+
+
+class Given(nn.Linear):
+    """A layer whose outputs are made into something else."""
+
+    def __init__(self, last: Any) -> None:
+        super().__init__(4, 6)
+        self.given = last
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.given(x, super().forward(x))
+
+
+def test_networks_without_paths_have_no_conditioning_to_improve() -> None:
+    x = torch.randn(3, 4)
+    chosen = Given(lambda _, y: y.argmax(1))
+    with pytest.raises(ps.UnsupportedError, match="no real numbers among the outputs"):
+        ps.choose_gauge(chosen, ps.trace(chosen, x), ps.Conditioning())
+    for last in (lambda x, _: x, lambda *_: torch.ones(3)):
+        model = Given(last)
+        gauge = ps.choose_gauge(model, ps.trace(model, x), ps.Conditioning())
+        assert gauge.phi.numel() == 0
