@@ -51,6 +51,8 @@ OPERATIONS: dict[str, tuple[Callable[[Tensor], Tensor], int, int]] = {
         3,
     ),
     "close, with a share alone": (lambda h: h * h.isclose(h.flip(-1), 0.5), 6, 0),
+    "to 8 bits and back": (lambda h: F.relu(h).to(torch.float8_e4m3fn).to(h.dtype), 6, 0),
+    "to 8 bits of a larger range": (lambda h: h.to(torch.float8_e5m2).to(h.dtype), 6, 0),
     "clamped from below": (lambda h: h.sign() * h, 6, 6),
 }
 

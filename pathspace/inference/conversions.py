@@ -23,22 +23,30 @@ SHAPES = frozenset(["aten.expand_as", "aten.reshape_as", "aten.view_as"])
 
 
 def converted(semantics: Semantics, value: Value, dtype: torch.dtype) -> Value:
-    """A value as another type: floating-point types keep scales, booleans need
-    none, integers fix them.
+    """A value as another type: floating-point types of two bytes and more keep scales,
+    booleans need none, others fix them.
     """
-    if dtype.is_floating_point or dtype.is_complex:
+    if _keeps_scales(dtype):
         return value
     if dtype == torch.bool:
         return semantics.observe(semantics.activation(value))
-    return semantics.opaque([semantics.activation(value)], "rounding is not homogeneous")
+    why = "to 8 bits " * dtype.is_floating_point
+    return semantics.opaque([semantics.activation(value)], f"rounding {why}is not homogeneous")
+
+
+def _keeps_scales(dtype: torch.dtype) -> bool:
+    """Whether rounding to a type is small beside the numbers (those of one byte have four bits of
+    precision at most, and end at 448 or 57,344).
+    """
+    return dtype.is_complex or (dtype.is_floating_point and dtype.itemsize > 1)
 
 
 def as_stored(semantics: Semantics, args: Any, kwargs: Any) -> Any:
     """The operands of an operation in the type of its result, if that is a type of
-    integers or truth values.
+    integers, truth values or numbers of 8 bits.
     """
     shown = semantics.place.result
-    if not isinstance(shown, Tensor) or shown.dtype.is_floating_point or shown.dtype.is_complex:
+    if not isinstance(shown, Tensor) or _keeps_scales(shown.dtype):
         return args, kwargs
     if semantics.place.op in SHAPES or facts_of(semantics.place.op).kind in UNCONVERTED:
         return args, kwargs
