@@ -264,7 +264,7 @@ def _has_matrix(module: nn.Module) -> bool:
     """Whether a module has a weight of two or more dimensions."""
     if is_parametrized(module, "weight"):
         # (reading the weight would compute it, which takes one more step of a spectral norm)
-        stored = module.parametrizations["weight"].parameters(recurse=False)  # type: ignore[index]
+        stored = module.get_submodule("parametrizations.weight").parameters(recurse=False)
         return any(tensor.ndim > 1 for tensor in stored)
     weight = getattr(module, "weight", None)
     return isinstance(weight, Tensor) and weight.ndim > 1
