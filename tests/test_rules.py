@@ -18,6 +18,7 @@ from pathspace.inference.rules import reductions
 from pathspace.inference.rules.experts import _chosen_by, _is_sorted
 from pathspace.invariance import rescaled_in_place
 
+PAIRS = torch.tensor([0, 0, 1, 1, 2, 2])
 # operation, features it leaves, free units
 OPERATIONS: dict[str, tuple[Callable[[Tensor], Tensor], int, int]] = {
     "relu": (F.relu, 6, 6),
@@ -53,6 +54,18 @@ OPERATIONS: dict[str, tuple[Callable[[Tensor], Tensor], int, int]] = {
     "close, with a share alone": (lambda h: h * h.isclose(h.flip(-1), 0.5), 6, 0),
     "to 8 bits and back": (lambda h: F.relu(h).to(torch.float8_e4m3fn).to(h.dtype), 6, 0),
     "to 8 bits of a larger range": (lambda h: h.to(torch.float8_e5m2).to(h.dtype), 6, 0),
+    "added at known places": (
+        lambda h: torch.zeros_like(h).scatter_add(1, PAIRS.expand_as(h), F.relu(h)),
+        6,
+        3,
+    ),
+    "means at known places": (
+        lambda h: torch.zeros_like(h).scatter_reduce(
+            1, PAIRS.view(1, 6).expand_as(h), F.relu(h), "mean", include_self=False
+        ),
+        6,
+        3,
+    ),
     "clamped from below": (lambda h: h.sign() * h, 6, 6),
 }
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from pathspace.inference.conversions import SHAPES
 from pathspace.inference.registry import operation_name
 from pathspace.inference.values import Weight, value_of, with_value
 
@@ -59,6 +60,13 @@ def fold_constant(node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any])
             isinstance(leaf, Tensor | Weight) for leaf in pytree.tree_leaves((args, kwargs))
         )
         return target(*args, **kwargs) if plain and callable(target) and _is_number(shown) else None
+    if (
+        operation_name(target) in SHAPES
+        and isinstance(shown, Tensor)
+        and all(isinstance(n, int) for n in shown.shape)
+    ):
+        # (only the shape of the second operand counts)
+        args = (args[0], with_value(torch.empty(()).expand(shown.shape)))
     # (mostly the first operand decides)
     if any(map(_is_unknown, args)):
         return None
