@@ -222,6 +222,21 @@ def test_a_model_that_does_not_fit_is_rejected() -> None:
     assert not check(document, model=mlp(3, 4, 2, act=nn.GELU), args=(x,)).accepted
 
 
+def test_one_mapping_gives_all_inputs_by_name() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+            return self.second(torch.relu(self.first(left) + self.first(right)))
+
+    model, inputs = Named(), {"right": torch.randn(2, 3), "left": torch.randn(2, 3)}
+    document = proof(ps.trace(model, kwargs=inputs).skeleton())
+    judgement = check(document, model=model, args=(inputs,))
+    assert judgement.accepted and judgement.compared == "outputs", judgement
+
+
 def test_a_model_that_cannot_be_copied_is_rejected_with_the_reason() -> None:
     model, x = mlp(3, 4, 2), torch.randn(2, 3)
     document = document_of(model, (x,))

@@ -167,3 +167,13 @@ def test_attention_of_three_dimensions_is_that_of_one_head(shape: tuple[int, ...
     (found,) = attention_matrices(model, x)
     scores = (model.q(x) @ model.k(x).transpose(-1, -2) / 3**0.5).softmax(-1)
     torch.testing.assert_close(found, scores.detach().view_as(found), rtol=1e-10, atol=1e-12)
+
+
+def test_a_sample_without_a_batch_has_matrices_of_one_batch() -> None:
+    torch.manual_seed(0)
+    layer, x = nn.MultiheadAttention(8, 2, batch_first=True).double().eval(), torch.randn(5, 8)
+    x = x.double()
+    (alone,) = attention_matrices(layer, x, x, x)
+    (batched,) = attention_matrices(layer, x[None], x[None], x[None])
+    assert alone.shape == (1, 2, 5, 5)
+    torch.testing.assert_close(alone, batched)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from cases import Between
 from torch import Tensor, nn
+from torch._higher_order_ops.scan import scan
 from torch.nn import functional as F
 
 import pathspace as ps
@@ -476,6 +477,40 @@ class Cell(nn.Module):
             x, states = x.expand(self.steps, *x.shape), [state[None] for state in states]
         found = self.cell(x, tuple(states) if "LSTM" in self.kind else states[0])
         return self.last(found if isinstance(found, Tensor) else found[0])
+
+
+class Late(nn.Module):
+    """A recurrence whose sequence goes on with the outputs of another layer."""
+
+    def __init__(self, kind: str, late: int) -> None:
+        super().__init__()
+        self.early, self.late, self.steps = nn.Linear(3, 4), nn.Linear(3, 4), late
+        both = kind == "both ways"
+        self.rnn = nn.RNN(4, 5, nonlinearity="relu", batch_first=True, bidirectional=both)
+        self.scanned = kind == "scan"
+
+    def forward(self, x: Tensor) -> Tensor:
+        early, late = self.early(x[:, : -self.steps]), self.late(x[:, -self.steps :])
+        read = torch.cat([F.relu(early), F.relu(late)], 1)
+        if not self.scanned:
+            return self.rnn(read)[0].sum(1)
+
+        def step(state: Tensor, entered: Tensor) -> tuple[Tensor, Tensor]:
+            into, carried = self.rnn.weight_ih_l0, self.rnn.weight_hh_l0
+            state = F.relu(entered @ into.T + self.rnn.bias_ih_l0 + state @ carried.T)
+            return state, state.clone()
+
+        return scan(step, torch.zeros(len(x), 5), read.transpose(0, 1))[1].sum(0)
+
+
+@pytest.mark.parametrize("kind", ["one way", "both ways", "scan"])
+@pytest.mark.parametrize("late", [1, 2, 3, 5])
+def test_late_inputs_of_a_recurrence_have_the_scales_of_the_first(late: int, kind: str) -> None:
+    """Few steps are interpreted; the others read what the last of them reads."""
+    certificate = ps.verify(Late(kind, late), torch.randn(5, 8, 3))
+    assert certificate.units == 4 and certificate.holds, certificate
+    unread = {"rnn.bias_hh_l0"} if kind == "scan" else set()
+    assert set(ps.trace(Late(kind, late), torch.randn(5, 8, 3), sizes="given").unused) == unread
 
 
 @pytest.mark.usefixtures("no_rule_fails")

@@ -108,16 +108,12 @@ def scan(interpreter: Any, body: Graph, state: Sequence[Any], sequences: Sequenc
     carried: list[Any] = [semantics.activation(value) for value in state]
     emitted: list[list[Tensor]] = []
     for step in range(looked_at):
-        parts = [semantics.activation(sequence).select(0, step) for sequence in sequences]
+        parts = [semantics.step(semantics.activation(value), 0, step) for value in sequences]
         results = list(interpreter.region(body, [*carried, *parts, *more]))
         carried = [semantics.activation(value) for value in results[: len(carried)]]
         emitted.append([semantics.activation(value) for value in results[len(carried) :]])
     if looked_at < length:
         # the remaining steps repeat the last interpreted one
-        for sequence in sequences:
-            semantics.reduce(
-                semantics.activation(sequence).narrow(0, looked_at - 1, length - looked_at + 1), [0]
-            )
         carried = [semantics.reduce(torch.stack([value, value]), [0]) for value in carried]
     columns = [
         torch.stack([*column, *[column[-1]] * (length - looked_at)])

@@ -181,6 +181,15 @@ class Semantics(ABC):
         """
         return min(length, 3)
 
+    def step(self, sequence: Tensor, dim: int, number: int) -> Tensor:
+        """What a recurrent operation reads in one of the interpreted steps; in the last of them,
+        what it reads in all further ones, too.
+        """
+        length = sequence.shape[dim]
+        if number == self.steps(length) - 1 < length - 1:
+            return self.reduce(sequence.narrow(dim, number, length - number), [dim])
+        return sequence.select(dim, number)
+
     def laid_out(self, weight: Weight, table: Callable[[str], Tensor]) -> Tensor:
         """The ids of a view, from tables of the ids of whole parameters; exact zeros in a computed
         weight have a fixed scale.

@@ -248,6 +248,10 @@ class Unrolled(Semantics):
         """The requested number of steps."""
         return length if self.max_steps is None else min(length, self.max_steps)
 
+    def step(self, sequence: Tensor, dim: int, number: int) -> Tensor:
+        """What is read in one step."""
+        return sequence.select(dim, number)
+
     def count(self) -> int:
         """Number of paths (paths with the same weights through different
         nodes count separately).

@@ -69,21 +69,15 @@ def _direction(
 ) -> tuple[Tensor, Tensor]:
     length = sequence.shape[time]
     looked_at = semantics.steps(length)
-    order = range(length - 1, length - 1 - looked_at, -1) if backwards else range(looked_at)
+    ordered = sequence.flip(time) if backwards else sequence
     states: list[Tensor] = []
-    for step in order:
-        entered = linear(
-            semantics, sequence.select(time, step), weights[0], weights[2] if biases else None
-        )
+    for number in range(looked_at):
+        read = semantics.step(ordered, time, number)
+        entered = linear(semantics, read, weights[0], weights[2] if biases else None)
         carried = linear(semantics, hidden, weights[1], weights[3] if biases else None)
         hidden = semantics.join(entered, carried)
         states.append(hidden)
-    # the remaining steps share every scale with the last interpreted one; their
-    # inputs must have its scales
-    if looked_at < length:
-        entered_all = sequence.flip(time) if backwards else sequence
-        rest = entered_all.narrow(time, looked_at - 1, length - looked_at + 1)
-        semantics.reduce(rest, [time])
+    # the remaining steps share every scale with the last interpreted one
     states += [states[-1]] * (length - looked_at)
     if backwards:
         states.reverse()
