@@ -8,7 +8,7 @@ $(PYTHON) -c 'import sys; sys.exit("pathspace needs Python 3.11 or newer, found 
 $(PYTHON) -m venv .venv
 endef
 
-.PHONY: demo test slow lint browser gpu docs dist matrix mutants bench setup clean
+.PHONY: demo test quick slow lint browser gpu docs dist matrix mutants bench setup clean
 
 # What the demo needs and no more; a complete set-up serves as well.
 demo: $(if $(wildcard $(READY)),$(READY),.venv/.demo)
@@ -18,7 +18,11 @@ demo: $(if $(wildcard $(READY)),$(READY),.venv/.demo)
 # The same random networks each time; 'make test HYPOTHESIS_PROFILE=pathspace' draws new ones.
 HYPOTHESIS_PROFILE ?= same
 PYTEST = HYPOTHESIS_PROFILE=$(HYPOTHESIS_PROFILE) OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
-test: lint
+# The linters run beside the tests: most of them are one process, and mypy takes half a minute.
+test: $(READY)
+	$(MAKE) --no-print-directory -j 2 lint quick
+
+quick: $(READY)
 	$(PYTEST) -m "not slow"
 
 # What takes a second or more each: several processes, compilers, trained networks, recipes at full size. '.ci/run' does both.

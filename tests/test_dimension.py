@@ -229,6 +229,7 @@ def test_dimension_is_the_rank_of_the_jacobian(name: str) -> None:
     assert jacobian_rank(model, *args) == traced(name).dimension
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CASES if name not in EXACT_JACOBIAN])
 def test_dimension_bounds_the_rank_of_the_jacobian(name: str) -> None:
     (model, args), graph = CASES[name](), traced(name)

@@ -19,6 +19,7 @@ def skeleton_of(name: str) -> ps.Skeleton:
     return ps.trace(model, *args).skeleton()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(CASES)[::4])
 @pytest.mark.parametrize("level", ["block", "auto"])
 def test_every_model_can_be_drawn(name: str, level: str) -> None:

@@ -256,6 +256,7 @@ def test_the_page_shows_the_figures_and_they_are_as_good_as_it_says() -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1.0, 1e10])
 @pytest.mark.parametrize("shift", [-25.0, 12.0, 25.0])
 def test_copies_far_outside_of_a_type_come_to_the_same_network(size, shift):

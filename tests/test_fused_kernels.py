@@ -25,6 +25,9 @@ from pathspace import UnsupportedError
 from pathspace.training import GSGD, GAdam, init_skeleton
 from pathspace.training.optim.fused import Fused
 
+# (compilers)
+pytestmark = pytest.mark.slow
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TRITON = DEVICE == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
 SHORT = (
@@ -105,7 +108,6 @@ def test_fused_steps_are_those_of_whole_tensors_in_four_launches(member: str, na
     assert largest_difference(case.model, twin) < 1e-12
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "member"),
     [(torch.float32, "gsgd"), (torch.float32, "momentum"), *SHORT],

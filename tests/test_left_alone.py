@@ -209,6 +209,7 @@ def spectral(normalise: Callable[[nn.Module], nn.Module]) -> nn.Module:
     return nn.Sequential(normalise(nn.Linear(4, 5)), nn.Tanh(), nn.Linear(5, 3)).train()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [

@@ -28,7 +28,13 @@ INTERNAL = re.compile(
     r"|DataDependentOutput|__torch__|zuf\d|\bu0\b"
 )
 # (a compiler runs)
-SLOW = {"compiled", "compiled_inside", "prepared_for_qat"}
+SLOW = {
+    "compiled",
+    "compiled_inside",
+    "prepared_for_qat",
+    "condition_of_torch",
+    "functional_call_inside",
+}
 ENTRIES = [
     pytest.param(entry, id=name, marks=[pytest.mark.slow] if name in SLOW else [])
     for name, entry in ODD.items()

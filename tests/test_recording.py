@@ -31,6 +31,7 @@ def settings_of_torch() -> Iterator[None]:
     torch.compiler.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [pytest.param(model, id=model.name) for model in SAMPLE])
 def test_both_captures_lead_to_the_same_answer(model: Model) -> None:
     with model.around():

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from cases import Between
+from slow_names import slow_names
 from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan
 from torch.nn import functional as F
@@ -503,7 +504,7 @@ class Late(nn.Module):
         return scan(step, torch.zeros(len(x), 5), read.transpose(0, 1))[1].sum(0)
 
 
-@pytest.mark.parametrize("kind", ["one way", "both ways", "scan"])
+@pytest.mark.parametrize("kind", slow_names(["one way", "both ways", "scan"], ["scan"]))
 @pytest.mark.parametrize("late", [1, 2, 3, 5])
 def test_late_inputs_of_a_recurrence_have_the_scales_of_the_first(late: int, kind: str) -> None:
     """Few steps are interpreted; the others read what the last of them reads."""

@@ -87,6 +87,7 @@ def falls(
     return all(map(math.isfinite, losses)) and losses[-1] < losses[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("tried", [False, True])
 def test_ten_steps_as_advised(name: str, tried: bool, capsys: pytest.CaptureFixture[str]) -> None:

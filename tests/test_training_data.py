@@ -320,6 +320,7 @@ def catalogue(messages: dict[str, str]) -> bytes:
     return head + b"".join(tables[0]) + b"".join(tables[1]) + texts
 
 
+@pytest.mark.slow
 def test_the_catalogue_that_ships_with_a_package_needs_no_folder(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

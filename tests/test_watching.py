@@ -370,6 +370,7 @@ def test_passes_made_inside_of_the_step_are_seen(named: bool) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_trainer_of_lightning_is_watched(tmp_path: Path) -> None:
     lightning = pytest.importorskip("lightning.pytorch")
@@ -410,6 +411,7 @@ def test_a_trainer_of_lightning_is_watched(tmp_path: Path) -> None:
     assert (tmp_path / "run.html").exists() and not watch.running
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_a_trainer_of_transformers_is_watched(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")

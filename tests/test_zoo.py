@@ -18,7 +18,14 @@ from pathspace.explain import account
 pytestmark = pytest.mark.usefixtures("no_rule_fails")
 
 FAST = [entry for entry in load().values() if entry.fast]
-SLOW = ("hf_deberta_v2", "swin_small", "swin_v2_small", "dlrm")
+SLOW = (
+    "hf_deberta_v2",
+    "hf_gpt2",
+    "decoder_qk_norm_softcap",
+    "swin_small",
+    "swin_v2_small",
+    "dlrm",
+)
 
 
 def parameters(entries: list[Entry]) -> list[Any]:
