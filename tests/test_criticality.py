@@ -114,6 +114,7 @@ def test_biases_move_the_edge() -> None:
     assert 1.1 < critical_scale(torch.tanh, 0.3) < 1.7
 
 
+@pytest.mark.slow
 def test_residual_nets_have_no_ordered_phase() -> None:
     torch.manual_seed(0)
     model, x = nn.Sequential(*[Block(128) for _ in range(24)]), torch.randn(4, 128)

@@ -19,7 +19,6 @@ from oracles.jacobian import jacobian_rank
 from oracles.networks import Case, RandomConv, RandomDag, random_rnn
 from oracles.pathsets import Enumeration, enumerate_paths
 from oracles.strategies import conv_specs, dag_specs, modest, rnn_specs, seeds, tied_dag_specs
-from slow_names import slow_names
 from torch import Tensor, nn
 
 import pathspace as ps
@@ -223,7 +222,8 @@ softmax outputs, biases that cancel have more) whose units all have kinks among 
 Jacobian's rank is the dimension."""  # noqa: E501
 
 
-@pytest.mark.parametrize("name", slow_names(EXACT_JACOBIAN, ["residual_cnn", "dense_conv"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXACT_JACOBIAN)
 def test_dimension_is_the_rank_of_the_jacobian(name: str) -> None:
     model, args = CASES[name]()
     assert jacobian_rank(model, *args) == traced(name).dimension

@@ -27,6 +27,7 @@ def test_every_model_can_be_drawn(name: str, level: str) -> None:
     assert figure.axes[0].get_title(loc="left").split(",")[0].endswith("weights")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".svg", ".png", ".pdf"])
 def test_pictures_are_files(suffix: str, tmp_path: Path) -> None:
     file = tmp_path / f"graph{suffix}"

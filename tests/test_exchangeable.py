@@ -73,6 +73,7 @@ def expect_sizes(model: nn.Module, x: Tensor, sizes: list[int]) -> None:
         assert torch.allclose(moved(x), y, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BETWEEN)
 def test_channels_that_are_treated_differently_are_told_apart(name: str) -> None:
     torch.manual_seed(0)

@@ -74,6 +74,7 @@ def state(model: Stateful) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(
     "measure",

@@ -191,6 +191,7 @@ def test_units_that_are_exact_as_the_model_stands_are_bounded_too() -> None:
     )
 
 
+@pytest.mark.slow
 def test_without_eps_both_levels_are_one() -> None:
     model, args = CASES["residual_cnn"]()
     for mode in (False, True):

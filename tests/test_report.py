@@ -145,6 +145,7 @@ def test_the_page_is_well_formed_and_needs_no_network(found: Report) -> None:
         assert rule in found.html
 
 
+@pytest.mark.slow
 def test_every_parameter_and_every_unit_is_accounted_for(found: Report) -> None:
     data = Page(found.html).data()
     parameters = data["account"]["parameters"]

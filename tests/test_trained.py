@@ -24,6 +24,9 @@ from pathspace.diagnostics import MarkovChain
 from pathspace.pairs import Pairs
 from pathspace.training import GSGD
 
+# (networks of millions of weights)
+pytestmark = pytest.mark.slow
+
 # largest change of the outputs that a rescaling by a standard normal log-scale may make in float32
 STANDS = 1e-4
 # the same for other orders of channels, and for smaller models beside masked ones

@@ -22,7 +22,8 @@ from pathspace.inference.values import constant
 from pathspace.logscales import family
 from pathspace.samples import Sampler
 
-pytestmark = pytest.mark.usefixtures("no_rule_fails")
+# (slow: factorisations)
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_rule_fails")]
 
 
 def bracket(model: nn.Module, *args: Any, **kwargs: Any) -> ps.Certificate:
