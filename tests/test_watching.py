@@ -412,7 +412,6 @@ def test_a_trainer_of_lightning_is_watched(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_a_trainer_of_transformers_is_watched(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments

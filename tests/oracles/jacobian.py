@@ -11,11 +11,32 @@ so that kinks fall among the inputs.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.func import functional_call
+
+
+def jacobian(out: torch.Tensor, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Derivatives of a vector by each parameter, all entries at once where torch can."""
+    every = torch.eye(len(out), dtype=out.dtype)
+
+    def pulled(grads: torch.Tensor, batched: bool) -> Sequence[torch.Tensor | None]:
+        return torch.autograd.grad(
+            out, parameters, grads, retain_graph=True, allow_unused=True, is_grads_batched=batched
+        )
+
+    try:
+        found = pulled(every, True)
+    except RuntimeError:  # (sparse matrices, for example)
+        rows = [pulled(row, False) for row in every]
+        found = [None if of[0] is None else torch.stack(of) for of in zip(*rows, strict=True)]
+    return [
+        p.new_zeros(len(out), *p.shape) if grad is None else grad
+        for p, grad in zip(parameters, found, strict=True)
+    ]
 
 
 def jacobian_rank(model: nn.Module, *args: Any, draws: int = 4, seed: int = 0) -> int:
@@ -44,7 +65,7 @@ def jacobian_rank(model: nn.Module, *args: Any, draws: int = 4, seed: int = 0) -
         wanted = [parameter.requires_grad_() for parameter in parameters.values()]
         rows: list[torch.Tensor] = []
         count = 0
-        while count < max(200, 2 * weights):
+        while count < max(200, 3 * weights):
             inputs = [
                 2 * torch.randn(arg.shape, generator=generator, dtype=torch.float64) for arg in args
             ]
@@ -53,16 +74,8 @@ def jacobian_rank(model: nn.Module, *args: Any, draws: int = 4, seed: int = 0) -
                 functional_call(twin, parameters, tuple(inputs))
             )
             outputs = torch.cat([leaf.flatten() for leaf in leaves])
-            every = torch.eye(len(outputs), dtype=torch.float64)
-            grads = torch.autograd.grad(
-                outputs, wanted, every, is_grads_batched=True, allow_unused=True
-            )
-            blocks = [
-                every.new_zeros(len(every), weight.numel()) if grad is None else grad.flatten(1)
-                for weight, grad in zip(wanted, grads, strict=True)
-            ]
-            rows.append(torch.cat(blocks, 1))
-            count += len(every)
+            rows.append(torch.cat([grad.flatten(1) for grad in jacobian(outputs, wanted)], 1))
+            count += len(outputs)
         matrix = torch.cat(rows)
         # each column is scaled to unit length: weights of deep layers would
         # drown the others otherwise

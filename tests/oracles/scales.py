@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from oracles.jacobian import jacobian
+
 
 def outputs(value: Any) -> Tensor:
     """All numbers of an output in one vector, real and imaginary parts apart."""
@@ -32,26 +34,6 @@ def patterns(shape: Sequence[int], stacked: bool) -> list[tuple[int, ...]]:
     if stacked:
         return [(0, dim) for dim in range(1, len(shape))]
     return [(dim,) for dim in range(min(len(shape), 2))] or [()]
-
-
-def jacobian(out: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Derivatives of a vector by each parameter, all entries at once where torch can."""
-    every = torch.eye(len(out), dtype=out.dtype)
-
-    def pulled(grads: Tensor, batched: bool) -> Sequence[Tensor | None]:
-        return torch.autograd.grad(
-            out, parameters, grads, retain_graph=True, allow_unused=True, is_grads_batched=batched
-        )
-
-    try:
-        found = pulled(every, True)
-    except RuntimeError:  # (sparse matrices, for example)
-        rows = [pulled(row, False) for row in every]
-        found = [None if of[0] is None else torch.stack(of) for of in zip(*rows, strict=True)]
-    return [
-        p.new_zeros(len(out), *p.shape) if grad is None else grad
-        for p, grad in zip(parameters, found, strict=True)
-    ]
 
 
 def at_most(
