@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from pathspace.diagnostics.layers import called, unchanged
+from pathspace.diagnostics.model_calls import called
+from pathspace.diagnostics.unchanged import unchanged
 from pathspace.errors import InputError, UnsupportedError
 from pathspace.inputs import arranged, check_inputs
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pathspace.capture import capture, place
+from pathspace.capture import capture
+from pathspace.captured import place
 from pathspace.diagnostics.addition_hooks import Addition, Kinds, Site, module_names
 from pathspace.diagnostics.dataflow import is_float_node, is_seen, short
 from pathspace.diagnostics.efficiency import ChainRecord, Watch, observe

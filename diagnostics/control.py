@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathspace.diagnostics.layers import Call, Names, Types, record_layers, select
+from pathspace.diagnostics.layers import Call, record_layers
 from pathspace.diagnostics.linear_maps import Jacobian, Products
+from pathspace.diagnostics.selection import Names, Types, select
 from pathspace.diagnostics.spectra import top_singular
 from pathspace.diagnostics.tables import Table
 from pathspace.diagnostics.theory import ELEMENTWISE, MATRICES

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pathspace.diagnostics.layers import Names, Types, matching, select
+from pathspace.diagnostics.selection import Names, Types, matching, select
 from pathspace.diagnostics.tables import Estimate, Table
 from pathspace.diagnostics.tangents import follow_tangents
 from pathspace.diagnostics.theory import MATRICES

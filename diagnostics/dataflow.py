@@ -14,7 +14,7 @@ from operator import or_
 import torch
 from torch import fx
 
-from pathspace.capture import Captured
+from pathspace.captured import Captured
 from pathspace.diagnostics.addition_hooks import ADDITIONS
 from pathspace.diagnostics.inline_regions import inline_regions
 from pathspace.inference.registry import facts_of, operation_name

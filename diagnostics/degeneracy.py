@@ -27,15 +27,11 @@ from pathspace.diagnostics.gauge_directions import (
     hashing,
     random_combinations,
 )
-from pathspace.diagnostics.layers import (
-    differentiating,
-    float64_errors_explained,
-    in_float64,
-    is_real,
-    unchanged,
-)
+from pathspace.diagnostics.model_calls import differentiating, float64_errors_explained
+from pathspace.diagnostics.real_tensors import in_float64, is_real
 from pathspace.diagnostics.symmetries import Attribution, Symmetry, attribute
 from pathspace.diagnostics.tables import Table
+from pathspace.diagnostics.unchanged import unchanged
 from pathspace.diagnostics.weight_norms import Straight
 from pathspace.errors import (
     AT_LEAST_1,

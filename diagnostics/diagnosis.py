@@ -13,10 +13,10 @@ from pathspace import trace
 from pathspace.diagnostics.chain import MarkovChain
 from pathspace.diagnostics.efficiency import ChainRecord
 from pathspace.diagnostics.first_steps import FirstSteps, first_steps
-from pathspace.diagnostics.layers import Names
 from pathspace.diagnostics.losses import Function
 from pathspace.diagnostics.run.alarms import Alarm
 from pathspace.diagnostics.run.examine import examine
+from pathspace.diagnostics.selection import Names
 from pathspace.diagnostics.signal import LayerSignal, signal
 from pathspace.diagnostics.subject import Subject, make_subject
 from pathspace.diagnostics.tables import Table

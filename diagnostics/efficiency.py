@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from pathspace.diagnostics.addition_hooks import Addition
-from pathspace.diagnostics.layers import call, differentiating, lost, unchanged
 from pathspace.diagnostics.losses import reduction
+from pathspace.diagnostics.model_calls import call, differentiating, lost
 from pathspace.diagnostics.nodes import Nodes
 from pathspace.diagnostics.observer import MEASURES, NodeTensors, ObservedPass, Observer
 from pathspace.diagnostics.penalty_disabled import penalty_disabled
+from pathspace.diagnostics.unchanged import unchanged
 from pathspace.errors import AT_LEAST_1, InputError, UnsupportedError, expect_numbers
 
 

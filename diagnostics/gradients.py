@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathspace.diagnostics.layers import Names, call, differentiating, lost, matching, unchanged
+from pathspace.diagnostics.model_calls import call, differentiating, lost
+from pathspace.diagnostics.selection import Names, matching
 from pathspace.diagnostics.tables import Table
+from pathspace.diagnostics.unchanged import unchanged
 from pathspace.errors import InputError, expect_arguments
 from pathspace.without_values import require_runnable
 

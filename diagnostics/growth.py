@@ -14,16 +14,11 @@ from torch.autograd import functional
 from torch.utils._pytree import tree_map
 
 from pathspace.checkpointing import never_recomputed
-from pathspace.diagnostics.layers import (
-    Names,
-    arguments,
-    float64_errors_explained,
-    in_float64,
-    main_output,
-    matching,
-    unchanged,
-)
+from pathspace.diagnostics.model_calls import arguments, float64_errors_explained, main_output
+from pathspace.diagnostics.real_tensors import in_float64
+from pathspace.diagnostics.selection import Names, matching
 from pathspace.diagnostics.tables import Table
+from pathspace.diagnostics.unchanged import unchanged
 from pathspace.errors import (
     COUNT,
     SEED,

@@ -1,46 +1,28 @@
-"""Selection of layers by name and type, and recording of their calls by
-hooks that are always removed.
-"""
+"""Calls of layers, recorded by hooks that are always removed."""
 
 from __future__ import annotations
 
-import fnmatch
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
-from pathspace.capture import check_capturable, describe_inputs, first_line
 from pathspace.checkpointing import never_recomputed
-from pathspace.diagnostics.recomputation import never_reentrant
-from pathspace.errors import (
-    CaptureError,
-    InputError,
-    InputTypeError,
-    PathspaceError,
-    UnsupportedError,
-)
-from pathspace.forward_run import LARGE
+from pathspace.diagnostics.model_calls import main_output
+from pathspace.diagnostics.real_tensors import is_real
+from pathspace.diagnostics.unchanged import unchanged
+from pathspace.errors import CaptureError
 from pathspace.inference.registry import facts_of
-from pathspace.inputs import arranged, check_inputs
-from pathspace.module_walk import every_module
-from pathspace.nested import leaves
-from pathspace.refusals import failed_run, no_derivative
-from pathspace.restored_globals import untouched, values_kept
-from pathspace.stand_in import generator_states, restore_attributes, save_attributes
-from pathspace.without_values import has_values, require_values
-
-Names = str | Sequence[str] | None
-Types = str | type | Sequence[str | type] | None
+from pathspace.inputs import arranged, check_inputs, describe_inputs
+from pathspace.refusals import check_capturable, first_line
+from pathspace.without_values import require_values
 
 
 @dataclass(eq=False)
@@ -94,110 +76,6 @@ class RecordedRun:
     calls: list[Call] = field(default_factory=list)
     inputs: list[Tensor] = field(default_factory=list)
     output: Tensor = field(default_factory=lambda: torch.zeros(0))
-
-
-def matching(names: Names) -> Callable[[str], bool]:
-    """A function that tells whether a name matches one of some patterns.
-
-    Args:
-        names: one or several, or ``None`` for all.
-
-    Raises:
-        InputTypeError: they are something else.
-
-    Example:
-        >>> chosen = matching("blocks.*")
-        >>> chosen("blocks.0"), chosen("stem"), matching(None)("stem")
-        (True, False, True)
-    """
-    patterns = "*" if names is None else names
-    found = (
-        list(patterns)
-        if isinstance(patterns, Iterable) and not isinstance(patterns, str)
-        else [patterns]
-    )
-    if not all(isinstance(name, str) for name in found):
-        raise InputTypeError(
-            f"Found names={names!r}, expected a pattern of names, such as 'blocks.*', or several."
-        )
-    return lambda name: any(fnmatch.fnmatchcase(name, pattern) for pattern in found)
-
-
-def select(model: nn.Module, names: Names = None, types: Types = None) -> dict[str, nn.Module]:
-    """Select layers by name and by type.
-
-    Args:
-        model: any module.
-        names: one or several patterns with ``*`` and ``?``; a layer is chosen if one of
-            them matches its full name.
-        types: one or several classes, or names of classes.
-
-    Returns:
-        Name -> module, in the model's order. Without a filter: every module without children, and
-        torch's own layers with children (attention). With a filter: every module that passes it,
-        and the model itself only if it is named or if no other module passes.
-
-    Raises:
-        InputError: nothing passes the filters.
-        InputTypeError: ``model`` is not a module, or a filter is of another kind.
-
-    Example:
-        >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
-        >>> (
-        ...     list(select(model)),
-        ...     list(select(model, types=nn.Linear)),
-        ...     list(select(model, names="[12]")),
-        ... )
-        (['0', '1', '2'], ['0', '2'], ['1', '2'])
-    """
-    if not isinstance(model, nn.Module):
-        raise InputTypeError(
-            f"Expected a torch.nn.Module to diagnose, found {type(model).__name__}; pass the model"
-            " itself."
-        )
-    chosen: dict[str, nn.Module] = {}
-    if names is None and types is None:
-        inside: set[str] = set()
-        for name, module in model.named_modules():
-            parent = name.rpartition(".")[0]
-            if parent in inside and name:
-                inside.add(name)
-                continue
-            # torch's attention has a linear layer that it never calls, so it counts as one layer
-            own = any(True for _ in module.parameters(recurse=False)) and type(
-                module
-            ).__module__.startswith("torch.nn")
-            childless = not any(True for _ in module.children())
-            if childless or own:
-                chosen[name] = module
-                inside.add(name)
-        return chosen
-    named = matching(names)
-    kinds = [types] if isinstance(types, str | type) else types
-    if not (
-        kinds is None
-        or (isinstance(kinds, Iterable) and all(isinstance(kind, str | type) for kind in kinds))
-    ):
-        raise InputTypeError(
-            f"Found types={types!r}, expected a class of layers, its name, or several."
-        )
-    for name, module in model.named_modules():
-        by_type = kinds is None or any(
-            type(module).__name__ == kind if isinstance(kind, str) else isinstance(module, kind)
-            for kind in kinds
-        )
-        if named(name) and by_type:
-            chosen[name] = module
-    if names is None and len(chosen) > 1:
-        # the model itself only if no module inside has the type
-        chosen.pop("", None)
-    if not chosen:
-        found = sorted({type(module).__name__ for module in model.modules()})
-        raise InputError(
-            f"No layer of {type(model).__name__} matches names={names!r} and types={types!r}; its"
-            f" types are {', '.join(found)}, and names are those of named_modules()."
-        )
-    return chosen
 
 
 class _Activations(TorchFunctionMode):
@@ -333,21 +211,6 @@ class _Hooks:
         return tree_map(replace, output)
 
 
-def is_real(value: Any) -> TypeGuard[Tensor]:
-    """Whether a value is a floating-point tensor."""
-    return isinstance(value, Tensor) and value.is_floating_point()
-
-
-def first_real(value: Any) -> Tensor | None:
-    """The first floating-point tensor in inputs or outputs."""
-    return next(filter(is_real, tree_leaves(value)), None)
-
-
-def in_float64(value: Any) -> Any:
-    """A floating-point tensor in float64 and without a gradient; other values as they are."""
-    return value.detach().double() if is_real(value) else value
-
-
 def record_layers(
     model: nn.Module,
     args: Sequence[Any],
@@ -423,154 +286,3 @@ def _observe(
     run.output = main_output(model, result)
     touched = any(call.version != _version(call.output) for call in run.calls)
     return None if touched and not copies else run
-
-
-def main_output(model: nn.Module, result: Any) -> Tensor:
-    """The first floating-point tensor of a model's output.
-
-    Raises:
-        CaptureError: there is none, or it has no gradient.
-    """
-    values = result.values() if isinstance(result, Mapping) else [result]
-    for value in leaves(list(values)):
-        if is_real(value):
-            if not value.requires_grad:
-                raise CaptureError(
-                    f"The output of {type(model).__name__} does not depend differentiably on its"
-                    " inputs or parameters; remove no_grad() or detach() from its forward."
-                )
-            return value
-    raise CaptureError(
-        f"{type(model).__name__} returned no floating-point tensor; diagnostics need one."
-    )
-
-
-def call(model: nn.Module, inputs: Any) -> Any:
-    """``model(inputs)``, ``model(*inputs)`` for a tuple or list,
-    ``model(**inputs)`` for a mapping.
-
-    Raises:
-        CaptureError: the model raises an error on these inputs.
-    """
-    args, kwargs = arguments(model, inputs)
-    check_inputs(model, args, kwargs)
-    return called(model, args, kwargs)
-
-
-def arguments(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The positional and the keyword inputs in a batch of :func:`call`."""
-    if isinstance(inputs, tuple | list):
-        return arranged(model, inputs)
-    return ((), dict(inputs)) if hasattr(inputs, "keys") else ((inputs,), {})
-
-
-def called(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """``model(*args, **kwargs)``.
-
-    Raises:
-        CaptureError: the model raises an error on these inputs.
-    """
-    try:
-        return model(*args, **kwargs)
-    except PathspaceError:
-        raise
-    except Exception as error:
-        raise failed_run(model, args, kwargs, error) from error
-
-
-def lost(loss: Callable[[Any, Any], Any], outputs: Any, targets: Any) -> Tensor:
-    """``loss(outputs, targets)``.
-
-    Raises:
-        InputError: the loss raises an error, or returns no tensor.
-    """
-    try:
-        value = loss(outputs, targets)
-    except PathspaceError:
-        raise
-    except Exception as error:
-        raise InputError(
-            f"The loss raised {type(error).__name__} on outputs and targets"
-            f" ({describe_inputs((outputs, targets), {})}): {first_line(error)}; check that it"
-            " takes what the model returns, and that the targets fit."
-        ) from error
-    if not isinstance(value, Tensor):
-        raise InputError(
-            f"The loss returned a {type(value).__name__}, expected a tensor with a gradient; let it"
-            " return the number as a tensor."
-        )
-    return value
-
-
-@contextmanager
-def differentiating(model: nn.Module) -> Iterator[None]:
-    """Replace errors of the backward pass by one sentence."""
-    try:
-        yield
-    except PathspaceError:
-        raise
-    except Exception as error:
-        kept = "second time" in str(error)
-        advice = "a model that keeps results between runs must drop them, and must be built again"
-        raise UnsupportedError(
-            f"{type(model).__name__} cannot be differentiated: {no_derivative(error)}"
-            f"{f'; {advice}' if kept else '; call its backward pass by itself to see why'}."
-        ) from error
-
-
-@contextmanager
-def float64_errors_explained(model: nn.Module) -> Iterator[None]:
-    """Replace errors of a model in float64, which some of torch's kernels do not
-    support, by one sentence.
-    """
-    try:
-        yield
-    except PathspaceError:
-        raise
-    except Exception as error:
-        raise CaptureError(
-            f"{type(model).__name__} raised {type(error).__name__} in float64, which this"
-            f" diagnostic needs: {first_line(error)}; use an implementation of that operation with"
-            " float64."
-        ) from error
-
-
-@contextmanager
-def unchanged(model: nn.Module) -> Iterator[None]:
-    """Restore all that running a model changes: buffers, attributes of its modules, random states,
-    and weights that its code writes into (of models with up to 30 million).
-
-    Inside, reentrant checkpointing is the other one, which has all gradients.
-    """
-    buffers = [
-        (module._buffers, dict(module._buffers))
-        for module in every_module(model)
-        if isinstance(module._buffers, dict)
-    ]
-    values = [buffer for buffer in model.buffers() if not is_lazy(buffer) and has_values(buffer)]
-    weights = [
-        weight
-        for weight in model.parameters()
-        if not is_lazy(weight) and has_values(weight) and weight.layout == torch.strided
-    ]
-    if sum(weight.numel() for weight in weights) <= LARGE:
-        # (some models write into their weights, as those with a constraint of their norm)
-        values += weights
-    before, generators = save_attributes(model), generator_states(model)
-    with untouched(model), values_kept(values), never_reentrant(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*torch.jit.*deprecated.*")
-        try:
-            yield
-        finally:
-            restore_attributes(before)
-            for held, own in buffers:
-                held.clear()
-                held.update(own)
-            for generator, state in generators:
-                generator.set_state(state)
-
-
-def rademacher(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Independent random signs of the shape of a tensor."""
-    signs = torch.randint(0, 2, like.shape, generator=generator, dtype=torch.int8)
-    return signs.to(like).mul_(2).sub_(1)

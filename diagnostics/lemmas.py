@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pathspace.diagnostics.addition_hooks import Addition, Sites
 from pathspace.diagnostics.efficiency import ChainRecord, tensors
-from pathspace.diagnostics.layers import call
+from pathspace.diagnostics.model_calls import call
 from pathspace.diagnostics.observer import NodeTensors
 from pathspace.errors import InputError
 

@@ -13,9 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathspace.capture import quiet
 from pathspace.diagnostics.addition_hooks import Addition, End, Kinds, Site, Sites
-from pathspace.diagnostics.layers import unchanged
 from pathspace.diagnostics.residual import Dismissed
 from pathspace.diagnostics.sample_rows import (
     Example,
@@ -25,7 +23,9 @@ from pathspace.diagnostics.sample_rows import (
     grown_dim,
     in_order,
 )
+from pathspace.diagnostics.unchanged import unchanged
 from pathspace.diagnostics.wording import plural
+from pathspace.quiet import quiet
 from pathspace.without_values import require_runnable
 
 Place = tuple[str, int]  # a module, and the number of an addition in its calls

@@ -15,10 +15,11 @@ from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pathspace.capture import first_line
 from pathspace.diagnostics.gradients import Loss, gradients
-from pathspace.diagnostics.layers import call, differentiating, lost, unchanged
+from pathspace.diagnostics.model_calls import call, differentiating, lost
+from pathspace.diagnostics.unchanged import unchanged
 from pathspace.errors import InputError, UnsupportedError, expect_arguments, expect_numbers
+from pathspace.refusals import first_line
 
 
 def _decay(decay: float) -> float:

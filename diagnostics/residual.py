@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from pathspace.capture import Captured, place
+from pathspace.captured import Captured, place
 from pathspace.diagnostics.dataflow import (
     AFFINE,
     Dataflow,

@@ -16,18 +16,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from pathspace.diagnostics.layers import (
-    Call,
-    Names,
-    RecordedRun,
-    Types,
-    differentiating,
-    rademacher,
-    record_layers,
-    select,
-    unchanged,
-)
+from pathspace.diagnostics.layers import Call, RecordedRun, record_layers
 from pathspace.diagnostics.meanfield import Function, Gains, gains
+from pathspace.diagnostics.model_calls import differentiating
+from pathspace.diagnostics.real_tensors import rademacher
+from pathspace.diagnostics.selection import Names, Types, select
 from pathspace.diagnostics.tables import Estimate, Table
 from pathspace.diagnostics.theory import (
     BATCH_NORMS,
@@ -35,6 +28,7 @@ from pathspace.diagnostics.theory import (
     MATRICES,
     expected_gain,
 )
+from pathspace.diagnostics.unchanged import unchanged
 from pathspace.errors import COUNT, SEED, expect_numbers
 
 

@@ -13,8 +13,10 @@ from scipy.linalg import orth
 from scipy.sparse.linalg import LinearOperator
 from torch import Tensor, nn
 
-from pathspace.diagnostics.layers import differentiating, record_layers, select
+from pathspace.diagnostics.layers import record_layers
 from pathspace.diagnostics.linear_maps import Jacobian, Products, as_products, to_host
+from pathspace.diagnostics.model_calls import differentiating
+from pathspace.diagnostics.selection import select
 from pathspace.diagnostics.tables import Estimate
 from pathspace.errors import (
     AT_LEAST_1,

@@ -16,10 +16,12 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
-from pathspace.capture import describe_inputs, first_line
-from pathspace.diagnostics.layers import RecordedRun, hooked, in_float64, is_real, unchanged
+from pathspace.diagnostics.layers import RecordedRun, hooked
+from pathspace.diagnostics.real_tensors import in_float64, is_real
+from pathspace.diagnostics.unchanged import unchanged
 from pathspace.errors import CaptureError, InputError
-from pathspace.inputs import arranged, check_inputs
+from pathspace.inputs import arranged, check_inputs, describe_inputs
+from pathspace.refusals import first_line
 
 
 def follow_tangents(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pathspace.diagnostics.addition_hooks import Addition, Sites
-from pathspace.diagnostics.layers import call
+from pathspace.diagnostics.model_calls import call
 from pathspace.diagnostics.sample_rows import batch_size
 
 if TYPE_CHECKING:

@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pathspace.calibration import Calibrated, cotangent
-from pathspace.capture import quiet
 from pathspace.checkpointing import never_recomputed
 from pathspace.forward_run import cast, computing_in
 from pathspace.in_double import InDouble
 from pathspace.largest_entries import Logs
 from pathspace.moves import moved
+from pathspace.quiet import quiet
 from pathspace.structure import Structure
 
 # range of the log-scales that identify units

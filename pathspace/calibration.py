@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathspace.capture import Captured, quiet
+from pathspace.captured import Captured
 from pathspace.checkpointing import never_recomputed
 from pathspace.errors import InputError, InputTypeError, UnsupportedError
 from pathspace.finite import check_finite
@@ -20,6 +20,7 @@ from pathspace.functional_call import evaluate
 from pathspace.ignore_detach import IgnoreDetach
 from pathspace.inputs import arranged
 from pathspace.nested import leaves, real_leaves
+from pathspace.quiet import quiet
 from pathspace.refusals import check_capturable, failed_run, no_derivative
 from pathspace.restored_globals import plain_tensors, values_kept
 from pathspace.stand_in import repeatable, stand_in

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pathspace.capture import quiet
 from pathspace.errors import UnsupportedError
 from pathspace.forward_run import cast
 from pathspace.functional_call import replacements
 from pathspace.inference.channels import Side
 from pathspace.module_walk import holders, module_at, tensors_of
 from pathspace.nested import leaves
+from pathspace.quiet import quiet
 from pathspace.refusals import first_line
 from pathspace.safe_deepcopy import safe_deepcopy
 from pathspace.stand_in import switch_off_caches

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from pathspace.alike_channels import ChannelGroup, alike_channels
-from pathspace.capture import Captured, capture, check_runs
+from pathspace.capture import capture, check_runs
+from pathspace.captured import Captured
 from pathspace.channel_removal import Adjustments, Cut, CutTester, check_same, masked, without
 from pathspace.errors import (
     SEED,

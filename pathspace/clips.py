@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathspace.capture import Captured, capture
+from pathspace.capture import capture
+from pathspace.captured import Captured
 from pathspace.errors import InputError, PathspaceError, expect_arguments
 from pathspace.inference.interpreter import interpret
 from pathspace.inference.registry import rule

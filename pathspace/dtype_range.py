@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from pathspace.activation_statistics import Sizes, activation_sizes
 from pathspace.calibration import Calibrated
-from pathspace.capture import quiet
 from pathspace.equalisation import Known
 from pathspace.errors import expect_arguments, expect_numbers
 from pathspace.forward_run import cast, computing_in
 from pathspace.gauge_choice import choose_gauge
 from pathspace.nested import real_leaves
 from pathspace.objectives import ActivationRange
+from pathspace.quiet import quiet
 from pathspace.reduction import ReductionGraph
 from pathspace.rescale import rescale
 from pathspace.safe_deepcopy import safe_deepcopy

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from pathspace.alike_channels import ChannelGroup
-from pathspace.capture import Captured, quiet
+from pathspace.captured import Captured
 from pathspace.channel_removal import distance
+from pathspace.quiet import quiet
 from pathspace.random_run import DoubleRun, as_float64, graph_outputs, graph_values
 from pathspace.random_state import seed_torch
 from pathspace.rebasin import ordered

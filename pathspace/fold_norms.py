@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from pathspace.capture import Captured
+from pathspace.captured import Captured
 from pathspace.channel_removal import outputs
 from pathspace.clips import capture_examples
 from pathspace.errors import InputError, UnsupportedError, expect_arguments

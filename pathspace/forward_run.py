@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pathspace.capture import check_runs, quiet
+from pathspace.capture import check_runs
 from pathspace.eps import precision
 from pathspace.functional_call import evaluate
 from pathspace.nested import mapped, real_leaves
+from pathspace.quiet import quiet
 from pathspace.random_state import seed_torch
 from pathspace.stand_in import repeatable, stand_in
 from pathspace.structure import Structure

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathspace.capture import quiet
 from pathspace.checkpointing import never_recomputed
 from pathspace.eps import precision
 from pathspace.forward_run import ROUNDED, computing_in
 from pathspace.functional_call import evaluate
 from pathspace.nested import real_leaves
+from pathspace.quiet import quiet
 from pathspace.random_state import seed_torch
 from pathspace.restored_globals import values_kept
 from pathspace.structure import Structure

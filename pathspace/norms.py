@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from pathspace.basis import BasisPaths
-from pathspace.capture import Captured, capture
+from pathspace.capture import capture
+from pathspace.captured import Captured
 from pathspace.errors import InputError, UnsupportedError, expect_arguments, expect_numbers
 from pathspace.finite import count_nonfinite
 from pathspace.log_prefix import log_prefixes, log_suffixes

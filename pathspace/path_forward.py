@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from pathspace import path_sums as sums
 from pathspace.affine_maps import AffineMap, agree
-from pathspace.capture import Captured, place
+from pathspace.captured import Captured, place
 from pathspace.errors import InputError, PathspaceError, UnsupportedError, expect_numbers
 from pathspace.inference.decompose import decomposed
 from pathspace.inference.regions import REGIONS, once

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from pathspace.capture import Captured
+from pathspace.captured import Captured
 from pathspace.in_double import LOWER
 from pathspace.inference.registry import facts_of, operation_name
 from pathspace.without_values import has_values

@@ -14,7 +14,6 @@ import torch
 from scipy.sparse import csr_array
 from torch import Tensor, nn
 
-from pathspace.capture import experts_at_once, quiet
 from pathspace.forward_run import computing_in
 from pathspace.functional_call import evaluate
 from pathspace.ignore_detach import IgnoreDetach
@@ -22,10 +21,12 @@ from pathspace.in_double import InDouble
 from pathspace.logscales import Family
 from pathspace.module_walk import tensors_of
 from pathspace.nested import mapped, real_leaves
+from pathspace.quiet import quiet
 from pathspace.random_state import seed_torch
 from pathspace.reduction import ReductionGraph
 from pathspace.scaled_runs import ScaledRun
 from pathspace.sizes import Inputs
+from pathspace.traceable import experts_at_once
 
 # products w dL/dw below this, relative to the largest of a sample, are rounding errors
 NOTHING = 1e-11

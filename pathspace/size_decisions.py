@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from pathspace.call_stack import INSTALLED, LIBRARIES, within
-from pathspace.capture import Captured, capture
+from pathspace.capture import capture
+from pathspace.captured import Captured
 from pathspace.errors import PathspaceError
 from pathspace.inputs import ordinary
 from pathspace.sizes import Dims, Inputs, linked_dims, resized

@@ -12,7 +12,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeCopyMode
 from torch.utils._pytree import tree_map
 
-from pathspace.capture import quiet
+from pathspace.quiet import quiet
 from pathspace.safe_deepcopy import safe_deepcopy
 from pathspace.stand_in import count_no_batches
 from pathspace.without_values import fake_mode, give_shapes

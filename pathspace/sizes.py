@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from pathspace.capture import Captured, capture
+from pathspace.capture import capture
+from pathspace.captured import Captured
 from pathspace.errors import PathspaceError
 from pathspace.inference.registry import operation_name
 from pathspace.inputs import describe_inputs, ordinary

@@ -11,9 +11,9 @@ from json import dumps
 import torch
 from torch import Tensor
 
-from pathspace.capture import quiet
 from pathspace.errors import InputError, expect_arguments
 from pathspace.graph_parts import WeightBlock
+from pathspace.quiet import quiet
 from pathspace.random_run import graph_outputs, graph_values
 from pathspace.structure import Structure
 

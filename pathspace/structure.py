@@ -15,7 +15,7 @@ import torch
 from scipy.sparse import csr_array, eye_array, vstack
 from torch import Tensor, nn
 
-from pathspace.capture import Captured
+from pathspace.captured import Captured
 from pathspace.errors import InputError, UnsupportedError
 from pathspace.graph_parts import Pin, Slice, Statistic, WeightBlock, owner
 

@@ -16,8 +16,9 @@ from torch.nn import functional as F
 
 from pathspace.diagnostics import report
 from pathspace.diagnostics.gradients import gradients, imbalance
-from pathspace.diagnostics.layers import record_layers, select
+from pathspace.diagnostics.layers import record_layers
 from pathspace.diagnostics.meanfield import critical_scale, gains, gaussian_mean, growth
+from pathspace.diagnostics.selection import select
 from pathspace.diagnostics.signal import signal
 from pathspace.errors import CaptureError, InputError, InputTypeError
 

@@ -234,7 +234,10 @@ def reproduce(
         bool,
         typer.Option(
             "--dry-run",
-            help="Print the number of runs and about how long they take, without running them.",
+            help=(
+                "Print the number of runs, about how long they take, and with --scale full what"
+                " would differ from the paper, without running anything."
+            ),
         ),
     ] = False,
 ) -> None:

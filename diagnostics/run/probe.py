@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._pytree import tree_leaves
 
-from pathspace.diagnostics.layers import first_real, select
+from pathspace.diagnostics.real_tensors import first_real
 from pathspace.diagnostics.run.outputs_judged import LossFault, judged_inside, loss_fault
+from pathspace.diagnostics.selection import select
 
 DROPPING = (
     nn.Dropout,

@@ -9,7 +9,7 @@ import torch
 from scipy.sparse import csr_array, eye_array, vstack
 from torch import Tensor
 
-from pathspace.capture import Captured
+from pathspace.captured import Captured
 from pathspace.graph_parts import Pin, Statistic, WeightBlock
 from pathspace.inference.assemble import Ends, assemble, beside, combine, extended, shrink
 from pathspace.inference.gathered import fold

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor, dtype, fx, strided
 from torch.utils import _pytree as pytree
 
-from pathspace.capture import Captured, place
+from pathspace.captured import Captured, place
 from pathspace.errors import InputError, PathspaceError, UnsupportedError
 from pathspace.graph_parts import Pin
 from pathspace.inference.conversions import as_stored, is_free

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pathspace.capture import Captured
+from pathspace.captured import Captured
 from pathspace.graph_parts import Pin
 from pathspace.inference.interpreter import interpret
 from pathspace.inference.relations import Relations

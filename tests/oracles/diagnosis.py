@@ -33,7 +33,7 @@ import pathspace as ps
 from pathspace import diagnostics as dx
 from pathspace.diagnostics.attention import analyse, attention_matrices, rollout
 from pathspace.diagnostics.gauge_directions import gauge_directions
-from pathspace.diagnostics.layers import main_output
+from pathspace.diagnostics.model_calls import main_output
 from pathspace.diagnostics.noise import curvature
 from pathspace.errors import InputError, PathspaceError, UnsupportedError
 from pathspace.safe_deepcopy import safe_deepcopy

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from pathspace.capture import first_line
 from pathspace.errors import PathspaceError
 from pathspace.forward_run import bench_copy, cast
+from pathspace.refusals import first_line
 from pathspace.tracing import trace
 from pathspace.upper_bound import upper_bound
 from zoo.brackets_page import DATA, PAGE, render

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from oracles.diagnosis import CHECKS, Subject, diagnose
 
-from pathspace.capture import first_line
 from pathspace.files import replacing
+from pathspace.refusals import first_line
 from zoo.entry import load
 
 
