@@ -35,6 +35,7 @@ from pathspace.diagnostics.attention import analyse, attention_matrices, rollout
 from pathspace.diagnostics.gauge_directions import gauge_directions
 from pathspace.diagnostics.model_calls import main_output
 from pathspace.diagnostics.noise import curvature
+from pathspace.diagnostics.selection import select
 from pathspace.errors import InputError, PathspaceError, UnsupportedError
 from pathspace.safe_deepcopy import safe_deepcopy
 
@@ -199,7 +200,7 @@ def signal(subject: Subject) -> str:
             else value
         )
 
-    chosen = dx.layers.select(model)
+    chosen = select(model)
     handles = [
         module.register_forward_hook(note(name), with_kwargs=True)
         for name, module in chosen.items()
