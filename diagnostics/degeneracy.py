@@ -4,52 +4,24 @@ counted, explained and named.
 
 from __future__ import annotations
 
-import itertools
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
-from scipy.sparse import csr_array
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch import nn
 
 from pathspace import ReductionGraph, trace
-from pathspace.checkpointing import never_recomputed
 from pathspace.diagnostics.feature_spaces import added_vectors, feature_spaces
-from pathspace.diagnostics.gauge_directions import (
-    confirmed,
-    count_broken,
-    gauge_directions,
-    gauge_rank,
-    hashing,
-    random_combinations,
-)
-from pathspace.diagnostics.model_calls import differentiating, float64_errors_explained
-from pathspace.diagnostics.real_tensors import in_float64, is_real
+from pathspace.diagnostics.gauge_directions import confirmed, count_broken, gauge_rank
+from pathspace.diagnostics.jacobian_rows import JacobianRows, jacobian_rows
 from pathspace.diagnostics.symmetries import Attribution, Symmetry, attribute
 from pathspace.diagnostics.tables import Table
-from pathspace.diagnostics.unchanged import unchanged
 from pathspace.diagnostics.weight_norms import Straight
-from pathspace.errors import (
-    AT_LEAST_1,
-    SEED,
-    InputError,
-    PathspaceError,
-    UnsupportedError,
-    expect_arguments,
-    expect_numbers,
-)
-from pathspace.functional_call import evaluate
-from pathspace.inputs import arranged, check_inputs
+from pathspace.errors import AT_LEAST_1, SEED, PathspaceError, expect_arguments, expect_numbers
 from pathspace.refusals import check_capturable
-from pathspace.safe_deepcopy import safe_deepcopy
 
 MAX_EXACT = 3000
-# number of rows of the Jacobian that are computed together, and of their scalars
-_ROWS, _SCALARS = 32, 2**24
 
 
 @dataclass(frozen=True)
@@ -195,92 +167,16 @@ def degeneracy(
     check_capturable(model)
     notes: list[str] = []
     graph = _traced(model, inputs, kwargs, notes) if graph is None else graph
-    twin = safe_deepcopy(model).double()
-    args, named = tree_map(in_float64, arranged(model, inputs, kwargs))
-    check_inputs(model, args, named)
-    parameters: dict[str, Tensor] = {
-        name: value for name, value in twin.named_parameters() if value.requires_grad
-    }
-    if not parameters:
-        raise InputError(
-            f"There are no trainable parameters in {type(model).__name__} to count directions of."
-        )
-    with unchanged(twin), never_recomputed(), torch.enable_grad():
-        with float64_errors_explained(model):
-            result = evaluate(twin, parameters, args, named)
-        parts = [v for v in tree_leaves(result) if is_real(v) and v.requires_grad]
-        if not parts:
-            raise InputError(
-                f"No output of {type(model).__name__} depends on a trainable parameter, expected"
-                " one."
-            )
-        outputs = torch.cat([value.reshape(-1) for value in parts])
-        starts = np.concatenate(
-            [[0], np.cumsum([value.numel() for value in parameters.values()])]
-        ).astype(int)
-        total = int(starts[-1])
-        places = dict(zip(parameters, starts[:-1], strict=True))
-        directions = None if graph is None else gauge_directions(graph, places, total)
-        exact = total <= max_exact
-        rows = min(outputs.numel(), total + 10 if exact else max_rows)
-        sketch = None if exact else 2 * rows + 50
-        tested = (
-            None
-            if exact or directions is None
-            else random_combinations(directions, 2 * rows + 50, seed)
-        )
-        with differentiating(model):
-            matrix, squares, moved = _rows(
-                outputs, list(parameters.values()), rows, sketch, tested, seed
-            )
-    if not np.isfinite(matrix).all():
-        raise UnsupportedError(
-            f"Derivatives of {type(model).__name__} are not finite on these data, so they have no"
-            " rank; check for an overflow, or for a square root, norm or logarithm of zero."
-        )
-    live = squares > 1e-28 * squares.max()
-    dead = int((~live).sum())
-    if exact:
-        lengths = np.sqrt(np.where(live, squares, 1.0))
-        scaled = matrix[:, live] / lengths[live]
-        # the triangular factor has the same null space, and at most as many rows as columns
-        scaled = np.linalg.qr(scaled, mode="r") if len(scaled) > scaled.shape[1] else scaled
-        _, singular, right = np.linalg.svd(scaled, full_matrices=True)
-    else:
-        singular = np.linalg.svd(matrix, compute_uv=False)
-    relative = singular / singular.max(initial=1e-300)
-    rank = int((relative > tolerance).sum())
-    free = int(live.sum()) - rank
-    gauge, gauge_share, rest_share = 0, None, None
-    found: list[Symmetry] = []
-    if exact:
-        basis = np.zeros((int(live.sum()), 0))
-        if directions is not None:
-            basis = confirmed(
-                directions, live, lengths, scaled, tolerance * singular.max(initial=1.0), notes
-            )
-            gauge, gauge_share = basis.shape[1], _spread(basis, live, total)
-        straight = Straight.of(parameters, places, live)
-        null, basis = (
-            straight.turned(vectors, live, lengths) for vectors in (right[rank:].T, basis)
-        )
-        work = Attribution(null, basis, live, lengths)
-        # all outputs are independent: directions that they do not determine have no other cause
-        if rank < outputs.numel():
-            spaces = () if graph is None else feature_spaces(graph.captured)
-            added = set() if graph is None else added_vectors(graph.captured)
-            attribute(twin, straight.parameters, places, spaces, added, work)
-        found = work.found
-        known = directions is not None
-        rest_share = _spread(work.unexplained[live], live, total) if known else None
-    elif graph is not None and directions is not None and tested is not None:
-        broken = count_broken(tested, moved, np.sqrt(squares), notes)
-        gauge = max(0, gauge_rank(graph, directions, live) - broken)
-    symmetric = sum(each.directions for each in found)
-    needed = free - gauge - symmetric
-    lacking = int(live.sum()) - gauge - symmetric - outputs.numel()
+    jacobian = jacobian_rows(model, inputs, kwargs, graph, max_rows, max_exact, seed)
+    explained = (_exactly if jacobian.exact else _by_samples)(jacobian, graph, tolerance, notes)
+    rank, live, total = explained.rank, jacobian.live, len(jacobian.squares)
+    symmetric = sum(each.directions for each in explained.symmetries)
+    determined = int(live.sum()) - explained.gauge
+    needed = determined - rank - symmetric
+    lacking = determined - symmetric - jacobian.outputs
     undetermined = min(needed, max(0, lacking)) if needed > 0 else 0
-    if not exact and rows < outputs.numel() and rank == rows:
+    rows = len(jacobian.matrix)
+    if not jacobian.exact and rows < jacobian.outputs and rank == rows:
         undetermined = needed
         notes.append(
             f"All {rows} combinations of outputs were independent, so the rank may be larger; raise"
@@ -288,35 +184,107 @@ def degeneracy(
         )
     if undetermined:
         notes.append(
-            f"The deficit is bounded by the sample: its {outputs.numel()} outputs cannot determine "
-            f"{int(live.sum()) - gauge} parameters, so more data would lower it."
+            f"The deficit is bounded by the sample: its {jacobian.outputs} outputs cannot determine"
+            f" {determined} parameters, so more data would lower it."
         )
-    table = []
-    for name, (a, b) in zip(parameters, itertools.pairwise(starts), strict=True):
-        shares = (
-            None if share is None else float(share[a:b].sum())
-            for share in (gauge_share, rest_share)
-        )
-        table.append(DegenerateTensor(name, int(b - a), int((~live[a:b]).sum()), *shares))
-    kept_values, dropped = relative[:rank], relative[rank:]
     return Degeneracy(
         total,
-        outputs.numel(),
+        jacobian.outputs,
         rank,
         total - rank,
-        dead,
-        gauge,
+        int((~live).sum()),
+        explained.gauge,
         symmetric,
         undetermined,
         max(0, needed - undetermined),
         tolerance,
-        float(kept_values.min(initial=1.0)),
-        float(dropped.max(initial=0.0)),
-        "exact" if exact else "randomised",
-        Table("degeneracy by parameter", tuple(table), tuple(notes)),
-        tuple(found),
+        float(explained.relative[:rank].min(initial=1.0)),
+        float(explained.relative[rank:].max(initial=0.0)),
+        "exact" if jacobian.exact else "randomised",
+        _by_parameter(jacobian, explained, notes),
+        explained.symmetries,
         tuple(notes),
     )
+
+
+@dataclass(frozen=True)
+class _Explained:
+    """The rank, and the causes of directions that lower it.
+
+    Attributes:
+        relative: singular values relative to the largest.
+        rank: how many of them are not zero.
+        gauge: number of gauge directions.
+        symmetries: other causes.
+        gauge_share: how much of the gauge directions lies in every scalar.
+        rest_share: the same of unexplained directions.
+    """
+
+    relative: np.ndarray
+    rank: int
+    gauge: int = 0
+    symmetries: tuple[Symmetry, ...] = ()
+    gauge_share: np.ndarray | None = None
+    rest_share: np.ndarray | None = None
+
+
+def _exactly(
+    jacobian: JacobianRows, graph: ReductionGraph | None, tolerance: float, notes: list[str]
+) -> _Explained:
+    """Explain every null vector of the Jacobian."""
+    live, directions = jacobian.live, jacobian.directions
+    lengths = np.sqrt(np.where(live, jacobian.squares, 1.0))
+    scaled: Any = jacobian.matrix[:, live] / lengths[live]
+    # the triangular factor has the same null space, and at most as many rows as columns
+    scaled = np.linalg.qr(scaled, mode="r") if len(scaled) > scaled.shape[1] else scaled
+    _, singular, right = np.linalg.svd(scaled, full_matrices=True)
+    relative, rank = _relative(singular, tolerance)
+    basis = np.zeros((int(live.sum()), 0))
+    if directions is not None:
+        limit = tolerance * singular.max(initial=1.0)
+        basis = confirmed(directions, live, lengths, scaled, limit, notes)
+    gauge = basis.shape[1]
+    gauge_share = None if directions is None else _spread(basis, live)
+    straight = Straight.of(jacobian.parameters, jacobian.starts, live)
+    null, basis = (straight.turned(vectors, live, lengths) for vectors in (right[rank:].T, basis))
+    work = Attribution(null, basis, live, lengths)
+    # all outputs are independent: directions that they do not determine have no other cause
+    if rank < jacobian.outputs:
+        spaces = () if graph is None else feature_spaces(graph.captured)
+        added = set() if graph is None else added_vectors(graph.captured)
+        attribute(jacobian.twin, straight.parameters, jacobian.starts, spaces, added, work)
+    rest_share = None if directions is None else _spread(work.unexplained[live], live)
+    return _Explained(relative, rank, gauge, tuple(work.found), gauge_share, rest_share)
+
+
+def _by_samples(
+    jacobian: JacobianRows, graph: ReductionGraph | None, tolerance: float, notes: list[str]
+) -> _Explained:
+    """Count the gauge directions that random combinations do not refute."""
+    relative, rank = _relative(np.linalg.svd(jacobian.matrix, compute_uv=False), tolerance)
+    if graph is None or jacobian.directions is None or jacobian.tested is None:
+        return _Explained(relative, rank)
+    broken = count_broken(jacobian.tested, jacobian.moved, np.sqrt(jacobian.squares), notes)
+    gauge = max(0, gauge_rank(graph, jacobian.directions, jacobian.live) - broken)
+    return _Explained(relative, rank, gauge)
+
+
+def _relative(singular: np.ndarray, tolerance: float) -> tuple[np.ndarray, int]:
+    relative = singular / singular.max(initial=1e-300)
+    return relative, int((relative > tolerance).sum())
+
+
+def _by_parameter(jacobian: JacobianRows, explained: _Explained, notes: list[str]) -> Table[Any]:
+    rows = []
+    for name, parameter in jacobian.parameters.items():
+        first, size = jacobian.starts[name], parameter.numel()
+        part = slice(first, first + size)
+        shares = (
+            None if share is None else float(share[part].sum())
+            for share in (explained.gauge_share, explained.rest_share)
+        )
+        rows.append(DegenerateTensor(name, size, int((~jacobian.live[part]).sum()), *shares))
+    return Table("degeneracy by parameter", tuple(rows), tuple(notes))
 
 
 def _traced(model: nn.Module, inputs: Any, kwargs: Any, notes: list[str]) -> ReductionGraph | None:
@@ -327,76 +295,7 @@ def _traced(model: nn.Module, inputs: Any, kwargs: Any, notes: list[str]) -> Red
         return None
 
 
-def _rows(
-    outputs: Tensor,
-    parameters: list[Tensor],
-    count: int,
-    sketch: int | None,
-    tested: csr_array | None,
-    seed: int,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """``count`` rows of the Jacobian (random combinations if fewer than all), and the
-    squared length of its columns.
-
-    The third array is their product with the tested directions, which is computed
-    before columns are hashed.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    total = sum(parameter.numel() for parameter in parameters)
-    mixed = count < outputs.numel()
-    hashed = None if sketch is None else hashing(total, sketch, seed)
-    matrix, squares = np.zeros((count, sketch or total)), np.zeros(total)
-    moved = np.zeros((count, 0 if tested is None else tested.shape[1]))
-    together = max(1, min(_ROWS, _SCALARS // total))
-    for first in range(0, count, together):
-        size = min(together, count - first)
-        if mixed:
-            cotangents = torch.randn(
-                (size, *outputs.shape), generator=generator, dtype=outputs.dtype
-            ).to(outputs)
-        else:
-            cotangents = torch.eye(
-                size, outputs.numel(), dtype=outputs.dtype, device=outputs.device
-            )
-            cotangents = cotangents.roll(first, 1)
-        rows = _pulled_back(outputs, parameters, cotangents)
-        squares += (rows**2).sum(0)
-        if tested is not None:
-            moved[first : first + size] = rows @ tested
-        matrix[first : first + size] = rows if hashed is None else rows @ hashed
-    return matrix, squares, moved
-
-
-def _pulled_back(outputs: Tensor, parameters: list[Tensor], cotangents: Tensor) -> np.ndarray:
-    """Rows of the Jacobian: for each cotangent, the gradients with respect to
-    all parameters in one row.
-    """
-
-    def gradients(cotangent: Tensor, together: bool) -> Tensor:
-        found = torch.autograd.grad(
-            outputs,
-            parameters,
-            cotangent,
-            retain_graph=True,
-            allow_unused=True,
-            is_grads_batched=together,
-        )
-        lead = cotangent.shape[:1] if together else ()
-        parts = (
-            outputs.new_zeros((*lead, p.numel())) if g is None else g.reshape(*lead, -1)
-            for g, p in zip(found, parameters, strict=True)
-        )
-        return torch.cat([part.double().cpu() for part in parts], -1)
-
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            return np.asarray(gradients(cotangents, True).numpy())
-    except RuntimeError:
-        # some derivatives cannot be batched
-        return np.asarray(torch.stack([gradients(each, False) for each in cotangents]).numpy())
-
-
-def _spread(basis: np.ndarray, live: np.ndarray, total: int) -> np.ndarray:
-    share = np.zeros(total)
+def _spread(basis: np.ndarray, live: np.ndarray) -> np.ndarray:
+    share = np.zeros(len(live))
     share[live] = (basis**2).sum(1)
     return share

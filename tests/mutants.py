@@ -73,7 +73,7 @@ GROUPS: dict[str, tuple[int, Sequence[str], Sequence[str]]] = {
     "diagnostics": (
         30, [f"diagnostics/{name}.py" for name in
              ("chain", "efficiency", "observer", "signal", "theory", "meanfield", "dataflow",
-              "degeneracy", "gauge_directions", "symmetries",
+              "degeneracy", "jacobian_rows", "gauge_directions", "symmetries",
               "residual", "cost", "losses", "gradients", "attention")],
         ["diagnostics_attention", "theory", "signal", "symmetries", "diagnostics_efficiency",
          "diagnostics_chain",
