@@ -12,7 +12,7 @@ import pytest
 
 from pathspace.json_lines import read_lines
 from pathspace.training.experiments.reproduce.page import render
-from pathspace.training.experiments.reproduce.page_figures import figures, unreported
+from pathspace.training.experiments.reproduce.page_figures import figures, reported
 from pathspace.training.experiments.reproduce.recipes import load_cells
 from pathspace.training.experiments.reproduce.record import Record, texts
 from pathspace.training.experiments.reproduce.statements import load_statements
@@ -140,15 +140,16 @@ def test_runs_that_no_record_reports_are_counted_in_the_journals() -> None:
         lines = list(read_lines(RECORDS / f"{record.name}-trials.jsonl"))
         told = sum(len(arm["tests"]) for arm in record.data.get("arms", ())) if lines else 0
         tested = sum(line["trial"]["test"] for line in lines)
-        assert len(list(unreported(record, RECORDS))) == tested - told, record.name
+        assert len(reported(record, RECORDS)[1]) == tested - told, record.name
     by_name = {record.name: record for record in known}
     (one,) = {
         tuple(map(tuple, run["trial"]["options"]))
-        for run in unreported(by_name["language"], RECORDS)
+        for run in reported(by_name["language"], RECORDS)[1]
     }
     assert dict(one)["layers"] == 1
     found = figures(known, RECORDS)
     assert found["language_runs"] == "10 runs" and found["smnist_runs"] == "35 runs"
+    assert "70 runs of smnist" in str(found["again"])
     assert "13.3 %" in str(found["smnist_best"])
     # without journals the page says less
     assert figures(known)["smnist_best"] == "" and "runs of it had" in render(known)

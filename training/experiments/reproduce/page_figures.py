@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -28,7 +30,14 @@ def figures(records: Iterable[Record], journals: Path | None = None) -> dict[str
         >>> figures([])["power"]
         '80 %'
     """
-    left = {record.name: list(unreported(record, journals)) for record in records if journals}
+    left: dict[str, list[dict[str, Any]]] = {}
+    again: dict[str, list[dict[str, Any]]] = {}
+    if journals is not None:
+        for record in records:
+            told, others = reported(record, journals)
+            settings = set(map(_setting, told))
+            left[record.name] = [run for run in others if _setting(run) not in settings]
+            again[record.name] = [run for run in others if _setting(run) in settings]
     return {
         "confidence": percent(CONFIDENCE),
         "margin": percent(MARGIN),
@@ -42,24 +51,46 @@ def figures(records: Iterable[Record], journals: Path | None = None) -> dict[str
         "language_runs": _count(left.get("language", [])),
         "smnist_runs": _count(left.get("smnist", [])),
         "smnist_best": _best(left.get("smnist", [])),
+        "again": ", ".join(
+            f"{_count(runs)} of {name}" for name, runs in sorted(again.items()) if runs
+        )
+        or "Other runs",
     }
 
 
-def unreported(record: Record, journals: Path) -> Iterator[dict[str, Any]]:
-    """Yield the runs of a journal that were evaluated on the test split and that the record
-    does not report.
+def reported(record: Record, journals: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the runs of a journal that were evaluated on the test split: those that the record
+    reports, and the others.
+
+    A run is known by its result on the test split and its validation curve.
 
     Args:
         record: of the experiment.
         journals: the folder with its journal; an experiment without one has no such runs.
     """
-    told = Counter(test for arm in record.data.get("arms", ()) for test in arm["tests"])
+    told = Counter(
+        _result(test, curve)
+        for arm in record.data.get("arms", ())
+        for test, curve in zip(arm["tests"], arm["valid_metrics"], strict=True)
+    )
+    found: tuple[list[dict[str, Any]], list[dict[str, Any]]] = [], []
     for run in read_lines(journals / f"{record.name}-trials.jsonl"):
-        found = run["outcome"]["test_metric"]
-        if told[found] > 0:
-            told[found] -= 1
-        elif found is not None:
-            yield run
+        if run["trial"]["test"]:
+            outcome = run["outcome"]
+            result = _result(outcome["test_metric"], outcome["valid_metrics"])
+            found[told[result] <= 0].append(run)
+            told[result] -= 1
+    return found
+
+
+def _result(test: float | None, curve: Iterable[float | None]) -> tuple[float | None, ...]:
+    """Return the test metric, and the curve with the digits of records."""
+    return test, *(float(f"{v:.5g}") if v is not None and math.isfinite(v) else None for v in curve)
+
+
+def _setting(run: dict[str, Any]) -> str:
+    """Return a run's task, network and data."""
+    return json.dumps([run["trial"]["task"], run["trial"]["options"]])
 
 
 def _count(runs: list[dict[str, Any]]) -> str:
