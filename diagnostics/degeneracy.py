@@ -275,7 +275,7 @@ def _relative(singular: np.ndarray, tolerance: float) -> tuple[np.ndarray, int]:
 
 
 def _by_parameter(jacobian: JacobianRows, explained: _Explained, notes: list[str]) -> Table[Any]:
-    rows = []
+    rows, dead = [], ~jacobian.live
     for name, parameter in jacobian.parameters.items():
         first, size = jacobian.starts[name], parameter.numel()
         part = slice(first, first + size)
@@ -283,7 +283,7 @@ def _by_parameter(jacobian: JacobianRows, explained: _Explained, notes: list[str
             None if share is None else float(share[part].sum())
             for share in (explained.gauge_share, explained.rest_share)
         )
-        rows.append(DegenerateTensor(name, size, int((~jacobian.live[part]).sum()), *shares))
+        rows.append(DegenerateTensor(name, size, int(dead[part].sum()), *shares))
     return Table("degeneracy by parameter", tuple(rows), tuple(notes))
 
 

@@ -161,12 +161,11 @@ def recorded(
         check_runs(model, args, kwargs)
     if not all(node.users for node in module.graph.nodes if node.op == "call_function"):
         module.graph.eliminate_dead_code()
-    named, canonical = canonical_names(model)
+    parameters, canonical = canonical_names(model)
     sources = {
         key: (kind, canonical[name] if kind == "parameter" else name)
         for key, (kind, name) in found.sources.items()
     }
-    parameters = {name: named[name] for name in dict.fromkeys(canonical.values())}
     buffers = every_tensor(model, "_buffers") | (made or {})
     whole = whole_inputs(module.graph, sources, given)
     return Captured(module, sources, parameters, canonical, found.constants, buffers, whole=whole)

@@ -56,10 +56,11 @@ class Captured:
 
 
 def canonical_names(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, str]]:
-    """Every parameter by all of its names, and every name's first one."""
+    """Every parameter by the first of its names, and every name's first one."""
     named: dict[str, Any] = every_tensor(model, "_parameters")
     first: dict[int, str] = {}
-    return named, {name: first.setdefault(id(parameter), name) for name, parameter in named.items()}
+    canonical = {name: first.setdefault(id(parameter), name) for name, parameter in named.items()}
+    return {name: named[name] for name in first.values()}, canonical
 
 
 def whole_inputs(

@@ -48,7 +48,7 @@ def exported(
     """
     program, made, given = _export(model, args, kwargs, watch)
     program.graph_module.graph.eliminate_dead_code()
-    named, canonical = canonical_names(model)
+    parameters, canonical = canonical_names(model)
     sources: dict[str, tuple[str, str]] = {}
     constants: dict[str, torch.Tensor] = {}
     kinds = {
@@ -66,7 +66,6 @@ def exported(
             if isinstance(value, torch.Tensor):
                 constants[spec.arg.name] = value
         sources[spec.arg.name] = (kind, target)
-    parameters = {name: named[name] for name in dict.fromkeys(canonical.values())}
     buffers = every_tensor(model, "_buffers") | made
     updates = sum(
         spec.kind == OutputKind.BUFFER_MUTATION for spec in program.graph_signature.output_specs
