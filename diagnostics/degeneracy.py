@@ -144,6 +144,7 @@ def degeneracy(
         CaptureError: the model does not run in float64.
 
     Example:
+        >>> import torch
         >>> _ = torch.manual_seed(0)
         >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
         >>> found = degeneracy(model, torch.randn(200, 3))
