@@ -7,8 +7,10 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
+from statistics import fmean
 
 import pytest
+from scipy.stats import ttest_rel
 
 from pathspace.json_lines import read_lines
 from pathspace.training.experiments.reproduce.page import render
@@ -153,3 +155,21 @@ def test_runs_that_no_record_reports_are_counted_in_the_journals() -> None:
     assert "13.3 %" in str(found["smnist_best"])
     # without journals the page says less
     assert figures(known)["smnist_best"] == "" and "runs of it had" in render(known)
+
+
+@pytest.mark.slow
+def test_first_runs_of_the_recurrent_network_are_judged_as_its_record_is() -> None:
+    """By hand: the paired t-test on the runs of earlier code."""
+    record = Record.read(RECORDS / "rcnn.json")
+    errors: dict[str, dict[int, float]] = {"gmomentum": {}, "momentum": {}}
+    for run in reported(record, RECORDS)[1]:
+        assert not run["outcome"].get("test_parts")
+        errors[run["trial"]["optimizer"]][run["trial"]["seed"]] = run["outcome"]["test_metric"]
+    paths, weights = ([of[seed] for seed in sorted(of)] for of in errors.values())
+    found = ttest_rel(weights, paths)
+    share = 1 - fmean(paths) / fmean(weights)
+    said = str(figures([record], RECORDS)["rcnn_first"])
+    assert f"{share:+.1%}" in said and f"(p = {found.pvalue:.3f})" in said
+    assert f"first {2 * len(paths)} runs (18 of them" in said
+    assert ("**undecided**" in said) == (found.pvalue > 0.05)
+    assert figures([record])["rcnn_first"] == ""

@@ -12,7 +12,12 @@ from pathspace.training.experiments.intervals import CONFIDENCE
 from pathspace.training.experiments.reproduce.holm import LEVEL
 from pathspace.training.experiments.reproduce.markdown import markdown_table
 from pathspace.training.experiments.reproduce.page_figures import figures
-from pathspace.training.experiments.reproduce.record import Record, Table, percent
+from pathspace.training.experiments.reproduce.record import (
+    Record,
+    Table,
+    on_these_items,
+    percent,
+)
 
 
 def render(
@@ -192,10 +197,6 @@ def _verdict(claim: dict[str, Any]) -> str:
         )
     elif claim["verdict"] in ("better", "worse") and (claim["equivalence"] or 0) < LEVEL:
         why = ", by less than the margin"
-    if (
-        claim["verdict"] in ("better", "worse")
-        and _with_items(claim)
-        and claim["items_low"] <= 0 <= claim["items_high"]
-    ):
+    if on_these_items(claim):
         why += ", on these test items"
     return f"**{claim['verdict']}**{why}"

@@ -6,13 +6,14 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from pathspace.json_lines import read_lines
 from pathspace.training.experiments.intervals import CONFIDENCE
-from pathspace.training.experiments.reproduce.holm import LEVEL, MARGIN, POWER
+from pathspace.training.experiments.reproduce.holm import LEVEL, MARGIN, POWER, gain, judge
 from pathspace.training.experiments.reproduce.record import Record, percent
 from pathspace.training.experiments.reproduce.smnist import WIDER, WIDTH
 from pathspace.training.experiments.reproduce.timing import BOUND
@@ -32,12 +33,15 @@ def figures(records: Iterable[Record], journals: Path | None = None) -> dict[str
     """
     left: dict[str, list[dict[str, Any]]] = {}
     again: dict[str, list[dict[str, Any]]] = {}
+    first = ""
     if journals is not None:
         for record in records:
             told, others = reported(record, journals)
             settings = set(map(_setting, told))
             left[record.name] = [run for run in others if _setting(run) not in settings]
             again[record.name] = [run for run in others if _setting(run) in settings]
+            if record.name == "rcnn":
+                first = _first_verdict(record, told, again[record.name])
     return {
         "confidence": percent(CONFIDENCE),
         "margin": percent(MARGIN),
@@ -51,6 +55,7 @@ def figures(records: Iterable[Record], journals: Path | None = None) -> dict[str
         "language_runs": _count(left.get("language", [])),
         "smnist_runs": _count(left.get("smnist", [])),
         "smnist_best": _best(left.get("smnist", [])),
+        "rcnn_first": first,
         "again": ", ".join(
             f"{_count(runs)} of {name}" for name, runs in sorted(again.items()) if runs
         )
@@ -62,7 +67,8 @@ def reported(record: Record, journals: Path) -> tuple[list[dict[str, Any]], list
     """Return the runs of a journal that were evaluated on the test split: those that the record
     reports, and the others.
 
-    A run is known by its result on the test split and its validation curve.
+    A run is known by its result on the test split and its validation curve; of equal ones, the
+    last is reported.
 
     Args:
         record: of the experiment.
@@ -74,7 +80,7 @@ def reported(record: Record, journals: Path) -> tuple[list[dict[str, Any]], list
         for test, curve in zip(arm["tests"], arm["valid_metrics"], strict=True)
     )
     found: tuple[list[dict[str, Any]], list[dict[str, Any]]] = [], []
-    for run in read_lines(journals / f"{record.name}-trials.jsonl"):
+    for run in reversed(list(read_lines(journals / f"{record.name}-trials.jsonl"))):
         if run["trial"]["test"]:
             outcome = run["outcome"]
             result = _result(outcome["test_metric"], outcome["valid_metrics"])
@@ -105,3 +111,36 @@ def _best(runs: list[dict[str, Any]]) -> str:
         arms[trial["optimizer"], trial["init"]].append(run["outcome"]["test_metric"])
     least = min(map(fmean, arms.values()), default=None)
     return "" if least is None else f" (the best arm erred {100 * least:.1f} %)"
+
+
+def _first_verdict(record: Record, told: list[dict[str, Any]], others: list[dict[str, Any]]) -> str:
+    """Judge the claim of a record of two arms by the other runs of its seeds; empty where a run
+    is missing.
+    """
+    arms: dict[str, dict[int, float]] = defaultdict(dict)
+    for run in others:
+        arms[run["trial"]["optimizer"]][run["trial"]["seed"]] = run["outcome"]["test_metric"]
+    (claim,), names = record.claims, [_optimizer(arm, told) for arm in record.data["arms"]]
+    seeds = {run["trial"]["seed"] for run in told}
+    if any(arms[name].keys() != seeds for name in names):
+        return ""
+    ours, rival = ([arms[name][seed] for seed in sorted(seeds)] for name in names)
+    statement = gain(claim["statement"], ours, rival)
+    (judged,) = judge([replace(statement, printed=claim["printed"])])
+    low, mean, high = (format(v, claim["pattern"]) for v in (judged.low, judged.mean, judged.high))
+    known = record.versions["processor"]
+    elsewhere = sum(run["provenance"]["processor"] not in known for run in others)
+    return (
+        f" The first {_count(others)} ({elsewhere} of them on another kind of processor) gave"
+        f" {mean} ({low} to {high}): **{judged.verdict}** (p = {judged.corrected:.3f})."
+    )
+
+
+def _optimizer(arm: dict[str, Any], told: list[dict[str, Any]]) -> str:
+    """The optimizer of an arm, by its first result."""
+    result = _result(arm["tests"][0], arm["valid_metrics"][0])
+    return next(
+        str(run["trial"]["optimizer"])
+        for run in told
+        if _result(run["outcome"]["test_metric"], run["outcome"]["valid_metrics"]) == result
+    )

@@ -171,6 +171,21 @@ def judged(claims: Sequence[Claim]) -> tuple[dict[str, Any], ...]:
     return tuple(claim.to_dict() for claim in claims)
 
 
+def on_these_items(claim: Mapping[str, Any]) -> bool:
+    """Whether another test split might turn a verdict: the interval for other
+    items contains zero.
+
+    Example:
+        >>> on_these_items({"verdict": "better", "items_low": -0.1, "items_high": 0.3})
+        True
+    """
+    return (
+        claim["verdict"] in ("better", "worse")
+        and claim.get("items_low") is not None
+        and bool(claim["items_low"] <= 0 <= claim["items_high"])
+    )
+
+
 def _flat_lists(text: str) -> str:
     """Put lists of numbers on one line each: a curve is one line of the file, not sixty."""
     return re.sub(

@@ -15,7 +15,7 @@ from pathspace.errors import expect_known
 from pathspace.training.experiments.reproduce.holm import Claim, gain, judge, positive
 from pathspace.training.experiments.reproduce.recipes.cells import FIELDS
 from pathspace.training.experiments.reproduce.recipes.compare import DATA
-from pathspace.training.experiments.reproduce.record import Record
+from pathspace.training.experiments.reproduce.record import Record, on_these_items
 from pathspace.training.experiments.reproduce.statements.registry import Statement, Verdict
 
 # what the judge of experiments says -> what it says of a statement; a difference
@@ -135,6 +135,7 @@ def _by_record(statement: Statement, record: Record | None) -> Judged:
         verdict, scale = "changed", f"The document does not say {statement.unsaid}. {scale}"
     parts = [
         f"{claim['statement']}: {claim['nothing'] or claim['verdict']}{_repetitions(claim)}"
+        f"{', on these test items' * on_these_items(claim)}"
         for claim in claims
     ]
     detail = f"{'; '.join(parts)}. {scale}".rstrip()
