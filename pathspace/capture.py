@@ -168,7 +168,16 @@ def recorded(
     }
     buffers = every_tensor(model, "_buffers") | (made or {})
     whole = whole_inputs(module.graph, sources, given)
-    return Captured(module, sources, parameters, canonical, found.constants, buffers, whole=whole)
+    return Captured(
+        module,
+        sources,
+        parameters,
+        canonical,
+        found.constants,
+        buffers,
+        whole=whole,
+        numbers=frozenset(found.numbers.read),
+    )
 
 
 def _without_code(graph: fx.Graph) -> fx.GraphModule:

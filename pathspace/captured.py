@@ -30,6 +30,7 @@ class Captured:
         updates: how many of the graph's outputs, the first ones, are new values of buffers.
         written: number of an output -> parameter whose new value it is.
         whole: placeholder name -> example input, for whole numbers and truth values.
+        numbers: memory (``data_ptr`` of a storage) out of which the model's code read numbers.
     """
 
     graph: fx.GraphModule
@@ -41,6 +42,7 @@ class Captured:
     updates: int = 0
     written: Mapping[int, str] = field(default_factory=dict)
     whole: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    numbers: frozenset[int] = frozenset()
 
     def without_updates(self, outputs: Sequence[Any]) -> list[Any]:
         """The model's own outputs among those of the graph."""

@@ -37,6 +37,7 @@ class KnownNumbers:
 
     Attributes:
         asserted: whether an assertion of the code was taken for true.
+        read: memory of which a number was read.
     """
 
     def __init__(self) -> None:
@@ -45,8 +46,7 @@ class KnownNumbers:
         self._known: dict[int, tuple[Tensor, Known]] = {}
         # new tensors, of which torch would make a second Python object if they were held
         self._new = WeakTensorKeyDictionary()
-        # memory of which a number was read, and memory that was written
-        self._read: set[int] = set()
+        self.read: set[int] = set()
         self._written: set[int] = set()
 
     def given(self, shown: Tensor, value: Tensor) -> None:
@@ -66,7 +66,7 @@ class KnownNumbers:
             said = _asserted() if func.name() == "aten::is_nonzero" else None
             self.asserted = self.asserted or said is not None
             return said
-        self._read |= found[1]
+        self.read |= found[1]
         self._check()
         number = found[0].item()
         return bool(number) if func.name() == "aten::is_nonzero" else number
@@ -117,7 +117,7 @@ class KnownNumbers:
         return None if found is None or _memory(found[0]) in self._written else found
 
     def _check(self) -> None:
-        if self._read & self._written:
+        if self.read & self._written:
             raise Unsure("a buffer that decides, and is written")
 
 

@@ -1,8 +1,9 @@
 """Packed sequences while a model is traced: each sequence counts as long as the longest one.
 
-Lengths are data, so that code with packed sequences has no graph of its own. Every step of a
-sequence has the same weights and units, however many there are: the graph for equal lengths has
-the units of the model. A packed sequence of equal lengths is its padded batch, step by step.
+Lengths are data, so that code with packed sequences has no graph of its own. A packed sequence of
+equal lengths is its padded batch, step by step. A shorter sequence ends in the state of an earlier
+step, so that steps share their scales: with these, the graph for equal lengths has the units of
+the model.
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ def of_equal_lengths(given: Any) -> Any:
 def _pack(x: Tensor, _: Tensor | None, batch_first: bool) -> tuple[Tensor, Tensor]:
     """The steps of a padded batch one after the other, and the number of sequences in each."""
     x = x.transpose(0, 1) if batch_first else x
+    # the same numbers (a sum with nan is nan), written so that all steps share their scales
+    x = torch.where(x.isnan(), x.sum(0), x)
     return x.flatten(0, 1), _number(x.shape[1], x.shape[0])
 
 

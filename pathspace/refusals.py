@@ -16,7 +16,7 @@ from torch import nn
 from pathspace.errors import CaptureError, InputError
 from pathspace.inputs import describe_inputs
 from pathspace.module_walk import every_path, every_tensor
-from pathspace.without_values import has_values
+from pathspace.shared_memory import memory_of
 
 _STANDARD = sysconfig.get_paths()["stdlib"] + "/"
 # internal terms of torch, which users do not know
@@ -157,15 +157,10 @@ def check_memory(model: nn.Module) -> None:
     """
     held, named = [], every_tensor(model, "_parameters", repeated=False)
     for parameter, name in {id(p): (p, name) for name, p in reversed(named.items())}.values():
-        strided = type(parameter) is nn.Parameter and parameter.layout == torch.strided
-        if strided and parameter.numel() and has_values(parameter):
-            last = sum(
-                (n - 1) * step for n, step in zip(parameter.shape, parameter.stride(), strict=True)
-            )
-            start, size = parameter.data_ptr(), parameter.element_size()
+        start, end, filled = memory_of(parameter)
+        if start:
             # first and last byte are enough if the parameter fills all memory between them
-            dense = last + 1 == parameter.numel()
-            held.append((start, start + (last + 1) * size if dense else start, name))
+            held.append((start, end if filled else start, name))
     held.sort()
     for (_, end, name), (start, _, other) in itertools.pairwise(held):
         if start < end:

@@ -107,6 +107,41 @@ def test_what_fills_shorter_sequences_shares_their_scale(padding: float, free: i
     assert graph.num_units == free and stays(model, graph, x, LENGTHS)
 
 
+class Positioned(nn.Module):
+    """Every step of a padded batch has a factor of its own before it is packed."""
+
+    def __init__(self, steps: int, options: dict[str, Any]) -> None:
+        super().__init__()
+        self.enter, self.factors = nn.Linear(3, 4), nn.Parameter(torch.rand(steps, 1) + 0.5)
+        self.layer = nn.RNN(4, 4, nonlinearity="relu", bias=False, batch_first=True, **options)
+        self.leave = nn.Linear(4, 2, bias=False)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        x = torch.relu(self.enter(x)) * self.factors
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return self.leave(self.layer(packed)[1][-1])
+
+
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2}, {"bidirectional": True}])
+@pytest.mark.parametrize("steps", [3, 10])
+def test_scales_of_steps_hold_for_the_last_states_of_all_lengths(
+    steps: int, options: dict[str, Any]
+) -> None:
+    """A shorter sequence ends in the state of an earlier step, so that no step has its own."""
+    torch.manual_seed(0)
+    model = Positioned(steps, options).double()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.abs_()
+    x = torch.rand(3, steps, 3, dtype=torch.float64)
+    for given in (torch.tensor([steps, 2, 1]), torch.tensor([steps] * 3)):
+        graph = ps.trace(model, x, given)
+        assert stays(model, graph, x, torch.tensor([1, steps, 3]))
+        # (features of both layers, and of the factors; states of every layer and direction)
+        states = 8 if "num_layers" in options else 4
+        assert graph.num_units == 1 + 4 + states
+
+
 class Given(nn.Module):
     """Reads a packed sequence that it is given."""
 

@@ -514,6 +514,72 @@ def test_late_inputs_of_a_recurrence_have_the_scales_of_the_first(late: int, kin
     assert set(ps.trace(Late(kind, late), torch.randn(5, 8, 3), sizes="given").unused) == unread
 
 
+class Steps(nn.Module):
+    """A recurrence without bias, in which every step may have a scale of its own."""
+
+    def __init__(self, steps: int, scanned: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 2 * steps)
+        self.rnn = nn.RNN(2, 2, nonlinearity="relu", batch_first=True, bias=False)
+        self.steps, self.scanned = steps, scanned
+        self.start, self.last = nn.Linear(3, 2), nn.Linear(2, 2, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.scanned:
+            return self.last(self.rnn(self.first(x).unflatten(1, (self.steps, 2)))[1][0])
+
+        carried = self.rnn.weight_hh_l0.T
+
+        def step(state: Tensor, entered: Tensor) -> tuple[Tensor, Tensor]:
+            state = F.relu(state @ carried) * entered
+            return state, state.clone()
+
+        ones = x.new_ones(self.steps, 1, 1)
+        return self.last(scan(step, F.relu(self.start(x)), ones)[0])
+
+
+@pytest.mark.parametrize("scanned", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", [2, 4, 8, 9, 12])
+def test_scales_that_grow_from_step_to_step_are_right_or_left_out(
+    steps: int, scanned: bool
+) -> None:
+    """Of many steps few are interpreted, so that the scales of the others must be those of the
+    last; a factor per step is a unit only where every step is interpreted.
+    """
+    model, x = Steps(steps, scanned).double(), torch.randn(5, 3).double()
+    with torch.no_grad():
+        for weight in model.parameters():
+            # (a state that is zero could hide a wrong scale)
+            weight.abs_()
+    graph = ps.trace(model, x.abs_())
+    assert graph.num_units == (2 if scanned else 4) + (steps <= 8)
+    phi = torch.randn(graph.num_units, dtype=torch.float64)
+    with torch.no_grad(), rescaled_in_place(model, graph, -phi):
+        before = model(x)
+    with torch.no_grad(), rescaled_in_place(model, graph, phi):
+        assert torch.allclose(model(x), before, rtol=1e-9, atol=0)
+    if steps < 8:
+        certificate = ps.verify(model, x)
+        assert certificate.holds, certificate
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
+@pytest.mark.parametrize(("size", "factor"), [(10, 1.19), (14, 0.25), (11, 0.3)])
+def test_upsampling_by_a_factor_copies_the_elements_that_torch_copies(
+    size: int, factor: float, mode: str
+) -> None:
+    """The factor that is asked for, and not the ratio of the sizes, decides."""
+
+    def resize(h: Tensor) -> Tensor:
+        return F.interpolate(h, scale_factor=factor, mode=mode, recompute_scale_factor=False)
+
+    copied = resize(torch.arange(float(size)).reshape(1, 1, -1)).unique()
+    model = Between(lambda h: resize(h.unsqueeze(1)).squeeze(1), int(size * factor), 3, size)
+    certificate = ps.verify(model.double(), torch.randn(5, 3).double())
+    assert certificate.holds, certificate
+    assert certificate.units == len(copied)
+
+
 @pytest.mark.usefixtures("no_rule_fails")
 @pytest.mark.parametrize(
     ("kind", "steps", "units", "fixed"),

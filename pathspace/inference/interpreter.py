@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -23,6 +23,7 @@ from pathspace.inference.rules.normalization import WITH_STATISTICS
 from pathspace.inference.semantics import Place, Semantics
 from pathspace.inference.values import NEUTRAL, Weight, constant, shape_of, value_of, with_value
 from pathspace.refusals import first_line
+from pathspace.shared_memory import read_elsewhere
 from pathspace.without_values import has_values
 
 S = TypeVar("S", bound=Semantics)
@@ -75,9 +76,12 @@ def interpret(
     semantics.exact_norms, semantics.sources = norm_eps == "respect", captured.sources
     semantics.graph, semantics.affine = captured.graph.graph, affine
     values: dict[str, Any] = {}
+    elsewhere = read_elsewhere(captured)
+    for name in elsewhere & captured.buffers.keys():
+        semantics.read(name)
     for node in captured.graph.graph.nodes:
         if node.op == "placeholder":
-            values[node.name] = _placeholder(node, captured, semantics)
+            values[node.name] = _placeholder(node, captured, semantics, elsewhere)
     live = live_elements(captured.graph, values) if semantics.drops_dead else {}
     values = {name: without_dead(value, live.get(name, True)) for name, value in values.items()}
     outputs = GraphInterpreter(semantics, strict, live=live).run(captured.graph, values)
@@ -105,21 +109,18 @@ def _is_whole(value: Any, name: str) -> bool:
     )
 
 
-def _placeholder(node: fx.Node, captured: Captured, semantics: Semantics) -> Any:
+def _placeholder(
+    node: fx.Node, captured: Captured, semantics: Semantics, elsewhere: Collection[str]
+) -> Any:
     kind, name = captured.sources.get(node.name, ("input", node.name))
     shown = node.meta.get("val")
-    word = _unscaled(captured.parameters[name].dtype) if kind == "parameter" else ""
-    if word:
-        reason = f"{word} weights stay outside path space"
-        if word == "complex":
-            reason += (
-                "; keep torch.view_as_real(weight) as the parameter, and make it complex in forward"
-            )
+    if kind == "parameter":
+        word, reason = _outside(captured.parameters[name].dtype, name in elsewhere)
+        if not word:
+            return Weight.of(name, semantics.shapes[name])
         semantics.pinned_parameters[name] = Pin(f"{word} parameter", "", "", reason, 0, (name,))
         semantics.pins.append(semantics.pinned_parameters[name])
         return constant(semantics.shapes[name])
-    if kind == "parameter":
-        return Weight.of(name, semantics.shapes[name])
     if node.name in captured.constants:
         return with_value(captured.constants[node.name])
     if not isinstance(shown, Tensor):
@@ -143,6 +144,24 @@ def _placeholder(node: fx.Node, captured: Captured, semantics: Semantics) -> Any
         name = next((first for first, buffer in captured.buffers.items() if buffer is own), name)
         ids.buffer_name = name  # type: ignore[attr-defined]
     return ids
+
+
+def _outside(kind: dtype, elsewhere: bool) -> tuple[str, str]:
+    """Which parameters cannot be rescaled, in a word, and why; ``""`` twice if they can."""
+    word = _unscaled(kind)
+    if word == "complex":
+        return word, (
+            "complex weights stay outside path space; keep torch.view_as_real(weight) as the"
+            " parameter, and make it complex in forward"
+        )
+    if word:
+        return word, f"{word} weights stay outside path space"
+    if elsewhere:
+        return "shared", (
+            "its numbers are also read as a constant or a buffer in the same memory; use the"
+            " parameter itself there"
+        )
+    return "", ""
 
 
 def _unscaled(kind: dtype) -> str:

@@ -110,11 +110,11 @@ def scan(interpreter: Any, body: Graph, state: Sequence[Any], sequences: Sequenc
     for step in range(looked_at):
         parts = [semantics.step(semantics.activation(value), 0, step) for value in sequences]
         results = list(interpreter.region(body, [*carried, *parts, *more]))
-        carried = [semantics.activation(value) for value in results[: len(carried)]]
         emitted.append([semantics.activation(value) for value in results[len(carried) :]])
-    if looked_at < length:
-        # the remaining steps repeat the last interpreted one
-        carried = [semantics.reduce(torch.stack([value, value]), [0]) for value in carried]
+        carried = [
+            semantics.repeated(before, semantics.activation(after), step, length)
+            for before, after in zip(carried, results, strict=False)
+        ]
     columns = [
         torch.stack([*column, *[column[-1]] * (length - looked_at)])
         for column in zip(*emitted, strict=True)

@@ -28,6 +28,9 @@ from pathspace.inference.values import (
     move,
 )
 
+# the most steps of a recurrent operation whose states may all have scales of their own
+FEW_STEPS = 8
+
 
 @dataclass
 class Place:
@@ -176,10 +179,11 @@ class Semantics(ABC):
         return value
 
     def steps(self, length: int) -> int:
-        """The number of steps to interpret of a recurrent operation over ``length`` steps: three
-        contain every use of every parameter, with the initial, the first and a later state.
+        """The number of steps to interpret of a recurrent operation over ``length`` steps: all if
+        they are few. Else three, which contain every use of every parameter, with the initial, the
+        first and a later state.
         """
-        return min(length, 3)
+        return length if length <= FEW_STEPS else 3
 
     def step(self, sequence: Tensor, dim: int, number: int) -> Tensor:
         """What a recurrent operation reads in one of the interpreted steps; in the last of them,
@@ -189,6 +193,14 @@ class Semantics(ABC):
         if number == self.steps(length) - 1 < length - 1:
             return self.reduce(sequence.narrow(dim, number, length - number), [dim])
         return sequence.select(dim, number)
+
+    def repeated(self, before: Tensor, after: Tensor, number: int, length: int) -> Tensor:
+        """The state that a recurrent operation passes on after one of the interpreted steps; the
+        last of them stands for all further ones, so that what it passes on is what it was given.
+        """
+        if number == self.steps(length) - 1 < length - 1:
+            return self.join(before, after)
+        return after
 
     def laid_out(self, weight: Weight, table: Callable[[str], Tensor]) -> Tensor:
         """The ids of a view, from tables of the ids of whole parameters; exact zeros in a computed

@@ -252,6 +252,10 @@ class Unrolled(Semantics):
         """What is read in one step."""
         return sequence.select(dim, number)
 
+    def repeated(self, before: Tensor, after: Tensor, number: int, length: int) -> Tensor:
+        """What is passed on after one step: a further step would be of another node."""
+        return after
+
     def count(self) -> int:
         """Number of paths (paths with the same weights through different
         nodes count separately).

@@ -75,7 +75,7 @@ def _direction(
         read = semantics.step(ordered, time, number)
         entered = linear(semantics, read, weights[0], weights[2] if biases else None)
         carried = linear(semantics, hidden, weights[1], weights[3] if biases else None)
-        hidden = semantics.join(entered, carried)
+        hidden = semantics.repeated(hidden, semantics.join(entered, carried), number, length)
         states.append(hidden)
     # the remaining steps share every scale with the last interpreted one
     states += [states[-1]] * (length - looked_at)

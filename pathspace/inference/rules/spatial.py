@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from pathspace.inference.registry import rule
 from pathspace.inference.rules.windows import per_dimension, windows
@@ -21,12 +22,15 @@ from pathspace.inference.values import NEUTRAL, Value, along, compress, reshaped
 def nearest(semantics: Semantics, x: Value, size: Any, *args: Any, **kwargs: Any) -> Tensor:
     """Every element is a copy of an element of the operand."""
     ids, shape = semantics.activation(x), shape_of(semantics.place.result)
-    mode = "nearest-exact" if "exact" in semantics.place.op else "nearest"
+    resize = getattr(torch.ops.aten, semantics.place.op.removeprefix("aten."))
+    # a given factor, and not the ratio of the sizes, decides which element is copied
+    factors = pytree.tree_leaves((args, [kwargs[name] for name in sorted(kwargs)]))
+    factors = [] if all(factor is None for factor in factors) else factors
 
     def resized(t: Tensor) -> Tensor:
         # float64 represents ids below 2**53 exactly
         small = [n if t.shape[d] > 1 else 1 for d, n in enumerate(shape)]
-        return torch.nn.functional.interpolate(t.double(), size=small[2:], mode=mode).long()
+        return resize(t.double(), small[2:], *factors).long()
 
     spatial = [dim for dim in range(2, ids.dim()) if ids.stride(dim) != 0]
     if not spatial:

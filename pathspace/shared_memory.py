@@ -1,0 +1,85 @@
+"""Tensors in the same memory: what changes one of them changes the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from torch import Tensor, nn, strided
+
+from pathspace.captured import Captured
+from pathspace.without_values import has_values
+
+
+def memory_of(tensor: Tensor) -> tuple[int, int, bool]:
+    """The first byte of a tensor's elements, the byte after the last, and whether the tensor fills
+    all memory between them; nothing (``0, 0, True``) for tensors without such memory.
+
+    Example:
+        >>> import torch
+        >>> start, end, filled = memory_of(torch.zeros(3, 2).T[0])
+        >>> end - start, filled
+        (20, False)
+    """
+    plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == strided
+    if not plain or not tensor.numel() or not has_values(tensor):
+        return 0, 0, True
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    start = tensor.data_ptr()
+    return start, start + (last + 1) * tensor.element_size(), last + 1 == tensor.numel()
+
+
+def read_elsewhere(captured: Captured) -> frozenset[str]:
+    """Names of parameters and buffers whose numbers a model reads in another way, too: as a
+    constant or buffer in the same memory, or as a number that its code asks for.
+    """
+    held: dict[int, tuple[Tensor, list[str], bool]] = {}
+    for name, tensor in (*captured.parameters.items(), *captured.buffers.items()):
+        held.setdefault(id(tensor), (tensor, [], False))[1].append(name)
+    for tensor in _read(captured):
+        before = held.get(id(tensor), (tensor, [], True))
+        held[id(tensor)] = (*before[:2], True)
+    found: set[str] = set()
+    for group in _sharing(held.values()):
+        if len(group) > 1 and any(reads for *_, reads in group):
+            found.update(name for _, names, _ in group for name in names)
+    if captured.numbers:
+        found.update(
+            name
+            for tensor, names, _ in held.values()
+            if memory_of(tensor)[0] and tensor.untyped_storage().data_ptr() in captured.numbers
+            for name in names
+        )
+    return frozenset(found)
+
+
+def _read(captured: Captured) -> Iterator[Tensor]:
+    """Constants and buffers that the graph reads."""
+    for node in captured.graph.graph.nodes:
+        if node.op == "placeholder" and node.users:
+            kind, name = captured.sources.get(node.name, ("", ""))
+            if kind == "buffer" and name in captured.buffers:
+                yield captured.buffers[name]
+            elif node.name in captured.constants:
+                yield captured.constants[node.name]
+
+
+def _sharing(
+    held: Iterable[tuple[Tensor, list[str], bool]],
+) -> Iterator[list[tuple[Tensor, list[str], bool]]]:
+    """Groups of tensors whose memory overlaps."""
+    spans = sorted(
+        ((*memory_of(entry[0])[:2], number, entry) for number, entry in enumerate(held)),
+        key=lambda span: span[:3],
+    )
+    group: list[tuple[Tensor, list[str], bool]] = []
+    reached = 0
+    for start, end, _, entry in spans:
+        if not start:
+            continue
+        if group and start >= reached:
+            yield group
+            group = []
+        group.append(entry)
+        reached = max(reached, end)
+    if group:
+        yield group
