@@ -6,7 +6,7 @@ import itertools
 import re
 import sysconfig
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -26,6 +26,7 @@ _INTERNAL = re.compile(
     r"|tensor"
     r" subclass|\bmeta\b|_impl|_cpu\b|_cuda\b|HigherOrder|autograd\.Function|tracing|Unsupported"
 )
+_MADE = re.compile(r"Creating a new Tensor subclass (\w+)")
 _LONGEST = 240
 # part of export's message for tensors that it has not recorded
 LOST = "a fake tensor in the exported program"
@@ -252,6 +253,7 @@ def failed_capture(model: nn.Module, error: BaseException) -> CaptureError:
     ]
     calls = {frame.name for frame in frames}
     files = {PurePath(frame.filename).parent.name for frame in frames}
+    special = _special_tensor(chain, files)
     observing = any(hasattr(module, "calculate_qparams") for module in model.modules())
     packed = "torch.classes" in said or any("_packed_params" in vars(m) for m in model.modules())
     if packed:
@@ -269,9 +271,8 @@ def failed_capture(model: nn.Module, error: BaseException) -> CaptureError:
     ):
         what = "it packs sequences by numbers that it reads from a tensor of lengths"
         advice = "leave the lengths in their tensor (no .tolist(), no .item())"
-    elif "nested" in files or "NestedTensor" in said or "cast NotImplemented" in said:
-        what = "it computes on nested tensors, whose lengths are data"
-        advice = "trace it on a padded batch"
+    elif special is not None:
+        what, advice = special
     elif any(words in said for words in WITHOUT_GRADIENTS) or any(
         PurePath(frame.filename).name == "eager_transforms.py" for frame in frames
     ):
@@ -318,6 +319,37 @@ def failed_capture(model: nn.Module, error: BaseException) -> CaptureError:
         f"{type(model).__name__} runs but cannot be captured as a graph: {what}"
         f" ({user_frame(error)}); {advice}."
     )
+
+
+def _special_tensor(
+    chain: Iterable[BaseException], files: Collection[str]
+) -> tuple[str, str] | None:
+    """What is special about the tensors of a model, and what to do; ``None`` if nothing is.
+
+    Args:
+        chain: the errors that a capture raised.
+        files: folders of torch that it went through.
+    """
+    # (further lines may list all kinds of tensors that torch has)
+    said = " ".join(
+        str(each).partition("\n")[0].partition(" is only available")[0] for each in chain
+    )
+    if "Quantized" in said:
+        return (
+            "it computes with a quantised tensor",
+            "hold the tensor as floats, by calling dequantize() once outside of forward",
+        )
+    if (made := _MADE.search(said)) is not None:
+        return (
+            f"it makes a tensor of a class of its own, {made[1]}",
+            "use a plain tensor there (a mask of truth values instead of a bias object)",
+        )
+    if "nested" in files or "NestedTensor" in said or "cast NotImplemented" in said:
+        return (
+            "it computes on nested tensors, whose lengths are data",
+            "trace it on a padded batch",
+        )
+    return None
 
 
 def decides_by_values(error: BaseException) -> bool:

@@ -20,12 +20,17 @@ def memory_of(tensor: Tensor) -> tuple[int, int, bool]:
         >>> end - start, filled
         (20, False)
     """
-    plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == strided
-    if not plain or not tensor.numel() or not has_values(tensor):
+    if not storage_of(tensor) or not tensor.numel():
         return 0, 0, True
     last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     start = tensor.data_ptr()
     return start, start + (last + 1) * tensor.element_size(), last + 1 == tensor.numel()
+
+
+def storage_of(tensor: Tensor) -> int:
+    """Where the memory of a tensor and of its views begins; 0 for tensors without such memory."""
+    plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == strided
+    return tensor.untyped_storage().data_ptr() if plain and has_values(tensor) else 0
 
 
 def read_elsewhere(captured: Captured) -> frozenset[str]:
@@ -46,7 +51,7 @@ def read_elsewhere(captured: Captured) -> frozenset[str]:
         found.update(
             name
             for tensor, names, _ in held.values()
-            if memory_of(tensor)[0] and tensor.untyped_storage().data_ptr() in captured.numbers
+            if storage_of(tensor) in captured.numbers
             for name in names
         )
     return frozenset(found)

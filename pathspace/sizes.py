@@ -44,6 +44,17 @@ RECURRENT = frozenset(["rnn_relu", "rnn_tanh", "lstm", "gru"])
 # operations that single out a diagonal, which is everything at size 1
 DIAGONAL = frozenset(["eye", "triu", "tril", "fill_diagonal", "diagonal_scatter"])
 PARTS = frozenset(["slice", "select", "narrow"])
+# operations after which different numbers may be the same
+STEPS = frozenset(
+    [
+        *("ge", "gt", "le", "lt", "eq", "ne", "isin", "bucketize", "searchsorted"),
+        *("floor_divide", "div", "floor", "trunc", "round", "ceil", "clamp", "clamp_min"),
+        *("clamp_max", "clip", "relu", "sign", "minimum", "maximum", "remainder", "fmod", "where"),
+        *("tril", "triu", "to", "bitwise_right_shift", "__rshift__"),
+    ]
+)
+# elements of a tensor that is computed here
+LARGEST = 1 << 22
 
 
 def _name(node: fx.Node) -> str:
@@ -92,16 +103,18 @@ def thin(captured: Captured, inputs: Inputs) -> bool:
 def hides(captured: Captured) -> bool:
     """Whether the capture cannot show what happens to a value.
 
-    It is empty, the only part into which it is split, or a part of a buffer with only zeros.
+    It is empty, the only part into which it is split, a part of a buffer with only zeros, or the
+    same number everywhere only because sizes are small, as ``arange(n) >= 4`` is.
     """
     held: dict[fx.Node, Tensor] = {}
+    flat: list[fx.Node] = []
     for node in captured.graph.graph.nodes:
         shown = node.meta.get("val")
-        kind, name = (
-            captured.sources.get(node.name, ("", "")) if node.op == "placeholder" else ("", "")
-        )
-        if kind == "buffer" and name in captured.buffers and has_values(captured.buffers[name]):
-            held[node] = captured.buffers[name].detach()
+        if node.op == "placeholder":
+            kind, name = captured.sources.get(node.name, ("", ""))
+            value = captured.buffers.get(name) if kind == "buffer" else None
+            if value is not None and value.layout == torch.strided and has_values(value):
+                held[node] = value.detach()
         if node.op != "call_function":
             continue
         # (a size that data decide is no number)
@@ -109,13 +122,52 @@ def hides(captured: Captured) -> bool:
             return True
         if isinstance(shown, list | tuple) and len(shown) == 1 and _name(node) in APART:
             return True
-        whole = held.get(node.args[0]) if node.args and isinstance(node.args[0], fx.Node) else None
-        if whole is None or _name(node) not in PARTS:
+        value = computed(node, held)
+        if value is None:
             continue
-        held[node] = part = node.target(whole, *node.args[1:], **node.kwargs)
-        if not bool(part.any()) and bool(whole.any()):
+        held[node] = value
+        whole = held.get(node.args[0]) if node.args and isinstance(node.args[0], fx.Node) else None
+        if whole is None:
+            continue
+        if _name(node) in PARTS and not bool(value.any()) and bool(whole.any()):
             return True
-    return False
+        if _name(node) in STEPS and value.numel() > 1 and _is_flat(value) and not _is_flat(whole):
+            flat.append(node)
+    # (a mask that is part of another mask has no effect of its own)
+    return any(user not in held or _is_flat(held[user]) for node in flat for user in node.users)
+
+
+def computed(node: fx.Node, held: Mapping[fx.Node, Tensor]) -> Tensor | None:
+    """The result of an operation on numbers that do not depend on data.
+
+    Args:
+        node: the operation.
+        held: what is known of other nodes.
+
+    Returns:
+        The result, or ``None`` if it depends on data, is random, large, or no tensor.
+    """
+    shown, target = node.meta.get("val"), node.target
+    if not isinstance(shown, Tensor) or not isinstance(target, torch._ops.OpOverload):
+        return None
+    small = all(type(n) is int for n in shown.shape) and shown.numel() <= LARGEST
+    vague = target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags
+    if not small or vague or "empty" in _name(node):
+        return None
+    if any(operand not in held for operand in node.all_input_nodes):
+        return None
+    args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), held.__getitem__)
+    try:
+        value = target(*args, **{k: v for k, v in kwargs.items() if k != "device"})
+    except Exception:
+        # (what cannot run here shows nothing)
+        return None
+    return value if isinstance(value, Tensor) and value.layout == torch.strided else None
+
+
+def _is_flat(value: Tensor) -> bool:
+    """Whether all elements are the same number."""
+    return value.numel() < 2 or bool((value == value.reshape(-1)[0]).all())
 
 
 def resized(inputs: Inputs, sizes: Mapping[tuple[int, int], int]) -> Inputs:

@@ -23,6 +23,7 @@ from pathspace.inference.units import Scales
 from pathspace.inputs import arranged, describe_inputs
 from pathspace.module_walk import every_path, unregistered_modules
 from pathspace.reduction import ReductionGraph
+from pathspace.shared_memory import storage_of
 from pathspace.size_decisions import SizeRecorder, other_ways
 from pathspace.sizes import hides, recapture, sentence, thin
 from pathspace.structure import Structure
@@ -153,16 +154,12 @@ def _traced(
 
 def _warn_of_unregistered(model: nn.Module, constants: Iterable[Tensor]) -> None:
     """Warn where the graph reads parameters that ``model.parameters()`` leaves out."""
-    read = {memory for each in constants if (memory := each.untyped_storage().data_ptr())}
+    read = {memory for each in constants if (memory := storage_of(each))}
     modules = unregistered_modules(model) if read else {}
     places = [
         place
         for place, module in modules.items()
-        if any(
-            p.untyped_storage().data_ptr() in read
-            for p in module._parameters.values()
-            if p is not None
-        )
+        if any(storage_of(p) in read for p in module._parameters.values() if p is not None)
     ]
     if places:
         warnings.warn(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention.bias import causal_lower_right
 
 import pathspace as ps
 from pathspace.capture import capture
@@ -83,6 +86,36 @@ class Covariance(nn.Module):
         return torch.cov(x)
 
 
+class Holding(nn.Module):
+    """Reads a tensor of a special kind, which is neither parameter nor buffer."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.a, self.b, self.kind = nn.Linear(3, 4), nn.Linear(4, 2), kind
+        if kind == "quantised":
+            with warnings.catch_warnings():
+                # (torch will remove such tensors)
+                warnings.simplefilter("ignore")
+                self.held = torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8)
+        elif kind == "8-bit":
+            self.held = torch.ones(4).to(torch.float8_e4m3fn)
+        else:
+            self.held = torch.eye(4).to_sparse()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.a(x))
+        if self.kind == "quantised":
+            return self.b(h * self.held.dequantize())
+        if self.kind == "8-bit":
+            return self.b(h * self.held.to(h.dtype))
+        if self.kind == "bias":
+            h = h[None, None]
+            mask = causal_lower_right(len(x), len(x))
+            return self.b(F.scaled_dot_product_attention(h, h, h, attn_mask=mask))
+        made = torch.eye(4).to_sparse() if self.kind == "sparse, made" else self.held
+        return self.b(torch.sparse.mm(made, h))
+
+
 def test_keyword_inputs_and_nested_outputs() -> None:
     graph = ps.trace(Keyword(), torch.randn(2, 3), kwargs={"scale": torch.ones(1)})
     assert (graph.num_weights, graph.num_units) == (26, 4)
@@ -98,6 +131,13 @@ def test_keyword_inputs_and_nested_outputs() -> None:
         (Covariance(), (torch.randn(2, 3),), "a function of torch compares the values of tensors"),
         (nn.LazyLinear(3), (torch.randn(2, 3),), "run the model once"),
         (nn.DataParallel(nn.Linear(3, 3)), (torch.randn(2, 3),), "model.module"),
+        pytest.param(
+            Holding("quantised"),
+            (torch.randn(2, 3),),
+            "computes with a quantised tensor",
+            marks=pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
+        ),
+        (Holding("bias"), (torch.randn(2, 3),), "a class of its own, CausalBias"),
     ],
 )
 def test_failures_are_one_sentence(
@@ -107,6 +147,15 @@ def test_failures_are_one_sentence(
         ps.trace(model, *inputs)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["sparse", "sparse, made", "8-bit"])
+def test_constants_of_any_storage_are_constants(kind: str) -> None:
+    model, x = Holding(kind), torch.randn(4, 3)
+    graph, before = ps.trace(model, x), model(x)
+    assert graph.num_units == 4 and not graph.pinned
+    ps.rescale(model, graph, torch.randn(4, dtype=torch.float64))
+    assert torch.allclose(model(x), before, atol=1e-5)
 
 
 def test_batch_norms_that_average_all_batches_are_traced() -> None:

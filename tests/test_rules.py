@@ -43,6 +43,7 @@ OPERATIONS: dict[str, tuple[Callable[[Tensor], Tensor], int, int]] = {
     "gate by another half": (lambda h: h[:, :3] * torch.sigmoid(h[:, 3:]), 3, 3),
     "bilinear": (lambda h: F.relu(h[:, :3]) * h[:, 3:], 3, 6),
     "square": (lambda h: F.relu(h).square(), 6, 6),
+    "square by a tensor": (lambda h: F.relu(h) ** torch.tensor(2.0), 6, 6),
     "root of a square": (lambda h: h.square().sqrt(), 6, 6),
     "quotient": (lambda h: h[:, :3] / (h[:, 3:].abs()), 3, 6),
     "layer norm": (lambda h: F.layer_norm(h, (6,)), 6, 1),
@@ -561,6 +562,61 @@ def test_scales_that_grow_from_step_to_step_are_right_or_left_out(
     if steps < 8:
         certificate = ps.verify(model, x)
         assert certificate.holds, certificate
+
+
+POSITIONS: dict[str, Callable[[Tensor], Any]] = {
+    "windows": lambda h: F.max_pool1d(h, 2, return_indices=True),
+    "parts": lambda h: F.adaptive_max_pool1d(h, 3, return_indices=True),
+}
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_weights_that_decide_only_positions_are_used(name: str) -> None:
+    """Which element of a window is the largest depends on them, and not on their scale."""
+
+    class Places(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Conv1d(2, 3, 1), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(POSITIONS[name](self.first(x))[1].to(x.dtype))
+
+    certificate = ps.verify(Places().double(), torch.randn(4, 2, 6).double())
+    assert not certificate.unused and certificate.holds
+    assert (certificate.weights, certificate.units) == (3 * 3 + 2 * 4, 3)
+
+
+@pytest.mark.parametrize(
+    ("first", "length"),
+    [
+        (nn.Conv1d(2, 3, 1, padding=1, bias=False), 6),
+        (nn.ConvTranspose1d(2, 3, 2, stride=2, output_padding=1, bias=False), 9),
+        (nn.Sequential(nn.ZeroPad1d((0, 2)), nn.Conv1d(2, 3, 1, bias=False)), 6),
+    ],
+)
+def test_sums_within_a_margin_are_zero(first: nn.Module, length: int) -> None:
+    """Weights that read a sum of no data are on no path."""
+    model = nn.Sequential(first, nn.ReLU(), nn.Flatten(), nn.Linear(3 * length, 2)).double()
+    certificate = ps.verify(model, torch.randn(3, 2, 4).double())
+    assert certificate.holds, certificate
+    assert certificate.weights == sum(p.numel() for p in first.parameters()) + 2 + 2 * 3 * (
+        8 if isinstance(first, nn.ConvTranspose1d) else 4
+    )
+
+
+def test_a_small_constant_beside_a_large_factor_is_no_eps() -> None:
+    def quotient(h: Tensor) -> Tensor:
+        return h / torch.add(h.abs(), 1e-5, alpha=1e5)
+
+    assert ps.trace(Between(quotient), torch.randn(5, 4)).num_units == 0
+    assert ps.trace(Between(lambda h: h / (h.abs() + 1e-5)), torch.randn(5, 4)).num_units == 6
+
+
+def test_a_strict_trace_tells_why_a_rule_does_not_apply() -> None:
+    mask = torch.tensor([True, False] * 3)
+    with pytest.raises(ps.UnsupportedError, match="is pinned, because its rule does not cover"):
+        ps.trace(Between(lambda h: F.relu(h)[:, mask], 3), torch.randn(5, 4), strict=True)
 
 
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])

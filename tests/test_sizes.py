@@ -488,6 +488,35 @@ def test_a_way_that_no_capture_took_is_named() -> None:
         )
 
 
+FLAT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "a comparison": lambda h, steps: h + (steps >= 4).to(h.dtype)[:, None],
+    "a whole quotient": lambda h, steps: h + (steps // 4)[:, None],
+    "a clip": lambda h, steps: h + F.relu(steps - 4.0)[:, None],
+    "a mask": lambda h, steps: h.masked_fill((steps >= 4)[:, None], 1.0),
+    "a choice": lambda h, steps: torch.where((steps < 4)[:, None], h, 1.0),
+}
+
+
+@pytest.mark.parametrize("name", FLAT)
+@pytest.mark.parametrize("length", [3, 6])
+def test_numbers_from_sizes_that_are_alike_only_here_are_looked_at_elsewhere(
+    name: str, length: int
+) -> None:
+    """From the fifth step on a number is added, which fixes scales."""
+
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(FLAT[name](F.relu(self.a(x)), torch.arange(x.shape[1])))
+
+    graph = ps.trace(Positions(), torch.randn(4, length, 3))
+    assert graph.num_units == 0
+    assert ("as captured at (8x6x3:float32)" in graph.range) == (length == 3)
+
+
 def test_a_check_of_features_is_no_branch() -> None:
     """What comes out the same at all sizes of inputs, and what refuses other sizes,
     leaves the range as it is.

@@ -29,6 +29,7 @@ from pathspace.without_values import has_values
 S = TypeVar("S", bound=Semantics)
 
 LARGEST_TABLE = 1 << 24
+WITHOUT_RULE = "no rule says how this operation treats scales"
 
 
 def flat_values(tree: Any) -> Iterator[Tensor | Weight]:
@@ -147,7 +148,7 @@ def _placeholder(
 
 
 def _outside(kind: dtype, elsewhere: bool) -> tuple[str, str]:
-    """Which parameters cannot be rescaled, in a word, and why; ``""`` twice if they can."""
+    """What keeps a parameter from being rescaled, and why; ``""`` twice if nothing does."""
     word = _unscaled(kind)
     if word == "complex":
         return word, (
@@ -294,7 +295,7 @@ class GraphInterpreter(Generic[S]):
             return constant_result
         if _is_empty(shown):
             return pytree.tree_map(lambda leaf: constant(shape_of(leaf), NEUTRAL), shown)
-        reason = "no rule says how this operation treats scales"
+        reason = WITHOUT_RULE
         if name in RULES:
             args, kwargs = as_stored(self.semantics, args, kwargs)
             try:
@@ -321,10 +322,10 @@ class GraphInterpreter(Generic[S]):
         self.semantics.pin(flat_values((args, kwargs)), reason)
         if self.strict and len(self.semantics.pins) > before:
             pin = self.semantics.pins[-1]
+            found = "has no rule" if reason == WITHOUT_RULE else f"is pinned, because {reason}"
             raise UnsupportedError(
-                f"{pin.op} at {pin.source or 'an unknown line'} (module {pin.module!r}) has no"
-                " rule; register one with pathspace.rule, or trace with strict=False to pin its"
-                " operands."
+                f"{pin.op} at {pin.source or 'an unknown line'} (module {pin.module!r}) {found};"
+                " register one with pathspace.rule, or trace with strict=False to pin its operands."
             )
         return pytree.tree_map(
             lambda value: constant(shape_of(value)) if isinstance(value, Tensor) else value, shown

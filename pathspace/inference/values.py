@@ -186,15 +186,19 @@ def value_of(value: object) -> Tensor | None:
 
 def with_value(real: Tensor) -> Tensor:
     """The activation of a known constant: a fixed scale, except for zeros and
-    infinities, which have any scale.
+    infinities, which have any scale. Numbers that are not stored one by one are not known.
     """
+    if real.layout != torch.strided or real.is_quantized:
+        return constant(real.shape)
     real = real.detach().cpu()
     if real.dtype == torch.bool or real.numel() == 0:
         ids = constant(real.shape)
     else:
         free = distinct(real) == 0
         if real.is_floating_point():
-            free = free | torch.isinf(distinct(real))
+            # (torch tests no 8-bit float for infinity)
+            small = distinct(real)
+            free = free | torch.isinf(small.float() if real.itemsize == 1 else small)
         ids = (
             compress(torch.where(free, NEUTRAL, ROOT)).expand(real.shape)
             if bool(free.any())

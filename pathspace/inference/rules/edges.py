@@ -110,6 +110,23 @@ def with_others(semantics: Semantics, first: Value) -> Any:
     return (first, *more)
 
 
+def with_positions(semantics: Semantics, values: Tensor, compared: Tensor) -> Any:
+    """Largest or smallest values, and their positions, which have no scale, if there are any.
+
+    The operand determines the positions, so that it counts as used even if only they are read.
+
+    Args:
+        semantics: the interpretation.
+        values: the first result.
+        compared: of the shape of the positions, what they depend on.
+    """
+    if not isinstance(semantics.place.result, list | tuple):
+        return values
+    node = semantics.place.node
+    used = node is None or any(user.args[1] == 1 and user.users for user in node.users)
+    return values, semantics.observe(compared) if used else constant(compared.shape)
+
+
 def negligible(semantics: Semantics, value: Any, operand: Any) -> bool:
     """Whether a number is the ``eps`` of a normalisation written out by hand and can be
     ignored; records it if so.

@@ -51,9 +51,10 @@ def _is_number(value: Any) -> bool:
 def add(semantics: Semantics, x: Any, y: Any, *args: Any, **kwargs: Any) -> Value:
     """``c x + c y = c (x + y)``: the operands of a sum or difference share one scale."""
     if _is_number(y) and y != 0:
-        if negligible(semantics, y, x):
+        alpha = args[0] if args else kwargs.get("alpha", 1)
+        if alpha == 1 and negligible(semantics, y, x):
             return x  # type: ignore[no-any-return]
-        sum_ = shifted(semantics, x, y, args[0] if args else kwargs.get("alpha", 1))
+        sum_ = shifted(semantics, x, y, alpha)
         if sum_ is not None:
             return sum_
         semantics.opaque([semantics.activation(x)], "a constant is added")
@@ -291,6 +292,9 @@ def rational_power(semantics: Semantics, ids: Tensor, exponent: Fraction) -> Ten
 @rule("aten.pow", "aten.pow_", "aten.float_power", kind="power", elementwise=True, infinite=True)
 def pow_(semantics: Semantics, x: Any, exponent: Any) -> Value:
     """Rational powers multiply the log-scale; other exponents fix it."""
+    known = value_of(exponent) if isinstance(exponent, Tensor) else None
+    if known is not None and known.numel() == 1 and not known.is_complex():
+        exponent = known.item()
     if _is_number(exponent) and isinstance(x, Tensor | Weight):
         ids, close = semantics.activation(x), Fraction(exponent).limit_denominator(8)
         if exponent == 0:

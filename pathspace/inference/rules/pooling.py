@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from pathspace.inference.registry import rule
-from pathspace.inference.rules.edges import with_others
+from pathspace.inference.rules.edges import with_positions
 from pathspace.inference.rules.windows import per_dimension, windows
 from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import Value
@@ -48,7 +48,8 @@ def max_pool(
     margins = [(p, p) for p in per_dimension(padding, rank)]
     ids, holes = semantics.activation(x), per_dimension(dilation, rank)
     seen = windows(semantics, ids, kernel, stride, margins, holes, ceil)
-    return with_others(semantics, semantics.reduce(seen, range(seen.dim() - rank, seen.dim())))
+    found = semantics.reduce(seen, range(seen.dim() - rank, seen.dim()))
+    return with_positions(semantics, found, found)
 
 
 @rule("aten.avg_pool1d", "aten.avg_pool2d", "aten.avg_pool3d", **AVERAGED)
@@ -98,4 +99,4 @@ def adaptive_pool(semantics: Semantics, x: Value, size: Any) -> Any:
             for i in range(count)
         ]
         ids = torch.cat(parts, dim)
-    return with_others(semantics, ids)
+    return with_positions(semantics, ids, ids)

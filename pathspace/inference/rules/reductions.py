@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pathspace.inference.registry import rule
-from pathspace.inference.rules.edges import EPS, negligible, times
+from pathspace.inference.rules.edges import EPS, negligible, times, with_positions
 from pathspace.inference.rules.pointwise import looked_at, rational_power
 from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import Value, Weight, compress, constant, distinct, shape_of
@@ -79,10 +79,7 @@ def extreme(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Any:
     values, positions = (_shared(semantics, x, dim, part) for part in shown)
     if name in ("cummax", "cummin") and not semantics.uniform:
         values = _prefixes(semantics, semantics.activation(x), dim)
-    node = semantics.place.node
-    used = node is None or any(user.args[1] == 1 and user.users for user in node.users)
-    # the operand determines the positions, so it counts as used even if only they are read
-    return values, semantics.observe(positions) if used else constant(shape_of(shown[1]))
+    return with_positions(semantics, values, positions)
 
 
 def _prefixes(semantics: Semantics, ids: Tensor, dim: int) -> Tensor:

@@ -30,7 +30,8 @@ def nearest(semantics: Semantics, x: Value, size: Any, *args: Any, **kwargs: Any
     def resized(t: Tensor) -> Tensor:
         # float64 represents ids below 2**53 exactly
         small = [n if t.shape[d] > 1 else 1 for d, n in enumerate(shape)]
-        return resize(t.double(), small[2:], *factors).long()
+        copied: Tensor = resize(t.double(), small[2:], *factors)
+        return copied.long()
 
     spatial = [dim for dim in range(2, ids.dim()) if ids.stride(dim) != 0]
     if not spatial:
