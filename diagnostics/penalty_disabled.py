@@ -1,9 +1,12 @@
-"""Temporary removal of the penal connection, for gradients of the loss alone."""
+"""Penal connections of a model: their temporary removal, for gradients of the loss alone, and the
+steps of their schedules, for checkpoints.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from torch import nn
 
@@ -33,9 +36,7 @@ def penalty_disabled(model: nn.Module, when: bool = True) -> Iterator[None]:
         >>> layer.penal_connection.tau
         1.0
     """
-    connections = (
-        [vars(module)[PENAL] for module in model.modules() if PENAL in vars(module)] if when else []
-    )
+    connections = list(_connections(model).values()) if when else []
     before = [connection.tau for connection in connections]
     try:
         for connection in connections:
@@ -46,4 +47,26 @@ def penalty_disabled(model: nn.Module, when: bool = True) -> Iterator[None]:
             connection.tau = tau
 
 
-__all__ = ["PENAL", "penalty_disabled"]
+def schedule_steps(model: nn.Module) -> dict[str, int]:
+    """Module with a penal connection -> the step of its schedule.
+
+    Example:
+        >>> schedule_steps(nn.Linear(2, 2))
+        {}
+    """
+    return {name: connection.step for name, connection in _connections(model).items()}
+
+
+def restore_schedule_steps(model: nn.Module, steps: Mapping[str, int]) -> None:
+    """Set the steps that :func:`schedule_steps` returned; modules without a connection are left."""
+    for name, connection in _connections(model).items():
+        connection.step = steps.get(name, connection.step)
+
+
+def _connections(model: nn.Module) -> dict[str, Any]:
+    return {
+        name: vars(module)[PENAL] for name, module in model.named_modules() if PENAL in vars(module)
+    }
+
+
+__all__ = ["PENAL", "penalty_disabled", "restore_schedule_steps", "schedule_steps"]

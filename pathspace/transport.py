@@ -13,7 +13,7 @@ from pathspace.errors import InputError, UnsupportedError
 # Power of the gradient in each buffer: if w becomes f w, its gradient g becomes g / f.
 Power = int | Callable[[Any], int]
 _BY_NAME: Mapping[str, int] = {
-    **dict.fromkeys(("momentum_buffer", "exp_avg", "exp_inf", "grad_avg", "prev"), 1),
+    **dict.fromkeys(("momentum_buffer", "exp_avg", "exp_inf", "grad_avg", "prev", "average"), 1),
     **dict.fromkeys(("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "kappa"), 2),
     # an average of squared steps
     "acc_delta": -2,

@@ -222,6 +222,20 @@ def _root(matrix: Tensor) -> Tensor:
     return vectors @ values.sqrt().diag() @ vectors.T
 
 
+def test_lora_rite_calls_its_closure() -> None:
+    up, down = (nn.Parameter(torch.ones(*size)) for size in ((3, 1), (1, 2)))
+    optimizer = LoRARite([(up, down)], lr=0.1)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = (up @ down).sum()
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure) == 6.0
+    assert bool(((up @ down) < 1).all())
+
+
 def test_both_train_from_zero_and_lora_plus_has_two_rates() -> None:
     for make in (lambda pair: LoRARite([pair], lr=0.05), lambda pair: lora_plus([pair], lr=1e-3)):
         model, x, y = made("lora")

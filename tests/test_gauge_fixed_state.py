@@ -14,7 +14,7 @@ from gauged import OPTIMIZERS, made, mlp, resnet, scrambled, train
 from torch import nn
 
 import pathspace as ps
-from pathspace.training import GaugeFixed
+from pathspace.training import EMASGD, GaugeFixed, RescaleSGD, SignProp
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
@@ -46,6 +46,28 @@ def test_copies_and_pickles() -> None:
     wanted = train(model, optimizer, x, y, 5)
     for other, again in twins:
         assert np.array_equal(wanted, train(other, again, x, y, 5))
+
+
+def test_gradients_from_before_the_wrapper_belong_to_its_weights() -> None:
+    """A backward pass, then the wrapper, then a step: rescaled copies take the same step."""
+    model, x, y = made(mlp)
+    ends = []
+    for one in (model, scrambled(model, ps.trace(model, x[:2]))):
+        torch.nn.functional.cross_entropy(one(x), y).backward()
+        optimizer = GaugeFixed(torch.optim.SGD(one.parameters(), lr=0.1), ps.trace(one, x[:2]))
+        optimizer.step()
+        ends.append(one(x).detach())
+    torch.testing.assert_close(*ends, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", [RescaleSGD, SignProp, EMASGD])
+def test_averages_of_the_simple_optimizers_are_rescaled(kind: Any) -> None:
+    model, x, y = made(mlp)
+    ends = []
+    for one in (model, scrambled(model, ps.trace(model, x[:2]))):
+        optimizer = GaugeFixed(kind(one.parameters(), lr=1e-3, gamma=0.9), ps.trace(one, x[:2]))
+        ends.append(train(one, optimizer, x, y, 7))
+    assert np.allclose(*ends, rtol=1e-8, atol=0)
 
 
 def test_an_optimizer_that_has_run_already_is_taken_over() -> None:

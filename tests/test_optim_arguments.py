@@ -192,6 +192,31 @@ def test_parameters_belong_to_one_optimizer_of_the_model() -> None:
     assert len(both.param_groups) == groups
 
 
+def path_and_plain(model: nn.Module) -> Joined:
+    first, last = model[0].parameters(), model[2].parameters()
+    path = PathSGD(first, lr=0.01, model=model, example=(X[:1],), every=3)
+    return Joined([path, torch.optim.SGD(last, lr=0.01)])
+
+
+def test_joined_states_hold_what_their_optimizers_add() -> None:
+    """PathSGD counts its steps, of which every third computes kappa anew."""
+    straight = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)).double()
+    optimizer = path_and_plain(straight)
+    for _ in range(4):
+        step(straight, optimizer)
+    resumed = copy.deepcopy(straight)
+    again = path_and_plain(resumed)
+    state = optimizer.state_dict()
+    again.load_state_dict(copy.deepcopy(state))
+    for model, one in ((straight, optimizer), (resumed, again)):
+        for _ in range(4):
+            step(model, one)
+    for a, b in zip(straight.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(a, b)
+    with pytest.raises(InputError, match="a state of other optimizers, expected one of 2"):
+        again.load_state_dict({**state, "more": [{}]})
+
+
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 def test_copies_follow_running_statistics_to_another_type(how: str) -> None:
     torch.manual_seed(0)

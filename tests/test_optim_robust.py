@@ -279,6 +279,67 @@ def test_every_tensor_counts_its_own_steps() -> None:
     torch.testing.assert_close(late, twin, rtol=1e-12, atol=0)
 
 
+@pytest.mark.parametrize("fused", [False, True])
+@members
+def test_layers_that_are_released_late_move_in_path_space(member: str, fused: bool) -> None:
+    """As in gradual unfreezing: rescaled copies take the same steps before and after."""
+    if fused:
+        pytest.importorskip("numba")
+    outputs = []
+    for phi in (0.0, 1.0):
+        model = mlp()
+        graph = ps.trace(model, X)
+        init_skeleton(model, graph.skeleton())
+        ps.rescale(model, graph, phi * torch.linspace(-1, 1, graph.num_units).double())
+        settings = {"weight_decay": 0.1} if member == "cap" else {}
+        settings |= {"momentum": 0.9} if member == "momentum" else {}
+        settings |= {"max_multiplier": 1.0} if member == "cap" else {}
+        kind: Any = GAdam if member == "gadam" else GSGD
+        optimizer = kind(
+            model[4].parameters(), lr=1e-3, skeleton=graph.skeleton(), fused=fused, **settings
+        )
+        ends = [model[0].weight.clone()]
+        for layer in (2, 0):
+            for _ in range(3):
+                step(model, optimizer)
+            optimizer.add_param_group({"params": list(model[layer].parameters())})
+        for _ in range(3):
+            step(model, optimizer)
+        assert not torch.equal(ends[0], model[0].weight)
+        outputs.append(model(X).detach())
+    torch.testing.assert_close(*outputs, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@members
+def test_layers_without_gradients_rest_as_by_torch(member: str, fused: bool) -> None:
+    """A linear map from inputs to outputs, which a step leaves out, keeps its weights and
+    moments, with decay and momentum, too.
+    """
+    if fused:
+        pytest.importorskip("numba")
+
+    class Beside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.beside = mlp(), nn.Linear(4, 2).double()
+
+        def forward(self, x: Tensor, beside: bool = True) -> Tensor:
+            return self.net(x) + self.beside(x) if beside else self.net(x)
+
+    model = Beside()
+    more = {"weight_decay": 0.1} if member != "cap" else {}
+    optimizer = MEMBERS[member](model, ps.trace(model, X).skeleton(), fused=fused, **more)
+    for _ in range(2):
+        step(model, optimizer)
+    before = copy.deepcopy(dict(model.named_parameters()))
+    optimizer.zero_grad()
+    model(X, beside=False).square().mean().backward()
+    optimizer.step()
+    for name, p in model.named_parameters():
+        assert torch.equal(p, before[name]) == name.startswith("beside"), name
+
+
 @members
 def test_a_refused_group_leaves_no_trace(member: str) -> None:
     model = mlp()
@@ -524,6 +585,15 @@ def test_the_simple_ones_keep_torchs_conventions(kind: type[torch.optim.Optimize
     poisoned.grad = torch.tensor([torch.nan, 1.0])
     make([poisoned], lr=0.1).step()
     assert not bool(poisoned.isfinite().all())
+
+
+def test_the_eps_of_rescaled_descent_is_absolute() -> None:
+    """g / (rms(g) + eps): a constant of the size of the gradient halves the step."""
+    for size in (1e-20, 1.0, 1e20):
+        w = nn.Parameter(torch.zeros(2).double())
+        w.grad = torch.tensor([size, -size]).double()
+        RescaleSGD([w], lr=1.0, eps=size).step()
+        torch.testing.assert_close(w.detach(), torch.tensor([-0.5, 0.5]).double())
 
 
 @pytest.mark.parametrize("kind", [EMASGD, RescaleSGD, SignProp, GSGD, GAdam])

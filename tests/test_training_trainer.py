@@ -17,6 +17,7 @@ from pathspace.errors import InputError, UnsupportedError
 from pathspace.training.checkpoint import protect_unfinished
 from pathspace.training.experiments.tasks import load_task
 from pathspace.training.history import EpochRecord, History
+from pathspace.training.penal import penalize
 from pathspace.training.recipe import OPTIMIZERS, Recipe, prepare, torch_names
 from pathspace.training.task import Split, Task
 from pathspace.training.trainer import Tick, Trainer
@@ -93,6 +94,23 @@ def test_interrupted_epoch_goes_on_where_the_checkpoint_stands(
     assert torch.equal(weights(rest.model), weights(whole.model))
     # 38 steps are an epoch; the interrupt came before a checkpoint of step 50
     assert steps[0] == {None: 39, 7: 50, 1: 50}[every]
+
+
+def test_a_schedule_of_the_penal_connection_goes_on(tmp_path: Path) -> None:
+    task = load_task("digits-images")
+
+    def trainer(epochs: int, folder: Path | None) -> Trainer:
+        model, optimizer = prepare(task, Recipe("sgd"))
+        inputs = task.train.inputs[:2]
+        penalize(model, inputs, tau=lambda step: 1e-6 * step, optimizer=optimizer)
+        return Trainer(task, model, optimizer, epochs=epochs, folder=folder)
+
+    whole = trainer(2, None)
+    expected = whole.fit()
+    trainer(1, tmp_path).fit()
+    rest = trainer(2, tmp_path)
+    assert numbers(rest.fit(resume=True)) == numbers(expected)
+    assert torch.equal(weights(rest.model), weights(whole.model))
 
 
 class Counting:

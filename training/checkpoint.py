@@ -36,11 +36,12 @@ def save_checkpoint(fabric: Fabric, path: str | os.PathLike[str], state: Mapping
     Args:
         fabric: the processes; the first of them writes.
         path: the file.
-        state: exactly the keys of ``CONTENTS``. Plain values: the settings of the run, the number
-            of epochs, the patience, the records so far and the part of an epoch after them. States:
-            those of the module now and after its best epoch, of optimizer, loss scaler and watcher.
-            Random states: that of the order of the batches at the start of the current epoch, and
-            all others now, for every process (:func:`noise_state`).
+        state: the keys of ``CONTENTS`` and ``"penal_steps"``, the steps of schedules of penal
+            connections, which files of earlier versions lack. Plain values: the settings of the
+            run, the number of epochs, the patience, the records so far and the part of an epoch
+            after them. States: those of the module now and after its best epoch, of optimizer, loss
+            scaler and watcher. Random states: that of the order of the batches at the start of the
+            current epoch, and all others now, for every process (:func:`noise_state`).
 
     Raises:
         InputError: the file cannot be written.

@@ -16,7 +16,11 @@ from lightning_fabric.strategies import DDPStrategy, SingleDeviceStrategy  # typ
 from torch import nn
 from torch.utils.data import DataLoader
 
-from pathspace.diagnostics.penalty_disabled import penalty_disabled
+from pathspace.diagnostics.penalty_disabled import (
+    penalty_disabled,
+    restore_schedule_steps,
+    schedule_steps,
+)
 from pathspace.errors import (
     AT_LEAST_1,
     SEED,
@@ -393,6 +397,7 @@ class Trainer:
             "order": self._epoch_order,
             "noise": ranks.gather(self.fabric, noise_state(self.fabric.device)),
             "watch": remember() if remember else None,
+            "penal_steps": schedule_steps(self.model.module),
         }
         self._files.save(state)
         self._saved = time.monotonic()
@@ -431,6 +436,7 @@ class Trainer:
         if self.fabric.global_rank < len(state["noise"]):
             # (a new process keeps its own noise)
             restore_noise(state["noise"][self.fabric.global_rank], self.fabric.device)
+        restore_schedule_steps(self.model.module, state.get("penal_steps", {}))
         recall = getattr(self.watch, "load_state_dict", None)
         if recall and state["watch"] is not None:
             recall(state["watch"])

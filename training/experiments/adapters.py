@@ -76,8 +76,12 @@ class LoRARite(Optimizer):
         super().__init__([one for pair in self.pairs for one in pair], {"lr": lr, "betas": betas})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]  # noqa: ARG002
-        """One step of both factors of every adapter."""
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of both factors of every adapter; with a closure, the loss it returns."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         group = self.param_groups[0]
         changes = []
         for up, down in self.pairs:
@@ -88,6 +92,7 @@ class LoRARite(Optimizer):
                 )
         for factor, change in changes:
             factor.sub_(change, alpha=group["lr"])
+        return loss
 
     @staticmethod
     def _change(

@@ -179,7 +179,9 @@ class GaugeFixed(Joined):
                 one.__dict__["wrapper"] = self
             # until the first step, for states that belong to the weights as they were
             self._given = {} if return_to == "user" else self._copies(self._phi)
-            self._move(self._phi, state=True, weights=return_to == "canonical")
+            stays = return_to == "canonical"
+            # (gradients too: a backward pass may have come before)
+            self._move(self._phi, state=True, weights=stays, gradients=stays)
             self._written = {name: _written(self._tensors[name]) for name in self._given}
 
     # --- the interface of optimizers
@@ -269,7 +271,7 @@ class GaugeFixed(Joined):
         given = [p for group in self.param_groups for p in group["params"]]
         expect_order("GaugeFixed", state_dict, self.param_groups)
         expect_shapes("GaugeFixed", state_dict, [p if id(p) in mine else None for p in given])
-        super()._load(state_dict)
+        super()._load({key: value for key, value in state_dict.items() if key != "gauge"})
         found = self._canonical
         self._follow()
         phi, turns = gauge["phi"].to(self._device, copy=True), int(gauge["turns"])

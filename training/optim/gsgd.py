@@ -160,11 +160,7 @@ class GSGDStep(StepRule):
     def _averaged(step: Step, slot: Slot, grad: Tensor) -> Tensor:
         """A gradient, or its moving average with momentum."""
         group = step.groups[slot.group]
-        if (
-            group["momentum"] == 0
-            or slot.still
-            or (slot.part.kind == PLAIN and slot.parameter.grad is None)
-        ):
+        if group["momentum"] == 0 or slot.idle:
             return grad
         state = step.state[slot.parameter]
         first = "momentum_buffer" not in state

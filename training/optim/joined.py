@@ -184,7 +184,11 @@ def join_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if len(states) == 1:
         return dict(states[0])
     joined: dict[str, Any] = {"state": {}, "param_groups": []}
-    first = 0
+    first, own = 0, ("state", "param_groups")
+    # such as the number of steps of PathSGD
+    more = [{key: value for key, value in state.items() if key not in own} for state in states]
+    if any(more):
+        joined["more"] = more
     for state in states:
         joined["state"] |= {first + key: value for key, value in state["state"].items()}
         joined["param_groups"] += [
@@ -201,16 +205,28 @@ def split_state(state: Mapping[str, Any], optimizers: Sequence[Optimizer]) -> li
     Args:
         state: a joined state.
         optimizers: the optimizers, whose groups :func:`expect_order` has found in the state.
+
+    Raises:
+        InputError: the state is that of another number of optimizers.
     """
+    if len(optimizers) == 1:
+        return [dict(state)]
     groups = list(state["param_groups"])
     parts, first, place = [], 0, 0
-    for one in optimizers:
+    rest = state.get("more", [{}] * len(optimizers))
+    if not isinstance(rest, list) or len(rest) != len(optimizers):
+        raise InputError(
+            f"Joined found a state of other optimizers, expected one of {len(optimizers)}; load"
+            " another checkpoint."
+        )
+    for one, more in zip(optimizers, rest, strict=True):
         mine, count = groups[place : place + len(one.param_groups)], 0
         place += len(mine)
         count = sum(len(group["params"]) for group in mine)
         numbers = range(first, first + count)
         parts.append(
             {
+                **more,
                 "state": {
                     key - first: value for key, value in state["state"].items() if key in numbers
                 },

@@ -34,7 +34,7 @@ from pathspace.skeleton import warn_of_dead
 from pathspace.training.optim import state
 from pathspace.training.optim.fused import Fused
 from pathspace.training.optim.kernels import taken, worth_compiling
-from pathspace.training.optim.matching import match, named, refuse_complex
+from pathspace.training.optim.matching import match, named
 from pathspace.training.optim.multipliers import warn_of_multipliers, warn_of_zeros
 from pathspace.training.optim.settings import (
     SMALLEST,
@@ -174,18 +174,20 @@ class PathOptimizer(Optimizer):
             )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters outside path space; those inside are
-        already in the optimizer.
+        """Add a group of parameters: outside path space, or weights of the traced model that the
+        optimizer has kept constant so far.
         """
         super().add_param_group(param_group)
-        group = self.param_groups[-1]
+        owner, absent = type(self).__name__, self._absent
         try:
-            check_group(type(self).__name__, group)
+            check_group(owner, self.param_groups[-1])
             if self._space is not None:
-                refuse_complex(type(self).__name__, named([group]))
-                self._connect([*self._space.given, *[None] * len(group["params"])])
+                given = named(self.param_groups)
+                blocks, self._absent = match(owner, given, self.skeleton.graph)
+                self._connect(blocks)
         except Exception:
             self.param_groups.pop()
+            self._absent = absent
             raise
 
     @property

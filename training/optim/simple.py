@@ -228,7 +228,7 @@ class RescaleSGD(_PerTensor):
         # divide by the largest entry first, because squares of small gradients underflow
         top = average.abs().amax().clamp(min=torch.finfo(average.dtype).tiny)
         shape = average / top
-        bottom = shape.square().mean().sqrt() + group["eps"]
+        bottom = shape.square().mean().sqrt() + group["eps"] / top
         # a zero gradient has no direction, even if eps underflows in its type
         return torch.where(bottom == 0, shape, shape / bottom)
 

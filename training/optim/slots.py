@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from pathspace.training.optim.kernels import rows_of_group
-from pathspace.training.optim.layout import Part
+from pathspace.training.optim.layout import PLAIN, Part
 
 Groups = Sequence[dict[str, Any]]
 
@@ -54,7 +54,7 @@ class Slot:
     @property
     def idle(self) -> bool:
         """Whether this step does not change it."""
-        return self.still or (self.block is None and self.parameter.grad is None)
+        return self.still or (self.part.kind == PLAIN and self.parameter.grad is None)
 
 
 def make_slots(
