@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch._dispatch.python import no_python_dispatcher
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from pathspace.call_stack import LIBRARIES, within
@@ -25,6 +26,8 @@ from pathspace.without_values import has_values
 
 # elements of a tensor whose values are followed
 FEW = 16
+# elements of a mask whose values are followed
+LARGEST_MASK = 1 << 20
 # steps of code that decide nothing (they differ between versions of Python)
 _NOTHING = ("TO_BOOL", "NOT_TAKEN", "CACHE", "EXTENDED_ARG")
 # the value of a tensor, and the memory of the buffers and constants from which it follows
@@ -33,7 +36,7 @@ _READS = frozenset(["aten::item", "aten::_local_scalar_dense", "aten::is_nonzero
 
 
 class KnownNumbers:
-    """The values of small tensors that depend on buffers and constants only.
+    """The values of small tensors and of masks that depend on buffers and constants only.
 
     Attributes:
         asserted: whether an assertion of the code was taken for true.
@@ -51,7 +54,7 @@ class KnownNumbers:
 
     def given(self, shown: Tensor, value: Tensor) -> None:
         """Note the value of a buffer, which the code finds as ``shown``."""
-        if value.numel() <= FEW and type(value) is Tensor and has_values(value):
+        if _is_followed(value) and type(value) is Tensor and has_values(value):
             self._known[id(shown)] = shown, (value.detach(), frozenset([_memory(value)]))
 
     def answer(self, func: Any, args: tuple[Any, ...]) -> bool | int | float | complex | None:
@@ -71,6 +74,19 @@ class KnownNumbers:
         number = found[0].item()
         return bool(number) if func.name() == "aten::is_nonzero" else number
 
+    def positions(self, mask: Tensor) -> tuple[Tensor, ...] | None:
+        """Where a mask is true, along each of its dimensions; ``None`` if it is not known.
+
+        Raises:
+            Unsure: the model's code writes the buffer that is the mask.
+        """
+        if mask.dtype != torch.bool or (found := self._of(mask)) is None:
+            return None
+        self.read |= found[1]
+        self._check()
+        with torch.no_grad(), no_python_dispatcher(), _disable_current_modes():
+            return found[0].cpu().nonzero(as_tuple=True)
+
     def follow(self, func: Any, operands: Any, result: Any) -> None:
         """Note the result of an operation whose operands are all known.
 
@@ -86,7 +102,7 @@ class KnownNumbers:
             self._check()
             return
         parts = result if isinstance(result, list | tuple) else [result]
-        if not all(isinstance(part, Tensor) and part.numel() <= FEW for part in parts):
+        if not all(isinstance(part, Tensor) and _is_followed(part) for part in parts):
             return
         values: dict[int, Tensor] = {}
         roots: frozenset[int] = frozenset()
@@ -112,13 +128,18 @@ class KnownNumbers:
             found = self._known[id(tensor)][1]
         elif tensor in self._new:
             found = self._new[tensor]
-        elif type(tensor) is Tensor and not tensor.is_meta and tensor.numel() <= FEW:
+        elif type(tensor) is Tensor and not tensor.is_meta and _is_followed(tensor):
             found = tensor, frozenset([_memory(tensor)])
         return None if found is None or _memory(found[0]) in self._written else found
 
     def _check(self) -> None:
         if self.read & self._written:
             raise Unsure("a buffer that decides, and is written")
+
+
+def _is_followed(value: Tensor) -> bool:
+    """Whether the values of a tensor are followed: those of small ones, and of masks."""
+    return value.numel() <= (LARGEST_MASK if value.dtype == torch.bool else FEW)
 
 
 def _memory(value: Tensor) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -33,6 +33,7 @@ _WRITTEN_OUT = (
     torch.layout,
     torch.memory_format,
 )
+INDEX = torch.ops.aten.index.Tensor
 DETACH = torch.ops.aten.detach_.default
 _FUNCTIONS = ("/torch/nn/functional.py", "/torch/functional.py")
 
@@ -65,6 +66,8 @@ class Recording(ProxyTorchDispatchMode):
             self._paths.setdefault(id(module), []).append(path)
         self._stack: dict[str, tuple[str, str]] = {}
         self.numbers = KnownNumbers()
+        # id of a mask -> itself, so that no id is used twice, and where it is true
+        self._positions: dict[int, tuple[Tensor, tuple[Tensor, ...] | None]] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -158,10 +161,25 @@ class Recording(ProxyTorchDispatchMode):
             number = self.numbers.answer(func, args)
             if number is not None:
                 return number
+            if func is INDEX:
+                args = args[0], self._by_positions(args[1])
             named = dict(kwargs or {})
             result = self._step(func, args, named, differentiates)
             self.numbers.follow(func, (args, named), result)
             return result
+
+    def _by_positions(self, indices: Sequence[Any]) -> list[Any]:
+        """Indices in which each known mask is replaced by the positions where it is true, as torch
+        does: how many these are decides the shape of the result.
+        """
+        found: list[Any] = []
+        for index in indices:
+            key = id(index)
+            if isinstance(index, Tensor) and key not in self._positions:
+                self._positions[key] = index, self.numbers.positions(index)
+            known = self._positions[key][1] if isinstance(index, Tensor) else None
+            found += [index] if known is None else known
+        return found
 
     def _step(
         self, func: Any, args: tuple[Any, ...], named: dict[str, Any], differentiates: bool

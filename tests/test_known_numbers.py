@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -170,3 +171,52 @@ def test_checks_of_distributions_decide_nothing(monkeypatch: pytest.MonkeyPatch)
     assert ps.trace(model, *given).num_units == 8 and ps.verify(model, *given).holds
     with pytest.raises(ValueError, match="within the support"):
         model(given[0], torch.full((5,), 7))
+
+
+MASK = torch.arange(40) % 3 > 0
+MASKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "columns": lambda h, mask: h[:, mask],
+    "the others": lambda h, mask: h[:, ~mask],
+    "of two dimensions": lambda h, mask: h.unflatten(1, (8, 5))[:, mask.unflatten(0, (8, 5))],
+    "beside positions": lambda h, mask: h.unflatten(1, (4, 10))[:, mask[:4], torch.tensor([1])],
+    "repeated": lambda h, mask: h[:, mask] + h[:, mask].flip(1),
+}
+
+
+class Masked(nn.Module):
+    """Features picked by a mask that is a buffer, which a call may write."""
+
+    def __init__(self, name: str, writes: bool = False) -> None:
+        super().__init__()
+        self.pick, self.writes = MASKS[name], writes
+        self.register_buffer("mask", MASK.clone())
+        self.a = nn.Linear(3, 40)
+        self.b = nn.Linear(self.pick(torch.zeros(1, 40), self.mask).shape[1], 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.b(self.pick(torch.relu(self.a(x)), self.mask))
+        if self.writes:
+            self.mask.copy_(self.mask.flip(0))
+        return y
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_features_picked_by_a_known_mask_have_their_units(name: str) -> None:
+    model, x = Masked(name).double(), torch.randn(5, 3, dtype=torch.float64)
+    certificate = ps.verify(model, x)
+    assert certificate.holds, certificate
+    picked = model.pick(torch.arange(40.0)[None], MASK).unique().numel()
+    # (of the sum with its reverse, two features share a unit)
+    picked = 13 if name == "repeated" else picked
+    assert certificate.units == picked
+    graph = ps.trace(model, x)
+    assert not graph.pinned and graph.num_units == picked
+
+
+def test_a_mask_that_the_call_writes_is_not_relied_on() -> None:
+    model, x = Masked("columns", writes=True), torch.randn(5, 3)
+    graph = ps.trace(model, x)
+    twin = copy.deepcopy(model)
+    ps.rescale(twin, graph, torch.randn(graph.num_units, dtype=torch.float64))
+    for _ in range(2):
+        assert torch.allclose(twin(x), model(x), atol=1e-5)
