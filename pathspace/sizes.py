@@ -107,6 +107,8 @@ def hides(captured: Captured) -> bool:
     same number everywhere only because sizes are small, as ``arange(n) >= 4`` is.
     """
     held: dict[fx.Node, Tensor] = {}
+    # parts of buffers, and numbers that are the same everywhere
+    parts: set[fx.Node] = set()
     flat: list[fx.Node] = []
     for node in captured.graph.graph.nodes:
         shown = node.meta.get("val")
@@ -115,6 +117,7 @@ def hides(captured: Captured) -> bool:
             value = captured.buffers.get(name) if kind == "buffer" else None
             if value is not None and value.layout == torch.strided and has_values(value):
                 held[node] = value.detach()
+                parts.add(node)
         if node.op != "call_function":
             continue
         # (a size that data decide is no number)
@@ -126,12 +129,14 @@ def hides(captured: Captured) -> bool:
         if value is None:
             continue
         held[node] = value
-        whole = held.get(node.args[0]) if node.args and isinstance(node.args[0], fx.Node) else None
-        if whole is None:
+        first = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
+        if first is None or first not in held:
             continue
-        if _name(node) in PARTS and not bool(value.any()) and bool(whole.any()):
-            return True
-        if _name(node) in STEPS and value.numel() > 1 and _is_flat(value) and not _is_flat(whole):
+        if first in parts and _name(node) in PARTS:
+            parts.add(node)
+            if not bool(value.any()) and bool(held[first].any()):
+                return True
+        if _name(node) in STEPS and _is_flat_here(node, held[first], value):
             flat.append(node)
     # (a mask that is part of another mask has no effect of its own)
     return any(user not in held or _is_flat(held[user]) for node in flat for user in node.users)
@@ -163,6 +168,18 @@ def computed(node: fx.Node, held: Mapping[fx.Node, Tensor]) -> Tensor | None:
         # (what cannot run here shows nothing)
         return None
     return value if isinstance(value, Tensor) and value.layout == torch.strided else None
+
+
+def _is_flat_here(node: fx.Node, whole: Tensor, value: Tensor) -> bool:
+    """Whether different numbers have become the same one, and larger sizes may change that: from
+    zero, numbers that count sizes go upwards, and pass a lower bound for ever.
+    """
+    if value.numel() < 2 or not _is_flat(value) or _is_flat(whole):
+        return False
+    bounded = len(node.args) > 1 and isinstance(node.args[1], int | float)
+    passed = {"ge": True, "gt": True, "le": False, "lt": False}.get(_name(node))
+    upwards = bounded and passed is not None and bool((whole >= 0).all())
+    return not (upwards and bool(value.reshape(-1)[0]) == passed)
 
 
 def _is_flat(value: Tensor) -> bool:

@@ -517,6 +517,21 @@ def test_numbers_from_sizes_that_are_alike_only_here_are_looked_at_elsewhere(
     assert ("as captured at (8x6x3:float32)" in graph.range) == (length == 3)
 
 
+def test_a_bound_that_all_positions_pass_asks_for_no_other_sizes() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            steps = torch.arange(x.shape[1])
+            seen = (steps >= 0) & ~(steps < 0)
+            return self.b(F.relu(self.a(x)) * seen[:, None])
+
+    graph = ps.trace(Masked(), torch.randn(4, 3, 3))
+    assert graph.num_units == 4 and "captured at" not in graph.range
+
+
 def test_a_check_of_features_is_no_branch() -> None:
     """What comes out the same at all sizes of inputs, and what refuses other sizes,
     leaves the range as it is.
