@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from pathspace.declared_sizes import declare
 from pathspace.errors import UnsupportedError
 from pathspace.forward_run import cast
 from pathspace.functional_call import replacements
@@ -25,17 +26,6 @@ from pathspace.stand_in import switch_off_caches
 # largest number of trials of each kind to adjust a module's numbers before its channels are refused
 TRIALS = 64
 TOLERANCE = 1e-5
-# attributes of torch's own modules that store the size of a tensor's dimension
-DECLARED: Sequence[tuple[type[nn.Module], str, tuple[str | None, ...]]] = (
-    (nn.Linear, "weight", ("out_features", "in_features")),
-    (nn.Embedding, "weight", ("num_embeddings", "embedding_dim")),
-    (nn.modules.batchnorm._NormBase, "running_mean", ("num_features",)),
-    (nn.modules.batchnorm._NormBase, "weight", ("num_features",)),
-    (nn.GroupNorm, "weight", ("num_channels",)),
-    (nn.PReLU, "weight", ("num_parameters",)),
-    (nn.RNNBase, "weight_ih_l0", (None, "input_size")),
-    (nn.RNNBase, "weight_hh_l0", (None, "hidden_size")),
-)
 
 
 class Cut(NamedTuple):
@@ -123,34 +113,13 @@ def without(model: nn.Module, cuts: Sequence[Cut], adjustments: Adjustments) -> 
         place[key] = value
     for module, own in before:
         if any(id(tensor) in new for tensor in own.values()):
-            _declare(module, own)
+            declare(module, own)
     for cut in cuts:
         for choice in adjustments.get(code_key(model, cut), ()):
             for _, module in owners(copy, cut):
                 if type(module) is choice.module:
                     _adjust(module, choice, cut)
     return copy
-
-
-def _declare(module: nn.Module, before: Mapping[str, Any]) -> None:
-    """Write the new sizes into the attributes of torch's own modules."""
-    for type_, key, attributes in DECLARED:
-        now = getattr(module, key, None)
-        if isinstance(module, type_) and isinstance(now, Tensor):
-            if isinstance(module, nn.GroupNorm) and module.num_groups > 1:
-                module.num_groups = module.num_groups * len(now) // module.num_channels
-            for attribute, size in zip(attributes, now.shape, strict=True):
-                if attribute is not None and hasattr(module, attribute):
-                    setattr(module, attribute, size)
-    if isinstance(module, nn.modules.conv._ConvNd):
-        # whole groups are removed
-        split = 0 if not module.transposed else 1
-        first, second = module.weight.shape[:2]
-        module.groups = (
-            module.groups * first // before["weight"].shape[0] if module.groups > 1 else 1
-        )
-        wide = second * module.groups
-        module.out_channels, module.in_channels = (first, wide) if split == 0 else (wide, first)
 
 
 def owners(model: nn.Module, cut: Cut) -> Iterator[tuple[str, nn.Module]]:
@@ -358,9 +327,21 @@ class CutTester:
         for some in sets_of(choices(self.model, cut)):
             self.adjustments[name] = some
             if not self._differs([cut], wanted):
+                self._without_idle(cut, wanted)
                 return ""
         self.adjustments.pop(name, None)
         return reason
+
+    def _without_idle(self, cut: Cut, wanted: Sequence[Tensor]) -> None:
+        """Leave out the adjustments of a group without which the outputs are the same: another
+        number may have the same value by chance.
+        """
+        name = code_key(self.model, cut)
+        for option in reversed(self.adjustments[name]):
+            every = self.adjustments[name]
+            self.adjustments[name] = tuple(one for one in every if one != option)
+            if self._differs([cut], wanted):
+                self.adjustments[name] = every
 
     def refusals(self, cuts: Mapping[str, Cut]) -> dict[str, str]:
         """Name of a group -> why its channels cannot be removed."""

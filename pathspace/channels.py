@@ -13,7 +13,15 @@ from torch import Tensor, nn
 from pathspace.alike_channels import ChannelGroup, alike_channels
 from pathspace.capture import capture, check_runs
 from pathspace.captured import Captured
-from pathspace.channel_removal import Adjustments, Cut, CutTester, check_same, masked, without
+from pathspace.channel_removal import (
+    Adjustments,
+    Cut,
+    CutTester,
+    check_same,
+    masked,
+    without,
+)
+from pathspace.declared_sizes import declare_norms
 from pathspace.errors import (
     SEED,
     InputError,
@@ -170,9 +178,11 @@ class ChannelGroups(Shown):
                 " model unchanged."
             )
         cuts = self._cuts(keep, by)
-        return self._checked(
+        found = self._checked(
             self.model, lambda model: (without(model, cuts, self._adjustments), masked(model, cuts))
         )
+        declare_norms(found, *self._inputs)
+        return found
 
     def masked(self, keep: Keep = 0.5, by: str = "weights") -> nn.Module:
         """The model at its full size, with zeros in the weights that read the removed channels.

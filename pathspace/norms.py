@@ -201,8 +201,12 @@ def path_sensitivity(
         Parameter name -> ``g``, float64, of the parameter's shape, over its
         largest entry in the network.
 
+    The constants of a frozen normalisation are two paths, through its gain and its mean, and
+    through its bias.
+
     Raises:
-        UnsupportedError: see :func:`path_norm`.
+        UnsupportedError: see :func:`path_norm`; also weights that are computed from others so
+            that their paths cannot be told apart.
 
     Example:
         >>> import torch, pathspace as ps
@@ -226,7 +230,8 @@ def path_sensitivity(
     spliced: Any = {**graph.captured.parameters, **own}
     captured = replace(graph.captured, parameters=spliced)
     with torch.enable_grad():
-        sums = Forward(captured, 2.0, None, False, graph.norm_eps == "respect").outputs()
+        exact = graph.norm_eps == "respect"
+        sums = Forward(captured, 2.0, None, False, exact, apart=True).outputs()
         if not sums:
             raise UnsupportedError(
                 "path_sensitivity found no real numbers among the outputs, expected some: paths"
@@ -249,6 +254,13 @@ def path_sensitivity(
         )
         for (name, value), slope in zip(own.items(), found, strict=True)
     }
+    bad = next((name for name, slope in slopes.items() if bool((slope < 0).any())), None)
+    if bad is not None:
+        raise UnsupportedError(
+            f"path_sensitivity found weights that are computed from {bad!r} and others (a quotient,"
+            " a sum), expected weights as they are: paths through such weights cannot be told"
+            " apart; take the parametrisation off, or calibrate with data."
+        )
     most = max((float(slope.max()) for slope in slopes.values() if slope.numel()), default=0.0)
     return {name: slope / most if most > 0 else slope for name, slope in slopes.items()}
 

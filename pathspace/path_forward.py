@@ -110,12 +110,20 @@ class Forward(ByProperties):
         until: where paths end, or ``None`` for the outputs.
         bound: replace functions that are not homogeneous by their largest slopes.
         exact_norms: whether the ``eps`` of normalisations fixes scales.
+        apart: count the constants of a frozen normalisation, through its gain and through its
+            bias, as two paths and not as one value.
     """
 
     def __init__(
-        self, captured: Captured, p: float, until: str | None, bound: bool, exact_norms: bool
+        self,
+        captured: Captured,
+        p: float,
+        until: str | None,
+        bound: bool,
+        exact_norms: bool,
+        apart: bool = False,
     ) -> None:
-        super().__init__(p, bound, until == FIXED)
+        super().__init__(p, bound, until == FIXED, apart)
         self.captured, self.exact_norms = captured, exact_norms
         nodes = list(captured.graph.graph.nodes)
         self.inside = set() if until is None or self.fixed_ends else _inside(nodes, until)

@@ -30,10 +30,11 @@ class ByProperties(ABC):
         p: exponent of the norm.
         bound: replace functions that are not homogeneous by their largest slopes.
         fixed_ends: whether paths may end where scales are fixed.
+        apart: whether the constants of a frozen normalisation are two paths.
     """
 
-    def __init__(self, p: float, bound: bool, fixed_ends: bool) -> None:
-        self.p, self.bound, self.fixed_ends = p, bound, fixed_ends
+    def __init__(self, p: float, bound: bool, fixed_ends: bool, apart: bool = False) -> None:
+        self.p, self.bound, self.fixed_ends, self.apart = p, bound, fixed_ends, apart
         self.ends: list[Sum] = []
         # placeholders for tensors that depend on data (integers, truth values): their
         # contents have no meaning
@@ -347,8 +348,13 @@ class ByProperties(ABC):
             run(torch.full(shape, n, dtype=torch.float64), *rest, **kwargs) for n in (0.0, 1.0)
         )
         shift, end = (found if isinstance(found, Tensor) else found[0] for found in (zero, one))
+        parts = [shift]
+        if self.apart and isinstance(bias := named.get("bias"), Tensor):
+            own = bias.double().reshape(shape)
+            parts = [shift - own, own.expand_as(shift)]
         scaled = Sum(x.values * (end - shift).abs() ** self.p, x.log)
-        return self.kept(sums.added(scaled, Sum(shift.abs() ** self.p)), node.meta.get("val"))
+        constants = [Sum(part.abs() ** self.p) for part in parts]
+        return self.kept(sums.added(scaled, *constants), node.meta.get("val"))
 
 
 def _is_quotient(facts: Facts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

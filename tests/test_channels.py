@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import warnings
 
 import numpy as np
 import pytest
@@ -692,3 +693,89 @@ def test_zeros_in_a_split_dimension_tell_no_channels_apart() -> None:
     """Channels are those of the last part: two are met twice, two stand above zeros."""
     groups = ps.channels(PaddedAndSplit().eval(), torch.randn(2, 3))
     assert sum(map(len, groups)) == 4
+
+
+class Alike(nn.Module):
+    """A width that has to shrink, and other numbers that are equal by chance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.width = self.longest = self.classes = self.factor = 8
+        self.every = (8, 3)
+        self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x[:, : self.longest]
+        h = F.relu(self.a(x)).reshape(-1, self.width)
+        y = self.b(h).reshape(*x.shape[:2], 3)
+        return y * self.factor if self.training else y
+
+
+def test_numbers_of_the_same_value_remain():
+    model = Alike()
+    groups = ps.channels(model, torch.randn(2, 3, 4))
+    small, masked = groups.remove(0.5), groups.masked(0.5)
+    assert (small.width, small.longest, small.classes, small.factor) == (4, 8, 8, 8)
+    assert small.every == (8, 3)
+    x = torch.randn(2, 9, 4)
+    torch.testing.assert_close(small(x), masked(x))
+
+
+STORED = {
+    "instance norm": (
+        lambda: [nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8), nn.ReLU(), nn.Conv2d(8, 2, 3)],
+        (2, 3, 9, 9),
+        {"1.num_features": 4},
+    ),
+    "one image": (
+        lambda: [nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8), nn.ReLU(), nn.Conv2d(8, 2, 3)],
+        (3, 9, 9),
+        {"1.num_features": 4},
+    ),
+    "statistics of the batch": (
+        lambda: [
+            nn.Conv2d(3, 8, 3),
+            nn.BatchNorm2d(8, affine=False, track_running_stats=False),
+            nn.ReLU(),
+            nn.Conv2d(8, 2, 3),
+        ],
+        (2, 3, 9, 9),
+        {"1.num_features": 4},
+    ),
+    "cell": (
+        lambda: [nn.Linear(4, 6), nn.ReLU(), nn.GRUCell(6, 5), nn.Linear(5, 2)],
+        (2, 4),
+        {"2.input_size": 3, "2.hidden_size": 5},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_sizes_that_modules_store_are_updated(name):
+    build, shape, sizes = STORED[name]
+    small = ps.channels(nn.Sequential(*build()), torch.randn(shape)).remove(0.5)
+    assert {where: small.get_submodule(where[0]).__dict__[where[2:]] for where in sizes} == sizes
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        small.eval()(torch.randn(shape))
+
+
+class Projected(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 6), nn.LSTM(6, 5, proj_size=3)
+        self.bag, self.c, self.d = nn.EmbeddingBag(7, 4), nn.Linear(3, 2), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, words: Tensor) -> Tensor:
+        h = self.b(F.relu(self.a(x))[None])[0][0]
+        return self.c(h) + self.d(self.bag(words))
+
+
+def test_projected_states_and_bags_shrink():
+    inputs = torch.randn(2, 4), torch.randint(0, 7, (2, 5))
+    groups = ps.channels(Projected(), *inputs)
+    small = groups.remove(0.5)
+    assert not groups.refused
+    assert (small.b.input_size, small.b.hidden_size, small.b.proj_size) == (3, 5, 3)
+    assert small.bag.embedding_dim == small.d.in_features == 2
+    torch.testing.assert_close(small(*inputs), groups.masked(0.5)(*inputs))
