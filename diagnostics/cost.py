@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -62,7 +62,7 @@ class Cost:
         saved: number of floats that autograd stored, without parameters and inputs (it computes a
             ReLU's derivative from its output, so it may store fewer).
         seconds: median time of forward and backward pass; ``None`` if not measured.
-        bytes: memory of ``saved``, of parameters and of their gradients.
+        bytes: memory of ``saved``, of parameters, and of the gradients of those that are trained.
     """
 
     model: str
@@ -108,7 +108,9 @@ class _Counter(TorchDispatchMode):
             # before the call, because an in-place activation overwrites its input
             self._keep(args[0])
         result = func(*args, **kwargs)
-        if packet in flop_registry:
+        if name == "convolution_backward":
+            self.products += _of_convolution_gradients(args)
+        elif packet in flop_registry:
             # every registered count is twice the number of multiply-adds
             self.products += flop_registry[packet](*args, **kwargs, out_val=result) // 2
             if not self.backward:
@@ -130,6 +132,18 @@ class _Counter(TorchDispatchMode):
             if not self.backward and all(isinstance(value, Tensor) for value in args[:2]):
                 self._keep(*args[:2])
         return result
+
+
+def _of_convolution_gradients(args: Sequence[Any]) -> int:
+    """Products of the gradients by input and weight that are asked for: each as many as in the
+    forward pass (torch's formula takes every input channel for one of every group).
+    """
+    slope, x, weight, *_, transposed = args[:8]
+    wanted = args[-1]
+    # each element of the result, or of the operand of a transposed one, meets one row of the kernel
+    places = x if transposed else slope
+    gradients: int = wanted[0] + wanted[1]
+    return gradients * int(places.numel()) * (int(weight.numel()) // int(weight.shape[0]))
 
 
 def _multiplies(facts: Facts) -> bool:
@@ -236,7 +250,10 @@ def cost(
             output = step()
             torch.autograd.grad(output, parameters, torch.ones_like(output), allow_unused=True)
             times.append(time.perf_counter() - begin)
-    size = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+    size, moving = (
+        sum(parameter.numel() * parameter.element_size() for parameter in some)
+        for some in (model.parameters(), parameters)
+    )
     return Cost(
         name,
         sum(parameter.numel() for parameter in model.parameters()),
@@ -247,7 +264,7 @@ def cost(
         sum(counter.cached.values()),
         kept,
         statistics.median(times) if times else None,
-        2 * size + sum(sizes),
+        size + moving + sum(sizes),
     )
 
 

@@ -18,6 +18,7 @@ from pathspace.checkpointing import never_recomputed
 from pathspace.diagnostics.model_calls import main_output
 from pathspace.diagnostics.real_tensors import is_real
 from pathspace.diagnostics.unchanged import unchanged
+from pathspace.diagnostics.unit_axes import CarriedAxis
 from pathspace.errors import CaptureError
 from pathspace.inference.registry import facts_of
 from pathspace.inputs import arranged, check_inputs, describe_inputs
@@ -153,7 +154,7 @@ class _Hooks:
         self.node = torch.clone if copies else _view
         self.pending: dict[int, list[tuple[Tensor | None, Any]]] = {}
         self.counts: dict[str, int] = {}
-        self.axis = -1
+        self.axis = CarriedAxis()
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         made: dict[int, Tensor] = {}
@@ -184,11 +185,6 @@ class _Hooks:
 
     def after(self, name: str, module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> Any:
         source, given = self.pending[id(module)].pop()
-        kind = type(module).__name__
-        if kind.startswith("Conv") and kind != "Conv1D":
-            self.axis = 1
-        elif kind.startswith(("Linear", "LayerNorm", "RMSNorm", "Conv1D", "Embedding")):
-            self.axis = -1
         seen = False
 
         def replace(value: Any) -> Any:
@@ -202,7 +198,8 @@ class _Hooks:
                 number = self.counts.get(name, 0)
                 self.counts[name] = number + 1
                 own = _as_it_is(module)
-                call = Call(name, own, number, source, value, sink, self.axis, given)
+                axis = self.axis.of(module, value) if value.dim() else 0
+                call = Call(name, own, number, source, value, sink, axis, given)
                 self.run.calls.append(call)
                 seen = True
             # a copy, because later code may overwrite it

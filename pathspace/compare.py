@@ -9,14 +9,22 @@ import torch
 from torch import Tensor, nn
 
 from pathspace.balanced import canonical_copy
+from pathspace.calibration import made_up
+from pathspace.captured import Captured
+from pathspace.channel_removal import distance as largest_difference
+from pathspace.channel_removal import outputs
 from pathspace.channels import channel_groups
 from pathspace.errors import InputError, expect_arguments, expect_numbers
 from pathspace.finite import check_finite
+from pathspace.forward_run import cast
 from pathspace.module_walk import tensors_of
+from pathspace.random_state import torch_kept
 from pathspace.rebasin import by_weights, permuted, real
 from pathspace.structure import Structure
 
 SAME = 1e-5
+# largest difference of outputs for one of weights, and the smallest of weights that rounding makes
+AMPLIFIED, ROUNDING = 1e3, 1e-8
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,13 +32,16 @@ class Comparison:
     """The result of :func:`compare`.
 
     Attributes:
-        same: whether the models are equal up to scales and the order of channels.
+        same: whether the models are equal up to scales and the order of channels: their tensors,
+            and their outputs on random inputs.
         distance: ``|a - b| / |a|`` over all parameters, after scales and order are aligned.
         as_given: the same for the given models.
         rescaled: the same after only scales are aligned.
         differ: tensor -> its ``|a - b| / |a|`` after alignment, largest first, for the tensors that
             differ; for integers and masks, the share of entries that differ.
         orders: channel group -> order of the second model's channels.
+        outputs: the largest difference of outputs on random inputs after alignment, relative to the
+            largest output; ``None`` if tensors differ, or the models take no random inputs.
     """
 
     same: bool
@@ -39,6 +50,7 @@ class Comparison:
     rescaled: float
     differ: Mapping[str, float]
     orders: Mapping[str, Tensor] = field(repr=False)
+    outputs: float | None = None
 
 
 @torch.no_grad()
@@ -48,8 +60,10 @@ def compare(a: nn.Module, b: nn.Module, graph: Structure, tolerance: float = SAM
     Both are brought to the canonical point of their orbits, the rescaled model of smallest ``sum
     w^2`` (tilted where there is none), which is unique; then the channels of the second are matched
     with the first's. ``same`` says that the functions are equal (to ``tolerance`` in the weights).
-    If it is false, they may be equal for another reason, or the matching may have missed the order,
-    which can happen for channels that are nearly equal.
+    Since numbers may stand in the code of a model (a slope, an ``eps``), both are also run on
+    random inputs, in evaluation mode and float64, where tensors agree. If it is false, they may be
+    equal for another reason, or the matching may have missed the order, which can happen for
+    channels that are nearly equal.
 
     Args:
         a: the traced model, or a copy with other weights.
@@ -100,15 +114,33 @@ def compare(a: nn.Module, b: nn.Module, graph: Structure, tolerance: float = SAM
         for name, far in sorted(parts.items(), key=lambda entry: -entry[1])
         if far > (tolerance if _is_real(held[name]) else 0)
     }
-    distance = _distance(one, moved)
-    return Comparison(
-        distance <= tolerance and not differ,
-        distance,
-        _distance(a, b),
-        _distance(one, two),
-        differ,
-        orders,
-    )
+    distance, rescaled = _distance(one, moved), _distance(one, two)
+    same, far = distance <= tolerance and not differ, None
+    if same:
+        far = _apart((one, moved), a, graph.captured)
+        same = far is None or far <= AMPLIFIED * max(distance, ROUNDING)
+    return Comparison(same, distance, _distance(a, b), rescaled, differ, orders, far)
+
+
+def _apart(pair: tuple[nn.Module, nn.Module], given: nn.Module, captured: Captured) -> float | None:
+    """Largest relative difference of the outputs of two models in float64 on random inputs;
+    ``None`` if the given model takes none.
+    """
+    try:
+        batch = made_up(given, captured)[0]
+    except InputError:
+        return None
+    args, kwargs = cast(((), batch) if isinstance(batch, Mapping) else (batch, {}), torch.float64)
+    found = []
+    for model in pair:
+        with torch_kept():
+            torch.manual_seed(0)
+            try:
+                found.append(outputs(model, args, kwargs))
+            except Exception:
+                # (code that takes no float64)
+                return None
+    return largest_difference(*found)
 
 
 def _is_real(tensor: Tensor) -> bool:

@@ -238,7 +238,7 @@ def _read(
     """Inputs of linear and convolutional layers, recorded by hooks: weight ->
     ``(samples, features)``.
     """
-    found: dict[str, Tensor] = {}
+    found: dict[str, list[Tensor]] = {}
     # (a copy, because the model may write into its buffers)
     model = safe_deepcopy(model)
     for name, dim in sides:
@@ -267,11 +267,13 @@ def _read(
                     .detach()
                     .to("cpu", torch.float64, copy=True)
                 )
-                found[name] = x.movedim(channels, -1).reshape(-1, x.shape[channels])
+                rows = x.movedim(channels, -1).reshape(-1, x.shape[channels])
+                found.setdefault(name, []).append(rows)
 
             layer.register_forward_pre_hook(hook, with_kwargs=True)
     outputs(model, *inputs)
-    return found
+    # (a layer may be called several times)
+    return {name: torch.cat(rows) for name, rows in found.items()}
 
 
 @torch.no_grad()

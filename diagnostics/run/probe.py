@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from pathspace.diagnostics.real_tensors import first_real
 from pathspace.diagnostics.run.outputs_judged import LossFault, judged_inside, loss_fault
 from pathspace.diagnostics.selection import select
+from pathspace.diagnostics.unit_axes import unit_axis
 
 DROPPING = (
     nn.Dropout,
@@ -221,18 +222,19 @@ class Probe:
         if source is not None and "Norm" in facts.kind and source.numel():
             largest = torch.maximum(largest, source.abs().amax())
         later += [(facts, "rms_out", _rms(result)), (facts, "largest", largest)]
-        axis = unit_axis(module)
         if source is not None and source.numel():
             later.append((facts, "rms_in", _rms(source)))
             if weighted and source.ndim > 1:
-                later.append((facts, "idle", (~_any_by_unit(source, axis)).float().mean()))
+                later.append(
+                    (facts, "idle", (~_any_by_unit(source, _axis(module, source))).float().mean())
+                )
             share = _eps_share(module, source)
             if share is not None:
                 later.append((facts, "eps_share", share))
             if isinstance(module, SQUASHING):
                 later.append((facts, "flat", _flat(module, source)))
         if result.requires_grad:
-            result.register_hook(partial(self._back, facts, axis))
+            result.register_hook(partial(self._back, facts, _axis(module, result)))
         else:
             self._again.setdefault(name, []).append(facts)
 
@@ -240,7 +242,7 @@ class Probe:
         """A call in the backward pass: the gradient of a call that had none in the forward pass."""
         result, waiting = first_real(output), self._again.get(name)
         if waiting and result is not None and result.requires_grad:
-            result.register_hook(partial(self._back, waiting.pop(), unit_axis(module)))
+            result.register_hook(partial(self._back, waiting.pop(), _axis(module, result)))
 
     @torch.no_grad()
     def _back(self, facts: LayerFacts, axis: int, gradient: Tensor) -> None:
@@ -251,14 +253,10 @@ class Probe:
             )
 
 
-def unit_axis(module: nn.Module) -> int:
-    """The axis of units in the inputs and outputs of a module."""
-    convolution = isinstance(module, nn.modules.conv._ConvNd)
-    return (
-        1
-        if convolution or isinstance(module, nn.modules.batchnorm._NormBase | nn.GroupNorm)
-        else -1
-    )
+def _axis(module: nn.Module, value: Tensor) -> int:
+    """The axis of units in an input or output of a module; the last where it does not say."""
+    axis = unit_axis(module, value)
+    return -1 if axis is None else axis
 
 
 def _has_matrix(module: nn.Module) -> bool:
