@@ -19,7 +19,7 @@ from torch._functorch import config as functorch_config
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 
-from pathspace.captured import Captured, canonical_names, whole_inputs
+from pathspace.captured import Captured, canonical_names, overwritten_buffers, whole_inputs
 from pathspace.errors import InputError, InputTypeError, PathspaceError
 from pathspace.exporting import exported
 from pathspace.in_place import writes_are_seen
@@ -177,6 +177,7 @@ def recorded(
         buffers,
         whole=whole,
         numbers=frozenset(found.numbers.read),
+        overwritten=overwritten_buffers(module.graph, sources),
     )
 
 

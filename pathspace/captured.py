@@ -31,6 +31,7 @@ class Captured:
         written: number of an output -> parameter whose new value it is.
         whole: placeholder name -> example input, for whole numbers and truth values.
         numbers: memory (``data_ptr`` of a storage) out of which the model's code read numbers.
+        overwritten: names of the buffers to which one call gives other values for the next.
     """
 
     graph: fx.GraphModule
@@ -43,6 +44,7 @@ class Captured:
     written: Mapping[int, str] = field(default_factory=dict)
     whole: Mapping[str, torch.Tensor] = field(default_factory=dict)
     numbers: frozenset[int] = frozenset()
+    overwritten: frozenset[str] = frozenset()
 
     def without_updates(self, outputs: Sequence[Any]) -> list[Any]:
         """The model's own outputs among those of the graph."""
@@ -55,6 +57,30 @@ class Captured:
         node = next(node for node in self.graph.graph.nodes if node.op == "output")
         flat = self.without_updates(pytree.tree_leaves(node.args[0]))
         return [leaf for leaf in flat if isinstance(leaf, fx.Node)]
+
+
+def overwritten_buffers(graph: fx.Graph, sources: Mapping[str, tuple[str, str]]) -> frozenset[str]:
+    """Names of the buffers into which a graph writes, themselves or views of them."""
+    found = set()
+    for node in graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if node.op != "call_function" or schema is None or not schema.is_mutable:
+            continue
+        for argument, given in zip(schema.arguments, node.args, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                source = _behind(given)
+                kind, name = sources.get(source.name, ("", "")) if source else ("", "")
+                found |= {name} if kind == "buffer" else set()
+    return frozenset(found)
+
+
+def _behind(value: Any) -> fx.Node | None:
+    """The placeholder of which a value is a view."""
+    while isinstance(value, fx.Node) and value.op == "call_function":
+        schema = getattr(value.target, "_schema", None)
+        shares = schema is not None and schema.returns and schema.returns[0].alias_info is not None
+        value = value.args[0] if shares and value.args else None
+    return value if isinstance(value, fx.Node) and value.op == "placeholder" else None
 
 
 def canonical_names(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, str]]:

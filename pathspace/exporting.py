@@ -67,13 +67,15 @@ def exported(
                 constants[spec.arg.name] = value
         sources[spec.arg.name] = (kind, target)
     buffers = every_tensor(model, "_buffers") | made
-    updates = sum(
-        spec.kind == OutputKind.BUFFER_MUTATION for spec in program.graph_signature.output_specs
-    )
     written = {
         number: canonical[str(spec.target)]
         for number, spec in enumerate(program.graph_signature.output_specs)
         if spec.kind == OutputKind.PARAMETER_MUTATION
+    }
+    overwritten = {
+        str(spec.target)
+        for spec in program.graph_signature.output_specs
+        if spec.kind == OutputKind.BUFFER_MUTATION
     }
     whole = whole_inputs(program.graph_module.graph, sources, given)
     return Captured(
@@ -83,9 +85,10 @@ def exported(
         canonical,
         constants,
         buffers,
-        updates,
+        len(overwritten),
         written,
         whole,
+        overwritten=frozenset(overwritten),
     )
 
 
@@ -108,8 +111,10 @@ def _export(
     with traceable(twin), tracing(TracingContext(mode)) if shapes else nullcontext(), watch:
         program = torch.export.export(twin, *given, strict=False)
         if writes_are_seen(program.graph_module) or _maps(program.graph_module):
-            _tell_views(program.graph_module.graph)
-            views = {node.target for node in program.graph_module.graph.nodes if untold(node)}
+            parts = _parts(program.graph_module)
+            for part in parts:
+                _tell_views(part.graph)
+            views = {node.target for part in parts for node in part.graph.nodes if untold(node)}
             known = torch.export.default_decompositions() if views else {}
             traces = _traces(program.graph_module)
             program = program.run_decompositions(
@@ -130,10 +135,16 @@ def _export(
     return program, made or {}, given
 
 
+def _parts(module: fx.GraphModule) -> list[fx.GraphModule]:
+    """A graph and its regions."""
+    return [part for part in module.modules() if isinstance(part, fx.GraphModule)]
+
+
 def _traces(module: fx.GraphModule) -> dict[str, str]:
     """Names of operations -> the lines of the model's code that they come from."""
-    parts = [part for part in module.modules() if isinstance(part, fx.GraphModule)]
-    nodes = [node for part in parts for node in part.graph.nodes if node.meta.get("stack_trace")]
+    nodes = [
+        node for part in _parts(module) for node in part.graph.nodes if node.meta.get("stack_trace")
+    ]
     return {node.name: node.meta["stack_trace"] for node in nodes}
 
 

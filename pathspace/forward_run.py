@@ -5,9 +5,8 @@ the types it computes in.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +22,7 @@ from pathspace.quiet import quiet
 from pathspace.random_state import seed_torch
 from pathspace.stand_in import repeatable, stand_in
 from pathspace.structure import Structure
+from pathspace.uncompiled import as_written
 
 # above this many weights a float64 copy with gradients would cost more memory than the model itself
 LARGE = 30_000_000
@@ -159,12 +159,7 @@ def run_forward(
     given = {
         n: w.detach().requires_grad_() if n in wanted else w for n, w in (weights or {}).items()
     }
-    # torch.cond compiles its branches, and what is compiled while operations are recorded
-    # fails from then on (a model with branches has been captured by now, and its capture
-    # has imported the compiler)
-    compiler = "torch._dynamo" in sys.modules
-    as_written = torch.compiler.set_stance("force_eager") if compiler else nullcontext()
-    with quiet(), computing_in(precision(model)), torch.no_grad(), as_written, recorder:
+    with quiet(), computing_in(precision(model)), torch.no_grad(), as_written(), recorder:
         seed_torch(seed)
         outputs = evaluate(model, {**buffers, **given}, args, kwargs)
     parts = [leaf.detach().reshape(-1).double() for leaf in real_leaves(outputs)]

@@ -68,6 +68,7 @@ _UNTOLD = frozenset(
         "unsafe_split_with_sizes",
         "broadcast_tensors",
         "meshgrid",
+        "lift",
     ]
 )
 # those that do with a single tensor

@@ -13,11 +13,11 @@ from torch.optim import Optimizer
 
 from pathspace.errors import InputError, InputTypeError, expect_arguments
 from pathspace.finite import expect_scales
-from pathspace.moves import move_
+from pathspace.moves import move_, moved
 from pathspace.structure import Structure
 from pathspace.transport import expect_transport, transported
 from pathspace.unsharded import is_cut
-from pathspace.without_values import require_values
+from pathspace.without_values import has_values, require_values
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -100,7 +100,8 @@ def rescale(
         The model.
 
     Raises:
-        InputError: ``phi`` has a wrong shape, or a parameter is missing or sharded.
+        InputError: ``phi`` has a wrong shape, a parameter is missing or sharded, or a weight would
+            be beyond the range of its type; nothing was changed.
         InputTypeError: ``keep_trajectory`` is true and ``optimizer`` is not a ``torch.optim.SGD``.
         UnsupportedError: the optimizer has a buffer with an unknown scaling
             rule; nothing was changed.
@@ -126,10 +127,34 @@ def rescale(
         optimizer, {tensors[name]: pair for name, pair in factors.items()}, keep_trajectory
     )
     for name, (head, tail) in factors.items():
+        _expect_range(name, tensors[name], head, tail, graph.shifts.get(name, 0.0))
+    for name, (head, tail) in factors.items():
         move_(tensors[name], head, tail, graph.shifts.get(name, 0.0))
     for move in moves:
         move()
     return model
+
+
+def _expect_range(name: str, tensor: Tensor, head: Tensor, tail: Tensor, shift: float) -> None:
+    """Refuse factors that take a finite entry beyond the range of its type.
+
+    Raises:
+        InputError: an entry would be infinite.
+    """
+    if not tensor.is_floating_point() or not tensor.numel() or not has_values(tensor):
+        return
+    limit = torch.finfo(tensor.dtype).max
+    # (a bound first, which reads the tensor once)
+    largest = float(tensor.detach().abs().nan_to_num(0.0, 0.0).amax()) + abs(shift)
+    if largest * float(head.amax()) / float(tail.amin()) <= limit:
+        return
+    up, down = head.to(tensor.device), tail.to(tensor.device)
+    after = moved(tensor.double(), up, down, shift).abs()
+    if bool(((after > limit) | after.isnan()).logical_and(tensor.isfinite()).any()):
+        raise InputError(
+            f"rescale found log-scales that take {name!r} beyond the range of {tensor.dtype},"
+            f" expected entries up to {limit:.3g}; use smaller ones, or convert the model first."
+        )
 
 
 def _transport(

@@ -21,7 +21,15 @@ from pathspace.inference.regions import REGIONS
 from pathspace.inference.registry import RULES, facts_of, operation_name
 from pathspace.inference.rules.normalization import WITH_STATISTICS
 from pathspace.inference.semantics import Place, Semantics
-from pathspace.inference.values import NEUTRAL, Weight, constant, shape_of, value_of, with_value
+from pathspace.inference.values import (
+    NEUTRAL,
+    Weight,
+    constant,
+    shape_of,
+    unknown,
+    value_of,
+    with_value,
+)
 from pathspace.refusals import first_line
 from pathspace.shared_memory import read_elsewhere
 from pathspace.without_values import has_values
@@ -126,7 +134,8 @@ def _placeholder(
         return with_value(captured.constants[node.name])
     if not isinstance(shown, Tensor):
         return shown
-    if kind == "buffer" and _is_table(captured.buffers.get(name)):
+    changes = name in captured.overwritten
+    if kind == "buffer" and not changes and _is_table(captured.buffers.get(name)):
         if not has_values(captured.buffers[name]) and node.users:
             raise InputError(
                 f"The buffer {name!r} has no values (on the meta device or of a fake mode),"
@@ -353,11 +362,13 @@ def _checked(result: Any, shown: Any) -> Any:
     Raises:
         ValueError: the shape of the rule's result differs from that of the operation.
     """
-    if isinstance(result, Tensor) and isinstance(shown, Tensor):
-        if tuple(result.shape) != shape_of(shown):
-            raise ValueError(
-                f"the rule returned shape {tuple(result.shape)}, expected {shape_of(shown)}"
-            )
-        if value_of(result) is not None:
-            return result.expand(result.shape)
+    both = isinstance(result, Tensor) and isinstance(shown, Tensor)
+    if both and tuple(result.shape) != shape_of(shown):
+        raise ValueError(
+            f"the rule returned shape {tuple(result.shape)}, expected {shape_of(shown)}"
+        )
+    # (a rule may return its operand)
+    parts = result if isinstance(result, list | tuple) else [result]
+    if any(isinstance(part, Tensor) and value_of(part) is not None for part in parts):
+        return pytree.tree_map_only(Tensor, unknown, result)
     return result

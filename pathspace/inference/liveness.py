@@ -217,7 +217,8 @@ class _Backward:
                 for one, shape in sizes.items()
             }
         given: dict[fx.Node, Any] = {
-            operand: torch.full(size, float(products)) for operand, size in sizes.items()
+            operand: torch.full(size, float(products), dtype=torch.float32)
+            for operand, size in sizes.items()
         }
         for operand, value in known.items():
             if operand not in given and value is not None:
@@ -229,6 +230,9 @@ class _Backward:
             inputs = [given[operand].requires_grad_() for operand in data]
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), given.__getitem__)
             args = args[: ARGUMENTS.get(operation_name(node.target))]
+            # (with signs, an element that is read twice could count as one that is not read)
+            signed: dict[str, Any] = {k: v for k, v in kwargs.items() if k in ("alpha", "beta")}
+            kwargs = {**kwargs, **{k: abs(v) for k, v in signed.items()}}
             results = pytree.tree_leaves(node.target(*args, **kwargs))  # type: ignore[operator]
             masks = [
                 _mask(parts.get(i, False) if parts else live, one.shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from pathspace.inference.rules.attention import attention
 from pathspace.inference.rules.edges import with_others
-from pathspace.inference.values import Weight
+from pathspace.inference.values import Weight, unknown
 
 REGIONS: dict[str, Callable[..., Any]] = {}
 Graph = fx.GraphModule
@@ -82,17 +83,24 @@ def while_loop(
     more: Sequence[Any] = (),
 ) -> Any:
     """A loop of unknown length: the carried values have the same scales in every step."""
+    # (numbers that are known at the start change)
     state = [
-        interpreter.semantics.activation(value) if isinstance(value, Weight) else value
+        unknown(interpreter.semantics.activation(value))
+        if isinstance(value, Tensor | Weight)
+        else value
         for value in carried
     ]
-    for _ in range(3):
+    for turn in itertools.count():
         holds = interpreter.region(condition, [*state, *more])
         interpreter.semantics.pin(
             [leaf for leaf in pytree.tree_leaves(holds) if isinstance(leaf, Tensor)],
             "a condition compares values",
         )
+        before = state
         state = list(_joined(interpreter, state, list(interpreter.region(body, [*state, *more]))))
+        # (exact zeros may become something else one after the other)
+        if turn > 1 and interpreter.semantics.is_settled(before, state):
+            break
     return tuple(state)
 
 
@@ -109,12 +117,20 @@ def scan(interpreter: Any, body: Graph, state: Sequence[Any], sequences: Sequenc
     emitted: list[list[Tensor]] = []
     for step in range(looked_at):
         parts = [semantics.step(semantics.activation(value), 0, step) for value in sequences]
-        results = list(interpreter.region(body, [*carried, *parts, *more]))
+        repeats = semantics.stands_for_more(step, length)
+        if repeats:
+            # (what is known in this step is not in later ones)
+            carried = [unknown(value) for value in carried]
+        while True:
+            results = list(interpreter.region(body, [*carried, *parts, *more]))
+            before = carried
+            carried = [semantics.activation(value) for value in results[: len(before)]]
+            if repeats:
+                pairs = zip(before, carried, strict=True)
+                carried = [unknown(semantics.join(*pair)) for pair in pairs]
+            if not repeats or semantics.is_settled(before, carried):
+                break
         emitted.append([semantics.activation(value) for value in results[len(carried) :]])
-        carried = [
-            semantics.repeated(before, semantics.activation(after), step, length)
-            for before, after in zip(carried, results, strict=False)
-        ]
     columns = [
         torch.stack([*column, *[column[-1]] * (length - looked_at)])
         for column in zip(*emitted, strict=True)

@@ -194,13 +194,20 @@ class Semantics(ABC):
             return self.reduce(sequence.narrow(dim, number, length - number), [dim])
         return sequence.select(dim, number)
 
-    def repeated(self, before: Tensor, after: Tensor, number: int, length: int) -> Tensor:
-        """The state that a recurrent operation passes on after one of the interpreted steps; the
-        last of them stands for all further ones, so that what it passes on is what it was given.
+    def stands_for_more(self, number: int, length: int) -> bool:
+        """Whether one of the interpreted steps stands for all further ones: what it passes on is
+        what it was given, and it is repeated until no more exact zeros of its state change.
         """
-        if number == self.steps(length) - 1 < length - 1:
-            return self.join(before, after)
-        return after
+        return number == self.steps(length) - 1 < length - 1
+
+    def is_settled(self, before: Sequence[Any], after: Sequence[Any]) -> bool:
+        """Whether no exact zero of a state has become anything else."""
+        pairs = [
+            (a, b)
+            for a, b in zip(before, after, strict=True)
+            if isinstance(a, Tensor) and isinstance(b, Tensor)
+        ]
+        return not any(bool(((a == NEUTRAL) & (b != NEUTRAL)).any()) for a, b in pairs)
 
     def laid_out(self, weight: Weight, table: Callable[[str], Tensor]) -> Tensor:
         """The ids of a view, from tables of the ids of whole parameters; exact zeros in a computed

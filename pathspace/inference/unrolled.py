@@ -252,9 +252,9 @@ class Unrolled(Semantics):
         """What is read in one step."""
         return sequence.select(dim, number)
 
-    def repeated(self, before: Tensor, after: Tensor, number: int, length: int) -> Tensor:
-        """What is passed on after one step: a further step would be of another node."""
-        return after
+    def stands_for_more(self, number: int, length: int) -> bool:
+        """No step stands for others, which have nodes of their own."""
+        return False
 
     def count(self) -> int:
         """Number of paths (paths with the same weights through different

@@ -208,6 +208,11 @@ def with_value(real: Tensor) -> Tensor:
     return ids
 
 
+def unknown(value: Tensor) -> Tensor:
+    """An activation without its known value."""
+    return value if value_of(value) is None else value.expand(value.shape)
+
+
 @dataclass(frozen=True)
 class Weight:
     """A view of one parameter, or a dense tensor of the positions of scalars

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pathspace.errors import UnsupportedError
 from pathspace.inference.registry import rule
 from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import (
@@ -89,6 +90,13 @@ def as_strided(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Val
     real = None if node is None else node.all_input_nodes[0].meta.get("val")
     if not isinstance(real, Tensor) or not real.is_contiguous() or real.storage_offset():
         raise ValueError("memory with another layout")
+    size, stride, *start = args[1:] if semantics.place.op.endswith("scatter") else args
+    first = (start[0] if start else kwargs.get("storage_offset")) or 0
+    if first + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) >= real.numel():
+        raise UnsupportedError(
+            f"as_strided at {semantics.place.source or 'an unknown line'} reads memory beyond its"
+            " operand, which is a part of another tensor; call it on that tensor, or use slices."
+        )
     if semantics.place.op == "aten.as_strided_scatter":
         return scatter_view(semantics, x, *args, **kwargs)
     if isinstance(x, Weight):

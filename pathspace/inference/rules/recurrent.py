@@ -73,9 +73,15 @@ def _direction(
     states: list[Tensor] = []
     for number in range(looked_at):
         read = semantics.step(ordered, time, number)
-        entered = linear(semantics, read, weights[0], weights[2] if biases else None)
-        carried = linear(semantics, hidden, weights[1], weights[3] if biases else None)
-        hidden = semantics.repeated(hidden, semantics.join(entered, carried), number, length)
+        while True:
+            entered = linear(semantics, read, weights[0], weights[2] if biases else None)
+            carried = linear(semantics, hidden, weights[1], weights[3] if biases else None)
+            before, hidden = hidden, semantics.join(entered, carried)
+            if not semantics.stands_for_more(number, length):
+                break
+            hidden = semantics.join(before, hidden)
+            if semantics.is_settled([before], [hidden]):
+                break
         states.append(hidden)
     # the remaining steps share every scale with the last interpreted one
     states += [states[-1]] * (length - looked_at)
