@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from pathspace.capture import capture
 from pathspace.errors import InputError
 from pathspace.graph_parts import owner
+from pathspace.hidden import hidden, still_hidden
 from pathspace.inference.build import build_graph, ends_of, unused_in_part
 from pathspace.inference.interpreter import interpret
 from pathspace.inference.recaptures import InterpretationState
@@ -25,7 +26,7 @@ from pathspace.module_walk import every_path, unregistered_modules
 from pathspace.reduction import ReductionGraph
 from pathspace.shared_memory import storage_of
 from pathspace.size_decisions import SizeRecorder, other_ways
-from pathspace.sizes import hides, recapture, sentence, thin
+from pathspace.sizes import recapture, sentence, thin
 from pathspace.structure import Structure
 from pathspace.without_values import on_cpu
 
@@ -129,7 +130,7 @@ def _traced(
     open_ends = (
         found is None
         or bool(found.unused or found.beyond or found.forms.shape[0])
-        or hides(captured)
+        or bool(hidden(captured))
     )
     looked = open_ends or thin(captured, (args, kwargs))
     walks = watch.walks((args, kwargs))
@@ -148,6 +149,8 @@ def _traced(
         elif found is None:
             found = build_graph(captured, scales, norm_eps, raw=raw)
     unseen = [*ways.unseen, *watch.unrecorded((args, kwargs))]
+    if larger is not None:
+        unseen += [line for line in still_hidden(captured, larger) if line not in unseen]
     stated = sentence((args, kwargs), [at for _, at in further], looked, unseen)
     return _graph(model, found, stated)
 

@@ -1,0 +1,239 @@
+"""What a capture cannot show at its sizes: parts that are empty, tables that are read in whole,
+means over one element, numbers that are alike only because sizes are small.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, fx
+
+from pathspace.captured import Captured, place
+from pathspace.inference.registry import operation_name
+from pathspace.without_values import has_values, with_numbers
+
+# operation -> position of its dimension argument
+APART = {
+    "select": 1,
+    "unbind": 1,
+    "squeeze": 1,
+    "split": 2,
+    "chunk": 2,
+    "split_with_sizes": 2,
+    "tensor_split": 2,
+}
+PARTS = frozenset(["slice", "select", "narrow"])
+# reductions whose second argument gives the dimensions
+REDUCED = frozenset(
+    [
+        *("mean", "sum", "amax", "amin", "max", "min", "prod", "logsumexp", "std", "var"),
+        *("median", "nanmean", "nansum", "linalg_vector_norm", "argmax", "argmin", "cumsum"),
+    ]
+)
+# operations that select rows of a table -> positions of the table and of the index
+LOOKUPS = {"embedding": (0, 1), "index_select": (0, 2), "index": (0, 1)}
+# operations after which different numbers may be the same
+STEPS = frozenset(
+    [
+        *("ge", "gt", "le", "lt", "eq", "ne", "isin", "bucketize", "searchsorted"),
+        *("floor_divide", "div", "floor", "trunc", "round", "ceil", "clamp", "clamp_min"),
+        *("clamp_max", "clip", "relu", "sign", "minimum", "maximum", "remainder", "fmod", "where"),
+        *("tril", "triu", "to", "bitwise_right_shift", "__rshift__"),
+    ]
+)
+# elements of a tensor that is computed here
+LARGEST = 1 << 22
+
+
+def short_name(node: fx.Node) -> str:
+    """The name of an operation without ``aten.``."""
+    return operation_name(node.target).removeprefix("aten.")
+
+
+class _Looker:
+    """Looks at the operations of one capture, and computes what does not depend on data."""
+
+    def __init__(self, captured: Captured) -> None:
+        self.captured = captured
+        self.held: dict[fx.Node, Tensor] = {}
+        # views of buffers, and of parameters
+        self.parts: set[fx.Node] = set()
+        self.tables: set[fx.Node] = set()
+        self.flat: list[fx.Node] = []
+        self.beyond = False
+
+    def look(self) -> dict[fx.Node, str]:
+        """Operation -> what it hides."""
+        found: dict[fx.Node, str] = {}
+        for node in self.captured.graph.graph.nodes:
+            if node.op == "placeholder":
+                self._given(node)
+            elif node.op == "call_function" and (reason := self._reason(node)):
+                found[node] = reason
+        # (a mask that is part of another mask has no effect of its own)
+        seen = [
+            node
+            for node in self.flat
+            if any(user not in self.held or _is_flat(self.held[user]) for user in node.users)
+        ]
+        return found | dict.fromkeys(seen, "flat")
+
+    def _given(self, node: fx.Node) -> None:
+        kind, name = self.captured.sources.get(node.name, ("", ""))
+        if kind == "parameter":
+            self.tables.add(node)
+        value = self.captured.buffers.get(name) if kind == "buffer" else None
+        if value is not None and value.layout == torch.strided and has_values(value):
+            self.held[node] = value.detach()
+            self.parts.add(node)
+
+    def _reason(self, node: fx.Node) -> str:
+        """What an operation hides, ``""`` for nothing."""
+        shown, name = node.meta.get("val"), short_name(node)
+        # (a size that data decide is no number)
+        if isinstance(shown, Tensor) and any(type(n) is int and not n for n in shown.shape):
+            return "empty"
+        if isinstance(shown, list | tuple) and len(shown) == 1 and name in APART:
+            return "alone"
+        if _reduces_one(node):
+            return "one"
+        first = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
+        if self._reads_all(node, first):
+            return "whole"
+        value = _computed(node, self.held)
+        if value is None:
+            return ""
+        self.held[node] = value
+        if first is None or first not in self.held:
+            return ""
+        if first in self.parts and name in PARTS:
+            self.parts.add(node)
+            if not bool(value.any()) and bool(self.held[first].any()):
+                return "zeros"
+        if name in STEPS and _is_flat_here(node, self.held[first], value):
+            self.flat.append(node)
+        return ""
+
+    def _reads_all(self, node: fx.Node, first: fx.Node | None) -> bool:
+        """Whether an operation selects all rows of a parameter, as many as there happen to be."""
+        name, shown = short_name(node), node.meta.get("val")
+        if name == "slice" and first in self.tables and isinstance(shown, Tensor):
+            self.tables.add(node)
+            ends = [arg for arg in node.args[2:4] if isinstance(arg, int)]
+            written = any(abs(end) < sys.maxsize and end for end in ends)
+            return written and first is not None and shown.shape == first.meta["val"].shape
+        if name not in LOOKUPS:
+            return False
+        table, index = (node.args[at] if len(node.args) > at else None for at in LOOKUPS[name])
+        if isinstance(index, list | tuple):
+            index = index[0] if len(index) == 1 else None
+        if not isinstance(index, fx.Node) or index not in self.held:
+            return False
+        if not isinstance(table, fx.Node) or not isinstance(table.meta.get("val"), Tensor):
+            return False
+        positions, rows = self.held[index], self._rows(node, table)
+        if positions.dtype == torch.bool or not positions.numel():
+            return False
+        self.beyond |= int(positions.max()) >= rows
+        return table in self.tables and positions.unique().numel() == rows > 1
+
+    @staticmethod
+    def _rows(node: fx.Node, table: fx.Node) -> int:
+        dim = node.args[1] if short_name(node) == "index_select" else 0
+        size: int = table.meta["val"].shape[dim]
+        return size
+
+
+def _reduces_one(node: fx.Node) -> bool:
+    """Whether an operation reduces dimensions of size 1, or pools to the size that there is."""
+    shown, name = node.meta.get("val"), short_name(node)
+    first = node.args[0] if node.args else None
+    if not isinstance(first, fx.Node) or not isinstance(first.meta.get("val"), Tensor):
+        return False
+    before = first.meta["val"].shape
+    after = shown[0] if isinstance(shown, list | tuple) and shown else shown
+    if name.startswith("adaptive_"):
+        rank = int(name[-2]) if name[-2].isdigit() else 1
+        return isinstance(after, Tensor) and after.shape[-rank:] == before[-rank:]
+    if name not in REDUCED or len(node.args) < 2 or short_name(first) in (*REDUCED, "unsqueeze"):
+        return False
+    dims = node.args[1] if isinstance(node.args[1], list | tuple) else [node.args[1]]
+    if not dims or not all(type(dim) is int and -len(before) <= dim < len(before) for dim in dims):
+        return False
+    return all(before[dim] == 1 for dim in dims)
+
+
+@with_numbers()
+def hidden(captured: Captured) -> dict[fx.Node, str]:
+    """Operation -> what happens to a value that the capture cannot show at its sizes.
+
+    A result is ``"empty"``, the only part into which it is split (``"alone"``), a mean over
+    ``"one"`` element, the ``"whole"`` of a table, a part of a buffer with only ``"zeros"``, or the
+    same number everywhere only because sizes are small, as ``arange(n) >= 4`` is (``"flat"``).
+    """
+    return _Looker(captured).look()
+
+
+@with_numbers()
+def out_of_bounds(captured: Captured) -> bool:
+    """Whether a table is read beyond its end, which no run without numbers notices."""
+    looker = _Looker(captured)
+    looker.look()
+    return looker.beyond
+
+
+def still_hidden(first: Captured, other: Captured) -> list[str]:
+    """Places (file and line) that hide the same in two captures."""
+    kinds = ("empty", "zeros", "flat")
+    one, two = (
+        {(place(node)[1], kind) for node, kind in hidden(captured).items() if kind in kinds}
+        for captured in (first, other)
+    )
+    return sorted({line.rpartition("/")[2] for line, _ in one & two if line})
+
+
+def _computed(node: fx.Node, held: Mapping[fx.Node, Tensor]) -> Tensor | None:
+    """The result of an operation on numbers that do not depend on data.
+
+    Args:
+        node: the operation.
+        held: what is known of other nodes.
+
+    Returns:
+        The result, or ``None`` if it depends on data, is random, large, or no tensor.
+    """
+    shown, target = node.meta.get("val"), node.target
+    if not isinstance(shown, Tensor) or not isinstance(target, torch._ops.OpOverload):
+        return None
+    small = all(type(n) is int for n in shown.shape) and shown.numel() <= LARGEST
+    vague = target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags
+    if not small or vague or "empty" in short_name(node):
+        return None
+    if any(operand not in held for operand in node.all_input_nodes):
+        return None
+    args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), held.__getitem__)
+    try:
+        value = target(*args, **{k: v for k, v in kwargs.items() if k != "device"})
+    except Exception:
+        # (what cannot run here shows nothing)
+        return None
+    return value if isinstance(value, Tensor) and value.layout == torch.strided else None
+
+
+def _is_flat_here(node: fx.Node, whole: Tensor, value: Tensor) -> bool:
+    """Whether different numbers have become the same one, and larger sizes may change that: from
+    zero, numbers that count sizes go upwards, and pass a lower bound for ever.
+    """
+    if value.numel() < 2 or not _is_flat(value) or _is_flat(whole):
+        return False
+    bounded = len(node.args) > 1 and isinstance(node.args[1], int | float)
+    passed = {"ge": True, "gt": True, "le": False, "lt": False}.get(short_name(node))
+    upwards = bounded and passed is not None and bool((whole >= 0).all())
+    return not (upwards and bool(value.reshape(-1)[0]) == passed)
+
+
+def _is_flat(value: Tensor) -> bool:
+    """Whether all elements are the same number."""
+    return value.numel() < 2 or bool((value == value.reshape(-1)[0]).all())
