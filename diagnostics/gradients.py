@@ -5,6 +5,7 @@ their noise between batches.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathspace.diagnostics.model_calls import call, differentiating, lost
+from pathspace.diagnostics.model_calls import call, differentiating, lost, pairs_of
 from pathspace.diagnostics.selection import Names, matching
 from pathspace.diagnostics.tables import Table
 from pathspace.diagnostics.unchanged import unchanged
-from pathspace.errors import InputError, expect_arguments
+from pathspace.errors import InputError, UnsupportedError, expect_arguments
 from pathspace.without_values import require_runnable
 
 Loss = Callable[[Any, Any], Tensor]
@@ -93,11 +94,17 @@ def gradients(
             f"{type(model).__name__} has no trainable parameter{which} for a gradient."
         )
     require_runnable("gradients", chosen.items())
+    odd = next((name for name, p in chosen.items() if p.is_complex()), None)
+    if odd is not None:
+        raise UnsupportedError(
+            f"gradients found the complex parameter {odd!r}, expected real ones; leave it out by"
+            " names, or keep torch.view_as_real(weight) as the parameter."
+        )
     count = 0
     means = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in chosen.items()}
     squares = {name: torch.zeros((), dtype=torch.float64) for name in chosen}
     unused = set(chosen)
-    for inputs, targets in batches:
+    for inputs, targets in pairs_of("gradients", batches):
         found = batch_gradient(model, loss, inputs, targets, list(chosen.values()))
         count += 1
         for (name, mean), gradient in zip(means.items(), found, strict=True):
@@ -118,7 +125,7 @@ def gradients(
         for name, mean in means.items()
         if name not in unused
     }
-    middle = sorted(sizes.values())[len(sizes) // 2] if sizes else 0.0
+    middle = statistics.median(sizes.values()) if sizes else 0.0
     rows = []
     for name, rms in sizes.items():
         mean, number = means[name], means[name].numel()

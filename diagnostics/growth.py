@@ -23,14 +23,16 @@ from pathspace.errors import (
     COUNT,
     SEED,
     InputError,
+    InputTypeError,
     UnsupportedError,
     expect_arguments,
     expect_numbers,
 )
 from pathspace.functional_call import evaluate
 from pathspace.inputs import check_inputs
+from pathspace.quiet import quiet
 from pathspace.random_state import torch_kept
-from pathspace.refusals import check_capturable
+from pathspace.refusals import check_capturable, first_line
 from pathspace.safe_deepcopy import safe_deepcopy
 
 Vector = Callable[[np.ndarray], np.ndarray]
@@ -300,6 +302,7 @@ class Widened(nn.Module):
         super().__init__()
         if start not in ("outgoing", "zero"):
             raise InputError(f"Widened found start={start!r}, expected 'outgoing' or 'zero'.")
+        _expect_elementwise("Widened", activation, units, into.weight)
         self.into, self.activation, self.out = map(safe_deepcopy, (into, activation, out))
         like = into.weight
         # (on the processor, so that a seed gives the same numbers on every device)
@@ -385,8 +388,19 @@ def deepen(
         raise InputError(
             f"deepen found after={after}, expected the position of one of the {len(model)} layers."
         )
-    layers = list(safe_deepcopy(model))
-    like = next(model.parameters())
+    if not isinstance(activation, nn.Module):
+        raise InputTypeError(
+            f"deepen found an activation of type {type(activation).__name__}, expected a module"
+            " such as torch.nn.ReLU()."
+        )
+    layers, like = list(safe_deepcopy(model)), next(model.parameters(), torch.zeros(1))
+    before = [layer for layer in layers[: after + 1] if isinstance(layer, nn.Linear)]
+    if before and before[-1].out_features != width:
+        raise InputError(
+            f"deepen found width={width}, expected {before[-1].out_features}, the number of"
+            f" features after layer {after}."
+        )
+    _expect_elementwise("deepen", activation, width, like)
     with torch_kept(seed), torch.device("cpu"):
         linear = nn.Linear(
             width, width, bias=any("bias" in name for name, _ in model.named_parameters())
@@ -396,6 +410,28 @@ def deepen(
     if residual:
         new = [_Added(linear, safe_deepcopy(activation), safe_deepcopy(linear))]
     return nn.Sequential(*layers[: after + 1], *new, *layers[after + 1 :])
+
+
+def _expect_elementwise(owner: str, activation: nn.Module, units: int, like: Tensor) -> None:
+    """Refuse an activation that does not take this number of units.
+
+    Raises:
+        InputError: it raises an error, or returns another shape.
+    """
+    x = torch.zeros(2, units, dtype=like.dtype, device=like.device)
+    try:
+        with torch.no_grad(), quiet():
+            shape = tuple(safe_deepcopy(activation).eval()(x).shape)
+    except Exception as error:
+        raise InputError(
+            f"{owner} found {type(activation).__name__}, which does not take {units} units"
+            f" ({first_line(error)}), expected an elementwise activation."
+        ) from error
+    if shape != (2, units):
+        raise InputError(
+            f"{owner} found {type(activation).__name__}, which makes {units} units"
+            f" {'x'.join(map(str, shape[1:])) or 'a number'}, expected an elementwise activation."
+        )
 
 
 class _Added(nn.Module):

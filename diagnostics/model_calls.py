@@ -9,7 +9,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from pathspace.diagnostics.real_tensors import is_real
-from pathspace.errors import CaptureError, InputError, PathspaceError, UnsupportedError
+from pathspace.errors import (
+    CaptureError,
+    InputError,
+    InputTypeError,
+    PathspaceError,
+    UnsupportedError,
+)
 from pathspace.inputs import arranged, check_inputs, describe_inputs
 from pathspace.nested import leaves
 from pathspace.refusals import failed_run, first_line, no_derivative
@@ -33,6 +39,31 @@ def main_output(model: nn.Module, result: Any) -> Tensor:
     raise CaptureError(
         f"{type(model).__name__} returned no floating-point tensor; diagnostics need one."
     )
+
+
+def pairs_of(owner: str, batches: Any) -> Iterator[tuple[Any, Any]]:
+    """The batches, one after the other.
+
+    Raises:
+        InputTypeError: they are no pairs of inputs and targets.
+    """
+    try:
+        each = iter(batches)
+    except TypeError:
+        each = None
+    if each is None or isinstance(batches, Tensor | str | Mapping):
+        raise InputTypeError(
+            f"{owner} found {type(batches).__name__} in the place of batches, expected pairs"
+            " (inputs, targets); pass a list of them, or a data loader."
+        )
+    for batch in each:
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            size = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
+            raise InputTypeError(
+                f"{owner} found a batch that is a {type(batch).__name__}{size}, expected a pair"
+                " (inputs, targets)."
+            )
+        yield batch[0], batch[1]
 
 
 def call(model: nn.Module, inputs: Any) -> Any:

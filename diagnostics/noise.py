@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pathspace.diagnostics.gradients import Loss, gradients
-from pathspace.diagnostics.model_calls import call, differentiating, lost
+from pathspace.diagnostics.model_calls import call, differentiating, lost, pairs_of
 from pathspace.diagnostics.unchanged import unchanged
 from pathspace.errors import InputError, UnsupportedError, expect_arguments, expect_numbers
 from pathspace.refusals import first_line
@@ -337,11 +337,13 @@ def suggest_decay(
         decay, the monotone one decreases.
     """
     expect_arguments("suggest_decay", model=model, loss=loss)
-    batches = list(batches)
-    if len(batches) < 2 or ratio <= 0:
+    expect_numbers("suggest_decay", "a positive number", ratio=ratio)
+    expect_numbers("suggest_decay", "a number between 0 and 1", most=most)
+    batches = list(pairs_of("suggest_decay", batches))
+    if len(batches) < 2:
         raise InputError(
-            f"suggest_decay found {len(batches)} batches and ratio={ratio}, expected at least two"
-            " batches and a positive ratio."
+            f"suggest_decay found {len(batches)} batches, expected at least two: noise is what"
+            " differs between them."
         )
     table = gradients(model, loss, batches)
     noise = signal = 0.0

@@ -58,7 +58,8 @@ def expected_gain(call: Call) -> float | None:
     * layer norm ``(1 - 2/n) E[gamma^2] E[1/var]``, group and batch norm likewise,
       RMS norm with ``1 - 1/n``;
     * batch norm in eval mode ``E[gamma^2 / running_var]``; dropout ``1 / (1 - p)``;
-    * attention, gates and other layers without submodules: ``E tr K`` over independent normal
+    * attention, gates, convolutions whose padding repeats entries, and other layers without
+      submodules: ``E tr K`` over independent normal
       inputs of the measured mean and variance, estimated with eight samples.
 
     Args:
@@ -135,12 +136,21 @@ def _linear(call: Call, source: Tensor) -> float | None:
         narrow, wide = call.output.shape[-rank:], source.shape[-rank:]
         if isinstance(module, _TRANSPOSED):
             narrow, wide = wide, narrow
-        # padding other than zeros contains entries, and every tap meets one
-        total = prod(narrow) * kernel.sum()
         if module.padding_mode == "zeros":
             convolve: Any = getattr(F, f"conv{rank}d")
             ones, where = kernel.new_ones(1, 1, *wide), (module.stride, module.padding)
-            total = convolve(ones, kernel[None, None], None, *where, module.dilation).sum()
+            counts = convolve(ones, kernel[None, None], None, *where, module.dilation)
+            # (padding of the result may make room for one more window than there are entries)
+            total = counts[(..., *(slice(n) for n in narrow))].sum()
+        elif module.padding_mode == "circular" and all(
+            hole * (taps - 1) < n
+            for hole, taps, n in zip(module.dilation, kernel.shape, wide, strict=True)
+        ):
+            # every tap meets an entry of its own
+            total = prod(narrow) * kernel.sum()
+        else:
+            # (two taps may meet the same entry)
+            return None
         batch = prod(source.shape[:-rank]) // module.in_channels
         return float(total) * batch / size
     if isinstance(module, _MAXIMA):

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pathspace.activation_statistics import Sizes, activation_sizes
+from pathspace.balanced import balancing
 from pathspace.calibration import Calibrated
 from pathspace.equalisation import Known
-from pathspace.errors import expect_arguments, expect_numbers
+from pathspace.errors import InputError, expect_arguments, expect_numbers
 from pathspace.forward_run import cast, computing_in
 from pathspace.gauge_choice import choose_gauge
 from pathspace.nested import real_leaves
@@ -111,7 +113,8 @@ def fit_dtype(
 
     Every unit is moved to where ``headroom`` times its largest activation is below the largest
     number of the type and its root mean square above ``headroom`` times the smallest normal one
-    (:class:`pathspace.ActivationRange`), weights as well. A model that already fits does not
+    (:class:`pathspace.ActivationRange`), matrices of weights as well; where that is not enough, to
+    the balanced gauge. A model that already fits does not
     change, and neither does one that cannot be made to fit and is more exact as it is. Activations
     with a fixed scale cannot be rescaled; the table shows them.
 
@@ -147,19 +150,28 @@ def fit_dtype(
     graph = trace(model, *args, kwargs=kwargs)
     before = activation_sizes(graph, held)
     known = Known(objective.programme_of(model, graph, before), str(objective))
-    tensors = _tensors(model)
+    tensors, zero = _tensors(model), torch.zeros(graph.num_units, dtype=torch.float64)
     started = _within(before, tensors, objective)
-    result, phi = safe_deepcopy(model), torch.zeros(graph.num_units, dtype=torch.float64)
-    if not started:
-        phi = choose_gauge(model, graph, known, limit=FARTHEST).phi
-        result = rescale(result, graph, phi)
-    after = _measured(before, graph, phi, result, held) if not started else before
-    fits = _within(after, _tensors(result), objective)
-    errors = _error(held, model, dtype), _error(held, result, dtype)
-    # (a unit that is nothing but rounding errors cannot be moved into the range)
-    if not fits and math.isfinite(errors[0]) and not errors[1] <= errors[0]:
-        result, phi, after = safe_deepcopy(model), torch.zeros_like(phi), before
-        errors = errors[0], errors[0]
+    # (the model as it is, which a unit that is nothing but rounding errors may leave best)
+    tries = [_Try(safe_deepcopy(model), zero, before, started, _error(held, model, dtype))]
+    choices: list[Callable[[], Tensor]] = [
+        lambda: choose_gauge(model, graph, known, limit=FARTHEST).phi,
+        lambda: balancing(model, graph).phi,
+    ]
+    for choose in [] if started else choices:
+        try:
+            phi = choose()
+            moved = rescale(safe_deepcopy(model), graph, phi)
+        except InputError:
+            # (weights without a balance, or scales beyond the model's own type)
+            continue
+        sizes = _measured(before, graph, phi, moved, held)
+        fit = _within(sizes, _tensors(moved), objective)
+        tries.append(_Try(moved, phi, sizes, fit, _error(held, moved, dtype)))
+        if fit:
+            break
+    # (of two that are alike, the last)
+    result, phi, after, fits, error = min(reversed(tries), key=_Try.rank)
     own = _tensors(result)
     return Fitted(
         model=result,
@@ -169,9 +181,23 @@ def fit_dtype(
         table=_table(graph, before, after, tensors, own),
         fitted_before=started,
         fits=fits,
-        error_before=errors[0],
-        error=errors[1],
+        error_before=tries[0].error,
+        error=error,
     )
+
+
+class _Try(NamedTuple):
+    """A gauge, and what the model is in it."""
+
+    model: nn.Module
+    phi: Tensor
+    sizes: Sizes
+    fits: bool
+    error: float
+
+    def rank(self) -> tuple[bool, float]:
+        """A gauge that fits comes first, then the smallest error."""
+        return not self.fits, math.inf if math.isnan(self.error) else self.error
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -204,9 +230,12 @@ def _moved(sizes: Sizes, graph: ReductionGraph, phi: Tensor) -> Sizes:
 def _within(sizes: Sizes, tensors: dict[str, Tensor], objective: ActivationRange) -> bool:
     kind, margin = torch.finfo(objective.dtype), objective.headroom
     weights = max((float(p.abs().max()) for p in tensors.values() if p.numel()), default=0.0)
+    matrices = [p.double() for p in tensors.values() if p.dim() > 1 and bool(p.any())]
+    typical = min((float(p.square().mean().sqrt()) for p in matrices), default=math.inf)
     moving = sizes.ids != 0
     high = max(float(sizes.largest.max(initial=0.0)), weights) * margin <= kind.max
-    return high and bool((sizes.rms[moving] >= margin * kind.tiny).all())
+    low = typical >= margin * kind.tiny
+    return high and low and bool((sizes.rms[moving] >= margin * kind.tiny).all())
 
 
 def _table(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.utils.parametrize import is_parametrized
 
 from pathspace.captured import Captured
 from pathspace.channel_removal import outputs
@@ -158,8 +159,12 @@ def _readers(nodes: list[fx.Node], captured: Captured) -> dict[str, list[fx.Node
 
 def _foldable(layer: nn.Module, value: Any, norm: nn.Module) -> bool:
     """Whether a norm is a factor and a constant per feature of the layer that made its operand."""
-    # (of more dimensions, the channels of a norm are not the features of a linear layer)
-    flat = not isinstance(layer, nn.Linear) or (isinstance(value, Tensor) and value.dim() == 2)
+    # (of other dimensions, the channels of a norm are not the features of the layer)
+    rank = layer.weight.dim() if isinstance(layer, _ConvNd) else 2
+    flat = isinstance(value, Tensor) and value.dim() == rank
+    # (computed weights are no parameters, and hooks are left out with their norm)
+    hooks = any(vars(norm).get(name) for name in ("_forward_hooks", "_forward_pre_hooks"))
+    flat = flat and not is_parametrized(layer) and not hooks
     fixed = not norm.training and norm.running_var is not None
     known = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
     return flat and fixed and type(norm).forward in known

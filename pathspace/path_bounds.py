@@ -38,6 +38,8 @@ def without_bound(
         return "a power has no largest slope"
     if kind == "norm" and _order(args, kwargs) < 1:
         return "a norm of an order below 1 has no largest slope"
+    if "softplus" in name and _jumps(args, kwargs):
+        return "it jumps at its threshold, which is below the default of 20"
     return ""
 
 
@@ -65,6 +67,12 @@ def _draws(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool
 def _exponent(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     degree = facts_of(name).degree
     return args[1] if len(args) > 1 else kwargs.get("exponent", degree[0] if degree else None)
+
+
+def _jumps(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether softplus goes over to the identity where the two still differ."""
+    threshold = args[2] if len(args) > 2 else kwargs.get("threshold", 20.0)
+    return float(threshold) < 20
 
 
 def _order(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:

@@ -73,9 +73,11 @@ def quantised(weight: Tensor, bits: int, axis: int | None = None) -> Tensor:
                 [0.3000, 0.0000]])
     """
     dims = [dim for dim in range(weight.dim()) if dim != axis]
-    peak = weight.detach().abs().amax(dims, keepdim=True) if dims else weight.detach().abs()
+    # (steps in half precision would not be equal)
+    wide = weight.float() if weight.itemsize < 4 else weight
+    peak = wide.detach().abs().amax(dims, keepdim=True) if dims else wide.detach().abs()
     step = peak / (2 ** (bits - 1) - 1)
-    return torch.where(step > 0, (weight / step).round() * step, 0).to(weight.dtype)
+    return torch.where(step > 0, (wide / step).round() * step, 0).to(weight.dtype)
 
 
 def quantised_weights(
