@@ -45,7 +45,7 @@ def pairs_of(owner: str, batches: Any) -> Iterator[tuple[Any, Any]]:
     """The batches, one after the other.
 
     Raises:
-        InputTypeError: they are no pairs of inputs and targets.
+        InputTypeError: one is not a pair of inputs and targets.
     """
     try:
         each = iter(batches)

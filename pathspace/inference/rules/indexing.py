@@ -137,7 +137,7 @@ def embedding(
     if isinstance(weight, Weight) and isinstance(index, Tensor):
         real = value_of(index)
         # if the example selects every row, positions are constant and exact
-        if real is not None and len(real.unique()) == weight.shape[0] and semantics.uniform:
+        if real is not None and len(real.unique()) == weight.shape[0]:
             return weight.moved(lambda t: aten.index(t, [real.to(t.device)]), semantics.offsets)
         if real is not None:
             return _rows(semantics, weight).expand(*index.shape, weight.shape[-1])
