@@ -65,9 +65,6 @@ LEFT = {
         "hstack",
         "vstack",
         "chain_matmul",
-        "trapezoid",
-        "trapezoid0",
-        "trapezoid1",
     ),
     *("as_strided", "scatter_reduce0", "take_along_dim"),
 }

@@ -49,6 +49,11 @@ OPERATIONS: dict[str, tuple[Callable[[Tensor], Tensor], int, int]] = {
     "layer norm": (lambda h: F.layer_norm(h, (6,)), 6, 1),
     "length one": (lambda h: h / h.square().sum(-1, keepdim=True).sqrt(), 6, 1),
     "masked": (lambda h: F.relu(h).masked_fill(torch.tensor([True, False] * 3), 0.0), 6, 3),
+    "trapezoid, with places": (
+        lambda h: torch.trapezoid(F.relu(h[:, :3]).unflatten(1, (3, 1)), h[:, 3:, None], dim=1),
+        1,
+        2,
+    ),
     "adaptive mean of pairs": (
         lambda h: F.adaptive_avg_pool1d(F.relu(h).view(-1, 3, 2), 1).squeeze(-1),
         3,

@@ -128,7 +128,6 @@ def position(semantics: Semantics, x: Value, dim: Any = None, *args: Any, **kwar
     coefficients="one",
 )
 @rule("aten.diff", kind="transform", degree=(1,), linear="jointly")
-@rule("aten.trapezoid", kind="transform")
 def running(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Tensor:
     """Running sums and differences along a dimension."""
     place = 0 if "cumsum" in semantics.place.op else 1
