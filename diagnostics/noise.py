@@ -342,8 +342,8 @@ def suggest_decay(
     batches = list(pairs_of("suggest_decay", batches))
     if len(batches) < 2:
         raise InputError(
-            f"suggest_decay found {len(batches)} batches, expected at least two: noise is what"
-            " differs between them."
+            f"suggest_decay found {len(batches)} batches, expected at least two batches: noise is"
+            " what differs between them."
         )
     table = gradients(model, loss, batches)
     noise = signal = 0.0

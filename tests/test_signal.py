@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import math
+import statistics
 import re
 from pathlib import Path
 
@@ -299,7 +300,7 @@ def test_gradients_against_autograd(depth: int) -> None:
         # the mean of 5 batches has a fifth of the noise of one
         unbiased = float(stack.mean(0).square().mean()) - row.noise / 5
         assert row.signal_to_noise == pytest.approx(max(unbiased, 0) / row.noise, rel=1e-9)
-    middle = sorted(row.rms for row in table)[len(table) // 2]
+    middle = statistics.median(row.rms for row in table)
     assert [row.spread for row in table] == pytest.approx([row.rms / middle for row in table])
     assert any(row.signal_to_noise for row in table)
     assert imbalance(table) >= 1
