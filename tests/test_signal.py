@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import math
-import statistics
 import re
+import statistics
 from pathlib import Path
 
 import pytest
