@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from pathspace.diagnostics.model_calls import arguments, float64_errors_explaine
 from pathspace.diagnostics.real_tensors import in_float64
 from pathspace.diagnostics.selection import Names, matching
 from pathspace.diagnostics.tables import Table
+from pathspace.diagnostics.theory import ELEMENTWISE
 from pathspace.diagnostics.unchanged import unchanged
 from pathspace.errors import (
     COUNT,
@@ -388,17 +390,15 @@ def deepen(
         raise InputError(
             f"deepen found after={after}, expected the position of one of the {len(model)} layers."
         )
-    if not isinstance(activation, nn.Module):
-        raise InputTypeError(
-            f"deepen found an activation of type {type(activation).__name__}, expected a module"
-            " such as torch.nn.ReLU()."
-        )
     layers, like = list(safe_deepcopy(model)), next(model.parameters(), torch.zeros(1))
-    before = [layer for layer in layers[: after + 1] if isinstance(layer, nn.Linear)]
-    if before and before[-1].out_features != width:
+    # (other layers may change the number of features)
+    kept = (nn.Linear, nn.Dropout, nn.LayerNorm, nn.RMSNorm, nn.BatchNorm1d, *ELEMENTWISE)
+    before = list(itertools.takewhile(lambda layer: isinstance(layer, kept), layers[after::-1]))
+    features = next((one.out_features for one in before if isinstance(one, nn.Linear)), width)
+    if features != width:
         raise InputError(
-            f"deepen found width={width}, expected {before[-1].out_features}, the number of"
-            f" features after layer {after}."
+            f"deepen found width={width}, expected {features}, the number of features after layer"
+            f" {after}."
         )
     _expect_elementwise("deepen", activation, width, like)
     with torch_kept(seed), torch.device("cpu"):
@@ -416,8 +416,14 @@ def _expect_elementwise(owner: str, activation: nn.Module, units: int, like: Ten
     """Refuse an activation that does not take this number of units.
 
     Raises:
+        InputTypeError: it is not a module.
         InputError: it raises an error, or returns another shape.
     """
+    if not isinstance(activation, nn.Module):
+        raise InputTypeError(
+            f"{owner} found an activation of type {type(activation).__name__}, expected a module"
+            " such as torch.nn.ReLU()."
+        )
     x = torch.zeros(2, units, dtype=like.dtype, device=like.device)
     try:
         with torch.no_grad(), quiet():

@@ -254,9 +254,15 @@ def _batch(one: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return ((), dict(one)) if hasattr(one, "keys") and not isinstance(one, Tensor) else ((one,), {})
 
 
-def made_up(model: nn.Module, captured: Captured, seed: int = 0) -> list[Any]:
+def made_up(model: nn.Module, captured: Captured, seed: int = 0, finite: bool = True) -> list[Any]:
     """Random inputs of the kinds that a model was captured with: normal
     numbers, and small whole ones.
+
+    Args:
+        model: the model, which is run on them.
+        captured: the captured model.
+        seed: seed of the numbers.
+        finite: whether all outputs have to be real and finite.
 
     Raises:
         InputError: the model takes something else than tensors, or fails on what was made up.
@@ -292,6 +298,12 @@ def made_up(model: nn.Module, captured: Captured, seed: int = 0) -> list[Any]:
             )
             batches.append(dict(zip(names, one, strict=True)) if by_name else one)
         try:
+            if not finite:
+                twin = repeatable(stand_in(model))
+                with torch.no_grad(), quiet():
+                    for args, kwargs in map(_batch, batches):
+                        twin(*args, **kwargs)
+                return batches
             if all(
                 bool(out.isfinite().all())
                 for outs in Calibrated(model, batches).reference()

@@ -176,7 +176,7 @@ def recorded(
         found.constants,
         buffers,
         whole=whole,
-        numbers=frozenset(found.numbers.read),
+        numbers=frozenset(span[1:] for span in found.numbers.read),
         overwritten=overwritten_buffers(module.graph, sources),
     )
 

@@ -30,7 +30,8 @@ class Captured:
         updates: how many of the graph's outputs, the first ones, are new values of buffers.
         written: number of an output -> parameter whose new value it is.
         whole: placeholder name -> example input, for whole numbers and truth values.
-        numbers: memory (``data_ptr`` of a storage) out of which the model's code read numbers.
+        numbers: memory (first byte, byte after the last) of tensors of which the model's code read
+            numbers.
         overwritten: names of the buffers to which one call gives other values for the next.
     """
 
@@ -43,7 +44,7 @@ class Captured:
     updates: int = 0
     written: Mapping[int, str] = field(default_factory=dict)
     whole: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    numbers: frozenset[int] = frozenset()
+    numbers: frozenset[tuple[int, int]] = frozenset()
     overwritten: frozenset[str] = frozenset()
 
     def without_updates(self, outputs: Sequence[Any]) -> list[Any]:

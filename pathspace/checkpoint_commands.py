@@ -132,7 +132,10 @@ def rescale(
         else:
             try:
                 file = existing_file(phi, "rescale", "write the log-scales with numpy.save")
-                scales = torch.from_numpy(np.load(file, allow_pickle=False).astype(np.float64))
+                read = np.load(file, allow_pickle=False)
+                if not isinstance(read, np.ndarray) or read.dtype.kind not in "fiu":
+                    raise ValueError("no array of real numbers")
+                scales = torch.from_numpy(read.astype(np.float64))
             except (OSError, ValueError, EOFError) as error:
                 raise InputError(
                     f"The log-scales in '{phi}' cannot be read ({error}); write them with"

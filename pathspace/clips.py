@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from pathspace.capture import capture
 from pathspace.captured import Captured
-from pathspace.errors import InputError, PathspaceError, expect_arguments
+from pathspace.channel_removal import distance, outputs
+from pathspace.errors import InputError, PathspaceError, UnsupportedError, expect_arguments
 from pathspace.inference.interpreter import interpret
 from pathspace.inference.registry import rule
 from pathspace.inference.semantics import Semantics
@@ -25,9 +26,12 @@ from pathspace.module_walk import module_at
 from pathspace.nested import mapped
 from pathspace.random_state import torch_kept
 from pathspace.safe_deepcopy import safe_deepcopy
+from pathspace.without_values import names_without_values
 
 # image sizes that are tried where no example inputs are given
 SIZES = (224, 32, 28, 64, 96, 128, 299)
+# largest change of outputs, relative to the largest, that counts as rounding
+CLOSE = 1e-3
 CLIPS: tuple[Callable[..., Any], ...] = (nn.Hardtanh.forward, nn.ReLU6.forward)
 
 
@@ -87,11 +91,11 @@ class LiftedClip(nn.Module):
         return torch.minimum(x, self.high[place].to(x.dtype)) if len(self.high) else x
 
 
-def _start(owner: nn.Module, _args: Any) -> None:
-    """Reset the counters of a module's clips when its forward pass starts."""
-    for child in owner.children():
-        if isinstance(child, LiftedClip):
-            child.calls = 0
+def _start(model: nn.Module, _args: Any) -> None:
+    """Reset the counters of all clips when a forward pass of the whole model starts."""
+    for module in model.modules():
+        if isinstance(module, LiftedClip):
+            module.calls = 0
 
 
 @torch.library.custom_op("pathspace::lifted", mutates_args=())
@@ -168,6 +172,7 @@ def lift_clips(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
 
     Raises:
         InputError: there is nothing to lift, or example inputs are needed.
+        UnsupportedError: the outputs would change: a clip writes into what other code reads.
         CaptureError: the model fails on these inputs or cannot be captured.
 
     Example:
@@ -186,11 +191,7 @@ def lift_clips(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
     """
     expect_arguments("lift_clips", model=model)
     twin, result = safe_deepcopy(model, share_tensors=True), safe_deepcopy(model)
-    names = [
-        name
-        for name, module in twin.named_modules(remove_duplicate=False)
-        if type(module).forward in CLIPS
-    ]
+    names = _names(twin)
     if not names or names == [""]:
         raise InputError(
             "lift_clips found no nn.ReLU6 or nn.Hardtanh within the model, expected one at least;"
@@ -199,7 +200,7 @@ def lift_clips(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
     calls = _Calls()
     for name in names:
         _replace(twin, name, _Probe(calls, name))
-    captured, _, _ = capture_examples("lift_clips", twin, args, kwargs)
+    captured, inputs, by_name = capture_examples("lift_clips", twin, args, kwargs)
     marks, _ = interpret(captured, _Marks)
     classes = torch.from_numpy(marks.equations.resolve().classes)
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
@@ -215,9 +216,46 @@ def lift_clips(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
             # a loop: the same place again and again has one bound
             shapes = shapes[:1] if len(set(shapes)) == 1 else [()]
         _replace(result, name, LiftedClip(clip.min_val, clip.max_val, shapes or [()], like))
-        if len(shapes) > 1:
-            module_at(result, name.rpartition(".")[0]).register_forward_pre_hook(_start)
+    if any(isinstance(module, LiftedClip) and module.places > 1 for module in result.modules()):
+        result.register_forward_pre_hook(_start)
+    _check_same(model, result, inputs, by_name)
     return result
+
+
+def _names(model: nn.Module) -> list[str]:
+    """Names of the clips, one for each place that holds one; those with hooks are left out."""
+    found: dict[tuple[int, str], str] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        hooks = any(vars(module).get(key) for key in ("_forward_hooks", "_forward_pre_hooks"))
+        if type(module).forward in CLIPS and not hooks:
+            owner, _, last = name.rpartition(".")
+            found.setdefault((id(module_at(model, owner)), last), name)
+    return list(found.values())
+
+
+def _check_same(
+    model: nn.Module, result: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    """Compare the outputs of both models twice: the second pass begins as the first does.
+
+    Raises:
+        UnsupportedError: they differ.
+    """
+    if names_without_values((*model.named_parameters(), *model.named_buffers())):
+        return
+    pair = safe_deepcopy(model), safe_deepcopy(result)
+    far = 0.0
+    for _ in range(2):
+        runs = []
+        for net in pair:
+            with torch_kept(0):
+                runs.append(outputs(net, args, kwargs))
+        far = max(far, distance(runs[1], runs[0]))
+    if far > CLOSE:
+        raise UnsupportedError(
+            f"lift_clips changed the outputs by {far:.1e} of the largest, expected the same"
+            " function: a clip writes into what other code reads; give it inplace=False."
+        )
 
 
 def _replace(model: nn.Module, name: str, new: nn.Module) -> None:

@@ -41,7 +41,8 @@ class Comparison:
             differ; for integers and masks, the share of entries that differ.
         orders: channel group -> order of the second model's channels.
         outputs: the largest difference of outputs on random inputs after alignment, relative to the
-            largest output; ``None`` if tensors differ, or the models take no random inputs.
+            largest output; ``None`` if tensors differ, or the models cannot be run on random inputs
+            in float64.
     """
 
     same: bool
@@ -127,7 +128,7 @@ def _apart(pair: tuple[nn.Module, nn.Module], given: nn.Module, captured: Captur
     ``None`` if the given model takes none.
     """
     try:
-        batch = made_up(given, captured)[0]
+        batch = made_up(given, captured, finite=False)[0]
     except InputError:
         return None
     args, kwargs = cast(((), batch) if isinstance(batch, Mapping) else (batch, {}), torch.float64)
@@ -136,11 +137,19 @@ def _apart(pair: tuple[nn.Module, nn.Module], given: nn.Module, captured: Captur
         with torch_kept():
             torch.manual_seed(0)
             try:
-                found.append(outputs(model, args, kwargs))
+                run = outputs(model, args, kwargs)
             except Exception:
                 # (code that takes no float64)
                 return None
+        found.append([part for out in run for part in _finite(out)])
     return largest_difference(*found)
+
+
+def _finite(out: Tensor) -> tuple[Tensor, Tensor]:
+    """An output as finite real numbers, and where and how it is infinite."""
+    numbers = (torch.view_as_real(out) if out.is_complex() else out).double()
+    infinite = numbers.isinf()
+    return torch.where(infinite, 0.0, numbers), torch.where(infinite, numbers.sign(), 0.0)
 
 
 def _is_real(tensor: Tensor) -> bool:

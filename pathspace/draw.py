@@ -90,6 +90,10 @@ def draw(
     corners = [place * inches for place in places.values()] + [
         _middle(edge, places, inches) for edge in edges
     ]
+    if not corners:
+        raise UnsupportedError(
+            "draw found no weight in path space, expected one at least; there is nothing to draw."
+        )
     low, high = np.min(corners, 0) - 0.8, np.max(corners, 0) + np.array([0.8, 1.0])
     size = np.maximum(high - low, [6.0, 2.5])
     figure = Figure(figsize=(float(size[0]), float(size[1])))

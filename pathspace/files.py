@@ -56,7 +56,7 @@ def expect_outputs(
         *others: where its other results go.
 
     Raises:
-        InputError: two results would meet on standard output, the suffix promises another format,
+        InputError: two results would meet on standard output or in a file, the suffix promises another format,
             or a file cannot be written.
 
     Example:
@@ -69,6 +69,12 @@ def expect_outputs(
     if given.count(STDOUT) > 1:
         raise InputError(
             f"{owner} was asked for two results on standard output; give one of them a file."
+        )
+    files = [Path(path).resolve() for path in given if path != STDOUT]
+    twice = next((path for path in files if files.count(path) > 1), None)
+    if twice is not None:
+        raise InputError(
+            f"{owner} was asked for two results in the file '{twice}'; give each a file of its own."
         )
     ensure_writable(*given)
     if output is not None and output != STDOUT and suffixes:

@@ -4,14 +4,16 @@ means over one element, numbers that are alike only because sizes are small.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from pathspace.captured import Captured, place
-from pathspace.inference.registry import operation_name
+from pathspace.inference.registry import facts_of, operation_name
 from pathspace.without_values import has_values, with_numbers
 
 # operation -> position of its dimension argument
@@ -43,8 +45,8 @@ STEPS = frozenset(
         *("tril", "triu", "to", "bitwise_right_shift", "__rshift__"),
     ]
 )
-# elements of a tensor that is computed here
-LARGEST = 1 << 22
+# elements of the operands and of the result of what is computed here
+LARGEST = 1 << 20
 
 
 def short_name(node: fx.Node) -> str:
@@ -58,7 +60,8 @@ class _Looker:
     def __init__(self, captured: Captured) -> None:
         self.captured = captured
         self.held: dict[fx.Node, Tensor] = {}
-        # views of buffers, and of parameters
+        # what may depend on sizes; views of buffers, and of parameters
+        self.sized: set[fx.Node] = set()
         self.parts: set[fx.Node] = set()
         self.tables: set[fx.Node] = set()
         self.flat: list[fx.Node] = []
@@ -102,18 +105,23 @@ class _Looker:
         first = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
         if self._reads_all(node, first):
             return "whole"
+        # (a buffer as it is has the same size at all sizes)
+        made = not node.all_input_nodes or (first in self.parts and name in PARTS)
+        if not made and self.sized.isdisjoint(node.all_input_nodes):
+            return ""
         value = _computed(node, self.held)
         if value is None:
             return ""
         self.held[node] = value
-        if first is None or first not in self.held:
+        self.sized.add(node)
+        if first is None:
             return ""
         if first in self.parts and name in PARTS:
             self.parts.add(node)
             if not bool(value.any()) and bool(self.held[first].any()):
                 return "zeros"
-        if name in STEPS and _is_flat_here(node, self.held[first], value):
-            self.flat.append(node)
+        if first in self.sized and name in STEPS:
+            self.flat += [node] if _is_flat_here(node, self.held[first], value) else []
         return ""
 
     def _reads_all(self, node: fx.Node, first: fx.Node | None) -> bool:
@@ -123,7 +131,8 @@ class _Looker:
             self.tables.add(node)
             ends = [arg for arg in node.args[2:4] if isinstance(arg, int)]
             written = any(abs(end) < sys.maxsize and end for end in ends)
-            return written and first is not None and shown.shape == first.meta["val"].shape
+            known = _sizes(first)
+            return written and known is not None and _sizes(node) == known
         if name not in LOOKUPS:
             return False
         table, index = (node.args[at] if len(node.args) > at else None for at in LOOKUPS[name])
@@ -133,33 +142,37 @@ class _Looker:
             return False
         if not isinstance(table, fx.Node) or not isinstance(table.meta.get("val"), Tensor):
             return False
-        positions, rows = self.held[index], self._rows(node, table)
-        if positions.dtype == torch.bool or not positions.numel():
+        positions, sizes = self.held[index], _sizes(table)
+        if positions.dtype == torch.bool or not positions.numel() or not sizes:
             return False
+        dim: Any = node.args[1] if name == "index_select" else 0
+        rows = sizes[dim]
         self.beyond |= int(positions.max()) >= rows
         return table in self.tables and positions.unique().numel() == rows > 1
 
-    @staticmethod
-    def _rows(node: fx.Node, table: fx.Node) -> int:
-        dim = node.args[1] if short_name(node) == "index_select" else 0
-        size: int = table.meta["val"].shape[dim]
-        return size
+
+def _sizes(value: Any) -> tuple[int, ...] | None:
+    """The shape of a node's result; ``None`` if it has none, or if data decide a size."""
+    shown = value.meta.get("val") if isinstance(value, fx.Node) else value
+    if not isinstance(shown, Tensor) or not all(type(n) is int for n in shown.shape):
+        return None
+    return tuple(shown.shape)
 
 
 def _reduces_one(node: fx.Node) -> bool:
     """Whether an operation reduces dimensions of size 1, or pools to the size that there is."""
     shown, name = node.meta.get("val"), short_name(node)
     first = node.args[0] if node.args else None
-    if not isinstance(first, fx.Node) or not isinstance(first.meta.get("val"), Tensor):
+    before = _sizes(first)
+    if not isinstance(first, fx.Node) or before is None:
         return False
-    before = first.meta["val"].shape
-    after = shown[0] if isinstance(shown, list | tuple) and shown else shown
+    after = _sizes(shown[0] if isinstance(shown, list | tuple) and shown else shown)
     if name.startswith("adaptive_"):
         rank = int(name[-2]) if name[-2].isdigit() else 1
-        return isinstance(after, Tensor) and after.shape[-rank:] == before[-rank:]
+        return after is not None and after[-rank:] == before[-rank:]
     if name not in REDUCED or len(node.args) < 2 or short_name(first) in (*REDUCED, "unsqueeze"):
         return False
-    dims = node.args[1] if isinstance(node.args[1], list | tuple) else [node.args[1]]
+    dims: Any = node.args[1] if isinstance(node.args[1], list | tuple) else [node.args[1]]
     if not dims or not all(type(dim) is int and -len(before) <= dim < len(before) for dim in dims):
         return False
     return all(before[dim] == 1 for dim in dims)
@@ -184,14 +197,32 @@ def out_of_bounds(captured: Captured) -> bool:
     return looker.beyond
 
 
-def still_hidden(first: Captured, other: Captured) -> list[str]:
-    """Places (file and line) that hide the same in two captures."""
-    kinds = ("empty", "zeros", "flat")
-    one, two = (
-        {(place(node)[1], kind) for node, kind in hidden(captured).items() if kind in kinds}
-        for captured in (first, other)
+def still_hidden(first: Mapping[fx.Node, str], other: Captured) -> list[str]:
+    """Places (file and line) that hide the same in another capture, at another size.
+
+    Args:
+        first: what the first capture hides.
+        other: the other capture.
+    """
+    one, two = _places(first), _places(hidden(other))
+    return sorted(
+        {
+            line.rpartition("/")[2]
+            for (line, kind), sizes in one.items()
+            if line and sizes != two.get((line, kind), sizes)
+        }
     )
-    return sorted({line.rpartition("/")[2] for line, _ in one & two if line})
+
+
+def _places(found: Mapping[fx.Node, str]) -> dict[tuple[str, str], list[Any]]:
+    """Line and reason -> the sizes of the operands."""
+    sizes: dict[tuple[str, str], list[Any]] = {}
+    for node, kind in found.items():
+        part = kind == "empty" and short_name(node) in PARTS
+        if part or kind in ("zeros", "flat"):
+            first = node.args[0] if node.args else None
+            sizes.setdefault((place(node)[1], kind), []).append(_sizes(first))
+    return sizes
 
 
 def _computed(node: fx.Node, held: Mapping[fx.Node, Tensor]) -> Tensor | None:
@@ -207,11 +238,15 @@ def _computed(node: fx.Node, held: Mapping[fx.Node, Tensor]) -> Tensor | None:
     shown, target = node.meta.get("val"), node.target
     if not isinstance(shown, Tensor) or not isinstance(target, torch._ops.OpOverload):
         return None
-    small = all(type(n) is int for n in shown.shape) and shown.numel() <= LARGEST
     vague = target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags
-    if not small or vague or "empty" in short_name(node):
+    if target.namespace != "aten" or vague or "empty" in short_name(node):
         return None
     if any(operand not in held for operand in node.all_input_nodes):
+        return None
+    sizes = [_sizes(one) for one in (node, *node.all_input_nodes)]
+    # (products of matrices take long, and no mask is made of them)
+    heavy = facts_of(node).kind == "contraction"
+    if heavy or any(one is None or math.prod(one) > LARGEST for one in sizes):
         return None
     args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), held.__getitem__)
     try:

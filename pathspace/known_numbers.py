@@ -22,6 +22,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from pathspace.call_stack import LIBRARIES, within
 from pathspace.on_meta import Unsure
+from pathspace.shared_memory import memory_of
 from pathspace.without_values import has_values
 
 # elements of a tensor whose values are followed
@@ -30,8 +31,10 @@ FEW = 16
 LARGEST_MASK = 1 << 20
 # steps of code that decide nothing (they differ between versions of Python)
 _NOTHING = ("TO_BOOL", "NOT_TAKEN", "CACHE", "EXTENDED_ARG")
+# a storage, and the first byte and the byte after the last in it
+Span = tuple[int, int, int]
 # the value of a tensor, and the memory of the buffers and constants from which it follows
-Known = tuple[Tensor, frozenset[int]]
+Known = tuple[Tensor, frozenset[Span]]
 _READS = frozenset(["aten::item", "aten::_local_scalar_dense", "aten::is_nonzero"])
 
 
@@ -49,13 +52,13 @@ class KnownNumbers:
         self._known: dict[int, tuple[Tensor, Known]] = {}
         # new tensors, of which torch would make a second Python object if they were held
         self._new = WeakTensorKeyDictionary()
-        self.read: set[int] = set()
+        self.read: set[Span] = set()
         self._written: set[int] = set()
 
     def given(self, shown: Tensor, value: Tensor) -> None:
         """Note the value of a buffer, which the code finds as ``shown``."""
         if _is_followed(value) and type(value) is Tensor and has_values(value):
-            self._known[id(shown)] = shown, (value.detach(), frozenset([_memory(value)]))
+            self._known[id(shown)] = shown, (value.detach(), frozenset([_span(value)]))
 
     def answer(self, func: Any, args: tuple[Any, ...]) -> bool | int | float | complex | None:
         """The number that an operation reads out of a tensor, ``None`` if it is not known.
@@ -105,7 +108,7 @@ class KnownNumbers:
         if not all(isinstance(part, Tensor) and _is_followed(part) for part in parts):
             return
         values: dict[int, Tensor] = {}
-        roots: frozenset[int] = frozenset()
+        roots: frozenset[Span] = frozenset()
         for leaf in leaves:
             if (known := self._of(leaf)) is None:
                 return
@@ -129,11 +132,11 @@ class KnownNumbers:
         elif tensor in self._new:
             found = self._new[tensor]
         elif type(tensor) is Tensor and not tensor.is_meta and _is_followed(tensor):
-            found = tensor, frozenset([_memory(tensor)])
+            found = tensor, frozenset([_span(tensor)])
         return None if found is None or _memory(found[0]) in self._written else found
 
     def _check(self) -> None:
-        if self.read & self._written:
+        if self._written & {storage for storage, _, _ in self.read}:
             raise Unsure("a buffer that decides, and is written")
 
 
@@ -145,6 +148,10 @@ def _is_followed(value: Tensor) -> bool:
 def _memory(value: Tensor) -> int:
     """The memory of a tensor, which its views share."""
     return value.untyped_storage().data_ptr()
+
+
+def _span(value: Tensor) -> Span:
+    return _memory(value), *memory_of(value)[:2]
 
 
 def _asserted() -> bool | None:

@@ -66,8 +66,6 @@ class Recording(ProxyTorchDispatchMode):
             self._paths.setdefault(id(module), []).append(path)
         self._stack: dict[str, tuple[str, str]] = {}
         self.numbers = KnownNumbers()
-        # id of a mask -> itself, so that no id is used twice, and where it is true
-        self._positions: dict[int, tuple[Tensor, tuple[Tensor, ...] | None]] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -174,10 +172,7 @@ class Recording(ProxyTorchDispatchMode):
         """
         found: list[Any] = []
         for index in indices:
-            key = id(index)
-            if isinstance(index, Tensor) and key not in self._positions:
-                self._positions[key] = index, self.numbers.positions(index)
-            known = self._positions[key][1] if isinstance(index, Tensor) else None
+            known = self.numbers.positions(index) if isinstance(index, Tensor) else None
             found += [index] if known is None else known
         return found
 

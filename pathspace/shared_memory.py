@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+import torch
 from torch import Tensor, nn, strided
 
 from pathspace.captured import Captured
 from pathspace.without_values import has_values
+
+# elements up to which the places of all are compared
+LARGEST = 1 << 22
 
 
 def memory_of(tensor: Tensor) -> tuple[int, int, bool]:
@@ -45,16 +49,47 @@ def read_elsewhere(captured: Captured) -> frozenset[str]:
         held[id(tensor)] = (*before[:2], True)
     found: set[str] = set()
     for group in _sharing(held.values()):
-        if len(group) > 1 and any(reads for *_, reads in group):
-            found.update(name for _, names, _ in group for name in names)
-    if captured.numbers:
-        found.update(
-            name
-            for tensor, names, _ in held.values()
-            if storage_of(tensor) in captured.numbers
-            for name in names
-        )
+        for one in (entry for entry in group if entry[2]):
+            for other in group:
+                if other is not one and share(one[0], other[0]):
+                    found.update((*one[1], *other[1]))
+    for start, end in captured.numbers:
+        for tensor, names, _ in held.values():
+            first, last, _ = memory_of(tensor)
+            if first < end and start < last:
+                found.update(names)
     return frozenset(found)
+
+
+def share(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have an element in the same memory.
+
+    Example:
+        >>> import torch
+        >>> base = torch.zeros(4, 3)
+        >>> share(base[:, :2], base[:, 2:]), share(base[:, :2], base[:, 1:])
+        (False, True)
+    """
+    (start, end, filled), (first, last, full) = memory_of(one), memory_of(other)
+    if start >= last or first >= end:
+        return False
+    same = one.dtype == other.dtype and max(one.numel(), other.numel()) <= LARGEST
+    if (filled and full) or not same:
+        return True
+    sizes = [tensor.element_size() for tensor in (one, other)]
+    places = [
+        torch.as_tensor(first // size + _offsets(tensor))
+        for first, size, tensor in zip((start, first), sizes, (one, other), strict=True)
+    ]
+    return bool(torch.isin(*places).any())
+
+
+def _offsets(tensor: Tensor) -> Tensor:
+    """Places of a tensor's elements, counted from its first."""
+    total = torch.zeros((), dtype=torch.long)
+    for size, step in zip(tensor.shape, tensor.stride(), strict=True):
+        total = total.unsqueeze(-1) + torch.arange(size) * step
+    return total.reshape(-1)
 
 
 def _read(captured: Captured) -> Iterator[Tensor]:

@@ -4,7 +4,7 @@ cross-layer equalisation rescale.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from json import dumps
 
@@ -30,9 +30,11 @@ class SmoothingPair:
         writers: modules whose weights enter the units (one, for most sets).
         readers: modules whose weights leave them.
         parameters: names of the weights on both sides: those that enter, those that leave.
-        exact: whether the function of the unchanged model, every ``eps`` included, is preserved.
-        change: largest change of the outputs, relative to the largest output, when the units are
-            rescaled by powers of two; ``None`` for a model without values.
+        exact: whether the function of the unchanged model, every ``eps`` included, is preserved:
+            nothing else is written into, reads or normalises these units.
+        change: largest change of the outputs, relative to the largest output, when rows of the
+            writers and columns of the readers are rescaled by powers of two; ``None`` for a model
+            without values.
         units: ids of the units.
     """
 
@@ -56,8 +58,8 @@ def smoothing_pairs(graph: Structure) -> list[SmoothingPair]:
     """Find the modules that compute each set of units (writers), and those that use it (readers).
 
     If the rows of the writers are multiplied by positive factors and the columns of all readers are
-    divided by them, the outputs do not change. This is tested on the captured graph with the
-    model's weights, if it has values, and random inputs.
+    divided by them, the outputs of an ``exact`` pair do not change. This is tested on the captured
+    graph with the model's weights, if it has values, and random inputs.
 
     Args:
         graph: a traced reduction graph, of a model with weights or without.
@@ -94,15 +96,30 @@ def smoothing_pairs(graph: Structure) -> list[SmoothingPair]:
             if readers:
                 sets.setdefault((units, readers), []).append(block.name)
     approximate = set(graph.approximate.tolist())
+    touching: dict[int, set[str]] = {}
+    for block in graph.blocks:
+        for unit in entering[block.name] | leaving[block.name]:
+            touching.setdefault(unit, set()).add(block.name)
+    for entry in graph.statistics:
+        for unit in _units(entry.units, graph.num_units):
+            touching.setdefault(unit, set()).update(entry.names)
     before = _outputs(graph, {})
     pairs = []
     for (units, readers), writers in sets.items():
         ids = torch.tensor(sorted(units))
-        change = None if before is None else _change(graph, before, ids)
-        exact = not units & approximate and (change is None or change <= ROUNDING)
         owners = [
             tuple(dict.fromkeys(_owner(name) for name in names)) for names in (writers, readers)
         ]
+        # what the rows of writers and the columns of readers are, biases included
+        moved = {*writers, *readers} | {
+            block.name
+            for block in graph.blocks
+            if _owner(block.name) in owners[0] and _is_bias(block, graph.blocks)
+        }
+        change = None if before is None else _change(graph, before, ids, moved)
+        # (other tensors that are of the same units would have to follow)
+        alone = all(touching[unit] <= moved for unit in units)
+        exact = alone and not units & approximate and (change is None or change <= ROUNDING)
         pairs.append(
             SmoothingPair(owners[0], owners[1], (tuple(writers), readers), exact, change, ids)
         )
@@ -132,11 +149,14 @@ def _outputs(graph: Structure, factors: Mapping[str, Tensor]) -> list[Tensor] | 
     return [leaf for leaf in found if leaf.is_floating_point()]
 
 
-def _change(graph: Structure, before: Sequence[Tensor], units: Tensor) -> float:
+def _change(
+    graph: Structure, before: Sequence[Tensor], units: Tensor, names: Collection[str]
+) -> float:
     phi = torch.zeros(graph.num_units, dtype=torch.float64)
     powers = torch.randint(-2, 3, (len(units),), generator=torch.Generator().manual_seed(1))
     phi[units - 1] = powers * torch.tensor(2.0, dtype=torch.float64).log()
-    after = _outputs(graph, graph.gauge(phi)) or []
+    factors = {name: factor for name, factor in graph.gauge(phi).items() if name in names}
+    after = _outputs(graph, factors) or []
     return max(
         (
             float((a - b).abs().max()) / max(float(b.abs().max()), 1e-30)

@@ -47,15 +47,15 @@ def rescale_files(
     Args:
         graph: the reduction graph; weights need no values, see :func:`pathspace.without_weights`.
         phi: log-scales of the units, shape ``(num_units,)``. Multiples of ``log 2`` cause
-            no rounding in any type.
+            no rounding in any type, but for the smallest numbers (below 6e-5 in float16).
         source: a safetensors file, or a folder with one, or with several and their index.
         destination: a file or a folder, like the source.
         exact: apply only the part of ``phi`` that is exact for the unchanged model, see
             :func:`pathspace.rescale`.
 
     Raises:
-        InputError: ``phi`` has a wrong shape, a tensor is missing or has another shape, or files
-            cannot be read or written.
+        InputError: ``phi`` has a wrong shape or takes weights beyond the range of their type, a
+            tensor is missing or has another shape, or files cannot be read or written.
 
     Example:
         >>> import tempfile, torch, pathspace as ps
@@ -117,7 +117,14 @@ def _change(name: str, head: Tensor, tail: Tensor, shift: float) -> Change:
         # types with few digits are computed in float32 and rounded once
         wide = piece.float() if piece.element_size() < 4 else piece
         expect_finite("rescale_files", name, wide)
-        return moved(wide, _cut(head, place), _cut(tail, place), shift).to(piece.dtype)
+        after = moved(wide, _cut(head, place), _cut(tail, place), shift).to(piece.dtype)
+        if not bool(after.isfinite().all()):
+            raise InputError(
+                f"rescale_files found log-scales that take {name!r} beyond the range of"
+                f" {piece.dtype}, expected finite entries; use smaller ones, or convert the"
+                " checkpoint first."
+            )
+        return after
 
     return change
 

@@ -127,10 +127,9 @@ def _traced(
     args, kwargs = arranged(model, args, kwargs)
     if sizes == "given" and found is not None:
         return _graph(model, found, f"inputs ({describe_inputs(args, kwargs)}) only")
+    hides = hidden(captured)
     open_ends = (
-        found is None
-        or bool(found.unused or found.beyond or found.forms.shape[0])
-        or bool(hidden(captured))
+        found is None or bool(found.unused or found.beyond or found.forms.shape[0]) or bool(hides)
     )
     looked = open_ends or thin(captured, (args, kwargs))
     walks = watch.walks((args, kwargs))
@@ -150,7 +149,7 @@ def _traced(
             found = build_graph(captured, scales, norm_eps, raw=raw)
     unseen = [*ways.unseen, *watch.unrecorded((args, kwargs))]
     if larger is not None:
-        unseen += [line for line in still_hidden(captured, larger) if line not in unseen]
+        unseen += [line for line in still_hidden(hides, larger) if line not in unseen]
     stated = sentence((args, kwargs), [at for _, at in further], looked, unseen)
     return _graph(model, found, stated)
 

@@ -388,7 +388,9 @@ def penalize(
     """Train a residual model as a learnable Markov chain.
 
     Its gradient becomes that of ``Loss + tau/2 * sum_l ||z_l||^2``, with ``z_l`` the predicted
-    directions of :class:`pathspace.diagnostics.MarkovChain`.
+    directions of :class:`pathspace.diagnostics.MarkovChain`. The term of a node is added when the
+    gradient of its sum arrives: nodes on which the loss does not depend have none, and every
+    backward pass through one forward pass adds it.
 
     There are two conventions of scale. ``per="sum"`` (default) is the paper's hook: the penalty is
     the sum over the batch, independent of the loss, so its weight relative to a mean loss grows
