@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -62,11 +63,29 @@ def _with_weights(target: Target, path: str) -> nn.Module:
     try:
         model.load_state_dict(state)
     except Exception as error:
+        why = _misfit(model.state_dict(), state) or first_line(error)
         raise InputError(
-            f"The weights in {path!r} do not fit {type(model).__name__} ({first_line(error)}); give"
-            " the state dictionary of a model of this architecture."
+            f"The weights in {path!r} do not fit {type(model).__name__} ({why}); give the state"
+            " dictionary of a model of this architecture."
         ) from error
     return model
+
+
+def _misfit(own: Mapping[str, Any], state: Any) -> str:
+    """The first tensor that a state lacks, has too many, or has in another shape."""
+    if not isinstance(state, Mapping):
+        return f"it is a {type(state).__name__}"
+    lacking = next((name for name in own if name not in state), None)
+    if lacking is not None:
+        return f"it lacks {lacking!r}"
+    strange = next((name for name in state if name not in own), None)
+    if strange is not None:
+        return f"it has {strange!r}, which the model has not"
+    shapes = (
+        (name, *(tuple(getattr(held[name], "shape", ())) for held in (state, own))) for name in own
+    )
+    wrong = next((entry for entry in shapes if entry[1] != entry[2]), None)
+    return f"{wrong[0]!r} has shape {wrong[1]}, expected {wrong[2]}" if wrong else ""
 
 
 def prune(

@@ -47,11 +47,13 @@ class Checkpoint:
         path: the file or folder.
         files: the files, in order.
         index: text of the index, for a checkpoint in several files.
+        index_name: the name of its file.
     """
 
     path: Path
     files: tuple[TensorFile, ...]
     index: str | None = None
+    index_name: str = INDEX
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Checkpoint:
@@ -83,7 +85,8 @@ class Checkpoint:
                 raise InputError(
                     f"The index '{index}' cannot be read ({error}); give a whole checkpoint."
                 ) from error
-            return cls(path, tuple(TensorFile.open(path / name) for name in names), text)
+            files = tuple(TensorFile.open(path / name) for name in names)
+            return cls(path, files, text, index.name)
         single = [path / SINGLE] if (path / SINGLE).exists() else sorted(path.glob("*.safetensors"))
         if len(single) != 1:
             raise InputError(
@@ -182,7 +185,7 @@ class Checkpoint:
             ):
                 shutil.copy2(beside, destination / beside.name)
         if self.index is not None:
-            with replacing(destination / INDEX) as temporary:
+            with replacing(destination / self.index_name) as temporary:
                 temporary.write_text(self.index, encoding="utf-8")
         journal.unlink(missing_ok=True)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typer.testing import CliRunner
 
 import pathspace as ps
 from pathspace import InputError, UnsupportedError
+from pathspace.cli import app
 from pathspace.files import expect_outputs
 
 
@@ -145,3 +149,40 @@ def test_nothing_is_no_picture(tmp_path: Path) -> None:
     graph = ps.trace(nn.Sequential(nn.ReLU()), torch.randn(2, 3))
     with pytest.raises(UnsupportedError, match="no weight in path space"):
         ps.draw(graph.skeleton(), tmp_path / "picture.svg")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda state: {"0.weight": state["0.weight"]}, "it lacks '0.bias'"),
+        (lambda state: {**state, "more": state["0.bias"]}, "it has 'more'"),
+        (lambda state: {**state, "0.bias": torch.zeros(3)}, "has shape (3,), expected (2,)"),
+    ],
+)
+def test_what_does_not_fit_is_named(
+    change: Callable[[dict[str, Tensor]], dict[str, Tensor]], words: str, tmp_path: Path
+) -> None:
+    state = nn.Sequential(nn.Linear(4, 2)).state_dict()
+    good, bad = str(tmp_path / "good.pt"), str(tmp_path / "bad.pt")
+    torch.save(state, good)
+    torch.save(change(dict(state)), bad)
+    (tmp_path / "net.py").write_text("from torch import nn\nnet = nn.Sequential(nn.Linear(4, 2))\n")
+    target = f"{tmp_path / 'net.py'}:net"
+    found = CliRunner().invoke(app, ["compare", target, good, bad, "--input", "3x4"])
+    assert found.exit_code == 2 and words in " ".join(found.output.split())
+
+
+def test_an_index_keeps_its_name(tmp_path: Path) -> None:
+    """As a library writes it that looks for its own."""
+    name = "other_model.safetensors.index.json"
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    source, target = tmp_path / "a", tmp_path / "b"
+    source.mkdir()
+    places = {key: f"part-{key[0]}.safetensors" for key in model.state_dict()}
+    for file in set(places.values()):
+        part = {key: value for key, value in model.state_dict().items() if places[key] == file}
+        save_file(part, source / file)
+    (source / name).write_text(json.dumps({"weight_map": places}))
+    graph = ps.trace(model, torch.randn(1, 4))
+    ps.rescale_files(graph, torch.zeros(6), source, target)
+    assert sorted(path.name for path in target.glob("*.json")) == [name]
