@@ -30,6 +30,7 @@ from pathspace.diagnostics.theory import (
 )
 from pathspace.diagnostics.unchanged import unchanged
 from pathspace.errors import COUNT, SEED, expect_numbers
+from pathspace.module_walk import has_hooks
 
 
 @dataclass(frozen=True)
@@ -362,7 +363,7 @@ def _is_plain_affine(call: Call) -> bool:
     and no autocast its type.
     """
     module = call.module
-    if any(vars(module).get(name) for name in ("_forward_hooks", "_forward_pre_hooks")):
+    if has_hooks(module):
         return False
     weight = getattr(module, "weight", None)
     types = {call.source.dtype if call.source is not None else None, call.output.dtype}

@@ -44,7 +44,7 @@ class Calibrated:
         check_capturable(model)
         require_runnable("calibration", (*model.named_parameters(), *model.named_buffers()))
         self.model, self.twin = model, repeatable(stand_in(model))
-        given: list[Batch] = [arranged(model, *_batch(one)) for one in _several(batches)]
+        given: list[Batch] = [arranged(model, *batch_inputs(one)) for one in _several(batches)]
         self.batches = [batch for batch in given if not _is_empty(batch)]
         if not given:
             raise InputError("calibration holds no batch, expected one at least.")
@@ -248,7 +248,8 @@ def _several(batches: Any) -> Iterable[Any]:
     )
 
 
-def _batch(one: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def batch_inputs(one: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The positional and the keyword inputs of a batch."""
     if isinstance(one, list | tuple):
         return tuple(one), {}
     return ((), dict(one)) if hasattr(one, "keys") and not isinstance(one, Tensor) else ((one,), {})
@@ -301,7 +302,7 @@ def made_up(model: nn.Module, captured: Captured, seed: int = 0, finite: bool = 
             if not finite:
                 twin = repeatable(stand_in(model))
                 with torch.no_grad(), quiet():
-                    for args, kwargs in map(_batch, batches):
+                    for args, kwargs in map(batch_inputs, batches):
                         twin(*args, **kwargs)
                 return batches
             if all(

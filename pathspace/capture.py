@@ -19,10 +19,10 @@ from torch._functorch import config as functorch_config
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 
-from pathspace.captured import Captured, canonical_names, overwritten_buffers, whole_inputs
+from pathspace.captured import Captured, canonical_names, whole_inputs
 from pathspace.errors import InputError, InputTypeError, PathspaceError
 from pathspace.exporting import exported
-from pathspace.in_place import writes_are_seen
+from pathspace.in_place import writes_are_seen, written_placeholders
 from pathspace.inputs import arranged, check_inputs, ordinary
 from pathspace.module_walk import every_tensor
 from pathspace.on_meta import Elsewhere, Unshown, Unsure
@@ -168,6 +168,7 @@ def recorded(
     }
     buffers = every_tensor(model, "_buffers") | (made or {})
     whole = whole_inputs(module.graph, sources, given)
+    written = [sources.get(node.name, ("", "")) for node in written_placeholders(module.graph)]
     return Captured(
         module,
         sources,
@@ -177,7 +178,7 @@ def recorded(
         buffers,
         whole=whole,
         numbers=frozenset(span[1:] for span in found.numbers.read),
-        overwritten=overwritten_buffers(module.graph, sources),
+        overwritten=frozenset(name for kind, name in written if kind == "buffer"),
     )
 
 

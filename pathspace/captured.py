@@ -60,30 +60,6 @@ class Captured:
         return [leaf for leaf in flat if isinstance(leaf, fx.Node)]
 
 
-def overwritten_buffers(graph: fx.Graph, sources: Mapping[str, tuple[str, str]]) -> frozenset[str]:
-    """Names of the buffers into which a graph writes, themselves or views of them."""
-    found = set()
-    for node in graph.nodes:
-        schema = getattr(node.target, "_schema", None)
-        if node.op != "call_function" or schema is None or not schema.is_mutable:
-            continue
-        for argument, given in zip(schema.arguments, node.args, strict=False):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                source = _behind(given)
-                kind, name = sources.get(source.name, ("", "")) if source else ("", "")
-                found |= {name} if kind == "buffer" else set()
-    return frozenset(found)
-
-
-def _behind(value: Any) -> fx.Node | None:
-    """The placeholder of which a value is a view."""
-    while isinstance(value, fx.Node) and value.op == "call_function":
-        schema = getattr(value.target, "_schema", None)
-        shares = schema is not None and schema.returns and schema.returns[0].alias_info is not None
-        value = value.args[0] if shares and value.args else None
-    return value if isinstance(value, fx.Node) and value.op == "placeholder" else None
-
-
 def canonical_names(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, str]]:
     """Every parameter by the first of its names, and every name's first one."""
     named: dict[str, Any] = every_tensor(model, "_parameters")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from pathspace.inference.channels import Side
 from pathspace.module_walk import holders, module_at, tensors_of
 from pathspace.nested import leaves
 from pathspace.quiet import quiet
+from pathspace.random_state import torch_kept
 from pathspace.refusals import first_line
 from pathspace.safe_deepcopy import safe_deepcopy
 from pathspace.stand_in import switch_off_caches
@@ -215,11 +217,14 @@ def sets_of(options: Sequence[Choice]) -> Iterator[tuple[Choice, ...]]:
 # --- comparison of outputs
 
 
-def outputs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """All tensors that a model returns in evaluation mode."""
+def outputs(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int | None = None
+) -> list[Tensor]:
+    """All tensors that a model returns in evaluation mode, with random numbers from a seed."""
     before = {module: module.training for module in model.modules()}
+    kept = nullcontext() if seed is None else torch_kept(seed)
     try:
-        with quiet(), torch.no_grad():
+        with quiet(), torch.no_grad(), kept:
             return [
                 leaf for leaf in leaves(model.eval()(*args, **kwargs)) if isinstance(leaf, Tensor)
             ]

@@ -22,7 +22,7 @@ from pathspace.inference.semantics import Semantics
 from pathspace.inference.union_find import lookup
 from pathspace.inference.units import Scales
 from pathspace.inference.values import NEUTRAL, Value, compress, distinct
-from pathspace.module_walk import module_at
+from pathspace.module_walk import has_hooks, module_at
 from pathspace.nested import mapped
 from pathspace.random_state import torch_kept
 from pathspace.safe_deepcopy import safe_deepcopy
@@ -226,8 +226,7 @@ def _names(model: nn.Module) -> list[str]:
     """Names of the clips, one for each place that holds one; those with hooks are left out."""
     found: dict[tuple[int, str], str] = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        hooks = any(vars(module).get(key) for key in ("_forward_hooks", "_forward_pre_hooks"))
-        if type(module).forward in CLIPS and not hooks:
+        if type(module).forward in CLIPS and not has_hooks(module):
             owner, _, last = name.rpartition(".")
             found.setdefault((id(module_at(model, owner)), last), name)
     return list(found.values())
@@ -246,11 +245,8 @@ def _check_same(
     pair = safe_deepcopy(model), safe_deepcopy(result)
     far = 0.0
     for _ in range(2):
-        runs = []
-        for net in pair:
-            with torch_kept(0):
-                runs.append(outputs(net, args, kwargs))
-        far = max(far, distance(runs[1], runs[0]))
+        wanted, found = (outputs(net, args, kwargs, seed=0) for net in pair)
+        far = max(far, distance(found, wanted))
     if far > CLOSE:
         raise UnsupportedError(
             f"lift_clips changed the outputs by {far:.1e} of the largest, expected the same"

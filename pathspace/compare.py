@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pathspace.balanced import canonical_copy
-from pathspace.calibration import made_up
+from pathspace.calibration import batch_inputs, made_up
 from pathspace.captured import Captured
 from pathspace.channel_removal import distance as largest_difference
 from pathspace.channel_removal import outputs
@@ -18,7 +18,6 @@ from pathspace.errors import InputError, expect_arguments, expect_numbers
 from pathspace.finite import check_finite
 from pathspace.forward_run import cast
 from pathspace.module_walk import tensors_of
-from pathspace.random_state import torch_kept
 from pathspace.rebasin import by_weights, permuted, real
 from pathspace.structure import Structure
 
@@ -131,18 +130,13 @@ def _apart(pair: tuple[nn.Module, nn.Module], given: nn.Module, captured: Captur
         batch = made_up(given, captured, finite=False)[0]
     except InputError:
         return None
-    args, kwargs = cast(((), batch) if isinstance(batch, Mapping) else (batch, {}), torch.float64)
-    found = []
-    for model in pair:
-        with torch_kept():
-            torch.manual_seed(0)
-            try:
-                run = outputs(model, args, kwargs)
-            except Exception:
-                # (code that takes no float64)
-                return None
-        found.append([part for out in run for part in _finite(out)])
-    return largest_difference(*found)
+    args, kwargs = cast(batch_inputs(batch), torch.float64)
+    try:
+        runs = [outputs(model, args, kwargs, seed=0) for model in pair]
+    except Exception:
+        # (code that takes no float64)
+        return None
+    return largest_difference(*([part for out in run for part in _finite(out)] for run in runs))
 
 
 def _finite(out: Tensor) -> tuple[Tensor, Tensor]:

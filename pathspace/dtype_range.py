@@ -114,9 +114,9 @@ def fit_dtype(
     Every unit is moved to where ``headroom`` times its largest activation is below the largest
     number of the type and its root mean square above ``headroom`` times the smallest normal one
     (:class:`pathspace.ActivationRange`), matrices of weights as well; where that is not enough, to
-    the balanced gauge. A model that already fits does not
-    change, and neither does one that cannot be made to fit and is more exact as it is. Activations
-    with a fixed scale cannot be rescaled; the table shows them.
+    the balanced gauge. A model that already fits does not change, and neither does one that cannot
+    be made to fit and is more exact as it is. Activations with a fixed scale cannot be rescaled;
+    the table shows them.
 
     Args:
         model: any module; it is not changed.

@@ -56,8 +56,8 @@ def expect_outputs(
         *others: where its other results go.
 
     Raises:
-        InputError: two results would meet on standard output or in a file, the suffix promises another format,
-            or a file cannot be written.
+        InputError: two results would meet on standard output or in a file, the suffix promises
+            another format, or a file cannot be written.
 
     Example:
         >>> expect_outputs("report", "-", [".html"], "-")

@@ -19,7 +19,7 @@ from pathspace.clips import capture_examples
 from pathspace.errors import InputError, UnsupportedError, expect_arguments
 from pathspace.finite import check_finite
 from pathspace.inference.registry import operation_name
-from pathspace.module_walk import module_at
+from pathspace.module_walk import has_hooks, module_at
 from pathspace.refusals import first_line
 from pathspace.safe_deepcopy import safe_deepcopy
 
@@ -163,8 +163,7 @@ def _foldable(layer: nn.Module, value: Any, norm: nn.Module) -> bool:
     rank = layer.weight.dim() if isinstance(layer, _ConvNd) else 2
     flat = isinstance(value, Tensor) and value.dim() == rank
     # (computed weights are no parameters, and hooks are left out with their norm)
-    hooks = any(vars(norm).get(name) for name in ("_forward_hooks", "_forward_pre_hooks"))
-    flat = flat and not is_parametrized(layer) and not hooks
+    flat = flat and not is_parametrized(layer) and not has_hooks(norm)
     fixed = not norm.training and norm.running_var is not None
     known = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
     return flat and fixed and type(norm).forward in known

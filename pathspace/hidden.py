@@ -7,13 +7,16 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
 
 from pathspace.captured import Captured, place
+from pathspace.in_place import writes
+from pathspace.inference.folding import fold_constant
 from pathspace.inference.registry import facts_of, operation_name
+from pathspace.inference.values import value_of, with_value
 from pathspace.without_values import has_values, with_numbers
 
 # operation -> position of its dimension argument
@@ -178,33 +181,31 @@ def _reduces_one(node: fx.Node) -> bool:
     return all(before[dim] == 1 for dim in dims)
 
 
-@with_numbers()
-def hidden(captured: Captured) -> dict[fx.Node, str]:
-    """Operation -> what happens to a value that the capture cannot show at its sizes.
+class Hidden(NamedTuple):
+    """What a capture cannot show at its sizes.
 
-    A result is ``"empty"``, the only part into which it is split (``"alone"``), a mean over
-    ``"one"`` element, the ``"whole"`` of a table, a part of a buffer with only ``"zeros"``, or the
-    same number everywhere only because sizes are small, as ``arange(n) >= 4`` is (``"flat"``).
+    Attributes:
+        operations: operation -> what happens to a value. A result is ``"empty"``, the only part
+            into which it is split (``"alone"``), a mean over ``"one"`` element, the ``"whole"`` of
+            a table, a part of a buffer with only ``"zeros"``, or the same number everywhere only
+            because sizes are small, as ``arange(n) >= 4`` is (``"flat"``).
+        out_of_bounds: whether a table is read beyond its end, which no run without numbers notices.
     """
-    return _Looker(captured).look()
+
+    operations: Mapping[fx.Node, str]
+    out_of_bounds: bool
 
 
 @with_numbers()
-def out_of_bounds(captured: Captured) -> bool:
-    """Whether a table is read beyond its end, which no run without numbers notices."""
+def hidden(captured: Captured) -> Hidden:
+    """Look at all operations of a capture."""
     looker = _Looker(captured)
-    looker.look()
-    return looker.beyond
+    return Hidden(looker.look(), looker.beyond)
 
 
-def still_hidden(first: Mapping[fx.Node, str], other: Captured) -> list[str]:
-    """Places (file and line) that hide the same in another capture, at another size.
-
-    Args:
-        first: what the first capture hides.
-        other: the other capture.
-    """
-    one, two = _places(first), _places(hidden(other))
+def still_hidden(first: Hidden, other: Hidden) -> list[str]:
+    """Places (file and line) that hide the same in two captures, at two sizes."""
+    one, two = _places(first.operations), _places(other.operations)
     return sorted(
         {
             line.rpartition("/")[2]
@@ -235,26 +236,19 @@ def _computed(node: fx.Node, held: Mapping[fx.Node, Tensor]) -> Tensor | None:
     Returns:
         The result, or ``None`` if it depends on data, is random, large, or no tensor.
     """
-    shown, target = node.meta.get("val"), node.target
-    if not isinstance(shown, Tensor) or not isinstance(target, torch._ops.OpOverload):
+    target, operands = node.target, node.all_input_nodes
+    plain = isinstance(target, torch._ops.OpOverload) and target.namespace == "aten"
+    if not plain or writes(node) or any(operand not in held for operand in operands):
         return None
-    vague = target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags
-    if target.namespace != "aten" or vague or "empty" in short_name(node):
-        return None
-    if any(operand not in held for operand in node.all_input_nodes):
-        return None
-    sizes = [_sizes(one) for one in (node, *node.all_input_nodes)]
+    sizes = [_sizes(one) for one in (node, *operands)]
     # (products of matrices take long, and no mask is made of them)
     heavy = facts_of(node).kind == "contraction"
     if heavy or any(one is None or math.prod(one) > LARGEST for one in sizes):
         return None
-    args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), held.__getitem__)
-    try:
-        value = target(*args, **{k: v for k, v in kwargs.items() if k != "device"})
-    except Exception:
-        # (what cannot run here shows nothing)
-        return None
-    return value if isinstance(value, Tensor) and value.layout == torch.strided else None
+    args, kwargs = fx.node.map_arg(
+        (node.args, dict(node.kwargs)), lambda operand: with_value(held[operand])
+    )
+    return value_of(fold_constant(node, args, kwargs))
 
 
 def _is_flat_here(node: fx.Node, whole: Tensor, value: Tensor) -> bool:

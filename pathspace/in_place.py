@@ -99,7 +99,7 @@ def writes_are_seen(module: fx.GraphModule) -> bool:
     for node in order:
         names.setdefault(first[node], []).append(node)
         name = _name(node)
-        if _writes(node) and name not in _UPDATE_STATISTICS:
+        if writes(node) and name not in _UPDATE_STATISTICS:
             if name not in _HARMLESS_IN_PLACE or node.target is torch.ops.aten.mul_.Tensor:
                 return True
             written.append(node)
@@ -112,7 +112,7 @@ def writes_are_seen(module: fx.GraphModule) -> bool:
             elif any(order[user] > order[node] for user in other.users):
                 return True
     inner = (part for part in module.children() if isinstance(part, fx.GraphModule))
-    return any(writes_are_seen(part) or _writes_to_outside(part) for part in inner)
+    return any(writes_are_seen(part) or written_placeholders(part.graph) for part in inner)
 
 
 def _first_names(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
@@ -124,7 +124,7 @@ def _first_names(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
     return first
 
 
-def _writes(node: fx.Node) -> bool:
+def writes(node: fx.Node) -> bool:
     """Whether an operation writes into its operand."""
     schema = getattr(node.target, "_schema", None)
     return schema is not None and schema.is_mutable
@@ -159,7 +159,7 @@ def _shares_memory_with(node: fx.Node, known: Mapping[fx.Node, fx.Node]) -> fx.N
     return source if (shares and source is node.args[0]) or untold(node) else None
 
 
-def _writes_to_outside(region: fx.GraphModule) -> bool:
-    """Whether a region writes into a tensor that was handed to it."""
-    first = _first_names(region.graph)
-    return any(_writes(node) and first[node].op == "placeholder" for node in region.graph.nodes)
+def written_placeholders(graph: fx.Graph) -> set[fx.Node]:
+    """The placeholders into which a graph writes, themselves or views of them."""
+    first = _first_names(graph)
+    return {first[node] for node in graph.nodes if writes(node) and first[node].op == "placeholder"}

@@ -22,7 +22,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from pathspace.call_stack import LIBRARIES, within
 from pathspace.on_meta import Unsure
-from pathspace.shared_memory import memory_of
+from pathspace.shared_memory import memory_of, storage_of
 from pathspace.without_values import has_values
 
 # elements of a tensor whose values are followed
@@ -101,7 +101,7 @@ class KnownNumbers:
             return
         leaves = (leaf for leaf in pytree.tree_iter(operands) if isinstance(leaf, Tensor))
         if func._schema.is_mutable:
-            self._written |= {_memory(found[0]) for leaf in leaves if (found := self._of(leaf))}
+            self._written |= {storage_of(found[0]) for leaf in leaves if (found := self._of(leaf))}
             self._check()
             return
         parts = result if isinstance(result, list | tuple) else [result]
@@ -133,7 +133,7 @@ class KnownNumbers:
             found = self._new[tensor]
         elif type(tensor) is Tensor and not tensor.is_meta and _is_followed(tensor):
             found = tensor, frozenset([_span(tensor)])
-        return None if found is None or _memory(found[0]) in self._written else found
+        return None if found is None or storage_of(found[0]) in self._written else found
 
     def _check(self) -> None:
         if self._written & {storage for storage, _, _ in self.read}:
@@ -145,13 +145,8 @@ def _is_followed(value: Tensor) -> bool:
     return value.numel() <= (LARGEST_MASK if value.dtype == torch.bool else FEW)
 
 
-def _memory(value: Tensor) -> int:
-    """The memory of a tensor, which its views share."""
-    return value.untyped_storage().data_ptr()
-
-
 def _span(value: Tensor) -> Span:
-    return _memory(value), *memory_of(value)[:2]
+    return storage_of(value), *memory_of(value)[:2]
 
 
 def _asserted() -> bool | None:

@@ -29,6 +29,16 @@ def is_simple(values: Iterable[Any]) -> bool:
     return all(type(value) in SIMPLE for value in values)
 
 
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a hook may change what enters or leaves a module.
+
+    Example:
+        >>> has_hooks(nn.ReLU())
+        False
+    """
+    return any(vars(module).get(name) for name in ("_forward_hooks", "_forward_pre_hooks"))
+
+
 def every_module(model: nn.Module) -> list[nn.Module]:
     """All modules of a model, each once, in the order of ``model.modules()``.
 

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from pathspace.capture import capture
 from pathspace.captured import Captured
 from pathspace.errors import PathspaceError
-from pathspace.hidden import APART, out_of_bounds, short_name
+from pathspace.hidden import APART, Hidden, hidden, short_name
 from pathspace.inputs import describe_inputs, ordinary
 from pathspace.restored_globals import untouched
 from pathspace.size_dry_run import Rehearsal
@@ -154,8 +154,8 @@ def recapture(
     inputs: Inputs,
     thin_only: bool,
     watch: AbstractContextManager[Any] | None = None,
-) -> tuple[Captured | None, Inputs | None]:
-    """The model captured at larger sizes, and these inputs; ``None`` twice if it
+) -> tuple[Captured, Inputs, Hidden] | None:
+    """The model captured at other sizes, these inputs, and what is hidden there; ``None`` if it
     runs only at its own sizes.
     """
     try:
@@ -167,14 +167,14 @@ def recapture(
                     lambda trial: rehearsal.runs(*trial), ordinary(inputs), thin_only, grow
                 )
             if other is None:
-                return None, None
+                return None
             captured = capture(model, *other, watch=watch)
-            if not out_of_bounds(captured):
-                return captured, other
+            if not (found := hidden(captured)).out_of_bounds:
+                return captured, other, found
     except PathspaceError:
         # a model that cannot be copied or captured again keeps its first capture
         pass
-    return None, None
+    return None
 
 
 def sentence(

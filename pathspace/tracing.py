@@ -129,15 +129,15 @@ def _traced(
         return _graph(model, found, f"inputs ({describe_inputs(args, kwargs)}) only")
     hides = hidden(captured)
     open_ends = (
-        found is None or bool(found.unused or found.beyond or found.forms.shape[0]) or bool(hides)
+        found is None
+        or bool(found.unused or found.beyond or found.forms.shape[0])
+        or bool(hides.operations)
     )
     looked = open_ends or thin(captured, (args, kwargs))
     walks = watch.walks((args, kwargs))
     thin_only = not (open_ends or walks)
-    larger, other = (
-        recapture(model, (args, kwargs), thin_only, later) if looked or walks else (None, None)
-    )
-    further = [] if larger is None or other is None else [(larger, other)]
+    again = recapture(model, (args, kwargs), thin_only, later) if looked or walks else None
+    further = [] if again is None else [again[:2]]
     known = [((args, kwargs), watch.decisions), *((at, later.decisions) for _, at in further)]
     ways = other_ways(model, (args, kwargs), known)
     further += ways.captures
@@ -148,8 +148,8 @@ def _traced(
         elif found is None:
             found = build_graph(captured, scales, norm_eps, raw=raw)
     unseen = [*ways.unseen, *watch.unrecorded((args, kwargs))]
-    if larger is not None:
-        unseen += [line for line in still_hidden(hides, larger) if line not in unseen]
+    if again is not None:
+        unseen += [line for line in still_hidden(hides, again[2]) if line not in unseen]
     stated = sentence((args, kwargs), [at for _, at in further], looked, unseen)
     return _graph(model, found, stated)
 

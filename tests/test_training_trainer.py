@@ -30,6 +30,19 @@ def task() -> Task:
     return load_task("digits-rows", hidden=6)
 
 
+def check_resuming(
+    trainer: Callable[[int, Path | None], Trainer], epochs: int, begun: int, folder: Path
+) -> None:
+    """A run that is broken off after some epochs ends as one that is not, bit by bit."""
+    whole = trainer(epochs, None)
+    expected = whole.fit()
+    trainer(begun, folder).fit()
+    torch.rand(5)  # what happens in between does not matter
+    rest = trainer(epochs, folder)
+    assert numbers(rest.fit(resume=True)) == numbers(expected)
+    assert torch.equal(weights(rest.model), weights(whole.model))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
 def test_resumed_run_is_bitwise_the_uninterrupted_one(
@@ -43,13 +56,7 @@ def test_resumed_run_is_bitwise_the_uninterrupted_one(
             task, model, chosen, epochs=epochs, seed=3, folder=folder, settings=recipe.settings()
         )
 
-    whole = trainer(4, None)
-    expected = whole.fit()
-    trainer(2, tmp_path).fit()
-    torch.rand(5)  # what happens in between does not matter
-    rest = trainer(4, tmp_path)
-    assert numbers(rest.fit(resume=True)) == numbers(expected)
-    assert torch.equal(weights(rest.model), weights(whole.model))
+    check_resuming(trainer, 4, 2, tmp_path)
 
 
 def test_resuming_restores_the_noise_of_the_model(task: Task, tmp_path: Path) -> None:
@@ -59,12 +66,7 @@ def test_resuming_restores_the_noise_of_the_model(task: Task, tmp_path: Path) ->
             task, model, torch.optim.SGD(model.parameters(), lr=0.05), epochs=epochs, folder=folder
         )
 
-    whole = trainer(3, None)
-    expected = whole.fit()
-    trainer(1, tmp_path).fit()
-    rest = trainer(3, tmp_path)
-    assert numbers(rest.fit(resume=True)) == numbers(expected)
-    assert torch.equal(weights(rest.model), weights(whole.model))
+    check_resuming(trainer, 3, 1, tmp_path)
 
 
 @pytest.mark.parametrize("every", [None, 7, 1])
@@ -105,12 +107,7 @@ def test_a_schedule_of_the_penal_connection_goes_on(tmp_path: Path) -> None:
         penalize(model, inputs, tau=lambda step: 1e-6 * step, optimizer=optimizer)
         return Trainer(task, model, optimizer, epochs=epochs, folder=folder)
 
-    whole = trainer(2, None)
-    expected = whole.fit()
-    trainer(1, tmp_path).fit()
-    rest = trainer(2, tmp_path)
-    assert numbers(rest.fit(resume=True)) == numbers(expected)
-    assert torch.equal(weights(rest.model), weights(whole.model))
+    check_resuming(trainer, 2, 1, tmp_path)
 
 
 class Counting:

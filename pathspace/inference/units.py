@@ -183,9 +183,11 @@ class Scales(ParameterScales):
         free = [
             dim for dim in shared if full[dim] > 1 and ids.stride(dim) != 0 and dim not in reduced
         ]
-        change, empty = None, distinct(ids) == NEUTRAL
-        for dim in reduced:
-            empty = empty.all(dim, keepdim=True)
+        change = empty = None
+        if has_zeros(distinct(ids)):
+            empty = distinct(ids) == NEUTRAL
+            for dim in reduced:
+                empty = empty.all(dim, keepdim=True)
         heads = prod(
             full[dim] for dim in range(rank) if dim in free or (varies[dim] and dim not in reduced)
         )
@@ -218,7 +220,7 @@ class Scales(ParameterScales):
         if change is not None:
             # change varies only along dimensions of the result, so no sum goes over it
             head = self.product((1, head), (1, change))
-        if bool(empty.any()):
+        if empty is not None and bool(empty.any()):
             # (a sum of zeros only, as of a window within a margin)
             head = torch.where(empty, NEUTRAL, head)
         result = head.expand([1 if dim in reduced else size for dim, size in enumerate(full)])
