@@ -67,7 +67,11 @@ class Scales(ParameterScales):
         if hasattr(ids, "base"):
             return self.product(ids.base)
         held = self._tied.get(memory(ids)) if ids.data_ptr() in self._tied_at else None
-        return ids if held is None else expanded_ids(held[1], ids.shape)
+        if held is None:
+            return ids
+        # (what is read of the representatives is read of all the ids)
+        self.flows.into(distinct(ids), distinct(held[1].expand(held[0].shape)))
+        return expanded_ids(held[1], ids.shape)
 
     def moved(self, function: Callable[[Tensor], Tensor], value: Value) -> Value:
         """Apply a movement of data to the ids."""
