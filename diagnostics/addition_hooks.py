@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from pathspace.diagnostics.recomputation import start_following, stop_following
 from pathspace.errors import UnsupportedError
+
+from .recomputation import start_following, stop_following
 
 ADDITIONS = frozenset(
     ["add", "add_", "__add__", "__radd__", "__iadd__", "sub", "sub_", "__sub__", "__isub__"]

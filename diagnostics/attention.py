@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from pathspace.diagnostics.model_calls import called
-from pathspace.diagnostics.unchanged import unchanged
 from pathspace.errors import InputError, UnsupportedError
-from pathspace.inputs import arranged, check_inputs
+from pathspace.models.inputs import arranged, check_inputs
+
+from .model_calls import called
+from .unchanged import unchanged
 
 _TOLERANCE = 1e-12
 

@@ -9,16 +9,17 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pathspace.capture import capture
-from pathspace.captured import place
-from pathspace.diagnostics.addition_hooks import Addition, Kinds, Site, module_names
-from pathspace.diagnostics.dataflow import is_float_node, is_seen, short
-from pathspace.diagnostics.efficiency import ChainRecord, Watch, observe
-from pathspace.diagnostics.nodes import ChainNode, Example, Nodes, run_noting
-from pathspace.diagnostics.readout import readout
-from pathspace.diagnostics.residual import Dismissed, Finder, Residual
+from pathspace.capture.capture import capture
+from pathspace.capture.captured import place
 from pathspace.errors import UnsupportedError
-from pathspace.inputs import arranged
+from pathspace.models.inputs import arranged
+
+from .addition_hooks import Addition, Kinds, Site, module_names
+from .dataflow import is_float_node, is_seen, short
+from .efficiency import ChainRecord, Watch, observe
+from .nodes import ChainNode, Example, Nodes, run_noting
+from .readout import readout
+from .residual import Dismissed, Finder, Residual
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import vl_convert
 from markupsafe import Markup
 
-from pathspace.diagnostics.wording import number_text, shortened
+from .wording import number_text, shortened
 
 Spec = dict[str, Any]
 WIDTH, HEIGHT = 400, 170

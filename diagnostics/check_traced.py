@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pathspace.diagnostics.addition_hooks import Addition, Kinds, Site
 from pathspace.errors import UnsupportedError
 
+from .addition_hooks import Addition, Kinds, Site
+
 if TYPE_CHECKING:
-    from pathspace.diagnostics.nodes import Nodes
+    from .nodes import Nodes
 
 _REMEDY = "trace it in the mode, and with the kind of inputs, in which it will run."
 

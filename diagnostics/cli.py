@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pathspace.diagnostics.options import BatchesOption, CheckpointOption, DataOption, LossOption
-from pathspace.options import InputOption, JsonOption, SeedOption, TargetArgument, TrainOption
+from pathspace.cli.options import InputOption, JsonOption, SeedOption, TargetArgument, TrainOption
+
+from .options import BatchesOption, CheckpointOption, DataOption, LossOption
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-    from pathspace.diagnostics.chain import MarkovChain
-    from pathspace.diagnostics.diagnosis import Diagnosis
-    from pathspace.diagnostics.efficiency import ChainRecord
-    from pathspace.diagnostics.first_steps import FirstSteps
-    from pathspace.diagnostics.signal import LayerSignal
-    from pathspace.diagnostics.tables import Table
+    from .chain import MarkovChain
+    from .diagnosis import Diagnosis
+    from .efficiency import ChainRecord
+    from .first_steps import FirstSteps
+    from .signal import LayerSignal
+    from .tables import Table
 
 
 def register(app: typer.Typer) -> None:
@@ -36,7 +37,7 @@ def register(app: typer.Typer) -> None:
         >>> [command.callback.__name__ for command in app.registered_commands]
         ['diagnose', 'report']
     """
-    from pathspace.diagnostics.report.report_command import report
+    from .report.report_command import report
 
     app.command()(diagnose)
     app.command()(report)
@@ -91,9 +92,9 @@ def diagnose(
 
     from rich.console import Console
 
-    from pathspace.files import ensure_writable, expect_outputs, make_folder, write_text
-    from pathspace.progress import show_progress, tell
-    from pathspace.target import load_target
+    from pathspace.cli.progress import show_progress, tell
+    from pathspace.cli.target import load_target
+    from pathspace.files.writing import ensure_writable, expect_outputs, make_folder, write_text
 
     expect_outputs("diagnose", json)
     if plots is not None:
@@ -102,8 +103,8 @@ def diagnose(
             ensure_writable(folder / name)
     with show_progress("Loading", target) as status:
         loaded = load_target(target, inputs or (), seed=seed, train=train, need_inputs=data is None)
-        from pathspace.diagnostics.diagnosis import diagnose as look
-        from pathspace.diagnostics.tables import plain
+        from .diagnosis import diagnose as look
+        from .tables import plain
 
         what: dict[str, Any] = {
             "checkpoint": checkpoint,
@@ -138,10 +139,10 @@ def diagnose(
 
 def _summary(found: Diagnosis, record: ChainRecord) -> str:
     """One line about the whole chain; a node whose direction or gradient is zero has no cosine."""
-    from pathspace.diagnostics.report.sentences import chain as sentence
-    from pathspace.diagnostics.report.sentences import started
-    from pathspace.diagnostics.tables import plain
-    from pathspace.diagnostics.wording import plural
+    from .report.sentences import chain as sentence
+    from .report.sentences import started
+    from .tables import plain
+    from .wording import plural
 
     more = {} if found.started is None else found.started.to_dict()
     facts = plain({**record.to_dict(), **more})
@@ -212,10 +213,11 @@ def _columns(first: str, names: Sequence[str], room: int, headings: Iterable[str
 
 
 def _draw(found: Diagnosis, folder: str) -> None:
-    from pathspace.diagnostics.phase import draw_signal
-    from pathspace.diagnostics.plots import cosines_by_depth, walk_picture
-    from pathspace.diagnostics.walks import walks
-    from pathspace.pictures import save
+    from pathspace.files.pictures import save
+
+    from .phase import draw_signal
+    from .plots import cosines_by_depth, walk_picture
+    from .walks import walks
 
     save(draw_signal(found.signal), f"{folder}/signal.png", dpi=150)
     if found.record is not None:

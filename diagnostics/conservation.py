@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from pathspace import ReductionGraph
 from pathspace.errors import expect_arguments
+from pathspace.reduction import ReductionGraph
 
 
 def conserved(graph: ReductionGraph) -> Tensor:

@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathspace.diagnostics.layers import Call, record_layers
-from pathspace.diagnostics.linear_maps import Jacobian, Products
-from pathspace.diagnostics.selection import Names, Types, select
-from pathspace.diagnostics.spectra import top_singular
-from pathspace.diagnostics.tables import Table
-from pathspace.diagnostics.theory import ELEMENTWISE, MATRICES
 from pathspace.errors import InputError, PathspaceError
+
+from .layers import Call, record_layers
+from .linear_maps import Jacobian, Products
+from .selection import Names, Types, select
+from .spectra import top_singular
+from .tables import Table
+from .theory import ELEMENTWISE, MATRICES
 
 
 @dataclass(frozen=True)

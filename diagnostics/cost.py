@@ -19,14 +19,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from pathspace.diagnostics.model_calls import called, differentiating, main_output
-from pathspace.diagnostics.real_tensors import is_real
-from pathspace.diagnostics.tables import Table
-from pathspace.diagnostics.unchanged import unchanged
 from pathspace.errors import expect_arguments, expect_numbers
 from pathspace.inference.registry import Facts, facts_of
-from pathspace.inputs import arranged, check_inputs
-from pathspace.without_values import require_runnable
+from pathspace.models.inputs import arranged, check_inputs
+from pathspace.models.values import require_runnable
+
+from .model_calls import called, differentiating, main_output
+from .real_tensors import is_real
+from .tables import Table
+from .unchanged import unchanged
 
 _NONLINEAR = ("activation", "function")
 _PRODUCTS = ("product", "quotient")

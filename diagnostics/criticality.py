@@ -13,10 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pathspace.diagnostics.selection import Names, Types, matching, select
-from pathspace.diagnostics.tables import Estimate, Table
-from pathspace.diagnostics.tangents import follow_tangents
-from pathspace.diagnostics.theory import MATRICES
 from pathspace.errors import (
     COUNT,
     SEED,
@@ -25,7 +21,12 @@ from pathspace.errors import (
     expect_arguments,
     expect_numbers,
 )
-from pathspace.safe_deepcopy import safe_deepcopy
+from pathspace.models.copies import safe_deepcopy
+
+from .selection import Names, Types, matching, select
+from .tables import Estimate, Table
+from .tangents import follow_tangents
+from .theory import MATRICES
 
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 

@@ -14,10 +14,11 @@ from operator import or_
 import torch
 from torch import fx
 
-from pathspace.captured import Captured
-from pathspace.diagnostics.addition_hooks import ADDITIONS
-from pathspace.diagnostics.inline_regions import inline_regions
+from pathspace.capture.captured import Captured
 from pathspace.inference.registry import facts_of, operation_name
+
+from .addition_hooks import ADDITIONS
+from .inline_regions import inline_regions
 
 # kinds of operations that pass on the values of one activation (perhaps dropped or reordered)
 MOVES = frozenset(["copy", "movement", "dropout"])

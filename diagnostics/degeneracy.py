@@ -11,15 +11,17 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from pathspace import ReductionGraph, trace
-from pathspace.diagnostics.feature_spaces import added_vectors, feature_spaces
-from pathspace.diagnostics.gauge_directions import confirmed, count_broken, gauge_rank
-from pathspace.diagnostics.jacobian_rows import JacobianRows, jacobian_rows
-from pathspace.diagnostics.symmetries import Attribution, Symmetry, attribute
-from pathspace.diagnostics.tables import Table
-from pathspace.diagnostics.weight_norms import Straight
+from pathspace.capture.refusals import check_capturable
 from pathspace.errors import AT_LEAST_1, SEED, PathspaceError, expect_arguments, expect_numbers
-from pathspace.refusals import check_capturable
+from pathspace.reduction import ReductionGraph
+from pathspace.tracing import trace
+
+from .feature_spaces import added_vectors, feature_spaces
+from .gauge_directions import confirmed, count_broken, gauge_rank
+from .jacobian_rows import JacobianRows, jacobian_rows
+from .symmetries import Attribution, Symmetry, attribute
+from .tables import Table
+from .weight_norms import Straight
 
 MAX_EXACT = 3000
 

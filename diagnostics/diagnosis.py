@@ -9,18 +9,19 @@ from typing import Any
 
 from torch import nn
 
-from pathspace import trace
-from pathspace.diagnostics.chain import MarkovChain
-from pathspace.diagnostics.efficiency import ChainRecord
-from pathspace.diagnostics.first_steps import FirstSteps, first_steps
-from pathspace.diagnostics.losses import Function
-from pathspace.diagnostics.run.alarms import Alarm
-from pathspace.diagnostics.run.examine import examine
-from pathspace.diagnostics.selection import Names
-from pathspace.diagnostics.signal import LayerSignal, signal
-from pathspace.diagnostics.subject import Subject, make_subject
-from pathspace.diagnostics.tables import Table
 from pathspace.errors import SEED, PathspaceError, expect_arguments, expect_numbers
+from pathspace.tracing import trace
+
+from .chain import MarkovChain
+from .efficiency import ChainRecord
+from .first_steps import FirstSteps, first_steps
+from .losses import Function
+from .run.alarms import Alarm
+from .run.examine import examine
+from .selection import Names
+from .signal import LayerSignal, signal
+from .subject import Subject, make_subject
+from .tables import Table
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace.diagnostics.addition_hooks import Addition
-from pathspace.diagnostics.losses import reduction
-from pathspace.diagnostics.model_calls import call, differentiating, lost
-from pathspace.diagnostics.nodes import Nodes
-from pathspace.diagnostics.observer import MEASURES, NodeTensors, ObservedPass, Observer
-from pathspace.diagnostics.penalty_disabled import penalty_disabled
-from pathspace.diagnostics.unchanged import unchanged
 from pathspace.errors import AT_LEAST_1, InputError, UnsupportedError, expect_numbers
+
+from .addition_hooks import Addition
+from .losses import reduction
+from .model_calls import call, differentiating, lost
+from .nodes import Nodes
+from .observer import MEASURES, NodeTensors, ObservedPass, Observer
+from .penalty_disabled import penalty_disabled
+from .unchanged import unchanged
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from pathspace.captured import Captured
+from pathspace.capture.captured import Captured
 from pathspace.inference.channels import Channels, Side
 from pathspace.inference.interpreter import interpret
 from pathspace.inference.registry import facts_of

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathspace.diagnostics.chain import MarkovChain
-from pathspace.diagnostics.efficiency import ChainRecord, observe
-from pathspace.diagnostics.gradients import batch_gradient
-from pathspace.diagnostics.penalty_disabled import penalty_disabled
-from pathspace.safe_deepcopy import safe_deepcopy
+from pathspace.models.copies import safe_deepcopy
+
+from .chain import MarkovChain
+from .efficiency import ChainRecord, observe
+from .gradients import batch_gradient
+from .penalty_disabled import penalty_disabled
 
 # a zero head moves one step before the layers below it; a branch with two zero layers never moves
 MOST_STEPS = 3

@@ -13,7 +13,7 @@ from scipy.linalg import orth
 from scipy.sparse import coo_array, csr_array, hstack
 from scipy.sparse.csgraph import connected_components
 
-from pathspace import ReductionGraph
+from pathspace.reduction import ReductionGraph
 
 
 def gauge_directions(graph: ReductionGraph, starts: Mapping[str, int], total: int) -> csr_array:

@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathspace.diagnostics.model_calls import call, differentiating, lost, pairs_of
-from pathspace.diagnostics.selection import Names, matching
-from pathspace.diagnostics.tables import Table
-from pathspace.diagnostics.unchanged import unchanged
 from pathspace.errors import InputError, UnsupportedError, expect_arguments
-from pathspace.without_values import require_runnable
+from pathspace.models.values import require_runnable
+
+from .model_calls import call, differentiating, lost, pairs_of
+from .selection import Names, matching
+from .tables import Table
+from .unchanged import unchanged
 
 Loss = Callable[[Any, Any], Tensor]
 

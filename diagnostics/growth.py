@@ -14,13 +14,7 @@ from torch import Tensor, nn
 from torch.autograd import functional
 from torch.utils._pytree import tree_map
 
-from pathspace.checkpointing import never_recomputed
-from pathspace.diagnostics.model_calls import arguments, float64_errors_explained, main_output
-from pathspace.diagnostics.real_tensors import in_float64
-from pathspace.diagnostics.selection import Names, matching
-from pathspace.diagnostics.tables import Table
-from pathspace.diagnostics.theory import ELEMENTWISE
-from pathspace.diagnostics.unchanged import unchanged
+from pathspace.capture.refusals import check_capturable, first_line
 from pathspace.errors import (
     COUNT,
     SEED,
@@ -30,12 +24,19 @@ from pathspace.errors import (
     expect_arguments,
     expect_numbers,
 )
-from pathspace.functional_call import evaluate
-from pathspace.inputs import check_inputs
-from pathspace.quiet import quiet
-from pathspace.random_state import torch_kept
-from pathspace.refusals import check_capturable, first_line
-from pathspace.safe_deepcopy import safe_deepcopy
+from pathspace.models.checkpointing import never_recomputed
+from pathspace.models.copies import safe_deepcopy
+from pathspace.models.functional_call import evaluate
+from pathspace.models.inputs import check_inputs
+from pathspace.models.quiet import quiet
+from pathspace.models.random_state import torch_kept
+
+from .model_calls import arguments, float64_errors_explained, main_output
+from .real_tensors import in_float64
+from .selection import Names, matching
+from .tables import Table
+from .theory import ELEMENTWISE
+from .unchanged import unchanged
 
 Vector = Callable[[np.ndarray], np.ndarray]
 

@@ -29,7 +29,7 @@ def inline_regions(module: fx.GraphModule) -> fx.Graph:
 
     Example:
         >>> import torch
-        >>> from pathspace.capture import capture
+        >>> from pathspace.capture.capture import capture
         >>> class Net(torch.nn.Module):
         ...     def forward(self, x):
         ...         with torch.autocast("cpu"):

@@ -13,16 +13,17 @@ from scipy.sparse import csr_array
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from pathspace import ReductionGraph
-from pathspace.checkpointing import never_recomputed
-from pathspace.diagnostics.gauge_directions import gauge_directions, hashing, random_combinations
-from pathspace.diagnostics.model_calls import differentiating, float64_errors_explained
-from pathspace.diagnostics.real_tensors import in_float64, is_real
-from pathspace.diagnostics.unchanged import unchanged
 from pathspace.errors import InputError, UnsupportedError
-from pathspace.functional_call import evaluate
-from pathspace.inputs import arranged, check_inputs
-from pathspace.safe_deepcopy import safe_deepcopy
+from pathspace.models.checkpointing import never_recomputed
+from pathspace.models.copies import safe_deepcopy
+from pathspace.models.functional_call import evaluate
+from pathspace.models.inputs import arranged, check_inputs
+from pathspace.reduction import ReductionGraph
+
+from .gauge_directions import gauge_directions, hashing, random_combinations
+from .model_calls import differentiating, float64_errors_explained
+from .real_tensors import in_float64, is_real
+from .unchanged import unchanged
 
 # number of rows of the Jacobian that are computed together, and of their scalars
 _ROWS, _SCALARS = 32, 2**24

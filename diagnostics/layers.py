@@ -14,16 +14,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from pathspace.checkpointing import never_recomputed
-from pathspace.diagnostics.model_calls import main_output
-from pathspace.diagnostics.real_tensors import is_real
-from pathspace.diagnostics.unchanged import unchanged
-from pathspace.diagnostics.unit_axes import CarriedAxis
+from pathspace.capture.refusals import check_capturable, first_line
 from pathspace.errors import CaptureError
 from pathspace.inference.registry import facts_of
-from pathspace.inputs import arranged, check_inputs, describe_inputs
-from pathspace.refusals import check_capturable, first_line
-from pathspace.without_values import require_values
+from pathspace.models.checkpointing import never_recomputed
+from pathspace.models.inputs import arranged, check_inputs, describe_inputs
+from pathspace.models.values import require_values
+
+from .model_calls import main_output
+from .real_tensors import is_real
+from .unchanged import unchanged
+from .unit_axes import CarriedAxis
 
 
 @dataclass(eq=False)

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pathspace.diagnostics.addition_hooks import Addition, Sites
-from pathspace.diagnostics.efficiency import ChainRecord, tensors
-from pathspace.diagnostics.model_calls import call
-from pathspace.diagnostics.observer import NodeTensors
 from pathspace.errors import InputError
 
+from .addition_hooks import Addition, Sites
+from .efficiency import ChainRecord, tensors
+from .model_calls import call
+from .observer import NodeTensors
+
 if TYPE_CHECKING:
-    from pathspace.diagnostics.nodes import Nodes
+    from .nodes import Nodes
 
 PerSample = Callable[[Any, Any], Tensor]
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
+from pathspace.cli.target import find_object
 from pathspace.errors import InputError, InputTypeError
-from pathspace.nested import leaves
-from pathspace.random_state import torch_kept
-from pathspace.target import find_object
+from pathspace.models.nested import leaves
+from pathspace.models.random_state import torch_kept
 
 Function = Callable[[Any, Any], Tensor]
 

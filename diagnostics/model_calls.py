@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pathspace.diagnostics.real_tensors import is_real
+from pathspace.capture.refusals import failed_run, first_line, no_derivative
 from pathspace.errors import (
     CaptureError,
     InputError,
@@ -16,9 +16,10 @@ from pathspace.errors import (
     PathspaceError,
     UnsupportedError,
 )
-from pathspace.inputs import arranged, check_inputs, describe_inputs
-from pathspace.nested import leaves
-from pathspace.refusals import failed_run, first_line, no_derivative
+from pathspace.models.inputs import arranged, check_inputs, describe_inputs
+from pathspace.models.nested import leaves
+
+from .real_tensors import is_real
 
 
 def main_output(model: nn.Module, result: Any) -> Tensor:

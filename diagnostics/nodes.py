@@ -13,20 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathspace.diagnostics.addition_hooks import Addition, End, Kinds, Site, Sites
-from pathspace.diagnostics.residual import Dismissed
-from pathspace.diagnostics.sample_rows import (
-    Example,
-    Samples,
-    batch_size,
-    doubled,
-    grown_dim,
-    in_order,
-)
-from pathspace.diagnostics.unchanged import unchanged
-from pathspace.diagnostics.wording import plural
-from pathspace.quiet import quiet
-from pathspace.without_values import require_runnable
+from pathspace.models.quiet import quiet
+from pathspace.models.values import require_runnable
+
+from .addition_hooks import Addition, End, Kinds, Site, Sites
+from .residual import Dismissed
+from .sample_rows import Example, Samples, batch_size, doubled, grown_dim, in_order
+from .unchanged import unchanged
+from .wording import plural
 
 Place = tuple[str, int]  # a module, and the number of an addition in its calls
 

@@ -15,11 +15,12 @@ from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pathspace.diagnostics.gradients import Loss, gradients
-from pathspace.diagnostics.model_calls import call, differentiating, lost, pairs_of
-from pathspace.diagnostics.unchanged import unchanged
+from pathspace.capture.refusals import first_line
 from pathspace.errors import InputError, UnsupportedError, expect_arguments, expect_numbers
-from pathspace.refusals import first_line
+
+from .gradients import Loss, gradients
+from .model_calls import call, differentiating, lost, pairs_of
+from .unchanged import unchanged
 
 
 def _decay(decay: float) -> float:

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace.diagnostics.addition_hooks import Addition, Sites
-from pathspace.diagnostics.check_traced import Traced
-from pathspace.diagnostics.nodes import ChainNode, Nodes
-from pathspace.diagnostics.sample_rows import batch_size
 from pathspace.errors import InputError, UnsupportedError
+
+from .addition_hooks import Addition, Sites
+from .check_traced import Traced
+from .nodes import ChainNode, Nodes
+from .sample_rows import batch_size
 
 # what a record has for each node and sample
 MEASURES = ("cosines", "direction_norms", "stream_norms", "gradient_norms", "products")

@@ -8,7 +8,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
-from pathspace.diagnostics.wording import number_text
+from .wording import number_text
 
 
 def render(template: str, **values: Any) -> str:

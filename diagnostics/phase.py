@@ -10,13 +10,14 @@ from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from pathspace.diagnostics.criticality import CriticalPoint, ScalePoint
-from pathspace.diagnostics.plots import SMALLEST, WIDTH
-from pathspace.diagnostics.signal import LayerSignal
-from pathspace.diagnostics.spectra import Spectrum
-from pathspace.diagnostics.tables import Table
-from pathspace.diagnostics.wording import shortened
 from pathspace.errors import InputError
+
+from .criticality import CriticalPoint, ScalePoint
+from .plots import SMALLEST, WIDTH
+from .signal import LayerSignal
+from .spectra import Spectrum
+from .tables import Table
+from .wording import shortened
 
 BLUE, ORANGE, GREEN = "#0072B2", "#E69F00", "#009E73"
 

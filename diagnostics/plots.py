@@ -9,14 +9,15 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from pathspace.diagnostics.wording import shortened
 from pathspace.errors import InputError
+
+from .wording import shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from pathspace.diagnostics.efficiency import ChainRecord
-    from pathspace.diagnostics.walks import Walk
+    from .efficiency import ChainRecord
+    from .walks import Walk
 
 # width in inches and smallest font in points, which is 9 pixels high if the
 # figure is 390 pixels wide

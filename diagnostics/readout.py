@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from torch import fx
 
-from pathspace.diagnostics.dataflow import AFFINE, MOVES, SCALES, Dataflow, is_float_node, kind_of
 from pathspace.inference.registry import facts_of
+
+from .dataflow import AFFINE, MOVES, SCALES, Dataflow, is_float_node, kind_of
 
 
 def readout(graph: Dataflow, start: fx.Node) -> tuple[tuple[str, ...], fx.Node]:

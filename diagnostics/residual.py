@@ -11,18 +11,10 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from pathspace.captured import Captured, place
-from pathspace.diagnostics.dataflow import (
-    AFFINE,
-    Dataflow,
-    halves,
-    is_float_node,
-    is_seen,
-    is_strided,
-    kind_of,
-    short,
-)
+from pathspace.capture.captured import Captured, place
 from pathspace.inference.registry import facts_of
+
+from .dataflow import AFFINE, Dataflow, halves, is_float_node, is_seen, is_strided, kind_of, short
 
 _RISES = ("transposed convolution", "upsampling")
 _NO_STREAM = "neither operand is carried to the sum unchanged or by an affine shortcut"

@@ -16,21 +16,17 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from pathspace.diagnostics.layers import Call, RecordedRun, record_layers
-from pathspace.diagnostics.meanfield import Function, Gains, gains
-from pathspace.diagnostics.model_calls import differentiating
-from pathspace.diagnostics.real_tensors import rademacher
-from pathspace.diagnostics.selection import Names, Types, select
-from pathspace.diagnostics.tables import Estimate, Table
-from pathspace.diagnostics.theory import (
-    BATCH_NORMS,
-    ELEMENTWISE,
-    MATRICES,
-    expected_gain,
-)
-from pathspace.diagnostics.unchanged import unchanged
 from pathspace.errors import COUNT, SEED, expect_numbers
-from pathspace.module_walk import has_hooks
+from pathspace.models.walk import has_hooks
+
+from .layers import Call, RecordedRun, record_layers
+from .meanfield import Function, Gains, gains
+from .model_calls import differentiating
+from .real_tensors import rademacher
+from .selection import Names, Types, select
+from .tables import Estimate, Table
+from .theory import BATCH_NORMS, ELEMENTWISE, MATRICES, expected_gain
+from .unchanged import unchanged
 
 
 @dataclass(frozen=True)

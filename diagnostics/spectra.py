@@ -13,19 +13,13 @@ from scipy.linalg import orth
 from scipy.sparse.linalg import LinearOperator
 from torch import Tensor, nn
 
-from pathspace.diagnostics.layers import record_layers
-from pathspace.diagnostics.linear_maps import Jacobian, Products, as_products, to_host
-from pathspace.diagnostics.model_calls import differentiating
-from pathspace.diagnostics.selection import select
-from pathspace.diagnostics.tables import Estimate
-from pathspace.errors import (
-    AT_LEAST_1,
-    COUNT,
-    SEED,
-    InputError,
-    expect_arguments,
-    expect_numbers,
-)
+from pathspace.errors import AT_LEAST_1, COUNT, SEED, InputError, expect_arguments, expect_numbers
+
+from .layers import record_layers
+from .linear_maps import Jacobian, Products, as_products, to_host
+from .model_calls import differentiating
+from .selection import select
+from .tables import Estimate
 
 _SMALL = 64
 # numbers of steps after which convergence of the singular values is tested

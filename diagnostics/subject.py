@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset
 
-from pathspace.diagnostics.losses import Function, Loss, choose_loss
+from pathspace.cli.target import find_object
 from pathspace.errors import AT_LEAST_1, InputError, expect_numbers
-from pathspace.inputs import arranged
-from pathspace.safe_deepcopy import safe_deepcopy
-from pathspace.target import find_object
-from pathspace.tensor_files import read_saved
+from pathspace.files.tensor_files import read_saved
+from pathspace.models.copies import safe_deepcopy
+from pathspace.models.inputs import arranged
+
+from .losses import Function, Loss, choose_loss
 
 # keys of a state dictionary in checkpoints of this library, of Lightning, and of training scripts
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "module")

@@ -36,7 +36,7 @@ import numpy as np
 from scipy.linalg import orth
 from torch import Tensor, nn
 
-from pathspace.diagnostics.feature_spaces import FeatureSpace
+from .feature_spaces import FeatureSpace
 
 _INSIDE = 1e-6
 

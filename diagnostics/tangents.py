@@ -16,12 +16,13 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
-from pathspace.diagnostics.layers import RecordedRun, hooked
-from pathspace.diagnostics.real_tensors import in_float64, is_real
-from pathspace.diagnostics.unchanged import unchanged
+from pathspace.capture.refusals import first_line
 from pathspace.errors import CaptureError, InputError
-from pathspace.inputs import arranged, check_inputs, describe_inputs
-from pathspace.refusals import first_line
+from pathspace.models.inputs import arranged, check_inputs, describe_inputs
+
+from .layers import RecordedRun, hooked
+from .real_tensors import in_float64, is_real
+from .unchanged import unchanged
 
 
 def follow_tangents(

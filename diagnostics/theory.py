@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
-from pathspace.diagnostics.layers import Call
-from pathspace.diagnostics.meanfield import Function, gaussian_mean, slope
-from pathspace.diagnostics.real_tensors import first_real, rademacher
 from pathspace.inference.registry import FACTS
-from pathspace.random_state import torch_kept
-from pathspace.safe_deepcopy import safe_deepcopy
+from pathspace.models.copies import safe_deepcopy
+from pathspace.models.random_state import torch_kept
+
+from .layers import Call
+from .meanfield import Function, gaussian_mean, slope
+from .real_tensors import first_real, rademacher
 
 # layers that apply one elementwise activation function, such as nn.LeakyReLU (except
 # those with a random slope)

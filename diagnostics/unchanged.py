@@ -10,12 +10,13 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from pathspace.diagnostics.recomputation import never_reentrant
-from pathspace.forward_run import LARGE
-from pathspace.module_walk import every_module
-from pathspace.restored_globals import untouched, values_kept
-from pathspace.stand_in import generator_states, restore_attributes, save_attributes
-from pathspace.without_values import has_values
+from pathspace.models.restored_globals import untouched, values_kept
+from pathspace.models.running import LARGE
+from pathspace.models.stand_in import generator_states, restore_attributes, save_attributes
+from pathspace.models.values import has_values
+from pathspace.models.walk import every_module
+
+from .recomputation import never_reentrant
 
 
 @contextmanager

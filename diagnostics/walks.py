@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pathspace.diagnostics.addition_hooks import Addition, Sites
-from pathspace.diagnostics.model_calls import call
-from pathspace.diagnostics.sample_rows import batch_size
+from .addition_hooks import Addition, Sites
+from .model_calls import call
+from .sample_rows import batch_size
 
 if TYPE_CHECKING:
-    from pathspace.diagnostics.nodes import Nodes
+    from .nodes import Nodes
 
 
 class Walk(NamedTuple):

@@ -80,7 +80,7 @@ def command_line() -> dict[str, Any]:
     from typer import Typer
     from typer.main import get_command
 
-    from pathspace.cli import app
+    from pathspace.cli.main import app
 
     others = Typer()
     for point in entry_points(group="pathspace.commands"):

@@ -18,7 +18,7 @@ Pictures: :func:`draw`. Rules for operations of your own: :func:`rule`. Models w
 
 import lazy_loader
 
-from pathspace.namespace import keep_functions
+from .namespace import keep_functions
 
 __version__ = "0.1.0"
 

@@ -1,6 +1,6 @@
 """``python -m pathspace``: the command line, for launchers that start modules."""
 
-from pathspace.start import main
+from .cli.start import main
 
 if __name__ == "__main__":
     main()

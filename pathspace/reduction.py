@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pathspace.basis import Path
-from pathspace.norms import path_norm
-from pathspace.reasons import Reason, reasons
-from pathspace.shown import Shown
-from pathspace.skeleton import Skeleton, choose
-from pathspace.structure import Structure
-from pathspace.unroll import unroll
+from .graph.structure import Structure
+from .inference.reasons import Reason, reasons
+from .inference.unroll import unroll
+from .paths.basis import Path
+from .paths.norms import path_norm
+from .paths.skeleton import Skeleton, choose
+from .shown import Shown
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,7 +24,7 @@ class ReductionGraph(Shown, Structure):
     __doc__ = Structure.__doc__
 
     def skeleton(self, rule: str = "modulo", seed: int = 0) -> Skeleton:
-        """Choose two spanning trees; see :func:`pathspace.skeleton.choose`."""
+        """Choose two spanning trees; see :func:`pathspace.paths.skeleton.choose`."""
         return choose(self, rule=rule, seed=seed)
 
     def paths(self, max_steps: int | None = None) -> Iterator[Path]:
@@ -53,7 +53,7 @@ class ReductionGraph(Shown, Structure):
 
     def reasons(self) -> tuple[Reason, ...]:
         """For every fixed scale, the shortest chain of operations to the root
-        (:func:`pathspace.reasons.reasons`).
+        (:func:`pathspace.inference.reasons.reasons`).
         """
         return reasons(self)
 

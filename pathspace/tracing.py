@@ -13,22 +13,22 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pathspace.capture import capture
-from pathspace.errors import InputError
-from pathspace.graph_parts import owner
-from pathspace.hidden import hidden, still_hidden
-from pathspace.inference.build import build_graph, ends_of, unused_in_part
-from pathspace.inference.interpreter import interpret
-from pathspace.inference.recaptures import InterpretationState
-from pathspace.inference.units import Scales
-from pathspace.inputs import arranged, describe_inputs
-from pathspace.module_walk import every_path, unregistered_modules
-from pathspace.reduction import ReductionGraph
-from pathspace.shared_memory import storage_of
-from pathspace.size_decisions import SizeRecorder, other_ways
-from pathspace.sizes import recapture, sentence, thin
-from pathspace.structure import Structure
-from pathspace.without_values import on_cpu
+from .capture.capture import capture
+from .capture.hidden import hidden, still_hidden
+from .capture.shared_memory import storage_of
+from .capture.size_decisions import SizeRecorder, other_ways
+from .capture.sizes import recapture, sentence, thin
+from .errors import InputError
+from .graph.parts import owner
+from .graph.structure import Structure
+from .inference.build import build_graph, ends_of, unused_in_part
+from .inference.interpreter import interpret
+from .inference.recaptures import InterpretationState
+from .inference.units import Scales
+from .models.inputs import arranged, describe_inputs
+from .models.values import on_cpu
+from .models.walk import every_path, unregistered_modules
+from .reduction import ReductionGraph
 
 
 def trace(

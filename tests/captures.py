@@ -20,8 +20,8 @@ from unittest import mock
 import torch
 
 import pathspace as ps
-import pathspace.capture
-from pathspace.explain import account
+import pathspace.capture.capture
+from pathspace.evidence.explain import account
 
 Made = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
@@ -101,14 +101,14 @@ def answer(graph: Any) -> dict[str, Any]:
 @contextlib.contextmanager
 def exported() -> Iterator[None]:
     """Every capture in here is an export."""
-    with mock.patch.object(pathspace.capture, "recorded", lambda *_: None):
+    with mock.patch.object(pathspace.capture.capture, "recorded", lambda *_: None):
         yield
 
 
 @contextlib.contextmanager
 def counted(reasons: list[str]) -> Iterator[None]:
     """Note for every capture in here why it was not recorded, or nothing."""
-    record, recorded = pathspace.capture.record_graph, pathspace.capture.recorded
+    record, recorded = pathspace.capture.capture.record_graph, pathspace.capture.capture.recorded
     last: list[str] = []
 
     def noted(*args: Any) -> Any:
@@ -129,8 +129,8 @@ def counted(reasons: list[str]) -> Iterator[None]:
         return result
 
     with (
-        mock.patch.object(pathspace.capture, "record_graph", noted),
-        mock.patch.object(pathspace.capture, "recorded", found),
+        mock.patch.object(pathspace.capture.capture, "record_graph", noted),
+        mock.patch.object(pathspace.capture.capture, "recorded", found),
     ):
         yield
 

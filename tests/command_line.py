@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from pathspace import cli
+from pathspace.cli import main as cli
 
 
 def load_commands() -> None:

@@ -18,8 +18,8 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-import pathspace.clips  # noqa: F401  (it brings the rule of lifted clips)
-from pathspace.captured import Captured
+import pathspace.fitting.clips  # noqa: F401  (it brings the rule of lifted clips)
+from pathspace.capture.captured import Captured
 from pathspace.inference.build import build_graph
 from pathspace.inference.interpreter import interpret
 from pathspace.inference.units import Scales

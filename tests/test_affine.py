@@ -181,7 +181,7 @@ def test_the_proof_names_the_constant_and_the_checker_adds_it() -> None:
     assert ps.check(document, model=net, args=(x,)).accepted
     for entry in document["tensors"]:
         entry.pop("shift", None)
-    from pathspace.proof import document_digest
+    from pathspace.evidence.proof import document_digest
 
     assert not ps.check(
         document | {"digest": document_digest(document)}, model=net, args=(x,)

@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathspace as ps
-from pathspace import attained
-from pathspace.attained import ZEROS_LEAVE, neighbours
-from pathspace.balanced import canonical_scales
-from pathspace.pairs import Pairs
+from pathspace.gauge import attained
+from pathspace.gauge.attained import ZEROS_LEAVE, neighbours
+from pathspace.gauge.balance import canonical_scales
+from pathspace.gauge.pairs import Pairs
 
 
 def change_and_sizes(

@@ -21,7 +21,7 @@ from oracles.strategies import conv_specs, dag_specs, modest, rnn_specs, rules, 
 from torch import nn
 
 import pathspace as ps
-from pathspace.basis import BasisPaths
+from pathspace.paths.basis import BasisPaths
 
 RULES = ["modulo", "magnitude", "random"]
 

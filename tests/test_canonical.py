@@ -141,7 +141,7 @@ def test_wrong_requests_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ps.balance(model, graph, p=0)
     with pytest.raises(ps.InputError, match="tolerance=-1, expected a positive number"):
         ps.balance(model, graph, tolerance=-1)
-    monkeypatch.setattr("pathspace.programme.STEPS", 1)
+    monkeypatch.setattr("pathspace.gauge.programme.STEPS", 1)
     with pytest.raises(ps.InputError, match="after 1 steps"):
         ps.balance(model, graph, tolerance=1e-15)
     skeleton = graph.skeleton()

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.nn.attention.bias import causal_lower_right
 
 import pathspace as ps
-from pathspace.capture import capture
+from pathspace.capture.capture import capture
 
 
 def layered() -> nn.Module:

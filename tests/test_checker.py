@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import pathspace as ps
 from pathspace import checker
 from pathspace.checker import check
-from pathspace.proof import STATEMENT, document_digest, proof
+from pathspace.evidence.proof import STATEMENT, document_digest, proof
 
 SEVERAL = (
     "mlp_2x3x5x2",

@@ -20,7 +20,7 @@ from pathspace.checker import check
 from pathspace.checker.bench import numbers_of, redrawn_values, scale_exponents
 from pathspace.checker.document import Rejected, integers, read_tensors
 from pathspace.checker.trees import count
-from pathspace.proof import document_digest, proof
+from pathspace.evidence.proof import document_digest, proof
 
 
 def random_document(generator: random.Random, products: int) -> dict[str, Any]:

@@ -16,10 +16,10 @@ from torch import nn
 from typer.testing import CliRunner
 
 import pathspace as ps
-from pathspace.claims import claim, hierarchical, printed_skeleton
-from pathspace.cli import app
-from pathspace.layered_mlp import LayeredMLP, by_size
-from pathspace.selected_paths import count_selected, smallest_counterexample
+from pathspace.cli.main import app
+from pathspace.evidence.claims import claim, hierarchical, printed_skeleton
+from pathspace.evidence.layered_mlp import LayeredMLP, by_size
+from pathspace.evidence.selected_paths import count_selected, smallest_counterexample
 
 
 def selected(skeleton: ps.Skeleton) -> np.ndarray:

@@ -26,7 +26,8 @@ from command_line import importable
 from typer.testing import CliRunner, Result
 
 import pathspace as ps
-from pathspace import cli, cli_errors
+from pathspace.cli import errors as cli_errors
+from pathspace.cli import main as cli
 
 NETS = """
 import torch
@@ -394,7 +395,7 @@ def test_what_cannot_be_written_is_said_before_the_work(
     def never(*_arguments: object, **_options: object) -> None:
         raise AssertionError("the model was loaded")
 
-    monkeypatch.setattr("pathspace.target.load_target", never)
+    monkeypatch.setattr("pathspace.cli.target.load_target", never)
     assert said in refused(run(*command, path, "nets.py:Net", "--input", "2x3"))
     assert (folder / "nets.py").read_text() == NETS
 

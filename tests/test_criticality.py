@@ -20,7 +20,7 @@ from pathspace.diagnostics.criticality import (
 from pathspace.diagnostics.meanfield import critical_scale, growth
 from pathspace.diagnostics.phase import draw_phase, draw_sweep
 from pathspace.errors import InputError
-from pathspace.pictures import save
+from pathspace.files.pictures import save
 
 
 def mlp(width: int, depth: int, act: type[nn.Module], bias: bool = False) -> nn.Sequential:

@@ -11,7 +11,7 @@ from slow_names import slow_names
 from torch import Tensor, nn
 from zoo import load
 
-from pathspace.capture import capture
+from pathspace.capture.capture import capture
 from pathspace.diagnostics import MarkovChain
 from pathspace.diagnostics.residual import Finder
 from pathspace.errors import InputError, InputTypeError, UnsupportedError

@@ -11,7 +11,7 @@ from cases import CASES, mlp
 from torch import nn
 
 import pathspace as ps
-from pathspace.draw import BLUE, RED, _blocks, place_nodes, scalar_graph
+from pathspace.paths.draw import BLUE, RED, _blocks, place_nodes, scalar_graph
 
 
 def skeleton_of(name: str) -> ps.Skeleton:

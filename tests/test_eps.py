@@ -12,9 +12,13 @@ from slow_names import slow_names
 from torch import Tensor, nn
 
 import pathspace as ps
-from pathspace.eps import without_eps
-from pathspace.functional_call import evaluate
-from pathspace.gradient_balance import gradient_imbalance, random_loss_gradients, rounded_otherwise
+from pathspace.evidence.gradient_balance import (
+    gradient_imbalance,
+    random_loss_gradients,
+    rounded_otherwise,
+)
+from pathspace.models.eps import without_eps
+from pathspace.models.functional_call import evaluate
 from pathspace.training import PathSGD
 
 NORMS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -23,12 +23,12 @@ from zoo.signals import frames
 from zoo.trained import load, params
 
 import pathspace as ps
-from pathspace.activation_statistics import _Record, activation_sizes
-from pathspace.calibration import Calibrated
-from pathspace.cli import app
-from pathspace.invariance import measure_invariance
-from pathspace.quantise import quantised, quantised_weights, weight_axes
-from pathspace.rounding_search import Rounded
+from pathspace.cli.main import app
+from pathspace.evidence.invariance import measure_invariance
+from pathspace.fitting.activation_statistics import _Record, activation_sizes
+from pathspace.fitting.calibration import Calibrated
+from pathspace.fitting.quantise import quantised, quantised_weights, weight_axes
+from pathspace.fitting.rounding_search import Rounded
 
 
 def network(seed: int, scramble: float) -> tuple[nn.Module, ps.ReductionGraph]:

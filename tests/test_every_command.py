@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 import pathspace as ps
-from pathspace import cli
+from pathspace.cli import main as cli
 
 NET = """
 import torch

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import pathspace as ps
 from pathspace import InputError, InputTypeError, UnsupportedError
 from pathspace.diagnostics import deepen, gradients, suggest_decay, widen
-from pathspace.quantise import quantised
+from pathspace.fitting.quantise import quantised
 
 
 class Factor(nn.Module):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import pathspace as ps
-from pathspace.rebasin import permuted
+from pathspace.pruning.matching import permuted
 
 
 class Between(nn.Module):

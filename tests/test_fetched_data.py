@@ -21,7 +21,7 @@ from test_training_data import catalogue, write_mnist
 from torch import nn
 from typer.testing import CliRunner
 
-from pathspace import cli
+from pathspace.cli import main as cli
 from pathspace.errors import InputError
 from pathspace.training import cli as commands
 from pathspace.training.experiments import data

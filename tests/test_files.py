@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pathspace.errors import InputError
-from pathspace.files import ensure_writable, replacing
+from pathspace.files.writing import ensure_writable, replacing
 
 
 def sentence(error: pytest.ExceptionInfo[BaseException]) -> str:

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 import pathspace as ps
-from pathspace.activation_statistics import activation_sizes
-from pathspace.calibration import Calibrated
-from pathspace.norms import path_sensitivity
+from pathspace.fitting.activation_statistics import activation_sizes
+from pathspace.fitting.calibration import Calibrated
+from pathspace.paths.norms import path_sensitivity
 
 
 class Branches(nn.Module):

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from pathspace.cli import app
+from pathspace.cli.main import app
 
 NET = """
 import torch

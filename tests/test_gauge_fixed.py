@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathspace as ps
-from pathspace.moves import move_, move_together_
+from pathspace.gauge.moves import move_, move_together_
 from pathspace.training import GaugeFixed
 from pathspace.training.optim import canonical_gauge
 from pathspace.training.optim.canonical_gauge import Side

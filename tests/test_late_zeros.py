@@ -13,8 +13,8 @@ from torch._higher_order_ops.while_loop import while_loop
 from torch.nn import functional as F
 
 import pathspace as ps
-from pathspace.forward_run import run_forward
-from pathspace.invariance import rescaled_in_place
+from pathspace.evidence.invariance import rescaled_in_place
+from pathspace.models.running import run_forward
 
 
 class Net(nn.Module):

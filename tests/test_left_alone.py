@@ -21,8 +21,8 @@ from torch.utils.checkpoint import checkpoint
 
 import pathspace as ps
 import pathspace.diagnostics as ds
-from pathspace.calibration import Calibrated
 from pathspace.diagnostics.attention import attention_matrices, rollout
+from pathspace.fitting.calibration import Calibrated
 
 X, Y = torch.randn(10, 4, generator=torch.Generator().manual_seed(0)), torch.arange(10) % 3
 BATCHES = [(X[:5], Y[:5]), (X[5:], Y[5:])]

@@ -16,10 +16,10 @@ from torch import nn
 from typer.testing import CliRunner
 
 import pathspace as ps
-from pathspace import libraries
-from pathspace.cli import app
+from pathspace.cli import libraries
+from pathspace.cli.main import app
+from pathspace.cli.target import load_target
 from pathspace.diagnostics import report
-from pathspace.target import load_target
 
 SMALL = {
     "hidden_size": 16,

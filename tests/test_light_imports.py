@@ -48,7 +48,7 @@ def test_packages_import_nothing_heavy(package: str) -> None:
 )
 def test_help_and_refusals_import_nothing_heavy(words: str, sentence: str) -> None:
     code = (
-        f"import sys; sys.argv = ['pathspace', *{words.split()}]\nfrom pathspace.cli import"
+        f"import sys; sys.argv = ['pathspace', *{words.split()}]\nfrom pathspace.cli.main import"
         " main\nmain()"
     )
     heavy, said = imported(code)
@@ -60,7 +60,7 @@ def test_light_names_are_those_that_exist() -> None:
     assert (*EXPERIMENTS, "page", "claims", "recipes") == names.EXPERIMENTS
 
 
-@pytest.mark.parametrize("module", ["pathspace.cli", "typer", "pathspace.training.cli"])
+@pytest.mark.parametrize("module", ["pathspace.cli.main", "typer", "pathspace.training.cli"])
 def test_an_interrupt_while_the_command_is_imported_is_one_line(module: str) -> None:
     code = f"""
 import sys
@@ -72,7 +72,7 @@ class Interrupt:
 
 sys.meta_path.insert(0, Interrupt())
 sys.argv = ["pathspace", "train", "digits-rows"]
-from pathspace.start import main
+from pathspace.cli.start import main
 main()
 """
     done = subprocess.run(

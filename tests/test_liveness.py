@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
 import pathspace as ps
-from pathspace.capture import capture
+from pathspace.capture.capture import capture
 from pathspace.inference.liveness import live_elements
 from pathspace.inference.rules import contraction
 from pathspace.inference.values import with_value

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import pathspace as ps
-from pathspace.exact import whole_product
 from pathspace.inference.powers import distinct_columns
 from pathspace.inference.relations import Relations
 from pathspace.inference.values import NEUTRAL
+from pathspace.paths.exact import whole_product
 
 
 class Reused(nn.Module):

@@ -13,8 +13,8 @@ from typer import Typer
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from pathspace import cli
-from pathspace.next_step import STEPS, next_step
+from pathspace.cli import main as cli
+from pathspace.cli.next_step import STEPS, next_step
 from pathspace.training.experiments.data import SOURCES
 
 NET = """

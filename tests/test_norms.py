@@ -17,7 +17,7 @@ from oracles.pathsets import enumerate_paths
 from torch import Tensor, nn
 
 import pathspace as ps
-from pathspace.norms import path_norm, path_statistics
+from pathspace.paths.norms import path_norm, path_statistics
 
 
 def by_enumeration(model: nn.Module, args: tuple[Tensor, ...], p: float) -> float:

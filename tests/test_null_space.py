@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathspace as ps
-from pathspace import null_space, upper_bound
-from pathspace.logscales import family
-from pathspace.null_space import pivots, smallest
-from pathspace.scaled_runs import ScaledRun
+from pathspace.evidence import null_space, upper_bound
+from pathspace.evidence.logscales import family
+from pathspace.evidence.null_space import pivots, smallest
+from pathspace.evidence.scaled_runs import ScaledRun
 
 
 @pytest.mark.parametrize("seed", range(12))

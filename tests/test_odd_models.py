@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import pathspace as ps
-from pathspace.nested import leaves, mapped
-from pathspace.safe_deepcopy import safe_deepcopy
+from pathspace.models.copies import safe_deepcopy
+from pathspace.models.nested import leaves, mapped
 
 INTERNAL = re.compile(
     r"GuardOnDataDependent|aten::|aten\.|unhinted|FakeTensor|SymInt|Proxy|pytree|functorch|dynamo|torch\._|Traceback"

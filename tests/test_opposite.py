@@ -13,7 +13,7 @@ from test_balance import change_and_sizes
 from training_pairs import problem
 
 import pathspace as ps
-from pathspace.log_prefix import log_prefixes, log_suffixes
+from pathspace.paths.log_prefix import log_prefixes, log_suffixes
 from pathspace.training import GSGD, GAdam
 
 RULES = ("modulo", "magnitude", "random")

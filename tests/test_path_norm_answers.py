@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathspace as ps
-from pathspace.finite import count_nonfinite
-from pathspace.norms import path_sensitivity
+from pathspace.models.finite import count_nonfinite
+from pathspace.paths.norms import path_sensitivity
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

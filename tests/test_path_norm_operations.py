@@ -19,8 +19,8 @@ import pathspace as ps
 from pathspace.inference.interpreter import interpret
 from pathspace.inference.registry import FACTS
 from pathspace.inference.unrolled import Unrolled
-from pathspace.local_paths import LEAF, _Nodes
-from pathspace.path_forward import logs_of_sums
+from pathspace.paths.local_paths import LEAF, _Nodes
+from pathspace.paths.path_forward import logs_of_sums
 
 CASES: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     *((name, *case) for table in (TELLING, COPYING) for name, case in table.items()),

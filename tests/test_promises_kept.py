@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 import pathspace as ps
 from pathspace import InputError, UnsupportedError
-from pathspace.cli import app
-from pathspace.files import expect_outputs
+from pathspace.cli.main import app
+from pathspace.files.writing import expect_outputs
 
 
 class Clipped(nn.Module):

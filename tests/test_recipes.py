@@ -19,7 +19,7 @@ from rich.console import Console
 from test_training_data import idx, write_mnist
 
 from pathspace.errors import InputError
-from pathspace.json_lines import read_lines
+from pathspace.files.json_lines import read_lines
 from pathspace.training.experiments.data import fetched
 from pathspace.training.experiments.models import StackedReluLM
 from pathspace.training.experiments.reproduce import EXPERIMENTS, Setting

@@ -15,8 +15,8 @@ from captures import Model, answer, counted, exported, models, traced
 from torch import Tensor, nn
 
 import pathspace as ps
-from pathspace.capture import capture
-from pathspace.captured import place
+from pathspace.capture.capture import capture
+from pathspace.capture.captured import place
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 # the sample changes what it covers in small models: recurrence, attention, norms,

@@ -20,11 +20,11 @@ from torch import nn
 from zoo.entry import load
 
 import pathspace as ps
+from pathspace.cli.progress import stage_line
 from pathspace.diagnostics import Report, charts, report
 from pathspace.diagnostics.report import measure, sentences
 from pathspace.diagnostics.report.graph_layout import arrange, describe_layers
 from pathspace.diagnostics.report.measure import Tally, path_value_facts
-from pathspace.progress import stage_line
 
 VOID = {"meta", "input", "br", "hr", "link", "img"}
 

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import pathspace as ps
-from pathspace import checkpoints, streaming, tensor_files
-from pathspace.cli import app
+from pathspace.cli.main import app
+from pathspace.files import checkpoints, tensor_files
+from pathspace.gauge import streaming
 
 
 class Net(nn.Module):

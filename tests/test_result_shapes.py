@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from pathspace.module_walk import every_module, every_path, every_tensor
-from pathspace.on_meta import META, Shapes
-from pathspace.result_shapes import result_shape
+from pathspace.capture.on_meta import META, Shapes
+from pathspace.capture.result_shapes import result_shape
+from pathspace.models.walk import every_module, every_path, every_tensor
 
 aten = torch.ops.aten
 

@@ -15,10 +15,10 @@ from torch._higher_order_ops.scan import scan
 from torch.nn import functional as F
 
 import pathspace as ps
+from pathspace.evidence.invariance import rescaled_in_place
 from pathspace.inference.registry import RULES
 from pathspace.inference.rules import reductions
 from pathspace.inference.rules.experts import _chosen_by, _is_sorted
-from pathspace.invariance import rescaled_in_place
 
 PAIRS = torch.tensor([0, 0, 1, 1, 2, 2])
 # operation, features it leaves, free units

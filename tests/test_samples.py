@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathspace as ps
-from pathspace.convolutions import convolved
-from pathspace.logscales import family
-from pathspace.sample_sizes import sample_sizes
+from pathspace.evidence.convolutions import convolved
+from pathspace.evidence.logscales import family
+from pathspace.evidence.sample_sizes import sample_sizes
 
 
 @pytest.mark.parametrize(

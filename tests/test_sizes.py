@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathspace as ps
+from pathspace.capture.size_decisions import SizeRecorder
 from pathspace.inference import build
-from pathspace.size_decisions import SizeRecorder
 
 
 class Net(nn.Module):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import pathspace as ps
-from pathspace import cli
+from pathspace.cli import main as cli
 
 
 class Layer(nn.Module):

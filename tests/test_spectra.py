@@ -15,7 +15,7 @@ from pathspace.diagnostics.linear_maps import Jacobian
 from pathspace.diagnostics.phase import draw_spectrum
 from pathspace.diagnostics.spectra import jacobian, spectrum, top_singular, trace_k
 from pathspace.errors import InputError, UnsupportedError
-from pathspace.pictures import save
+from pathspace.files.pictures import save
 
 
 def model_and_batch(seed: int = 0) -> tuple[nn.Sequential, torch.Tensor]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import pathspace as ps
-from pathspace.stand_in import repeatable, stand_in
+from pathspace.models.stand_in import repeatable, stand_in
 
 
 class Hooked(nn.Module):

@@ -17,7 +17,7 @@ from pathspace.diagnostics import ChainRecord, MarkovChain, diagnose
 from pathspace.diagnostics.losses import choose_loss, reduction
 from pathspace.diagnostics.subject import load_weights, make_subject, read_batches
 from pathspace.errors import InputError
-from pathspace.without_values import without_weights
+from pathspace.models.values import without_weights
 
 FILE = """
 import torch

@@ -19,7 +19,7 @@ from torch.nn.utils import prune
 from zoo import trained
 
 import pathspace as ps
-from pathspace.nested import leaves
+from pathspace.models.nested import leaves
 from pathspace.training import GSGD, GAdam, init_skeleton, suggest
 from pathspace.training.experiments.models import CharacterGPT, CifarResNet, VisionTransformer
 from pathspace.training.optim.multipliers import multipliers

@@ -10,7 +10,7 @@ from cases import CASES, mlp
 from oracles.networks import LoopRNN
 
 import pathspace as ps
-from pathspace.symbolic import symbolic
+from pathspace.paths.symbolic import symbolic
 
 NAMES = (
     "mlp_2x1x2x1_nobias",

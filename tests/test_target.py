@@ -13,8 +13,8 @@ import torch
 from command_line import importable
 from torch import nn
 
+from pathspace.cli.target import InputSpec, load_target, parse_input
 from pathspace.errors import InputError
-from pathspace.target import InputSpec, load_target, parse_input
 
 NETS = """
 import torch

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import pathspace as ps
-from pathspace import tensor_files
-from pathspace.tensor_files import TYPES, StoredTensor, TensorFile, as_bytes, write
+from pathspace.files import tensor_files
+from pathspace.files.tensor_files import TYPES, StoredTensor, TensorFile, as_bytes, write
 
 shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 

@@ -21,7 +21,7 @@ from zoo.trained_page import DATA, PAGE, render
 
 import pathspace as ps
 from pathspace.diagnostics import MarkovChain
-from pathspace.pairs import Pairs
+from pathspace.gauge.pairs import Pairs
 from pathspace.training import GSGD
 
 # (networks of millions of weights)

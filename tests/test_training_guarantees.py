@@ -35,7 +35,7 @@ MOMENTS = ["--checkpoint-every", "3", "--patience", "10"]
 
 def run_command(words: list[str]) -> None:
     """What the script ``pathspace`` does, in a process of its own."""
-    from pathspace.cli import main
+    from pathspace.cli.main import main
 
     for stream in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
@@ -191,7 +191,7 @@ def run_on_a_full_disk(room: int, said: Path, words: list[str]) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.dup2(os.open(said, os.O_WRONLY), 2)
-    from pathspace.cli import main
+    from pathspace.cli.main import main
 
     sys.argv = ["pathspace", *words]
     main()

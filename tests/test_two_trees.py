@@ -14,7 +14,7 @@ from oracles.exact import exact_rank, integer_inverse
 from oracles.gsgd import basis_rows, ends, signed_walk
 from oracles.strategies import modest, rooted_multigraphs, seeds, spanning_tree
 
-from pathspace.trees import _at
+from pathspace.graph.growing import _at
 
 
 def units_of(edges: list[tuple[int, int]]) -> int:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import pathspace as ps
-from pathspace.functional_call import evaluate
-from pathspace.module_walk import module_at, unregistered_modules
+from pathspace.models.functional_call import evaluate
+from pathspace.models.walk import module_at, unregistered_modules
 
 
 class BlocksInAList(nn.Module):

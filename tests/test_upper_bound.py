@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import pathspace as ps
-from pathspace import upper_bound
-from pathspace.cli import app
+from pathspace.cli.main import app
+from pathspace.evidence import upper_bound
+from pathspace.evidence.logscales import family
+from pathspace.evidence.samples import Sampler
 from pathspace.inference.registry import RULES
 from pathspace.inference.values import constant
-from pathspace.logscales import family
-from pathspace.samples import Sampler
 
 # (slow: factorisations)
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_rule_fails")]

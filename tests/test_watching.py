@@ -25,7 +25,7 @@ from pathspace.diagnostics.run.alarms import RULES
 from pathspace.diagnostics.run.outputs_judged import loss_fault
 from pathspace.diagnostics.run.weights import Units, fan_in
 from pathspace.errors import InputError
-from pathspace.safe_deepcopy import safe_deepcopy
+from pathspace.models.copies import safe_deepcopy
 from pathspace.training import GSGD, GaugeFixed, penalize
 
 logging.getLogger("pathspace").setLevel(logging.ERROR)

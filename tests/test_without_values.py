@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import pathspace as ps
-from pathspace.safe_deepcopy import safe_deepcopy
+from pathspace.models.copies import safe_deepcopy
 
 
 class Positions(nn.Module):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import pathspace as ps
 from pathspace import diagnostics
-from pathspace.invariance import measure_invariance
+from pathspace.evidence.invariance import measure_invariance
 
 
 def _raises(error: Exception) -> Any:

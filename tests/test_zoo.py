@@ -13,7 +13,7 @@ from zoo.page import DATA, PAGE, ROUNDED, SOUND, render
 from zoo.soundness import rescaled, scaling_dimension, spread, trace_double, unbalanced
 
 import pathspace as ps
-from pathspace.explain import account
+from pathspace.evidence.explain import account
 
 pytestmark = pytest.mark.usefixtures("no_rule_fails")
 

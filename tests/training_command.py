@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner, Result
 
 import pathspace.training.cli
-from pathspace.cli_errors import ErrorSentenceGroup
+from pathspace.cli.errors import ErrorSentenceGroup
 from pathspace.training.experiments.tasks import load_task
 from pathspace.training.history import EpochRecord, History, Tick
 from pathspace.training.task import Split, Task

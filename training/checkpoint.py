@@ -17,10 +17,11 @@ import torch
 from lightning_fabric import Fabric
 
 from pathspace.errors import InputError
-from pathspace.files import replacing
-from pathspace.training import ranks
-from pathspace.training.history import EpochRecord, History, Partial
-from pathspace.training.stopping import exhausted
+from pathspace.files.writing import replacing
+
+from . import ranks
+from .history import EpochRecord, History, Partial
+from .stopping import exhausted
 
 FORMAT = 4
 CONTENTS = (

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pathspace.cli_errors import FAILED, INTERRUPTED
-from pathspace.training.experiments.names import experiments_help, known_experiment, known_task
-from pathspace.training.train_cli import Init, train
+from pathspace.cli.errors import FAILED, INTERRUPTED
+
+from .experiments.names import experiments_help, known_experiment, known_task
+from .train_cli import Init, train
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -107,8 +108,8 @@ def sweep(
 
     Exit codes: 0 done, 2 bad input, 130 interrupted.
     """
-    from pathspace.training.experiments.reproduce.trial import Trial
-    from pathspace.training.experiments.sweep import run_sweep
+    from .experiments.reproduce.trial import Trial
+    from .experiments.sweep import run_sweep
 
     options = tuple(
         (key, value) for key, value in (("hidden", hidden), ("data", data)) if value is not None
@@ -254,7 +255,7 @@ def reproduce(
     Exit codes: 0 done, 2 bad input, 130 interrupted.
     """
     options = {**locals(), "scale": scale.value}
-    from pathspace.training.experiments.reproduce.command import run_reproduction
+    from .experiments.reproduce.command import run_reproduction
 
     console = _console()
     with _interruptible(console):
@@ -276,7 +277,7 @@ def demo(
 
     Exit codes: 0 all theorems hold, 1 one fails, 2 bad input, 130 interrupted.
     """
-    from pathspace.training.experiments.demo import run_demo
+    from .experiments.demo import run_demo
 
     console = _console()
     with _interruptible(console, f"the files in {out} are complete."):
@@ -292,7 +293,7 @@ def list_data() -> None:
     from rich.console import Console
     from rich.table import Column, Table
 
-    from pathspace.training.experiments.data import SOURCES, fetched
+    from .experiments.data import SOURCES, fetched
 
     ends = (Column(name, overflow="fold") for name in ("from", "folder"))
     table = Table("name", "what", "licence", *ends)
@@ -318,8 +319,9 @@ def fetch_data(
     """
     from pathlib import Path
 
-    from pathspace.progress import show_progress
-    from pathspace.training.experiments.data import fetch, source
+    from pathspace.cli.progress import show_progress
+
+    from .experiments.data import fetch, source
 
     known = source(name)
     with show_progress("Fetching", name):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pathspace.errors import InputError
-from pathspace.files import write_text
+from pathspace.files.writing import write_text
 
 # Packages on which the results of a run may depend.
 PACKAGES = ("pathspace", "torch", "numpy", "scipy", "scikit-learn", "lightning-fabric")

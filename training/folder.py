@@ -10,10 +10,11 @@ from typing import Any
 from lightning_fabric import Fabric
 
 from pathspace.errors import InputError
-from pathspace.files import make_folder
-from pathspace.training import ranks
-from pathspace.training.checkpoint import load_checkpoint, save_checkpoint, write_tensors
-from pathspace.training.history import History
+from pathspace.files.writing import make_folder
+
+from . import ranks
+from .checkpoint import load_checkpoint, save_checkpoint, write_tensors
+from .history import History
 
 
 class RunFolder:

@@ -9,8 +9,8 @@ from dataclasses import astuple, dataclass, fields
 from typing import Any
 
 from pathspace.diagnostics.tables import plain
-from pathspace.files import replacing
-from pathspace.json_lines import append_lines
+from pathspace.files.json_lines import append_lines
+from pathspace.files.writing import replacing
 
 
 @dataclass(frozen=True)

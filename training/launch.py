@@ -16,7 +16,7 @@ from lightning_fabric import Fabric
 from lightning_fabric.loggers.logger import Logger
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 
-from pathspace.cli_errors import BAD_INPUT
+from pathspace.cli.errors import BAD_INPUT
 from pathspace.errors import InputError, PathspaceError, UnsupportedError
 
 # The supported accelerators, strategies and precisions of Fabric, by the users' names.

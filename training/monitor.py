@@ -30,10 +30,11 @@ import pathspace as ps
 from pathspace.diagnostics.chain import MarkovChain
 from pathspace.diagnostics.conservation import conserved
 from pathspace.errors import InputError, PathspaceError
-from pathspace.files import replacing
-from pathspace.json_lines import append_lines, read_lines
-from pathspace.training.history import Tick
-from pathspace.training.task import Task
+from pathspace.files.json_lines import append_lines, read_lines
+from pathspace.files.writing import replacing
+
+from .history import Tick
+from .task import Task
 
 # Number of validation examples for the chain: always the same, so that rows can be compared.
 OBSERVED = 256

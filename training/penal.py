@@ -24,17 +24,11 @@ from pathspace.diagnostics.check_traced import Traced
 from pathspace.diagnostics.nodes import Place, run_noting, unwrapped
 from pathspace.diagnostics.penalty_disabled import PENAL
 from pathspace.errors import SEED, InputError, UnsupportedError, expect_arguments, expect_numbers
-from pathspace.nested import leaves
-from pathspace.training.norms_again import NORMS, NormsAgain
-from pathspace.training.penal_gradients import (
-    Again,
-    learns,
-    penalised,
-    penalised_sum,
-    penalised_zero,
-    transforming,
-)
-from pathspace.training.sums_again import RELUS, Before, SumsAgain
+from pathspace.models.nested import leaves
+
+from .norms_again import NORMS, NormsAgain
+from .penal_gradients import Again, learns, penalised, penalised_sum, penalised_zero, transforming
+from .sums_again import RELUS, Before, SumsAgain
 
 Model = TypeVar("Model", bound=nn.Module)
 Tau = float | Mapping[str, float | Callable[[int], float]] | Callable[[int], float]

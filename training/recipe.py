@@ -12,19 +12,12 @@ import torch
 from torch import nn
 
 import pathspace as ps
-from pathspace import Skeleton
 from pathspace.errors import InputError
-from pathspace.training.optim import (
-    EMASGD,
-    GSGD,
-    GAdam,
-    PathSGD,
-    RescaleSGD,
-    SignProp,
-    init_skeleton,
-)
-from pathspace.training.recurrent_part import recurrent_gsgd, recurrent_path_sgd
-from pathspace.training.task import Task
+from pathspace.paths.skeleton import Skeleton
+
+from .optim import EMASGD, GSGD, GAdam, PathSGD, RescaleSGD, SignProp, init_skeleton
+from .recurrent_part import recurrent_gsgd, recurrent_path_sgd
+from .task import Task
 
 Rule = Literal["modulo", "magnitude", "random"]
 Init = Literal["default", "unit-skeleton", "unbalanced"]

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
-from pathspace import trace
 from pathspace.errors import InputError, InputTypeError, UnsupportedError, expect_arguments
-from pathspace.training.optim import GSGD, PathSGD
-from pathspace.training.optim.joined import Joined
-from pathspace.training.optim.path_sgd import evaluating
+from pathspace.tracing import trace
+
+from .optim import GSGD, PathSGD
+from .optim.joined import Joined
+from .optim.path_sgd import evaluating
 
 # of a model: one tensor, or all in order
 Inputs = Tensor | tuple[Any, ...]

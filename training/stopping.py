@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pathspace.training.history import EpochRecord, History
+from .history import EpochRecord, History
 
 
 def best_record(history: History) -> EpochRecord | None:

@@ -11,16 +11,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pathspace import InputError, InputTypeError, PathspaceError, UnsupportedError
-from pathspace.errors import expect_arguments
-from pathspace.moves import moved
-from pathspace.safe_deepcopy import safe_deepcopy
-from pathspace.structure import Structure
-from pathspace.training.optim.canonical_gauge import canonical
-from pathspace.training.optim.gauge_fixed import GaugeFixed
-from pathspace.training.optim.matching import blocks_of
-from pathspace.training.optim.movable import movable
-from pathspace.training.optim.multipliers import LARGE, Multipliers, multipliers
+from pathspace.errors import (
+    InputError,
+    InputTypeError,
+    PathspaceError,
+    UnsupportedError,
+    expect_arguments,
+)
+from pathspace.gauge.moves import moved
+from pathspace.graph.structure import Structure
+from pathspace.models.copies import safe_deepcopy
+
+from .optim.canonical_gauge import canonical
+from .optim.gauge_fixed import GaugeFixed
+from .optim.matching import blocks_of
+from .optim.movable import movable
+from .optim.multipliers import LARGE, Multipliers, multipliers
 
 # relative change of all matrices together in one step, without a test of rates; trained weights
 # that are not at a minimum of the loss tolerate it

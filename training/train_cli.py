@@ -11,9 +11,10 @@ from typing import Annotated
 
 import typer
 
-from pathspace.cli_errors import INTERRUPTED
-from pathspace.options import JsonOption, SkeletonRule
-from pathspace.training.experiments.names import known_task
+from pathspace.cli.errors import INTERRUPTED
+from pathspace.cli.options import JsonOption, SkeletonRule
+
+from .experiments.names import known_task
 
 
 class Init(StrEnum):
@@ -306,11 +307,12 @@ def train(
     values |= {"rule": rule.value, "init": init.value if init else None}
     from rich.console import Console
 
-    from pathspace.training.train_command import TrainRequest, run_training
+    from .train_command import TrainRequest, run_training
 
     if config is not None:
         from pathspace.errors import InputError
-        from pathspace.training.config import read_config
+
+        from .config import read_config
 
         read = read_config(config, TrainRequest.types())
         if read.pop("task", task) != task:

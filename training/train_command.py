@@ -12,23 +12,24 @@ from rich.console import Console
 from rich.table import Table
 
 from pathspace.errors import AT_LEAST_1, SEED, InputError, expect_numbers
-from pathspace.files import ensure_writable, make_folder, write_text
-from pathspace.training import ranks
-from pathspace.training.checkpoint import protect_unfinished
-from pathspace.training.config import write_config
-from pathspace.training.experiments.augment import augmentation
-from pathspace.training.experiments.tasks import load_task
-from pathspace.training.history import History, Score
-from pathspace.training.launch import make_fabric, rank0_errors
-from pathspace.training.monitor import Monitor, Watchers
-from pathspace.training.penal import penalize
-from pathspace.training.progress import run_progress
-from pathspace.training.recipe import Init, Recipe, Rule, prepare
-from pathspace.training.schedules import schedule
-from pathspace.training.task import Task
-from pathspace.training.tensorboard import TensorBoard
-from pathspace.training.threads import one_thread
-from pathspace.training.trainer import Trainer
+from pathspace.files.writing import ensure_writable, make_folder, write_text
+
+from . import ranks
+from .checkpoint import protect_unfinished
+from .config import write_config
+from .experiments.augment import augmentation
+from .experiments.tasks import load_task
+from .history import History, Score
+from .launch import make_fabric, rank0_errors
+from .monitor import Monitor, Watchers
+from .penal import penalize
+from .progress import run_progress
+from .recipe import Init, Recipe, Rule, prepare
+from .schedules import schedule
+from .task import Task
+from .tensorboard import TensorBoard
+from .threads import one_thread
+from .trainer import Trainer
 
 
 @dataclass(frozen=True)

@@ -29,14 +29,15 @@ from pathspace.errors import (
     UnsupportedError,
     expect_numbers,
 )
-from pathspace.training import ranks
-from pathspace.training.batches import Batches
-from pathspace.training.checkpoint import noise_state, restore_noise
-from pathspace.training.folder import RunFolder
-from pathspace.training.history import EpochRecord, History, Partial, Score, Tick
-from pathspace.training.recipe import UNFIT
-from pathspace.training.stopping import BestWeights, best_record, exhausted
-from pathspace.training.task import Split, Task
+
+from . import ranks
+from .batches import Batches
+from .checkpoint import noise_state, restore_noise
+from .folder import RunFolder
+from .history import EpochRecord, History, Partial, Score, Tick
+from .recipe import UNFIT
+from .stopping import BestWeights, best_record, exhausted
+from .task import Split, Task
 
 EVALUATION_BATCH = 1024
 

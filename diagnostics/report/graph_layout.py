@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from pathspace.draw import unit_groups
 from pathspace.errors import PathspaceError
-from pathspace.graph_parts import WeightBlock
-from pathspace.log_prefix import log_prefixes, log_suffixes
-from pathspace.skeleton import Skeleton
-from pathspace.structure import Structure
-from pathspace.without_values import has_values
+from pathspace.graph.parts import WeightBlock
+from pathspace.graph.structure import Structure
+from pathspace.models.values import has_values
+from pathspace.paths.draw import unit_groups
+from pathspace.paths.log_prefix import log_prefixes, log_suffixes
+from pathspace.paths.skeleton import Skeleton
 
 CELLS = 40
 ROOT = 0

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup, escape
 
-from pathspace.diagnostics.wording import plural, shortened
-from pathspace.draw import OUT, SCALAR, Edge, bent_edges, place_nodes, scalar_graph
 from pathspace.errors import PathspaceError
-from pathspace.skeleton import Skeleton
+from pathspace.paths.draw import OUT, SCALAR, Edge, bent_edges, place_nodes, scalar_graph
+from pathspace.paths.skeleton import Skeleton
+
+from ..wording import plural, shortened
 
 ROW, LANE, BOX, MARGIN = 36, 34, 360, 44
 HUES = 6

@@ -15,17 +15,22 @@ import numpy as np
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pathspace import Explanation, Skeleton, check, proof, verify
-from pathspace.diagnostics.chain import MarkovChain
-from pathspace.diagnostics.degeneracy import degeneracy
-from pathspace.diagnostics.efficiency import ChainRecord
-from pathspace.diagnostics.first_steps import first_steps
-from pathspace.diagnostics.gradients import gradients, imbalance
-from pathspace.diagnostics.run.examine import examine
-from pathspace.diagnostics.signal import signal
-from pathspace.diagnostics.subject import Subject
+from pathspace.checker import check
 from pathspace.errors import PathspaceError
-from pathspace.norms import log_factors
+from pathspace.evidence.explain import Explanation
+from pathspace.evidence.proof import proof
+from pathspace.evidence.verify import verify
+from pathspace.paths.norms import log_factors
+from pathspace.paths.skeleton import Skeleton
+
+from ..chain import MarkovChain
+from ..degeneracy import degeneracy
+from ..efficiency import ChainRecord
+from ..first_steps import first_steps
+from ..gradients import gradients, imbalance
+from ..run.examine import examine
+from ..signal import signal
+from ..subject import Subject
 
 Facts = dict[str, Any]
 

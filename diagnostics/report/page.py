@@ -12,20 +12,21 @@ from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 from torch import nn
 
-from pathspace import Skeleton, explain
-from pathspace.diagnostics import charts
-from pathspace.diagnostics.losses import Function
-from pathspace.diagnostics.pages import render
-from pathspace.diagnostics.report import graph_svg, measure, sentences
-from pathspace.diagnostics.report.graph_layout import describe_layers
-from pathspace.diagnostics.report.measure import Facts, attempt
-from pathspace.diagnostics.subject import Subject, make_subject
-from pathspace.diagnostics.tables import plain
 from pathspace.errors import SEED, InputError, expect_arguments, expect_numbers
-from pathspace.files import expect_suffix, replacing
-from pathspace.log_prefix import log_prefixes, log_suffixes
-from pathspace.skeleton import choose
-from pathspace.without_values import names_without_values
+from pathspace.evidence.explain import explain
+from pathspace.files.writing import expect_suffix, replacing
+from pathspace.models.values import names_without_values
+from pathspace.paths.log_prefix import log_prefixes, log_suffixes
+from pathspace.paths.skeleton import Skeleton, choose
+
+from .. import charts
+from ..losses import Function
+from ..pages import render
+from ..subject import Subject, make_subject
+from ..tables import plain
+from . import graph_svg, measure, sentences
+from .graph_layout import describe_layers
+from .measure import Facts, attempt
 
 Progress = Callable[[str, float], None]
 FORMAT = "pathspace-report/1"
@@ -110,7 +111,7 @@ def report(
         batches: largest number of batches of the data that are used.
         loss_fn: the same as ``loss``.
         targets: of the example inputs, passed to the loss.
-        rule: rule for the choice of the skeleton, see :func:`pathspace.skeleton.choose`.
+        rule: rule for the choice of the skeleton, see :func:`pathspace.paths.skeleton.choose`.
         norm_eps: see :func:`pathspace.trace`.
         seed: of the skeleton, of random rescalings and of the default loss.
         progress: called with the current step and the share of the work that is done.

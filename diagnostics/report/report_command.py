@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pathspace.diagnostics.options import BatchesOption, CheckpointOption, DataOption, LossOption
-from pathspace.options import (
+from pathspace.cli.options import (
     InputOption,
     JsonOption,
     NormEps,
@@ -19,6 +18,8 @@ from pathspace.options import (
     TargetArgument,
     TrainOption,
 )
+
+from ..options import BatchesOption, CheckpointOption, DataOption, LossOption
 
 
 def report(
@@ -68,9 +69,9 @@ def report(
     Exit codes: 0 written, whatever the certificate says; 2 bad input; an existing file stays whole
     unless the new one is complete.
     """
-    from pathspace.files import STDOUT, delivering, expect_outputs
-    from pathspace.progress import deliver, show_progress
-    from pathspace.target import load_target
+    from pathspace.cli.progress import deliver, show_progress
+    from pathspace.cli.target import load_target
+    from pathspace.files.writing import STDOUT, delivering, expect_outputs
 
     expect_outputs("report", output, (".html", ".htm"), json)
     models = [(target, checkpoint)]
@@ -78,9 +79,9 @@ def report(
         models.append((against, None) if ":" in against else (target, against))
     reports = []
     with show_progress("Loading", target) as status:
-        from pathspace.diagnostics.report.page import Report
-        from pathspace.diagnostics.report.page import report as look
-        from pathspace.diagnostics.report.versus import Comparison, versus
+        from .page import Report
+        from .page import report as look
+        from .versus import Comparison, versus
 
         for number, (name, weights) in enumerate(models):
             loaded = load_target(

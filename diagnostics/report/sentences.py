@@ -6,8 +6,9 @@ import math
 from collections import Counter
 from typing import Any
 
-from pathspace.diagnostics.wording import number_text, plural, power_of_ten
-from pathspace.exactness_levels import levels_in_words
+from pathspace.evidence.exactness_levels import levels_in_words
+
+from ..wording import number_text, plural, power_of_ten
 
 Facts = dict[str, Any]
 

@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pathspace.diagnostics import charts
-from pathspace.diagnostics.pages import render
-from pathspace.diagnostics.report.page import Report
-from pathspace.diagnostics.wording import number_text, power_of_ten
 from pathspace.errors import expect_arguments
-from pathspace.files import replacing
+from pathspace.files.writing import replacing
+
+from .. import charts
+from ..pages import render
+from ..wording import number_text, power_of_ten
+from .page import Report
 
 Facts = dict[str, Any]
 # part, how to read its value, title

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from pathspace.diagnostics.run import passes_judged, steps_judged
-from pathspace.diagnostics.run.snapshot import Snapshot
+from . import passes_judged, steps_judged
+from .snapshot import Snapshot
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from typing import Any
 
 from torch import nn
 
-from pathspace.diagnostics.run.watching import Watching, watching
 from pathspace.errors import InputError
+
+from .watching import Watching, watching
 
 
 class _Watched:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from pathspace import ReductionGraph
-from pathspace.diagnostics.efficiency import ChainRecord
-from pathspace.diagnostics.gradients import batch_gradient
-from pathspace.diagnostics.run.alarms import Alarm, new_alarms
-from pathspace.diagnostics.run.probe import Probe
-from pathspace.diagnostics.run.snapshot import Snapshot, UnitFacts
-from pathspace.diagnostics.run.weights import Units, fan_in, tensor_facts
-from pathspace.diagnostics.subject import Subject
-from pathspace.without_values import require_runnable
+from pathspace.models.values import require_runnable
+from pathspace.reduction import ReductionGraph
+
+from ..efficiency import ChainRecord
+from ..gradients import batch_gradient
+from ..subject import Subject
+from .alarms import Alarm, new_alarms
+from .probe import Probe
+from .snapshot import Snapshot, UnitFacts
+from .weights import Units, fan_in, tensor_facts
 
 
 def examine(

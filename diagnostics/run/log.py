@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from pathspace.diagnostics.run.alarms import Alarm
-from pathspace.diagnostics.run.snapshot import Snapshot
+from .alarms import Alarm
+from .snapshot import Snapshot
 
 
 @dataclass

@@ -9,10 +9,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pathspace.diagnostics.run.log import RunLog
-from pathspace.diagnostics.run.training_page import render
 from pathspace.errors import InputError
-from pathspace.files import ensure_writable, replacing
+from pathspace.files.writing import ensure_writable, replacing
+
+from .log import RunLog
+from .training_page import render
 
 # the page is drawn again if drawing has taken less than this share of the run so far
 PAGE_SHARE = 0.005

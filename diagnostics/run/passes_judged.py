@@ -14,8 +14,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from pathspace.diagnostics.run.probe import LayerFacts
-from pathspace.diagnostics.run.snapshot import Snapshot
+from .probe import LayerFacts
+from .snapshot import Snapshot
 
 FLOAT16 = 65504.0
 HEADROOM = 4.0

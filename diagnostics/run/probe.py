@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._pytree import tree_leaves
 
-from pathspace.diagnostics.real_tensors import first_real
-from pathspace.diagnostics.run.outputs_judged import LossFault, judged_inside, loss_fault
-from pathspace.diagnostics.selection import select
-from pathspace.diagnostics.unit_axes import unit_axis
+from ..real_tensors import first_real
+from ..selection import select
+from ..unit_axes import unit_axis
+from .outputs_judged import LossFault, judged_inside, loss_fault
 
 DROPPING = (
     nn.Dropout,

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from pathspace.diagnostics.efficiency import ChainRecord
-from pathspace.diagnostics.run.probe import Pass
-from pathspace.diagnostics.run.weights import GroupFacts, TensorFacts
+from ..efficiency import ChainRecord
+from .probe import Pass
+from .weights import GroupFacts, TensorFacts
 
 
 @dataclass

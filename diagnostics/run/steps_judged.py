@@ -11,8 +11,8 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
-from pathspace.diagnostics.run.passes_judged import Found, shown
-from pathspace.diagnostics.run.snapshot import Snapshot
+from .passes_judged import Found, shown
+from .snapshot import Snapshot
 
 
 def rate(run: Sequence[Snapshot]) -> Found:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from markupsafe import Markup
 
-from pathspace.diagnostics import charts, pages
-from pathspace.diagnostics.run.log import RunLog
-from pathspace.diagnostics.wording import plural
+from .. import charts, pages
+from ..wording import plural
+from .log import RunLog
 
 # title, columns or the prefix of columns, what is shown, logarithmic
 CHARTS = (

@@ -20,25 +20,6 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from pathspace import Skeleton, path_statistics, trace
-from pathspace.diagnostics.chain import MarkovChain
-from pathspace.diagnostics.efficiency import ChainRecord, as_record
-from pathspace.diagnostics.observer import Observer
-from pathspace.diagnostics.run.alarms import Alarm, new_alarms, not_held
-from pathspace.diagnostics.run.log import RunLog
-from pathspace.diagnostics.run.output_writers import Csv, Page, TensorBoardWriter
-from pathspace.diagnostics.run.passes_judged import same_batch
-from pathspace.diagnostics.run.probe import Pass, Probe
-from pathspace.diagnostics.run.snapshot import Snapshot, UnitFacts
-from pathspace.diagnostics.run.weights import (
-    TensorFacts,
-    Units,
-    eps_share,
-    fan_in,
-    moves,
-    tensor_facts,
-    usual_squares,
-)
 from pathspace.errors import (
     AT_LEAST_1,
     SEED,
@@ -47,6 +28,20 @@ from pathspace.errors import (
     expect_arguments,
     expect_numbers,
 )
+from pathspace.paths.norms import path_statistics
+from pathspace.paths.skeleton import Skeleton
+from pathspace.tracing import trace
+
+from ..chain import MarkovChain
+from ..efficiency import ChainRecord, as_record
+from ..observer import Observer
+from .alarms import Alarm, new_alarms, not_held
+from .log import RunLog
+from .output_writers import Csv, Page, TensorBoardWriter
+from .passes_judged import same_batch
+from .probe import Pass, Probe
+from .snapshot import Snapshot, UnitFacts
+from .weights import TensorFacts, Units, eps_share, fan_in, moves, tensor_facts, usual_squares
 
 EVERY = 100
 # tracing waits until its cost is this share of the run, unless it takes less than half a second

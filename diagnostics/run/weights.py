@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pathspace import ReductionGraph
-from pathspace.diagnostics.conservation import squared_weights, unit_sums
+from pathspace.reduction import ReductionGraph
+
+from ..conservation import squared_weights, unit_sums
 
 # E log|w| of a normal w is smaller than the logarithm of its standard deviation by this number
 _LOG_NORMAL = 0.635

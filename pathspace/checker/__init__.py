@@ -29,10 +29,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pathspace.checker.bench import is_bare
-from pathspace.checker.document import STATEMENT, Rejected, read_document, read_tensors, require
-from pathspace.checker.outputs import compare_tensors, rescale_copy
-from pathspace.checker.trees import count
+from .bench import is_bare
+from .document import STATEMENT, Rejected, read_document, read_tensors, require
+from .outputs import compare_tensors, rescale_copy
+from .trees import count
 
 __all__ = ["STATEMENT", "Judgement", "check"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pathspace.checker.bench import (
+from .bench import (
     call_arguments,
     duplicate,
     is_bare,
@@ -18,7 +18,7 @@ from pathspace.checker.bench import (
     times_size,
     with_tiny_eps,
 )
-from pathspace.checker.document import Rejected, Tensor, integers, read_products, require
+from .document import Rejected, Tensor, integers, read_products, require
 
 # factors of the inputs, each with all weights redrawn
 SIZES = (1.0, 100.0, 0.01)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pathspace.checker.document import Tensor, integers, read_products, require
+from .document import Tensor, integers, read_products, require
 
 
 def count(document: Mapping[str, Any], blocks: list[Tensor], weights: int, units: int) -> None:

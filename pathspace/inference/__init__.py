@@ -3,6 +3,6 @@ through registered rules.
 """
 
 # import all rules, so that the table of operations is complete after any first import
-from pathspace.inference import rules
+from . import rules
 
 __all__ = ["rules"]

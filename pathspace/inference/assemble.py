@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pathspace.inference.flows import Use
-from pathspace.inference.parameter_layout import Region, layout
-from pathspace.inference.relations import Relations
-from pathspace.inference.semantics import Place
-from pathspace.inference.union_find import negated
-from pathspace.inference.units import Scales
-from pathspace.inference.values import NEUTRAL, ROOT, compress, distinct, has_zeros
+from .flows import Use
+from .parameter_layout import Region, layout
+from .relations import Relations
+from .semantics import Place
+from .union_find import negated
+from .units import Scales
+from .values import NEUTRAL, ROOT, compress, distinct, has_zeros
 
 Piece = tuple[Region, Tensor, Tensor]
 

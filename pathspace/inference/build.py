@@ -9,16 +9,16 @@ import torch
 from scipy.sparse import csr_array, eye_array, vstack
 from torch import Tensor
 
-from pathspace.captured import Captured
-from pathspace.graph_parts import Pin, Statistic, WeightBlock
-from pathspace.inference.assemble import Ends, assemble, beside, combine, extended, shrink
-from pathspace.inference.gathered import fold
-from pathspace.inference.relations import Relations, Solution
-from pathspace.inference.union_find import looked_up, lookup
-from pathspace.inference.units import Scales
-from pathspace.inference.values import NEUTRAL, distinct, has_zeros
-from pathspace.structure import Structure
-from pathspace.trees import SpanningTreeBuilder
+from ..capture.captured import Captured
+from ..graph.growing import SpanningTreeBuilder
+from ..graph.parts import Pin, Statistic, WeightBlock
+from ..graph.structure import Structure
+from .assemble import Ends, assemble, beside, combine, extended, shrink
+from .gathered import fold
+from .relations import Relations, Solution
+from .union_find import looked_up, lookup
+from .units import Scales
+from .values import NEUTRAL, distinct, has_zeros
 
 Pair = tuple[Tensor, Tensor]
 POWERS_ONLY = "weights meet different powers of this scale, and never the scale itself"

@@ -21,18 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pathspace.inference.semantics import Semantics
-from pathspace.inference.union_find import UnionFind
-from pathspace.inference.values import (
-    NEUTRAL,
-    ROOT,
-    Value,
-    Weight,
-    broadcast_shape,
-    compress,
-    constant,
-    distinct,
-)
+from .semantics import Semantics
+from .union_find import UnionFind
+from .values import NEUTRAL, ROOT, Value, Weight, broadcast_shape, compress, constant, distinct
 
 FIXED = 1
 Side = tuple[str, int]

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pathspace.inference.registry import facts_of
-from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, distinct
+from .registry import facts_of
+from .semantics import Semantics
+from .values import NEUTRAL, ROOT, Value, Weight, distinct
 
 # kinds of operations whose results can be integers although they convert no operand
 # (nothing is known of others)

@@ -11,8 +11,8 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import dispatch_functionalize
 
-from pathspace.in_place import writes_are_seen
-from pathspace.inference.registry import RULES, operation_name
+from ..capture.aliasing import writes_are_seen
+from .registry import RULES, operation_name
 
 
 @cache

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from pathspace.inference.registry import facts_of, operation_name
+from .registry import facts_of, operation_name
 
 # kinds of operations that do not change elements
 MOVEMENTS = frozenset(["copy", "movement", "repetition", "part"])

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pathspace.inference.values import NEUTRAL, ROOT, Weight, distinct
+from .values import NEUTRAL, ROOT, Weight, distinct
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from pathspace.inference.conversions import SHAPES
-from pathspace.inference.registry import operation_name
-from pathspace.inference.values import Weight, value_of, with_value
+from .conversions import SHAPES
+from .registry import operation_name
+from .values import Weight, value_of, with_value
 
 LARGEST = 1 << 22
 # operations that fill the shape of their operand -> the number, or the position of

@@ -23,10 +23,10 @@ import torch
 from scipy.sparse import csr_array
 from torch import Tensor
 
-from pathspace.inference.relations import Relations, Solution
-from pathspace.inference.union_find import class_index, lookup
-from pathspace.inference.units import Scales
-from pathspace.inference.values import NEUTRAL, ROOT, broadcast_shape, distinct
+from .relations import Relations, Solution
+from .union_find import class_index, lookup
+from .units import Scales
+from .values import NEUTRAL, ROOT, broadcast_shape, distinct
 
 Ends = tuple[Tensor, Tensor]
 # above this number of sums of scales, all rows share one scale, which is sound

@@ -10,29 +10,21 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor, dtype, fx, strided
 from torch.utils import _pytree as pytree
 
-from pathspace.captured import Captured, place
-from pathspace.errors import InputError, PathspaceError, UnsupportedError
-from pathspace.graph_parts import Pin
-from pathspace.inference.conversions import as_stored, is_free
-from pathspace.inference.decompose import decomposed
-from pathspace.inference.folding import fold_constant, held_by
-from pathspace.inference.liveness import Live, fitted, live_elements, without_dead
-from pathspace.inference.regions import REGIONS
-from pathspace.inference.registry import RULES, facts_of, operation_name
-from pathspace.inference.rules.normalization import WITH_STATISTICS
-from pathspace.inference.semantics import Place, Semantics
-from pathspace.inference.values import (
-    NEUTRAL,
-    Weight,
-    constant,
-    shape_of,
-    unknown,
-    value_of,
-    with_value,
-)
-from pathspace.refusals import first_line
-from pathspace.shared_memory import read_elsewhere
-from pathspace.without_values import has_values
+from ..capture.captured import Captured, place
+from ..capture.refusals import first_line
+from ..capture.shared_memory import read_elsewhere
+from ..errors import InputError, PathspaceError, UnsupportedError
+from ..graph.parts import Pin
+from ..models.values import has_values
+from .conversions import as_stored, is_free
+from .decompose import decomposed
+from .folding import fold_constant, held_by
+from .liveness import Live, fitted, live_elements, without_dead
+from .regions import REGIONS
+from .registry import RULES, facts_of, operation_name
+from .rules.normalization import WITH_STATISTICS
+from .semantics import Place, Semantics
+from .values import NEUTRAL, Weight, constant, shape_of, unknown, value_of, with_value
 
 S = TypeVar("S", bound=Semantics)
 

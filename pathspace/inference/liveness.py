@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from pathspace.inference.masked_elements import CHOICES, FACTORS, Constants
-from pathspace.inference.registry import facts_of, named_arguments, operation_name
-from pathspace.inference.rules.normalization import WITH_STATISTICS
-from pathspace.inference.values import NEUTRAL, Weight, compress, constant, distinct
+from .masked_elements import CHOICES, FACTORS, Constants
+from .registry import facts_of, named_arguments, operation_name
+from .rules.normalization import WITH_STATISTICS
+from .values import NEUTRAL, Weight, compress, constant, distinct
 
 # all elements, none, or a mask of them
 Live = bool | Tensor

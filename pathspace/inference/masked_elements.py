@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from pathspace.inference.folding import FILLED, constant_of
-from pathspace.inference.registry import operation_name
-from pathspace.inference.values import distinct, value_of
+from .folding import FILLED, constant_of
+from .registry import operation_name
+from .values import distinct, value_of
 
 # products and quotients -> the position of the first factor, and whether the second one divides
 FACTORS = {

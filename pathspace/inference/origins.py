@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import fx
 
-from pathspace.inference.registry import facts_of, operation_name
+from .registry import facts_of, operation_name
 
 # operation -> positions of the numbers that it writes
 NUMBERS: Mapping[str, tuple[int, ...]] = {

@@ -14,11 +14,11 @@ from math import prod
 import numpy as np
 from torch import Tensor
 
-from pathspace.inference.flows import Flows, use_of
-from pathspace.inference.parameter_layout import layout
-from pathspace.inference.relations import Relations
-from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import Value, Weight, constant, reshaped
+from .flows import Flows, use_of
+from .parameter_layout import layout
+from .relations import Relations
+from .semantics import Semantics
+from .values import Value, Weight, constant, reshaped
 
 UNLIKE = "different constants are added to this parameter"
 # if data selects more scalars of a table than this, all of its rows are treated as one

@@ -8,7 +8,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from pathspace.inference.values import NEUTRAL, distinct, has_zeros
+from .values import NEUTRAL, distinct, has_zeros
 
 Memory = tuple[int, tuple[tuple[int, int, int], ...]]
 

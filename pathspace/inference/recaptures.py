@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pathspace.captured import Captured
-from pathspace.graph_parts import Pin
-from pathspace.inference.interpreter import interpret
-from pathspace.inference.relations import Relations
-from pathspace.inference.units import Scales
+from ..capture.captured import Captured
+from ..graph.parts import Pin
+from .interpreter import interpret
+from .relations import Relations
+from .units import Scales
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from pathspace.inference.rules.attention import attention
-from pathspace.inference.rules.edges import with_others
-from pathspace.inference.values import Weight, unknown
+from .rules.attention import attention
+from .rules.edges import with_others
+from .values import Weight, unknown
 
 REGIONS: dict[str, Callable[..., Any]] = {}
 Graph = fx.GraphModule

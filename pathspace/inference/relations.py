@@ -20,7 +20,7 @@ import torch
 from scipy.sparse import coo_array, csr_array
 from torch import Tensor
 
-from pathspace.inference.elimination import (
+from .elimination import (
     LARGEST_POWER,
     Rounds,
     compress_relations,
@@ -31,8 +31,8 @@ from pathspace.inference.elimination import (
     peel,
     simplified,
 )
-from pathspace.inference.union_find import UnionFind, looked_up
-from pathspace.inference.values import NEUTRAL
+from .union_find import UnionFind, looked_up
+from .values import NEUTRAL
 
 MAX_ELIMINATED = 30_000
 MAX_RATIONAL = 200

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pathspace.inference.relations import Relations
-from pathspace.inference.values import NEUTRAL
+from .relations import Relations
+from .values import NEUTRAL
 
 SHARED = "norms with different eps divide by one running variance"
 READ = "running statistics are read by something else than their normalisation"

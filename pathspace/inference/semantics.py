@@ -16,17 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from pathspace.graph_parts import Pin
-from pathspace.inference.values import (
-    NEUTRAL,
-    ROOT,
-    Value,
-    Weight,
-    broadcast_shape,
-    constant,
-    distinct,
-    move,
-)
+from ..graph.parts import Pin
+from .values import NEUTRAL, ROOT, Value, Weight, broadcast_shape, constant, distinct, move
 
 # the most steps of a recurrent operation whose states may all have scales of their own
 FEW_STEPS = 8

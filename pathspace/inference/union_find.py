@@ -18,7 +18,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from pathspace.inference.values import NEUTRAL, ROOT, broadcast_shape, distinct, has_zeros
+from .values import NEUTRAL, ROOT, broadcast_shape, distinct, has_zeros
 
 # both sides of equations
 Pairs = tuple[np.ndarray, np.ndarray]

@@ -14,16 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace.graph_parts import Pin
-from pathspace.inference.flows import use_of
-from pathspace.inference.origins import constant_behind
-from pathspace.inference.parameter_scales import ParameterScales
-from pathspace.inference.powers import Memory, Powers, distinct_columns, expanded_ids, memory
-from pathspace.inference.registry import facts_of
-from pathspace.inference.relations import representatives
-from pathspace.inference.running_statistics import RunningStatistics
-from pathspace.inference.union_find import lookup
-from pathspace.inference.values import (
+from ..graph.parts import Pin
+from .flows import use_of
+from .origins import constant_behind
+from .parameter_scales import ParameterScales
+from .powers import Memory, Powers, distinct_columns, expanded_ids, memory
+from .registry import facts_of
+from .relations import representatives
+from .running_statistics import RunningStatistics
+from .union_find import lookup
+from .values import (
     NEUTRAL,
     ROOT,
     Value,

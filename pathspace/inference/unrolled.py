@@ -14,9 +14,9 @@ from math import lcm, prod
 import torch
 from torch import Tensor
 
-from pathspace.errors import UnsupportedError
-from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, compress, constant, distinct
+from ..errors import UnsupportedError
+from .semantics import Semantics
+from .values import NEUTRAL, ROOT, Value, Weight, compress, constant, distinct
 
 START = -1
 PRODUCT = -2

@@ -15,12 +15,12 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import breadth_first_order, connected_components
 from torch import Tensor
 
-from pathspace.inference.origins import constant_behind
-from pathspace.inference.relations import Relations
-from pathspace.inference.running_statistics import RunningStatistics
-from pathspace.inference.union_find import Pairs
-from pathspace.inference.units import Scales
-from pathspace.inference.values import ROOT, Value
+from .origins import constant_behind
+from .relations import Relations
+from .running_statistics import RunningStatistics
+from .union_find import Pairs
+from .units import Scales
+from .values import ROOT, Value
 
 SHARED = "the scales that meet there are one"
 PRODUCT = "scales of a product add up"

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from zoo import trained
 
 import pathspace as ps
-from pathspace.nested import leaves
+from pathspace.models.nested import leaves
 from pathspace.training import suggest
 from pathspace.training.experiments.reproduce.leaderboard_run import Run, prepared
 from pathspace.training.experiments.reproduce.leaderboard_tasks import TASKS

@@ -26,8 +26,8 @@ import torch
 from torch import nn
 
 import pathspace as ps
-import pathspace.capture
-from pathspace.capture import capture
+import pathspace.capture.capture
+from pathspace.capture.capture import capture
 
 # seconds of processor time
 LIMIT = 60.0
@@ -99,7 +99,7 @@ def row(library: str, name: str) -> dict[str, Any]:
     x = torch.randn(1, 3, *(299, 299) if name.startswith("inception") else (224, 224))
 
     def export() -> object:
-        with mock.patch.object(pathspace.capture, "recorded", lambda *_: None):
+        with mock.patch.object(pathspace.capture.capture, "recorded", lambda *_: None):
             return capture(model, (x,), {})
 
     tasks: dict[str, Callable[[], object]] = {

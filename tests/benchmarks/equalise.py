@@ -25,7 +25,7 @@ from zoo.trained import antibody_tokens, load
 import pathspace as ps
 from benchmarks.figures import keep, markdown, write
 from benchmarks.figures import load as load_figures
-from pathspace.quantise import quantised_weights, weight_axes
+from pathspace.fitting.quantise import quantised_weights, weight_axes
 
 NAME, PAGE = "equalise", "equalise.md"
 Row = dict[str, Any]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pathspace.files import replacing, write_text
+from pathspace.files.writing import replacing, write_text
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

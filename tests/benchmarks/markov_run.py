@@ -29,7 +29,7 @@ from pathspace.diagnostics.lemmas import (
 )
 from pathspace.diagnostics.observer import NodeTensors
 from pathspace.diagnostics.walks import walks
-from pathspace.json_lines import append_lines, read_lines
+from pathspace.files.json_lines import append_lines, read_lines
 from pathspace.training import penalize
 from pathspace.training.experiments.tasks.fetched import fashion_splits
 

@@ -15,7 +15,7 @@ import torch
 
 import pathspace as ps
 from benchmarks import models
-from pathspace.capture import capture
+from pathspace.capture.capture import capture
 from pathspace.training import GSGD, GAdam, init_skeleton
 
 Maker = Callable[[torch.nn.Module], torch.optim.Optimizer]

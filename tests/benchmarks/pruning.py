@@ -21,8 +21,8 @@ from zoo.transformers_models import build as build_transformers
 
 import pathspace as ps
 from benchmarks.figures import keep, load, markdown, write
-from pathspace.channel_removal import distance, outputs
-from pathspace.stand_in import switch_off_caches
+from pathspace.models.running import distance, outputs
+from pathspace.models.stand_in import switch_off_caches
 
 Row = dict[str, Any]
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]

@@ -37,7 +37,7 @@ from pathspace.diagnostics.model_calls import main_output
 from pathspace.diagnostics.noise import curvature
 from pathspace.diagnostics.selection import select
 from pathspace.errors import InputError, PathspaceError, UnsupportedError
-from pathspace.safe_deepcopy import safe_deepcopy
+from pathspace.models.copies import safe_deepcopy
 
 MANY = (
     500_000  # trainable scalars beyond which a Hessian, a gauge or a growth is not asked for here

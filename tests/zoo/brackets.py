@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 
+from pathspace.capture.refusals import first_line
 from pathspace.errors import PathspaceError
-from pathspace.forward_run import bench_copy, cast
-from pathspace.refusals import first_line
+from pathspace.evidence.bench import bench_copy
+from pathspace.evidence.upper_bound import upper_bound
+from pathspace.models.running import cast
 from pathspace.tracing import trace
-from pathspace.upper_bound import upper_bound
 from zoo.brackets_page import DATA, PAGE, render
 from zoo.entry import Built, Entry
 from zoo.entry import load as load_zoo

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from oracles.diagnosis import CHECKS, Subject, diagnose
 
-from pathspace.files import replacing
-from pathspace.refusals import first_line
+from pathspace.capture.refusals import first_line
+from pathspace.files.writing import replacing
 from zoo.entry import load
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pathspace.files import replacing
+from pathspace.files.writing import replacing
 
 
 def keep(rows: Iterable[dict[str, Any]], data: Path, page: Path, text: str) -> None:

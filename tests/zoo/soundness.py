@@ -16,12 +16,12 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 import pathspace as ps
-from pathspace.capture import capture
+from pathspace.capture.capture import capture
+from pathspace.evidence.invariance import random_powers
 from pathspace.inference.build import build_graph
 from pathspace.inference.interpreter import interpret
 from pathspace.inference.units import Scales
-from pathspace.inputs import in_capture_order
-from pathspace.invariance import random_powers
+from pathspace.models.inputs import in_capture_order
 
 SMALL = torch.finfo(torch.float64).tiny
 LOW = {torch.float32: torch.float64, torch.float16: torch.float64, torch.bfloat16: torch.float64,

@@ -19,12 +19,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from pathspace.capture import capture
-from pathspace.files import replacing
+from pathspace.capture.capture import capture
+from pathspace.capture.refusals import first_line
+from pathspace.files.writing import replacing
 from pathspace.inference.build import build_graph
 from pathspace.inference.interpreter import interpret
 from pathspace.inference.units import Scales
-from pathspace.refusals import first_line
 from zoo.entry import Entry, load
 from zoo.libraries import LIBRARIES
 from zoo.soundness import rescaled, scaling_dimension, spread, trace_double, unbalanced

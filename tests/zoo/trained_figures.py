@@ -25,10 +25,10 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 import pathspace as ps
+from pathspace.capture.refusals import first_line
 from pathspace.diagnostics import MarkovChain, report
-from pathspace.explain import account
-from pathspace.files import replacing
-from pathspace.refusals import first_line
+from pathspace.evidence.explain import account
+from pathspace.files.writing import replacing
 from pathspace.training import GSGD
 from zoo.trained import TRAINED, load
 from zoo.trained_page import DATA, PAGE, render

@@ -18,7 +18,7 @@ from importlib import resources
 from pathlib import Path
 
 from pathspace.errors import InputError, expect_known
-from pathspace.files import make_folder
+from pathspace.files.writing import make_folder
 
 
 @dataclass(frozen=True)

@@ -27,17 +27,18 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
 import pathspace as ps
-from pathspace.files import make_folder, write_text
-from pathspace.pictures import save
-from pathspace.quantise import decibels, quantised_weights, weight_axes
-from pathspace.training.experiments.models import residual_cnn
-from pathspace.training.experiments.reproduce.command import run_counted, show
-from pathspace.training.experiments.reproduce.experiment import Setting
-from pathspace.training.experiments.reproduce.paired_comparison import draw_paired_comparison
-from pathspace.training.experiments.reproduce.race import run as run_race
-from pathspace.training.experiments.reproduce.trial_cache import TrialCache
-from pathspace.training.progress import counting
-from pathspace.training.threads import one_thread
+from pathspace.files.pictures import save
+from pathspace.files.writing import make_folder, write_text
+from pathspace.fitting.quantise import decibels, quantised_weights, weight_axes
+
+from ..progress import counting
+from ..threads import one_thread
+from .models import residual_cnn
+from .reproduce.command import run_counted, show
+from .reproduce.experiment import Setting
+from .reproduce.paired_comparison import draw_paired_comparison
+from .reproduce.race import run as run_race
+from .reproduce.trial_cache import TrialCache
 
 # a model in evaluation mode, with its inputs and keyword inputs
 Built = tuple[nn.Module, tuple[Tensor, ...], dict[str, Tensor]]

@@ -15,12 +15,13 @@ from rich.console import Console
 from rich.table import Table
 
 from pathspace.errors import InputError
-from pathspace.files import ensure_writable, make_folder, replacing
-from pathspace.training.experiments.intervals import Interval, t_interval
-from pathspace.training.experiments.reproduce.trial import Outcome, Trial
-from pathspace.training.experiments.reproduce.trial_cache import TrialCache, run_all
-from pathspace.training.experiments.tasks import load_task
-from pathspace.training.progress import counting
+from pathspace.files.writing import ensure_writable, make_folder, replacing
+
+from ..progress import counting
+from .intervals import Interval, t_interval
+from .reproduce.trial import Outcome, Trial
+from .reproduce.trial_cache import TrialCache, run_all
+from .tasks import load_task
 
 
 @dataclass(frozen=True)

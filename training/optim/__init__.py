@@ -1,12 +1,13 @@
 """Optimizers that work on path values instead of weights, and the three of the evolution notes."""
 
-from pathspace import register_transport
-from pathspace.training.optim.gadam import GAdam
-from pathspace.training.optim.gauge_fixed import GaugeFixed
-from pathspace.training.optim.gsgd import GSGD
-from pathspace.training.optim.initial import init_skeleton
-from pathspace.training.optim.path_sgd import PathNorm, PathSGD
-from pathspace.training.optim.simple import EMASGD, RescaleSGD, SignProp
+from pathspace.gauge.transport import register_transport
+
+from .gadam import GAdam
+from .gauge_fixed import GaugeFixed
+from .gsgd import GSGD
+from .initial import init_skeleton
+from .path_sgd import PathNorm, PathSGD
+from .simple import EMASGD, RescaleSGD, SignProp
 
 # moments of gradients with respect to path values, which no rescaling changes
 register_transport(GAdam, {"exp_avg": 0, "exp_avg_sq": 0})

@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pathspace.structure import Structure
-from pathspace.training.optim.canonical_gauge import canonical
+from pathspace.graph.structure import Structure
+
+from .canonical_gauge import canonical
 
 
 def balancing_factors(graph: Structure, tensors: Mapping[str, Tensor]) -> Tensor:

@@ -25,8 +25,8 @@ import torch
 from scipy.sparse import csr_array
 from torch import Tensor
 
-from pathspace import InputError
-from pathspace.attained import (
+from pathspace.errors import InputError
+from pathspace.gauge.attained import (
     ALL_ZERO,
     NOTHING_ENTERS,
     NOTHING_LEAVES,
@@ -34,10 +34,11 @@ from pathspace.attained import (
     ZEROS_LEAVE,
     attained,
 )
-from pathspace.pairs import Pairs
-from pathspace.programme import minimise
-from pathspace.structure import Structure
-from pathspace.training.optim.kernels import CACHED, by_column
+from pathspace.gauge.pairs import Pairs
+from pathspace.gauge.programme import minimise
+from pathspace.graph.structure import Structure
+
+from .kernels import CACHED, by_column
 
 NORMS = ("unit", "tensor", "initial")
 BALANCED, ENTERED, LEFT, KEPT = 0, 1, -1, 2

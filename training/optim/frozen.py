@@ -12,8 +12,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from pathspace import Skeleton
-from pathspace.training.optim.layout import ids_at, tree_edges
+from pathspace.paths.skeleton import Skeleton
+
+from .layout import ids_at, tree_edges
 
 
 def held_chains(skeleton: Skeleton, frozen: Iterable[int], count: int) -> np.ndarray:

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace import UnsupportedError
-from pathspace.training.optim.layout import DYNAMIC, PLAIN, STATIC, Part
-from pathspace.training.optim.sharding import local_gradient
-from pathspace.training.optim.slots import Groups, Slot
-from pathspace.training.optim.space import PathSpace
+from pathspace.errors import UnsupportedError
+
+from .layout import DYNAMIC, PLAIN, STATIC, Part
+from .sharding import local_gradient
+from .slots import Groups, Slot
+from .space import PathSpace
 
 State = Mapping[Tensor, dict[str, Any]]
 TYPES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
@@ -33,14 +34,14 @@ def kernels_for(owner: str, device: torch.device) -> Any:
     # (both are slow to import)
     if device.type != "cpu" or os.environ.get("TRITON_INTERPRET") == "1":
         check_device(owner, device)
-        from pathspace.training.optim import triton_kernels
+        from . import triton_kernels
 
         return triton_kernels
     if importlib.util.find_spec("numba") is None:
         raise UnsupportedError(
             f"{owner} found fused=True without Numba; install pathspace[cpu], or leave fused out."
         )
-    from pathspace.training.optim import numba_kernels
+    from . import numba_kernels
 
     return numba_kernels
 

@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pathspace import UnsupportedError
-from pathspace.training.optim.canonical_gauge import Side
-from pathspace.training.optim.fused import AT_ONCE, BLOCK, ROWS, TYPES, Table, check_device
-from pathspace.training.optim.layout import memory_order
-from pathspace.training.optim.sweeps import UnitSet
+from pathspace.errors import UnsupportedError
+
+from .canonical_gauge import Side
+from .fused import AT_ONCE, BLOCK, ROWS, TYPES, Table, check_device
+from .layout import memory_order
+from .sweeps import UnitSet
 
 Buffers = Callable[[Tensor], Iterable[tuple[Tensor, int]]]
 
@@ -69,7 +70,7 @@ class FusedSweep:
     def __init__(self, chosen: UnitSet, tensors: Mapping[str, Tensor], phi: Tensor) -> None:
         check_device("GaugeFixed", phi.device)
         # (slow to import)
-        from pathspace.training.optim import triton_sweep
+        from . import triton_sweep
 
         self.kernels, self.phi, self.launches = triton_sweep, phi, 0
         self._seen: list[tuple[Any, ...]] | None = None

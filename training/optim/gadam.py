@@ -18,11 +18,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pathspace import InputError, Skeleton
-from pathspace.training.optim.kernels import groups
-from pathspace.training.optim.pathwise import PathOptimizer, Step, StepRule
-from pathspace.training.optim.settings import check_bound, modes, number, pair
-from pathspace.training.optim.tree_products import Manner
+from pathspace.errors import InputError
+from pathspace.paths.skeleton import Skeleton
+
+from .kernels import groups
+from .pathwise import PathOptimizer, Step, StepRule
+from .settings import check_bound, modes, number, pair
+from .tree_products import Manner
 
 
 @dataclass(frozen=True)

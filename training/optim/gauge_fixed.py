@@ -12,20 +12,20 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pathspace import InputError, InputTypeError, UnsupportedError
-from pathspace.errors import expect_arguments
-from pathspace.moves import move_, move_together_, moved
-from pathspace.structure import Structure
-from pathspace.training.optim.canonical_gauge import BALANCED, KEPT, canonical
-from pathspace.training.optim.fused_sweep import FusedSweep
-from pathspace.training.optim.joined import Joined
-from pathspace.training.optim.kernels import taken, worth_compiling
-from pathspace.training.optim.model_tensors import find_places, find_tensors, moved_away
-from pathspace.training.optim.movable import movable
-from pathspace.training.optim.sharding import refuse_shards
-from pathspace.training.optim.state_order import expect_order, expect_shapes
-from pathspace.training.optim.sweeps import unit_sets
-from pathspace.transport import expect_transport, transported
+from pathspace.errors import InputError, InputTypeError, UnsupportedError, expect_arguments
+from pathspace.gauge.moves import move_, move_together_, moved
+from pathspace.gauge.transport import expect_transport, transported
+from pathspace.graph.structure import Structure
+
+from .canonical_gauge import BALANCED, KEPT, canonical
+from .fused_sweep import FusedSweep
+from .joined import Joined
+from .kernels import taken, worth_compiling
+from .model_tensors import find_places, find_tensors, moved_away
+from .movable import movable
+from .sharding import refuse_shards
+from .state_order import expect_order, expect_shapes
+from .sweeps import unit_sets
 
 RETURNS = ("canonical", "user")
 

@@ -24,13 +24,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pathspace import InputError, Skeleton
-from pathspace.training.optim.kernels import descend
-from pathspace.training.optim.layout import PLAIN
-from pathspace.training.optim.pathwise import PathOptimizer, Step, StepRule
-from pathspace.training.optim.settings import check_bound, modes, number
-from pathspace.training.optim.slots import Slot
-from pathspace.training.optim.tree_products import Manner
+from pathspace.errors import InputError
+from pathspace.paths.skeleton import Skeleton
+
+from .kernels import descend
+from .layout import PLAIN
+from .pathwise import PathOptimizer, Step, StepRule
+from .settings import check_bound, modes, number
+from .slots import Slot
+from .tree_products import Manner
 
 # arguments of one kind of update for several tensors
 Lists = tuple[list[Tensor], ...]

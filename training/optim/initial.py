@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from pathspace import InputError, Skeleton
-from pathspace.errors import expect_arguments
-from pathspace.training.optim.matching import find_names
-from pathspace.training.optim.sharding import find_indices, local
-from pathspace.without_values import require_values
+from pathspace.errors import InputError, expect_arguments
+from pathspace.models.values import require_values
+from pathspace.paths.skeleton import Skeleton
+
+from .matching import find_names
+from .sharding import find_indices, local
 
 
 @torch.no_grad()

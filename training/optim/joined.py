@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from pathspace import InputError, InputTypeError
-from pathspace.training.optim.settings import expect_state
-from pathspace.training.optim.state_order import expect_order
+from pathspace.errors import InputError, InputTypeError
+
+from .settings import expect_state
+from .state_order import expect_order
 
 
 class Joined(Optimizer):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace.training.optim.layout import Part
+from .layout import Part
 
 Closure = Callable[[], Any]
 Step = Callable[[Closure | None], Any]

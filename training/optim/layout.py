@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pathspace import Skeleton
-from pathspace.training.optim.sharding import Indices, Spread
+from pathspace.paths.skeleton import Skeleton
+
+from .sharding import Indices, Spread
 
 DYNAMIC, STATIC, PLAIN = "dynamic", "static", "plain"
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pathspace import InputError, UnsupportedError
-from pathspace.checkpoints import bare
-from pathspace.structure import Structure
+from pathspace.errors import InputError, UnsupportedError
+from pathspace.files.checkpoints import bare
+from pathspace.graph.structure import Structure
 
 
 def named(groups: Sequence[dict[str, Any]]) -> list[tuple[str | None, Tensor]]:

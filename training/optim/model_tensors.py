@@ -8,10 +8,11 @@ from weakref import ref
 
 from torch import Tensor, nn
 
-from pathspace import InputError
-from pathspace.graph_parts import owner
-from pathspace.structure import Structure
-from pathspace.training.optim.matching import find_names
+from pathspace.errors import InputError
+from pathspace.graph.parts import owner
+from pathspace.graph.structure import Structure
+
+from .matching import find_names
 
 # where a buffer is: its module, and its name there
 Place = tuple[ref[nn.Module], str]

@@ -11,7 +11,7 @@ from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from pathspace.structure import Structure
+from pathspace.graph.structure import Structure
 
 
 def movable(graph: Structure, names: Collection[str]) -> tuple[Structure, csr_array]:

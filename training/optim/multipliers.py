@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pathspace import Skeleton
-from pathspace.log_prefix import log_prefixes, log_suffixes
-from pathspace.training.optim.layout import ids_at, tree_edges
-from pathspace.training.optim.tree_products import Manner
+from pathspace.paths.log_prefix import log_prefixes, log_suffixes
+from pathspace.paths.skeleton import Skeleton
+
+from .layout import ids_at, tree_edges
+from .tree_products import Manner
 
 # above this, the largest step overflows at learning rates that suit most weights
 LARGE = 1e4

@@ -26,25 +26,27 @@ from torch.func import grad, jvp, vmap
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
-from pathspace import InputError, InputTypeError, PathspaceError, UnsupportedError
-from pathspace import trace as trace_graph
-from pathspace.checkpointing import never_recomputed
-from pathspace.eps import precision
-from pathspace.errors import AT_LEAST_1, expect_arguments, expect_numbers
-from pathspace.forward_run import cast
-from pathspace.functional_call import evaluate
-from pathspace.inference.registry import facts_of, operation_name
-from pathspace.refusals import first_line
-from pathspace.training.optim.settings import (
-    check_group,
-    expect_parameters,
-    expect_state,
-    number,
-    switch,
+from pathspace.capture.refusals import first_line
+from pathspace.errors import (
+    AT_LEAST_1,
+    InputError,
+    InputTypeError,
+    PathspaceError,
+    UnsupportedError,
+    expect_arguments,
+    expect_numbers,
 )
-from pathspace.training.optim.sharding import refuse_shards
-from pathspace.training.optim.state_order import expect_order, expect_shapes
-from pathspace.without_values import require_values
+from pathspace.inference.registry import facts_of, operation_name
+from pathspace.models.checkpointing import never_recomputed
+from pathspace.models.eps import precision
+from pathspace.models.functional_call import evaluate
+from pathspace.models.running import cast
+from pathspace.models.values import require_values
+from pathspace.tracing import trace as trace_graph
+
+from .settings import check_group, expect_parameters, expect_state, number, switch
+from .sharding import refuse_shards
+from .state_order import expect_order, expect_shapes
 
 CHUNK = 256
 # random networks that are compared with kappa, and a factor that shows powers of weights

@@ -28,30 +28,23 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pathspace import InputError, Skeleton, UnsupportedError
-from pathspace.errors import expect_arguments, expect_numbers
-from pathspace.skeleton import warn_of_dead
-from pathspace.training.optim import state
-from pathspace.training.optim.fused import Fused
-from pathspace.training.optim.kernels import taken, worth_compiling
-from pathspace.training.optim.matching import match, named
-from pathspace.training.optim.multipliers import warn_of_multipliers, warn_of_zeros
-from pathspace.training.optim.settings import (
-    SMALLEST,
-    check_group,
-    expect_parameters,
-    expect_state,
-    number,
-    switch,
-)
-from pathspace.training.optim.sharding import local, local_gradient, sharded
-from pathspace.training.optim.slots import Groups
-from pathspace.training.optim.space import PathSpace
-from pathspace.training.optim.state_order import expect_order
-from pathspace.training.optim.tree_products import Manner
-from pathspace.training.optim.vectors import Parts
-from pathspace.unsharded import is_cut
-from pathspace.without_values import require_values
+from pathspace.errors import InputError, UnsupportedError, expect_arguments, expect_numbers
+from pathspace.models.unsharded import is_cut
+from pathspace.models.values import require_values
+from pathspace.paths.skeleton import Skeleton, warn_of_dead
+
+from . import state
+from .fused import Fused
+from .kernels import taken, worth_compiling
+from .matching import match, named
+from .multipliers import warn_of_multipliers, warn_of_zeros
+from .settings import SMALLEST, check_group, expect_parameters, expect_state, number, switch
+from .sharding import local, local_gradient, sharded
+from .slots import Groups
+from .space import PathSpace
+from .state_order import expect_order
+from .tree_products import Manner
+from .vectors import Parts
 
 
 @dataclass

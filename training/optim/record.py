@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pathspace import Skeleton
-from pathspace.training.optim.layout import Layout, ids_at, ratio_places, tree_edges
-from pathspace.training.optim.vectors import Vectors
+from pathspace.paths.skeleton import Skeleton
+
+from .layout import Layout, ids_at, ratio_places, tree_edges
+from .vectors import Vectors
 
 
 class Record:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathspace import InputError, InputTypeError, UnsupportedError
+from pathspace.errors import InputError, InputTypeError, UnsupportedError
 
 # the lower end of settings that must not be 0
 SMALLEST = sys.float_info.min

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pathspace import InputError, UnsupportedError
+from pathspace.errors import InputError, UnsupportedError
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

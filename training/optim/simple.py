@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from pathspace import UnsupportedError
-from pathspace.training.optim.settings import expect_parameters, modes, number
+from pathspace.errors import UnsupportedError
+
+from .settings import expect_parameters, modes, number
 
 
 class EMASGD(SGD):

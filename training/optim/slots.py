@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from pathspace.training.optim.kernels import rows_of_group
-from pathspace.training.optim.layout import PLAIN, Part
+from .kernels import rows_of_group
+from .layout import PLAIN, Part
 
 Groups = Sequence[dict[str, Any]]
 

@@ -14,25 +14,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace import Skeleton, UnsupportedError
-from pathspace.training.optim.bounds import balancing_factors, limits
-from pathspace.training.optim.frozen import held_chains
-from pathspace.training.optim.kernels import group_size, leaving, summed
-from pathspace.training.optim.layout import DYNAMIC, PLAIN, make_layout
-from pathspace.training.optim.matching import named
-from pathspace.training.optim.record import Record
-from pathspace.training.optim.sharding import find_spread, local, sharded, whole
-from pathspace.training.optim.slots import Groups, Slot, make_slots
-from pathspace.training.optim.tree_products import (
-    Manner,
-    check_range,
-    inverse,
-    power,
-    set_constants,
-    tree_products,
-)
-from pathspace.training.optim.vectors import Parts, Vectors
-from pathspace.training.optim.versions import Versions
+from pathspace.errors import UnsupportedError
+from pathspace.paths.skeleton import Skeleton
+
+from .bounds import balancing_factors, limits
+from .frozen import held_chains
+from .kernels import group_size, leaving, summed
+from .layout import DYNAMIC, PLAIN, make_layout
+from .matching import named
+from .record import Record
+from .sharding import find_spread, local, sharded, whole
+from .slots import Groups, Slot, make_slots
+from .tree_products import Manner, check_range, inverse, power, set_constants, tree_products
+from .vectors import Parts, Vectors
+from .versions import Versions
 
 
 class PathSpace:

@@ -18,9 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pathspace import InputError, Skeleton
-from pathspace.training.optim.space import PathSpace
-from pathspace.training.optim.tree_state import digest, packed, unpacked
+from pathspace.errors import InputError
+from pathspace.paths.skeleton import Skeleton
+
+from .space import PathSpace
+from .tree_state import digest, packed, unpacked
 
 # names of vectors that are not stored with the first tensor
 _APART = ("factor", "tree", "steps")

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from pathspace import InputError
-from pathspace.checkpoints import bare
+from pathspace.errors import InputError
+from pathspace.files.checkpoints import bare
 
 
 def expect_order(owner: str, state: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> None:

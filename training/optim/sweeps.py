@@ -18,15 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pathspace.structure import Structure
-from pathspace.training.optim.canonical_gauge import (
-    BALANCED,
-    KEPT,
-    Canonical,
-    Side,
-    incidence,
-    sides,
-)
+from pathspace.graph.structure import Structure
+
+from .canonical_gauge import BALANCED, KEPT, Canonical, Side, incidence, sides
 
 # a side, its factor, and that of its buffers, if they change
 Moved = tuple[Side, Tensor, Tensor | None]

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pathspace import Skeleton, UnsupportedError
-from pathspace.training.optim.bounds import limited
-from pathspace.training.optim.layout import PLAIN, STATIC, find_held
-from pathspace.training.optim.sharding import Spread
-from pathspace.training.optim.slots import Slot
+from pathspace.errors import UnsupportedError
+from pathspace.paths.skeleton import Skeleton
+
+from .bounds import limited
+from .layout import PLAIN, STATIC, find_held
+from .sharding import Spread
+from .slots import Slot
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import torch
 from scipy.sparse import coo_array, csr_array
 from torch import Tensor
 
-from pathspace import Skeleton
-from pathspace.spanning_tree import SpanningTree
+from pathspace.graph.spanning_tree import SpanningTree
+from pathspace.paths.skeleton import Skeleton
 
 
 def digest(text: str) -> Tensor:

@@ -10,7 +10,7 @@ unit's scale an entry is multiplied, sorted by entry.
 import triton
 import triton.language as tl
 
-from pathspace.training.optim.triton_kernels import address, load, store
+from .triton_kernels import address, load, store
 
 # columns of the table of tensors: type, rows, columns; twice four numbers that lead from row and
 # column to an entry; then types of three buffers

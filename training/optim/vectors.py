@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pathspace.training.optim.layout import Layout
+from .layout import Layout
 
 
 @dataclass(frozen=True)

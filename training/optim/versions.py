@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pathspace.training.optim.sharding import local, version
-from pathspace.training.optim.slots import Slot
+from .sharding import local, version
+from .slots import Slot
 
 # address, version and strides of each weight
 Look = list[tuple[int, int, tuple[int, ...]]]

@@ -1,6 +1,6 @@
 """Rules, by kind of operation; importing this package registers them all."""
 
-from pathspace.inference.rules import (
+from . import (
     attention,
     contraction,
     convolution,

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace.inference.registry import rule
-from pathspace.inference.rules.contraction import contract_ids, linear
-from pathspace.inference.rules.edges import times, with_others
-from pathspace.inference.rules.normalization import layer_norm
-from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import Value, Weight, reshaped
+from ..registry import rule
+from ..semantics import Semantics
+from ..values import Value, Weight, reshaped
+from .contraction import contract_ids, linear
+from .edges import times, with_others
+from .normalization import layer_norm
 
 
 @rule("aten.scaled_dot_product_attention", kind="attention")

@@ -9,25 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace.inference.registry import rule
-from pathspace.inference.rules.edges import (
-    LARGEST,
-    combination_count,
-    edges,
-    has_fixed_scale,
-    times,
-)
-from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import (
-    NEUTRAL,
-    Value,
-    Weight,
-    along,
-    broadcast_shape,
-    constant,
-    distinct,
-    shape_of,
-)
+from ..registry import rule
+from ..semantics import Semantics
+from ..values import NEUTRAL, Value, Weight, along, broadcast_shape, constant, distinct, shape_of
+from .edges import LARGEST, combination_count, edges, has_fixed_scale, times
 
 # properties of every bilinear sum of products
 BILINEAR: dict[str, Any] = {

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace.inference.registry import rule
-from pathspace.inference.rules.contraction import contract_ids, with_bias
-from pathspace.inference.rules.edges import edges
-from pathspace.inference.rules.windows import per_dimension, windows
-from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import NEUTRAL, Value, Weight, compress, distinct, reshaped
+from ..registry import rule
+from ..semantics import Semantics
+from ..values import NEUTRAL, Value, Weight, compress, distinct, reshaped
+from .contraction import contract_ids, with_bias
+from .edges import edges
+from .windows import per_dimension, windows
 
 # properties of every convolution
 CONVOLVED: dict[str, Any] = {

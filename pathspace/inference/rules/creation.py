@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from pathspace.inference.conversions import converted
-from pathspace.inference.registry import rule
-from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import NEUTRAL, Value, Weight, constant, shape_of
+from ..conversions import converted
+from ..registry import rule
+from ..semantics import Semantics
+from ..values import NEUTRAL, Value, Weight, constant, shape_of
 
 
 @rule("aten.zeros", "aten.zeros_like", "aten.new_zeros", "aten.zero", "aten.zero_", kind="creation")

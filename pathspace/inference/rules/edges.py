@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace.inference.eps_detection import guards_a_division
-from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import (
+from ..eps_detection import guards_a_division
+from ..semantics import Semantics
+from ..values import (
     NEUTRAL,
     ROOT,
     Value,

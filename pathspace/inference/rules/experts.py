@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from pathspace.inference.registry import named_arguments, operation_name, rule
-from pathspace.inference.rules.contraction import matmul, with_bias
-from pathspace.inference.rules.edges import edges
-from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import Value, Weight, shape_of
+from ..registry import named_arguments, operation_name, rule
+from ..semantics import Semantics
+from ..values import Value, Weight, shape_of
+from .contraction import matmul, with_bias
+from .edges import edges
 
 
 @rule("aten._grouped_mm", "transformers.grouped_mm_fallback", kind="contraction")

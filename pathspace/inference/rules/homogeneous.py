@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pathspace.inference.eps_detection import may_be_infinite
-from pathspace.inference.registry import rule
-from pathspace.inference.rules.edges import with_others
-from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import Value
+from ..eps_detection import may_be_infinite
+from ..registry import rule
+from ..semantics import Semantics
+from ..values import Value
+from .edges import with_others
 
 
 @rule("aten.relu", "aten.relu_", kind="activation", degree=(1,), elementwise=True, slope=1.0)

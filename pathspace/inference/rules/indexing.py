@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace.inference.registry import rule
-from pathspace.inference.rules.edges import edges, with_others
-from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import (
+from ..registry import rule
+from ..semantics import Semantics
+from ..values import (
     NEUTRAL,
     Value,
     Weight,
@@ -26,6 +25,7 @@ from pathspace.inference.values import (
     shape_of,
     value_of,
 )
+from .edges import edges, with_others
 
 aten = torch.ops.aten
 # properties of selection at constant positions

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace.inference.registry import rule
-from pathspace.inference.rules.movement import MOVED
-from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import Value, Weight, compress
+from ..registry import rule
+from ..semantics import Semantics
+from ..values import Value, Weight, compress
+from .movement import MOVED
 
 
 def _cut_along(whole: Tensor, parts: Sequence[Tensor]) -> int | None:

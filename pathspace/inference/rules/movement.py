@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace.errors import UnsupportedError
-from pathspace.inference.registry import rule
-from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import (
+from ...errors import UnsupportedError
+from ..registry import rule
+from ..semantics import Semantics
+from ..values import (
     NEUTRAL,
     ROOT,
     Value,

@@ -7,9 +7,9 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pathspace.inference.registry import rule
-from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import Value, Weight, constant, shape_of
+from ..registry import rule
+from ..semantics import Semantics
+from ..values import Value, Weight, constant, shape_of
 
 
 def _pins(reason: str, kind: str, *names: str, **stated: Any) -> None:

@@ -18,17 +18,10 @@ from typing import Any
 
 from torch import Tensor
 
-from pathspace.inference.registry import rule
-from pathspace.inference.rules.edges import edges, times, with_others
-from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import (
-    ROOT,
-    Value,
-    Weight,
-    constant,
-    distinct,
-    reshaped,
-)
+from ..registry import rule
+from ..semantics import Semantics
+from ..values import ROOT, Value, Weight, constant, distinct, reshaped
+from .edges import edges, times, with_others
 
 # operations that take running mean and variance as their operands 3 and 4
 WITH_STATISTICS = frozenset(

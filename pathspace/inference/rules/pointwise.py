@@ -11,19 +11,10 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from pathspace.inference.eps_detection import is_parameter_itself
-from pathspace.inference.registry import rule
-from pathspace.inference.rules.edges import (
-    as_factor,
-    edges,
-    has_fixed_scale,
-    is_constant,
-    negligible,
-    power_product,
-    times,
-)
-from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import (
+from ..eps_detection import is_parameter_itself
+from ..registry import rule
+from ..semantics import Semantics
+from ..values import (
     NEUTRAL,
     Value,
     Weight,
@@ -34,6 +25,7 @@ from pathspace.inference.values import (
     shape_of,
     value_of,
 )
+from .edges import as_factor, edges, has_fixed_scale, is_constant, negligible, power_product, times
 
 INFINITE = (float("inf"), -float("inf"))
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from pathspace.inference.registry import rule
-from pathspace.inference.rules.edges import with_positions
-from pathspace.inference.rules.windows import per_dimension, windows
-from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import Value
+from ..registry import rule
+from ..semantics import Semantics
+from ..values import Value
+from .edges import with_positions
+from .windows import per_dimension, windows
 
 # what is true of means over windows
 AVERAGED: dict[str, Any] = {

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace.inference.registry import rule
-from pathspace.inference.rules.contraction import linear
-from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import Value, constant, shape_of
+from ..registry import rule
+from ..semantics import Semantics
+from ..values import Value, constant, shape_of
+from .contraction import linear
 
 
 @rule("aten.rnn_relu", kind="recurrence")
@@ -52,7 +52,7 @@ def rnn_relu(
 
 def _check_padded(biases: Any) -> None:
     """Refuse the overload for packed sequences, which no traced model has
-    (:mod:`pathspace.packing`).
+    (:mod:`pathspace.models.packing`).
     """
     if not isinstance(biases, bool):
         raise ValueError("a packed sequence")

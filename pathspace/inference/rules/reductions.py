@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace.inference.registry import rule
-from pathspace.inference.rules.edges import EPS, negligible, times, with_positions
-from pathspace.inference.rules.pointwise import looked_at, rational_power
-from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import Value, Weight, compress, constant, distinct, shape_of
+from ..registry import rule
+from ..semantics import Semantics
+from ..values import Value, Weight, compress, constant, distinct, shape_of
+from .edges import EPS, negligible, times, with_positions
+from .pointwise import looked_at, rational_power
 
 # largest number of factors in a product over a dimension
 FACTORS = 64

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pathspace.inference.registry import rule
-from pathspace.inference.rules.windows import per_dimension, windows
-from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import NEUTRAL, Value, along, compress, reshaped, shape_of
+from ..registry import rule
+from ..semantics import Semantics
+from ..values import NEUTRAL, Value, along, compress, reshaped, shape_of
+from .windows import per_dimension, windows
 
 
 @rule("aten.upsample_nearest1d", "aten.upsample_nearest2d", "aten.upsample_nearest3d",

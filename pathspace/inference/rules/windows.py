@@ -8,8 +8,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import NEUTRAL, along, compress
+from ..semantics import Semantics
+from ..values import NEUTRAL, along, compress
 
 
 def per_dimension(value: int | Sequence[int], rank: int) -> list[int]:

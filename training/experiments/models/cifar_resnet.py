@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pathspace.errors import InputError
-from pathspace.training.penal import penal
+
+from ...penal import penal
 
 
 class BasicBlock(nn.Module):

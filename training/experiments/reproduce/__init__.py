@@ -6,15 +6,15 @@ An experiment trains ``Trial`` s through a resumable ``TrialCache``
 (:mod:`~pathspace.training.experiments.reproduce.holm`); the page is written from the records alone.
 """
 
-from pathspace.training.experiments.reproduce.convolutions import DEPTH, IMAGE, RCNN
-from pathspace.training.experiments.reproduce.experiment import Experiment, Setting
-from pathspace.training.experiments.reproduce.leaderboard import OPTIMIZERS
-from pathspace.training.experiments.reproduce.race import RACE
-from pathspace.training.experiments.reproduce.regularisers import REGULARISERS
-from pathspace.training.experiments.reproduce.smnist import SMNIST
-from pathspace.training.experiments.reproduce.texts import LANGUAGE, TRANSLATION
-from pathspace.training.experiments.reproduce.timing import TIME
-from pathspace.training.experiments.reproduce.toys import IDEAL, TOY
+from .convolutions import DEPTH, IMAGE, RCNN
+from .experiment import Experiment, Setting
+from .leaderboard import OPTIMIZERS
+from .race import RACE
+from .regularisers import REGULARISERS
+from .smnist import SMNIST
+from .texts import LANGUAGE, TRANSLATION
+from .timing import TIME
+from .toys import IDEAL, TOY
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment

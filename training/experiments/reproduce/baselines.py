@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pathspace.training.experiments.reproduce.provenance import task_data
-from pathspace.training.experiments.tasks.translation import token_accuracy_error
-from pathspace.training.task import Split, Task
-from pathspace.training.threads import one_thread
+from ...task import Split, Task
+from ...threads import one_thread
+from ..tasks.translation import token_accuracy_error
+from .provenance import task_data
 
 # Published metrics on the data of a task as it is: all training images, in their own size. Those of
 # another kind of network are shown, and decide nothing: a recurrence with gates is no bar for one

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pathspace.errors import InputError
-from pathspace.training.experiments.reproduce.trial import Outcome, Trial
-from pathspace.training.experiments.reproduce.trial_cache import TRIALS, TrialCache, run_all
+
+from .trial import Outcome, Trial
+from .trial_cache import TRIALS, TrialCache, run_all
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -13,26 +13,24 @@ from rich.progress import Progress
 from rich.table import Table as RichTable
 
 from pathspace.errors import InputError, expect_known
-from pathspace.files import ensure_writable, make_folder
-from pathspace.pictures import save
-from pathspace.training.experiments.reproduce import EXPERIMENTS, Experiment, Setting
-from pathspace.training.experiments.reproduce.cluster import connected, run_on
-from pathspace.training.experiments.reproduce.dry_run import show_estimate
-from pathspace.training.experiments.reproduce.experiment import TUNING_SEEDS, fresh_seeds
-from pathspace.training.experiments.reproduce.page import write_page
-from pathspace.training.experiments.reproduce.provenance import together
-from pathspace.training.experiments.reproduce.recipes import load_cells
-from pathspace.training.experiments.reproduce.recipes.page import write_recipes
-from pathspace.training.experiments.reproduce.record import Record, judged_again
-from pathspace.training.experiments.reproduce.statements.page import (
-    show_statements,
-    write_statements,
-)
-from pathspace.training.experiments.reproduce.trial import Outcome, Trial
-from pathspace.training.experiments.reproduce.trial_cache import TRIALS, Spread, TrialCache, run_all
-from pathspace.training.experiments.reproduce.up_to_date import up_to_date
-from pathspace.training.launch import make_fabric
-from pathspace.training.progress import counting
+from pathspace.files.pictures import save
+from pathspace.files.writing import ensure_writable, make_folder
+
+from ...launch import make_fabric
+from ...progress import counting
+from . import EXPERIMENTS, Experiment, Setting
+from .cluster import connected, run_on
+from .dry_run import show_estimate
+from .experiment import TUNING_SEEDS, fresh_seeds
+from .page import write_page
+from .provenance import together
+from .recipes import load_cells
+from .recipes.page import write_recipes
+from .record import Record, judged_again
+from .statements.page import show_statements, write_statements
+from .trial import Outcome, Trial
+from .trial_cache import TRIALS, Spread, TrialCache, run_all
+from .up_to_date import up_to_date
 
 PAGE, CLAIMS, RECIPES = "page", "claims", "recipes"
 

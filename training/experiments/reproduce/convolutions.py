@@ -9,21 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pathspace.training.experiments.reproduce.experiment import Setting, experiment
-from pathspace.training.experiments.reproduce.paired_comparison import (
-    PairedComparison,
-    draw_paired_comparison,
-    hold,
-)
-from pathspace.training.experiments.reproduce.recipes import (
-    Cell,
-    full_arms,
-    lacking,
-    table_cells,
-)
-from pathspace.training.experiments.reproduce.record import Record, Table
-from pathspace.training.experiments.reproduce.trial import Trial
-from pathspace.training.experiments.reproduce.tuning import Arm
+from .experiment import Setting, experiment
+from .paired_comparison import PairedComparison, draw_paired_comparison, hold
+from .recipes import Cell, full_arms, lacking, table_cells
+from .record import Record, Table
+from .trial import Trial
+from .tuning import Arm
 
 BATCH = 64
 RATES, ADAM_RATES = (0.01, 0.03, 0.1), (0.003, 0.01, 0.03)

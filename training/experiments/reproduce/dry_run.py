@@ -5,10 +5,10 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from pathspace.training.experiments.reproduce.estimate import of_trials
-from pathspace.training.experiments.reproduce.estimate_others import OTHERS
-from pathspace.training.experiments.reproduce.experiment import Experiment, Setting
-from pathspace.training.experiments.reproduce.trial_cache import TrialCache
+from .estimate import of_trials
+from .estimate_others import OTHERS
+from .experiment import Experiment, Setting
+from .trial_cache import TrialCache
 
 
 def show_estimate(

@@ -13,15 +13,15 @@ from statistics import fmean
 
 import torch
 
-from pathspace.training.experiments.reproduce.experiment import Experiment, Setting
-from pathspace.training.experiments.reproduce.provenance import task_data
-from pathspace.training.experiments.reproduce.record import Record
-from pathspace.training.experiments.reproduce.trial import Outcome, Trial, recipe_of
-from pathspace.training.experiments.reproduce.trial_cache import TrialCache
-from pathspace.training.launch import make_fabric
-from pathspace.training.recipe import prepare
-from pathspace.training.threads import one_thread
-from pathspace.training.trainer import EVALUATION_BATCH
+from ...launch import make_fabric
+from ...recipe import prepare
+from ...threads import one_thread
+from ...trainer import EVALUATION_BATCH
+from .experiment import Experiment, Setting
+from .provenance import task_data
+from .record import Record
+from .trial import Outcome, Trial, recipe_of
+from .trial_cache import TrialCache
 
 STEPS = 3
 # Stands for a run that has not ended: no rate that was tried is worse.

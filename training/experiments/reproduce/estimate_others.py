@@ -17,36 +17,18 @@ import torch
 from torch.nn import functional
 
 from pathspace.errors import PathspaceError
-from pathspace.training.experiments.reproduce import toys
-from pathspace.training.experiments.reproduce.estimate import STEPS, Estimate, Part
-from pathspace.training.experiments.reproduce.experiment import TUNING_SEEDS, Setting
-from pathspace.training.experiments.reproduce.leaderboard_contest import (
-    PILOT_SEEDS,
-    Journal,
-    cases,
-    contest,
-)
-from pathspace.training.experiments.reproduce.leaderboard_run import (
-    ARMS,
-    Result,
-    Run,
-    prepared,
-    rates,
-    score,
-)
-from pathspace.training.experiments.reproduce.leaderboard_tasks import BATCH, TASKS
-from pathspace.training.experiments.reproduce.timing import (
-    CASES,
-    LEAST,
-    MOST,
-    alternate,
-    contenders_of,
-    rounds_needed,
-)
-from pathspace.training.experiments.reproduce.timing import STEPS as TIMED
-from pathspace.training.launch import make_fabric
-from pathspace.training.task import Split
-from pathspace.training.threads import one_thread
+
+from ...launch import make_fabric
+from ...task import Split
+from ...threads import one_thread
+from . import toys
+from .estimate import STEPS, Estimate, Part
+from .experiment import TUNING_SEEDS, Setting
+from .leaderboard_contest import PILOT_SEEDS, Journal, cases, contest
+from .leaderboard_run import ARMS, Result, Run, prepared, rates, score
+from .leaderboard_tasks import BATCH, TASKS
+from .timing import CASES, LEAST, MOST, alternate, contenders_of, rounds_needed
+from .timing import STEPS as TIMED
 
 # rounds and steps that are taken to time them
 ROUNDS, TOY_STEPS = 5, 200

@@ -10,11 +10,12 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from pathspace.diagnostics.wording import plural
-from pathspace.training.experiments.names import texts
-from pathspace.training.experiments.reproduce.baselines import baselines
-from pathspace.training.experiments.reproduce.holm import POWER
-from pathspace.training.experiments.reproduce.record import Record, percent
-from pathspace.training.experiments.reproduce.trial import Outcome, Trial
+
+from ..names import texts
+from .baselines import baselines
+from .holm import POWER
+from .record import Record, percent
+from .trial import Outcome, Trial
 
 # The seeds that are reported, and the ones that choose learning rates.
 SEEDS = (0, 1, 2, 3, 4)

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from pathspace.training.experiments.intervals import CONFIDENCE, t_interval
+from ..intervals import CONFIDENCE, t_interval
 
 Grid = NDArray[np.float64]
 Verdict = Literal["better", "worse", "no difference that matters", "undecided"]

@@ -16,11 +16,11 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
-from pathspace.training.experiments.intervals import CONFIDENCE, t_interval
-from pathspace.training.experiments.names import texts
-from pathspace.training.experiments.reproduce.experiment import Setting, experiment
-from pathspace.training.experiments.reproduce.holm import POWER, Claim, judge
-from pathspace.training.experiments.reproduce.leaderboard_contest import (
+from ..intervals import CONFIDENCE, t_interval
+from ..names import texts
+from .experiment import Setting, experiment
+from .holm import POWER, Claim, judge
+from .leaderboard_contest import (
     DEFAULT,
     FINALISTS,
     FURTHER,
@@ -41,34 +41,12 @@ from pathspace.training.experiments.reproduce.leaderboard_contest import (
     priority,
     statement,
 )
-from pathspace.training.experiments.reproduce.leaderboard_run import (
-    ARMS,
-    ONLY,
-    SIMPLE,
-    STARTS,
-    rates,
-)
-from pathspace.training.experiments.reproduce.leaderboard_tasks import (
-    BATCH,
-    CHUNKS,
-    LENGTH,
-    RANK,
-    STEPS,
-    TASKS,
-    UPRIGHT,
-    chance,
-)
-from pathspace.training.experiments.reproduce.pictures import legend, look, panels
-from pathspace.training.experiments.reproduce.provenance import provenance, together
-from pathspace.training.experiments.reproduce.recipes.compare import FASHION_TESTS
-from pathspace.training.experiments.reproduce.record import (
-    Record,
-    Table,
-    about,
-    judged,
-    percent,
-    remarks,
-)
+from .leaderboard_run import ARMS, ONLY, SIMPLE, STARTS, rates
+from .leaderboard_tasks import BATCH, CHUNKS, LENGTH, RANK, STEPS, TASKS, UPRIGHT, chance
+from .pictures import legend, look, panels
+from .provenance import provenance, together
+from .recipes.compare import FASHION_TESTS
+from .record import Record, Table, about, judged, percent, remarks
 
 
 def claims_of(by: Mapping[Case, Entry]) -> list[tuple[Claim, ...]]:

@@ -15,28 +15,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
-from pathspace.files import make_folder
-from pathspace.json_lines import append_lines, read_lines
-from pathspace.training.experiments.intervals import t_interval
-from pathspace.training.experiments.reproduce.experiment import TUNING_SEEDS, Setting
-from pathspace.training.experiments.reproduce.holm import Claim, gain, seeds_needed
-from pathspace.training.experiments.reproduce.leaderboard_run import (
-    ARMS,
-    ONLY,
-    SIMPLE,
-    STARTS,
-    Result,
-    Run,
-    carry_out,
-    rates,
-)
-from pathspace.training.experiments.reproduce.leaderboard_tasks import STEPS, TASKS, chance
-from pathspace.training.experiments.reproduce.provenance import (
-    DECIDING_RUNS,
-    code_digest,
-    provenance,
-    splits_digest,
-)
+from pathspace.files.json_lines import append_lines, read_lines
+from pathspace.files.writing import make_folder
+
+from ..intervals import t_interval
+from .experiment import TUNING_SEEDS, Setting
+from .holm import Claim, gain, seeds_needed
+from .leaderboard_run import ARMS, ONLY, SIMPLE, STARTS, Result, Run, carry_out, rates
+from .leaderboard_tasks import STEPS, TASKS, chance
+from .provenance import DECIDING_RUNS, code_digest, provenance, splits_digest
 
 OURS, RIVAL = "gauge-fixed AdamW", "AdamW"
 DEFAULT, SCRAMBLED = STARTS[:2]

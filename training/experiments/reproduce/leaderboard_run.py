@@ -19,14 +19,15 @@ from torch.optim.lr_scheduler import LambdaLR
 import pathspace as ps
 from pathspace.diagnostics.tables import plain
 from pathspace.errors import PathspaceError
-from pathspace.training.experiments.adapters import LoRARite, lora_plus
-from pathspace.training.experiments.reproduce.leaderboard_tasks import BATCH, TASKS, linear_model
-from pathspace.training.experiments.tasks.text import token_loss
-from pathspace.training.optim import GSGD, GAdam, GaugeFixed, PathSGD, init_skeleton
-from pathspace.training.optim.joined import Joined
-from pathspace.training.optim.movable import movable
-from pathspace.training.task import Split
-from pathspace.training.threads import one_thread
+
+from ...optim import GSGD, GAdam, GaugeFixed, PathSGD, init_skeleton
+from ...optim.joined import Joined
+from ...optim.movable import movable
+from ...task import Split
+from ...threads import one_thread
+from ..adapters import LoRARite, lora_plus
+from ..tasks.text import token_loss
+from .leaderboard_tasks import BATCH, TASKS, linear_model
 
 SIMPLE = "linear model"
 STARTS = ("default", "scrambled 100", "scrambled 10", "unit skeleton")

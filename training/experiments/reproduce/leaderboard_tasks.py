@@ -13,13 +13,14 @@ from torch.nn import functional
 from torch.optim import AdamW
 
 from pathspace.errors import InputError
-from pathspace.training.experiments.data import given, source
-from pathspace.training.experiments.models import CharacterGPT, CifarResNet, VisionTransformer
-from pathspace.training.experiments.tasks.digits import image_splits
-from pathspace.training.experiments.tasks.fetched import bible_tokens
-from pathspace.training.experiments.tasks.papers import mnist_splits
-from pathspace.training.experiments.tasks.text import SHARES, chunks, topics_text
-from pathspace.training.task import Split
+
+from ...task import Split
+from ..data import given, source
+from ..models import CharacterGPT, CifarResNet, VisionTransformer
+from ..tasks.digits import image_splits
+from ..tasks.fetched import bible_tokens
+from ..tasks.papers import mnist_splits
+from ..tasks.text import SHARES, chunks, topics_text
 
 BATCH = {"embedded": 32, "fetched": 64}
 # (narrower networks need more steps to pass a linear model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pathspace.training.experiments.reproduce.record import Table
+from .record import Table
 
 
 def markdown_table(table: Table) -> str:

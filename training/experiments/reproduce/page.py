@@ -7,17 +7,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from pathspace.files import replacing
-from pathspace.training.experiments.intervals import CONFIDENCE
-from pathspace.training.experiments.reproduce.holm import LEVEL
-from pathspace.training.experiments.reproduce.markdown import markdown_table
-from pathspace.training.experiments.reproduce.page_figures import figures
-from pathspace.training.experiments.reproduce.record import (
-    Record,
-    Table,
-    on_these_items,
-    percent,
-)
+from pathspace.files.writing import replacing
+
+from ..intervals import CONFIDENCE
+from .holm import LEVEL
+from .markdown import markdown_table
+from .page_figures import figures
+from .record import Record, Table, on_these_items, percent
 
 
 def render(

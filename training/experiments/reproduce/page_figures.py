@@ -11,13 +11,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pathspace.json_lines import read_lines
-from pathspace.training.experiments.intervals import CONFIDENCE
-from pathspace.training.experiments.reproduce.holm import LEVEL, MARGIN, POWER, gain, judge
-from pathspace.training.experiments.reproduce.record import Record, percent
-from pathspace.training.experiments.reproduce.smnist import WIDER, WIDTH
-from pathspace.training.experiments.reproduce.timing import BOUND
-from pathspace.training.experiments.reproduce.trial import PARTS
+from pathspace.files.json_lines import read_lines
+
+from ..intervals import CONFIDENCE
+from .holm import LEVEL, MARGIN, POWER, gain, judge
+from .record import Record, percent
+from .smnist import WIDER, WIDTH
+from .timing import BOUND
+from .trial import PARTS
 
 
 def figures(records: Iterable[Record], journals: Path | None = None) -> dict[str, object]:

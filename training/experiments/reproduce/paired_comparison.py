@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 
 from matplotlib.figure import Figure
 
-from pathspace.training.experiments.reproduce.experiment import Setting
-from pathspace.training.experiments.reproduce.holm import Claim
-from pathspace.training.experiments.reproduce.pictures import draw_curves, legend, panels
-from pathspace.training.experiments.reproduce.recipes import Cell, listed
-from pathspace.training.experiments.reproduce.record import Record, Table, about, judged
-from pathspace.training.experiments.reproduce.record import remarks as told
-from pathspace.training.experiments.reproduce.tuning import Arm, Measured, measure_enough, versus
+from .experiment import Setting
+from .holm import Claim
+from .pictures import draw_curves, legend, panels
+from .recipes import Cell, listed
+from .record import Record, Table, about, judged
+from .record import remarks as told
+from .tuning import Arm, Measured, measure_enough, versus
 
 
 @dataclass(frozen=True)

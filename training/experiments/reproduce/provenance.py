@@ -19,8 +19,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from pathspace.training.config import versions
-from pathspace.training.task import Split, Task, load_task
+from ...config import versions
+from ...task import Split, Task, load_task
 
 # What decides how a trial ends. The analysis of models is not among it but for the choice of the
 # skeleton and of the additions that are penalised: tests hold it to oracles, and it is too large

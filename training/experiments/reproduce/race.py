@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pathspace.training.experiments.reproduce.experiment import Setting, experiment
-from pathspace.training.experiments.reproduce.paired_comparison import (
-    PairedComparison,
-    draw_paired_comparison,
-    hold,
-)
-from pathspace.training.experiments.reproduce.recipes import table_cells
-from pathspace.training.experiments.reproduce.record import Record
-from pathspace.training.experiments.reproduce.smnist import CLIP
-from pathspace.training.experiments.reproduce.trial import Trial
-from pathspace.training.experiments.reproduce.tuning import Arm
-from pathspace.training.recipe import Init, Rule
+from ...recipe import Init, Rule
+from .experiment import Setting, experiment
+from .paired_comparison import PairedComparison, draw_paired_comparison, hold
+from .recipes import table_cells
+from .record import Record
+from .smnist import CLIP
+from .trial import Trial
+from .tuning import Arm
 
 EPOCHS, RATES = 60, (0.02, 0.05, 0.1, 0.2, 0.5)
 # Enough images and passes for every arm to err less than logistic regression on the same images.

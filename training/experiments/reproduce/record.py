@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from pathspace.errors import InputError
-from pathspace.files import replacing
-from pathspace.training.experiments.names import texts
-from pathspace.training.experiments.reproduce.holm import Claim, judge
-from pathspace.training.experiments.reproduce.provenance import provenance
+from pathspace.files.writing import replacing
+
+from ..names import texts
+from .holm import Claim, judge
+from .provenance import provenance
 
 FORMAT = 1
 

@@ -8,18 +8,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from pathspace.training.experiments.reproduce.convolutions import FASHION, clothes, digits
-from pathspace.training.experiments.reproduce.experiment import Setting, experiment
-from pathspace.training.experiments.reproduce.paired_comparison import (
-    PairedComparison,
-    draw_paired_comparison,
-    hold,
-)
-from pathspace.training.experiments.reproduce.recipes import table_cells
-from pathspace.training.experiments.reproduce.recipes.compare import show
-from pathspace.training.experiments.reproduce.record import Record
-from pathspace.training.experiments.reproduce.trial import Trial
-from pathspace.training.experiments.reproduce.tuning import Arm, best_rate, measure
+from .convolutions import FASHION, clothes, digits
+from .experiment import Setting, experiment
+from .paired_comparison import PairedComparison, draw_paired_comparison, hold
+from .recipes import table_cells
+from .recipes.compare import show
+from .record import Record
+from .trial import Trial
+from .tuning import Arm, best_rate, measure
 
 RATES = (0.03, 0.1, 0.3)
 PENAL, NOTHING = "penal connection", "nothing"

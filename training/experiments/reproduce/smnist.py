@@ -9,14 +9,14 @@ from dataclasses import replace
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 
-from pathspace.training.experiments.reproduce.experiment import Setting, experiment
-from pathspace.training.experiments.reproduce.paired_comparison import PairedComparison, hold
-from pathspace.training.experiments.reproduce.pictures import draw_curves, legend, panels
-from pathspace.training.experiments.reproduce.recipes import Cell, full_arm, table_cells
-from pathspace.training.experiments.reproduce.record import Record, Table
-from pathspace.training.experiments.reproduce.trial import Trial
-from pathspace.training.experiments.reproduce.tuning import Arm
-from pathspace.training.recipe import Init
+from ...recipe import Init
+from .experiment import Setting, experiment
+from .paired_comparison import PairedComparison, hold
+from .pictures import draw_curves, legend, panels
+from .recipes import Cell, full_arm, table_cells
+from .record import Record, Table
+from .trial import Trial
+from .tuning import Arm
 
 EPOCHS, BATCH = 25, 64
 SLOW, FAST = (0.02, 0.05, 0.12, 0.3, 0.7), (0.0007, 0.002, 0.005, 0.015, 0.04)

@@ -10,25 +10,14 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from pathspace.training.experiments.reproduce.experiment import Setting, experiment
-from pathspace.training.experiments.reproduce.holm import judge, positive
-from pathspace.training.experiments.reproduce.paired_comparison import (
-    PERCENT,
-    PairedComparison,
-    Show,
-    draw_paired_comparison,
-    hold,
-)
-from pathspace.training.experiments.reproduce.pictures import draw_curves, legend, panels
-from pathspace.training.experiments.reproduce.recipes import (
-    Cell,
-    full_arms,
-    lacking,
-    table_cells,
-)
-from pathspace.training.experiments.reproduce.record import Record, judged
-from pathspace.training.experiments.reproduce.trial import OBSERVED, Trial
-from pathspace.training.experiments.reproduce.tuning import Arm, versus
+from .experiment import Setting, experiment
+from .holm import judge, positive
+from .paired_comparison import PERCENT, PairedComparison, Show, draw_paired_comparison, hold
+from .pictures import draw_curves, legend, panels
+from .recipes import Cell, full_arms, lacking, table_cells
+from .record import Record, judged
+from .trial import OBSERVED, Trial
+from .tuning import Arm, versus
 
 TAU = 3e-4
 # Few words are wrong in the end, so that a difference needs many test pairs.

@@ -14,23 +14,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import pathspace as ps
-from pathspace.training.experiments.intervals import CONFIDENCE, t_interval
-from pathspace.training.experiments.models import RecurrentCNN, ReluRNN
-from pathspace.training.experiments.reproduce.experiment import Setting, experiment
-from pathspace.training.experiments.reproduce.holm import judge, positive
-from pathspace.training.experiments.reproduce.pictures import look, panels
-from pathspace.training.experiments.reproduce.recipes import table_cells
-from pathspace.training.experiments.reproduce.record import (
-    Record,
-    Table,
-    about,
-    judged,
-    percent,
-    remarks,
-)
-from pathspace.training.launch import make_fabric
-from pathspace.training.optim import GSGD, PathSGD, init_skeleton
-from pathspace.training.threads import one_thread
+
+from ...launch import make_fabric
+from ...optim import GSGD, PathSGD, init_skeleton
+from ...threads import one_thread
+from ..intervals import CONFIDENCE, t_interval
+from ..models import RecurrentCNN, ReluRNN
+from .experiment import Setting, experiment
+from .holm import judge, positive
+from .pictures import look, panels
+from .recipes import table_cells
+from .record import Record, Table, about, judged, percent, remarks
 
 STEPS = 4
 # Rounds are taken until the mean ratio is known to this, but at least and at most so many.

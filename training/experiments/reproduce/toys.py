@@ -18,21 +18,15 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from pathspace.diagnostics.tables import plain
-from pathspace.training.experiments.intervals import t_interval
-from pathspace.training.experiments.models.toy import Toy
-from pathspace.training.experiments.reproduce.experiment import Setting, experiment
-from pathspace.training.experiments.reproduce.holm import judge, positive
-from pathspace.training.experiments.reproduce.pictures import draw_curves, legend, look, panels
-from pathspace.training.experiments.reproduce.record import (
-    Record,
-    Table,
-    about,
-    judged,
-    percent,
-    remarks,
-)
-from pathspace.training.experiments.reproduce.tuning import best_rate
-from pathspace.training.threads import one_thread
+
+from ...threads import one_thread
+from ..intervals import t_interval
+from ..models.toy import Toy
+from .experiment import Setting, experiment
+from .holm import judge, positive
+from .pictures import draw_curves, legend, look, panels
+from .record import Record, Table, about, judged, percent, remarks
+from .tuning import best_rate
 
 STEPS, BATCH, TESTED, LOOKS = 10_000, 64, 10_000, 50
 RATES = (0.02, 0.05, 0.15, 0.4)

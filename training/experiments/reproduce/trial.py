@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from pathspace.diagnostics import ChainRecord, MarkovChain
-from pathspace.training.experiments.augment import augmentation
-from pathspace.training.experiments.reproduce.provenance import code_digest, data_digest, task_data
-from pathspace.training.history import Tick
-from pathspace.training.launch import make_fabric
-from pathspace.training.penal import penalize
-from pathspace.training.recipe import Init, Recipe, Rule, prepare
-from pathspace.training.schedules import schedule
-from pathspace.training.task import Split, Task
-from pathspace.training.threads import one_thread
-from pathspace.training.trainer import Trainer
+
+from ...history import Tick
+from ...launch import make_fabric
+from ...penal import penalize
+from ...recipe import Init, Recipe, Rule, prepare
+from ...schedules import schedule
+from ...task import Split, Task
+from ...threads import one_thread
+from ...trainer import Trainer
+from ..augment import augmentation
+from .provenance import code_digest, data_digest, task_data
 
 # How many validation examples the efficiency of a chain is measured on after each
 # epoch, and how many at a time.

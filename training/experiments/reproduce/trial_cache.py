@@ -18,10 +18,11 @@ import torch
 from filelock import FileLock, Timeout
 
 from pathspace.errors import InputError, PathspaceError
-from pathspace.files import make_folder, write_text
-from pathspace.json_lines import append_lines, read_lines
-from pathspace.training.experiments.reproduce.provenance import code_digest, data_digest, provenance
-from pathspace.training.experiments.reproduce.trial import Outcome, Trial, run_trial
+from pathspace.files.json_lines import append_lines, read_lines
+from pathspace.files.writing import make_folder, write_text
+
+from .provenance import code_digest, data_digest, provenance
+from .trial import Outcome, Trial, run_trial
 
 FORMAT = 2
 # Where commands keep trials, in the folder in which they are started.

@@ -15,19 +15,13 @@ from typing import Any
 import numpy as np
 
 from pathspace.diagnostics.tables import plain
-from pathspace.training.experiments.intervals import Interval, t_interval
-from pathspace.training.experiments.reproduce.baselines import SHOWN
-from pathspace.training.experiments.reproduce.experiment import Setting, fresh_seeds
-from pathspace.training.experiments.reproduce.holm import (
-    Claim,
-    Grid,
-    gain,
-    judge,
-    over_items,
-    seeds_for_margin,
-)
-from pathspace.training.experiments.reproduce.provenance import task_data
-from pathspace.training.experiments.reproduce.trial import Outcome, Trial
+
+from ..intervals import Interval, t_interval
+from .baselines import SHOWN
+from .experiment import Setting, fresh_seeds
+from .holm import Claim, Grid, gain, judge, over_items, seeds_for_margin
+from .provenance import task_data
+from .trial import Outcome, Trial
 
 Runner = Callable[[Sequence[Trial]], list[Outcome]]
 

@@ -13,16 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from pathspace.errors import InputError
-from pathspace.json_lines import read_lines
-from pathspace.training.experiments.reproduce.baselines import published
-from pathspace.training.experiments.reproduce.experiment import (
-    TUNING_SEEDS,
-    Experiment,
-    Setting,
-    fresh_seeds,
-)
-from pathspace.training.experiments.reproduce.record import Record, Table
-from pathspace.training.experiments.reproduce.trial import Outcome, Trial
+from pathspace.files.json_lines import read_lines
+
+from .baselines import published
+from .experiment import TUNING_SEEDS, Experiment, Setting, fresh_seeds
+from .record import Record, Table
+from .trial import Outcome, Trial
 
 
 class NotInJournalError(Exception):

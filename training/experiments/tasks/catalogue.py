@@ -16,9 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from pathspace.errors import InputError
-from pathspace.training.experiments import data as fetching
-from pathspace.training.experiments.tasks.translation import translation_task
-from pathspace.training.task import Task, register_task
+
+from ...task import Task, register_task
+from .. import data as fetching
+from .translation import translation_task
 
 PACKAGE, INSIDE = "django", "**/locale/de/LC_MESSAGES/*.mo"
 HINT = "Linux systems keep German catalogues in /usr/share/locale/de/LC_MESSAGES"

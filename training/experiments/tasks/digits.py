@@ -19,8 +19,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from pathspace.errors import InputError
-from pathspace.training.experiments.models.rnn import ReluRNN
-from pathspace.training.task import Split, Task, error_rate, register_task, seeded
+
+from ...task import Split, Task, error_rate, register_task, seeded
+from ..models.rnn import ReluRNN
 
 TEST_SIZE, VALID_SIZE = 360, 240
 # The split is part of the task and does not depend on the seed of a run.

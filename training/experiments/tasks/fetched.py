@@ -12,13 +12,13 @@ from pathlib import Path
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from pathspace.training.experiments.data import bible_text, given
-from pathspace.training.experiments.tasks.catalogue import words_of
-from pathspace.training.experiments.tasks.digits import read_in_steps, sequence_task
-from pathspace.training.experiments.tasks.images import image_task, settings_of_blocks
-from pathspace.training.experiments.tasks.papers import mnist_splits, tokens_of
-from pathspace.training.experiments.tasks.text import chunks, language_task
-from pathspace.training.task import Split, Task, register_task
+from ...task import Split, Task, register_task
+from ..data import bible_text, given
+from .catalogue import words_of
+from .digits import read_in_steps, sequence_task
+from .images import image_task, settings_of_blocks
+from .papers import mnist_splits, tokens_of
+from .text import chunks, language_task
 
 
 def fashion_splits(

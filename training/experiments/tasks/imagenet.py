@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pathspace.errors import InputError, expect_known
-from pathspace.training.experiments.models.deep_resnet import DeepResNet
-from pathspace.training.experiments.models.swin import swin
-from pathspace.training.experiments.models.transformer import VisionTransformer
-from pathspace.training.experiments.tasks.files import find
-from pathspace.training.task import Split, Task, error_rate, register_task, seeded
+
+from ...task import Split, Task, error_rate, register_task, seeded
+from ..models.deep_resnet import DeepResNet
+from ..models.swin import swin
+from ..models.transformer import VisionTransformer
+from .files import find
 
 IMAGENET = (
     "ImageNet-1k comes from image-net.org: save its images, cut to 224 x 224 pixels, as unsigned"

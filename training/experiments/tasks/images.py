@@ -9,12 +9,13 @@ from torch import nn
 from torch.nn import functional
 
 from pathspace.errors import InputError
-from pathspace.training.experiments.models.cifar_resnet import CifarResNet
-from pathspace.training.experiments.models.deep_resnet import DeepResNet
-from pathspace.training.experiments.models.recurrent_cnn import RecurrentCNN
-from pathspace.training.experiments.models.residual import ResidualCNN
-from pathspace.training.experiments.tasks.digits import image_splits
-from pathspace.training.task import Split, Task, error_rate, register_task, seeded
+
+from ...task import Split, Task, error_rate, register_task, seeded
+from ..models.cifar_resnet import CifarResNet
+from ..models.deep_resnet import DeepResNet
+from ..models.recurrent_cnn import RecurrentCNN
+from ..models.residual import ResidualCNN
+from .digits import image_splits
 
 # name -> (channels of the images, classes, width, depth) -> model
 NETWORKS: dict[str, Callable[..., nn.Module]] = {

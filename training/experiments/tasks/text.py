@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from pathspace.errors import InputError
-from pathspace.training.experiments.models.language import StackedReluLM
-from pathspace.training.task import Split, Task, register_task, seeded
+
+from ...task import Split, Task, register_task, seeded
+from ..models.language import StackedReluLM
 
 # Of the text, in order: training, validation, test.
 SHARES = (0.8, 0.1, 0.1)

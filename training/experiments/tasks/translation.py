@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from pathspace.errors import InputError
-from pathspace.training.experiments.models.translator import Translator
-from pathspace.training.experiments.tasks.text import token_loss
-from pathspace.training.task import Split, Task, register_task, seeded
+
+from ...task import Split, Task, register_task, seeded
+from ..models.translator import Translator
+from .text import token_loss
 
 PAD, START, END, UNKNOWN = 0, 1, 2, 3
 SPECIAL = ("<pad>", "<start>", "<end>", "<unknown>")

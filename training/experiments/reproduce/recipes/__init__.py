@@ -6,23 +6,9 @@ A folder per table holds what its cells share (``shared.toml``) and a file per c
 does not say is ``unsaid``, and what this library takes there stands apart, under ``fill``.
 """
 
-from pathspace.training.experiments.reproduce.recipes.cells import (
-    FIELDS,
-    UNSAID,
-    Cell,
-    load_cells,
-    table_cells,
-)
-from pathspace.training.experiments.reproduce.recipes.compare import describe, differences
-from pathspace.training.experiments.reproduce.recipes.full import (
-    full_arm,
-    full_arms,
-    full_trial,
-    lacking,
-    listed,
-    runnable,
-    settled,
-)
+from .cells import FIELDS, UNSAID, Cell, load_cells, table_cells
+from .compare import describe, differences
+from .full import full_arm, full_arms, full_trial, lacking, listed, runnable, settled
 
 __all__ = [
     "FIELDS",

@@ -6,13 +6,13 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pathspace.training.experiments.reproduce.recipes.cells import FIELDS, NONE, ROOT, UNSAID, Cell
-from pathspace.training.experiments.reproduce.trial import Trial
-from pathspace.training.experiments.tasks.imagenet import KEPT_APART
-from pathspace.training.experiments.tasks.papers import HELD_OUT, WMT_TOKENS
-from pathspace.training.experiments.tasks.translation import TOKENS, heads_of
-from pathspace.training.recipe import optimizer_kind
-from pathspace.training.task import task_options
+from ....recipe import optimizer_kind
+from ....task import task_options
+from ...tasks.imagenet import KEPT_APART
+from ...tasks.papers import HELD_OUT, WMT_TOKENS
+from ...tasks.translation import TOKENS, heads_of
+from ..trial import Trial
+from .cells import FIELDS, NONE, ROOT, UNSAID, Cell
 
 Description = dict[str, Any]
 

@@ -9,22 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from pathspace.errors import InputError
-from pathspace.training.experiments.reproduce.experiment import Setting
-from pathspace.training.experiments.reproduce.provenance import task_data
-from pathspace.training.experiments.reproduce.recipes.cells import NONE, UNSAID, Cell, table_cells
-from pathspace.training.experiments.reproduce.recipes.compare import (
-    BETAS,
-    EPS,
-    OPTIMIZERS,
-    describe,
-    differences,
-)
-from pathspace.training.experiments.reproduce.recipes.recognise import found_in
-from pathspace.training.experiments.reproduce.trial import Trial
-from pathspace.training.experiments.reproduce.tuning import Arm
-from pathspace.training.experiments.tasks.files import find, read_text
-from pathspace.training.experiments.tasks.papers import WMT
-from pathspace.training.task import task_options
+
+from ....task import task_options
+from ...tasks.files import find, read_text
+from ...tasks.papers import WMT
+from ..experiment import Setting
+from ..provenance import task_data
+from ..trial import Trial
+from ..tuning import Arm
+from .cells import NONE, UNSAID, Cell, table_cells
+from .compare import BETAS, EPS, OPTIMIZERS, describe, differences
+from .recognise import found_in
 
 # model of a recipe -> network of our tasks, and by how much its depth is less than its layers
 NETWORKS = {

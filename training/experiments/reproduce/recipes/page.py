@@ -9,19 +9,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from pathspace.files import replacing
-from pathspace.training.experiments.reproduce.experiment import SEEDS, Setting
-from pathspace.training.experiments.reproduce.markdown import markdown_texts
-from pathspace.training.experiments.reproduce.recipes.cells import (
-    FIELDS,
-    NONE,
-    UNSAID,
-    Cell,
-    load_cells,
-    table_cells,
-)
-from pathspace.training.experiments.reproduce.recipes.compare import show
-from pathspace.training.experiments.reproduce.recipes.full import full_arms, listed, runnable
+from pathspace.files.writing import replacing
+
+from ..experiment import SEEDS, Setting
+from ..markdown import markdown_texts
+from .cells import FIELDS, NONE, UNSAID, Cell, load_cells, table_cells
+from .compare import show
+from .full import full_arms, listed, runnable
 
 
 def write_recipes(page: Path) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from pathspace.errors import InputError
-from pathspace.training.experiments.reproduce.recipes.cells import ROOT
-from pathspace.training.experiments.tasks.files import find, read_bytes
+
+from ...tasks.files import find, read_bytes
+from .cells import ROOT
 
 KNOWN: dict[str, dict[str, Any]] = tomllib.loads(
     (ROOT / "digests.toml").read_text(encoding="utf-8")

@@ -6,13 +6,9 @@ among them: they are read from records of experiments and from measured figures 
 page is written from both.
 """
 
-from pathspace.training.experiments.reproduce.statements.evidence import Judged, judge_all
-from pathspace.training.experiments.reproduce.statements.page import render, write_statements
-from pathspace.training.experiments.reproduce.statements.registry import (
-    Statement,
-    load_statements,
-    missing,
-)
+from .evidence import Judged, judge_all
+from .page import render, write_statements
+from .registry import Statement, load_statements, missing
 
 __all__ = [
     "Judged",

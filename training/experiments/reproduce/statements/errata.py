@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from pathspace.files import replacing
-from pathspace.training.experiments.reproduce.markdown import markdown_texts
-from pathspace.training.experiments.reproduce.statements.registry import Statement
+from pathspace.files.writing import replacing
+
+from ..markdown import markdown_texts
+from .registry import Statement
 
 COLUMNS = ("statement", "right", "range", "evidence")
 

@@ -12,11 +12,12 @@ from statistics import fmean
 from typing import Any
 
 from pathspace.errors import expect_known
-from pathspace.training.experiments.reproduce.holm import Claim, gain, judge, positive
-from pathspace.training.experiments.reproduce.recipes.cells import FIELDS
-from pathspace.training.experiments.reproduce.recipes.compare import DATA
-from pathspace.training.experiments.reproduce.record import Record, on_these_items
-from pathspace.training.experiments.reproduce.statements.registry import Statement, Verdict
+
+from ..holm import Claim, gain, judge, positive
+from ..recipes.cells import FIELDS
+from ..recipes.compare import DATA
+from ..record import Record, on_these_items
+from .registry import Statement, Verdict
 
 # what the judge of experiments says -> what it says of a statement; a difference
 # that does not matter is none

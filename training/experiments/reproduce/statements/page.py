@@ -12,12 +12,13 @@ from typing import get_args
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from pathspace.files import replacing
-from pathspace.training.experiments.reproduce.markdown import markdown_table, markdown_texts
-from pathspace.training.experiments.reproduce.record import Table
-from pathspace.training.experiments.reproduce.statements.errata import write_errata
-from pathspace.training.experiments.reproduce.statements.evidence import Judged, judge_all
-from pathspace.training.experiments.reproduce.statements.registry import Verdict, load_statements
+from pathspace.files.writing import replacing
+
+from ..markdown import markdown_table, markdown_texts
+from ..record import Table
+from .errata import write_errata
+from .evidence import Judged, judge_all
+from .registry import Verdict, load_statements
 
 SHOWN: dict[Verdict, str] = {
     "true": "true",

@@ -1,0 +1,115 @@
+"""A captured graph, and where its placeholders and operations come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from ..models.values import has_values
+from ..models.walk import every_tensor
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A model as a graph.
+
+    Attributes:
+        graph: the captured ``torch.fx`` graph module.
+        sources: placeholder name -> (kind, name), kind one of ``"parameter"``, ``"buffer"``,
+            ``"constant"``, ``"input"``.
+        parameters: canonical name -> parameter; a parameter held under several names appears
+            once, under its first name.
+        canonical: every parameter name -> canonical name.
+        constants: placeholder name -> tensor, for tensors the graph holds itself.
+        buffers: name -> buffer, the model's own, or computed again where that has no numbers.
+        updates: how many of the graph's outputs, the first ones, are new values of buffers.
+        written: number of an output -> parameter whose new value it is.
+        whole: placeholder name -> example input, for whole numbers and truth values.
+        numbers: memory (first byte, byte after the last) of tensors of which the model's code read
+            numbers.
+        overwritten: names of the buffers to which one call gives other values for the next.
+    """
+
+    graph: fx.GraphModule
+    sources: Mapping[str, tuple[str, str]]
+    parameters: Mapping[str, nn.Parameter]
+    canonical: Mapping[str, str]
+    constants: Mapping[str, torch.Tensor]
+    buffers: Mapping[str, torch.Tensor]
+    updates: int = 0
+    written: Mapping[int, str] = field(default_factory=dict)
+    whole: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    numbers: frozenset[tuple[int, int]] = frozenset()
+    overwritten: frozenset[str] = frozenset()
+
+    def without_updates(self, outputs: Sequence[Any]) -> list[Any]:
+        """The model's own outputs among those of the graph."""
+        return [
+            value for i, value in enumerate(outputs) if i >= self.updates and i not in self.written
+        ]
+
+    def outputs(self) -> list[fx.Node]:
+        """The nodes that compute the model's own outputs."""
+        node = next(node for node in self.graph.graph.nodes if node.op == "output")
+        flat = self.without_updates(pytree.tree_leaves(node.args[0]))
+        return [leaf for leaf in flat if isinstance(leaf, fx.Node)]
+
+
+def canonical_names(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, str]]:
+    """Every parameter by the first of its names, and every name's first one."""
+    named: dict[str, Any] = every_tensor(model, "_parameters")
+    first: dict[int, str] = {}
+    canonical = {name: first.setdefault(id(parameter), name) for name, parameter in named.items()}
+    return {name: named[name] for name in first.values()}, canonical
+
+
+def whole_inputs(
+    graph: fx.Graph, sources: Mapping[str, tuple[str, str]], given: Any
+) -> dict[str, torch.Tensor]:
+    """Example inputs that are whole numbers or truth values, by placeholder, where
+    their numbers can be read.
+    """
+    places = [
+        node
+        for node in graph.nodes
+        if node.op == "placeholder" and sources.get(node.name, ("",))[0] == "input"
+    ]
+    leaves = pytree.tree_leaves(given)
+    if len(places) != len(leaves):
+        return {}
+    return {
+        node.name: value.detach().cpu().clone()
+        for node, value in zip(places, leaves, strict=True)
+        if isinstance(value, torch.Tensor)
+        and not (value.is_floating_point() or value.is_complex())
+        and value.layout == torch.strided
+        and has_values(value)
+        and _is_shown(node.meta.get("val"), value)
+    }
+
+
+def _is_shown(shown: Any, value: torch.Tensor) -> bool:
+    return (
+        isinstance(shown, torch.Tensor)
+        and shown.dtype == value.dtype
+        and tuple(shown.shape) == tuple(value.shape)
+    )
+
+
+def place(node: fx.Node) -> tuple[str, str]:
+    """Module path and source line of a node, for reports."""
+    stack = node.meta.get("nn_module_stack") or {}
+    module = next((entry[0] for entry in reversed(list(stack.values())) if entry[0]), "")
+    source = ""
+    for line in (node.meta.get("stack_trace") or "").splitlines():
+        line = line.strip()
+        if line.startswith("File ") and "/torch/" not in line:
+            parts = line.split('"')
+            number = line.split("line ")[-1].split(",")[0]
+            source = f"{parts[1]}:{number}" if len(parts) > 1 else line
+    return module, source

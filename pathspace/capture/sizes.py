@@ -1,0 +1,195 @@
+"""The input sizes for which a graph is valid.
+
+A graph is captured at the sizes of the example inputs. Samples, tokens and pixels share their
+weights, so most results hold at any size. They may not if the example is too small to use every
+weight fully: a table of positions is read in part, a recurrence has one step, taps of a kernel read
+only padding, or the number of factors is the number of steps. If there is such a sign, the model is
+captured again at larger sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from ..errors import PathspaceError
+from ..models.inputs import describe_inputs, ordinary
+from ..models.restored_globals import untouched
+from ..models.values import with_numbers
+from .capture import capture
+from .captured import Captured
+from .hidden import APART, Hidden, hidden, short_name
+from .size_dry_run import Rehearsal
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+# dimensions of input tensors: (number of the tensor, dimension)
+Dims = tuple[tuple[int, int], ...]
+
+RECURRENT = frozenset(["rnn_relu", "rnn_tanh", "lstm", "gru"])
+# operations that single out a diagonal, which is everything at size 1
+DIAGONAL = frozenset(["eye", "triu", "tril", "fill_diagonal", "diagonal_scatter"])
+
+
+def _takes_apart(node: fx.Node) -> bool:
+    """Whether an operation splits a first dimension of size 1, as loops over time
+    and recurrent layers do.
+
+    So does one that singles out a diagonal, as a comparison of all samples with all others does.
+    """
+    name = short_name(node)
+    if name in DIAGONAL:
+        return True
+    operand = node.args[0] if node.args else None
+    shown = operand.meta.get("val") if isinstance(operand, fx.Node) else None
+    if not isinstance(shown, Tensor) or not shown.dim():
+        return False
+    if name in RECURRENT:
+        return 1 in shown.shape[:-1]
+    if name not in APART or shown.shape[0] != 1:
+        return False
+    dim = node.args[APART[name]] if len(node.args) > APART[name] else 0
+    return dim in (0, -shown.dim())
+
+
+def _tensors(inputs: Inputs) -> list[Tensor]:
+    return [leaf for leaf in tree_flatten(inputs)[0] if isinstance(leaf, Tensor)]
+
+
+def thin(captured: Captured, inputs: Inputs) -> bool:
+    """Whether a dimension of an input has size 1, so that the capture does not
+    show what happens along it.
+
+    A batch of size 1 does not count unless the model iterates over it.
+    """
+    shapes = [tensor.shape for tensor in _tensors(inputs)]
+    if any(1 in shape[1:] for shape in shapes):
+        return True
+    calls = (node for node in captured.graph.graph.nodes if node.op == "call_function")
+    return any(len(shape) and shape[0] == 1 for shape in shapes) and any(map(_takes_apart, calls))
+
+
+def resized(inputs: Inputs, sizes: Mapping[tuple[int, int], int]) -> Inputs:
+    """Inputs with other sizes of some dimensions: elements are cut off, or repeated from the start.
+
+    Example:
+        >>> import torch
+        >>> resized(((torch.tensor([[3, 5]]),), {}), {(0, 1): 3})
+        ((tensor([[3, 5, 3]]),), {})
+    """
+    leaves, spec = tree_flatten(inputs)
+    number = -1
+    for i, leaf in enumerate(leaves):
+        if not isinstance(leaf, Tensor):
+            continue
+        number += 1
+        for dim in range(leaf.dim()):
+            size = sizes.get((number, dim), leaf.shape[dim])
+            if size != leaf.shape[dim]:
+                leaves[i] = leaves[i].index_select(
+                    dim, torch.arange(size, device=leaf.device) % leaf.shape[dim]
+                )
+    args, kwargs = tree_unflatten(leaves, spec)
+    return args, kwargs
+
+
+def linked_dims(inputs: Inputs, thin_only: bool) -> Iterator[tuple[int, list[Dims]]]:
+    """Sizes, each with groups of dimensions that may vary together: all of that size,
+    then those at each position.
+    """
+    found: dict[int, list[tuple[int, int]]] = {}
+    for number, tensor in enumerate(_tensors(inputs)):
+        for dim, size in enumerate(tensor.shape):
+            if size == 1 or (size and not thin_only):
+                found.setdefault(size, []).append((number, dim))
+    for size, dims in found.items():
+        apart: dict[int, list[tuple[int, int]]] = {}
+        for number, dim in dims:
+            apart.setdefault(dim, []).append((number, dim))
+        yield (
+            size,
+            [tuple(dims), *([tuple(part) for part in apart.values()] if len(apart) > 1 else [])],
+        )
+
+
+def other_sizes(
+    runs: Callable[[Inputs], bool], inputs: Inputs, thin_only: bool, grow: bool = True
+) -> Inputs | None:
+    """The inputs with every dimension enlarged that can be, and with one less where they cannot.
+
+    Args:
+        runs: function that tells whether the model runs on inputs.
+        inputs: example inputs, positional and by keyword.
+        thin_only: change only dimensions of size 1.
+        grow: whether to enlarge at all.
+
+    Returns:
+        Other inputs, or ``None`` if the model accepts no other sizes.
+    """
+    sizes: dict[tuple[int, int], int] = {}
+
+    def grown(dims: Dims, size: int) -> bool:
+        more = () if not grow else (4, 2) if size == 1 else (2 * size, size + 1)
+        # (a size of 1 would hide more than it shows)
+        for new in (*more, *((size - 1,) if size > 2 else ())):
+            trial = sizes | dict.fromkeys(dims, new)
+            if runs(resized(inputs, trial)):
+                sizes.update(trial)
+                return True
+        return False
+
+    for size, (every, *apart) in linked_dims(inputs, thin_only):
+        if not grown(every, size):
+            for dims in apart:
+                grown(dims, size)
+    return resized(inputs, sizes) if sizes else None
+
+
+def recapture(
+    model: nn.Module,
+    inputs: Inputs,
+    thin_only: bool,
+    watch: AbstractContextManager[Any] | None = None,
+) -> tuple[Captured, Inputs, Hidden] | None:
+    """The model captured at other sizes, these inputs, and what is hidden there; ``None`` if it
+    runs only at its own sizes.
+    """
+    try:
+        with untouched(model), torch.inference_mode(False), with_numbers():
+            rehearsal = Rehearsal(model)
+        for grow in (True, False):
+            with untouched(model), torch.inference_mode(False), with_numbers():
+                other = other_sizes(
+                    lambda trial: rehearsal.runs(*trial), ordinary(inputs), thin_only, grow
+                )
+            if other is None:
+                return None
+            captured = capture(model, *other, watch=watch)
+            if not (found := hidden(captured)).out_of_bounds:
+                return captured, other, found
+    except PathspaceError:
+        # a model that cannot be copied or captured again keeps its first capture
+        pass
+    return None
+
+
+def sentence(
+    inputs: Inputs, others: Sequence[Inputs], looked: bool, unseen: Sequence[str] = ()
+) -> str:
+    """The inputs for which a graph was derived, in words."""
+    text = f"inputs ({describe_inputs(*inputs)})"
+    if others:
+        text += ", and other sizes as captured at " + " and ".join(
+            f"({describe_inputs(*other)})" for other in others
+        )
+    elif looked:
+        return f"{text} only, because it was not captured at other sizes"
+    else:
+        text += ", and other sizes at which the model runs the same operations"
+    if unseen:
+        text += f"; which way {', '.join(unseen)} takes by size was seen at these sizes only"
+    return text

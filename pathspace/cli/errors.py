@@ -1,0 +1,206 @@
+"""Commands report each failure in one sentence on standard error, with an exit
+code for the kind of failure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+from typer.core import TyperCommand, TyperGroup
+
+from ..errors import PathspaceError
+from .next_step import next_step
+
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+EXHAUSTED = "The memory is exhausted: give smaller inputs or a smaller model."
+_debugging: ContextVar[bool] = ContextVar("debugging", default=False)
+
+
+def debugging() -> bool:
+    """Tell whether the command that runs was given ``--debug``."""
+    return _debugging.get()
+
+
+class ErrorSentenceGroup(TyperGroup):
+    """A command group in which every failure is one sentence on standard error."""
+
+    def main(  # type: ignore[override]
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run the command line and exit; ``--debug`` is understood at any place before ``--``."""
+        given = list(sys.argv[1:] if args is None else args)
+        end = given.index("--") if "--" in given else len(given)
+        debug = "--debug" in given[:end]
+        given = [word for word in given[:end] if word != "--debug"] + given[end:]
+
+        def run() -> int:
+            code = super(ErrorSentenceGroup, self).main(
+                given, prog_name, standalone_mode=False, **extra
+            )
+            code = code if isinstance(code, int) else 0
+            self._tell_next(given, code)
+            # (there is none if it was closed before)
+            if sys.stdout is not None:
+                sys.stdout.flush()
+            return code
+
+        token = _debugging.set(debug)
+        try:
+            code = guarded(run, debug=debug)
+        finally:
+            _debugging.reset(token)
+        if standalone_mode:
+            sys.exit(code)
+        return code
+
+    def _tell_next(self, given: Sequence[str], code: int) -> None:
+        """On a terminal, end with the line to type next."""
+        command, length = self, 0
+        while isinstance(command, TyperGroup) and length < len(given):
+            command, length = command.commands.get(given[length]), length + 1  # type: ignore[assignment]
+        from rich.console import Console
+
+        if not isinstance(command, TyperCommand) or not Console().is_terminal:
+            return
+        if code not in (0, FAILED) or {"-h", "--help"} & set(given):
+            return
+        words = command.make_context(
+            given[length - 1], list(given[length:]), resilient_parsing=True
+        ).params
+        if (line := next_step(" ".join(given[:length]), words, code == 0)) is not None:
+            Console().print(f"Next: {line}", soft_wrap=True, markup=False, highlight=False)
+
+    def make_context(self, *args: Any, **extra: Any) -> Any:
+        """Read the words of the command line; an interrupt is kept from
+        typer, as in :meth:`invoke`.
+        """
+        try:
+            return super().make_context(*args, **extra)
+        except KeyboardInterrupt as error:
+            raise Interrupted from error
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run one command; an interrupt is kept from typer, which would print nothing."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise Interrupted from error
+
+
+class Interrupted(Exception):
+    """A keyboard interrupt on its way to `guarded`."""
+
+
+def guarded(run: Callable[[], int], *, debug: bool = False) -> int:
+    """Call ``run`` and return its exit code, or say in one sentence why there is none.
+
+    Args:
+        run: does the work and returns the exit code.
+        debug: show the traceback above the sentence.
+
+    Returns:
+        What ``run`` returned; 2 after any error, 130 after an interrupt.
+    """
+    caught: BaseException
+    try:
+        return run()
+    except PathspaceError as error:
+        sentence, code, caught = str(error), BAD_INPUT, error
+    except (KeyboardInterrupt, Interrupted) as error:
+        sentence, code, caught = "Interrupted before the end.", INTERRUPTED, error
+    except MemoryError as error:
+        sentence, code, caught = EXHAUSTED, BAD_INPUT, error
+    except BrokenPipeError as error:
+        # whoever reads has seen enough, as typer also takes it
+        _write_nowhere()
+        sentence, code, caught = "", FAILED, error
+    except Exception as error:
+        sentence, code, caught = _unexpected(error), BAD_INPUT, error
+    if _began_with_an_interrupt(caught):
+        sentence, code = "Interrupted before the end.", INTERRUPTED
+    if debug:
+        traceback.print_exception(caught, file=sys.stderr)
+    if sentence:
+        say("Error", "red", sentence)
+    return code
+
+
+def _began_with_an_interrupt(error: BaseException | None) -> bool:
+    """Whether an interrupt led to an error: libraries that are interrupted while they
+    load fail in other ways.
+    """
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+def _unexpected(error: Exception) -> str:
+    """Return the sentence for a usage error, an output that cannot be
+    written, or a defect of ours.
+    """
+    if hasattr(
+        error, "format_message"
+    ):  # typer's usage errors, whose module differs between versions
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context is not None else "pathspace"
+        usage = " ".join(error.format_message().split()).replace("Value error, ", "").rstrip(".")
+        usage = re.sub(r"\. Did you mean (.*)\?$", r" (did you mean \1?)", usage)
+        return f"{usage}; see '{path} --help'." if usage else ""  # empty after the help was shown
+    message = " ".join(str(error).split()).rstrip(".")
+    if (
+        isinstance(error, OSError)
+        and error.errno in (errno.ENOSPC, errno.EIO, errno.EBADF)
+        and not error.filename
+    ):
+        _write_nowhere()
+        return (
+            f"Cannot write to standard output: {error.strerror or message}; send it to another"
+            " place."
+        )
+    # (torch has an error of its own for devices, and none for processors)
+    found = ("can't allocate memory", "Storage size calculation overflowed")
+    if type(error).__name__ == "OutOfMemoryError" or any(words in message for words in found):
+        return EXHAUSTED
+    return (
+        f"Internal error, {type(error).__name__} ({message}): this is a defect of pathspace, not of"
+        " your input; run again with --debug and report what it shows."
+    )
+
+
+def _write_nowhere() -> None:
+    """Discard what is still buffered for standard output: it would fail again
+    when Python exits.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def say(label: str, style: str, sentence: str) -> None:
+    """Print one sentence on standard error.
+
+    Args:
+        label: what it is, such as ``Error``.
+        style: how rich shows the label.
+        sentence: the sentence; it is never broken into lines.
+
+    Example:
+        >>> say("Warning", "yellow", "The masks of 2 layers are empty.")
+    """
+    # (not at the top: its import draws one of Python's random numbers)
+    from rich.console import Console
+
+    console = Console(stderr=True, soft_wrap=True)
+    console.print(f"[bold {style}]{label}:[/]", end=" ")
+    console.print(" ".join(sentence.split()), markup=False, highlight=False)

@@ -1,0 +1,295 @@
+"""Models of libraries as targets: ``transformers:path/to/config.json``,
+``timm:NAME``, ``torchvision:NAME``.
+
+The architecture is built, with random weights or, above :data:`LARGE` weights, without
+numbers: nothing is loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InputError, did_you_mean
+from ..models.values import without_weights
+
+# models of more weights are built without numbers
+LARGE = 30_000_000
+BATCH, TOKENS, SAMPLES, SIDE, FRAMES = 2, 8, 16_000, 224, 16
+
+Example = dict[str, Tensor] | Tensor | tuple[Tensor, ...]
+Make = Callable[[], tuple[nn.Module, Example | None]]
+
+
+def is_library(spec: str) -> bool:
+    """Whether a target names a model of a library.
+
+    Example:
+        >>> is_library("timm:resnet50"), is_library("nets:net")
+        (True, False)
+    """
+    return spec.partition(":")[0] in _BUILDERS
+
+
+def build_library_model(spec: str) -> tuple[nn.Module, Example | None]:
+    """The model that a target names, in evaluation mode, and example inputs.
+
+    Args:
+        spec: ``transformers:`` and the path of a configuration, ``timm:`` or
+            ``torchvision:`` and a name.
+
+    Returns:
+        The model, without numbers in its parameters where there are more than :data:`LARGE`, and
+        its inputs, or nothing for inputs that cannot be made up.
+
+    Raises:
+        InputError: the library is not installed, knows no such model, or cannot build it.
+    """
+    library, _, name = spec.partition(":")
+    try:
+        package = importlib.import_module(
+            "torchvision.models" if library == "torchvision" else library
+        )
+    except Exception as error:  # a library built for another torch fails in ways of its own
+        raise InputError(
+            f"The target '{spec}' needs the package {library}, which cannot be imported ({error});"
+            f" install it with pip install {library}, in a version for your torch."
+        ) from error
+    make = _BUILDERS[library](package, name)
+    try:
+        # (warnings of a library about its own defaults are not for those who name a model)
+        with warnings.catch_warnings(action="ignore"):
+            model, example = _made(make)
+    except Exception as error:  # the code of the model may raise anything
+        raise InputError(
+            f"{library} cannot build the model of '{name}': {_line(error)}; build it in Python"
+            " first to see why."
+        ) from error
+    return model.eval(), example
+
+
+def _made(make: Make) -> tuple[nn.Module, Example | None]:
+    """The model without numbers, or with them if it is small, or if it runs parts of
+    itself while it is built.
+    """
+    try:
+        with without_weights():
+            model, example = make()
+    except RuntimeError as error:
+        if "meta" not in str(error):
+            raise
+        return make()
+    small = sum(parameter.numel() for parameter in model.parameters()) <= LARGE
+    return make() if small else (model, example)
+
+
+def _transformers(package: Any, path: str) -> Make:
+    file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
+    if not file.is_file():
+        raise InputError(
+            f"There is no configuration '{path}', expected a config.json or its folder; check the"
+            " path."
+        )
+    config = _configuration(package, file, path)
+    kind = _architecture(package, config, path)
+
+    def make() -> tuple[nn.Module, Example | None]:
+        model = package.AutoModel.from_config(config) if kind is None else kind(config)
+        return model, _inputs(model, config)
+
+    return make
+
+
+def _configuration(package: Any, file: Path, path: str) -> Any:
+    """The configuration in a file, without data types: a structure has none, and parts
+    with their own do not run.
+    """
+    wrong = f"'{path}' is not a configuration of a transformers model"
+    try:
+        held = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{wrong}: {_line(error)}; expected JSON, as config.save_pretrained writes it."
+        ) from error
+    if not isinstance(held, dict):
+        raise InputError(
+            f"{wrong}: it holds a {type(held).__name__}, expected entries by name, with a"
+            " model_type."
+        )
+    kind, known = held.get("model_type"), list(package.CONFIG_MAPPING)
+    if kind is None:
+        raise InputError(
+            f"'{path}' has no model_type, expected that of a transformers model; add it, such as"
+            " 'llama'."
+        )
+    if kind not in known:
+        hint, advice = (
+            did_you_mean(str(kind), known),
+            "check its spelling, or install a version that has it",
+        )
+        if "auto_map" in held:
+            hint, advice = (
+                "",
+                (
+                    "its code is in other files, which are not run: name a function that builds it,"
+                    " file.py:name"
+                ),
+            )
+        raise InputError(
+            f"{wrong}: transformers {package.__version__} has no model_type {kind!r}{hint};"
+            f" {advice}."
+        )
+    try:
+        # (as its own files are read: infinite numbers have a form of their own there)
+        entries, _ = package.PretrainedConfig.get_config_dict(str(file))
+        return type(package.AutoConfig.for_model(kind)).from_dict(_without_dtypes(entries))
+    except Exception as error:  # classes of configurations have errors of their own
+        raise InputError(f"{wrong}: {_line(error)}; correct its entries.") from error
+
+
+def _without_dtypes(entries: Any) -> Any:
+    """Entries and those of the parts, without data types."""
+    if not isinstance(entries, dict):
+        return entries
+    return {
+        name: _without_dtypes(entry)
+        for name, entry in entries.items()
+        if name not in ("dtype", "torch_dtype")
+    }
+
+
+def _architecture(package: Any, config: Any, path: str) -> Any:
+    """The class of a model that a configuration names; ``None`` where it names none."""
+    named = config.architectures or ()
+    names = [named] if isinstance(named, str) else list(named)
+    kinds = [getattr(package, str(name), None) for name in names]
+    models = [
+        kind
+        for kind in kinds
+        if isinstance(kind, type) and issubclass(kind, package.PreTrainedModel)
+    ]
+    found = next((kind for kind in models if getattr(kind, "config_class", None) is not None), None)
+    if names and found is None:
+        hint = "" if kinds[0] is not None else did_you_mean(str(names[0]), dir(package))
+        raise InputError(
+            f"'{path}' names the architecture {names[0]!r}, which is not a model of transformers"
+            f" {package.__version__}{hint}; correct the entry architectures, or remove it for the"
+            " model without a head."
+        )
+    return found
+
+
+def _inputs(model: Any, config: Any) -> Example | None:
+    """The model's main input; text and pictures where it needs both; what a decoder starts from.
+
+    Nothing for a model whose main input is of another kind.
+    """
+    names = inspect.signature(model.forward).parameters
+    main = getattr(model, "main_input_name", "input_ids")
+    wanted = [main]
+    # (a model whose text has a token in place of a picture also takes text alone)
+    alone = any(hasattr(config, f"image_token_{which}") for which in ("id", "index"))
+    if {"input_ids", "pixel_values"} <= names.keys() and (main == "pixel_values" or not alone):
+        wanted = ["input_ids", "pixel_values"]
+    if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in names:
+        wanted.append("decoder_input_ids")
+    made = {name: example for name in wanted if (example := _example(name, config)) is not None}
+    return made if len(made) == len(wanted) else None
+
+
+def _example(name: str, config: Any) -> Tensor | None:
+    """Tokens, pixels or sound, by the name of an input."""
+    if name in ("pixel_values", "pixel_values_videos"):
+        parts = [getattr(config, part, None) for part in ("vision_config", "encoder")]
+        vision = next((part for part in parts if hasattr(part, "image_size")), config)
+        side = getattr(vision, "image_size", None) or getattr(vision, "crop_size", None) or SIDE
+        height, width = side if isinstance(side, list | tuple) else (side, side)
+        frames: int | None = getattr(vision, "num_frames", getattr(vision, "frames_per_clip", None))
+        channels = getattr(vision, "num_channels", getattr(vision, "in_chans", 3))
+        return torch.randn(BATCH, *(() if frames is None else (frames,)), channels, height, width)
+    if name == "input_features":
+        # bins before times for Whisper, after them for others
+        last = getattr(
+            config, "input_feat_per_channel", getattr(config, "feature_projection_input_dim", None)
+        )
+        if last is not None:
+            return torch.randn(BATCH, 2 * TOKENS, last)
+        bins = getattr(config, "num_mel_bins", getattr(config, "feature_size", 80))
+        return torch.randn(BATCH, bins, 2 * getattr(config, "max_source_positions", 8))
+    if name == "input_values":
+        pictured = hasattr(config, "num_mel_bins") and hasattr(config, "patch_size")
+        return torch.randn(
+            BATCH, *((config.max_length, config.num_mel_bins) if pictured else (SAMPLES,))
+        )
+    if name not in ("input_ids", "decoder_input_ids"):
+        return None
+    words = getattr(config.get_text_config(), "vocab_size", 2)
+    return torch.arange(BATCH * TOKENS).reshape(BATCH, TOKENS) % words
+
+
+def _timm(package: Any, name: str) -> Make:
+    # (after a full stop, the data that weights were trained on)
+    _known("timm", name, name.partition(".")[0], package.list_models())
+
+    def make() -> tuple[nn.Module, Example]:
+        model = package.create_model(name, pretrained=False)
+        return model, torch.randn(BATCH, *model.default_cfg.get("input_size", (3, SIDE, SIDE)))
+
+    return make
+
+
+def _torchvision(package: Any, name: str) -> Make:
+    _known("torchvision", name, name, package.list_models())
+
+    def make() -> tuple[nn.Module, Example]:
+        plain = {"weights": None, "weights_backbone": None} if "_" in name else {"weights": None}
+        try:
+            model = package.get_model(name, **plain)
+        except TypeError:
+            model = package.get_model(name, weights=None)
+        return model, _pictures(model)
+
+    return make
+
+
+def _pictures(model: nn.Module) -> tuple[Tensor, ...]:
+    """Pictures for each input that a model of torchvision needs, or a video."""
+    if ".video." in type(model).__module__:
+        return (torch.randn(BATCH, 3, FRAMES, SIDE, SIDE),)
+    needed = [
+        each
+        for each in inspect.signature(model.forward).parameters.values()
+        if each.default is each.empty
+    ]
+    return tuple(torch.randn(BATCH, 3, SIDE, SIDE) for _ in needed)
+
+
+def _known(library: str, name: str, architecture: str, names: list[str]) -> None:
+    if architecture not in names:
+        hint = did_you_mean(architecture.rpartition("/")[2], names)
+        raise InputError(
+            f"{library} has no model '{name}'{hint}; list_models() of {library} lists those that it"
+            " has."
+        )
+
+
+def _line(error: BaseException) -> str:
+    text = " ".join(str(error.__cause__ or error).split()).rstrip(".")
+    return text if len(text) <= 240 else text[:240].rsplit(" ", 1)[0] + " ..."
+
+
+_BUILDERS: dict[str, Callable[[Any, str], Make]] = {
+    "timm": _timm,
+    "torchvision": _torchvision,
+    "transformers": _transformers,
+}
+
+LIBRARIES = tuple(_BUILDERS)

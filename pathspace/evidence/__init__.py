@@ -1,0 +1,1 @@
+"""What is proven of a reduction graph: theorems, bounds, certificates, proofs, explanations."""

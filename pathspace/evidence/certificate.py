@@ -1,0 +1,210 @@
+"""The result of :func:`pathspace.verify`: verdicts with their evidence, as a table and as JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..shown import Shown
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+FORMAT = "pathspace-certificate/1"
+MARKS = {True: "[green]holds[/]", False: "[red]fails[/]", None: "[yellow]not applicable[/]"}
+
+
+@dataclass(frozen=True)
+class Certificate(Shown):
+    """Verdicts on one model.
+
+    Attributes:
+        model: class of the model.
+        weights: ``m``, scalar weights in path space.
+        units: ``H``, units with a free scale, at ``eps = 0``.
+        dimension: ``m - H``.
+        basis_paths: how many basis paths the two trees give.
+        rank: exact rank of the path matrix, ``None`` where no matrix was formed.
+        method: ``"exact"`` (a matrix was formed) or ``"certificate"`` (both
+            bounds proven from structure).
+        theorem1: unrolled paths from basis paths, with integer coefficients.
+        theorem2: outputs and activations from path values and signs.
+        theorem3: number and independence of basis paths.
+        invariance: largest relative violations of the rescaling symmetry, and their tolerance.
+        parameters: scalars in path space, pinned, and unused; they add up to the model's.
+        units_exact: dimension of the gauge group that is exact for the unchanged
+            model, every ``eps`` included.
+        dimension_exact: ``m`` less ``units_exact``.
+        approximate_units: ``units`` less ``units_exact``: free for ``eps = 0`` only.
+        levels: both levels with the change of the outputs that was measured at stated rescalings,
+            see :func:`pathspace.evidence.exactness_levels.measure_levels`.
+        pinned: operations that fixed a scale, with place and reason.
+        unused: parameters that do not influence the outputs.
+        range: the inputs for which all of this holds.
+        skeleton: rule and seed.
+        seconds: time taken.
+        units_at_most: upper bound on the number of scale symmetries of rows and columns;
+            ``None`` if it was not tested.
+        upper_bound: evidence for it, or the reason why it was not tested; empty
+            if it was not requested.
+    """
+
+    model: str
+    weights: int
+    units: int
+    dimension: int
+    basis_paths: int
+    rank: int | None
+    method: str
+    theorem1: dict[str, Any]
+    theorem2: dict[str, Any]
+    theorem3: dict[str, Any]
+    invariance: dict[str, Any]
+    parameters: dict[str, int]
+    units_exact: int = 0
+    dimension_exact: int = 0
+    approximate_units: int = 0
+    levels: dict[str, Any] = field(default_factory=dict)
+    pinned: list[dict[str, Any]] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
+    range: str = ""
+    skeleton: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    units_at_most: int | None = None
+    upper_bound: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing fails: no theorem is refuted and the invariance
+        is within its tolerance.
+        """
+        verdicts = [
+            self.theorem1["holds"],
+            self.theorem2["holds"],
+            self.theorem3["holds"],
+            self.invariance["holds"],
+        ]
+        return all(verdict is not False for verdict in verdicts)
+
+    @property
+    def level(self) -> str:
+        """At which level the verdicts on all units hold: exactly, as the model
+        stands, or at ``eps = 0`` only.
+        """
+        return "at eps = 0" if self.units_exact < self.units else "exactly"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain Python values."""
+        return {"format": FORMAT, "holds": self.holds, "level": self.level, **asdict(self)}
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """Everything as JSON."""
+        return json.dumps(self.to_dict(), indent=indent)
+
+    def __rich__(self) -> RenderableType:
+        from rich import box
+        from rich.console import Group
+        from rich.markup import escape
+        from rich.table import Table
+        from rich.text import Text
+
+        figures = Table(
+            box=box.SIMPLE,
+            title=f"Path space of {escape(self.model)}",
+            title_justify="left",
+            show_header=False,
+        )
+        figures.add_column(style="bold")
+        figures.add_column(justify="right")
+        figures.add_column(style="dim", overflow="fold")
+        figures.add_row("weights m", f"{self.weights:,}", "scalar weights on paths")
+        figures.add_row(
+            "units H",
+            f"{self.units:,}",
+            f"free scales ({self.level}): dimension of the gauge group",
+        )
+        if self.upper_bound:
+            most = "" if self.units_at_most is None else f"{self.units_at_most:,}"
+            figures.add_row("units at most", most, escape(self.upper_bound["evidence"]))
+        figures.add_row("dimension m - H", f"{self.dimension:,}", "independent path values")
+        figures.add_row(
+            "exact units",
+            f"{self.units_exact:,}",
+            "free in the unchanged model, every eps included",
+        )
+        figures.add_row("exact dimension", f"{self.dimension_exact:,}", "weights less exact units")
+        figures.add_row(
+            "basis paths",
+            f"{self.basis_paths:,}",
+            f"two trees, rule {self.skeleton.get('rule', '')}",
+        )
+        if self.rank is not None:
+            figures.add_row("exact rank", f"{self.rank:,}", self.theorem3.get("matrix", ""))
+        rest = {
+            key: count
+            for key, count in self.parameters.items()
+            if key not in ("total", "path_space") and count
+        }
+        if rest:
+            text = ", ".join(f"{count:,} {key}" for key, count in rest.items())
+            figures.add_row(
+                "other scalars",
+                f"{sum(rest.values()):,}",
+                f"{text}; {self.parameters['total']:,} in total",
+            )
+
+        verdicts = Table(box=box.SIMPLE)
+        for column in ("statement", "verdict", "evidence"):
+            verdicts.add_column(column, overflow="fold")
+        names = {
+            "theorem1": "Theorem 1: paths from basis paths",
+            "theorem2": "Theorem 2: activations from path values",
+            "theorem3": "Theorem 3: number and independence",
+            "invariance": "Rescaling keeps the function",
+        }
+        for key, title in names.items():
+            entry = getattr(self, key)
+            mark = MARKS[entry["holds"]]
+            verdicts.add_row(
+                title,
+                mark + (f" {self.level}" if entry["holds"] else ""),
+                escape(entry["evidence"]),
+            )
+        parts: list[Any] = [figures, verdicts]
+        if self.pinned:
+            pins = Table(
+                box=box.SIMPLE, title="Operations that fixed a scale", title_justify="left"
+            )
+            for column in ("operation", "times", "module", "line", "reason"):
+                pins.add_column(column, overflow="fold")
+            for (op, reason), entries in _grouped(self.pinned).items():
+                modules = ", ".join(
+                    dict.fromkeys(entry["module"] or "(model)" for entry in entries[:3])
+                )
+                pins.add_row(
+                    op,
+                    str(len(entries)),
+                    escape(modules + (", ..." if len(entries) > 3 else "")),
+                    entries[0]["source"],
+                    reason,
+                )
+            parts.append(pins)
+        if self.unused:
+            parts.append(
+                Text(
+                    "Unused parameters: "
+                    + ", ".join(self.unused[:8])
+                    + (", ..." if len(self.unused) > 8 else "")
+                )
+            )
+        if self.range:
+            parts.append(Text(f"Valid for {self.range}."))
+        return Group(*parts)
+
+
+def _grouped(pins: list[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for pin in pins:
+        groups.setdefault((pin["op"], pin["reason"]), []).append(pin)
+    return groups

@@ -1,0 +1,197 @@
+"""Gradient balance: what enters a unit and what leaves it have the same sum
+of weight times gradient.
+
+Differentiating ``L(w) = L(gauge(phi) w)`` at ``phi = 0`` gives, for every unit, ``sum_in w g =
+sum_out w g`` exactly; one backward pass in float64 tests the whole analysis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..graph.structure import Structure
+from ..models.checkpointing import never_recomputed
+from ..models.eps import precision
+from ..models.functional_call import evaluate
+from ..models.nested import real_leaves
+from ..models.quiet import quiet
+from ..models.random_state import seed_torch
+from ..models.restored_globals import values_kept
+from ..models.running import ROUNDED, computing_in
+
+
+def sums(
+    graph: Structure, weights: Mapping[str, Tensor], grads: Mapping[str, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """``sum_in w g - sum_out w g`` and ``sum |w g|`` for the root and every unit.
+
+    Args:
+        graph: the reduction graph.
+        weights: parameter name -> weights.
+        grads: parameter name -> gradients.
+
+    Returns:
+        The two sums, shape ``(H + 1,)`` each, the root first.
+    """
+    net = torch.zeros(graph.expand.shape[0], dtype=torch.float64)
+    size = torch.zeros_like(net)
+    for block in graph.blocks:
+        if block.name not in grads:
+            continue
+        product = (block.values(weights[block.name]) * grads[block.name]).double()
+        for ids, sign in ((block.head, 1), (block.tail, -1)):
+            dims = [d for d in range(len(block.shape)) if ids.shape[d] == 1 and block.shape[d] > 1]
+            total = product.sum(dims, keepdim=True) if dims else product
+            absolute = product.abs().sum(dims, keepdim=True) if dims else product.abs()
+            flat = ids.reshape(-1)
+            net.index_add_(0, flat.abs(), total.reshape(-1) * flat.sign() * sign)
+            size.index_add_(0, flat.abs(), absolute.reshape(-1))
+    for statistic in graph.statistics:
+        # running statistics are rescaled along: the mean with its channel, the
+        # variance with its square
+        for name, factor in statistic.powers.items():
+            if name in grads:
+                value = weights[name].detach() + graph.shifts.get(name, 0.0)
+                product = factor * (value * grads[name]).double()
+                net.index_add_(0, statistic.units.abs(), product * statistic.units.sign())
+                size.index_add_(0, statistic.units.abs(), product.abs())
+    return torch.from_numpy(graph.expand.T @ net.numpy()), torch.from_numpy(
+        abs(graph.expand).T @ size.numpy()
+    )
+
+
+def gradient_imbalance(
+    graph: Structure,
+    weights: Mapping[str, Tensor],
+    grads: Mapping[str, Tensor],
+    others: Sequence[Mapping[str, Tensor]] = (),
+) -> float:
+    """Largest ``|sum_in w g - sum_out w g|`` over the units, relative to ``sum |w g|`` there.
+
+    Args:
+        graph: the reduction graph.
+        weights: parameter name -> weights.
+        grads: parameter name -> gradients.
+        others: the same gradients with other rounding errors. A sum that is no larger than
+            ``ROUNDED`` times what they differ by, or than the digits of the largest ``sum |w g|``,
+            is 0 as far as can be told: a gradient that vanishes (two numbers that are normalised
+            become 1 and -1, whatever they were) is rounding alone.
+
+    Returns:
+        The largest relative violation; 0 for units that no gradient reaches.
+    """
+    net, size = sums(graph, weights, grads)
+    relative = torch.where(size > 0, net.abs() / size, net.abs())
+    if others:
+        digits = max((torch.finfo(grad.dtype).eps for grad in grads.values()), default=0.0)
+        noise = torch.full_like(size, float(size.max()) * digits)
+        for other in others:
+            gap = {name: other[name] - grad for name, grad in grads.items() if name in other}
+            noise = torch.maximum(noise, sums(graph, weights, gap)[1])
+        relative = torch.where(net.abs() > ROUNDED * noise, relative, 0)
+    return float(relative[1:].max()) if len(relative) > 1 else 0.0
+
+
+def _leaves(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers as leaves to differentiate by."""
+    leaves = {
+        n: p.detach().clone().requires_grad_(p.is_floating_point())
+        for n, p in model.named_parameters()
+    }
+    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    if not model.training:
+        # frozen statistics are constants of the function, and scale like weights do
+        for buffer in buffers.values():
+            buffer.requires_grad_(buffer.is_floating_point())
+    return leaves | buffers
+
+
+def _loss(
+    model: nn.Module,
+    leaves: Mapping[str, Tensor],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    seed: int,
+) -> Tensor:
+    """A random linear function of all outputs."""
+    seed_torch(seed)
+    outputs = evaluate(model, leaves, args, kwargs)
+    generator = torch.Generator().manual_seed(seed + 1)
+    loss = torch.zeros((), dtype=torch.float64)
+    for leaf in real_leaves(outputs):
+        weight = torch.randn(leaf.shape, generator=generator, dtype=torch.float64)
+        value = leaf.double().cpu()
+        # what a mask made infinite does not depend on weights
+        loss = loss + (torch.where(torch.isfinite(value), value, 0) * weight).sum()
+    return loss
+
+
+def random_loss_gradients(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int
+) -> dict[str, Tensor]:
+    """Gradients of a random linear function of all outputs by every parameter it depends on."""
+    leaves = _leaves(model)
+    with quiet(), computing_in(precision(model)), torch.enable_grad(), never_recomputed():
+        loss = _loss(model, leaves, args, kwargs, seed)
+        if not loss.requires_grad:
+            return {}
+        wanted = [name for name in leaves if leaves[name].requires_grad]
+        found = torch.autograd.grad(loss, [leaves[name] for name in wanted], allow_unused=True)
+    return {name: grad for name, grad in zip(wanted, found, strict=True) if grad is not None}
+
+
+def rounded_otherwise(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int
+) -> Iterator[dict[str, Tensor]]:
+    """The gradients again, three times, of weights that are other in their last digits."""
+    generator = torch.Generator().manual_seed(seed)
+    real = [parameter for parameter in model.parameters() if parameter.is_floating_point()]
+    for _ in range(3):
+        with values_kept(real):
+            with torch.no_grad():
+                for parameter in real:
+                    noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                    parameter.mul_((1 + 4 * torch.finfo(parameter.dtype).eps * noise).to(parameter))
+            yield random_loss_gradients(model, args, kwargs, seed)
+
+
+def misled(
+    graph: Structure,
+    model: nn.Module,
+    inputs: tuple[Sequence[Any], Mapping[str, Any]],
+    grads: Mapping[str, Tensor],
+    seed: int,
+) -> str:
+    """A weight tensor whose gradient by autograd is not the function's, or ``""``.
+
+    ``detach``, ``no_grad`` and backward passes of one's own make them differ. Each tensor is moved
+    along a random direction ``v``, and ``(L(w + h v) - L(w - h v)) / 2h`` compared with ``g . v``.
+    The step ``h`` and the tolerance follow from the digits of the model's type.
+    """
+    digits = torch.finfo(precision(model)).eps
+    step, share = digits**0.375, max(1e-3, 4 * digits**0.375)
+    generator = torch.Generator().manual_seed(seed)
+    with quiet(), computing_in(precision(model)), torch.no_grad():
+        leaves = _leaves(model)
+        for block in graph.blocks:
+            weight = leaves[block.name]
+            direction = weight * torch.randn(
+                weight.shape, generator=generator, dtype=torch.float64
+            ).to(weight)
+            up, down = (
+                float(_loss(model, leaves | {block.name: weight + h * direction}, *inputs, seed))
+                for h in (step, -step)
+            )
+            moved = (up - down) / (2 * step)
+            product = grads[block.name] * direction if block.name in grads else torch.zeros(1)
+            rounding = 16 * digits / step * max(abs(up), abs(down))
+            if (
+                abs(moved - float(product.sum()))
+                > share * max(abs(moved), float(product.abs().sum())) + rounding
+            ):
+                return block.name
+    return ""

@@ -1,0 +1,156 @@
+"""The proof of Theorem 3 as a document, complete enough for an independent checker.
+
+The document holds the reduction graph (the units at both ends of every scalar weight, in compact
+form), the two trees with the order of their edges from the root, and the counts that follow.
+:mod:`pathspace.checker`, which shares no code with this library, accepts or rejects it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ..errors import expect_arguments
+from ..graph.spanning_tree import SpanningTree
+from ..paths.skeleton import Skeleton
+
+FORMAT = "pathspace-proof"
+VERSION = 3
+# longer lists are written as runs, if that is shorter
+SHORT = 256
+STATEMENT = (
+    "w_e <- w_e exp(phi(head e) - phi(tail e)), phi(root) = 0, acts by as many independent"
+    " generators as there are units; the basis paths of the two trees are as many as weights less"
+    " units, and independent"
+)
+
+
+def proof(skeleton: Skeleton, name: str = "") -> dict[str, Any]:
+    """Write down why the path space of a graph has dimension ``m - H``.
+
+    Args:
+        skeleton: two spanning trees of a reduction graph.
+        name: what to call the model.
+
+    Returns:
+        The document, plain values only; ``json.dumps`` writes it.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
+        ... )
+        >>> document = proof(ps.trace(model, torch.randn(1, 2)).skeleton())
+        >>> document["weights"], document["units"], document["basis_paths"]
+        (13, 3, 10)
+        >>> from pathspace.checker import check
+        >>> check(document).accepted
+        True
+    """
+    expect_arguments("proof", skeleton=skeleton)
+    graph = skeleton.graph
+    units = graph.num_units
+    shared = len(skeleton.shared)
+    forms = graph.forms.tocsr()
+    document: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "model": name,
+        "statement": STATEMENT,
+        "weights": graph.num_weights,
+        "units": units,
+        "dimension": graph.dimension,
+        "tensors": [
+            {
+                "name": block.name,
+                "shape": list(block.shape),
+                "tail": _array(block.tail),
+                "head": _array(block.head),
+                "unused": None if block.unused is None else _array(block.unused),
+                "edges": block.num_edges,
+                **({"shift": block.shift} if block.shift else {}),
+            }
+            for block in graph.blocks
+        ],
+        "products": [
+            [
+                [int(unit) + 1, int(times)]
+                for unit, times in zip(
+                    forms.indices[forms.indptr[i] : forms.indptr[i + 1]],
+                    forms.data[forms.indptr[i] : forms.indptr[i + 1]],
+                    strict=True,
+                )
+            ]
+            for i in range(forms.shape[0])
+        ],
+        "statistics": [
+            {
+                "mean": statistic.mean,
+                "var": statistic.var,
+                "units": statistic.units.reshape(-1).tolist(),
+                **({"eps": statistic.eps} if statistic.eps else {}),
+            }
+            for statistic in graph.statistics
+        ],
+        "pinned": [
+            name
+            for name in graph.parameters
+            if name not in graph.index and name not in graph.unused
+        ],
+        "unused": list(graph.unused),
+        "trees": {"in": _tree(skeleton.tree_in), "out": _tree(skeleton.tree_out)},
+        "shared_edges": shared,
+        "chains": skeleton.num_chains,
+        "basis_paths": len(skeleton.basis()),
+    }
+    document["digest"] = document_digest(document)
+    return document
+
+
+def document_digest(document: dict[str, Any]) -> str:
+    """SHA-256 of a document without its digest, which detects accidental changes."""
+    body = {key: value for key, value in document.items() if key != "digest"}
+    return hashlib.sha256(
+        json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()
+
+
+def _array(ids: Tensor) -> dict[str, Any]:
+    return {"shape": list(ids.shape), "values": _numbers(ids.reshape(-1).long().numpy())}
+
+
+def _numbers(values: np.ndarray) -> list[int] | dict[str, list[list[int]]]:
+    """Integers as a list, or as runs ``[first, step, count]``, because ids
+    of units mostly count up.
+    """
+    if len(values) <= SHORT:
+        return list(values.tolist())
+    step = np.diff(values)
+    changes = np.flatnonzero(step[1:] != step[:-1]) + 1
+    runs: list[list[int]] = []
+    start = 0
+    while start < len(values):
+        if 12 * len(runs) > len(values):
+            return list(values.tolist())
+        place = int(np.searchsorted(changes, start, side="right"))
+        last = int(changes[place]) if place < len(changes) else len(values) - 1
+        by = int(step[start]) if start < len(step) else 0
+        runs.append([int(values[start]), by, last - start + 1])
+        start = last + 1
+    return {"runs": runs}
+
+
+def _tree(tree: SpanningTree) -> dict[str, Any]:
+    order = np.concatenate([np.zeros(0, np.int64), *tree.rounds])
+    return {
+        key: _numbers(of)
+        for key, of in (
+            ("order", order),
+            ("tensor", tree.block[order]),
+            ("index", tree.index[order]),
+        )
+    }

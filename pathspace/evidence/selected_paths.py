@@ -1,0 +1,202 @@
+"""The paths with at most one edge outside the skeleton: counted without listing them,
+and the smallest network on which they are not a basis.
+
+Their number is ``N = #skeleton-only paths + sum over all other edges e = (u, v) of pre(u) suf(v)``,
+with ``pre(v)`` and ``suf(v)`` the numbers of ways from the root to ``v`` and back by edges of the
+skeleton.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from ..graph.parts import WeightBlock
+from ..graph.structure import Structure
+from ..paths.exact import modular_rank
+from ..paths.skeleton import Skeleton
+from .layered_mlp import LayeredMLP, by_size
+
+MOST_WEIGHTS = 16
+
+
+def count_selected(skeleton: Skeleton) -> tuple[int, int, bool] | str:
+    """Number of skeleton-only paths, of all selected paths, and whether the graph is
+    recurrent; or why there is none.
+
+    Exact integers, in time linear in the ids of the graph: no path is listed, no edge
+    outside the skeleton is visited.
+    """
+    graph = skeleton.graph
+    if graph.forms.shape[0] or any(
+        bool((ids < 0).any()) for b in graph.blocks for ids in (b.tail, b.head)
+    ):
+        return "it relates products of scales, or opposite ones"
+    trees = (skeleton.tree_in, skeleton.tree_out)
+    if not all(tree.forward[1:].all() for tree in trees):
+        return (
+            "a tree of its skeleton walks an edge backwards (a normalisation cuts paths), and the"
+            " rule knows none"
+        )
+    component = _components(graph)
+    chosen: dict[tuple[int, int], tuple[int, int]] = {}
+    for tree in trees:
+        for block, units in tree.by_block():
+            flat = np.unique(tree.index[units])
+            tails, heads = (ids.tolist() for ids in graph.blocks[block].ends_at(flat))
+            edges = [(block, place) for place in flat.tolist()]
+            chosen |= dict(zip(edges, zip(tails, heads, strict=True), strict=True))
+    if any(u and v and component[u] == component[v] for u, v in chosen.values()):
+        return "its skeleton runs in a circle (a residual stream), and the rule speaks of layers"
+    before, after = _ways(chosen.values(), graph.num_units)
+    alone = sum(after[v] for u, v in chosen.values() if u == 0)
+    total = alone - sum(before[u] * after[v] for u, v in chosen.values())
+    for entry in graph.blocks:
+        total += _through(entry, before, after)
+    sizes = np.bincount(component[1:])
+    loops = any(bool((b.tail == b.head).any() and (b.tail != 0).any()) for b in graph.blocks)
+    return alone, total, bool((sizes > 1).any()) or loops
+
+
+def _components(graph: Structure) -> np.ndarray:
+    """Strongly connected components of the units, the root left out: edges
+    within one are recurrent.
+
+    A matrix joins all its tails to all its heads, so one node in its middle
+    stands for all of its edges.
+    """
+    count = graph.num_units + 1
+    tails, heads, extra = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], count
+    for block in graph.blocks:
+        both = [
+            d
+            for d in range(block.tail.dim())
+            if block.tail.shape[d] > 1 and block.head.shape[d] > 1
+        ]
+        sides = []
+        for ids in (block.tail, block.head):
+            rest = [d for d in range(ids.dim()) if d not in both]
+            table = ids.permute(*both, *rest) if ids.dim() else ids
+            sides.append(
+                table.reshape(int(np.prod([ids.shape[d] for d in both], dtype=int)), -1).numpy()
+            )
+        middle = extra + np.arange(len(sides[0]))[:, None]
+        extra += len(sides[0])
+        for near, own in ((sides[0], True), (sides[1], False)):
+            kept = near != 0
+            wide = np.broadcast_to(middle, near.shape)
+            tails.append((near if own else wide)[kept])
+            heads.append((wide if own else near)[kept])
+    ends = np.concatenate(tails), np.concatenate(heads)
+    matrix = coo_array((np.ones(len(ends[0]), bool), ends), shape=(extra, extra))
+    return np.asarray(connected_components(matrix, directed=True, connection="strong")[1][:count])
+
+
+def _ways(edges: Any, units: int) -> tuple[list[int], list[int]]:
+    """Numbers of walks root -> v and v -> root along skeleton edges, exact;
+    the skeleton has no circle.
+    """
+    entering: list[list[int]] = [[] for _ in range(units + 1)]
+    leaving: list[list[int]] = [[] for _ in range(units + 1)]
+    for u, v in edges:
+        entering[v].append(u)
+        leaving[u].append(v)
+
+    def along(steps: list[list[int]]) -> list[int]:
+        known: list[int | None] = [1] + [None] * units
+        for start in range(1, units + 1):
+            pending = [start]
+            while pending:
+                unit = pending[-1]
+                if known[unit] is not None:
+                    pending.pop()
+                    continue
+                missing = [other for other in steps[unit] if known[other] is None]
+                if missing:
+                    pending += missing
+                else:
+                    known[unit] = sum(known[other] or 0 for other in steps[unit])
+        return [ways or 0 for ways in known]
+
+    return along(entering), along(leaving)
+
+
+def _through(block: WeightBlock, before: list[int], after: list[int]) -> int:
+    """``sum over all edges of a block of pre(tail) suf(head)``, without looking at single
+    edges where ends factor.
+    """
+    pre = np.array(before, dtype=object)[block.tail.numpy()]
+    suf = np.array(after, dtype=object)[block.head.numpy()]
+    if block.unused is not None:
+        every = np.broadcast_to(pre, block.shape) * np.broadcast_to(suf, block.shape)
+        return int(every.reshape(-1)[block.used].sum())
+    times = 1
+    for d, size in enumerate(block.shape):
+        if pre.shape[d] > 1 and suf.shape[d] == 1:
+            pre = pre.sum(d, keepdims=True)
+        elif suf.shape[d] > 1 and pre.shape[d] == 1:
+            suf = suf.sum(d, keepdims=True)
+        elif pre.shape[d] == suf.shape[d] == 1:
+            times *= size
+    return int((pre * suf).sum()) * times
+
+
+@lru_cache
+def smallest_counterexample(
+    recurrent: bool, rule: str, most_weights: int = MOST_WEIGHTS
+) -> dict[str, Any] | None:
+    """The layered network with the fewest weights on which the printed rule gives no
+    basis, by search over widths.
+
+    Args:
+        recurrent: search stacked recurrent networks.
+        rule: ``"modulo"`` for Algorithm 1's choice, anything else for any choice of edges.
+        most_weights: how far to search.
+
+    Returns:
+        Widths, weights, skeleton, all selected paths, their number and rank; ``None`` if
+        there is none that small.
+    """
+    for net in by_size(recurrent, most_weights):
+        skeletons = [net.modulo()] if rule == "modulo" else list(net.selections())
+        wrong = [
+            skeleton
+            for skeleton in skeletons
+            if net.count(skeleton) != net.num_weights - net.num_units
+        ]
+        if not wrong:
+            continue
+        walks = sorted(net.selected(wrong[0]))
+        rank = modular_rank(net.vectors(walks))
+        dimension = net.num_weights - net.num_units
+        words = (
+            f"{net}: {net.num_weights} weights, {len(walks)} paths selected, rank {rank} (m - H ="
+            f" {dimension})"
+        )
+        words += (
+            f"; fails for {len(wrong)} of {len(skeletons)} selections of edges"
+            if len(skeletons) > 1
+            else ""
+        )
+        return {
+            "summary": words,
+            "widths": list(net.widths),
+            "recurrent": recurrent,
+            "weights": net.num_weights,
+            "dimension": dimension,
+            "skeleton": [_edge(net, i) for i in sorted(wrong[0])],
+            "paths": [" ".join(_edge(net, i) for i in walk) for walk in walks],
+            "rank": rank,
+            "failing_selections": len(wrong),
+            "selections": len(skeletons),
+        }
+    return None
+
+
+def _edge(net: LayeredMLP, number: int) -> str:
+    (layer, i), (to, j) = net.edges[number]
+    return f"{layer}.{i + 1}->{to}.{j + 1}"

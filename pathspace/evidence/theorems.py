@@ -1,0 +1,328 @@
+"""Theorems 1, 2 and 3 of the path-space paper, tested on a given graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.sparse import csr_array
+from torch import Tensor, nn
+
+from ..errors import UnsupportedError
+from ..graph.spanning_tree import SpanningTree
+from ..inference.unroll import UnrolledNetwork, unroll
+from ..inference.values import shape_of
+from ..models.eps import without_eps
+from ..models.running import LARGE, difference, rounding_decides, run_forward, switched, unread
+from ..paths.basis import BasisPaths
+from ..paths.exact import modular_rank, whole_product
+from ..paths.symbolic import MOST_WEIGHTS, symbolic
+from ..paths.two_trees import TwoTrees
+from ..reduction import ReductionGraph
+from .bench import resolution
+
+MATRIX_WEIGHTS = 2_500
+ENUMERATED = 50_000
+CHECKED = 2_000
+# (repeated squares pass a weight so often that one path takes longer to enumerate
+# than all others together)
+LONGEST = 1_024
+ELEMENTS = 50_000
+ROUNDED_AWAY = (
+    "so they do where weights change in their last digits only: rounding decides, and nothing can"
+    " be said"
+)
+
+
+def enumerable(graph: ReductionGraph) -> UnrolledNetwork | None:
+    """The unrolled network, or ``None`` if it is too large to enumerate or has
+    quotients, which have no paths.
+    """
+    if graph.num_weights > MATRIX_WEIGHTS:
+        return None
+    for node in graph.captured.graph.graph.nodes:
+        shown = node.meta.get("val")
+        if isinstance(shown, Tensor) and prod(shape_of(shown)) > ELEMENTS:
+            return None
+    try:
+        network = unroll(graph)
+    except UnsupportedError:
+        return None
+    few = not network.semantics.has_quotients and network.semantics.longest() <= LONGEST
+    return network if few else None
+
+
+def tree_problem(graph: ReductionGraph, tree: SpanningTree) -> str | None:
+    """Check against the weight blocks that each edge of a tree connects its unit
+    to units reached before.
+
+    Returns:
+        The first problem in words, or ``None``.
+    """
+    reached = np.zeros(graph.num_units + 1, bool)
+    reached[0] = True
+    ends = np.zeros((2, graph.num_units + 1), np.int64)
+    for i, units in tree.by_block():
+        ends[:, units] = graph.blocks[i].ends_at(tree.index[units])
+    expand = graph.expand
+    for units in tree.rounds:
+        tail, head = (
+            expand[np.abs(ends[side, units])].multiply(np.sign(ends[side, units])[:, None])
+            for side in (0, 1)
+        )
+        # the log-scale of an edge is head - tail: it must contain the unit with coefficient
+        # +-1, and else reached units
+        change = csr_array(head - tail)
+        own = np.asarray(change[np.arange(len(units)), units]).reshape(-1)
+        others = (abs(change) @ (~reached).astype(np.int64)) - np.abs(own)
+        if (np.abs(own) != 1).any() or others.any():
+            return f"the edge of unit {int(units[0])} does not connect it to units reached before"
+        reached[units] = True
+    return None if reached.all() else f"{int((~reached).sum())} units are not reached"
+
+
+def theorem1(
+    basis: BasisPaths, network: UnrolledNetwork | None, problem: str | None
+) -> tuple[dict[str, Any], np.ndarray | None]:
+    """Theorem 1: every path of the unrolled network is an integer combination of basis paths.
+
+    Returns:
+        Evidence, and the counting vectors of the enumerated paths (``None`` if
+        no path was enumerated).
+    """
+    graph = basis.graph
+    matrix = None if network is None else _matrix(basis)
+    if network is None or matrix is None:
+        words = (
+            "every circulation is an integer combination, by the two trees, which were checked edge"
+            " by edge"
+        )
+        return {
+            "holds": problem is None,
+            "evidence": problem or words,
+            "paths": None,
+            "exhaustive": False,
+        }, None
+    walks = list(islice(network.walks(), ENUMERATED + 1))
+    exhaustive = len(walks) <= ENUMERATED
+    total = len(walks[:ENUMERATED])
+    walks = _sample(walks[:ENUMERATED], CHECKED)
+    if not walks:
+        return {
+            "holds": None,
+            "evidence": "the network has no path through weights",
+            "paths": 0,
+            "exhaustive": True,
+        }, None
+    vectors = np.zeros((len(walks), graph.num_weights), np.int64)
+    for row, walk in enumerate(walks):
+        np.add.at(vectors[row], [edge for edge in network.edges(walk) if edge >= 0], 1)
+    coefficients = basis.coefficients(vectors)
+    wrong = np.flatnonzero((whole_product(coefficients, matrix) != vectors).any(1))
+    largest = int(np.abs(coefficients).max(initial=0))
+    number = (
+        f"{total:,} unrolled paths" if exhaustive else f"more than {ENUMERATED:,} unrolled paths"
+    )
+    words = f"all {number}" if total == len(walks) else f"{len(walks):,} of {number}"
+    words += f" have integer coefficients, largest {largest}"
+    evidence = {
+        "holds": len(wrong) == 0,
+        "evidence": (
+            f"{len(wrong):,} of {len(walks):,} paths are not reproduced by their coefficients"
+            if len(wrong)
+            else words
+        ),
+        "paths": len(walks),
+        # (a batch may be too small for every row of one table to meet those of another)
+        "exhaustive": exhaustive and total == len(walks) and network.semantics.rows_meet,
+        "largest_coefficient": largest,
+    }
+    if graph.num_weights <= MOST_WEIGHTS and not len(wrong):
+        # the equation of the path with the most basis paths
+        row = int(np.argmax(np.count_nonzero(coefficients, axis=1)))
+        evidence["example"] = symbolic(basis.skeleton).equation(vectors[row])
+    return evidence, vectors
+
+
+def _matrix(basis: BasisPaths) -> csr_array | None:
+    """The counting matrix, or ``None`` if it is too large or an entry does not fit into 64 bits."""
+    if basis.graph.num_weights > MATRIX_WEIGHTS:
+        return None
+    try:
+        return basis.counting_matrix()
+    except UnsupportedError:
+        return None
+
+
+def _sample(walks: list[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:
+    """A few short walks through every weight, and random others, so that few
+    paths have a large span.
+    """
+    if len(walks) <= count:
+        return walks
+    seen: dict[int, int] = {}
+    chosen: list[tuple[int, ...]] = []
+    rest: list[tuple[int, ...]] = []
+    for walk in sorted(walks, key=len):
+        if len(chosen) < count // 2 and any(seen.get(edge, 0) < 3 for edge in walk):
+            chosen.append(walk)
+            for edge in walk:
+                seen[edge] = seen.get(edge, 0) + 1
+        else:
+            rest.append(walk)
+    more = np.random.default_rng(0).choice(len(rest), count - len(chosen), replace=False)
+    return chosen + [rest[i] for i in sorted(more)]
+
+
+def theorem2(
+    basis: BasisPaths,
+    model: nn.Module,
+    inputs: tuple[Sequence[Any], Mapping[str, Any]],
+    invariance: tuple[dict[str, Any], tuple[int, int]],
+    seed: int,
+) -> dict[str, Any]:
+    """Theorem 2: path values and the signs of ``T_out`` determine outputs and
+    activations: rebuild the network.
+    """
+    graph, skeleton = basis.graph, basis.skeleton
+    if graph.num_weights > LARGE:
+        evidence, (wrong, total) = invariance
+        return {
+            "holds": bool(evidence["holds"]) and wrong == 0,
+            "evidence": (
+                "a randomly rescaled network with the same path values and signs has equal outputs"
+                f" and {total - wrong:,} of {total:,} equal activations"
+            ),
+            "rebuilt": False,
+            "switched": wrong,
+            "rectifiers": total,
+        }
+    # path values of the model that runs, in which some weights may have been redrawn
+    graph = replace(
+        graph,
+        parameters={**graph.parameters, **dict(model.named_parameters(remove_duplicate=False))},
+    )
+    skeleton = replace(skeleton, graph=graph)
+    basis = BasisPaths(skeleton)
+    weights = [tree.gather(graph) for tree in (skeleton.tree_in, skeleton.tree_out)]
+    if any(bool((values == 0).any()) for values in weights):
+        return {
+            "holds": None,
+            "evidence": (
+                "a skeleton weight is 0, so path values do not determine the weights behind it"
+            ),
+            "rebuilt": False,
+        }
+    rebuilt = basis.rebuild(basis.values(), skeleton.signs())
+    named = dict((*model.named_parameters(), *model.named_buffers()))
+    weights_of = {
+        name: rebuilt[name].to(tensor) for name, tensor in named.items() if name in rebuilt
+    }
+    with without_eps(model, graph.folded_eps):
+        before = run_forward(model, *inputs, seed=seed)
+        after = run_forward(model, *inputs, weights_of, seed)
+    if not bool(after.outputs.isfinite().all()) and bool(before.outputs.isfinite().all()):
+        return {
+            "holds": None,
+            "evidence": (
+                "the activations of the network rebuilt with leaving weights of size 1 exceed the"
+                " range of floating point"
+            ),
+            "rebuilt": False,
+        }
+    gap = difference(before, after)
+    wrong, total = switched(before, after)
+    tolerance = 1e-6 if resolution(graph, model, before) == torch.float64 else 1e-2
+    # a rectifier behind unused weights is on no path, so path values do not determine its scale
+    dangling = any(block.unused is not None for block in graph.blocks) or bool(graph.unused)
+    words = f"{total - wrong:,} of {total:,} rectifiers are switched alike"
+    idle = False
+    if wrong and dangling:
+        words += " (the others may lie on no path: some weights are unused)"
+    elif wrong:
+        with without_eps(model, graph.folded_eps):
+            idle = unread(model, *inputs, seed, before, after)
+        words += " (no output reads the others)" if idle else ""
+    holds: bool | None = gap <= tolerance and (wrong == 0 or dangling or idle)
+    if not holds:
+        with without_eps(model, graph.folded_eps):
+            if rounding_decides(model, *inputs, seed, before, tolerance):
+                holds, words = None, f"{words}; {ROUNDED_AWAY}"
+    return {
+        "holds": holds,
+        "evidence": f"rebuilt from path values: outputs differ by {gap:.1e}, {words}",
+        "rebuilt": True,
+        "max_relative_difference": gap,
+        "switched": wrong,
+        "rectifiers": total,
+        "tolerance": tolerance,
+    }
+
+
+def theorem3(
+    basis: BasisPaths, vectors: np.ndarray | None, exhaustive: bool, cuts: bool, problem: str | None
+) -> tuple[dict[str, Any], int | None, str]:
+    """Theorem 3: there are exactly ``m - H`` basis paths, and they are independent.
+
+    The upper bound ``rank <= m - H`` follows from the ``H`` gauge generators, which are
+    independent because each changes the edge of ``T_in`` that enters its unit. The lower bound
+    follows from the triangular form of the two-tree basis, or from a rank modulo a prime if the
+    graph is small enough for a matrix.
+
+    Returns:
+        Evidence, exact rank or ``None``, and the method.
+    """
+    graph = basis.graph
+    count, wanted = len(basis), graph.dimension
+    if problem is not None:
+        return {"holds": False, "evidence": problem}, None, "certificate"
+    formed = _matrix(basis)
+    if formed is None:
+        triangular = _triangular(basis.skeleton)
+        words = f"{graph.num_units:,} independent gauge generators bound the rank from above, "
+        words += f"{count:,} triangular basis paths from below"
+        return (
+            {"holds": count == wanted and triangular, "evidence": words, "matrix": "none"},
+            None,
+            "certificate",
+        )
+    rank = modular_rank(formed)
+    words = (
+        f"{count:,} basis paths of rank {rank:,} = m - H"
+        if rank == wanted == count
+        else f"{count:,} basis paths of rank {rank:,}, m - H = {wanted:,}"
+    )
+    holds = rank == count == wanted
+    matrix = "rank of the basis paths"
+    if vectors is not None and not cuts and len(vectors):
+        every = modular_rank(vectors)
+        if exhaustive or every == wanted:
+            words += f"; {len(vectors):,} paths of the network have rank {every:,}"
+            idle = int((~vectors.any(0)).sum())
+            if exhaustive and idle:
+                # the outputs read only a part of what these weights lead to, for
+                # instance one token of several
+                words += (
+                    f", and {idle:,} of the {vectors.shape[1]:,} weights are on none of them: the"
+                    " model computes values from these and drops them"
+                )
+            holds = holds and every == wanted
+            rank, matrix = every, "rank of paths of the network"
+    return {"holds": holds, "evidence": words, "matrix": matrix}, rank, "exact"
+
+
+def _triangular(skeleton: TwoTrees) -> bool:
+    """Whether the basis without the columns of ``T_out`` is triangular: one unshared
+    edge enters every chain.
+    """
+    # ids beyond the units are products of scales, which have no chain
+    units = np.setdiff1d(np.arange(1, skeleton.graph.num_units + 1), skeleton.shared)
+    entered = skeleton.chain[units]
+    return (
+        len(np.unique(entered)) == len(entered) == skeleton.num_chains and not (entered == 0).any()
+    )

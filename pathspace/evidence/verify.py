@@ -1,0 +1,216 @@
+"""Trace a model, prove the dimension of its path space, and test the
+statements on the running model.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..capture.refusals import check_capturable
+from ..errors import SEED, InputError, expect_arguments, expect_numbers
+from ..models.finite import check_finite
+from ..models.inputs import arranged, check_inputs, ordinary
+from ..models.nested import leaves
+from ..models.restored_globals import untouched
+from ..models.running import cast
+from ..models.values import has_values, with_numbers
+from ..paths.basis import BasisPaths
+from ..reduction import ReductionGraph
+from ..tracing import trace
+from .bench import bench_copy
+from .certificate import Certificate
+from .exactness_levels import levels_in_words, measure_levels
+from .explain import account
+from .invariance import measure_invariance
+from .randomised_checks import trials, trials_in_words
+from .theorems import enumerable, theorem1, theorem2, theorem3, tree_problem
+from .upper_bound import upper_bound as bound_from_above
+
+
+def verify(
+    model: nn.Module,
+    *args: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    norm_eps: str = "ignore",
+    rule: str = "modulo",
+    seed: int = 0,
+    strict: bool = False,
+    upper_bound: bool = False,
+    graph: ReductionGraph | None = None,
+) -> Certificate:
+    """Verify Theorems 1 to 3 and the rescaling invariance on a model.
+
+    Args:
+        model: any module; it is verified in its current mode, on a copy in float64 (above 30
+            million weights on the model itself, in its own precision, and restored exactly).
+            Without values (meta device, fake mode) only the structural part is verified:
+            ``theorem2["holds"]`` and ``invariance["holds"]`` are ``None``.
+        *args: example inputs.
+        kwargs: example inputs by keyword.
+        norm_eps: see :func:`pathspace.trace`.
+        rule: rule of the skeleton, see :func:`pathspace.paths.skeleton.choose`.
+        seed: seed of the random skeleton and of the random rescaling.
+        strict: see :func:`pathspace.trace`.
+        upper_bound: also compute an upper bound on the number of scale symmetries, by a
+            randomised null-space test (:mod:`pathspace.evidence.upper_bound`); it takes about one
+            backward pass for every row and column.
+        graph: the model's reduction graph, if it has been traced on these inputs already. By
+            default the model is traced here, for inputs of exactly these sizes. With a graph,
+            ``norm_eps`` and ``strict`` are ignored.
+
+    Returns:
+        The certificate; it prints as a table, and ``to_json()`` has all evidence.
+
+    Raises:
+        InputError: weights or inputs are NaN or infinite, or the graph belongs to another model.
+        CaptureError: the model fails on these inputs or cannot be captured.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
+        ... )
+        >>> certificate = ps.verify(model, torch.randn(4, 2))
+        >>> certificate.holds, certificate.rank, certificate.method
+        (True, 10, 'exact')
+
+    Reference:
+        Theorems 1, 2 and 3 of Path space for recurrent neural networks with ReLU activations.
+    """
+    start = time.perf_counter()
+    if graph is not None:
+        expect_arguments("verify", model=model, graph=graph)
+    expect_numbers("verify", SEED, seed=seed)
+    if not isinstance(model, nn.Module):
+        # (which says what is expected)
+        trace(model, *args, kwargs=kwargs, norm_eps=norm_eps)
+    args, kwargs = arranged(model, args, kwargs)
+    check_capturable(model)
+    check_inputs(model, args, kwargs)
+    with untouched(model), torch.inference_mode(False), with_numbers():
+        shapes = _shapes_only(model, (args, kwargs))
+        if not shapes:
+            check_finite(model, (args, kwargs))
+        args, kwargs = ordinary((args, kwargs))
+        # the theorems are statements about the network at these sizes
+        if graph is None:
+            graph = trace(
+                model, *args, kwargs=kwargs, norm_eps=norm_eps, strict=strict, sizes="given"
+            )
+        else:
+            _check_own(graph, model)
+        skeleton = graph.skeleton(rule=rule, seed=seed)
+        basis = skeleton.basis()
+        problem = tree_problem(graph, skeleton.tree_in) or tree_problem(graph, skeleton.tree_out)
+        found = (
+            _unmeasured(graph)
+            if shapes
+            else _measured(model, graph, basis, (args, kwargs), seed, upper_bound)
+        )
+        first, vectors = theorem1(basis, enumerable(graph), problem)
+        third, rank, method = theorem3(
+            basis, vectors, bool(first.get("exhaustive")), graph.has_cuts, problem
+        )
+        totals = account(graph).totals
+    return Certificate(
+        model=type(model).__name__,
+        weights=graph.num_weights,
+        units=graph.num_units,
+        dimension=graph.dimension,
+        basis_paths=len(basis),
+        rank=rank,
+        method=method,
+        theorem1=first,
+        theorem2=found.theorem2,
+        theorem3=third,
+        invariance=found.invariance,
+        parameters={"total": sum(totals.values()), **totals},
+        units_exact=graph.num_exact_units,
+        dimension_exact=graph.exact_dimension,
+        approximate_units=graph.num_units - graph.num_exact_units,
+        levels=found.levels,
+        pinned=[asdict(pin) for pin in graph.pinned],
+        unused=list(graph.unused),
+        range=graph.range,
+        skeleton={"rule": rule, "seed": seed},
+        units_at_most=found.bound.get("at_most"),
+        upper_bound=found.bound,
+        seconds=round(time.perf_counter() - start, 3),
+    )
+
+
+def _shapes_only(model: nn.Module, inputs: Any) -> bool:
+    """Whether a tensor of the model or of its inputs has no values, so that
+    nothing can be measured.
+    """
+    held = (*model.parameters(), *model.buffers(), *leaves(inputs))
+    return any(isinstance(tensor, Tensor) and not has_values(tensor) for tensor in held)
+
+
+def _check_own(graph: ReductionGraph, model: nn.Module) -> None:
+    """Refuse the graph of another model."""
+    held = dict(model.named_parameters(remove_duplicate=False))
+    if any(held.get(name) is not parameter for name, parameter in graph.parameters.items()):
+        raise InputError(
+            f"verify found a graph that does not belong to this {type(model).__name__}, expected"
+            " the graph that ps.trace returned for it; trace the model again."
+        )
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """Measurements on the running model."""
+
+    invariance: dict[str, Any]
+    levels: dict[str, Any]
+    theorem2: dict[str, Any]
+    bound: dict[str, Any] = field(default_factory=dict)
+
+
+def _unmeasured(graph: ReductionGraph) -> _Measured:
+    """The result for a model without values."""
+    words = "tensors of the model or of its inputs have no values, so nothing was run"
+    none = {"holds": None, "evidence": words}
+    levels = {
+        name: {"units": units, "dimension": graph.num_weights - units, "changes": []}
+        for name, units in (("exact", graph.num_exact_units), ("all", graph.num_units))
+    }
+    unseen = {"max_relative_violation": None, "tolerance": None}
+    return _Measured(
+        none | unseen, levels | {"holds": None, "tolerance": None}, none | {"rebuilt": False}
+    )
+
+
+def _measured(
+    model: nn.Module,
+    graph: ReductionGraph,
+    basis: BasisPaths,
+    given: Any,
+    seed: int,
+    upper_bound: bool,
+) -> _Measured:
+    """Rescale, rebuild and redraw a copy, and compare its outputs."""
+    bench, dtype = bench_copy(model, graph, given)
+    inputs = (cast(given[0], dtype), cast(given[1], dtype))
+    invariance, switches = measure_invariance(graph, bench, *inputs, seed=seed)
+    levels = measure_levels(graph, bench, *inputs, seed=seed)
+    if invariance["holds"] is not None:
+        tried = trials(graph, bench, *inputs, seed=seed)
+        worst = max(tried["rescaling"] or 0.0, tried["unused"] or 0.0)
+        invariance["trials"] = tried
+        invariance["max_relative_violation"] = max(invariance["max_relative_violation"], worst)
+        invariance["holds"] = (
+            invariance["holds"]
+            and levels["holds"] is not False
+            and worst <= invariance["tolerance"]
+        )
+        invariance["evidence"] += f"; {levels_in_words(levels)}{trials_in_words(tried)}"
+    second = theorem2(basis, bench, inputs, (invariance, switches), seed)
+    bound = bound_from_above(graph, bench, *inputs, seed=seed).to_dict() if upper_bound else {}
+    return _Measured(invariance, levels, second, bound)

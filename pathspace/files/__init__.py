@@ -1,0 +1,1 @@
+"""Bytes on disk: whole files or none, tensors, checkpoints of many files."""

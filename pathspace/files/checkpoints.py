@@ -1,0 +1,211 @@
+"""Checkpoints on disk: one safetensors file, or a folder with one such file
+or several and their index.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from ..errors import InputError
+from .tensor_files import TensorFile, as_bytes, write
+from .writing import ensure_writable, expect_path, make_folder, replacing
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+JOURNAL = ".pathspace-unfinished.json"
+# files beside a checkpoint that hold weights in other formats
+WEIGHTS = frozenset([".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf"])
+# what wrappers put into names
+WRAPPERS = frozenset(["module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"])
+
+Change = Callable[[slice, Tensor], Tensor]
+
+
+def bare(name: str) -> str:
+    """A parameter's name without what wrappers have put into it.
+
+    Example:
+        >>> bare("module._orig_mod.layers.0.weight")
+        'layers.0.weight'
+    """
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Tensors by name, each in one of the files.
+
+    Attributes:
+        path: the file or folder.
+        files: the files, in order.
+        index: text of the index, for a checkpoint in several files.
+        index_name: the name of its file.
+    """
+
+    path: Path
+    files: tuple[TensorFile, ...]
+    index: str | None = None
+    index_name: str = INDEX
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Checkpoint:
+        """Read the headers.
+
+        Raises:
+            InputError: neither a file of tensors nor a folder with such files,
+                or one of them is missing.
+        """
+        expect_path(path, "Checkpoint.open")
+        path = Path(path)
+        if path.is_file() and path.name.endswith(".index.json"):
+            path = path.parent
+        if not path.is_dir():
+            return cls(path, (TensorFile.open(path),))
+        index = next(
+            iter(
+                [path / INDEX]
+                if (path / INDEX).exists()
+                else sorted(path.glob("*.safetensors.index.json"))
+            ),
+            None,
+        )
+        if index is not None:
+            try:
+                text = index.read_text(encoding="utf-8")
+                names = sorted(set(json.loads(text)["weight_map"].values()))
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                raise InputError(
+                    f"The index '{index}' cannot be read ({error}); give a whole checkpoint."
+                ) from error
+            files = tuple(TensorFile.open(path / name) for name in names)
+            return cls(path, files, text, index.name)
+        single = [path / SINGLE] if (path / SINGLE).exists() else sorted(path.glob("*.safetensors"))
+        if len(single) != 1:
+            raise InputError(
+                f"The folder '{path}' holds {len(single)} files *.safetensors and no index,"
+                f" expected {SINGLE} or {INDEX}; give the file."
+            )
+        return cls(path, (TensorFile.open(single[0]),))
+
+    def places(self) -> dict[str, TensorFile]:
+        """Tensor name -> its file."""
+        return {name: file for file in self.files for name in file.entries}
+
+    def named(self, names: Mapping[str, Iterable[str]], who: str) -> dict[str, list[str]]:
+        """For every tensor of a model, where it is: under any of its names, wrappers left out.
+
+        Args:
+            names: name -> all its names.
+            who: whose sentence it is.
+
+        Returns:
+            Name -> names in the checkpoint (several, where a shared tensor
+            was stored several times).
+
+        Raises:
+            InputError: a tensor is missing.
+        """
+        held: dict[str, list[str]] = {}
+        for name in self.places():
+            held.setdefault(bare(name), []).append(name)
+        found = {}
+        for name, aliases in names.items():
+            found[name] = [
+                key for alias in dict.fromkeys(map(bare, aliases)) for key in held.get(alias, ())
+            ]
+            if not found[name]:
+                raise InputError(
+                    f"{who} found no tensor {name!r} in '{self.path}', which holds"
+                    f" {next(iter(held), 'nothing')!r} and {max(len(held) - 1, 0)} others; give the"
+                    " checkpoint of the traced model."
+                )
+        return found
+
+    def pieces(self, name: str) -> Iterator[tuple[slice, Tensor]]:
+        """A tensor in slices along its first dimension."""
+        return self.places()[name].pieces(name)
+
+    def rewrite(
+        self, destination: str | os.PathLike[str], changes: Mapping[str, Change], job: str
+    ) -> None:
+        """Write the checkpoint again, some of its tensors changed piece by piece.
+
+        Files are written aside and renamed; a run that was broken off goes on after the last whole
+        file. The index is written last, so that nobody reads half of a checkpoint.
+
+        Args:
+            destination: a file for a file, a folder for a folder.
+            changes: tensor name -> what becomes of a slice of it.
+            job: what tells this change from any other.
+
+        Raises:
+            InputError: the destination is the source, or cannot be written.
+        """
+        destination = Path(destination)
+        if destination.resolve() == self.path.resolve():
+            raise InputError(
+                f"The destination '{destination}' is the source; give another destination."
+            )
+        if not self.path.is_dir():
+            ensure_writable(destination)
+            _rewritten(self.files[0], destination, changes)
+            return
+        make_folder(destination)
+        journal = destination / JOURNAL
+        stamps = [
+            [file.path.name, file.path.stat().st_size, file.path.stat().st_mtime_ns]
+            for file in self.files
+        ]
+        own = hashlib.sha256(json.dumps([job, stamps]).encode()).hexdigest()
+        done = _finished(journal, own)
+        for name in [
+            *(() if done else (path.name for path in destination.glob("*.safetensors.index.json")))
+        ]:
+            (destination / name).unlink()
+        for file in self.files:
+            if file.path.name in done and (destination / file.path.name).is_file():
+                continue
+            _rewritten(file, destination / file.path.name, changes)
+            done.append(file.path.name)
+            with replacing(journal) as temporary:
+                temporary.write_text(json.dumps({"job": own, "files": done}), encoding="utf-8")
+        for beside in self.path.iterdir():
+            if (
+                beside.is_file()
+                and beside.suffix not in WEIGHTS
+                and not beside.name.endswith(".index.json")
+            ):
+                shutil.copy2(beside, destination / beside.name)
+        if self.index is not None:
+            with replacing(destination / self.index_name) as temporary:
+                temporary.write_text(self.index, encoding="utf-8")
+        journal.unlink(missing_ok=True)
+
+
+def _finished(journal: Path, job: str) -> list[str]:
+    """Files that an earlier run of the same job has written whole."""
+    try:
+        found = json.loads(journal.read_text(encoding="utf-8"))
+        return list(found["files"]) if found["job"] == job else []
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def _rewritten(file: TensorFile, destination: Path, changes: Mapping[str, Change]) -> None:
+    def data(name: str) -> Iterator[bytes | memoryview]:
+        if name not in changes:
+            yield from file.raw(name)
+            return
+        for place, piece in file.pieces(name):
+            yield as_bytes(changes[name](place, piece))
+
+    with replacing(destination) as temporary:
+        write(temporary, file.entries, data, file.metadata)

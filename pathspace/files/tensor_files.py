@@ -1,0 +1,230 @@
+"""Files in the safetensors format, read and written in pieces.
+
+The format is a length, a JSON header and the tensors one after the other. The safetensors
+library maps whole files into memory and writes only from memory, which is impossible for
+models larger than the memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from ..errors import InputError
+from .writing import existing_file
+
+TYPES: dict[str, torch.dtype] = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
+# bytes per piece
+PIECE = 1 << 24
+LONGEST_HEADER = 100_000_000
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a file.
+
+    Attributes:
+        kind: its type, by its name in the format.
+        shape: its shape.
+        size: number of its bytes.
+        start: position of its first byte in the file (-1 in a file that is not written yet).
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+    size: int
+    start: int = -1
+
+    @classmethod
+    def of(cls, dtype: torch.dtype, shape: Iterable[int]) -> StoredTensor:
+        """The entry of a tensor to write."""
+        shape = tuple(shape)
+        kind = next(name for name, each in TYPES.items() if each == dtype)
+        return cls(kind, shape, prod(shape) * dtype.itemsize)
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Its type, or ``None`` for a type that this module can only copy."""
+        return TYPES.get(self.kind)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one scalar, or 1 for a type that this module can only copy."""
+        return 1 if self.dtype is None else self.dtype.itemsize
+
+    @property
+    def rows(self) -> int:
+        """Number of slices along the first dimension per piece."""
+        return max(1, PIECE * self.shape[0] // max(self.size, 1)) if self.shape else 1
+
+
+@dataclass(frozen=True)
+class TensorFile:
+    """An existing file: its tensors by name, and its metadata."""
+
+    path: Path
+    entries: Mapping[str, StoredTensor]
+    metadata: Mapping[str, str]
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> TensorFile:
+        """Read the header of a file.
+
+        Raises:
+            InputError: the file does not exist or has another format.
+        """
+        path = Path(path)
+        try:
+            with open(path, "rb") as file:
+                length = struct.unpack("<Q", file.read(8))[0]
+                if length > LONGEST_HEADER:
+                    raise ValueError("its header is too long")
+                header: dict[str, Any] = json.loads(file.read(length))
+            metadata = header.pop("__metadata__", {})
+            begins = 8 + length
+            entries = {
+                name: StoredTensor(
+                    e["dtype"],
+                    tuple(e["shape"]),
+                    e["data_offsets"][1] - e["data_offsets"][0],
+                    begins + e["data_offsets"][0],
+                )
+                for name, e in header.items()
+            }
+            if path.stat().st_size < max((e.start + e.size for e in entries.values()), default=0):
+                raise ValueError("it ends too early")
+        except OSError as error:
+            raise InputError(
+                f"The file '{path}' cannot be read: {(error.strerror or 'unknown reason').lower()}."
+            ) from error
+        except (struct.error, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            raise InputError(
+                f"'{path}' is not a safetensors file ({error}); give a file written by save_file."
+            ) from error
+        return cls(path, entries, metadata)
+
+    def pieces(self, name: str) -> Iterator[tuple[slice, Tensor]]:
+        """A tensor in slices along its first dimension, each with its position."""
+        entry = self.entries[name]
+        assert entry.dtype is not None
+        rows = entry.shape[0] if entry.shape else 1
+        with open(self.path, "rb") as file:
+            file.seek(entry.start)
+            for first in range(0, rows, entry.rows):
+                count = min(entry.rows, rows - first)
+                data = bytearray(entry.size * count // max(rows, 1))
+                file.readinto(data)
+                shape = (count, *entry.shape[1:]) if entry.shape else ()
+                values = (
+                    torch.frombuffer(data, dtype=entry.dtype)
+                    if data
+                    else torch.zeros(0, dtype=entry.dtype)
+                )
+                yield slice(first, first + count), values.reshape(shape)
+
+    def whole(self, name: str) -> Tensor:
+        """A whole tensor."""
+        entry = self.entries[name]
+        parts = [part for _, part in self.pieces(name)]
+        return (
+            torch.cat(parts)
+            if len(parts) > 1
+            else parts[0]
+            if parts
+            else torch.zeros(entry.shape, dtype=entry.dtype)
+        )
+
+    def raw(self, name: str) -> Iterator[bytes]:
+        """The bytes of a tensor of any type, in pieces."""
+        entry = self.entries[name]
+        with open(self.path, "rb") as file:
+            file.seek(entry.start)
+            for first in range(0, entry.size, PIECE):
+                yield file.read(min(PIECE, entry.size - first))
+
+
+def read_saved(path: str | os.PathLike[str]) -> Any:
+    """Read a file from ``safetensors`` or ``torch.save``; code in it is not run.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The saved object, for instance a dictionary of tensors.
+
+    Raises:
+        InputError: the path does not exist, is a folder, or is a file of another format.
+    """
+    file = existing_file(path, "Reading tensors", "check the path")
+    try:
+        if file.suffix == ".safetensors":
+            return load_file(file)
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # a file of another format can raise any exception
+        raise InputError(
+            f"'{file}' cannot be read as"
+            f" {'a safetensors file' if file.suffix == '.safetensors' else 'tensors alone'}"
+            f" ({type(error).__name__}); write it again with safetensors, or with"
+            " torch.save(model.state_dict(), ...)."
+        ) from error
+
+
+def as_bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor in C order, without a copy if it is stored so."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def write(
+    path: str | os.PathLike[str],
+    entries: Mapping[str, StoredTensor],
+    data: Callable[[str], Iterable[bytes | memoryview]],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write a file tensor by tensor.
+
+    Args:
+        path: the file; use :func:`pathspace.files.writing.replacing` to keep an old file until
+            the new one is complete.
+        entries: its tensors by name.
+        data: name -> the tensor's bytes, in pieces.
+        metadata: texts by name.
+    """
+    # readers expect every tensor aligned to its type, so the widest types come first
+    order = sorted(entries, key=lambda name: (-entries[name].itemsize, name))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name in order:
+        start, end = end, end + entries[name].size
+        header[name] = {
+            "dtype": entries[name].kind,
+            "shape": list(entries[name].shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for name in order:
+            for piece in data(name):
+                file.write(piece)

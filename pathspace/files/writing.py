@@ -1,0 +1,312 @@
+"""Write files so that a failure never damages an existing file."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TextIO
+
+from safetensors import SafetensorError
+
+from ..errors import InputError, InputTypeError
+
+STDOUT = "-"
+
+
+def ensure_writable(*paths: str | os.PathLike[str] | None) -> None:
+    """Fail now, rather than after a long computation, if one of these files cannot be written.
+
+    An empty sibling file is created and removed again; an existing file is not touched.
+
+    Args:
+        *paths: where files are going to be written; ``-`` is standard output, ``None`` is nowhere.
+
+    Raises:
+        InputError: the folder is missing, a folder or device is named, or writing is not permitted.
+
+    Example:
+        >>> ensure_writable("no-such-folder/masks.safetensors")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        pathspace.errors.InputError: Cannot write 'no-such-folder/masks.safetensors': the folder ...
+    """
+    for path in paths:
+        if path is None or path == STDOUT:
+            continue
+        temporary = _create_sibling(path, _destination(path))
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def expect_outputs(
+    owner: str, output: str | None, suffixes: Sequence[str] = (), *others: str | None
+) -> None:
+    """Fail before any work if what a command writes cannot be delivered as asked.
+
+    Args:
+        owner: the command, for the sentence.
+        output: where its main result goes; ``None`` is nowhere, ``-`` is standard output.
+        suffixes: endings that ``output`` may have; none stands for any.
+        *others: where its other results go.
+
+    Raises:
+        InputError: two results would meet on standard output or in a file, the suffix promises
+            another format, or a file cannot be written.
+
+    Example:
+        >>> expect_outputs("report", "-", [".html"], "-")
+        Traceback (most recent call last):
+        ...
+        pathspace.errors.InputError: report was asked for two results on standard output; give one of them a file.
+    """  # noqa: E501
+    given = [path for path in (output, *others) if path is not None]
+    if given.count(STDOUT) > 1:
+        raise InputError(
+            f"{owner} was asked for two results on standard output; give one of them a file."
+        )
+    files = [Path(path).resolve() for path in given if path != STDOUT]
+    twice = next((path for path in files if files.count(path) > 1), None)
+    if twice is not None:
+        raise InputError(
+            f"{owner} was asked for two results in the file '{twice}'; give each a file of its own."
+        )
+    ensure_writable(*given)
+    if output is not None and output != STDOUT and suffixes:
+        expect_suffix(output, owner, suffixes)
+
+
+def expect_path(path: object, owner: str) -> None:
+    """Refuse what names no file, such as a model given in its place.
+
+    Raises:
+        InputTypeError: it is neither a string nor a path.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise InputTypeError(
+            f"{owner} found a {type(path).__name__} as the name of a file, expected a string or a"
+            " path; check the order of the arguments."
+        )
+
+
+def existing_file(path: str | os.PathLike[str], owner: str, way_out: str) -> Path:
+    """Return a path that names a file which can be read.
+
+    Args:
+        path: the file.
+        owner: who wants to read it, for the sentence.
+        way_out: what to do where there is none.
+
+    Raises:
+        InputError: it is a folder, or there is nothing.
+    """
+    expect_path(path, owner)
+    if Path(path).is_dir():
+        raise InputError(
+            f"{owner} found the folder {os.fspath(path)!r}, expected a file; {way_out}."
+        )
+    if not Path(path).is_file():
+        raise InputError(f"{owner} found no file {os.fspath(path)!r}; {way_out}.")
+    return Path(path)
+
+
+def expect_suffix(path: str | os.PathLike[str], owner: str, suffixes: Sequence[str]) -> None:
+    """Refuse a file name that promises another format, or none.
+
+    Raises:
+        InputError: the name ends otherwise.
+        InputTypeError: it names no file.
+    """
+    expect_path(path, owner)
+    if Path(path).suffix.lower() not in suffixes:
+        raise InputError(
+            f"{owner} found the file {os.fspath(path)!r}, expected a name ending in"
+            f" {', '.join(suffixes)}; rename it."
+        )
+
+
+@contextmanager
+def delivering(path: str, suffix: str, stdout: TextIO) -> Iterator[Path]:
+    """Yield a file that becomes ``path`` (see :func:`replacing`); for ``-`` its
+    bytes go to standard output.
+
+    Args:
+        path: what the user gave.
+        suffix: of the file that is yielded for ``-``.
+        stdout: standard output as it was before progress was shown.
+    """
+    with spooled(suffix, stdout) if path == STDOUT else replacing(path) as temporary:
+        yield temporary
+
+
+@contextmanager
+def spooled(suffix: str, stdout: TextIO) -> Iterator[Path]:
+    """Yield the name of a file whose bytes go to standard output when the body succeeds.
+
+    Args:
+        suffix: of that file.
+        stdout: standard output as it was before progress was shown.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        temporary = Path(folder) / f"output{suffix}"
+        yield temporary
+        stdout.flush()
+        stdout.buffer.write(temporary.read_bytes())
+        stdout.buffer.flush()
+
+
+def make_folder(folder: str | os.PathLike[str]) -> Path:
+    """Create a folder, its parents included, unless it is there already.
+
+    Args:
+        folder: the folder's path.
+
+    Returns:
+        The same path.
+
+    Raises:
+        InputError: something else is in its place, or it cannot be created.
+
+    Example:
+        >>> make_folder("/dev/null/runs")
+        Traceback (most recent call last):
+        ...
+        pathspace.errors.InputError: Cannot make the folder '/dev/null/runs': not a directory; choose another.
+    """  # noqa: E501
+    path = Path(folder)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = (error.strerror or "unknown reason").lower()
+        raise InputError(f"Cannot make the folder '{path}': {reason}; choose another.") from error
+    return path
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield a temporary sibling of ``path`` that becomes ``path`` when the body succeeds.
+
+    Until the final rename, which is atomic, whatever was at ``path`` stays whole; if the body
+    raises, the sibling is removed. The sibling keeps the suffix of ``path``, a link is followed,
+    and an existing file's permissions are kept. The body should do nothing but write: an
+    ``OSError`` raised in it is reported as a failure to write ``path``.
+
+    Args:
+        path: the file to create or replace.
+
+    Yields:
+        The temporary file, which exists and is empty.
+
+    Raises:
+        InputError: the folder is missing, a folder or device is named, writing is not
+            permitted, or the disk is full.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with replacing(Path(folder) / "graph.json") as temporary:
+        ...         _ = temporary.write_text("{}")
+        ...     [file.name for file in Path(folder).iterdir()]
+        ['graph.json']
+    """
+    destination = _destination(path)
+    temporary = _create_sibling(path, destination)
+    mode = stat.S_IMODE(temporary.stat().st_mode)
+    try:
+        yield temporary
+        # what writes may have put a file of its own, with other permissions, in the place of ours
+        temporary.chmod(stat.S_IMODE(destination.stat().st_mode) if destination.exists() else mode)
+        # Some file systems report a full disk only when asked to make the data durable.
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, destination)
+    except (OSError, SafetensorError) as error:
+        raise _cannot_write(path, _reason(error)) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def write_text(text: str, path: str | None) -> None:
+    """Write a text and a line end to a file (see :func:`replacing`); ``-`` is standard
+    output, ``None`` is nowhere.
+
+    Args:
+        text: the text.
+        path: what the user gave.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    if path == STDOUT:
+        print(text)
+    elif path is not None:
+        with replacing(path) as temporary:
+            temporary.write_text(text + "\n", encoding="utf-8")
+
+
+def _destination(path: str | os.PathLike[str]) -> Path:
+    """Return the real file behind ``path`` after every check that needs no writing."""
+    if not isinstance(path, str | os.PathLike):
+        raise InputTypeError(
+            f"Expected the path of a file to write, found a {type(path).__name__}; give a path."
+        )
+    text = os.fspath(path)
+    if not text.strip():
+        raise InputError(
+            f"Cannot write {text!r}: it names no file; give a path such as result.json."
+        )
+    if text.endswith(os.sep):
+        raise _cannot_write(path, "a path that ends with a slash names a folder", "add a file name")
+    try:
+        destination = Path(os.path.realpath(text))
+        mode = os.stat(destination).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        mode = stat.S_IFREG
+    except (OSError, ValueError) as error:
+        raise _cannot_write(path, _reason(error)) from error
+    folder = destination.parent
+    if folder.exists() and not folder.is_dir():
+        raise _cannot_write(path, f"'{folder}' is a file, not a folder")
+    if stat.S_ISDIR(mode):
+        raise _cannot_write(path, "it is a folder", "add a file name")
+    if not stat.S_ISREG(mode):
+        # Renaming over a device or a pipe would destroy it.
+        raise _cannot_write(
+            path, "it is a device or a pipe, not a regular file", "choose a regular file"
+        )
+    if destination.exists() and not os.access(destination, os.W_OK):
+        raise _cannot_write(
+            path, "the file is write-protected", "make it writable or choose another file"
+        )
+    if not folder.is_dir():
+        raise _cannot_write(path, f"the folder '{folder}' does not exist", "create it first")
+    return destination
+
+
+def _create_sibling(path: str | os.PathLike[str], destination: Path) -> Path:
+    temporary = destination.parent / f".pathspace-{secrets.token_hex(6)}{destination.suffix}"
+    try:
+        # Created with the user's own umask, unlike the private files of the tempfile module.
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+    except OSError as error:
+        raise _cannot_write(path, f"no file can be created in '{destination.parent}'") from error
+    return temporary
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return "no space is left on the disk"
+    text = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return text[:1].lower() + " ".join(text[1:].split())
+
+
+def _cannot_write(
+    path: str | os.PathLike[str], reason: str, way_out: str = "choose another place"
+) -> InputError:
+    return InputError(f"Cannot write {os.fspath(path)!r}: {reason}; {way_out}.")

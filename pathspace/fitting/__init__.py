@@ -1,0 +1,1 @@
+"""The best gauge for a purpose: quantisation, half precision, smoothing, folding."""

@@ -1,0 +1,330 @@
+"""Calibration batches, and measurements on them: outputs, and their sensitivity to every weight."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..capture.captured import Captured
+from ..capture.refusals import check_capturable, failed_run, no_derivative
+from ..errors import InputError, InputTypeError, UnsupportedError
+from ..models.checkpointing import never_recomputed
+from ..models.finite import check_finite
+from ..models.functional_call import evaluate
+from ..models.ignore_detach import IgnoreDetach
+from ..models.inputs import arranged
+from ..models.nested import leaves, real_leaves
+from ..models.quiet import quiet
+from ..models.restored_globals import plain_tensors, values_kept
+from ..models.stand_in import repeatable, stand_in
+from ..models.values import require_runnable
+
+Batch = tuple[tuple[Any, ...], dict[str, Any]]
+# made-up batches where none are given
+SAMPLES = 4
+
+
+class Calibrated:
+    """A model and batches to run it on; the model itself is never changed.
+
+    Args:
+        model: the model.
+        batches: a tensor, a tuple of positional inputs, a mapping of keyword inputs,
+            or an iterable of these; those without samples are left out.
+    """
+
+    def __init__(self, model: nn.Module, batches: Any) -> None:
+        check_capturable(model)
+        require_runnable("calibration", (*model.named_parameters(), *model.named_buffers()))
+        self.model, self.twin = model, repeatable(stand_in(model))
+        given: list[Batch] = [arranged(model, *batch_inputs(one)) for one in _several(batches)]
+        self.batches = [batch for batch in given if not _is_empty(batch)]
+        if not given:
+            raise InputError("calibration holds no batch, expected one at least.")
+        if not self.batches:
+            raise InputError(
+                f"calibration holds no sample in {len(given)} batches, expected one at least; pass"
+                " inputs that are not empty."
+            )
+        check_finite(model, self.batches)
+        self.parameters = {
+            name: p.detach() for name, p in model.named_parameters() if p.is_floating_point()
+        }
+
+    def outputs(self, batch: Batch, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+        """Real outputs of one batch with other tensors in place of the model's own."""
+        # (copies, because a model may write into what it holds)
+        given = {
+            name: tensors.get(name, own).clone()
+            for name, own in (*self.twin.named_parameters(), *self.twin.named_buffers())
+        }
+        try:
+            with values_kept(plain_tensors(self.twin)):
+                found = evaluate(self.twin, given, *batch)
+        except Exception as error:
+            raise failed_run(self.model, *batch, error) from error
+        values = real_leaves(found)
+        if not values:
+            raise InputError(
+                f"{type(self.model).__name__} returns no real numbers, expected an output to"
+                " compare."
+            )
+        return values
+
+    @torch.no_grad()
+    def reference(self) -> list[list[Tensor]]:
+        """Outputs of the model as it stands, for all batches."""
+        with quiet():
+            return [
+                [out.detach().clone() for out in self.outputs(batch, {})] for batch in self.batches
+            ]
+
+    @torch.no_grad()
+    def noise(self, reference: Sequence[Sequence[Tensor]], tensors: Mapping[str, Tensor]) -> Tensor:
+        """Squared relative change of the outputs, one number for each sample; their
+        mean is that of all samples.
+
+        Args:
+            reference: what :meth:`reference` returned.
+            tensors: replacements for tensors of the model.
+        """
+        found = []
+        energies = [energy / max(count, 1) for energy, count in _totals(reference)]
+        with quiet():
+            for batch, wanted in zip(self.batches, reference, strict=True):
+                pairs = list(zip(wanted, self.outputs(batch, tensors), strict=True))
+                count = _samples(wanted)
+                parts = [
+                    _change(old.double().cpu(), new.double().cpu(), count, energy)
+                    for (old, new), energy in zip(pairs, energies, strict=False)
+                ]
+                found.append(torch.stack(parts).mean(0))
+        return torch.cat(found)
+
+    @cached_property
+    def totals(self) -> list[tuple[float, int]]:
+        """Energy of each output on all batches, and how many rows it has."""
+        energies = [energy for energy, _ in _totals(self._own)]
+        rows = [0] * len(energies)
+        for outputs in self._own:
+            for place, out in enumerate(outputs):
+                rows[place] += out.numel() // max(out.shape[-1] if out.dim() else 1, 1)
+        return list(zip(energies, rows, strict=True))
+
+    @cached_property
+    def _own(self) -> list[list[Tensor]]:
+        return self.reference()
+
+    def sensitivity(self, draws: int = 4, fisher: bool = False) -> dict[str, Tensor]:
+        """``sum over samples of |df/dw|^2`` of every parameter, relative to
+        the energy of the outputs on all batches.
+
+        One backward pass with random signs for cotangents estimates the sum without bias,
+        since products of different outputs cancel in the mean. With ``fisher`` the outputs are
+        logits along their last dimension, the cotangent is that of the log-probability of
+        a class drawn from them, and the result is the mean over all draws. Models whose outputs
+        have no gradient are differentiated as if they did not detach it.
+
+        Args:
+            draws: backward passes for each batch.
+            fisher: the Fisher information in place of the outputs' sensitivity.
+        """
+        generator = torch.Generator().manual_seed(0)
+        total = {
+            name: torch.zeros(p.shape, dtype=torch.float64) for name, p in self.parameters.items()
+        }
+        for batch in self.batches:
+            own = {name: p.clone().requires_grad_() for name, p in self.parameters.items()}
+            with quiet(), torch.enable_grad():
+                outputs = self._differentiable(batch, own)
+                for draw in range(draws if outputs else 0):
+                    cotangents = [
+                        cotangent(out.detach(), fisher, generator, *self.totals[place])
+                        for place, out in outputs.items()
+                    ]
+                    again = draw + 1 < draws
+                    try:
+                        found = torch.autograd.grad(
+                            list(outputs.values()),
+                            list(own.values()),
+                            cotangents,
+                            retain_graph=again,
+                            allow_unused=True,
+                        )
+                    except Exception as error:
+                        raise UnsupportedError(
+                            f"{type(self.model).__name__} cannot be differentiated, expected"
+                            f" derivatives of its outputs: {no_derivative(error)}; call its"
+                            " backward pass by itself to see why."
+                        ) from error
+                    for name, gradient in zip(own, found, strict=True):
+                        if gradient is not None:
+                            square = gradient.detach().cpu().double().square_().nan_to_num_(0, 0, 0)
+                            total[name].add_(square, alpha=1 / draws)
+        return total
+
+    def _differentiable(self, batch: Batch, own: Mapping[str, Tensor]) -> dict[int, Tensor]:
+        """Outputs with a gradient, by their number."""
+        with never_recomputed():
+            for through in (nullcontext(), IgnoreDetach()):
+                with through:
+                    outputs = self.outputs(batch, own)
+                found = {place: out for place, out in enumerate(outputs) if out.requires_grad}
+                if found:
+                    break
+        return found
+
+
+def _is_empty(batch: Batch) -> bool:
+    """Whether all tensors of a batch are empty."""
+    tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)]
+    return bool(tensors) and not any(tensor.numel() for tensor in tensors)
+
+
+def _samples(outputs: Sequence[Tensor]) -> int:
+    """How many samples a batch has: the first size of its outputs, or 1 if that is not the same."""
+    sizes = {out.shape[0] if out.dim() else 1 for out in outputs}
+    return sizes.pop() if len(sizes) == 1 else 1
+
+
+def _totals(reference: Sequence[Sequence[Tensor]]) -> list[tuple[float, int]]:
+    """Energy of each output on all batches, and the number of samples."""
+    energies = [0.0] * max(map(len, reference))
+    count = 0
+    for outputs in reference:
+        count += _samples(outputs)
+        for place, out in enumerate(outputs):
+            kept = torch.where(out.isfinite(), out, 0)
+            energies[place] += float(kept.double().square().sum())
+    return [(energy, count) for energy in energies]
+
+
+def _change(old: Tensor, new: Tensor, count: int, energy: float) -> Tensor:
+    """``count`` numbers: squared change of each sample over the mean energy of a sample."""
+    change = torch.where(old.isfinite(), new - old, 0).square()
+    change = change.reshape(count, -1).sum(1) if count else change.new_zeros(0)
+    return change / energy if energy > 0 else change
+
+
+def cotangent(
+    out: Tensor, fisher: bool, generator: torch.Generator, energy: float, rows: int
+) -> Tensor:
+    """What a backward pass starts from, see :meth:`Calibrated.sensitivity`.
+
+    Args:
+        out: an output.
+        fisher: whether it has logits.
+        generator: draws the signs or the classes.
+        energy: of this output on all batches.
+        rows: how many rows it has on all batches.
+    """
+    if fisher:
+        chances = out.float().softmax(-1)
+        flat = chances.reshape(-1, out.shape[-1]).cpu().nan_to_num(1.0)
+        drawn = (
+            torch.multinomial(flat, 1, generator=generator).reshape(out.shape[:-1]).to(out.device)
+        )
+        score = torch.nn.functional.one_hot(drawn, out.shape[-1]) - chances
+        return (score / math.sqrt(max(rows, 1))).to(out.dtype)
+    signs = torch.randint(0, 2, out.shape, generator=generator).mul_(2).sub_(1)
+    return (signs / max(math.sqrt(energy), 1e-30)).to(out)
+
+
+def _several(batches: Any) -> Iterable[Any]:
+    if isinstance(batches, Tensor | Mapping | tuple) or hasattr(batches, "keys"):
+        return [batches]
+    if isinstance(batches, Iterable):
+        return batches
+    raise InputTypeError(
+        f"calibration is of type {type(batches).__name__}, expected a tensor, a tuple of inputs, a"
+        " mapping of keyword inputs, or an iterable of these."
+    )
+
+
+def batch_inputs(one: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The positional and the keyword inputs of a batch."""
+    if isinstance(one, list | tuple):
+        return tuple(one), {}
+    return ((), dict(one)) if hasattr(one, "keys") and not isinstance(one, Tensor) else ((one,), {})
+
+
+def made_up(model: nn.Module, captured: Captured, seed: int = 0, finite: bool = True) -> list[Any]:
+    """Random inputs of the kinds that a model was captured with: normal
+    numbers, and small whole ones.
+
+    Args:
+        model: the model, which is run on them.
+        captured: the captured model.
+        seed: seed of the numbers.
+        finite: whether all outputs have to be real and finite.
+
+    Raises:
+        InputError: the model takes something else than tensors, or fails on what was made up.
+    """
+    nodes = [node for node in captured.graph.graph.nodes if node.op == "placeholder"]
+    kinds = {node: captured.sources.get(node.name, ("input", ""))[0] for node in nodes}
+    shown = [node.meta.get("val") for node in nodes if kinds[node] == "input"]
+    refusal = InputError(
+        f"No random inputs can be made for {type(model).__name__}, expected calibration batches;"
+        " pass some."
+    )
+    if not shown or not all(isinstance(value, Tensor) for value in shown):
+        raise refusal
+    generator = torch.Generator().manual_seed(seed)
+    sizes = [
+        module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)
+    ]
+    names = [captured.sources.get(node.name, ("", ""))[1] for node in nodes]
+    names = [name for node, name in zip(nodes, names, strict=True) if kinds[node] == "input"]
+    by_name = takes(model, names)
+    for most in sorted({*sizes, 2}, reverse=True):
+        batches: list[Any] = []
+        for _ in range(SAMPLES):
+            one = tuple(
+                (
+                    torch.randn(tuple(value.shape), generator=generator).to(value.dtype)
+                    if value.is_floating_point()
+                    else torch.randint(0, most, tuple(value.shape), generator=generator).to(
+                        value.dtype
+                    )
+                )
+                for value in shown
+            )
+            batches.append(dict(zip(names, one, strict=True)) if by_name else one)
+        try:
+            if not finite:
+                twin = repeatable(stand_in(model))
+                with torch.no_grad(), quiet():
+                    for args, kwargs in map(batch_inputs, batches):
+                        twin(*args, **kwargs)
+                return batches
+            if all(
+                bool(out.isfinite().all())
+                for outs in Calibrated(model, batches).reference()
+                for out in outs
+            ):
+                return batches
+        except Exception:
+            continue
+    raise refusal
+
+
+def takes(model: nn.Module, names: Sequence[str]) -> bool:
+    """Whether ``forward`` can be called with inputs of these names.
+
+    Example:
+        >>> takes(nn.Linear(2, 2), ["input"]), takes(nn.Linear(2, 2), ["x"])
+        (True, False)
+    """
+    try:
+        inspect.signature(model.forward).bind(**dict.fromkeys(names))
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -1,0 +1,271 @@
+"""Choose a gauge: the minimum of an objective over all rescalings of a network,
+with a bound that proves it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.sparse import csr_array, eye_array
+from torch import Tensor, nn
+
+from ..errors import SEED, InputTypeError, expect_arguments, expect_numbers
+from ..gauge.balance import balancing
+from ..gauge.pairs import Pairs
+from ..gauge.rescale import expect_blocks
+from ..graph.structure import LOG_2, Structure
+from .convex import Programme, minimise_convex
+from .largest_entries import Logs, Peaks
+from .objectives import Balance, Objective
+
+# no unit is rescaled by more than this factor, unless it is asked for
+LIMIT = 2.0**16
+TOLERANCE = 1e-3
+# segments on which a function of the user's own is checked
+SEGMENTS = 8
+# relative error that the rounding of running variances may make
+ROUNDED = 1e-6
+
+
+@dataclass(frozen=True)
+class GaugeCertificate:
+    """The value of an objective in a gauge, with a proven lower bound.
+
+    Attributes:
+        objective: what was minimised.
+        before: its value for the given model.
+        after: its value in the chosen gauge.
+        bound: no gauge that rescales every unit by ``limit`` at most, and leaves running variances
+            the digits that they need, has a smaller value: the objective is convex, and lies above
+            its tangent planes. Minus infinity for a function that turned out not to be convex.
+        limit: the largest factor.
+        at_limit: how many units have it: there the objective still falls.
+        powers_of_two: whether all factors are powers of two, rounded from the minimum.
+        steps: evaluations, or steps of Newton's method.
+    """
+
+    objective: str
+    before: float
+    after: float
+    bound: float
+    limit: float
+    at_limit: int
+    powers_of_two: bool
+    steps: int
+
+    @property
+    def gap(self) -> float:
+        """By how much the value can be above the minimum."""
+        return self.after - self.bound
+
+    def __str__(self) -> str:
+        return (
+            f"{self.objective}: {self.before:.6g} -> {self.after:.6g}, at most {self.gap:.1e} above"
+            " the minimum"
+        )
+
+
+class Gauge(Tensor):
+    """Log-scales of the units, ``(H,)``, with the certificate that they are a minimum.
+
+    A tensor in every respect: ``ps.rescale(model, graph, gauge)``. What is computed from
+    it is an ordinary tensor.
+
+    Attributes:
+        certificate: what proves it.
+        phi: the log-scales as an ordinary tensor.
+    """
+
+    certificate: GaugeCertificate
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def of(cls, phi: Tensor, certificate: GaugeCertificate) -> Gauge:
+        """Log-scales with their certificate."""
+        gauge = phi.detach().as_subclass(cls)
+        gauge.certificate = certificate
+        return gauge
+
+    @property
+    def phi(self) -> Tensor:
+        """The log-scales alone."""
+        return self.as_subclass(Tensor)
+
+
+def choose_gauge(
+    model: nn.Module,
+    graph: Structure,
+    objective: Objective | Balance | Callable[[Tensor], Tensor],
+    calibration: Any = None,
+    *,
+    powers_of_two: bool = False,
+    exact: bool = True,
+    limit: float = LIMIT,
+    tolerance: float = TOLERANCE,
+    steps: int | None = None,
+) -> Gauge:
+    """The rescaling of a network that is best for an objective: a convex programme over the
+    log-scales of its units.
+
+    Args:
+        model: the model whose parameters ``graph`` holds, or a copy of it; it is not changed.
+        graph: its reduction graph.
+        objective: one of :class:`pathspace.Balance`, :class:`pathspace.Range`,
+            :class:`pathspace.Noise`, :class:`pathspace.ActivationRange`, :class:`pathspace.Smooth`,
+            :class:`pathspace.Conditioning`, or a differentiable function of the log-scales
+            ``(H,)``, to be minimised.
+        calibration: typical batches: a tensor, a tuple of inputs, a mapping of keyword inputs, or
+            an iterable of these. Objectives that need data use random inputs if none are given.
+        powers_of_two: round the factors to powers of two, which multiply
+            floating-point numbers exactly.
+        exact: do not change units that are free only at ``eps = 0``
+            (:func:`pathspace.balance` changes all).
+        limit: the largest factor.
+        tolerance: how far above its minimum the objective may be; the
+            certificate says what was reached.
+        steps: of each of a sequence of smooth problems, by default many where there are few units.
+
+    Returns:
+        The log-scales, with a ``certificate``.
+
+    Raises:
+        InputError: no such objective, or the model or its calibration does not fit.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)
+        ... )
+        >>> graph, x = ps.trace(model, torch.randn(1, 4)), torch.randn(64, 4)
+        >>> gauge = ps.choose_gauge(model, graph, ps.Noise(bits=4), calibration=x)
+        >>> gauge.certificate.gap < 0.01 and gauge.certificate.after <= gauge.certificate.before
+        True
+        >>> y = model(x)
+        >>> torch.allclose(ps.rescale(model, graph, gauge)(x), y, atol=1e-5)
+        True
+    """
+    expect_arguments("choose_gauge", model=model, graph=graph)
+    expect_numbers("choose_gauge", "a number above 1", limit=limit)
+    expect_numbers("choose_gauge", "a number from 0 to inf", tolerance=tolerance)
+    expect_numbers("choose_gauge", SEED, or_none=True, steps=steps)
+    expect_blocks("choose_gauge", model, graph)
+    if isinstance(objective, Balance):
+        basis, point, value, certificate = _balanced(model, graph, objective, limit)
+    else:
+        programme = _programme(model, graph, objective, calibration, exact)
+        floor = _floor(model, graph, programme.scales.basis)
+        found = minimise_convex(programme, math.log(limit), tolerance, steps, floor)
+        basis, point, value = programme.scales.basis, found.phi, programme.value
+        certificate = GaugeCertificate(
+            objective=(
+                str(objective)
+                if hasattr(objective, "programme")
+                else getattr(objective, "__name__", "a function")
+            ),
+            before=found.before,
+            after=found.value,
+            bound=(
+                found.bound
+                if hasattr(objective, "programme") or _is_convex(programme, point)
+                else -math.inf
+            ),
+            limit=limit,
+            at_limit=int((np.abs(point) > math.log(limit) * (1 - 1e-9)).sum()),
+            powers_of_two=False,
+            steps=found.steps,
+        )
+    if powers_of_two:
+        point = np.round(point / LOG_2) * LOG_2
+        certificate = replace(certificate, after=value(point), powers_of_two=True)
+    return Gauge.of(torch.from_numpy(basis @ point), certificate)
+
+
+def _balanced(
+    model: nn.Module, graph: Structure, objective: Balance, limit: float
+) -> tuple[Any, np.ndarray, Callable[[np.ndarray], float], GaugeCertificate]:
+    """What :func:`pathspace.balance` does."""
+    found = balancing(model, graph, objective.p)
+    pairs = Pairs(graph, objective.p, dict(model.named_parameters(remove_duplicate=False)))
+    phi = found.phi.numpy()
+    widest = max(math.log(limit), float(np.abs(phi).max(initial=0.0)))
+    # the derivative by each log-scale is at most the imbalance times what meets there,
+    # ``width`` times the sum in all
+    slack = objective.p * found.imbalance * pairs.width * found.after * 2 * widest
+    certificate = GaugeCertificate(
+        str(objective),
+        found.before,
+        found.after,
+        found.after - slack,
+        math.exp(widest),
+        0,
+        False,
+        found.steps,
+    )
+    return eye_array(len(phi), format="csr"), phi, lambda point: pairs.sides(point)[2], certificate
+
+
+def _floor(model: nn.Module, graph: Structure, basis: csr_array) -> np.ndarray:
+    """The smallest log-scales at which running variances are stored well: ``s^2 (v +
+    eps) - eps`` is rounded.
+
+    Where ``s^2 (v + eps)`` is much smaller than ``eps``, the stored number is
+    ``-eps`` and a few digits.
+    """
+    buffers, least = dict(model.named_buffers()), np.full(graph.num_units + 1, -np.inf)
+    for entry in graph.statistics:
+        variance = buffers.get(entry.var or "")
+        if variance is None or not entry.eps:
+            continue
+        sums = (variance.detach().cpu().double() + entry.eps).clamp_min(1e-300)
+        lowest = (torch.finfo(variance.dtype).eps / ROUNDED * entry.eps / sums).log().clamp_max(
+            0
+        ) / 2
+        ids = entry.units.expand(sums.shape).reshape(-1).numpy()
+        own = (ids > 0) & (ids <= graph.num_units)
+        np.maximum.at(least, ids[own], lowest.reshape(-1).numpy()[own])
+    # (units with a variable of their own)
+    entries = basis.tocoo()
+    alone = (np.diff(basis.indptr)[entries.row] == 1) & (entries.data == 1)
+    floor = np.full(basis.shape[1], -np.inf)
+    np.maximum.at(floor, entries.col[alone], least[entries.row[alone] + 1])
+    return floor
+
+
+def _programme(
+    model: nn.Module, graph: Structure, objective: Any, calibration: Any, exact: bool
+) -> Programme:
+    if hasattr(objective, "programme"):
+        result: Programme = objective.programme(model, graph, calibration, exact)
+        return result
+    if not callable(objective):
+        raise InputTypeError(
+            f"choose_gauge found an objective of type {type(objective).__name__}, expected one of"
+            " Balance(), Range(), Noise(), ActivationRange(), Smooth(), Conditioning(), or a"
+            " function of the log-scales."
+        )
+
+    def total(_top: Tensor, logs: Tensor) -> Tensor:
+        value = objective(logs[1 : graph.num_units + 1])
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            raise InputTypeError(
+                "The objective returned no single number as a tensor, expected a scalar tensor."
+            )
+        return value.double().reshape(())
+
+    return Programme(Peaks(Logs(graph, exact)), total)
+
+
+def _is_convex(programme: Programme, point: np.ndarray) -> bool:
+    """Whether a function lies below its chords, where it is checked."""
+    random = np.random.default_rng(0)
+    for size in (0.1, 1.0) * SEGMENTS:
+        one, two = (point + size * random.normal(size=point.shape) for _ in range(2))
+        ends, middle = [programme.value(at) for at in (one, two)], programme.value((one + two) / 2)
+        if middle > sum(ends) / 2 + 1e-9 * max(map(abs, ends)):
+            return False
+    return True

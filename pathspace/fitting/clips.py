@@ -1,0 +1,313 @@
+"""Clips whose bounds are rescaled with the gauge: ReLU6 and Hardtanh with one bound per
+unit in place of a constant.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..capture.capture import capture
+from ..capture.captured import Captured
+from ..errors import InputError, PathspaceError, UnsupportedError, expect_arguments
+from ..inference.interpreter import interpret
+from ..inference.registry import rule
+from ..inference.semantics import Semantics
+from ..inference.union_find import lookup
+from ..inference.units import Scales
+from ..inference.values import NEUTRAL, Value, compress, distinct
+from ..models.copies import safe_deepcopy
+from ..models.nested import mapped
+from ..models.random_state import torch_kept
+from ..models.running import distance, outputs
+from ..models.values import names_without_values
+from ..models.walk import has_hooks, module_at
+
+# image sizes that are tried where no example inputs are given
+SIZES = (224, 32, 28, 64, 96, 128, 299)
+# largest change of outputs, relative to the largest, that counts as rounding
+CLOSE = 1e-3
+CLIPS: tuple[Callable[..., Any], ...] = (nn.Hardtanh.forward, nn.ReLU6.forward)
+
+
+class LiftedClip(nn.Module):
+    """``min(max(x, low), high)`` with a bound for every unit, which is a
+    parameter without gradient.
+
+    A module that is called at several places of its owner's ``forward`` has one
+    pair of bounds for each.
+
+    Args:
+        low: the lower bound.
+        high: the upper bound.
+        shapes: shape of the bounds at each place, in order of the calls.
+        like: a tensor of the type and device wanted.
+    """
+
+    def __init__(
+        self, low: float, high: float, shapes: list[tuple[int, ...]], like: Tensor
+    ) -> None:
+        super().__init__()
+
+        def filled(value: float) -> nn.ParameterList:
+            wanted = shapes if value != 0 and abs(value) != float("inf") else []
+            return nn.ParameterList(
+                nn.Parameter(
+                    torch.full(shape, value, dtype=like.dtype, device=like.device),
+                    requires_grad=False,
+                )
+                for shape in wanted
+            )
+
+        self.bounds = (float(low), float(high))
+        self.low, self.high, self.places, self.calls = filled(low), filled(high), len(shapes), 0
+
+    def extra_repr(self) -> str:
+        """The bounds, and at how many places it is called."""
+        return f"{self.bounds[0]:g}, {self.bounds[1]:g}, places={self.places}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Clip at the bounds of this place."""
+        place = self.calls
+        if self.places > 1:
+            if place >= self.places:
+                raise InputError(
+                    f"A lifted clip was called {place + 1} times in one forward pass of its module,"
+                    f" expected at most {self.places} as with the example inputs; lift the clips of"
+                    " the original model again, with typical inputs."
+                )
+            self.calls += 1
+        if self.bounds[0] == 0:
+            x = torch.relu(x)
+        elif len(self.low):
+            x = torch.maximum(x, self.low[place].to(x.dtype))
+        if self.bounds[1] == 0:
+            return -torch.relu(-x)
+        return torch.minimum(x, self.high[place].to(x.dtype)) if len(self.high) else x
+
+
+def _start(model: nn.Module, _args: Any) -> None:
+    """Reset the counters of all clips when a forward pass of the whole model starts."""
+    for module in model.modules():
+        if isinstance(module, LiftedClip):
+            module.calls = 0
+
+
+@torch.library.custom_op("pathspace::lifted", mutates_args=())
+def _lifted(x: Tensor, number: int) -> Tensor:  # noqa: ARG001  (the rule reads it in the graph)
+    return x.clone()
+
+
+@_lifted.register_fake
+def _(x: Tensor, number: int) -> Tensor:  # noqa: ARG001
+    return torch.empty_like(x)
+
+
+@rule("pathspace.lifted", kind="clip")
+def _mark(semantics: Semantics, x: Value, number: int) -> Tensor:
+    """A clip whose bounds have the scale of what it clips."""
+    ids = semantics.activation(x)
+    if isinstance(semantics, _Marks):
+        semantics.met[number] = ids
+    return ids
+
+
+class _Marks(Scales):
+    """Scales that remember what came to each clip."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.met: dict[int, Tensor] = {}
+
+
+class _Calls(list[tuple[str, Any]]):
+    """Calls in order: the clip's name, and the lines it was called from. Copies of a model
+    write into the same list.
+    """
+
+    def __deepcopy__(self, memo: Any) -> _Calls:
+        return self
+
+
+class _Probe(nn.Module):
+    """Stands in place of a clip and notes each call: by number, and from which lines."""
+
+    def __init__(self, calls: _Calls, name: str) -> None:
+        super().__init__()
+        self.sites, self.name = calls, name
+
+    def forward(self, x: Tensor) -> Tensor:
+        lines: list[tuple[Any, int]] = []
+        frame = sys._getframe(1)
+        while frame is not None and len(lines) < 40:
+            lines.append((frame.f_code, frame.f_lasti))
+            frame = frame.f_back  # type: ignore[assignment]
+        self.sites.append((self.name, tuple(lines)))
+        result: Tensor = torch.ops.pathspace.lifted(x, len(self.sites) - 1)
+        return result
+
+
+def lift_clips(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = None) -> nn.Module:
+    """The same function with clips whose bounds are rescaled with the gauge.
+
+    ``clip(s x, s low, s high) = s clip(x, low, high)``: a constant bound fixes the scale of
+    everything that is clipped; as a parameter, one for each unit, it is an edge from the root like
+    a bias. All ``nn.ReLU6`` and ``nn.Hardtanh`` modules are replaced, on a copy; the bounds are
+    parameters without gradient, ``NAME.low.0`` and ``NAME.high.0`` in the state dict (load
+    checkpoints of the model before). Calls of functions (``F.relu6``, ``torch.clamp``) are not
+    replaced, and are still listed in ``graph.pinned``.
+
+    Args:
+        model: any module; it does not change.
+        *args: example inputs; without them, images or vectors for the first layer are tried.
+        kwargs: example inputs by keyword.
+
+    Returns:
+        The copy.
+
+    Raises:
+        InputError: there is nothing to lift, or example inputs are needed.
+        UnsupportedError: the outputs would change: a clip writes into what other code reads.
+        CaptureError: the model fails on these inputs or cannot be captured.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(3, 4), torch.nn.ReLU6(), torch.nn.Linear(4, 2)
+        ... )
+        >>> x = torch.randn(5, 3)
+        >>> lifted = ps.lift_clips(model)
+        >>> (
+        ...     ps.trace(model, x).num_units,
+        ...     ps.trace(lifted, x).num_units,
+        ...     torch.equal(model(x), lifted(x)),
+        ... )
+        (0, 4, True)
+    """
+    expect_arguments("lift_clips", model=model)
+    twin, result = safe_deepcopy(model, share_tensors=True), safe_deepcopy(model)
+    names = _names(twin)
+    if not names or names == [""]:
+        raise InputError(
+            "lift_clips found no nn.ReLU6 or nn.Hardtanh within the model, expected one at least;"
+            " write calls of F.relu6, F.hardtanh or torch.clamp as such modules."
+        )
+    calls = _Calls()
+    for name in names:
+        _replace(twin, name, _Probe(calls, name))
+    captured, inputs, by_name = capture_examples("lift_clips", twin, args, kwargs)
+    marks, _ = interpret(captured, _Marks)
+    classes = torch.from_numpy(marks.equations.resolve().classes)
+    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    for name in names:
+        clip: Any = module_at(result, name)
+        # (a capture may run the model more than once: what counts is what is in the graph)
+        numbers = [n for n, (own, _) in enumerate(calls) if own == name and n in marks.met]
+        shapes, sites = (
+            [_shape(marks.met[n], classes) for n in numbers],
+            [calls[n][1] for n in numbers],
+        )
+        if len(set(sites)) < len(sites):
+            # a loop: the same place again and again has one bound
+            shapes = shapes[:1] if len(set(shapes)) == 1 else [()]
+        _replace(result, name, LiftedClip(clip.min_val, clip.max_val, shapes or [()], like))
+    if any(isinstance(module, LiftedClip) and module.places > 1 for module in result.modules()):
+        result.register_forward_pre_hook(_start)
+    _check_same(model, result, inputs, by_name)
+    return result
+
+
+def _names(model: nn.Module) -> list[str]:
+    """Names of the clips, one for each place that holds one; those with hooks are left out."""
+    found: dict[tuple[int, str], str] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if type(module).forward in CLIPS and not has_hooks(module):
+            owner, _, last = name.rpartition(".")
+            found.setdefault((id(module_at(model, owner)), last), name)
+    return list(found.values())
+
+
+def _check_same(
+    model: nn.Module, result: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    """Compare the outputs of both models twice: the second pass begins as the first does.
+
+    Raises:
+        UnsupportedError: they differ.
+    """
+    if names_without_values((*model.named_parameters(), *model.named_buffers())):
+        return
+    pair = safe_deepcopy(model), safe_deepcopy(result)
+    far = 0.0
+    for _ in range(2):
+        wanted, found = (outputs(net, args, kwargs, seed=0) for net in pair)
+        far = max(far, distance(found, wanted))
+    if far > CLOSE:
+        raise UnsupportedError(
+            f"lift_clips changed the outputs by {far:.1e} of the largest, expected the same"
+            " function: a clip writes into what other code reads; give it inplace=False."
+        )
+
+
+def _replace(model: nn.Module, name: str, new: nn.Module) -> None:
+    owner, _, last = name.rpartition(".")
+    setattr(module_at(model, owner), last, new)
+
+
+def _shape(ids: Tensor, classes: Tensor) -> tuple[int, ...]:
+    """Shape of bounds: the sizes of dimensions along which scales differ, 1 elsewhere."""
+    few = distinct(ids)
+    solved = torch.where(few == NEUTRAL, NEUTRAL, lookup(classes, few))
+    shape = tuple(distinct(compress(solved)).shape)
+    while shape and shape[0] == 1:
+        shape = shape[1:]
+    return shape
+
+
+def capture_examples(
+    owner: str, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
+) -> tuple[Captured, tuple[Any, ...], Mapping[str, Any]]:
+    """Capture a model on example inputs, or on the first made-up ones that it takes.
+
+    Args:
+        owner: the function, for the sentence.
+        model: any module.
+        args: example inputs.
+        kwargs: example inputs by keyword.
+
+    Returns:
+        The capture and its inputs.
+
+    Raises:
+        InputError: inputs are needed.
+        CaptureError: the model fails on the inputs that are given.
+    """
+    if args or kwargs:
+        return capture(model, args, kwargs), args, kwargs or {}
+    for zeros in _example_inputs(model):
+        with torch_kept(0):
+            some = mapped(lambda x: torch.randn_like(x) if x.is_floating_point() else x, zeros)
+        with suppress(PathspaceError):
+            return capture(model, some), some, {}
+    raise InputError(
+        f"{owner} cannot make inputs for this model; pass examples: ps.{owner}(model, *inputs)."
+    )
+
+
+def _example_inputs(model: nn.Module) -> list[tuple[Tensor, ...]]:
+    """Inputs that fit the first layer."""
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) and isinstance(weight, Tensor):
+            rank = weight.dim() - 2
+            return [(weight.new_zeros(2, module.in_channels, *[size] * rank),) for size in SIZES]
+        if isinstance(module, nn.Linear):
+            return [(module.weight.new_zeros(2, module.in_features),)]
+        if isinstance(module, nn.Embedding):
+            return [(torch.zeros(2, 16, dtype=torch.long, device=module.weight.device),)]
+    return []

@@ -1,0 +1,222 @@
+"""The gauge with the least noise from rounded weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InputTypeError, expect_arguments, expect_numbers
+from ..gauge.rescale import rescale
+from ..graph.structure import Structure
+from ..models.copies import safe_deepcopy
+from .choice import Gauge, choose_gauge
+from .convex import Programme
+from .objectives import Noise, calibrated
+from .quantise import check_format, decibels
+from .rounding_search import Rounded, searched
+
+# how much of the way to the chosen gauge is tried
+STEPS = (1.0, 0.5)
+# how many gauges near the best one
+TRIALS = 80
+# every how many samples one is held out, from how many samples on
+HOLD, MANY = 3, 6
+# standard errors by which the noise of the samples has to fall, and by which factor at least
+ERRORS, LEAST, ALONE = 2.0, 0.97, 0.8
+# the noise is predicted to first order only: a rough minimum will do
+ENOUGH, SEARCH = 1e-2, 60
+
+
+@dataclass(frozen=True, eq=False)
+class Equalised:
+    """A model in the chosen gauge, and its gain.
+
+    Attributes:
+        model: the rescaled copy, with weights as they are before rounding: the same function.
+        phi: log-scales that lead to it, ``(H,)``.
+        before: signal over quantisation noise of the outputs as trained, in decibels, on
+            the calibration batches.
+        after: the same for ``model``.
+        bits: of each weight.
+        per: one step for each ``"tensor"`` or ``"channel"``.
+        helped: whether the gauge was changed.
+        gauges: those that minimise the predicted noise with one step for each ``per``, and for each
+            of the other kind; each with its certificate.
+        made_up: whether the batches were random numbers, which say little about real data.
+    """
+
+    model: nn.Module
+    phi: Tensor
+    before: float
+    after: float
+    bits: int
+    per: str
+    helped: bool
+    gauges: tuple[Gauge, ...]
+    made_up: bool
+
+    def __str__(self) -> str:
+        on = "random inputs" if self.made_up else "the calibration batches"
+        form = f"{self.bits} bits per {self.per}"
+        if not self.helped:
+            return (
+                f"{form}: {self.before:.1f} dB on {on} as trained; no gauge is safely better, the"
+                " model is as it was"
+            )
+        return (
+            f"{form}: {self.before:.1f} dB as trained, {self.after:.1f} dB in the new gauge, on"
+            f" {on}"
+        )
+
+
+@dataclass(frozen=True)
+class Known:
+    """An objective whose programme is known already."""
+
+    programme_known: Programme
+    name: str
+
+    def programme(self, *_: Any) -> Programme:
+        """What is known."""
+        return self.programme_known
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def equalise(
+    model: nn.Module,
+    graph: Structure,
+    bits: int = 8,
+    per: str = "tensor",
+    calibration: Any = None,
+    *,
+    trials: int = TRIALS,
+    gauges: Sequence[Gauge] | None = None,
+) -> Equalised:
+    """Rescale a model so that its outputs change as little as possible when its weights
+    are rounded to a few bits.
+
+    The gauges that minimise :class:`pathspace.Noise` are tried, whole and half the way to them,
+    by rounding the weights and running the model on the calibration batches; near the best of
+    them a search goes on for rounding errors that cancel. What is found is taken if it is better,
+    by more than chance, on every third sample, which nothing was chosen on. Else the model stays
+    as it was trained, and says so.
+
+    A quantiser that folds batch norms first undoes their gauge: give it, and this function,
+    ``ps.fold_norms(model)``. ``ps.lift_clips`` frees the units behind ReLU6.
+
+    Args:
+        model: the model whose parameters ``graph`` holds, or a copy of it; it is not changed.
+        graph: its reduction graph.
+        bits: of each weight, symmetric around 0.
+        per: one step for each ``"tensor"`` or ``"channel"``.
+        calibration: batches that are like those in use, see :func:`pathspace.choose_gauge`;
+            random inputs by default.
+        trials: how often the model is run to search near the best gauge.
+        gauges: those to begin with, as an earlier call found them (:attr:`Equalised.gauges`) for
+            this model and these batches: they are the same for any number of bits.
+
+    Returns:
+        The rescaled copy, and what it gains.
+
+    Raises:
+        InputError: bits or granularity make no sense, or the model does not run on the batches.
+        InputTypeError: an argument is of another kind.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4)
+        ... )
+        >>> graph, x = ps.trace(model, torch.randn(1, 8)), torch.randn(256, 8)
+        >>> scrambled = ps.rescale(model, graph, torch.randn(graph.num_units))
+        >>> found = ps.equalise(scrambled, graph, bits=6, calibration=x)
+        >>> found.helped, found.after > found.before + 3
+        (True, True)
+    """
+    expect_arguments("equalise", model=model, graph=graph)
+    check_format(bits, per)
+    expect_numbers("equalise", "a whole number from 0 to 1,000,000", trials=trials)
+    if gauges is not None and not (
+        isinstance(gauges, Sequence) and all(isinstance(one, Gauge) for one in gauges)
+    ):
+        raise InputTypeError(
+            f"equalise found a {type(gauges).__name__} as its gauges, expected those of an earlier"
+            " call, found.gauges."
+        )
+    random = calibration is None
+    held = calibrated(model, graph, calibration)
+    reference, rounded = held.reference(), Rounded(model, graph, bits, per)
+    gauges = tuple(gauges or _gauges(model, graph, bits, per, held.sensitivity()))
+
+    def noise(tensors: Mapping[str, Tensor]) -> Tensor:
+        return held.noise(reference, tensors)
+
+    stay = torch.zeros(graph.num_units, dtype=torch.float64)
+    before = noise(rounded.at(stay))
+    judge = (
+        torch.arange(len(before)) % HOLD == 1
+        if len(before) >= MANY
+        else torch.ones(len(before), dtype=torch.bool)
+    )
+    fit = ~judge if len(before) >= MANY else judge
+
+    def seen(tensors: Mapping[str, Tensor]) -> float:
+        return float(noise(tensors)[fit].mean().nan_to_num(math.inf))
+
+    first = min(
+        (stay, *(step * gauge.phi for gauge in gauges for step in STEPS)),
+        key=lambda phi: seen(rounded.at(phi)),
+    )
+    phi, after = stay, before
+    for one in (searched(rounded, first, seen, trials), first):
+        found = noise(rounded.at(one))
+        if all(_is_safely_less(found[on], before[on]) for on in (judge, fit)):
+            phi, after = one, found
+            break
+    return Equalised(
+        model=(
+            rescale(safe_deepcopy(model), graph, phi) if phi is not stay else safe_deepcopy(model)
+        ),
+        phi=phi,
+        before=decibels(float(before.mean())),
+        after=decibels(float(after.mean())),
+        bits=bits,
+        per=per,
+        helped=phi is not stay,
+        gauges=gauges,
+        made_up=random,
+    )
+
+
+def _gauges(
+    model: nn.Module, graph: Structure, bits: int, per: str, felt: dict[str, Tensor]
+) -> Iterator[Gauge]:
+    """The best one for this granularity, and for the other: the noise is
+    predicted to first order only.
+    """
+    for kind in (per, "channel" if per == "tensor" else "tensor"):
+        objective = Noise(bits, kind)
+        known = Known(objective.programme_of(model, graph, felt), str(objective))
+        yield choose_gauge(model, graph, known, tolerance=ENOUGH, steps=SEARCH)
+
+
+def _is_safely_less(after: Tensor, before: Tensor) -> bool:
+    """Whether noise falls by more than chance, sample by sample."""
+    if not bool(after.isfinite().all()):
+        return False
+    if not bool(before.isfinite().all()):
+        return True
+    change = after - before
+    if len(change) < 2:
+        return float(after.sum()) < ALONE * float(before.sum())
+    error = float(change.std()) / math.sqrt(len(change))
+    return float(change.mean()) < -ERRORS * error and float(after.mean()) < LEAST * float(
+        before.mean()
+    )

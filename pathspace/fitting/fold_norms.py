@@ -1,0 +1,192 @@
+"""Batch norms in evaluation mode, folded into the linear maps before them: the same
+function with fewer tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.utils.parametrize import is_parametrized
+
+from ..capture.captured import Captured
+from ..capture.refusals import first_line
+from ..errors import InputError, UnsupportedError, expect_arguments
+from ..inference.registry import operation_name
+from ..models.copies import safe_deepcopy
+from ..models.finite import check_finite
+from ..models.running import outputs
+from ..models.walk import has_hooks, module_at
+from .clips import capture_examples
+
+# first arguments of all of them: input, weight, bias, running mean, running variance
+NORMS = ("aten.batch_norm", "aten._native_batch_norm_legit_no_training", "aten.cudnn_batch_norm")
+# a copy may differ by this much, relative to its largest output, or by so many roundings
+CLOSE, ROUNDINGS = 1e-3, 16
+
+
+def fold_norms(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = None) -> nn.Module:
+    """The same function with batch norms folded into the convolutions and
+    linear layers before them.
+
+    ``gamma (W x + b - mean) / sqrt(var + eps) + beta`` is one linear map. A norm is folded where
+    its layer's output goes only to it, and both are used once; it becomes an ``nn.Identity``, and
+    the layer gets a bias. All others do not change.
+
+    Args:
+        model: a module in evaluation mode; it does not change.
+        *args: example inputs; without them, images or vectors for the first layer are tried.
+        kwargs: example inputs by keyword.
+
+    Returns:
+        A copy.
+
+    Raises:
+        InputError: no norm can be folded, or example inputs are needed.
+        CaptureError: the model fails on these inputs or cannot be captured.
+        UnsupportedError: a layer does not use its bias, so the copy would be another function, or
+            code reads attributes of its norms.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Conv2d(3, 4, 3, bias=False), torch.nn.BatchNorm2d(4)
+        ... ).eval()
+        >>> folded, x = ps.fold_norms(model), torch.randn(2, 3, 8, 8)
+        >>> folded[1], torch.allclose(folded(x), model(x), atol=1e-5)
+        (Identity(), True)
+    """
+    expect_arguments("fold_norms", model=model)
+    check_finite(model, ())
+    captured, args, kwargs = capture_examples("fold_norms", model, args, kwargs)
+    pairs = list(_pairs(model, captured))
+    if not pairs:
+        norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+        training = sum(module.training for module in norms)
+        raise InputError(
+            f"fold_norms found {len(norms)} batch norms, {training} of them in training mode, and"
+            " none that can be folded: expected one in evaluation mode after a convolution or"
+            " linear layer that nothing else reads; call model.eval() first, or do not call"
+            " fold_norms."
+        )
+    result = safe_deepcopy(model)
+    for layer, norm in pairs:
+        _fold(module_at(result, layer), module_at(result, norm))
+        parent, _, last = norm.rpartition(".")
+        setattr(module_at(result, parent), last, nn.Identity())
+    _check_same(model, result, args, kwargs)
+    return result
+
+
+def _check_same(
+    model: nn.Module, result: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    """Compare the outputs in evaluation mode: the other modules may be in training mode, and copies
+    run because a model may write into its buffers.
+    """
+    try:
+        runs = [outputs(safe_deepcopy(net), args, kwargs) for net in (model, result)]
+    except Exception as error:
+        raise UnsupportedError(
+            f"fold_norms made a {type(result).__name__} that does not run ({first_line(error)}),"
+            " because its code reads attributes of its norms; fold by hand."
+        ) from error
+    for old, new in zip(*runs, strict=True):
+        if not old.is_floating_point():
+            continue
+        close = max(CLOSE, ROUNDINGS * torch.finfo(old.dtype).eps) * float(old.abs().max())
+        if not torch.allclose(old, new, atol=close, rtol=0):
+            raise UnsupportedError(
+                f"fold_norms changed the outputs by {float((old - new).abs().max()):.1e},"
+                " expected only rounding: a layer does not use its bias, or single precision"
+                " cannot represent the scales of its norm; fold by hand."
+            )
+
+
+def _pairs(model: nn.Module, captured: Captured) -> Iterator[tuple[str, str]]:
+    """Paths of layers and of the norms that can be folded into them."""
+    every = list(captured.graph.graph.nodes)
+    nodes = [node for node in every if node.op == "call_function"]
+    readers = _readers(every, captured)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    times = [id(module) for module in modules.values()]
+
+    def path_of(node: fx.Node, kinds: tuple[type[nn.Module], ...]) -> str | None:
+        """The module of these kinds all of whose tensors this node reads, and no other node."""
+        names = [
+            captured.sources[n.name][1] for n in node.all_input_nodes if n.name in captured.sources
+        ]
+        for path in {name.rpartition(".")[0] for name in names if "." in name}:
+            module = modules.get(path)
+            if not isinstance(module, kinds) or times.count(id(module)) > 1:
+                continue
+            held = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+            own = [f"{path}.{key}" for key, tensor in held if tensor.is_floating_point()]
+            if own and set(own) <= set(names) and all(readers[name] == [node] for name in own):
+                return path
+        return None
+
+    for node in nodes:
+        source = node.args[0] if node.args else None
+        if (
+            operation_name(node.target) not in NORMS
+            or not isinstance(source, fx.Node)
+            or len(source.users) > 1
+        ):
+            continue
+        if not operation_name(source.target).startswith(("aten.conv", "aten.linear")):
+            continue
+        norm, layer = path_of(node, (_BatchNorm,)), path_of(source, (_ConvNd, nn.Linear))
+        if norm is None or layer is None:
+            continue
+        if _foldable(modules[layer], source.meta.get("val"), modules[norm]):
+            yield layer, norm
+
+
+def _readers(nodes: list[fx.Node], captured: Captured) -> dict[str, list[fx.Node]]:
+    """The operations, or the output, that read each parameter and buffer, by its name."""
+    readers: dict[str, list[fx.Node]] = {}
+    for node in nodes:
+        for source in node.all_input_nodes:
+            if source.op == "placeholder":
+                readers.setdefault(captured.sources.get(source.name, ("", ""))[1], []).append(node)
+    return readers
+
+
+def _foldable(layer: nn.Module, value: Any, norm: nn.Module) -> bool:
+    """Whether a norm is a factor and a constant per feature of the layer that made its operand."""
+    # (of other dimensions, the channels of a norm are not the features of the layer)
+    rank = layer.weight.dim() if isinstance(layer, _ConvNd) else 2
+    flat = isinstance(value, Tensor) and value.dim() == rank
+    # (computed weights are no parameters, and hooks are left out with their norm)
+    flat = flat and not is_parametrized(layer) and not has_hooks(norm)
+    fixed = not norm.training and norm.running_var is not None
+    known = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
+    return flat and fixed and type(norm).forward in known
+
+
+@torch.no_grad()
+def _fold(layer: nn.Module, norm: nn.Module) -> None:
+    """Fold one norm, in float64."""
+    assert isinstance(layer, _ConvNd | nn.Linear) and isinstance(norm, _BatchNorm)
+    assert norm.running_mean is not None and norm.running_var is not None
+    scale = (norm.running_var.double() + norm.eps).rsqrt()
+    scale = scale if norm.weight is None else scale * norm.weight
+    shift = -norm.running_mean if layer.bias is None else layer.bias - norm.running_mean
+    bias = shift * scale if norm.bias is None else shift * scale + norm.bias
+    weight = layer.weight
+    if isinstance(layer, _ConvTransposeNd):
+        # rows are inputs, group by group
+        parts = weight.reshape(layer.groups, -1, *weight.shape[1:]).double()
+        weight.copy_(
+            (parts * scale.reshape(layer.groups, 1, -1, *[1] * (weight.dim() - 2))).reshape(
+                weight.shape
+            )
+        )
+    else:
+        weight.copy_(weight * scale.reshape(-1, *[1] * (weight.dim() - 1)))
+    layer.bias = nn.Parameter(bias.to(weight), requires_grad=weight.requires_grad)

@@ -1,0 +1,261 @@
+"""Largest entries and weighted sums of the entries of tensors, as convex functions
+of the units' log-scales.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.sparse import coo_array, csr_array, eye_array
+from torch import Tensor
+
+from ..graph.structure import Structure
+
+
+class Logs:
+    """Log-scales of all ids as linear functions of free variables.
+
+    Args:
+        graph: the reduction graph.
+        exact: the variables are those of the gauge transformations that are exact for the unchanged
+            model; otherwise there is one for each unit.
+    """
+
+    def __init__(self, graph: Structure, exact: bool = True) -> None:
+        every = csr_array(graph.expand[:, 1:].astype(np.float64))
+        self.basis = (
+            csr_array(graph.exact.astype(np.float64))
+            if exact
+            else eye_array(graph.num_units, format="csr")
+        )
+        table = coo_array(every @ self.basis)
+        places = torch.from_numpy(np.stack(table.coords).astype(np.int64))
+        self.table = torch.sparse_coo_tensor(
+            places, torch.from_numpy(table.data), table.shape, check_invariants=False
+        ).coalesce()
+        self.ids, self.count = int(table.shape[0]), int(self.basis.shape[1])
+
+    def __call__(self, variables: Tensor) -> Tensor:
+        """Log-scales of all ids."""
+        result: Tensor = torch.sparse.mm(self.table, variables[:, None])[:, 0]
+        return result
+
+
+def at(logs: Tensor, ids: Tensor) -> Tensor:
+    """Log-scales of signed ids."""
+    return logs[ids.abs()] * ids.sign()
+
+
+class MatrixLayout:
+    """A tensor as a matrix whose entries ``[r, c]`` scale by ``exp(phi(head r) -
+    phi(side r) - phi(tail c))``.
+
+    The heads vary along the rows and the tails along the columns. If both vary along the same
+    dimension (grouped convolutions), all entries are rows.
+
+    Args:
+        tail: ids of the input side; each of its sizes is 1 or that of the tensor.
+        head: ids of the output side, likewise.
+        shape: the tensor's.
+        axis: the dimension of the channels, which is never summed over.
+    """
+
+    def __init__(
+        self, tail: Tensor, head: Tensor, shape: Sequence[int], axis: int | None = None
+    ) -> None:
+        dims = range(len(shape))
+        rows = {d for d in dims if head.shape[d] > 1}
+        columns = {d for d in dims if tail.shape[d] > 1}
+        mixed = bool(rows & columns)
+        if mixed:
+            rows, columns = rows | columns, set()
+        if axis is not None and axis not in columns:
+            rows.add(axis)
+        self.rows, self.columns = sorted(rows), sorted(columns)
+        self.rest = [d for d in dims if d not in rows and d not in columns]
+        heights, widths = ([shape[d] if d in own else 1 for d in dims] for own in (rows, columns))
+        root = torch.zeros([1] * len(shape), dtype=torch.int64)
+        self.head = head.expand(heights).reshape(-1)
+        self.side = (tail if mixed else root).expand(heights).reshape(-1)
+        self.tail = (root if mixed else tail).expand(widths).reshape(-1)
+        self.groups: Tensor | None = None
+        self.by_row = axis is None or axis in rows
+        if axis is not None:
+            own = torch.arange(shape[axis]).reshape([-1 if d == axis else 1 for d in dims])
+            self.groups = own.expand(heights if self.by_row else widths).reshape(-1)
+
+    def matrix(self, values: Tensor, largest: bool) -> Tensor:
+        """Values as a matrix: the largest, or the sum, of those with the same ends."""
+        if self.rest:
+            values = (
+                values.amax(self.rest, keepdim=True)
+                if largest
+                else values.sum(self.rest, keepdim=True)
+            )
+        order = [*self.rows, *self.columns, *self.rest]
+        return values.permute(order).reshape(len(self.head), len(self.tail)).contiguous()
+
+    def ends(self, logs: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-scales ``(up, down)`` of rows and columns: entries scale
+        by ``exp(up r - down c)``.
+        """
+        return at(logs, self.head) - at(logs, self.side), at(logs, self.tail)
+
+    def group_of(self, row: Tensor, column: Tensor) -> Tensor:
+        """The group (channel) of each entry; 0 if there is only one group."""
+        if self.groups is None:
+            return torch.zeros_like(row)
+        return self.groups[row if self.by_row else column]
+
+    def group_by_tail(self) -> None:
+        """Group entries by the id of their tail."""
+        self.by_row = bool((self.side != 0).any())
+        self.groups = (self.side if self.by_row else self.tail).abs()
+
+    @property
+    def count(self) -> int:
+        """The number of groups."""
+        return 1 if self.groups is None else int(self.groups.max()) + 1
+
+
+@dataclass(eq=False)
+class LogTensor:
+    """One tensor: logarithms of its entries, and weights of their squares."""
+
+    layout: MatrixLayout
+    logs: Tensor
+    start: int
+    weights: Tensor | None = None
+
+    def tops(self, top: Tensor) -> Tensor:
+        """The value of the group of each entry, in a shape that broadcasts to the entries."""
+        layout = self.layout
+        if layout.groups is None:
+            return top[self.start]
+        own = top[self.start + layout.groups]
+        return own[:, None] if layout.by_row else own[None, :]
+
+
+class Peaks:
+    """The largest entry of every group: a smooth function of a few entries,
+    or exact from all entries.
+
+    Args:
+        scales: log-scales of ids.
+    """
+
+    def __init__(self, scales: Logs) -> None:
+        self.scales, self.count = scales, 0
+        self.known: list[set[int]] = []
+        # log value, head, side, tail, group
+        self.values = torch.zeros(0, dtype=torch.float64)
+        self.ids = torch.zeros((3, 0), dtype=torch.int64)
+        self.group = torch.zeros(0, dtype=torch.int64)
+        self.entries: list[LogTensor] = []
+
+    def add(
+        self,
+        layout: MatrixLayout,
+        sizes: Tensor,
+        weights: Tensor | None = None,
+        shared: bool = False,
+    ) -> None:
+        """Add a tensor.
+
+        Args:
+            layout: its ends.
+            sizes: absolute values, as :meth:`MatrixLayout.matrix` gives them.
+            weights: weights of the squares in the sums of :meth:`sums`.
+            shared: whether all tensors share groups, numbered by the ids of the graph.
+        """
+        self.entries.append(LogTensor(layout, sizes.log(), 0 if shared else self.count, weights))
+        self.known.append(set())
+        self.count = self.scales.ids if shared else self.count + layout.count
+
+    def grow(self, phi: Tensor) -> bool:
+        """Select the largest entries of all rows and columns at ``phi``; return
+        whether any of them is new.
+        """
+        logs, new = self.scales(phi), False
+        for entry, known in zip(self.entries, self.known, strict=True):
+            up, down = entry.layout.ends(logs)
+            now = entry.logs + up[:, None] - down[None, :]
+            width = now.shape[1]
+            most = (
+                now.argmax(1) + torch.arange(len(now)) * width,
+                now.argmax(0) * width + torch.arange(width),
+            )
+            flat = torch.cat(most).unique()
+            flat = flat[now.reshape(-1)[flat] > -torch.inf]
+            flat = torch.tensor(sorted(set(flat.tolist()) - known), dtype=torch.int64)
+            known.update(flat.tolist())
+            if len(flat):
+                new = True
+                row, column = flat // width, flat % width
+                layout = entry.layout
+                self.values = torch.cat([self.values, entry.logs.reshape(-1)[flat]])
+                own = torch.stack([layout.head[row], layout.side[row], layout.tail[column]])
+                self.ids = torch.cat([self.ids, own], 1)
+                self.group = torch.cat([self.group, layout.group_of(row, column) + entry.start])
+        return new
+
+    def few(self, logs: Tensor) -> Tensor:
+        """Logarithms of the entries selected so far."""
+        head, side, tail = self.ids
+        return self.values + at(logs, head) - at(logs, side) - at(logs, tail)
+
+    def exact(self, phi: Tensor) -> Tensor:
+        """Logarithm of the largest entry of every group, ``-inf`` for groups without entries."""
+        logs, found = self.scales(phi), torch.full((self.count,), -torch.inf, dtype=torch.float64)
+        for entry in self.entries:
+            up, down = entry.layout.ends(logs)
+            now = entry.logs + up[:, None] - down[None, :]
+            layout = entry.layout
+            if layout.groups is None:
+                found[entry.start] = now.max()
+            else:
+                best = now.amax(1 if layout.by_row else 0)
+                found.scatter_reduce_(0, layout.groups + entry.start, best, "amax")
+        return found
+
+    def sums(self, logs: Tensor, power: float) -> Tensor:
+        """Logarithms of the sums of ``weight * exp(power * change)`` over every group."""
+        parts = []
+        for entry in self.entries:
+            assert entry.weights is not None
+            up, down = entry.layout.ends(logs)
+            high, low = (power * up).max().detach(), (-power * down).max().detach()
+            left, right = (power * up - high).exp(), (-power * down - low).exp()
+            layout = entry.layout
+            terms = (
+                left * (entry.weights @ right) if layout.by_row else right * (left @ entry.weights)
+            )
+            if layout.groups is None:
+                total = terms.sum().reshape(1)
+            else:
+                total = terms.new_zeros(layout.count).index_add(0, layout.groups, terms)
+            parts.append(total.clamp_min(1e-300).log() + high + low)
+        return torch.cat([logs.new_zeros(0), *parts])
+
+
+def grouped(values: Tensor, group: Tensor, count: int, sharpness: float) -> tuple[Tensor, Tensor]:
+    """A smooth largest value of every group, at least the largest: ``log sum exp(s a) / s``.
+
+    Returns:
+        The smooth values, and their distance to the mean of the entries with
+        weights ``exp(s a) / sum``.
+    """
+    scaled = sharpness * values
+    top = torch.full((count,), -torch.inf, dtype=values.dtype).scatter_reduce(
+        0, group, scaled.detach(), "amax"
+    )
+    # (groups with zeros only)
+    top = torch.where(top.isfinite(), top, 0)
+    shares = (scaled - top[group]).exp()
+    total = values.new_zeros(count).index_add(0, group, shares).clamp_min(1e-300)
+    smooth = (total.log() + top) / sharpness
+    mean = values.new_zeros(count).index_add(0, group, (shares / total[group] * values).detach())
+    return smooth, smooth.detach() - mean

@@ -1,0 +1,371 @@
+"""Objectives for the choice of a gauge, each a convex function of the log-scales."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..errors import COUNT, InputError, expect_numbers
+from ..graph.structure import Structure
+from ..paths.norms import path_sensitivity
+from .activation_statistics import Sizes, activation_sizes
+from .calibration import Calibrated, made_up
+from .convex import Programme
+from .largest_entries import Logs, MatrixLayout, Peaks, at
+from .quantise import check_format, weight_axes
+
+
+class Objective(Protocol):
+    """An objective that :func:`pathspace.choose_gauge` minimises."""
+
+    def programme(
+        self,
+        model: nn.Module,
+        graph: Structure,
+        calibration: Any = None,
+        exact: bool = True,
+    ) -> Programme:
+        """The function of the log-scales, for a model as it stands."""
+        ...
+
+
+@dataclass(frozen=True)
+class Balance:
+    """``sum |w|^p``: :func:`pathspace.balance`.
+
+    Attributes:
+        p: which norm.
+    """
+
+    p: float = 2.0
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Noise in the outputs from quantised weights, to first order.
+
+    ``sum over tensors of max |w|^2 sum_e s_e``: rounding to steps of ``max |w| / (2^(bits - 1) -
+    1)`` moves every weight by an error of variance ``step^2 / 12``, which the outputs feel by
+    ``s_e = E |df/dw_e|^2``.
+
+    Attributes:
+        bits: of each weight; they scale the value, not the gauge.
+        per: one step for each ``"tensor"`` or ``"channel"``.
+        weights: ``s_e`` is the ``"outputs"``' sensitivity, or the ``"fisher"`` information of
+            classes drawn from them.
+        draws: backward passes for each calibration batch.
+    """
+
+    bits: int = 8
+    per: str = "tensor"
+    weights: str = "outputs"
+    draws: int = 4
+
+    def programme(
+        self, model: nn.Module, graph: Structure, calibration: Any = None, exact: bool = True
+    ) -> Programme:
+        """See :class:`Objective`; without calibration, on inputs made up."""
+        if self.weights not in ("outputs", "fisher"):
+            raise InputError(
+                f"Noise found weights={self.weights!r}, expected 'outputs' or 'fisher'."
+            )
+        expect_numbers("Noise", COUNT, draws=self.draws)
+        felt = calibrated(model, graph, calibration).sensitivity(
+            self.draws, self.weights == "fisher"
+        )
+        return self.programme_of(model, graph, felt, exact)
+
+    def programme_of(
+        self, model: nn.Module, graph: Structure, felt: Mapping[str, Tensor], exact: bool = True
+    ) -> Programme:
+        """The same with sensitivities that are known already."""
+        check_format(self.bits, self.per)
+        peaks = weight_peaks(model, graph, exact, self.per, felt)
+        step = -math.log(12 * (2 ** (self.bits - 1) - 1) ** 2)
+        return Programme(
+            peaks, lambda top, logs: torch.logsumexp(2 * top + peaks.sums(logs, -2.0), 0) + step
+        )
+
+
+@dataclass(frozen=True)
+class Range:
+    """Bits that small weights lose below the step of a quantiser, on average; needs no data.
+
+    ``mean of log2(1 + (step / |w|)^2) / 2`` with the step of the weight's tensor or channel: next
+    to nothing for a weight of many steps, and ``log2(step / |w|)`` for one that is rounded to 0.
+
+    Attributes:
+        bits: of each weight.
+        per: one step for each ``"tensor"`` or ``"channel"``.
+    """
+
+    bits: int = 8
+    per: str = "tensor"
+
+    def programme(
+        self,
+        model: nn.Module,
+        graph: Structure,
+        calibration: Any = None,  # noqa: ARG002
+        exact: bool = True,
+    ) -> Programme:
+        """See :class:`Objective`."""
+        check_format(self.bits, self.per)
+        peaks = weight_peaks(model, graph, exact, self.per)
+        levels = math.log(2 ** (self.bits - 1) - 1)
+        count = sum(int(entry.logs.isfinite().sum()) for entry in peaks.entries)
+
+        def total(top: Tensor, logs: Tensor) -> Tensor:
+            value = top.sum() * 0
+            for entry in peaks.entries:
+                up, down = entry.layout.ends(logs)
+                lacking = entry.tops(top) - levels - (entry.logs + up[:, None] - down[None, :])
+                value = value + F.softplus(2 * lacking[entry.logs.isfinite()]).sum()
+            return value / (2 * math.log(2) * max(count, 1))
+
+        return Programme(peaks, total)
+
+
+@dataclass(frozen=True)
+class ActivationRange:
+    """Activations and weights in the middle of the range of a floating point type.
+
+    ``log(sum over free scales of (h a / largest)^2 + (h tiny / r)^2 + sum over tensors that the
+    gauge moves of (h max |w| / largest)^2)`` with the largest activation ``a`` of a scale, the root
+    mean square ``r``, and the headroom ``h``; running variances ``v`` add ``h v / largest``.
+
+    Attributes:
+        dtype: the type.
+        headroom: how far inside its range everything is to be.
+    """
+
+    dtype: torch.dtype = torch.float16
+    headroom: float = 4.0
+
+    def programme(
+        self, model: nn.Module, graph: Structure, calibration: Any = None, exact: bool = True
+    ) -> Programme:
+        """See :class:`Objective`; without calibration, on inputs made up."""
+        return self.programme_of(
+            model, graph, activation_sizes(graph, calibrated(model, graph, calibration)), exact
+        )
+
+    def programme_of(
+        self, model: nn.Module, graph: Structure, sizes: Sizes, exact: bool = True
+    ) -> Programme:
+        """The same with activations that are measured already."""
+        if not (isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point):
+            raise InputError(
+                f"dtype is {self.dtype!r}, expected a floating point type such as torch.float16."
+            )
+        expect_numbers("ActivationRange", "a number of at least 1", headroom=self.headroom)
+        kind, margin = torch.finfo(self.dtype), math.log(self.headroom)
+        peaks = every_peak(model, graph, exact)
+        # (fixed scales outside of the range would hide all others)
+        moving = sizes.ids != 0
+        ids = torch.from_numpy(sizes.ids[moving])
+        high = torch.from_numpy(sizes.largest[moving]).log() + margin - math.log(kind.max)
+        low = math.log(kind.tiny) + margin - torch.from_numpy(sizes.rms[moving]).log()
+
+        buffers = dict(model.named_buffers())
+        norms = [entry for entry in graph.statistics if entry.var in buffers]
+        units = torch.cat([entry.units.reshape(-1) for entry in norms]) if norms else ids[:0]
+        sums = [
+            (buffers[str(e.var)].detach().cpu().double() + e.eps).expand(e.units.shape).reshape(-1)
+            for e in norms
+        ]
+        spread = (
+            torch.cat(sums).clamp_min(1e-300).log() + margin - math.log(kind.max)
+            if norms
+            else high[:0]
+        )
+
+        def total(top: Tensor, logs: Tensor) -> Tensor:
+            scale = at(logs, ids)
+            parts = [2 * (high + scale), 2 * (low - scale), 2 * (top + margin - math.log(kind.max))]
+            terms = torch.cat([*parts, spread + 2 * at(logs, units)])
+            return torch.logsumexp(terms, 0) if len(terms) else terms.sum()
+
+        return Programme(peaks, total)
+
+
+@dataclass(frozen=True)
+class Smooth:
+    """Activations that are easy to quantise at the cost of weights:
+    SmoothQuant, for all units at once.
+
+    ``sum over units of a^alpha / alpha + w^(1 - alpha) / (1 - alpha)`` with the largest activation
+    ``a`` and the largest weight ``w`` that leaves the unit. Where the units that read it stay as
+    they are, the minimum is at SmoothQuant's factor ``max |x|^alpha / max |w|^(1 - alpha)``.
+
+    Attributes:
+        alpha: how much of the range moves from activations to weights, between 0 and 1.
+
+    Reference:
+        Xiao et al.: SmoothQuant (2023).
+    """
+
+    alpha: float = 0.5
+
+    def programme(
+        self, model: nn.Module, graph: Structure, calibration: Any = None, exact: bool = True
+    ) -> Programme:
+        """See :class:`Objective`; without calibration, on inputs made up."""
+        expect_numbers("Smooth", "a number between 0 and 1", alpha=self.alpha)
+        sizes = activation_sizes(graph, calibrated(model, graph, calibration))
+        peaks = weight_peaks(model, graph, exact, "tail")
+        ids, alpha, beta = torch.from_numpy(sizes.ids), self.alpha, 1 - self.alpha
+        # units that are both written and read, by weights other than 0
+        met = peaks.exact(torch.zeros(peaks.scales.count, dtype=torch.float64)) > -torch.inf
+        read = (ids != 0) & (met[ids.abs()] if len(met) else False)
+        largest, ids = torch.from_numpy(sizes.largest).log()[read], ids[read]
+        live = ids.abs().unique()
+
+        def total(top: Tensor, logs: Tensor) -> Tensor:
+            activations = alpha * (largest + at(logs, ids)) - math.log(alpha)
+            return torch.logsumexp(torch.cat([activations, beta * top[live] - math.log(beta)]), 0)
+
+        return Programme(peaks, total)
+
+
+@dataclass(frozen=True)
+class Conditioning:
+    """The path-conditioned gauge: the kernel of path values as near to a multiple of the
+    identity as rescaling gets.
+
+    ``log sum_e g_e - mean_e log g_e`` (up to a constant, the Bregman divergence of the
+    diagonal) with the sum ``g_e`` over all paths through weight ``e`` of the squared product of
+    their other weights; with calibration batches, the sensitivity ``E |df/dw_e|^2`` of the
+    outputs takes its place.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
+        ... )
+        >>> found = ps.choose_gauge(
+        ...     model, ps.trace(model, torch.randn(1, 2)), ps.Conditioning()
+        ... ).certificate
+        >>> found.after <= found.before and found.gap < 1e-3
+        True
+
+    Reference:
+        Lebeurrier, Vayer, Gribonval: Path-conditioned training (2026).
+    """
+
+    def programme(
+        self, model: nn.Module, graph: Structure, calibration: Any = None, exact: bool = True
+    ) -> Programme:
+        """See :class:`Objective`."""
+        if calibration is None:
+            own = {name: p for name, p in model.named_parameters() if name in graph.index}
+            felt: Mapping[str, Tensor] = path_sensitivity(graph, own)
+        else:
+            felt = calibrated(model, graph, calibration).sensitivity()
+        peaks, log_sums, counts = Peaks(Logs(graph, exact)), 0.0, []
+        for block in graph.blocks:
+            layout = MatrixLayout(block.tail, block.head, block.shape)
+            own_felt = felt[block.name]
+            peaks.add(
+                layout,
+                torch.zeros(len(layout.head), len(layout.tail)),
+                layout.matrix(own_felt, largest=False),
+            )
+            counts.append(layout.matrix((own_felt > 0).double(), largest=False))
+            log_sums += float(own_felt[own_felt > 0].log().sum())
+        number = max(sum(float(count.sum()) for count in counts), 1.0)
+
+        def total(_top: Tensor, logs: Tensor) -> Tensor:
+            change = logs.sum() * 0
+            for entry, count in zip(peaks.entries, counts, strict=True):
+                up, down = entry.layout.ends(logs)
+                change = change + count.sum(1) @ up - count.sum(0) @ down
+            return torch.logsumexp(peaks.sums(logs, -2.0), 0) + (2 * change - log_sums) / number
+
+        return Programme(Peaks(peaks.scales), total)
+
+
+def calibrated(model: nn.Module, graph: Structure, calibration: Any) -> Calibrated:
+    """A model with its calibration batches, or with inputs made up."""
+    return Calibrated(model, made_up(model, graph.captured) if calibration is None else calibration)
+
+
+def weight_peaks(
+    model: nn.Module,
+    graph: Structure,
+    exact: bool,
+    per: str,
+    felt: Mapping[str, Tensor] | None = None,
+) -> Peaks:
+    """Largest entries of all weights that are quantised and that the gauge moves.
+
+    Args:
+        model: the model.
+        graph: its reduction graph.
+        exact: see :class:`pathspace.fitting.largest_entries.Logs`.
+        per: groups are ``"tensor"``, ``"channel"``, or ``"tail"`` for the
+            weights that leave one unit.
+        felt: weights of the squares.
+    """
+    return _peaks(
+        Peaks(Logs(graph, exact)), graph, _present(model, graph, weight_axes(model)), per, felt
+    )
+
+
+def every_peak(model: nn.Module, graph: Structure, exact: bool) -> Peaks:
+    """Largest entries of all tensors that the gauge moves."""
+    moving = {b.name for b in graph.blocks if bool(b.head.any()) or bool(b.tail.any())}
+    own = {
+        name: 0
+        for name, p in model.named_parameters()
+        if name in moving and p.is_floating_point() and p.numel()
+    }
+    return _peaks(Peaks(Logs(graph, exact)), graph, _present(model, graph, own), "tensor", None)
+
+
+def _present(
+    model: nn.Module, graph: Structure, axes: Mapping[str, int]
+) -> dict[str, tuple[Tensor, int]]:
+    parameters = dict(model.named_parameters())
+    missing = [block.name for block in graph.blocks if block.name not in parameters]
+    if missing:
+        raise InputError(
+            f"The reduction graph has a parameter {missing[0]!r} that {type(model).__name__} lacks,"
+            " expected the traced model or a copy of it."
+        )
+    return {
+        block.name: (parameters[block.name], axes[block.name])
+        for block in graph.blocks
+        if block.name in axes
+    }
+
+
+def _peaks(
+    peaks: Peaks,
+    graph: Structure,
+    tensors: Mapping[str, tuple[Tensor, int]],
+    per: str,
+    felt: Mapping[str, Tensor] | None,
+) -> Peaks:
+    ends = graph.whole_ends
+    for name, (parameter, axis) in tensors.items():
+        if name in graph.shifts:
+            # (not the tensor scales, but its sum with a constant)
+            continue
+        layout = MatrixLayout(*ends[name], parameter.shape, axis if per == "channel" else None)
+        if per == "tail":
+            layout.group_by_tail()
+        size = parameter.detach().cpu().double().abs()
+        own = (
+            None
+            if felt is None
+            else layout.matrix(torch.where(size > 0, felt[name], 0), largest=False)
+        )
+        peaks.add(layout, layout.matrix(size, largest=True), own, shared=per == "tail")
+    return peaks

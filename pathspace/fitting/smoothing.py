@@ -1,0 +1,241 @@
+"""Modules before and after each set of units, which SmoothQuant, AWQ and
+cross-layer equalisation rescale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from json import dumps
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError, expect_arguments
+from ..graph.parts import WeightBlock
+from ..graph.structure import Structure
+from ..inference.random_run import graph_outputs, graph_values
+from ..models.quiet import quiet
+
+FORMATS = ("llm-compressor", "awq", "smoothquant", "aimet")
+# larger relative changes of the outputs are not rounding errors
+ROUNDING = 1e-4
+
+
+@dataclass(frozen=True, eq=False)
+class SmoothingPair:
+    """Modules between which the scale of a set of units can be moved.
+
+    Attributes:
+        writers: modules whose weights enter the units (one, for most sets).
+        readers: modules whose weights leave them.
+        parameters: names of the weights on both sides: those that enter, those that leave.
+        exact: whether the function of the unchanged model, every ``eps`` included, is preserved:
+            nothing else is written into, reads or normalises these units.
+        change: largest change of the outputs, relative to the largest output, when rows of the
+            writers and columns of the readers are rescaled by powers of two; ``None`` for a model
+            without values.
+        units: ids of the units.
+    """
+
+    writers: tuple[str, ...]
+    readers: tuple[str, ...]
+    parameters: tuple[tuple[str, ...], tuple[str, ...]]
+    exact: bool
+    change: float | None
+    units: Tensor = field(repr=False)
+
+
+def _units(ids: Tensor, count: int) -> frozenset[int]:
+    return frozenset(unit for unit in ids.abs().unique().tolist() if 0 < unit <= count)
+
+
+def _owner(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def smoothing_pairs(graph: Structure) -> list[SmoothingPair]:
+    """Find the modules that compute each set of units (writers), and those that use it (readers).
+
+    If the rows of the writers are multiplied by positive factors and the columns of all readers are
+    divided by them, the outputs of an ``exact`` pair do not change. This is tested on the captured
+    graph with the model's weights, if it has values, and random inputs.
+
+    Args:
+        graph: a traced reduction graph, of a model with weights or without.
+
+    Returns:
+        The pairs, in the order of the writers' parameters.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.LayerNorm(4), torch.nn.Linear(4, 6), torch.nn.ReLU(), torch.nn.Linear(6, 2)
+        ... )
+        >>> pairs = ps.smoothing_pairs(ps.trace(model, torch.randn(3, 4)))
+        >>> [(pair.writers, pair.readers, pair.exact) for pair in pairs]
+        [(('0',), ('1',), True), (('1',), ('3',), True)]
+    """
+    expect_arguments("smoothing_pairs", graph=graph)
+    entering = {block.name: _units(block.head, graph.num_units) for block in graph.blocks}
+    leaving = {block.name: _units(block.tail, graph.num_units) for block in graph.blocks}
+    readers_of: dict[int, list[str]] = {}
+    for block in graph.blocks:
+        if len(block.shape) > 1:
+            for unit in leaving[block.name]:
+                readers_of.setdefault(unit, []).append(block.name)
+    sets: dict[tuple[frozenset[int], tuple[str, ...]], list[str]] = {}
+    for block in graph.blocks:
+        units = frozenset(unit for unit in entering[block.name] if unit in readers_of)
+        # (a single unit is left out; a bias has the same units as its weight)
+        if len(units) > 1 and not _is_bias(block, graph.blocks):
+            reading = dict.fromkeys(name for unit in sorted(units) for name in readers_of[unit])
+            readers = tuple(
+                name for name in reading if leaving[name] & units and name != block.name
+            )
+            if readers:
+                sets.setdefault((units, readers), []).append(block.name)
+    approximate = set(graph.approximate.tolist())
+    touching: dict[int, set[str]] = {}
+    for block in graph.blocks:
+        for unit in entering[block.name] | leaving[block.name]:
+            touching.setdefault(unit, set()).add(block.name)
+    for entry in graph.statistics:
+        for unit in _units(entry.units, graph.num_units):
+            touching.setdefault(unit, set()).update(entry.names)
+    before = _outputs(graph, {})
+    pairs = []
+    for (units, readers), writers in sets.items():
+        ids = torch.tensor(sorted(units))
+        owners = [
+            tuple(dict.fromkeys(_owner(name) for name in names)) for names in (writers, readers)
+        ]
+        # what the rows of writers and the columns of readers are, biases included
+        moved = {*writers, *readers} | {
+            block.name
+            for block in graph.blocks
+            if _owner(block.name) in owners[0] and _is_bias(block, graph.blocks)
+        }
+        change = None if before is None else _change(graph, before, ids, moved)
+        # (other tensors that are of the same units would have to follow)
+        alone = all(touching[unit] <= moved for unit in units)
+        exact = alone and not units & approximate and (change is None or change <= ROUNDING)
+        pairs.append(
+            SmoothingPair(owners[0], owners[1], (tuple(writers), readers), exact, change, ids)
+        )
+    return pairs
+
+
+def _is_bias(block: WeightBlock, blocks: Sequence[WeightBlock]) -> bool:
+    beside = [other for other in blocks if _owner(other.name) == _owner(block.name)]
+    return len(block.shape) == 1 and block.name.endswith("bias") and len(beside) > 1
+
+
+# --- the test on the captured graph
+
+
+def _outputs(graph: Structure, factors: Mapping[str, Tensor]) -> list[Tensor] | None:
+    """Outputs with rescaled tensors on random inputs; ``None`` without values."""
+
+    def rescaled(name: str, own: Tensor) -> Tensor:
+        shift = graph.shifts.get(name, 0.0)
+        return (own + shift) * factors[name].to(own) - shift if name in factors else own
+
+    values = graph_values(graph.captured, rescaled)
+    if values is None:
+        return None
+    with quiet(), torch.no_grad():
+        found = graph_outputs(graph.captured, graph.captured.graph(*values))
+    return [leaf for leaf in found if leaf.is_floating_point()]
+
+
+def _change(
+    graph: Structure, before: Sequence[Tensor], units: Tensor, names: Collection[str]
+) -> float:
+    phi = torch.zeros(graph.num_units, dtype=torch.float64)
+    powers = torch.randint(-2, 3, (len(units),), generator=torch.Generator().manual_seed(1))
+    phi[units - 1] = powers * torch.tensor(2.0, dtype=torch.float64).log()
+    factors = {name: factor for name, factor in graph.gauge(phi).items() if name in names}
+    after = _outputs(graph, factors) or []
+    return max(
+        (
+            float((a - b).abs().max()) / max(float(b.abs().max()), 1e-30)
+            for a, b in zip(after, before, strict=True)
+            if b.numel()
+        ),
+        default=0.0,
+    )
+
+
+# --- configurations of other tools
+
+
+def smoothing_recipe(pairs: Iterable[SmoothingPair], form: str = "llm-compressor") -> str:
+    r"""Write the pairs as the configuration of another tool.
+
+    Args:
+        pairs: results of :func:`smoothing_pairs`; pairs with several writers are left out,
+            because no tool accepts them.
+        form: ``"llm-compressor"`` (a recipe with an ``AWQModifier``), ``"smoothquant"`` (one with a
+            ``SmoothQuantModifier``), ``"awq"`` (``prev_op`` and ``layers``, as in AutoAWQ) or
+            ``"aimet"`` (sets of layers for cross-layer equalisation).
+
+    Returns:
+        YAML for the first two, with repeated layers as one pattern; JSON with every
+        layer by name for the others.
+
+    Raises:
+        InputError: unknown ``form``.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.LayerNorm(4), torch.nn.Linear(4, 2))
+        >>> pairs = ps.smoothing_pairs(ps.trace(model, torch.randn(3, 4)))
+        >>> print(ps.smoothing_recipe(pairs, "smoothquant"))
+        default_stage:
+          default_modifiers:
+            SmoothQuantModifier:
+              mappings:
+                - [["re:.*\\d+$"], "re:.*\\d+$"]
+    """
+    if form not in FORMATS:
+        raise InputError(
+            f"smoothing_recipe found form={form!r}, expected one of"
+            f" {', '.join(map(repr, FORMATS))}."
+        )
+    pairs = list(pairs) if isinstance(pairs, Iterable) else [pairs]
+    for pair in pairs:
+        expect_arguments("smoothing_recipe", pair=pair)
+    single = [(pair.writers[0], pair.readers) for pair in pairs if len(pair.writers) == 1]
+    if form == "awq":
+        mappings = [
+            {"prev_op": writer, "layers": list(readers), "inp": readers[0]}
+            for writer, readers in single
+        ]
+        return dumps(mappings, indent=2)
+    if form == "aimet":
+        return dumps([[writer, *readers] for writer, readers in single], indent=2)
+    patterns = dict.fromkeys(
+        (_pattern(writer), tuple(dict.fromkeys(map(_pattern, readers))))
+        for writer, readers in single
+    )
+    lines = ["default_stage:", "  default_modifiers:"]
+    if form == "smoothquant":
+        lines += ["    SmoothQuantModifier:", "      mappings:"]
+        lines += [
+            f"        - [{dumps(list(readers))}, {dumps(writer)}]" for writer, readers in patterns
+        ]
+    else:
+        lines += ["    AWQModifier:", "      mappings:"]
+        for writer, readers in patterns:
+            lines += [
+                f"        - smooth_layer: {dumps(writer)}",
+                f"          balance_layers: {dumps(list(readers))}",
+            ]
+    return "\n".join(lines)
+
+
+def _pattern(name: str) -> str:
+    """A regular expression for a module's name with any layer numbers."""
+    parts = [r"\d+" if part.isdigit() else part for part in name.split(".")]
+    return "re:.*" + r"\.".join(parts) + "$"

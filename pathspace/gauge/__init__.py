@@ -1,0 +1,1 @@
+"""A gauge applied and balanced, in memory and on checkpoints."""

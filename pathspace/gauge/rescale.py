@@ -1,0 +1,214 @@
+"""Gauge transformations: multiply a model's parameters by factors that
+leave its function unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..errors import InputError, InputTypeError, expect_arguments
+from ..graph.structure import Structure
+from ..models.finite import expect_scales
+from ..models.unsharded import is_cut
+from ..models.values import has_values, require_values
+from .moves import move_, moved
+from .transport import expect_transport, transported
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def expect_blocks(
+    owner: str, model: nn.Module, graph: Structure, names: Iterable[str] | None = None
+) -> dict[str, Tensor]:
+    """The parameters and buffers of a model by name, which has those of a graph as traced.
+
+    Args:
+        owner: the function, for messages.
+        model: the model.
+        graph: the reduction graph.
+        names: tensors that must be there, by default those with edges.
+
+    Raises:
+        InputError: one is missing, or has another shape.
+    """
+    found = dict(model.named_parameters(remove_duplicate=False)) | dict(
+        model.named_buffers(remove_duplicate=False)
+    )
+    shapes = {block.name: block.shape for block in graph.blocks}
+    for name in shapes if names is None else names:
+        own = tuple(found[name].shape) if name in found else None
+        if own is None or own != shapes.get(name, own):
+            held = f"no parameter {name!r}" if own is None else f"{name!r} of shape {own}"
+            raise InputError(
+                f"{owner} found {held} in {type(model).__name__}"
+                f"{'' if own is None else f', expected {shapes[name]}'}; pass the traced model or"
+                " a copy of it."
+            )
+    return found
+
+
+@torch.no_grad()
+def rescale(
+    model: M,
+    graph: Structure,
+    phi: Tensor,
+    optimizer: Optimizer | None = None,
+    keep_trajectory: bool | None = None,
+    exact: bool = False,
+) -> M:
+    """Apply a gauge transformation to ``model`` in place: ``w_e <- w_e
+    exp(phi(head e) - phi(tail e))``.
+
+    The function does not change on the inputs in
+    :attr:`pathspace.ReductionGraph.range`: all lengths, batch sizes and image sizes at
+    which the model runs the same operations as in its capture.
+
+    Running statistics of normalisation layers are rescaled too, ``mean <- s mean`` and ``var <- s^2
+    (var + eps) - eps``, so that the function in eval mode does not change, exactly. (Entries of
+    ``var`` can become negative; torch uses only ``var + eps``, which remains positive. If the type
+    of ``var`` cannot represent the difference, the nearest value is taken.) Units before a
+    normalisation by statistics of the data (train mode, layer, group and RMS norms:
+    :attr:`pathspace.ReductionGraph.approximate`) are free only at ``eps = 0``: rescaling them
+    changes the outputs by about ``eps / variance``; ``exact=True`` leaves them out.
+
+    A factor ``f`` on a weight divides its gradient by ``f``. The buffers of ``optimizer`` are
+    transported accordingly: first moments are divided by ``f`` and second moments by ``f^2``, as if
+    the rescaled network had been trained.
+
+    A rescaling-invariant optimizer then continues on the same trajectory. Plain SGD does not: it
+    changes a weight that is ``f`` times larger by ``1/f`` times the amount. Therefore each gradient
+    of a ``torch.optim.SGD`` is multiplied by ``f^2`` during each step (with momentum and weight
+    decay, too), and its momentum is multiplied by ``f``. ``keep_trajectory=False`` divides the
+    momentum by ``f`` instead, and SGD continues without these corrections.
+
+    Args:
+        model: the traced model, or a copy with the same parameter names.
+        graph: its reduction graph.
+        phi: log-scales of the units, shape ``(num_units,)``.
+        optimizer: an optimizer of ``model``'s parameters, whose buffers are transported in place.
+        keep_trajectory: let ``optimizer`` train the same functions as without the rescaling; by
+            default true for a ``torch.optim.SGD``.
+        exact: apply only the part of ``phi`` that is exact for the unchanged model,
+            :meth:`pathspace.ReductionGraph.exact_part`.
+
+    Returns:
+        The model.
+
+    Raises:
+        InputError: ``phi`` has a wrong shape, a parameter is missing or sharded, or a weight would
+            be beyond the range of its type; nothing was changed.
+        InputTypeError: ``keep_trajectory`` is true and ``optimizer`` is not a ``torch.optim.SGD``.
+        UnsupportedError: the optimizer has a buffer with an unknown scaling
+            rule; nothing was changed.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
+        ... ).double()
+        >>> x = torch.randn(5, 2).double()
+        >>> before, graph = model(x), ps.trace(model, x)
+        >>> after = ps.rescale(model, graph, torch.randn(graph.num_units).double())(x)
+        >>> torch.allclose(before, after, rtol=1e-12)
+        True
+    """
+    expect_arguments("rescale", model=model, graph=graph)
+    expect_arguments("rescale", or_none=True, optimizer=optimizer)
+    expect_scales("rescale", phi, graph.num_units)
+    factors = graph.gauge_factors(graph.exact_part(phi.double()) if exact else phi.double())
+    tensors = expect_blocks("rescale", model, graph, factors)
+    require_values("rescale", [(name, tensors[name]) for name in factors if is_cut(tensors[name])])
+    moves = _transport(
+        optimizer, {tensors[name]: pair for name, pair in factors.items()}, keep_trajectory
+    )
+    for name, (head, tail) in factors.items():
+        _expect_range(name, tensors[name], head, tail, graph.shifts.get(name, 0.0))
+    for name, (head, tail) in factors.items():
+        move_(tensors[name], head, tail, graph.shifts.get(name, 0.0))
+    for move in moves:
+        move()
+    return model
+
+
+def _expect_range(name: str, tensor: Tensor, head: Tensor, tail: Tensor, shift: float) -> None:
+    """Refuse factors that take a finite entry beyond the range of its type.
+
+    Raises:
+        InputError: an entry would be infinite.
+    """
+    if not tensor.is_floating_point() or not tensor.numel() or not has_values(tensor):
+        return
+    limit = torch.finfo(tensor.dtype).max
+    # (a bound first, which reads the tensor once)
+    largest = float(tensor.detach().abs().nan_to_num(0.0, 0.0).amax()) + abs(shift)
+    if largest * float(head.amax()) / float(tail.amin()) <= limit:
+        return
+    up, down = head.to(tensor.device), tail.to(tensor.device)
+    after = moved(tensor.double(), up, down, shift).abs()
+    if bool(((after > limit) | after.isnan()).logical_and(tensor.isfinite()).any()):
+        raise InputError(
+            f"rescale found log-scales that take {name!r} beyond the range of {tensor.dtype},"
+            f" expected entries up to {limit:.3g}; use smaller ones, or convert the model first."
+        )
+
+
+def _transport(
+    optimizer: Optimizer | None,
+    factors: Mapping[Tensor, tuple[Tensor, Tensor]],
+    keep_trajectory: bool | None,
+) -> list[Callable[[], None]]:
+    """The changes to an optimizer's buffers, as functions to call after all checks have passed."""
+    if optimizer is None:
+        if keep_trajectory:
+            raise InputError(
+                "rescale found keep_trajectory=True without an optimizer; pass optimizer= as well."
+            )
+        return []
+    if keep_trajectory is None:
+        keep_trajectory = type(optimizer) is torch.optim.SGD
+    if keep_trajectory and type(optimizer) is not torch.optim.SGD:
+        raise InputTypeError(
+            f"rescale found keep_trajectory=True with {type(optimizer).__name__}, expected"
+            " torch.optim.SGD, the only optimizer whose step is linear in gradients; do not pass"
+            " keep_trajectory."
+        )
+    if optimizer.state:
+        expect_transport("rescale", optimizer)
+    moves: list[Callable[[], None]] = [
+        _move(buffer, head, tail, -1 if keep_trajectory else power)
+        for parameter, (head, tail) in factors.items()
+        for buffer, power in transported(optimizer, parameter)
+    ]
+    if keep_trajectory:
+        moves.append(lambda: _measure(optimizer, factors))
+    return moves
+
+
+def _move(buffer: Tensor, head: Tensor, tail: Tensor, power: int) -> Callable[[], None]:
+    def move() -> None:
+        buffer.mul_((tail.to(buffer) / head.to(buffer)) ** power)
+
+    return move
+
+
+def _measure(optimizer: Optimizer, factors: Mapping[Tensor, tuple[Tensor, Tensor]]) -> None:
+    """Multiply gradients by ``f^2`` during each step of ``optimizer``; the factors of
+    several rescalings multiply.
+    """
+
+    def scaled(power: int) -> Callable[..., None]:
+        @torch.no_grad()
+        def hook(*_: Any) -> None:
+            for parameter, (head, tail) in factors.items():
+                if parameter.grad is not None:
+                    parameter.grad.mul_((head.to(parameter) / tail.to(parameter)) ** (2 * power))
+
+        return hook
+
+    optimizer.register_step_pre_hook(scaled(1))
+    optimizer.register_step_post_hook(scaled(-1))

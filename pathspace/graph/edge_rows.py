@@ -1,0 +1,122 @@
+"""The edges of a weight block in rows, one row for each position of the units that need an edge.
+
+A block with ``n`` scalars has far fewer different ends: rows and columns whose ids are equal are
+stored once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from .parts import WeightBlock
+
+
+@dataclass(frozen=True)
+class EdgeRows:
+    """The edges of a block in rows: row ``j`` has the edges of one position of the near ids.
+
+    Only different far ids are stored: equal rows share one row of ``far``, and column dimensions
+    along which the far ids are constant come first and repeat the columns of ``far``.
+
+    Attributes:
+        near: ids at the near side, one per row.
+        far: the different rows of ids at the far side.
+        dead: mask of the entries of ``far`` without an edge (unused scalars), or ``None``.
+        which: row of ``far`` for each row.
+        row_offset: flat position of the first edge of each row.
+        steps: sizes and strides of the column dimensions.
+        repeats: number of repetitions of the columns of ``far``.
+        tap: offset of the chosen tap.
+        order: dimensions of the weight: rows, columns, taps.
+        tap_dims: the dimensions of the taps.
+        shape: numbers of rows, columns and taps.
+        entering: whether near ids are heads.
+    """
+
+    near: np.ndarray
+    far: np.ndarray
+    dead: np.ndarray | None
+    which: np.ndarray
+    row_offset: np.ndarray
+    steps: tuple[tuple[int, ...], tuple[int, ...]]
+    repeats: int
+    tap: int
+    order: tuple[int, ...]
+    tap_dims: tuple[int, ...]
+    shape: tuple[int, int, int]
+    entering: bool
+
+    def open(self, reached: np.ndarray) -> np.ndarray:
+        """Mask of the entries of ``far`` that are reached."""
+        found: np.ndarray = reached[np.abs(self.far)]
+        return found if self.dead is None else found & ~self.dead
+
+    def ends(self, position: np.ndarray, column: np.ndarray) -> np.ndarray:
+        """Far ids of the given edges."""
+        return np.asarray(self.far[self.which[position], column % self.far.shape[1]])
+
+    def flat(self, position: np.ndarray, column: np.ndarray) -> np.ndarray:
+        """Flat positions of the given edges at tap 0."""
+        sizes, strides = self.steps
+        index = np.unravel_index(column, sizes) if sizes else ()
+        return np.asarray(
+            self.row_offset[position]
+            + sum(i * step for i, step in zip(index, strides, strict=True))
+        )
+
+
+def edge_rows(block: WeightBlock, entering: bool) -> EdgeRows:
+    """The rows of a block.
+
+    Args:
+        block: the weight block.
+        entering: whether the near side, which has the rows, is that of the heads.
+    """
+    near, far = (block.head, block.tail) if entering else (block.tail, block.head)
+    dims, shape = range(len(block.shape)), block.shape
+    tables = [far] if block.unused is None else [far, block.unused]
+    varies = [any(table.shape[d] > 1 for table in tables) for d in dims]
+    rows = [d for d in dims if near.shape[d] > 1]
+    # by convention the first two dimensions of a weight are out and in; further
+    # ones are taps of a kernel
+    columns = [
+        d for d in dims if d not in rows and (d < 2 or far.shape[d] > 1 or block.unused is not None)
+    ]
+    columns.sort(key=varies.__getitem__)
+    taps = [d for d in dims if d not in rows and d not in columns]
+    strides = [math.prod(shape[d + 1 :]) for d in dims]
+    offset = np.zeros(1, np.int64)
+    for d in rows:
+        offset = (offset[:, None] + np.arange(shape[d])[None, :] * strides[d]).reshape(-1)
+    own = [shape[d] if varies[d] else 1 for d in rows]
+    which = np.broadcast_to(
+        np.arange(math.prod(own)).reshape(own), [shape[d] for d in rows]
+    ).reshape(-1)
+
+    def matrix(table: Tensor) -> np.ndarray:
+        wide = table.permute([*rows, *columns, *taps])
+        wide = wide.expand(
+            [*own, *(shape[d] if varies[d] else 1 for d in columns), *[1] * len(taps)]
+        )
+        return np.asarray(wide.reshape(math.prod(own), -1).numpy())
+
+    sizes = [math.prod(shape[d] for d in group) for group in (rows, columns, taps)]
+    return EdgeRows(
+        near=near.permute([*rows, *columns, *taps]).reshape(-1).numpy(),
+        far=matrix(far),
+        dead=None if block.unused is None else matrix(block.unused),
+        which=which,
+        row_offset=offset,
+        steps=(tuple(shape[d] for d in columns), tuple(strides[d] for d in columns)),
+        repeats=math.prod(shape[d] for d in columns if not varies[d]),
+        # the middle tap: outer taps may read mostly padding
+        tap=sum((shape[d] // 2) * strides[d] for d in taps),
+        order=(*rows, *columns, *taps),
+        tap_dims=tuple(taps),
+        shape=(sizes[0], sizes[1], sizes[2]),
+        entering=entering,
+    )

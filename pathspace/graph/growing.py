@@ -1,0 +1,415 @@
+"""Construction of a spanning tree of the reduction graph, breadth first,
+without a list of all edges.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from scipy.sparse import coo_array, csr_array
+from torch import Tensor
+
+from ..errors import UnsupportedError
+from ..models.values import has_values
+from .edge_rows import EdgeRows, edge_rows
+from .spanning_tree import SpanningTree
+from .structure import Structure
+
+CHUNK = 1 << 22
+STAR = 200_000
+# sizes this close count as equal, so that rounding does not change the trees of rescaled copies
+TIES = 1e-5
+SMALLEST = np.finfo(np.float64).tiny
+# rule "magnitude": an edge must have at least this size relative to the largest, as
+# long as there are such edges
+LARGE = 0.1
+
+
+def _at(table: Tensor, shape: tuple[int, ...], flat: Tensor) -> Tensor:
+    """Entries of a table at flat positions of the shape to which it broadcasts."""
+    index = torch.unravel_index(flat, shape) if shape else ()
+    return table[
+        tuple(i if n > 1 else i * 0 for i, n in zip(index, table.shape, strict=True))
+    ].expand(flat.shape)
+
+
+class SpanningTreeBuilder:
+    """Builds one spanning tree breadth first, by one rule.
+
+    Edges of weight 0 come last: the tree prefers another edge in reverse direction. Units with no
+    other connection are dead. Among edges of one kind, frozen weights come first, because they fix
+    a scale already, and a weight on ``T_out`` should not change.
+
+    With the rule ``"magnitude"`` a unit does not take the first available edge if it is small: it
+    waits for one that is not small relative to the largest edge on its side (to the largest of both
+    sides, for edges in reverse direction). If this stops the growth, the limit is lowered.
+
+    Args:
+        graph: the reduction graph.
+        entering: whether to grow ``T_in``.
+        rule: see :func:`pathspace.paths.skeleton.choose`.
+        seed: seed of the random rule.
+        blind: use only the connections of units, not the weights.
+        phi: log-scales of the units in the gauge in which the rule ``"magnitude"`` compares sizes.
+    """
+
+    def __init__(
+        self,
+        graph: Structure,
+        entering: bool,
+        rule: str,
+        seed: int,
+        blind: bool = False,
+        phi: np.ndarray | None = None,
+    ) -> None:
+        self.graph, self.rule, self.entering, self.blind = graph, rule, entering, blind
+        self.phi = np.zeros(graph.num_units) if phi is None else phi
+        self.random = np.random.default_rng([seed, int(entering)])
+        count = graph.num_units + 1
+        self.tree = SpanningTree(
+            block=np.full(count, -1, np.int64),
+            index=np.full(count, -1, np.int64),
+            forward=np.zeros(count, bool),
+            parent=np.zeros(count, np.int64),
+            own=np.ones(count, np.int64),
+            other=np.ones(count, np.int64),
+            rounds=(),
+            rest=csr_array((count, count), dtype=np.int64),
+            dead=np.zeros(count, bool),
+        )
+        self.forms = csr_array(graph.forms)
+        self._rest: list[tuple[np.ndarray, csr_array]] = []
+        self.rounds: list[np.ndarray] = []
+        self._reached = np.zeros(count, bool)
+        self._reached[0] = True
+        self._look()
+        self._seen: dict[tuple[int, bool], EdgeRows] = {}
+        self._floor, self._next_floor = (LARGE if rule == "magnitude" and not blind else 0.0), 0.0
+
+    def rows(self, block: int, forward: bool) -> EdgeRows:
+        """The rows of a block, with the units that need an edge at the near side."""
+        key = (block, forward)
+        if key not in self._seen:
+            self._seen[key] = edge_rows(self.graph.blocks[block], self.entering == forward)
+        return self._seen[key]
+
+    def grow(self) -> SpanningTree:
+        """Build the whole tree.
+
+        Raises:
+            UnsupportedError: some units have no connection to the root.
+        """
+        left = self.reach()
+        if len(left):
+            raise UnsupportedError(
+                f"skeleton found no tree for {len(left)} units (the first is"
+                f" {self.graph.activation(int(left[0]))!r}): their scales multiply, as where a tied"
+                " layer follows another one, so that no weight connects one of them alone; use"
+                " rescale, balance or GaugeFixed, which need no skeleton."
+            )
+        return replace(self.tree, rounds=tuple(self.rounds), rest=self._rests())
+
+    def reach(self) -> np.ndarray:
+        """Grow the tree as far as possible, with forward edges of matrices first;
+        return the units not reached.
+        """
+        blocks = range(len(self.graph.blocks))
+        frozen = (
+            []
+            if self.blind
+            else [i for i in blocks if not self.graph.parameters[self._name(i)].requires_grad]
+        )
+        matrices = [i for i in blocks if len(self.graph.blocks[i].shape) > 1]
+        stages = []
+        for chosen, forward in (
+            (matrices, True),
+            (list(blocks), True),
+            (matrices, False),
+            (list(blocks), False),
+        ):
+            first = [i for i in chosen if i in frozen]
+            if 0 < len(first) < len(chosen):
+                stages.append((first, forward, False))
+            stages.append((chosen, forward, True))
+        zeros = self.blind
+        while not self._reached.all():
+            self._next_floor = 0.0
+            if any(self._round(*stage, zeros) for stage in stages):
+                if self._floor:
+                    self._floor = LARGE
+                continue
+            if self._next_floor:
+                self._floor = LARGE * self._next_floor
+                continue
+            if self._joint_round(zeros):
+                continue
+            if zeros:
+                break
+            self.tree.dead[:] = ~self._reached
+            zeros = True
+        return np.flatnonzero(~self._reached)
+
+    def _name(self, block: int) -> str:
+        return self.graph.blocks[block].name
+
+    @cached_property
+    def logs(self) -> np.ndarray:
+        """Log-scales of all ids in the gauge in which sizes are compared."""
+        every: np.ndarray = self.graph.expand @ np.concatenate([np.zeros(1), self.phi])
+        return every
+
+    @cached_property
+    def largest(self) -> tuple[np.ndarray, np.ndarray]:
+        """The size of each unit's largest edge in the gauge of ``logs``: of all
+        edges, and of forward edges.
+        """
+        every, along = np.zeros((2, len(self._reached)))
+        for forward, into in ((True, along), (False, every)):
+            for block in range(len(self.graph.blocks)):
+                rows = self.rows(block, forward)
+                units = np.abs(rows.near)
+                position = np.flatnonzero((units > 0) & (units < len(into)))
+                if len(position):
+                    alive = np.ones(rows.far.shape, bool) if rows.dead is None else ~rows.dead
+                    np.maximum.at(
+                        into, units[position], self._largest(block, rows, position, alive)[2]
+                    )
+        return np.maximum(every, along), along
+
+    def _look(self) -> None:
+        """Update which ids are reached, and the missing unit of ids that lack exactly
+        one (with coefficient +-1).
+        """
+        count, derived = len(self._reached), self.forms.shape[0]
+        self.reached = np.concatenate([self._reached, np.ones(derived, bool)])
+        self.lacks = np.concatenate(
+            [np.where(self._reached, 0, np.arange(count)), np.zeros(derived, np.int64)]
+        )
+        self.coefficient = np.ones(count + derived, np.int64)
+        if derived:
+            open_ = (~self._reached[1:]).astype(np.int64)
+            lacking = (self.forms != 0).astype(np.int64) @ open_
+            self.reached[count:] = lacking == 0
+            own = self.forms @ open_
+            single = (lacking == 1) & (np.abs(own) == 1)
+            which = (self.forms != 0).astype(np.int64) @ (open_ * np.arange(1, count))
+            self.lacks[count:] = np.where(single, which, 0)
+            self.coefficient[count:] = np.where(single, own, 1)
+
+    def _rests(self) -> csr_array:
+        """Exponents of the other factors of products at the near ends."""
+        count = len(self._reached)
+        total = csr_array((count, count), dtype=np.int64)
+        for units, rows in self._rest:
+            place = coo_array(
+                (np.ones(len(units), np.int64), (units, np.arange(len(units)))),
+                shape=(count, len(units)),
+            )
+            total = total + place.tocsr() @ rows
+        return csr_array(total)
+
+    def _note_rest(self, units: np.ndarray, near: np.ndarray, coefficient: np.ndarray) -> None:
+        """``phi_v = c (phi_near - other factors)``: store ``-c`` times the other factors."""
+        rows = self.graph.expand[np.abs(near)]
+        own = coo_array((coefficient, (np.arange(len(units)), units)), shape=rows.shape).tocsr()
+        others = csr_array(rows - own)
+        self._rest.append((units, csr_array(others.multiply(-coefficient[:, None]))))
+
+    def _round(self, blocks: list[int], forward: bool, choosy: bool, zeros: bool) -> bool:
+        found: list[tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
+        for block in blocks:
+            rows = self.rows(block, forward)
+            wanted = self.lacks[np.abs(rows.near)] > 0
+            if not wanted.any():
+                continue
+            open_ = rows.open(self.reached)
+            wanted &= np.asarray(open_.any(1))[rows.which]
+            position = np.flatnonzero(wanted)
+            if len(position) == 0:
+                continue
+            flat, column, score = self._pick(block, rows, position, open_)
+            if not zeros:
+                alive = score >= 0
+                if not alive.any():
+                    continue
+                flat, column, score, position = (
+                    flat[alive],
+                    column[alive],
+                    score[alive],
+                    position[alive],
+                )
+            if self._floor and choosy:
+                share = score / np.maximum(
+                    self.largest[forward][self.lacks[np.abs(rows.near[position])]], SMALLEST
+                )
+                large = (share >= self._floor) | (score <= 0)
+                self._next_floor = max(self._next_floor, float(share[~large].max(initial=0.0)))
+                if not large.any():
+                    continue
+                flat, column, score, position = (
+                    flat[large],
+                    column[large],
+                    score[large],
+                    position[large],
+                )
+            found.append((block, rows.near[position], flat, rows.ends(position, column), score))
+        if not found:
+            return False
+        near = np.concatenate([entry[1] for entry in found])
+        score = np.concatenate([entry[4] for entry in found])
+        # one edge per unit: the best score, and the first of equal ones
+        lacking = self.lacks[np.abs(near)]
+        top = np.full(len(self._reached), -np.inf)
+        np.maximum.at(top, lacking, score)
+        good = np.flatnonzero(score >= top[lacking] - TIES * np.abs(top[lacking]))
+        units, first = np.unique(lacking[good], return_index=True)
+        best = good[first]
+        source = np.concatenate([np.full(len(entry[1]), entry[0]) for entry in found])
+        far = np.concatenate([entry[3] for entry in found])
+        tree = self.tree
+        tree.block[units] = source[best]
+        tree.index[units] = np.concatenate([entry[2] for entry in found])[best]
+        tree.forward[units] = forward
+        tree.parent[units] = np.abs(far[best])
+        coefficient = self.coefficient[np.abs(near[best])]
+        tree.own[units] = np.where(near[best] < 0, -1, 1) * coefficient
+        tree.other[units] = np.where(far[best] < 0, -1, 1)
+        if self.forms.shape[0]:
+            self._note_rest(units, near[best], coefficient)
+        self._reached[units] = True
+        self._look()
+        self.rounds.append(units)
+        return True
+
+    def _joint_round(self, zeros: bool) -> bool:
+        """Use edges with products of scales at both ends, whose quotient contains exactly
+        one unit not reached yet.
+        """
+        expand, count = self.graph.expand, len(self._reached)
+        for block, entry in enumerate(self.graph.blocks):
+            if entry.numel > STAR:
+                # one line of scalars along every dimension shows every pair of ends up to a shift
+                steps = [math.prod(entry.shape[d + 1 :]) for d in range(len(entry.shape))]
+                corner = [
+                    torch.arange(n) * step for n, step in zip(entry.shape, steps, strict=True)
+                ]
+                flat = torch.cat(corner).unique()
+            else:
+                flat = torch.arange(entry.numel)
+            if entry.unused is not None:
+                flat = flat[~_at(entry.unused, entry.shape, flat)]
+            if not zeros and has_values(self.graph.parameters[entry.name]):
+                flat = flat[
+                    (self.graph.parameters[entry.name].detach().reshape(-1)[flat] != 0).cpu()
+                ]
+            tails, heads = (_at(ids, entry.shape, flat).numpy() for ids in (entry.tail, entry.head))
+            change = csr_array(
+                expand[np.abs(heads)].multiply(np.sign(heads)[:, None])
+                - expand[np.abs(tails)].multiply(np.sign(tails)[:, None])
+            )
+            change.eliminate_zeros()
+            open_ = (~self._reached).astype(np.int64)
+            lacking, own = (change != 0).astype(np.int64) @ open_, change @ open_
+            good = np.flatnonzero((lacking == 1) & (np.abs(own) == 1))
+            if len(good) == 0:
+                continue
+            which = (change[good] != 0).astype(np.int64) @ (open_ * np.arange(count))
+            units, first = np.unique(which, return_index=True)
+            chosen, tree = good[first], self.tree
+            tree.block[units], tree.index[units] = block, flat.numpy()[chosen]
+            tree.forward[units], tree.parent[units], tree.other[units] = True, 0, 1
+            tree.own[units] = own[chosen]
+            alone = coo_array(
+                (own[chosen], (np.arange(len(units)), units)), shape=(len(units), count)
+            ).tocsr()
+            self._rest.append(
+                (units, csr_array((change[chosen] - alone).multiply(-own[chosen][:, None])))
+            )
+            self._reached[units] = True
+            self.rounds.append(units)
+            self._look()
+            return True
+        return False
+
+    def _pick(
+        self, block: int, rows: EdgeRows, position: np.ndarray, open_: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """For each row, one open column: flat positions, columns, and scores to
+        compare blocks (-1: weight 0).
+        """
+        if self.rule == "magnitude":
+            return self._largest(block, rows, position, open_)
+        every = open_.sum(1)
+        count, first = (table[rows.which[position]] for table in (every, np.cumsum(every) - every))
+        total = count * rows.repeats
+        turn = position % total if self.rule == "modulo" else self.random.integers(total)
+        width = open_.shape[1]
+        column = np.flatnonzero(open_)[first + turn % count] % width + turn // count * width
+        score = (
+            np.zeros(len(position)) if self.rule == "modulo" else self.random.random(len(position))
+        )
+        flat = rows.flat(position, column) + rows.tap
+        parameter = self.graph.parameters[self._name(block)]
+        if self.blind or not has_values(parameter):
+            return flat, column, score
+        # a skeleton weight must not be 0: take the first of its row that is not
+        weight = self.graph.blocks[block].values(parameter).reshape(-1)
+        zero = np.flatnonzero((weight[torch.from_numpy(flat)] == 0).cpu().numpy())
+        if len(zero):
+            flat[zero], column[zero], size = self._largest(block, rows, position[zero], open_)
+            score[zero] = np.where(size >= 0, score[zero], -1)
+        return flat, column, score
+
+    def _largest(
+        self, block: int, rows: EdgeRows, position: np.ndarray, open_: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """For each row, its largest open edge for the rule "magnitude", else its first
+        open edge that is not 0.
+        """
+        weight = self.graph.blocks[block].values(
+            self.graph.parameters[self.graph.blocks[block].name]
+        )
+        table = (
+            weight.permute(rows.order).reshape(rows.shape)
+            if weight.dim()
+            else weight.reshape(1, 1, 1)
+        )
+        step = max(1, CHUNK // max(1, rows.shape[1] * rows.shape[2]))
+        columns, taps, scores = [], [], []
+        measured = self.rule == "magnitude"
+        if measured:
+            near, far = (self.logs[np.abs(ids)] * np.sign(ids) for ids in (rows.near, rows.far))
+        # sizes in the gauge of ``logs``, which are equal for all rescaled copies of the network
+        side = 1.0 if rows.entering else -1.0
+        for start in range(0, len(position), step):
+            part = position[start : start + step]
+            size = table[torch.from_numpy(part)].abs().double().cpu().numpy()
+            if measured:
+                factor = np.exp(
+                    side * (near[part][:, None] - np.tile(far[rows.which[part]], rows.repeats))
+                )
+                size = size * factor[:, :, None]
+            else:
+                size = (size != 0).astype(np.float64)
+            shut = ~np.tile(open_[rows.which[part]], rows.repeats)
+            # an edge of weight 0 is taken if there is no other; an unused scalar never
+            size = np.where(shut[:, :, None], -2.0, np.where(size == 0, -1.0, size)).reshape(
+                len(part), -1
+            )
+            top = size.max(1)
+            first = np.argmax(size >= np.where(top > 0, top * (1 - TIES), top)[:, None], 1)
+            columns.append(first // rows.shape[2])
+            taps.append(first % rows.shape[2])
+            scores.append(top)
+        column, rest = np.concatenate(columns), np.concatenate(taps)
+        shape = self.graph.blocks[block].shape
+        offset = np.zeros(len(rest), np.int64)
+        for d in reversed(rows.tap_dims):
+            stride = int(np.prod(shape[d + 1 :], dtype=np.int64))
+            offset += rest % shape[d] * stride
+            rest = rest // shape[d]
+        return rows.flat(position, column) + offset, column, np.concatenate(scores)

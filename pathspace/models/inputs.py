@@ -1,0 +1,172 @@
+"""Example inputs in their usual forms: the output of a tokenizer, a dictionary in
+place of keywords, objects.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ..errors import InputError
+from .nested import is_plain, leaves, mapped
+from .values import has_values
+
+
+def arranged(
+    model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Inputs as ``forward`` takes them: a mapping as only input of a model with
+    keyword inputs is its keywords.
+
+    Args:
+        model: the model that will be called.
+        args: positional inputs.
+        kwargs: inputs by keyword, any mapping (what a tokenizer returns is one).
+
+    Returns:
+        Positional inputs, and inputs by keyword.
+
+    Raises:
+        InputError: ``kwargs`` is not a mapping from names.
+
+    Example:
+        >>> import torch
+        >>> arranged(torch.nn.Linear(2, 2), ({"input": 3},))
+        ((), {'input': 3})
+        >>> arranged(torch.nn.Linear(2, 2), ({"x": 3},))
+        (({'x': 3},), {})
+    """
+    if kwargs is not None and not _by_name(kwargs):
+        raise InputError(
+            f"kwargs is of type {type(kwargs).__name__}, expected a mapping from the names of"
+            " inputs to inputs, such as kwargs=tokenizer(text, return_tensors='pt')."
+        )
+    args, named = tuple(args), dict(kwargs or {})
+    if len(args) == 1 and not named and _by_name(args[0]) and len(args[0]):
+        try:
+            _signature(model).bind(**dict(args[0]))
+        except (TypeError, ValueError):
+            return args, named
+        return (), dict(args[0])
+    return args, named
+
+
+def _by_name(value: Any) -> bool:
+    """Whether a value is a mapping from names."""
+    held = isinstance(value, Mapping) or (hasattr(value, "keys") and hasattr(value, "__getitem__"))
+    return held and all(isinstance(key, str) for key in value.keys())  # noqa: SIM118 (not every mapping iterates)
+
+
+def _signature(model: Any) -> inspect.Signature:
+    """The signature of a model's forward, or of the only module in a wrapper
+    that passes everything on.
+    """
+    signature = inspect.signature(model.forward)
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
+    passes_on = kinds and kinds <= {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    children = list(model.children()) if passes_on else []
+    return _signature(children[0]) if len(children) == 1 else signature
+
+
+def describe_inputs(values: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """A short account of example inputs: shapes and dtypes."""
+
+    def one(value: Any) -> str:
+        if isinstance(value, torch.Tensor):
+            shape = "x".join(map(str, value.shape)) or "scalar"
+            return f"{shape}:{str(value.dtype).removeprefix('torch.')}"
+        return (
+            repr(value)
+            if isinstance(value, bool | int | float | str | None)
+            else type(value).__name__
+        )
+
+    parts = [one(value) for value in values] + [
+        f"{key}={one(value)}" for key, value in kwargs.items()
+    ]
+    return ", ".join(parts) or "no inputs"
+
+
+def check_inputs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuse inputs of another kind or without samples.
+
+    Raises:
+        InputError: numpy arrays, or nothing but empty tensors.
+    """
+    name = type(model).__name__
+    for value in (*args, *kwargs.values()):
+        if type(value).__module__ == "numpy" and hasattr(value, "__array__"):
+            raise InputError(
+                f"{name} was given a numpy array, expected tensors; convert it with"
+                " torch.from_numpy, and let the model take a tensor."
+            )
+    tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    if tensors and not any(tensor.numel() for tensor in tensors):
+        raise InputError(
+            f"{name} was given inputs with no samples ({describe_inputs(args, kwargs)}), expected"
+            " at least one; pass a batch that is not empty."
+        )
+
+
+def ordinary(inputs: Any) -> Any:
+    """Inputs that autograd can follow: those made in inference mode are copied, those
+    without values become zeros.
+    """
+    if all(
+        has_values(leaf) and not leaf.is_inference()
+        for leaf in leaves(inputs)
+        if isinstance(leaf, Tensor)
+    ):
+        return inputs
+    return mapped(_ordinary, inputs)
+
+
+def _ordinary(tensor: Tensor) -> Tensor:
+    if not has_values(tensor):
+        return torch.zeros(tensor.shape, dtype=tensor.dtype)
+    return tensor.clone() if tensor.is_inference() else tensor
+
+
+def in_capture_order(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Example inputs in the order in which a captured graph takes them."""
+    if is_plain((args, kwargs)):
+        return pytree.tree_leaves((tuple(args), dict(kwargs)))
+    # a tensor that is met twice is one input
+    return list({id(leaf): leaf for leaf in leaves((args, kwargs))}.values())
+
+
+def opened(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Tensor, ...] | None:
+    """Let a model take its inputs as tensors alone, where they come in objects
+    that torch does not know.
+
+    Args:
+        model: a stand-in that nobody else uses; it is changed.
+        args: positional inputs.
+        kwargs: inputs by keyword.
+
+    Returns:
+        The tensors to call the model with; ``None`` where the inputs can be passed as they are.
+    """
+    if is_plain((args, kwargs)):
+        return None
+    forward = model.forward
+    tensors = in_capture_order(args, kwargs)
+    place = {id(tensor): number for number, tensor in enumerate(tensors)}
+
+    def restored(_module: nn.Module, given: tuple[Any, ...], _named: dict[str, Any]) -> Any:
+        return mapped(lambda tensor: given[place[id(tensor)]], (args, dict(kwargs)))
+
+    def taking(*given: Any, **named: Any) -> Any:
+        return forward(*given, **named)
+
+    # hooks of the model's own see its inputs as they are
+    model.register_forward_pre_hook(restored, prepend=True, with_kwargs=True)
+    model.forward = taking
+    return tuple(tensors)

@@ -1,0 +1,243 @@
+"""Run a model once, and record its outputs, how its rectifiers are switched, and
+the types it computes in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .eps import precision
+from .functional_call import evaluate
+from .nested import leaves, mapped, real_leaves
+from .quiet import quiet
+from .random_state import seed_torch, torch_kept
+from .uncompiled import as_written
+
+# above this many weights a float64 copy with gradients would cost more memory than the model itself
+LARGE = 30_000_000
+# a sum is told from 0 where it is this many times larger than its rounding error
+ROUNDED = 64
+GATES = (
+    "aten.relu",
+    "aten.relu_",
+    "aten.leaky_relu",
+    "aten.leaky_relu_",
+    "aten._prelu_kernel",
+    "aten.threshold",
+)
+
+
+class Activations(TorchDispatchMode):
+    """Record which way every rectifier is switched while a model runs."""
+
+    # branches of torch.cond run without being looked into
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: list[Tensor] = []
+        self.types: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if str(getattr(func, "overloadpacket", "")) in GATES and isinstance(args[0], Tensor):
+            # signs, with 0 where rounding alone could decide
+            value = args[0].detach()
+            size = value.abs().amax() if value.numel() else 0
+            self.seen.append(
+                torch.where(value.abs() > self._rounding() * size, value.sign(), 0).to(torch.int8)
+            )
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.is_floating_point():
+            self.types.add(result.dtype)
+        return result
+
+    def _rounding(self) -> float:
+        """The error of a value, relative to the largest, that rounding may leave
+        in the types seen so far.
+        """
+        return max([1e-9, *(ROUNDED * torch.finfo(dtype).eps for dtype in self.types)])
+
+
+class Disturbed(Activations):
+    """Change the results of some rectifiers, to see whether an output reads them.
+
+    Args:
+        chosen: for every call of a rectifier, a mask of what to change.
+    """
+
+    def __init__(self, chosen: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._chosen = iter(chosen)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        known = len(self.seen)
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if len(self.seen) > known:
+            result.copy_(torch.where(next(self._chosen), 2 * result.abs() + 1, result))
+        return result
+
+
+@dataclass(frozen=True)
+class ForwardRun:
+    """Outputs of one run, flattened and joined, the activations passed on the way, and
+    the types it computed in.
+    """
+
+    outputs: Tensor
+    activations: list[Tensor]
+    types: frozenset[torch.dtype] = frozenset()
+
+
+@contextmanager
+def computing_in(dtype: torch.dtype) -> Iterator[None]:
+    """Let the tensors that a model makes while it runs (zero states, masks) have its own type."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(default)
+
+
+def cast(tree: Any, dtype: torch.dtype) -> Any:
+    """Nested inputs with floating point tensors converted."""
+    return mapped(lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, tree)
+
+
+def run_forward(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    weights: Mapping[str, Tensor] | None = None,
+    seed: int = 0,
+    recorder: Activations | None = None,
+) -> ForwardRun:
+    """Run a model with some parameters replaced; random operations draw the
+    same numbers every time.
+    """
+    recorder = Activations() if recorder is None else recorder
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    # models that differentiate in their forward ask for gradients by their parameters
+    wanted = {
+        name
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if parameter.requires_grad
+    }
+    given = {
+        n: w.detach().requires_grad_() if n in wanted else w for n, w in (weights or {}).items()
+    }
+    with quiet(), computing_in(precision(model)), torch.no_grad(), as_written(), recorder:
+        seed_torch(seed)
+        outputs = evaluate(model, {**buffers, **given}, args, kwargs)
+    parts = [leaf.detach().reshape(-1).double() for leaf in real_leaves(outputs)]
+    joined = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+    return ForwardRun(joined, recorder.seen, frozenset(recorder.types))
+
+
+def difference(before: ForwardRun, after: ForwardRun) -> float:
+    """Largest difference of outputs, relative to the largest finite output."""
+    one, other = before.outputs, after.outputs
+    size = float(torch.where(torch.isfinite(one), one.abs(), 0).max()) if len(one) else 0.0
+    # masked outputs may be infinite or no numbers, and have to stay so
+    same = (one == other) | (one.isnan() & other.isnan())
+    worst = float(torch.where(same, 0, (one - other).abs()).max()) if len(one) else 0.0
+    if math.isnan(worst):
+        return math.inf
+    return worst / size if size else worst
+
+
+def seen(run: ForwardRun) -> bool:
+    """Whether any output is a number other than 0, which could change."""
+    return bool((run.outputs.isfinite() & (run.outputs != 0)).any())
+
+
+def switched(before: ForwardRun, after: ForwardRun) -> tuple[int, int]:
+    """Rectifiers switched differently, and rectifiers seen."""
+    wrong = total = 0
+    for one, other in zip(before.activations, after.activations, strict=True):
+        wrong += int(((one != other) & (one != 0) & (other != 0)).sum())
+        total += one.numel()
+    return wrong, total
+
+
+def rounding_decides(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    seed: int,
+    before: ForwardRun,
+    tolerance: float,
+) -> bool:
+    """Whether outputs or rectifiers change by as much when every weight changes
+    in its last digits only.
+
+    Outputs that are 0 in exact arithmetic (the mean of what an instance norm has centred) are
+    rounding errors, and nothing can be said about their changes.
+    """
+    generator, weights = torch.Generator().manual_seed(seed), {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if parameter.is_floating_point() and parameter.layout == torch.strided:
+            digits = torch.randint(-8, 9, parameter.shape, generator=generator).to(parameter)
+            weights[name] = parameter.detach() * (1 + digits * torch.finfo(parameter.dtype).eps)
+    after = run_forward(model, args, kwargs, weights, seed)
+    return difference(before, after) > tolerance or switched(before, after)[0] > 0
+
+
+def unread(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    seed: int,
+    before: ForwardRun,
+    after: ForwardRun,
+) -> bool:
+    """Whether no output reads the rectifiers that are switched differently: rows
+    may be left out after them.
+    """
+    pairs = zip(before.activations, after.activations, strict=True)
+    disturbed = Disturbed([(one != other) & (one != 0) & (other != 0) for one, other in pairs])
+    return torch.equal(
+        run_forward(model, args, kwargs, seed=seed, recorder=disturbed).outputs, before.outputs
+    )
+
+
+def outputs(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int | None = None
+) -> list[Tensor]:
+    """All tensors that a model returns in evaluation mode, with random numbers from a seed."""
+    before = {module: module.training for module in model.modules()}
+    kept = nullcontext() if seed is None else torch_kept(seed)
+    try:
+        with quiet(), torch.no_grad(), kept:
+            return [
+                leaf for leaf in leaves(model.eval()(*args, **kwargs)) if isinstance(leaf, Tensor)
+            ]
+    finally:
+        for module, training in before.items():
+            module.training = training
+
+
+def distance(one: Sequence[Tensor], two: Sequence[Tensor]) -> float:
+    """Largest difference, relative to the largest entry; infinite for different shapes."""
+    worst = 0.0
+    if len(one) != len(two):
+        return float("inf")
+    for a, b in zip(one, two, strict=True):
+        if a.shape != b.shape:
+            return float("inf")
+        if a.numel() and a.dtype.is_floating_point:
+            same = (
+                torch.nan_to_num(a - b, nan=0.0) if bool((a.isnan() == b.isnan()).all()) else a - b
+            )
+            worst = max(
+                worst, float(same.abs().max()) / max(float(b.nan_to_num().abs().max()), 1e-30)
+            )
+    return math.inf if math.isnan(worst) else worst

@@ -1,0 +1,256 @@
+"""Tensors with shapes but without values: on the meta device, of a fake mode, or sharded.
+A structure needs no more.
+
+Weights without values count as different from 0, and floating-point buffers do not count as masks.
+Integers in buffers (positions, tables) select the weights that are read. They are computed by the
+model's own initialisation; if it has none, an error names the buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..errors import InputError
+from .patched_attributes import replaced
+from .random_state import torch_kept
+from .unsharded import is_cut
+from .walk import every_module
+
+# larger buffers are neither computed nor read
+LARGEST_BUFFER = 1 << 24
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Whether a tensor has values, not only a shape; a sharded tensor counts as without values.
+
+    Example:
+        >>> import torch
+        >>> has_values(torch.ones(2)), has_values(torch.ones(2, device="meta"))
+        (True, False)
+    """
+    return not (tensor.is_meta or isinstance(tensor, FakeTensor) or is_cut(tensor))
+
+
+def names_without_values(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
+    """Names of the tensors without values."""
+    return [name for name, tensor in tensors if not has_values(tensor)]
+
+
+def require_values(who: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Refuse tensors without values.
+
+    Args:
+        who: name of the function that needs values.
+        tensors: names and tensors.
+
+    Raises:
+        InputError: a tensor has no values.
+    """
+    named = dict(tensors)
+    lazy = next((name for name, tensor in named.items() if is_lazy(tensor)), None)
+    if lazy is not None:
+        raise InputError(
+            f"{who} found {lazy!r} without a shape yet, expected numbers; run the model once on a"
+            " batch."
+        )
+    missing = names_without_values(named.items())
+    others = " and others" * (len(missing) > 1)
+    if missing and is_cut(named[missing[0]]):
+        raise InputError(
+            f"{who} found {missing[0]!r}{others} sharded over devices, expected whole tensors; do"
+            " this before the model is sharded: names and units are the same."
+        )
+    if missing:
+        raise InputError(
+            f"{who} found {missing[0]!r}{others} without values (on the meta device or of "
+            "a fake mode), expected numbers; load or initialise the weights first."
+        )
+
+
+def require_runnable(who: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Refuse tensors without values before a model runs; sharded ones are
+    whole while they are used.
+
+    Args:
+        who: name of the function that runs the model.
+        tensors: names and tensors.
+
+    Raises:
+        InputError: a tensor has no values.
+    """
+    require_values(
+        who, ((name, each) for name, each in tensors if is_lazy(each) or not is_cut(each))
+    )
+
+
+@contextmanager
+def with_numbers() -> Iterator[None]:
+    """A context in which new tensors have values, even under a fake mode or with
+    the default device meta.
+    """
+    default = torch.device("cpu") if torch.get_default_device().type == "meta" else None
+    with _disable_current_modes():
+        if default is None:
+            yield
+        else:
+            with default:
+                yield
+
+
+@contextmanager
+def on_cpu() -> Iterator[None]:
+    """A context in which new tensors have values and are on the CPU,
+    whatever the default device is.
+    """
+    # (setting a default device slows down every call of torch)
+    device = nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
+    with with_numbers(), device, torch.inference_mode(False):
+        yield
+
+
+def fake_mode() -> FakeTensorMode:
+    """A new mode for the stand-ins of tensors without values."""
+    try:
+        shapes = ShapeEnv(tracked_fakes=[], trace_asserts=True)
+    except TypeError:
+        # older versions of torch do not have this argument
+        shapes = ShapeEnv(tracked_fakes=[])
+    return FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
+
+
+def give_shapes(twin: nn.Module, mode: FakeTensorMode) -> bool:
+    """Replace a model's tensors without values by stand-ins on the CPU, in place.
+
+    Buffers that the model's own initialisation computes (``reset_parameters``,
+    ``_init_weights``) get their values.
+
+    Args:
+        twin: a private copy of the model.
+        mode: the mode of the stand-ins.
+
+    Returns:
+        Whether there were any such tensors.
+    """
+    modules = every_module(twin)
+    places: list[dict[str, Any]] = [
+        place for module in modules for place in (vars(module), module._parameters)
+    ]
+    plain = [
+        (place, key, value) for place in places for key, value in place.items() if _is_shape(value)
+    ]
+    waiting: dict[int, Tensor] = {}
+    made: dict[int, Tensor] = {}
+    for place, key, value in plain:
+        place[key] = made.setdefault(id(value), _stand_in(value, mode))
+    every = [(module, *item) for module in modules for item in module._buffers.items()]
+    buffers = [
+        (module, key, value)
+        for module, key, value in every
+        if value is not None and _is_shape(value)
+    ]
+    for module, key, value in buffers:
+        small = value.numel() <= LARGEST_BUFFER
+        module._buffers[key] = waiting.setdefault(
+            id(value),
+            torch.empty(value.shape, dtype=value.dtype) if small else _stand_in(value, mode),
+        )
+    if buffers:
+        _initialise(twin, {id(module) for module, _, _ in buffers})
+    for module, key, value in buffers:
+        now = module._buffers[key]
+        if now is waiting[id(value)] and not now._version:
+            module._buffers[key] = made.setdefault(id(value), _stand_in(value, mode))
+    return bool(plain or buffers)
+
+
+def _is_shape(value: Any) -> bool:
+    return (
+        isinstance(value, Tensor)
+        and not isinstance(value, nn.UninitializedParameter)
+        and not has_values(value)
+    )
+
+
+def _stand_in(value: Tensor, mode: FakeTensorMode) -> Tensor:
+    with mode:
+        fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
+        return nn.Parameter(fake, value.requires_grad) if isinstance(value, nn.Parameter) else fake
+
+
+def _initialise(twin: nn.Module, wanted: set[int]) -> None:
+    """Call the modules' initialisation to compute buffers; after an error they have no values."""
+    with torch.no_grad(), torch_kept():
+        for owner in every_module(twin):
+            own: Any = getattr(owner, "_init_weights", None)
+            for module in owner.modules() if callable(own) else ():
+                if id(module) in wanted:
+                    with suppress(Exception):
+                        own(module)
+                    wanted.discard(id(module))
+        for module in every_module(twin):
+            if id(module) in wanted and callable(getattr(module, "reset_parameters", None)):
+                with suppress(Exception):
+                    module.reset_parameters()  # type: ignore[operator]
+
+
+class _SmallTensors(TorchFunctionMode):
+    """Creates large tensors on the meta device."""
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        named = dict(kwargs or {})
+        factory = (
+            func in _device_constructors()
+            and func is not torch.tensor
+            and named.get("device") is None
+        )
+        if factory:
+            with suppress(TypeError, RuntimeError):
+                shape = func(*args, **{**named, "device": "meta"})
+                if isinstance(shape, Tensor) and shape.numel() > LARGEST_BUFFER:
+                    return shape
+        return func(*args, **named)
+
+
+@contextmanager
+def without_weights() -> Iterator[None]:
+    """Build models without values of their parameters; buffers (positions, masks) have values.
+
+    Each parameter moves to the meta device when a module registers it, so that a model of any
+    size needs almost no memory. :func:`pathspace.trace`, skeletons, proofs and
+    :func:`pathspace.verify` accept such a model.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> with ps.without_weights():
+        ...     layer = torch.nn.Linear(1_000_000, 1_000_000)
+        >>> layer.weight.numel(), layer.weight.device
+        (1000000000000, device(type='meta'))
+    """
+    register: Callable[..., None] = nn.Module.register_parameter
+
+    def registered(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        register(self, name, param)
+        if type(param) is nn.Parameter and has_values(param):
+            shape = nn.Parameter(param.detach().to("meta"), param.requires_grad)
+            shape.__dict__.update(param.__dict__)
+            self._parameters[name] = shape
+
+    with replaced((nn.Module, "register_parameter", registered)), _SmallTensors():
+        yield

@@ -1,0 +1,1 @@
+"""Skeletons, basis paths, path values, norms over paths, symbols and pictures."""

@@ -1,0 +1,413 @@
+"""Pictures of the reduction graph: unit groups and tensors for any model,
+single weights for small ones.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import networkx as nx
+import numpy as np
+
+from ..errors import InputError, UnsupportedError, expect_arguments
+from ..files.pictures import FORMATS, save
+from ..files.writing import expect_suffix
+from .basis import Path
+from .skeleton import Skeleton
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from ..graph.structure import Structure
+
+SCALAR = 150
+MOST_SCALAR = 1_000
+MOST_GROUPS = 2_000
+RED, GREY, BLUE = "#c8102e", "#9a9a9a", "#1f6fd6"
+IN, OUT = "in", "out"
+Places = dict[Hashable, np.ndarray]
+Edge = tuple[Hashable, Hashable, dict[str, Any], float]
+
+
+def draw(
+    skeleton: Skeleton,
+    file: str | os.PathLike[str] | None = None,
+    level: str = "auto",
+    path: int | Path | None = None,
+) -> Figure:
+    """Draw a reduction graph with its skeleton.
+
+    *Block level*: boxes are groups of units that meet the same tensors, arrows are weight
+    tensors, red where they hold skeleton weights; dashes lead past normalisations, through
+    which no path goes. *Scalar level*: circles are units, arrows single weights, the skeleton
+    red, one basis path blue.
+
+    Args:
+        skeleton: the two trees of a reduction graph.
+        file: where to write the picture, as ``.svg``, ``.png`` or ``.pdf``; nowhere by default.
+        level: ``"block"``, ``"scalar"``, or ``"auto"``: scalar up to 150 weights.
+        path: the path to highlight at scalar level: a path, or the number of a basis path
+            (the longest by default).
+
+    Returns:
+        The matplotlib figure.
+
+    Raises:
+        InputError: unknown level or file type, or no such basis path.
+        UnsupportedError: too many weights for the scalar level, or too many groups of units.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
+        ... )
+        >>> figure = ps.draw(ps.trace(model, torch.randn(1, 2)).skeleton())
+        >>> figure.axes[0].get_title(loc="left")
+        '13 weights, 3 units, 10 basis paths; blue: 0.weight[0,0] 2.weight[0,0]'
+    """
+    expect_arguments("draw", skeleton=skeleton)
+    from matplotlib.figure import Figure
+
+    if level not in ("auto", "block", "scalar"):
+        raise InputError(f"draw found level={level!r}, expected 'auto', 'block' or 'scalar'.")
+    if file is not None:
+        expect_suffix(file, "draw", FORMATS)
+    weights = skeleton.graph.num_weights
+    scalar = level == "scalar" or (level == "auto" and weights <= SCALAR)
+    if scalar and weights > MOST_SCALAR:
+        raise UnsupportedError(
+            f"draw found {weights:,} weights and shows at most {MOST_SCALAR:,} single weights; use"
+            " level='block'."
+        )
+    chosen = _chosen(skeleton, path) if scalar else None
+    graph = scalar_graph(skeleton, chosen) if scalar else _blocks(skeleton)
+    places = place_nodes(graph)
+    inches = np.array([1.9, 0.8 if scalar else 1.0])
+    edges = list(bent_edges(graph, places, inches))
+    corners = [place * inches for place in places.values()] + [
+        _middle(edge, places, inches) for edge in edges
+    ]
+    if not corners:
+        raise UnsupportedError(
+            "draw found no weight in path space, expected one at least; there is nothing to draw."
+        )
+    low, high = np.min(corners, 0) - 0.8, np.max(corners, 0) + np.array([0.8, 1.0])
+    size = np.maximum(high - low, [6.0, 2.5])
+    figure = Figure(figsize=(float(size[0]), float(size[1])))
+    # one inch is one inch: curves are bent on paper, and their middles have to be known
+    axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
+    axes.set_axis_off()
+    axes.set_xlim(low[0], low[0] + size[0])
+    axes.set_ylim(low[1], low[1] + size[1])
+    positions = {node: place * inches for node, place in places.items()}
+    (_paint_scalars if scalar else _paint_blocks)(axes, graph, positions, edges)
+    title = (
+        f"{weights:,} weights, {skeleton.graph.num_units:,} units, {len(skeleton.basis()):,} basis"
+        " paths"
+    )
+    room = int(12 * size[0])
+    title = _short(f"{title}; blue: {chosen}", room) if chosen is not None else title
+    axes.set_title(title, loc="left", fontsize=10, x=0.1 / size[0], y=1.0, pad=-16)
+    if file is not None:
+        save(figure, file, dpi=150)
+    return figure
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def _chosen(skeleton: Skeleton, path: int | Path | None) -> Path | None:
+    basis = skeleton.basis()
+    if isinstance(path, Path):
+        return path
+    if path is None:
+        return max(
+            basis,
+            key=lambda entry: int((entry.counts > 0).all()) * len(entry.numbers),
+            default=None,
+        )
+    if not isinstance(path, int | np.integer) or not -len(basis) <= path < len(basis):
+        raise InputError(
+            f"draw found path={path!r}, expected the number of one of the {len(basis):,} basis"
+            " paths."
+        )
+    return basis[path]
+
+
+def scalar_graph(skeleton: Skeleton, chosen: Path | None) -> nx.MultiDiGraph:
+    """Single weights; the root is taken apart into inputs, the constant one, and outputs."""
+    graph, result = skeleton.graph, nx.MultiDiGraph()
+    tails, heads = graph.ends()
+    wanted = set() if chosen is None else set(chosen.numbers.tolist())
+    number = 0
+    for block in graph.blocks:
+        shape, mask = block.shape, skeleton.mask(block.name).reshape(-1)
+        for flat in block.places.tolist():
+            index = [int(i) for i in np.unravel_index(flat, shape)] if shape else []
+            tail, head = int(tails[number]), int(heads[number])
+            one: Hashable = abs(tail) or ((IN, index[1]) if len(index) > 1 else (IN, "1"))
+            other: Hashable = abs(head) or (OUT, index[0] if index else 0)
+            # the sides of a weight between opposite scales are shown as they are written
+            result.add_edge(
+                one, other, red=bool(mask[flat]), blue=number in wanted, signed=tail < 0 or head < 0
+            )
+            number += 1
+    return result
+
+
+def unit_groups(graph: Structure) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
+    """Units that meet the same tensors on the same sides get the same number.
+
+    Args:
+        graph: a reduction graph.
+
+    Returns:
+        One number per unit, 0 for the root, shape ``(H + 1,)``; and for every block the
+        units at its tails and heads.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
+        ... )
+        >>> label, sides = unit_groups(ps.trace(model, torch.randn(1, 2)))
+        >>> len(set(label[1:].tolist())), sides[0][1].tolist()
+        (1, [1, 2, 3])
+    """
+    expand = abs(graph.expand).tocsr()
+
+    def members(ids: Any) -> np.ndarray:
+        rows = expand[np.unique(np.abs(ids.numpy()))]
+        return np.asarray(np.unique(rows.indices[rows.data != 0]))
+
+    label = np.zeros(graph.num_units + 1, np.int64)
+    label[1:] = 1
+    sides = [(members(block.tail), members(block.head)) for block in graph.blocks]
+    for i, pair in enumerate(sides):
+        for side, units in enumerate(pair):
+            units = units[units > 0]
+            if len(units):
+                label[units] = (label[units] * 2_654_435_761 + 2 * i + side + 1) % (1 << 61)
+    return label, sides
+
+
+def _blocks(skeleton: Skeleton) -> nx.MultiDiGraph:
+    """Groups of units that meet the same tensors on the same sides; vectors that enter
+    from the root are counted.
+    """
+    graph, result = skeleton.graph, nx.MultiDiGraph()
+    label, sides = unit_groups(graph)
+    groups = {int(key): int((label[1:] == key).sum()) for key in np.unique(label[1:])}
+    if len(groups) > MOST_GROUPS:
+        raise UnsupportedError(
+            f"draw found {len(groups):,} groups of units and shows up to {MOST_GROUPS:,}."
+        )
+    for key, count in groups.items():
+        result.add_node(key, units=count, vectors=0)
+    leaving = {int(label[u]) for tail, _ in sides for u in tail.tolist() if u}
+    dangling: tuple[Hashable, int] | None = None
+    for block, (tail, head) in zip(graph.blocks, sides, strict=True):
+        starts = {int(label[u]) if u else IN for u in tail.tolist()} or {IN}
+        ends = {int(label[u]) if u else OUT for u in head.tolist()} or {OUT}
+        if len(block.shape) < 2 and starts == {IN}:
+            for end in ends:
+                result.add_node(end)
+                result.nodes[end]["vectors"] = result.nodes[end].get("vectors", 0) + 1
+                if (
+                    end != OUT
+                    and dangling is not None
+                    and dangling[1] == block.numel
+                    and dangling[0] != end
+                ):
+                    # no path leads through a normalisation, but the eye should
+                    result.add_edge(dangling[0], end, red=False, text="", normalised=True)
+            dangling = None
+            continue
+        starts, ends = (starts - {IN} or starts), (ends - {OUT} or ends)
+        cut = [end for end in ends if end != OUT and end not in leaving]
+        dangling = (cut[0], int(result.nodes[cut[0]]["units"])) if len(cut) == 1 else None
+        red = any(map(len, skeleton.positions(block.name)))
+        first = True
+        for start in starts:
+            for end in ends:
+                text = f"{block.name}\n{'x'.join(map(str, block.shape))}" if first else ""
+                result.add_edge(start, end, red=red, text=text)
+                first = False
+    return result
+
+
+def place_nodes(graph: nx.MultiDiGraph) -> Places:
+    """Columns by longest way from the inputs (circles of units share one), evenly spaced rows."""
+    parts = list(nx.strongly_connected_components(graph))
+    number = {node: i for i, part in enumerate(parts) for node in part}
+    small = nx.DiGraph()
+    small.add_nodes_from(range(len(parts)))
+    small.add_edges_from((number[u], number[v]) for u, v in graph.edges() if number[u] != number[v])
+    depth: dict[int, int] = {}
+    for i in nx.topological_sort(small):
+        depth[i] = max((depth[j] + 1 for j in small.predecessors(i)), default=0)
+    wide: dict[int, int] = {i: _columns(graph, parts[i]) for i in range(len(parts))}
+    start = [0] * (max(depth.values(), default=0) + 2)
+    for level in range(len(start) - 1):
+        start[level + 1] = start[level] + max(
+            (wide[i] for i in depth if depth[i] == level), default=1
+        )
+    columns: dict[int, list[Hashable]] = {}
+    for node in graph.nodes:
+        inner = _order(graph, parts[number[node]]).get(node, 0)
+        columns.setdefault(start[depth[number[node]]] + inner, []).append(node)
+    last = max(columns, default=0)
+    for node in [
+        node for node in graph.nodes if node == OUT or (isinstance(node, tuple) and node[0] == OUT)
+    ]:
+        for nodes in columns.values():
+            if node in nodes:
+                nodes.remove(node)
+        columns.setdefault(last, []).append(node)
+    result: Places = {}
+    for column, nodes in columns.items():
+        for row, node in enumerate(nodes):
+            result[node] = np.array([float(column), (len(nodes) - 1) / 2 - row])
+    return result
+
+
+def _order(graph: nx.MultiDiGraph, part: Iterable[Hashable]) -> dict[Hashable, int]:
+    """Order within a circle: by distance from where it is entered, for a
+    loop over time all alike.
+    """
+    nodes = set(part)
+    if len(nodes) == 1:
+        return dict.fromkeys(nodes, 0)
+    entered = [
+        node for node in nodes if any(before not in nodes for before in graph.predecessors(node))
+    ]
+    found: dict[Hashable, int] = {}
+    for start in entered or list(nodes)[:1]:
+        for node, steps in nx.single_source_shortest_path_length(
+            graph.subgraph(nodes), start
+        ).items():
+            found[node] = min(steps, found.get(node, steps))
+    return found
+
+
+def _columns(graph: nx.MultiDiGraph, part: Iterable[Hashable]) -> int:
+    return max(_order(graph, part).values(), default=0) + 1
+
+
+def _arrow(
+    axes: Axes,
+    one: Any,
+    other: Any,
+    bend: float,
+    color: str,
+    width: float,
+    shrink: float,
+    dashed: bool,
+) -> None:
+    from matplotlib.patches import FancyArrowPatch
+
+    one, other = (float(one[0]), float(one[1])), (float(other[0]), float(other[1]))
+    if one == other:
+        x, y = one
+        one, other, bend = (x - 0.12, y + 0.1), (x + 0.12, y + 0.1), -2.5
+        shrink = 2
+    axes.add_patch(
+        FancyArrowPatch(
+            one,
+            other,
+            arrowstyle="-|>",
+            mutation_scale=8 + width,
+            connectionstyle=f"arc3,rad={bend}",
+            color=color,
+            linewidth=width,
+            linestyle="--" if dashed else "-",
+            shrinkA=shrink,
+            shrinkB=shrink,
+            zorder=1 + width / 10,
+        )
+    )
+
+
+def bent_edges(graph: nx.MultiDiGraph, places: Places, inches: np.ndarray) -> Iterable[Edge]:
+    """Edges with a curvature that keeps parallel and returning ones apart."""
+    for one, other in dict.fromkeys((u, v) for u, v in graph.edges()):
+        entries = list(graph[one][other].values())
+        reach = (places[other] - places[one]) * inches
+        length = max(float(np.hypot(*reach)), 1.0)
+        level = abs(reach[1]) < 0.3
+        base = 0.3 if reach[0] <= 0 else -0.3 if reach[0] > 3 and level else 0.0
+        # long curves stay flat
+        base *= min(1.0, 6.0 / length)
+        for i, entry in enumerate(entries):
+            yield (
+                one,
+                other,
+                entry,
+                base + 0.14 * (i - (len(entries) - 1) / 2) * min(1.0, 4.0 / length),
+            )
+
+
+def _middle(edge: Edge, places: Places, inches: np.ndarray) -> np.ndarray:
+    """Middle of a curve, in inches."""
+    one, other, _, bend = edge
+    start, end = places[one] * inches, places[other] * inches
+    if one == other:
+        return np.asarray(start + np.array([0, 0.45]))
+    return np.asarray(
+        (start + end) / 2 + bend / 2 * np.array([end[1] - start[1], start[0] - end[0]])
+    )
+
+
+def _paint_scalars(
+    axes: Axes, _graph: nx.MultiDiGraph, positions: Places, edges: list[Edge]
+) -> None:
+    thin = 0.6 if len(edges) > 60 else 1.0
+    for one, other, entry, bend in sorted(
+        edges, key=lambda edge: (edge[2]["blue"], edge[2]["red"])
+    ):
+        color = BLUE if entry["blue"] else RED if entry["red"] else GREY
+        width = 2.8 if entry["blue"] else 1.4 if entry["red"] else thin
+        _arrow(axes, positions[one], positions[other], bend, color, width, 11, entry["signed"])
+        if entry["blue"] and entry["red"]:
+            # a skeleton weight on the path keeps a red core
+            _arrow(axes, positions[one], positions[other], bend, RED, 1.0, 11, entry["signed"])
+    for node, (x, y) in positions.items():
+        unit = not isinstance(node, tuple)
+        text = str(node)
+        if isinstance(node, tuple):
+            text = "1" if node[1] == "1" else f"{'xy'[node[0] == OUT]}{node[1]}"
+        face = "white" if unit else "#eeeeee"
+        axes.plot(
+            [x], [y], "o", markersize=20, markerfacecolor=face, markeredgecolor="black", zorder=3
+        )
+        axes.text(x, y, text, ha="center", va="center", fontsize=8, zorder=4)
+
+
+def _paint_blocks(axes: Axes, graph: nx.MultiDiGraph, positions: Places, edges: list[Edge]) -> None:
+    one_inch = np.ones(2)
+    for one, other, entry, bend in edges:
+        color, cut = RED if entry["red"] else GREY, bool(entry.get("normalised"))
+        _arrow(axes, positions[one], positions[other], bend, color, 1.0 if cut else 1.4, 24, cut)
+        if entry["text"]:
+            x, y = _middle((one, other, entry, bend), positions, one_inch).tolist()
+            box = {
+                "boxstyle": "round,pad=0.15",
+                "facecolor": "white",
+                "edgecolor": "none",
+                "alpha": 0.8,
+            }
+            axes.text(x, y, entry["text"], ha="center", va="center", fontsize=6, bbox=box, zorder=4)
+    for node, (x, y) in positions.items():
+        vectors = graph.nodes[node].get("vectors", 0)
+        text = {IN: "inputs", OUT: "outputs"}.get(str(node), "")
+        if not text:
+            count = graph.nodes[node]["units"]
+            text = f"{count:,} unit{'s' * (count != 1)}"
+        text += f"\n+ {vectors} vector{'s' * (vectors != 1)}" if vectors else ""
+        color = "#eeeeee" if node in (IN, OUT) else "white"
+        box = {"boxstyle": "round,pad=0.4", "facecolor": color, "edgecolor": "black"}
+        axes.text(x, y, text, ha="center", va="center", fontsize=8, bbox=box, zorder=3)

@@ -1,0 +1,134 @@
+"""Skeleton masks as a safetensors file with a header."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from os import PathLike
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ..errors import InputError
+from ..files.tensor_files import StoredTensor, as_bytes, write
+from ..files.writing import existing_file, replacing
+from .skeleton import Skeleton
+
+FORMAT = "pathspace-masks/1"
+
+
+class Masks(dict[str, dict[str, Tensor]]):
+    """Masks read from a file: ``masks["incoming"][parameter name]`` and
+    ``masks["outgoing"][...]``, bool tensors.
+
+    Attributes:
+        header: the file's metadata (format, rule, seed, weights, units, dimension).
+    """
+
+    def __init__(self, parts: Mapping[str, dict[str, Tensor]], header: Mapping[str, str]) -> None:
+        super().__init__(parts)
+        self.header = dict(header)
+
+    @property
+    def union(self) -> dict[str, Tensor]:
+        """The paper's mask: entering or leaving."""
+        return {name: mask | self["outgoing"][name] for name, mask in self["incoming"].items()}
+
+
+def save_masks(skeleton: Skeleton, path: str | PathLike[str]) -> None:
+    """Write the masks of a skeleton as one safetensors file.
+
+    Tensors are named ``incoming/<parameter>`` and ``outgoing/<parameter>`` and have dtype bool
+    and the parameter's shape. The header's metadata holds the format, the rule and its seed, and
+    the figures of the graph.
+
+    Args:
+        skeleton: the skeleton.
+        path: the file; an existing file is replaced completely or not at all.
+
+    Raises:
+        InputError: the path cannot be written, or something else stands in
+            the place of the skeleton.
+
+    Example:
+        >>> import tempfile, torch, pathspace as ps
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1)
+        ... )
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     ps.save_masks(
+        ...         ps.trace(model, torch.randn(1, 2)).skeleton(), f"{folder}/masks.safetensors"
+        ...     )
+        ...     masks = ps.load_masks(f"{folder}/masks.safetensors")
+        >>> masks.header["units"], masks["outgoing"]["2.weight"].tolist()
+        ('2', [[True, True]])
+    """
+    if not isinstance(skeleton, Skeleton):
+        raise InputError(
+            f"save_masks found a {type(skeleton).__name__} as its skeleton, expected"
+            " save_masks(skeleton, path); write save_masks(graph.skeleton(), path)."
+        )
+    graph = skeleton.graph
+    header = {
+        "format": FORMAT,
+        "rule": skeleton.rule,
+        "seed": str(skeleton.seed),
+        "weights": str(graph.num_weights),
+        "units": str(graph.num_units),
+        "dimension": str(graph.dimension),
+        "pinned": json.dumps(sorted({pin.op for pin in graph.pinned})),
+        "unused": json.dumps(list(graph.unused)),
+        "meaning": (
+            "incoming: one entering edge per unit (tree T_in); outgoing: one leaving edge per unit"
+            " (tree T_out); skeleton = incoming or outgoing"
+        ),
+    }
+    parts = ("incoming", "outgoing")
+    entries = {
+        f"{part}/{block.name}": StoredTensor.of(torch.bool, block.shape)
+        for part in parts
+        for block in graph.blocks
+    }
+
+    def data(key: str) -> list[memoryview]:
+        # one mask at a time, as all together may be more than the memory holds
+        part, name = key.split("/", 1)
+        return [as_bytes(skeleton.mask(name, skeleton.positions(name)[parts.index(part)]))]
+
+    with replacing(path) as temporary:
+        write(temporary, entries, data, header)
+
+
+def load_masks(path: str | PathLike[str]) -> Masks:
+    """Read masks written by :func:`save_masks`.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The masks with their header.
+
+    Raises:
+        InputError: no such file, or not a file of masks.
+    """
+    path = existing_file(path, "load_masks", "write one with save_masks or 'pathspace masks'")
+    parts: dict[str, dict[str, Tensor]] = {"incoming": {}, "outgoing": {}}
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            header = file.metadata() or {}
+            if header.get("format") != FORMAT:
+                raise InputError(
+                    f"{str(path)!r} has format {header.get('format')!r}, expected {FORMAT!r}; write"
+                    " it with save_masks or 'pathspace masks'."
+                )
+            for key in file.keys():  # noqa: SIM118  (not a mapping)
+                part, name = key.split("/", 1)
+                parts[part][name] = file.get_tensor(key).to(torch.bool)
+    except (SafetensorError, ValueError, KeyError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"{str(path)!r} is not a readable safetensors file of masks ({error}); write it again."
+        ) from error
+    return Masks(parts, header)

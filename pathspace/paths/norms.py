@@ -1,0 +1,396 @@
+"""Path norms and statistics of path values, in logarithms: finite where the values
+themselves leave the floats.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, overload
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..capture.capture import capture
+from ..capture.captured import Captured
+from ..errors import InputError, UnsupportedError, expect_arguments, expect_numbers
+from ..graph.structure import Structure
+from ..models.finite import count_nonfinite
+from ..models.values import has_values
+from .basis import BasisPaths
+from .log_prefix import log_prefixes, log_suffixes
+from .path_forward import Forward, logs_of_sums
+from .two_trees import TwoTrees
+
+
+@overload
+def path_norm(
+    model: Structure,
+    p: float = 1,
+    log: bool = False,
+    batch_dim: int | None = 0,
+    *,
+    until: str | None = None,
+    bound: bool = False,
+) -> float: ...
+
+
+@overload
+def path_norm(
+    model: nn.Module,
+    *inputs: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    p: float = 1,
+    log: bool = False,
+    batch_dim: int | None = 0,
+    until: str | None = None,
+    bound: bool = False,
+) -> float: ...
+
+
+def path_norm(
+    model: Structure | nn.Module,
+    *inputs: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> float:
+    """``(sum over paths |v_path|^p)^(1/p)``, by one forward pass of the
+    network with weights ``|w|^p``.
+
+    Paths are those of the network unrolled on the example input, from every input element and
+    bias to every output element; coefficients of means and frozen normalisations count as
+    weights, and a maximum as a sum. A normalisation by the numbers themselves starts paths again,
+    as in :meth:`ReductionGraph.paths`. Every branch has paths of its own: those of ``x - relu(x)``
+    are the paths of ``x`` twice. Whole numbers in the example input are positions (the rows that
+    they read are on paths, and any row where activations choose); as numbers or masks they count as
+    1, as other inputs do, and a complex number counts by its absolute value. What a model
+    computes from its own tensors alone (a weight norm, a product of two matrices) counts as one
+    weight. Sums are kept with a common logarithm, so that depth neither overflows nor vanishes.
+
+    An operation that fixes a scale (a sigmoid, ReLU6, a softmax, a quotient) ends the paths
+    that lead to it, so that the network behind it has no path norm, and is refused. There are
+    three ways to get a number:
+
+    * ``until="name of a module"`` takes the norm of the part before: paths end in the outputs of
+      that module, or in what enters it where it holds such an operation itself. The name of a node
+      of the captured graph does the same. The part counts as a separate network: the number depends
+      on the scales of the units at its end.
+    * ``until="fixed"`` lets paths end wherever a scale is fixed, and start again behind with
+      the value 1, as those of :meth:`ReductionGraph.paths` do. Roots and quotients of
+      activations, which no path passes, are taken of the sums, so that the number does not
+      depend on the scales of units.
+    * ``bound=True`` passes functions of one operand with a largest slope by that slope: with
+      ``p=1`` the outputs of one sample change by at most ``sum_o |f_o(x) - f_o(y)| <= norm * max_i
+      |x_i - y_i|``, whatever x and y are. Products of activations, comparisons, normalisations by
+      the numbers themselves and random numbers have no such slope, and are refused.
+
+    Args:
+        model: a traced reduction graph (its current weights are read), or a model.
+        *inputs: example inputs of a model; of a graph ``p``, ``log`` and
+            ``batch_dim``, in this order.
+        kwargs: keyword example inputs of a model.
+        **options: ``p``, the exponent, positive (1); ``log``, return the natural logarithm of the
+            norm (``False``); ``batch_dim``, the dimension of the first output that counts samples,
+            which are all alike, or ``None`` (0); ``until``, where paths end (the outputs);
+            ``bound``, pass functions by their slopes (``False``).
+
+    Returns:
+        The norm, or its logarithm (``-inf`` where every path vanishes).
+
+    Raises:
+        InputError: ``p`` is not positive, or so large that powers of weights leave the floats;
+            ``until`` names nothing; the outputs have no ``batch_dim``; a parameter is not
+            finite; the norm exceeds the largest float and ``log`` was not asked for.
+        UnsupportedError: an operation is not positively homogeneous, so that path values
+            have no meaning behind it.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 2, bias=False), torch.nn.ReLU(), torch.nn.Linear(2, 1)
+        ... )
+        >>> for parameter in model.parameters():
+        ...     _ = torch.nn.init.constant_(parameter, -2.0)
+        >>> round(
+        ...     path_norm(ps.trace(model, torch.randn(1, 2))), 9
+        ... )  # four paths of value 4, and a bias of 2
+        18.0
+        >>> gated = torch.nn.Sequential(model, torch.nn.Sigmoid())
+        >>> round(path_norm(gated, torch.randn(1, 2), until="0"), 9)
+        18.0
+        >>> round(
+        ...     path_norm(gated, torch.randn(1, 2), bound=True), 9
+        ... )  # the slope of a sigmoid is at most 1/4
+        4.5
+
+    Reference:
+        Neyshabur, Tomioka, Srebro: Norm-based capacity control in neural networks (2015).
+    """
+    if isinstance(model, Structure):
+        if len(inputs) > 3 or kwargs:
+            raise InputError(
+                f"path_norm found {len(inputs) + len(kwargs or {})} further arguments after a"
+                " graph, expected at most p, log and batch_dim, in this order; a graph needs no"
+                " example inputs."
+            )
+        options = dict(zip(("p", "log", "batch_dim"), inputs, strict=False)) | options
+        captured, exact_norms = model.captured, model.norm_eps == "respect"
+    else:
+        captured, exact_norms = capture(model, inputs, kwargs), False
+    return _norm(captured, exact_norms, **options)
+
+
+def _norm(
+    captured: Captured,
+    exact_norms: bool,
+    p: float = 1,
+    log: bool = False,
+    batch_dim: int | None = 0,
+    until: str | None = None,
+    bound: bool = False,
+) -> float:
+    expect_numbers("path_norm", "a positive number", p=p)
+    _expect_finite("path_norm", _read(captured))
+    with torch.no_grad():
+        logs = logs_of_sums(captured, p, batch_dim, until, bound, exact_norms)
+    result = float(np.logaddexp.reduce(logs)) / p if logs else -math.inf
+    if log:
+        return result
+    if result > math.log(np.finfo(float).max):
+        raise InputError(
+            f"The path norm is about 10^{result / math.log(10):.0f}, above the largest float; use"
+            " log=True to get its logarithm."
+        )
+    return math.exp(result) if result > -math.inf else 0.0
+
+
+def _read(captured: Captured) -> dict[str, Tensor]:
+    """The parameters that a graph reads."""
+    places = (node for node in captured.graph.graph.nodes if node.op == "placeholder")
+    found = (captured.sources.get(node.name, ("", "")) for node in places if node.users)
+    return {name: captured.parameters[name] for kind, name in found if kind == "parameter"}
+
+
+def _expect_finite(owner: str, named: Mapping[str, Tensor]) -> None:
+    """Refuse parameters with NaN or infinity."""
+    for name, weight in named.items():
+        bad = count_nonfinite(weight) if has_values(weight) else 0
+        if bad:
+            raise InputError(
+                f"{owner} found {bad} values in parameter {name!r} that are NaN or infinite,"
+                " expected finite numbers; use a checkpoint from before it diverged."
+            )
+
+
+def path_sensitivity(
+    graph: Structure, parameters: Mapping[str, Tensor] | None = None
+) -> dict[str, Tensor]:
+    """``g_e = sum over paths through e of (product of their other weights)^2``: the
+    diagonal of the path kernel.
+
+    This is the derivative of ``sum over paths v^2`` by ``w_e^2``, by one pass
+    forward and one backward.
+
+    Args:
+        graph: a traced reduction graph.
+        parameters: parameters by name, of the traced model or a copy; the graph's own by default.
+
+    Returns:
+        Parameter name -> ``g``, float64, of the parameter's shape, over its
+        largest entry in the network.
+
+    The constants of a frozen normalisation are two paths, through its gain and its mean, and
+    through its bias.
+
+    Raises:
+        UnsupportedError: see :func:`path_norm`; also weights that are computed from others so
+            that their paths cannot be told apart.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False)
+        ... ).double()
+        >>> for parameter, value in zip(model.parameters(), (1.0, 3.0)):
+        ...     _ = torch.nn.init.constant_(parameter, value)
+        >>> found = path_sensitivity(ps.trace(model, torch.ones(1, 1).double()))
+        >>> [round(g.item(), 3) for g in found.values()]
+        [1.0, 0.111]
+    """
+    held = graph.parameters if parameters is None else parameters
+    _expect_finite("path_sensitivity", {block.name: held[block.name] for block in graph.blocks})
+    wide = {block.name: held[block.name].detach().cpu().double() for block in graph.blocks}
+    # (a weight of 0 has a derivative by its square all the same)
+    own = {
+        name: torch.where(value == 0, 1e-100, value).requires_grad_()
+        for name, value in wide.items()
+    }
+    spliced: Any = {**graph.captured.parameters, **own}
+    captured = replace(graph.captured, parameters=spliced)
+    with torch.enable_grad():
+        exact = graph.norm_eps == "respect"
+        sums = Forward(captured, 2.0, None, False, exact, apart=True).outputs()
+        if not sums:
+            raise UnsupportedError(
+                "path_sensitivity found no real numbers among the outputs, expected some: paths"
+                " end there; trace the model up to what it compares or chooses."
+            )
+        top = max((one.log for one in sums), default=0.0)
+        total = torch.stack(
+            [one.values.sum() * math.exp(max(one.log - top, -700.0)) for one in sums]
+        ).sum()
+        found = (
+            torch.autograd.grad(total, list(own.values()), allow_unused=True)
+            if total.requires_grad
+            else [None] * len(own)
+        )
+    slopes = {
+        name: (
+            torch.zeros(value.shape, dtype=torch.float64)
+            if slope is None
+            else slope / (2 * value.detach())
+        )
+        for (name, value), slope in zip(own.items(), found, strict=True)
+    }
+    bad = next((name for name, slope in slopes.items() if bool((slope < 0).any())), None)
+    if bad is not None:
+        raise UnsupportedError(
+            f"path_sensitivity found weights that are computed from {bad!r} and others (a quotient,"
+            " a sum), expected weights as they are: paths through such weights cannot be told"
+            " apart; take the parametrisation off, or calibrate with data."
+        )
+    most = max((float(slope.max()) for slope in slopes.values() if slope.numel()), default=0.0)
+    return {name: slope / most if most > 0 else slope for name, slope in slopes.items()}
+
+
+@dataclass(frozen=True)
+class PathStatistics:
+    """Statistics of the absolute values of the basis paths, as natural logarithms.
+
+    Attributes:
+        count: number of basis paths.
+        zeros: how many have the value 0; they are left out of the figures below.
+        log_norm: logarithm of the basis-path norm ``(sum |v|^p)^(1/p)``.
+        mean, std: of ``log |v|``.
+        smallest, median, largest: of ``log |v|``.
+        p: the exponent of the norm.
+    """
+
+    count: int
+    zeros: int
+    log_norm: float
+    mean: float
+    std: float
+    smallest: float
+    median: float
+    largest: float
+    p: float
+
+    def to_dict(self) -> dict[str, float]:
+        """Everything as plain numbers."""
+        return asdict(self)
+
+
+def path_statistics(skeleton: TwoTrees, p: float = 1) -> PathStatistics:
+    """Statistics of the values of all basis paths, ``log |v_P(e)| = log |pre(tail)| + log
+    |w_e| + log |suf(head)|``.
+
+    Args:
+        skeleton: the two trees.
+        p: exponent of the basis-path norm, positive.
+
+    Returns:
+        The statistics.
+
+    Raises:
+        InputError: a skeleton weight is zero, a weight is not finite, or ``p`` is not
+            positive.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 2, bias=False), torch.nn.ReLU(), torch.nn.Linear(2, 1)
+        ... )
+        >>> for parameter in model.parameters():
+        ...     _ = torch.nn.init.constant_(parameter, -2.0)
+        >>> statistics = path_statistics(ps.trace(model, torch.randn(1, 2)).skeleton())
+        >>> statistics.count, round(statistics.log_norm, 6) == round(math.log(18), 6)
+        (5, True)
+
+    Reference:
+        Zheng et al.: Capacity control of ReLU neural networks by basis-path norm (2019).
+    """
+    expect_arguments("path_statistics", skeleton=skeleton)
+    expect_numbers("path_statistics", "a positive number", p=p)
+    graph = skeleton.graph
+    _expect_finite("path_statistics", {b.name: graph.parameters[b.name] for b in graph.blocks})
+    logs = np.concatenate([weights + scales for weights, scales in log_factors(skeleton)])
+    kept = logs[np.isfinite(logs)]
+    if not len(kept):
+        nothing = -math.inf
+        return PathStatistics(
+            len(logs), len(logs), nothing, nothing, 0.0, nothing, nothing, nothing, p
+        )
+    top = float(kept.max())
+    return PathStatistics(
+        count=len(logs),
+        zeros=len(logs) - len(kept),
+        log_norm=top + math.log(float(np.exp(p * (kept - top)).sum())) / p,
+        mean=float(kept.mean()),
+        std=float(kept.std()),
+        smallest=float(kept.min()),
+        median=float(np.median(kept)),
+        largest=top,
+        p=p,
+    )
+
+
+def log_factors(skeleton: TwoTrees, zeros: bool = False) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The two factors of every basis path value, ``log |w_e|`` and ``log |pre(tail)
+    suf(head)|``, piece by piece.
+
+    The sum of a pair is the logarithm of a path value; minus twice the second is that of the
+    factor by which a step on path values multiplies the learning rate of ``w_e`` (of ``p_k``
+    itself, whose weight counts as 1).
+
+    Args:
+        skeleton: the two trees.
+        zeros: skeleton weights may be zero; then logarithms are ``-inf`` along them, and NaN
+            or ``inf`` against them.
+
+    Yields:
+        Pairs of flat arrays: first the ``p_k`` of all chains, then the edges in
+        neither tree, tensor by tensor.
+
+    Raises:
+        InputError: a skeleton weight is zero, and ``zeros`` is not set.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 2, bias=False), torch.nn.ReLU(), torch.nn.Linear(2, 1)
+        ... )
+        >>> skeleton = ps.trace(model, torch.randn(1, 2)).skeleton()
+        >>> sum(len(weights) for weights, scales in log_factors(skeleton)) == len(skeleton.basis())
+        True
+    """
+    graph = skeleton.graph
+    prefix, suffix = log_prefixes(skeleton, zeros), log_suffixes(skeleton, zeros)
+    positive = np.flatnonzero((skeleton.chain > 0) & (skeleton.chain_sign > 0))
+    # the first unit of every chain stands for it
+    first = positive[np.unique(skeleton.chain[positive], return_index=True)[1]]
+    yield np.zeros(len(first)), prefix[first] + suffix[first]
+    basis = BasisPaths(skeleton)
+    for i, block in enumerate(graph.blocks):
+        weight = block.values(graph.parameters[block.name].double()).cpu().abs().log()
+        tail, head = (
+            torch.from_numpy(np.asarray(np.sign(ids.numpy()) * table[ids.abs().numpy()]))
+            for ids, table in ((block.tail, prefix), (block.head, suffix))
+        )
+        free = basis.in_no_tree(i)
+        yield (
+            weight.reshape(-1)[free].numpy(),
+            (tail + head).expand(block.shape).reshape(-1)[free].numpy(),
+        )

@@ -1,0 +1,259 @@
+"""Two spanning trees of the reduction graph, with one entering and one leaving edge for each unit.
+
+The paper's Skeleton Method marks one entering and one leaving weight of every hidden node;
+the *skeleton* is their union. Here they are kept apart: the entering edges form a tree
+``T_in`` from the root, the leaving edges a tree ``T_out`` to the root, and both together give
+basis paths of any graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+import torch
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+
+from ..graph.spanning_tree import SpanningTree
+from ..graph.structure import Structure
+
+
+@dataclass(frozen=True, eq=False)
+class TwoTrees:
+    """The two trees, their masks, chains and products.
+
+    Attributes:
+        graph: the reduction graph.
+        tree_in: ``T_in``, one entering edge per unit.
+        tree_out: ``T_out``, one leaving edge per unit.
+        rule: the rule that chose them.
+        seed: its seed.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> from torch.nn import Linear, ReLU, Sequential
+        >>> model = Sequential(Linear(2, 3, bias=False), ReLU(), Linear(3, 2, bias=False))
+        >>> skeleton = ps.trace(model, torch.randn(1, 2)).skeleton()
+        >>> skeleton.incoming["0.weight"].int().tolist()  # M[j][j % n_in] = 1, Algorithm 1
+        [[1, 0], [0, 1], [1, 0]]
+        >>> skeleton.outgoing["2.weight"].int().tolist()  # M[j % n_out][j] = 1
+        [[1, 0, 1], [0, 1, 0]]
+    """
+
+    graph: Structure
+    tree_in: SpanningTree
+    tree_out: SpanningTree
+    rule: str
+    seed: int
+
+    @cached_property
+    def dead(self) -> np.ndarray:
+        """Ids of the units with only weights of 0 between them and the root: all path
+        values through them are 0.
+        """
+        return np.flatnonzero(self.tree_in.dead | self.tree_out.dead)
+
+    @cached_property
+    def live(self) -> Self:
+        """The skeleton without its dead units, which optimizers and
+        canonical forms do not change.
+        """
+        if not len(self.dead):
+            return self
+        units = np.isin(np.arange(len(self.tree_in.block)), self.dead)
+        tree_in = self.tree_in.without(units)
+        tree_out = tree_in if self.tree_out is self.tree_in else self.tree_out.without(units)
+        return replace(self, tree_in=tree_in, tree_out=tree_out)
+
+    @cached_property
+    def lost(self) -> np.ndarray:
+        """Mask of the ids, derived ones included, that depend on the scale of a dead unit."""
+        mask = np.isin(np.arange(self.graph.num_units + 1), self.dead)
+        lost: np.ndarray = abs(self.graph.expand) @ mask.astype(np.int64) > 0
+        return lost
+
+    @property
+    def in_block(self) -> np.ndarray:
+        """Block of each unit's entering edge."""
+        return self.tree_in.block
+
+    @property
+    def in_index(self) -> np.ndarray:
+        """Flat position of each unit's entering edge."""
+        return self.tree_in.index
+
+    @property
+    def in_forward(self) -> np.ndarray:
+        """Whether paths follow each unit's entering edge in its direction."""
+        return self.tree_in.forward
+
+    @property
+    def out_block(self) -> np.ndarray:
+        """Block of each unit's leaving edge."""
+        return self.tree_out.block
+
+    @property
+    def out_index(self) -> np.ndarray:
+        """Flat position of each unit's leaving edge."""
+        return self.tree_out.index
+
+    @property
+    def out_forward(self) -> np.ndarray:
+        """Whether paths follow each unit's leaving edge in its direction."""
+        return self.tree_out.forward
+
+    def positions(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Flat positions of the edges of ``T_in`` and of ``T_out`` in a parameter."""
+        number = self.graph.index[name]
+        enters, leaves = (
+            tree.index[tree.block == number] for tree in (self.tree_in, self.tree_out)
+        )
+        return enters, leaves
+
+    def mask(self, name: str, *parts: np.ndarray) -> Tensor:
+        """The mask of a parameter at the given flat positions, by default those of both trees."""
+        mask = torch.zeros(self.graph.blocks[self.graph.index[name]].shape, dtype=torch.bool)
+        for part in parts or self.positions(name):
+            mask.view(-1)[torch.from_numpy(part)] = True
+        return mask
+
+    def _masks(self, *sides: int) -> dict[str, Tensor]:
+        names = [block.name for block in self.graph.blocks]
+        return {
+            name: self.mask(name, *(self.positions(name)[side] for side in sides)) for name in names
+        }
+
+    @cached_property
+    def incoming(self) -> dict[str, Tensor]:
+        """Parameter name -> mask of the edges of ``T_in``."""
+        return self._masks(0)
+
+    @cached_property
+    def outgoing(self) -> dict[str, Tensor]:
+        """Parameter name -> mask of the edges of ``T_out``."""
+        return self._masks(1)
+
+    @cached_property
+    def masks(self) -> dict[str, Tensor]:
+        """Parameter name -> mask of all skeleton edges, the paper's ``M``."""
+        return self._masks(0, 1)
+
+    @cached_property
+    def shared(self) -> np.ndarray:
+        """Units whose entering edge is also in ``T_out``."""
+        key_in, key_out = (
+            tree.block * (1 << 40) + tree.index for tree in (self.tree_in, self.tree_out)
+        )
+        return np.flatnonzero(np.isin(key_in, key_out[1:]) & (np.arange(len(key_in)) > 0))
+
+    @cached_property
+    def _chains(self) -> tuple[np.ndarray, np.ndarray]:
+        count = len(self.tree_in.block)
+        if self.graph.forms.shape[0]:
+            # one tree for both directions: there are no p_v
+            every = self.graph.expand.shape[0]
+            return np.zeros(every, np.int64), np.ones(every, np.int64)
+        units = self.shared
+        tree = self.tree_in
+        sign = tree.own[units] * tree.other[units]
+        # p_v = sign * p_parent for every edge in both trees; solved as
+        # components of the doubled graph
+        ends = (
+            np.concatenate([2 * units, 2 * units + 1, [0]]),
+            np.concatenate(
+                [2 * tree.parent[units] + (sign < 0), 2 * tree.parent[units] + (sign > 0), [1]]
+            ),
+        )
+        matrix = coo_array((np.ones(len(ends[0]), bool), ends), shape=(2 * count, 2 * count))
+        _, label = connected_components(matrix, directed=False)
+        plus, minus = label[0::2], label[1::2]
+        key = np.minimum(plus, minus)
+        values, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        number = np.empty(len(values), np.int64)
+        number[order] = np.arange(len(values))
+        positive = plus[first] <= minus[first]
+        # the first unit of a chain represents it, with sign +1
+        signs = np.where((plus <= minus) == positive[inverse], 1, -1)
+        return number[inverse], signs
+
+    @property
+    def chain(self) -> np.ndarray:
+        """``k(v)``: units connected by edges in both trees share one basis path ``p_k``; 0
+        for the root (``p = 0``).
+        """
+        return self._chains[0]
+
+    @property
+    def chain_sign(self) -> np.ndarray:
+        """The sign in ``p_v = +-p_k``."""
+        return self._chains[1]
+
+    @property
+    def num_chains(self) -> int:
+        """Number of distinct non-zero ``p_k``."""
+        return int(self.chain.max(initial=0))
+
+    def prefixes(self, weights: Tensor | None = None) -> Tensor:
+        """``pre_v``: product of the weights along ``T_in`` from the root,
+        shape ``(H + 1 + derived,)``.
+
+        Args:
+            weights: weights of the tree's edges, ``(H + 1,)``; by default those of the model.
+        """
+        values = self.tree_in.gather(self.graph) if weights is None else weights
+        return self._along(self.tree_in, values, entering=True)
+
+    def suffixes(self, weights: Tensor | None = None) -> Tensor:
+        """``s_v``: product of the weights along ``T_out`` to the root,
+        shape ``(H + 1 + derived,)``.
+        """
+        values = self.tree_out.gather(self.graph) if weights is None else weights
+        return self._along(self.tree_out, values, entering=False)
+
+    def _along(self, tree: SpanningTree, values: Tensor, entering: bool) -> Tensor:
+        if self.graph.forms.shape[0]:
+            products = self._along_products(tree, values)
+            return products if entering else products.reciprocal()
+        result = torch.ones_like(values)
+        for units_ in tree.rounds:
+            units = torch.from_numpy(units_)
+            own, other = (
+                torch.from_numpy(sign[units_]).to(values) for sign in (tree.own, tree.other)
+            )
+            step = torch.where(
+                torch.from_numpy(tree.forward[units_]), values[units], values[units].reciprocal()
+            )
+            # a forward entering edge: phi_v = own (log w + other phi_parent); the
+            # other three cases are similar
+            result[units] = step.pow(own) * result[torch.from_numpy(tree.parent[units_])].pow(
+                own * other
+            )
+        return result
+
+    def _along_products(self, tree: SpanningTree, values: Tensor) -> Tensor:
+        """Prefixes of units and derived ids by logarithm and sign, for graphs
+        with products of scales.
+        """
+        expand = self.graph.expand
+        size, negative = values.abs().log().numpy(), (values < 0).numpy().astype(np.int64)
+        log = np.zeros(self.graph.num_units + 1)
+        odd = np.zeros(self.graph.num_units + 1, np.int64)
+        for units in tree.rounds:
+            own, both = tree.own[units], tree.own[units] * tree.other[units]
+            step = np.where(tree.forward[units], own, -own)
+            parents, rest = expand[tree.parent[units]], tree.rest[units]
+            log[units] = step * size[units] + both * (parents @ log) + rest @ log
+            odd[units] = (negative[units] + abs(parents) @ odd + abs(rest) @ odd) % 2
+        log, odd = expand @ log, abs(expand) @ odd
+        return torch.from_numpy(np.exp(log) * np.where(odd % 2, -1.0, 1.0))
+
+    def signs(self) -> Tensor:
+        """Signs of the ``T_out`` weights (Theorem 2 needs them besides path values),
+        +-1, shape ``(num_units,)``.
+        """
+        return self.tree_out.gather(self.graph)[1:].sign()

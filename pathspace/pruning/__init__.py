@@ -1,0 +1,1 @@
+"""Channels: removed, permuted, matched between networks, and compared."""

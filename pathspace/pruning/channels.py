@@ -1,0 +1,429 @@
+"""Channels of a model: slices that can be removed, permuted and matched together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ..capture.capture import capture, check_runs
+from ..capture.captured import Captured
+from ..errors import (
+    SEED,
+    InputError,
+    InputTypeError,
+    UnsupportedError,
+    expect_arguments,
+    expect_numbers,
+)
+from ..inference.channels import Channels, InnerChannels
+from ..inference.interpreter import interpret
+from ..models.finite import check_finite
+from ..models.inputs import arranged
+from ..models.walk import tensors_of
+from ..shown import Shown
+from .declared_sizes import declare_norms
+from .exchangeable import exchangeable
+from .groups import ChannelGroup, alike_channels
+from .importance import importance
+from .kept_channels import is_share, kept_numbers, scalar, share_of, whole_numbers
+from .matching import Matching, by_activations, by_weights, interpolated, permuted, weight_distance
+from .removal import Adjustments, Cut, CutTester, check_same, masked, without
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Keep = float | Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelGroups(Shown):
+    """All channels of a model, made by :func:`channels`.
+
+    Attributes:
+        model: the model.
+        groups: its groups of channels, in the order of the model's tensors.
+    """
+
+    model: nn.Module
+    groups: tuple[ChannelGroup, ...]
+    _inputs: tuple[tuple[Any, ...], Mapping[str, Any]] = field(repr=False)
+    _adjustments: Adjustments = field(default_factory=dict, repr=False)
+
+    def __len__(self) -> int:
+        """Number of groups."""
+        return len(self.groups)
+
+    def __iter__(self) -> Iterator[ChannelGroup]:
+        """One group after the other."""
+        return iter(self.groups)
+
+    def __getitem__(self, key: int | str) -> ChannelGroup:
+        """A group by its number, or its name."""
+        if isinstance(key, int) and -len(self.groups) <= key < len(self.groups):
+            return self.groups[key]
+        found = next((group for group in self.groups if group.name == key), None)
+        if found is None:
+            names = ", ".join(group.name for group in self.groups[:8])
+            raise InputError(f"There is no channel group {key!r}; the first groups are {names}.")
+        return found
+
+    def __rich__(self) -> Table:
+        from rich import box
+        from rich.markup import escape
+        from rich.table import Table
+
+        table = Table(box=box.SIMPLE, title="Groups of channels", title_justify="left")
+        table.add_column("written by")
+        for heading in ("channels", "tensors"):
+            table.add_column(heading, justify="right")
+        table.add_column("why channels cannot be removed")
+        for group in self.groups:
+            tensors = len({name for name, _ in group.slices})
+            table.add_row(escape(group.name), str(len(group)), str(tensors), escape(group.reason))
+        return table
+
+    @cached_property
+    def refused(self) -> dict[str, str]:
+        """Group -> why its channels cannot be left out: what mixes them, or what in the
+        model's code stands against it.
+
+        Found by trying: half of the channels of every group are left out of a copy with random
+        numbers, and its outputs are compared with those of the masked copy.
+        """
+        found = {group.name: group.reason for group in self.groups if group.reason}
+        cuts = {
+            group.name: self._cut(group, torch.arange(0, len(group), 2))
+            for group in self.groups
+            if not group.reason
+        }
+        return found | CutTester.of(self.model, self._inputs, self._adjustments).refusals(cuts)
+
+    @property
+    def removable(self) -> tuple[ChannelGroup, ...]:
+        """Groups whose channels can be left out."""
+        return tuple(group for group in self.groups if group.name not in self.refused)
+
+    def importance(self, by: str = "weights") -> dict[str, Tensor]:
+        """Importance of each channel.
+
+        Args:
+            by: ``"weights"`` (length of the vector of all its weights), ``"paths"`` (the
+                same after balancing, with scales fixed that a normalisation hides: equal for
+                all rescaled models), or ``"gradients"`` (first-order change of the loss
+                without it, from ``.grad``).
+
+        Returns:
+            Group -> numbers, shape ``(channels,)``.
+
+        Raises:
+            InputError: unknown ``by``, or gradients are missing.
+        """
+        check_finite(self.model, ())
+        scores = importance(self.model, self._inputs, by)
+        return {group.name: scores(group.slices, group.readers) for group in self.groups}
+
+    def remove(self, keep: Keep = 0.5, by: str = "weights") -> nn.Module:
+        """A smaller model that computes the same as :meth:`masked`; both are run and compared.
+
+        Args:
+            keep: the share of channels to keep in every group where that is possible, or, by group,
+                a share, a boolean mask, or the numbers of the channels to keep.
+            by: what to keep where a share is given, see :meth:`importance`.
+
+        Returns:
+            A new model; this one does not change.
+
+        Raises:
+            InputError: unknown groups or channels, or nothing would be left.
+            UnsupportedError: channels of this group, or all channels, cannot be
+                removed, with the reason.
+
+        Example:
+            >>> import torch, pathspace as ps
+            >>> model = torch.nn.Sequential(
+            ...     torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 2)
+            ... )
+            >>> ps.channels(model, torch.randn(1, 4)).remove(0.25)
+            Sequential(
+              (0): Linear(in_features=4, out_features=2, bias=True)
+              (1): GELU(approximate='none')
+              (2): Linear(in_features=2, out_features=2, bias=True)
+            )
+        """
+        if not isinstance(keep, Mapping) and share_of(keep) < 1 and not self.removable:
+            reasons = (
+                "; ".join(dict.fromkeys(self.refused.values())) or "nothing in it is a channel"
+            )
+            raise UnsupportedError(
+                f"No channel of {type(self.model).__name__} can be removed ({reasons}); use the"
+                " model unchanged."
+            )
+        cuts = self._cuts(keep, by)
+        found = self._checked(
+            self.model, lambda model: (without(model, cuts, self._adjustments), masked(model, cuts))
+        )
+        declare_norms(found, *self._inputs)
+        return found
+
+    def masked(self, keep: Keep = 0.5, by: str = "weights") -> nn.Module:
+        """The model at its full size, with zeros in the weights that read the removed channels.
+
+        Args:
+            keep: see :meth:`remove`.
+            by: see :meth:`remove`.
+
+        Returns:
+            A new model.
+        """
+        return masked(self.model, self._cuts(keep, by))
+
+    def kept(self, keep: Keep = 0.5, by: str = "weights") -> dict[str, Tensor]:
+        """Numbers of the channels that :meth:`remove` keeps, by group.
+
+        Args:
+            keep: see :meth:`remove`.
+            by: see :meth:`remove`.
+
+        Returns:
+            Group -> ascending numbers of channels, for every group of which some are left out.
+        """
+        if isinstance(keep, Mapping):
+            chosen = {self[name].name: scalar(value) for name, value in keep.items()}
+        else:
+            chosen = {group.name: share_of(keep) for group in self.removable}
+        scores = self.importance(by) if any(map(is_share, chosen.values())) else {}
+        found = {}
+        for name, value in chosen.items():
+            numbers = kept_numbers(name, len(self[name]), value, scores.get(name))
+            if len(numbers) == len(self[name]):
+                continue
+            if name in self.refused:
+                raise UnsupportedError(
+                    f"Channels of {name!r} cannot be removed: {self.refused[name]}; keep all of"
+                    " them."
+                )
+            found[name] = numbers
+        return found
+
+    def permute(self, orders: Mapping[str, Any]) -> nn.Module:
+        """The same function with channels in another order; both models are run and compared.
+
+        Args:
+            orders: group -> number of the channel that comes first, second, ...
+
+        Returns:
+            A new model.
+
+        Raises:
+            InputError: unknown groups, or no order of all channels.
+            InputTypeError: ``orders`` is not a mapping, or an order has no numbers.
+            UnsupportedError: these channels cannot be permuted.
+
+        Example:
+            >>> import torch, pathspace as ps
+            >>> model = torch.nn.Sequential(
+            ...     torch.nn.Linear(1, 2), torch.nn.GELU(), torch.nn.Linear(2, 1)
+            ... )
+            >>> other = ps.channels(model, torch.randn(1, 1)).permute({"0.weight": [1, 0]})
+            >>> bool((other[0].weight == model[0].weight.flip(0)).all())
+            True
+        """
+        if not isinstance(orders, Mapping):
+            raise InputTypeError(
+                f"permute found a {type(orders).__name__}, expected a dict from groups to numbers"
+                " of channels."
+            )
+        chosen = {}
+        for name, order in orders.items():
+            chosen[self[name].name] = numbers = whole_numbers(name, order).long().reshape(-1)
+            if sorted(numbers.tolist()) != list(range(len(self[name]))):
+                raise InputError(
+                    f"{name!r} found no permutation of its {len(self[name])} channels; give every"
+                    " number once."
+                )
+        return self._permuted(self.model, chosen)
+
+    def _permuted(self, model: nn.Module, orders: Mapping[str, Tensor]) -> nn.Module:
+        slices = {group.name: group.slices for group in self.groups}
+        return self._checked(model, lambda one: (permuted(one, slices, orders), one))
+
+    def _checked(
+        self, model: nn.Module, change: Callable[[nn.Module], tuple[nn.Module, nn.Module]]
+    ) -> nn.Module:
+        """A changed model, after a comparison with what should have the same outputs.
+
+        They are also compared with random numbers in the place of biases and gains, because
+        rectifiers that are off on the example inputs hide differences.
+        """
+        found, wanted = change(model)
+        check_same(found, wanted, *self._inputs)
+        tester = CutTester.of(model, self._inputs, self._adjustments)
+        check_same(*change(tester.model), tester.args, tester.kwargs)
+        return found
+
+    def match(
+        self, other: nn.Module, by: str = "weights", inputs: Any = None, seed: int = 0
+    ) -> Matching:
+        """Permute the channels of another model of the same architecture into
+        the order of this model.
+
+        Args:
+            other: the other model; it does not change.
+            by: ``"weights"`` (largest ``sum a b`` over all parameters) or ``"activations"``
+                (largest correlation of what weights read, on ``inputs``).
+            inputs: a tensor, a tuple of positional inputs, or a mapping from names of inputs; the
+                example inputs by default.
+            seed: draws the order in which groups are visited.
+
+        Returns:
+            The other model in the new order, with distances before and after.
+
+        Raises:
+            CaptureError: a model fails on ``inputs``.
+            InputError: unknown ``by``, or a model of another architecture.
+            InputTypeError: ``other`` is not a model.
+            UnsupportedError: channels cannot be permuted.
+
+        Example:
+            >>> import torch, pathspace as ps
+            >>> model = torch.nn.Sequential(
+            ...     torch.nn.Linear(3, 5), torch.nn.GELU(), torch.nn.Linear(5, 2)
+            ... )
+            >>> groups = ps.channels(model, torch.randn(1, 3))
+            >>> shuffled = groups.permute({"0.weight": [3, 1, 4, 0, 2]})
+            >>> groups.match(shuffled).after
+            0.0
+        """
+        expect_arguments("match", model=other)
+        expect_numbers("match", SEED, seed=seed)
+        shapes = {name: tensor.shape for name, tensor in tensors_of(other).items()}
+        if shapes != {name: tensor.shape for name, tensor in tensors_of(self.model).items()}:
+            raise InputError(
+                f"match found a {type(other).__name__} with other tensors, expected the same"
+                " architecture."
+            )
+        for model in (self.model, other):
+            check_finite(model, ())
+        if by == "weights":
+            orders = by_weights(
+                self.model, other, {group.name: group.slices for group in self.groups}, seed
+            )
+        elif by == "activations":
+            some = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+            given = self._inputs if inputs is None else arranged(self.model, some)
+            for model in (self.model, other):
+                check_runs(model, *given)
+            read = [(group.name, group.slices, group.readers) for group in self.groups]
+            orders = by_activations(self.model, other, read, given)
+        else:
+            raise InputError(f"match found by={by!r}, expected 'weights' or 'activations'.")
+        moved = self._permuted(other, orders)
+        return Matching(
+            moved, orders, weight_distance(self.model, other), weight_distance(self.model, moved)
+        )
+
+    def interpolate(self, other: nn.Module | Matching, t: float = 0.5) -> nn.Module:
+        """A new model between this one (``t = 0``) and another (``t = 1``), tensor by tensor.
+
+        Args:
+            other: a model of the same architecture, or what :meth:`match` found.
+            t: where between them.
+
+        Returns:
+            A new model; statistics of its batch norms may have to be computed again.
+
+        Raises:
+            InputError: the models have other tensors, or ``t`` is not finite.
+            InputTypeError: ``other`` is neither a model nor a matching, or ``t`` is not a number.
+        """
+        two = other.model if isinstance(other, Matching) else other
+        expect_arguments("interpolate", model=two)
+        expect_numbers("interpolate", "a number", t=t)
+        return interpolated(self.model, two, t)
+
+    def _cuts(self, keep: Keep, by: str) -> list[Cut]:
+        return [self._cut(self[name], numbers) for name, numbers in self.kept(keep, by).items()]
+
+    @staticmethod
+    def _cut(group: ChannelGroup, kept: Tensor) -> Cut:
+        return Cut(group.slices, group.readers, kept)
+
+    def __repr__(self) -> str:
+        """How many groups and channels there are."""
+        count = sum(len(group) for group in self.groups)
+        return (
+            f"ChannelGroups({type(self.model).__name__}, {count} channels in {len(self.groups)}"
+            " groups)"
+        )
+
+
+def channels(
+    model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = None
+) -> ChannelGroups:
+    """Find the channels of a model: slices of its parameters and buffers that can be
+    removed or permuted together.
+
+    Elements that an elementwise operation combines belong to one channel, whatever the function:
+    channels pass activation functions, normalisations, gates and residual connections. The features
+    of an attention head make one channel, with its queries, keys and values; so do the channels of
+    a group of a grouped convolution. Where an operation mixes channels among themselves (layer
+    norm, softmax) they can be permuted, but none can be removed.
+
+    Args:
+        model: any module that :func:`pathspace.trace` can capture.
+        *args: example inputs, positional.
+        kwargs: example inputs by keyword.
+
+    Returns:
+        The groups of channels.
+
+    Raises:
+        CaptureError: the model fails on these inputs or cannot be captured.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Conv2d(3, 8, 3),
+        ...     torch.nn.BatchNorm2d(8),
+        ...     torch.nn.ReLU(),
+        ...     torch.nn.Conv2d(8, 2, 3),
+        ... )
+        >>> groups = ps.channels(model, torch.randn(1, 3, 9, 9))
+        >>> groups[0]
+        ChannelGroup('0.weight', 8 channels in 7 places)
+    """
+    return ChannelGroups(
+        model, channel_groups(capture(model, args, kwargs), model), arranged(model, args, kwargs)
+    )
+
+
+def channel_groups(captured: Captured, model: nn.Module) -> tuple[ChannelGroup, ...]:
+    """The groups of channels of a captured model.
+
+    Args:
+        captured: the capture.
+        model: the model, or another of the same architecture.
+    """
+    with torch.device("cpu"), torch.inference_mode(False):
+        found, _ = interpret(captured, Channels)
+        alike = list(alike_channels(found, model, set()))
+        if found.several:
+            known = {side for group in alike for side in group.slices}
+            alike += alike_channels(interpret(captured, InnerChannels)[0], model, known)
+    return tuple(_named(exchangeable(alike, captured)))
+
+
+def _named(found: Iterable[ChannelGroup]) -> Iterator[ChannelGroup]:
+    """Give groups that one tensor writes different names."""
+    met: set[str] = set()
+    for group in found:
+        name = group.name
+        numbered = (name if n == 1 else f"{name} ({n})" for n in range(1, len(met) + 2))
+        name = next(option for option in numbered if option not in met)
+        met.add(name)
+        yield replace(group, name=name)

@@ -1,0 +1,189 @@
+"""Which channels of a group can change places, measured on the captured graph.
+
+Channels with the same layout in the same tensors may still be treated differently: a part of them
+passes another function, or a constant, an input or a buffer that other channels use as well meets
+each of them. A graph with random weights computes something else then when they change places.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from ..capture.captured import Captured
+from ..inference.random_run import DoubleRun, as_float64, graph_outputs, graph_values
+from ..models.quiet import quiet
+from ..models.random_state import seed_torch
+from ..models.running import distance
+from .groups import ChannelGroup
+from .matching import ordered
+
+# differences above this, relative to the largest output, are not rounding errors of float64
+ROUNDING = 1e-7
+# how often weights are drawn, and of how many weights on two draws are enough: rectifiers that are
+# on hide differences in small models
+DRAWS, MANY = 4, 100_000
+# largest number of tests for the channels of one group
+RUNS = 64
+# models with more weights are not measured: it needs two copies of them in float64
+LARGE = 1 << 28
+# groups with so few channels may be permuted alike by chance
+FEW = 3
+ROUNDS = 3
+
+
+def exchangeable(groups: Sequence[ChannelGroup], captured: Captured) -> list[ChannelGroup]:
+    """Groups whose channels can be permuted; others in parts for which this holds.
+
+    Args:
+        groups: channels with the same layout.
+        captured: the model. Nothing is measured, and the groups are returned, if it has no values,
+            random results, or too many weights: then only :meth:`ChannelGroups.permute` compares.
+    """
+    drawn = RandomisedGraph.of(captured, groups)
+    if drawn is None:
+        return list(groups)
+    found = list(groups)
+    for _ in range(ROUNDS):
+        wrong = drawn.wrong(found)
+        if not wrong:
+            break
+        found = [
+            part for group in found for part in (drawn.parts(group) if group in wrong else [group])
+        ]
+    return found
+
+
+@dataclass
+class RandomisedGraph:
+    """A captured graph with random weights, drawn several times.
+
+    Attributes:
+        captured: the model.
+        draws: parameters and buffers in float64 by name, with the outputs.
+        generator: draws the orders of channels.
+    """
+
+    captured: Captured
+    draws: Sequence[tuple[Mapping[str, Tensor], Sequence[Tensor]]]
+    generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(1))
+
+    @classmethod
+    def of(cls, captured: Captured, groups: Sequence[ChannelGroup]) -> RandomisedGraph | None:
+        """The graph with its draws, or ``None`` if nothing can be measured."""
+        size = sum(p.numel() for p in captured.parameters.values())
+        if not groups or size > LARGE:
+            return None
+        moving = {name for group in groups for name, _ in group.slices}
+        try:
+            drawn = [_drawn(captured, moving, seed) for seed in range(2 if size > MANY else DRAWS)]
+            draws = [(tensors, _outputs(captured, tensors, 0)) for tensors in drawn]
+            again = _outputs(captured, drawn[0], 1)
+        except Exception:  # (the graph does not run in float64, or on random inputs)
+            return None
+        random = distance(again, draws[0][1]) > ROUNDING
+        return None if random or not all(outputs for _, outputs in draws) else cls(captured, draws)
+
+    def same(self, groups: Iterable[ChannelGroup]) -> bool:
+        """Whether the outputs stay when the channels of each group go round."""
+        slices = {str(number): group.slices for number, group in enumerate(groups)}
+        for tensors, wanted in self.draws:
+            orders = {}
+            for name, sides in slices.items():
+                # a random cycle moves every channel
+                cycle = torch.randperm(len(next(iter(sides.values()))), generator=self.generator)
+                orders[name] = torch.empty_like(cycle)
+                orders[name][cycle] = cycle.roll(1)
+            found = _outputs(self.captured, ordered(tensors, slices, orders), 0)
+            if distance(found, wanted) > ROUNDING:
+                return False
+        return True
+
+    def wrong(self, groups: Sequence[ChannelGroup]) -> list[ChannelGroup]:
+        """The groups whose channels cannot be permuted."""
+        few = [group for group in groups if len(group) <= FEW]
+        coded = [
+            [group for number, group in enumerate(few) if number >> bit & 1]
+            for bit in range(len(few).bit_length())
+        ]
+        found = (group for some in (groups, *coded) for group in self._wrong(some))
+        return list(dict.fromkeys(found))
+
+    def _wrong(self, groups: Sequence[ChannelGroup]) -> list[ChannelGroup]:
+        if not groups or self.same(groups):
+            return []
+        half = len(groups) // 2
+        return self._wrong(groups[:half]) + self._wrong(groups[half:]) if half else list(groups)
+
+    def parts(self, group: ChannelGroup) -> list[ChannelGroup]:
+        """The largest sets of at least two channels that can be permuted; none if there are many
+        kinds of channels.
+        """
+        left = iter(range(RUNS))
+        sets: list[list[int]] = []
+        every, half = list(range(len(group))), len(group) // 2
+        halves = (self._alike(group, some, left) for some in (every[:half], every[half:]))
+        for part in itertools.chain(*halves):
+            for other in sets:
+                if next(left, None) is None:
+                    return []
+                if self.same([_part(group, [other[0], part[0]])]):
+                    other += part
+                    break
+            else:
+                sets.append(part)
+        return [_part(group, sorted(some)) for some in sets if len(some) > 1]
+
+    def _alike(
+        self, group: ChannelGroup, channels: list[int], left: Iterator[int]
+    ) -> Iterator[list[int]]:
+        """Runs of channels that can be permuted, found by halving."""
+        alone = len(channels) == 1 or next(left, None) is None
+        if alone or self.same([_part(group, channels)]):
+            yield channels
+            return
+        half = len(channels) // 2
+        yield from self._alike(group, channels[:half], left)
+        yield from self._alike(group, channels[half:], left)
+
+
+def _part(group: ChannelGroup, channels: Sequence[int]) -> ChannelGroup:
+    rows = torch.tensor(channels)
+    return replace(group, slices={side: where[rows] for side, where in group.slices.items()})
+
+
+def _drawn(captured: Captured, moving: set[str], seed: int) -> dict[str, Tensor]:
+    """Random values in float64 for parameters; buffers keep theirs, or multiples of them if they
+    have channels.
+    """
+    generator, found = torch.Generator().manual_seed(seed), dict[str, Tensor]()
+    for name, tensor in (*captured.parameters.items(), *captured.buffers.items()):
+        own = as_float64(tensor.detach().clone())
+        if own.is_floating_point() and name in captured.parameters:
+            # (rectifiers are off for some of the samples)
+            noise = torch.randn(own.shape, generator=generator, dtype=torch.float64)
+            rows = own.shape[0] if own.numel() > max(own.shape, default=1) else own.numel()
+            own = noise.to(own.device) * (rows / max(own.numel(), 1)) ** 0.5
+        elif own.is_floating_point() and name in moving:
+            factor = 0.5 + torch.rand(own.shape, generator=generator, dtype=torch.float64)
+            own = own * factor.to(own.device)
+        found[name] = own
+    return found
+
+
+@torch.no_grad()
+def _outputs(captured: Captured, tensors: Mapping[str, Tensor], seed: int) -> list[Tensor]:
+    """Outputs on the same inputs for every seed, which draws what is random in the graph; none
+    without values.
+    """
+    values = graph_values(captured, tensors.get)
+    if values is None:
+        return []
+    with quiet():
+        seed_torch(seed)
+        found = DoubleRun(captured.graph).run(*map(as_float64, values))
+    return [leaf.double() for leaf in graph_outputs(captured, found)]

@@ -1,0 +1,296 @@
+"""The order of one model's channels that matches another model best."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor, nn
+
+from ..errors import InputError, UnsupportedError
+from ..inference.channels import Side
+from ..models.copies import safe_deepcopy
+from ..models.running import outputs
+from ..models.walk import module_at, tensors_of
+
+Orders = Mapping[str, Tensor]
+Slices = Mapping[str, Mapping[Side, Tensor]]
+
+SWEEPS = 50
+# the agreement of copies of one network, relative to its largest possible value, is at least this
+COPIES = 0.99
+
+
+@dataclass(frozen=True, eq=False)
+class Matching:
+    """A model with its channels in the order of another model's, from ``groups.match``.
+
+    Attributes:
+        model: the model with its channels in that order; its function is unchanged.
+        orders: group -> numbers of the channels in the new order.
+        before: distance ``(sum (a - b)^2)^(1/2)`` of the weights of both models as given.
+        after: the same distance with the channels in the new order.
+    """
+
+    model: nn.Module
+    orders: Orders
+    before: float
+    after: float
+
+
+@torch.no_grad()
+def permuted(model: nn.Module, slices: Slices, orders: Orders) -> nn.Module:
+    """A copy of a model with its channels in another order.
+
+    Args:
+        model: the model.
+        slices: group -> (tensor, dimension) -> positions, shape ``(channels, positions)``.
+        orders: group -> numbers of the channels in the new order.
+    """
+    copy = safe_deepcopy(model)
+    tensors = tensors_of(copy)
+    for name, moved in ordered(tensors, slices, orders).items():
+        if moved is not tensors[name]:
+            tensors[name].copy_(moved)
+    return copy
+
+
+def _moved(tensor: Tensor, dim: int, where: Tensor, order: Tensor) -> Tensor:
+    index = torch.arange(tensor.shape[dim])
+    index[where.reshape(-1)] = where[order].reshape(-1)
+    return tensor.index_select(dim, index.to(tensor.device))
+
+
+def real(tensor: Tensor) -> Tensor:
+    """A tensor in float64 on the processor, complex numbers as pairs along a new last dimension."""
+    own = tensor.detach().cpu()
+    return torch.view_as_real(own.to(torch.complex128)) if own.is_complex() else own.double()
+
+
+def weight_distance(one: nn.Module, two: nn.Module) -> float:
+    """``(sum (a - b)^2)^(1/2)`` over all parameters."""
+    pairs = zip(one.parameters(), two.parameters(), strict=True)
+    result: float = float(sum(float((real(a) - real(b)).square().sum()) for a, b in pairs)) ** 0.5
+    return result
+
+
+@torch.no_grad()
+def by_weights(
+    one: nn.Module, two: nn.Module, slices: Slices, seed: int = 0, starts: int = 3
+) -> dict[str, Tensor]:
+    """Orders of the second model's channels that maximise ``sum a b`` over all
+    parameters, group by group.
+
+    Coordinate ascent with a linear assignment in each step (weight matching, Ainsworth et al.
+    2023, Algorithm 1), repeated with several random orders of groups; the best result is kept.
+    If sorting channels by size already shows that the models are copies of one network, the
+    ascent starts from that order.
+
+    Args:
+        one: the reference model.
+        two: the model whose channels are reordered.
+        slices: see :func:`permuted`.
+        seed: seed of the random orders of groups.
+        starts: number of repetitions.
+
+    Returns:
+        Group -> order.
+    """
+    a = {name: real(p) for name, p in one.named_parameters()}
+    squares = [
+        sum(float(real(p).square().sum()) for p in model.parameters()) for model in (one, two)
+    ]
+    bound = (squares[0] * squares[1]) ** 0.5
+    best: tuple[float, dict[str, Tensor]] = (-float("inf"), {})
+    generator = torch.Generator().manual_seed(seed)
+    names = list(slices)
+    given = {name: real(p) for name, p in two.named_parameters()}
+    start = {name: torch.arange(len(next(iter(slices[name].values())))) for name in names}
+    by_size = _by_size(a, given, slices)
+    if _agreement(a, sorted_ := ordered(given, slices, by_size)) >= COPIES * bound:
+        given, start = sorted_, by_size
+    for _ in range(starts):
+        b, orders = dict(given), dict(start)
+        for _ in range(SWEEPS):
+            gained = 0.0
+            for number in torch.randperm(len(names), generator=generator).tolist():
+                gained += _improve(a, b, slices[names[number]], orders, names[number])
+            if gained <= 1e-9:
+                break
+        total = _agreement(a, b)
+        if total > best[0]:
+            best = (total, orders)
+        # |a| |b| is an upper bound for every order
+        if total >= (1 - 1e-12) * bound:
+            break
+    return best[1]
+
+
+def _agreement(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+    return sum(float((a[name] * b[name]).sum()) for name in a)
+
+
+def ordered(tensors: Mapping[str, Tensor], slices: Slices, orders: Orders) -> dict[str, Tensor]:
+    """Tensors by name with channels in another order, see :func:`permuted`."""
+    result = dict(tensors)
+    for name, order in orders.items():
+        for (tensor, dim), where in slices[name].items():
+            if tensor in result:
+                result[tensor] = _moved(result[tensor], dim, where, order)
+    return result
+
+
+def _by_size(a: Mapping[str, Tensor], b: Mapping[str, Tensor], slices: Slices) -> dict[str, Tensor]:
+    """Match channels by the ranks of their sizes, which the order of other groups does not change.
+
+    Sums of cubes: a balanced gauge makes sums of squares equal for all units that nothing enters.
+    """
+    orders = {}
+    for name, sides in slices.items():
+        ranks = []
+        for held in (a, b):
+            size = torch.zeros(len(next(iter(sides.values()))), dtype=torch.float64)
+            for (tensor, dim), where in sides.items():
+                if tensor in held:
+                    size += held[tensor].movedim(dim, 0)[where].flatten(1).abs().pow(3).sum(1)
+            ranks.append(size.argsort())
+        orders[name] = ranks[1][ranks[0].argsort()]
+    return orders
+
+
+def _improve(
+    a: Mapping[str, Tensor],
+    b: dict[str, Tensor],
+    sides: Mapping[Side, Tensor],
+    orders: dict[str, Tensor],
+    name: str,
+) -> float:
+    """Apply the best order of one group, with all others fixed; return the gain in agreement."""
+    like = torch.zeros(len(orders[name]), len(orders[name]), dtype=torch.float64)
+    own = {side: where for side, where in sides.items() if side[0] in a}
+    for (tensor, dim), where in own.items():
+        rows = [held[tensor].movedim(dim, 0)[where].flatten(1) for held in (a, b)]
+        like += rows[0] @ rows[1].T
+    best = torch.from_numpy(linear_sum_assignment(like.numpy(), maximize=True)[1])
+    count = torch.arange(len(best))
+    gain = float(like[count, best].sum() - like.diagonal().sum())
+    if gain <= 1e-12 * float(like.abs().sum()):
+        return 0.0
+    before = sum(float((a[tensor] * b[tensor]).sum()) for tensor, _ in own)
+    moved = dict(b)
+    for (tensor, dim), where in own.items():
+        moved[tensor] = _moved(moved[tensor], dim, where, best)
+    # (if a tensor has the group along two dimensions, the assignment may not be an improvement)
+    gain = sum(float((a[tensor] * moved[tensor]).sum()) for tensor, _ in own) - before
+    if gain <= 0:
+        return 0.0
+    b.update(moved)
+    orders[name] = orders[name][best]
+    return gain
+
+
+def by_activations(
+    one: nn.Module,
+    two: nn.Module,
+    groups: Iterable[tuple[str, Mapping[Side, Tensor], frozenset[Side]]],
+    inputs: Any,
+) -> dict[str, Tensor]:
+    """Orders of the second model's channels that maximise the correlation of the layers' inputs."""
+    kept = list(groups)
+    sides = {name: sorted(readers) for name, _, readers in kept}
+    features = [
+        _read(model, {side for some in sides.values() for side in some}, inputs)
+        for model in (one, two)
+    ]
+    orders = {}
+    for name, slices, _ in kept:
+        seen = [side for side in sides[name] if all(side[0] in held for held in features)]
+        if not seen:
+            weights = ", ".join(repr(weight) for weight, _ in sides[name]) or "no weight"
+            raise UnsupportedError(
+                f"match found the channels of {name!r} read by {weights}, expected a linear or"
+                " convolutional layer, whose inputs can be observed; use by='weights'."
+            )
+        like = torch.zeros(len(slices[seen[0]]), len(slices[seen[0]]), dtype=torch.float64)
+        for side in seen:
+            if len(features[0][side[0]]) < 2:
+                raise InputError(
+                    f"match found one sample of what {side[0]!r} reads, expected several to"
+                    " correlate; pass more inputs, or use by='weights'."
+                )
+            rows = [_standard(held[side[0]][:, slices[side]]) for held in features]
+            like = like + torch.einsum("nap,nbp->ab", *rows)
+        orders[name] = torch.from_numpy(linear_sum_assignment(like.numpy(), maximize=True)[1])
+    return orders
+
+
+def _standard(values: Tensor) -> Tensor:
+    centred = values - values.mean(0, keepdim=True)
+    return centred / centred.square().sum((0, 2), keepdim=True).sqrt().clamp(min=1e-12)
+
+
+def _read(
+    model: nn.Module, sides: set[Side], inputs: tuple[Sequence[Any], Mapping[str, Any]]
+) -> dict[str, Tensor]:
+    """Inputs of linear and convolutional layers, recorded by hooks: weight ->
+    ``(samples, features)``.
+    """
+    found: dict[str, list[Tensor]] = {}
+    # (a copy, because the model may write into its buffers)
+    model = safe_deepcopy(model)
+    for name, dim in sides:
+        place, _, own = name.rpartition(".")
+        layer = module_at(model, place)
+        # (a weight that is used transposed elsewhere reads other channels there)
+        transposed = isinstance(layer, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d)
+        if (
+            own == "weight"
+            and isinstance(layer, nn.Linear | nn.modules.conv._ConvNd)
+            and dim == 1 - transposed
+        ):
+            # (counted from the end: a single sample needs no batch dimension)
+            channels = -1 if isinstance(layer, nn.Linear) else 1 - layer.weight.dim()
+
+            def hook(
+                _module: nn.Module,
+                args: tuple[Any, ...],
+                kwargs: dict[str, Any],
+                name: str = name,
+                channels: int = channels,
+            ) -> None:
+                # (a copy, because the model may overwrite it)
+                x = (
+                    (args[0] if args else kwargs["input"])
+                    .detach()
+                    .to("cpu", torch.float64, copy=True)
+                )
+                rows = x.movedim(channels, -1).reshape(-1, x.shape[channels])
+                found.setdefault(name, []).append(rows)
+
+            layer.register_forward_pre_hook(hook, with_kwargs=True)
+    outputs(model, *inputs)
+    # (a layer may be called several times)
+    return {name: torch.cat(rows) for name, rows in found.items()}
+
+
+@torch.no_grad()
+def interpolated(one: nn.Module, two: nn.Module, t: float) -> nn.Module:
+    """``(1 - t) a + t b`` for every parameter and buffer but integers and masks, which are
+    those of the first model.
+
+    Raises:
+        InputError: the second model lacks a tensor of the first, or has it in another shape.
+    """
+    copy, other = safe_deepcopy(one), tensors_of(two)
+    for name, tensor in tensors_of(copy).items():
+        if name not in other or other[name].shape != tensor.shape:
+            raise InputError(
+                f"interpolate found no {name!r} of shape {tuple(tensor.shape)} in the second model,"
+                " expected two models of one architecture."
+            )
+        if tensor.is_floating_point() or tensor.is_complex():
+            tensor.copy_(tensors_of(one)[name].detach().lerp(other[name].detach().to(tensor), t))
+    return copy
