@@ -24,12 +24,11 @@ from pathspace.errors import (
     expect_arguments,
     expect_numbers,
 )
-from pathspace.models.checkpointing import never_recomputed
 from pathspace.models.copies import safe_deepcopy
-from pathspace.models.functional_call import evaluate
 from pathspace.models.inputs import check_inputs
-from pathspace.models.quiet import quiet
-from pathspace.models.random_state import torch_kept
+from pathspace.models.isolation import quiet, torch_kept
+from pathspace.models.modes import never_recomputed
+from pathspace.models.running import evaluate
 
 from .model_calls import arguments, float64_errors_explained, main_output
 from .real_tensors import in_float64

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from pathspace.errors import InputError, UnsupportedError
-from pathspace.models.checkpointing import never_recomputed
 from pathspace.models.copies import safe_deepcopy
-from pathspace.models.functional_call import evaluate
 from pathspace.models.inputs import arranged, check_inputs
+from pathspace.models.modes import never_recomputed
+from pathspace.models.running import evaluate
 from pathspace.reduction import ReductionGraph
 
 from .gauge_directions import gauge_directions, hashing, random_combinations

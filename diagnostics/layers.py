@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_map
 from pathspace.capture.refusals import check_capturable, first_line
 from pathspace.errors import CaptureError
 from pathspace.inference.registry import facts_of
-from pathspace.models.checkpointing import never_recomputed
 from pathspace.models.inputs import arranged, check_inputs, describe_inputs
+from pathspace.models.modes import never_recomputed
 from pathspace.models.values import require_values
 
 from .model_calls import main_output

@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_map
 
 from pathspace.cli.target import find_object
 from pathspace.errors import InputError, InputTypeError
+from pathspace.models.isolation import torch_kept
 from pathspace.models.nested import leaves
-from pathspace.models.random_state import torch_kept
 
 Function = Callable[[Any, Any], Tensor]
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathspace.models.quiet import quiet
+from pathspace.models.isolation import quiet
 from pathspace.models.values import require_runnable
 
 from .addition_hooks import Addition, End, Kinds, Site, Sites

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 import torch.utils.checkpoint as torch_checkpoint
 
-from pathspace.models.checkpointing import GENERATOR, enters_gradient, replace_reentrant
+from pathspace.models.modes import GENERATOR, enters_gradient, replace_reentrant
 
 
 class Follower(Protocol):

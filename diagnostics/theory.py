@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 
 from pathspace.inference.registry import FACTS
 from pathspace.models.copies import safe_deepcopy
-from pathspace.models.random_state import torch_kept
+from pathspace.models.isolation import torch_kept
 
 from .layers import Call
 from .meanfield import Function, gaussian_mean, slope

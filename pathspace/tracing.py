@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from .capture.aliasing import storage_of
 from .capture.capture import capture
 from .capture.hidden import hidden, still_hidden
-from .capture.shared_memory import storage_of
 from .capture.size_decisions import SizeRecorder, other_ways
 from .capture.sizes import recapture, sentence, thin
 from .errors import InputError

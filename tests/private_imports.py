@@ -16,7 +16,7 @@ def private_imports(source: str) -> Iterator[tuple[int, str]]:
     call that imports a module of them by a string, which import contracts do not see.
 
     Example:
-        >>> list(private_imports("from pathspace.models.eps import _folded"))
+        >>> list(private_imports("from pathspace.models.modes import _folded"))
         [(1, '_folded')]
         >>> list(private_imports("import_module('training.optim')"))
         [(1, 'training.optim')]

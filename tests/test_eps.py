@@ -17,8 +17,8 @@ from pathspace.evidence.gradient_balance import (
     random_loss_gradients,
     rounded_otherwise,
 )
-from pathspace.models.eps import without_eps
-from pathspace.models.functional_call import evaluate
+from pathspace.models.modes import without_eps
+from pathspace.models.running import evaluate
 from pathspace.training import PathSGD
 
 NORMS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -14,7 +14,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from pathspace.cli import main as cli
-from pathspace.cli.next_step import STEPS, next_step
+from pathspace.cli.errors import STEPS, next_step
 from pathspace.training.experiments.data import SOURCES
 
 NET = """

@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import (
 )
 
 import pathspace as ps
-from pathspace.models.packing import equal_lengths, of_equal_lengths
+from pathspace.models.inputs import equal_lengths, of_equal_lengths
 
 pytestmark = pytest.mark.usefixtures("no_rule_fails")
 LENGTHS = torch.tensor([3, 6, 2])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pathspace.models.patched_attributes import replaced
+from pathspace.models.isolation import replaced
 
 
 class Parent:

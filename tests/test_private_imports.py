@@ -9,7 +9,7 @@ import pytest
 @pytest.mark.parametrize(
     "source",
     [
-        "from pathspace.models.eps import _folded",
+        "from pathspace.models.modes import _folded",
         "from .eps import _folded",
         "def f():\n    from training._hidden import step",
         "import importlib\nimportlib.import_module('diagnostics.chain')",

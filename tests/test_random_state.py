@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import pathspace as ps
 from pathspace import diagnostics
-from pathspace.models.random_state import seed_torch, torch_kept
+from pathspace.models.isolation import seed_torch, torch_kept
 
 
 def net() -> nn.Sequential:

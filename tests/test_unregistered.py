@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import pathspace as ps
-from pathspace.models.functional_call import evaluate
+from pathspace.models.running import evaluate
 from pathspace.models.walk import module_at, unregistered_modules
 
 

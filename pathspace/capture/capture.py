@@ -20,9 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 
 from ..errors import InputError, InputTypeError, PathspaceError
-from ..models.inputs import arranged, check_inputs, ordinary
-from ..models.packing import of_equal_lengths
-from ..models.quiet import quiet
+from ..models.inputs import arranged, check_inputs, of_equal_lengths, ordinary
+from ..models.isolation import quiet
 from ..models.restored_globals import untouched
 from ..models.stand_in import repeatable, stand_in
 from ..models.values import fake_mode, give_shapes, with_numbers

@@ -21,9 +21,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..models.values import has_values
+from .aliasing import memory_of, storage_of
 from .call_stack import LIBRARIES, within
 from .on_meta import Unsure
-from .shared_memory import memory_of, storage_of
 
 # elements of a tensor whose values are followed
 FEW = 16

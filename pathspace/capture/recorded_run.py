@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from ..models.inputs import in_capture_order
-from ..models.patched_attributes import replaced
+from ..models.isolation import replaced
 from ..models.values import has_values
 from ..models.walk import REGISTERED, SIMPLE, every_module, every_path, is_simple
 from .on_meta import META, Asked, Elsewhere, Unsure, on_meta

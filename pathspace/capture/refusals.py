@@ -16,7 +16,7 @@ from torch import nn
 from ..errors import CaptureError, InputError
 from ..models.inputs import describe_inputs
 from ..models.walk import every_path, every_tensor
-from .shared_memory import memory_of
+from .aliasing import memory_of
 
 _STANDARD = sysconfig.get_paths()["stdlib"] + "/"
 # internal terms of torch, which users do not know

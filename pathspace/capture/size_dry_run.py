@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode
 from torch.utils._pytree import tree_map
 
 from ..models.copies import safe_deepcopy
-from ..models.quiet import quiet
+from ..models.isolation import quiet
 from ..models.stand_in import count_no_batches
 from ..models.values import fake_mode, give_shapes
 

@@ -14,10 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributions import Distribution
 from torch.nn.modules import transformer
 
-from ..models.inputs import opened
-from ..models.packing import equal_lengths
-from ..models.patched_attributes import replaced
-from ..models.quiet import quiet
+from ..models.inputs import equal_lengths, opened
+from ..models.isolation import quiet, replaced
 from ..models.stand_in import stand_in
 from ..models.values import give_shapes
 from ..models.walk import every_module, every_tensor

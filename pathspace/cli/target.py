@@ -33,7 +33,7 @@ from torch import nn
 
 from ..errors import InputError, did_you_mean
 from ..models.finite import check_finite
-from ..models.random_state import seed_torch, torch_kept
+from ..models.isolation import seed_torch, torch_kept
 from . import libraries
 from .errors import say
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from ..capture.capture import check_runs
 from ..graph.structure import Structure
-from ..models.eps import precision
+from ..models.modes import precision
 from ..models.running import LARGE, ForwardRun, cast, run_forward
 from ..models.stand_in import repeatable, stand_in
 

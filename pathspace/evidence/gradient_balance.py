@@ -14,14 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from ..graph.structure import Structure
-from ..models.checkpointing import never_recomputed
-from ..models.eps import precision
-from ..models.functional_call import evaluate
+from ..models.isolation import quiet, seed_torch
+from ..models.modes import never_recomputed, precision
 from ..models.nested import real_leaves
-from ..models.quiet import quiet
-from ..models.random_state import seed_torch
 from ..models.restored_globals import values_kept
-from ..models.running import ROUNDED, computing_in
+from ..models.running import ROUNDED, computing_in, evaluate
 
 
 def sums(

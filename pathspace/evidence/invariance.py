@@ -20,7 +20,7 @@ from ..capture.refusals import no_derivative
 from ..gauge.moves import moved
 from ..gauge.rescale import rescale
 from ..graph.structure import Structure
-from ..models.eps import without_eps
+from ..models.modes import without_eps
 from ..models.running import LARGE, ForwardRun, difference, run_forward, seen, switched
 from ..models.walk import tensors_of
 from .bench import resolution

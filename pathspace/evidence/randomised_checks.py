@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..models.eps import precision, without_eps
+from ..models.modes import precision, without_eps
 from ..models.nested import mapped
 from ..models.restored_globals import values_kept
 from ..models.running import LARGE, ForwardRun, difference, run_forward, seen

@@ -16,13 +16,10 @@ from torch import Tensor, nn
 
 from ..capture.sizes import Inputs
 from ..capture.traceable import experts_at_once
-from ..models.functional_call import evaluate
-from ..models.ignore_detach import IgnoreDetach
-from ..models.in_double import InDouble
+from ..models.isolation import quiet, seed_torch
+from ..models.modes import IgnoreDetach, InDouble
 from ..models.nested import mapped, real_leaves
-from ..models.quiet import quiet
-from ..models.random_state import seed_torch
-from ..models.running import computing_in
+from ..models.running import computing_in, evaluate
 from ..models.walk import tensors_of
 from ..reduction import ReductionGraph
 from .logscales import Family

@@ -17,7 +17,7 @@ from ..errors import UnsupportedError
 from ..graph.spanning_tree import SpanningTree
 from ..inference.unroll import UnrolledNetwork, unroll
 from ..inference.values import shape_of
-from ..models.eps import without_eps
+from ..models.modes import without_eps
 from ..models.running import LARGE, difference, rounding_decides, run_forward, switched, unread
 from ..paths.basis import BasisPaths
 from ..paths.exact import modular_rank, whole_product

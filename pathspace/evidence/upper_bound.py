@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 from ..capture.refusals import no_derivative
 from ..capture.sizes import Inputs
-from ..models.eps import NoEps, precision, without_eps
 from ..models.inputs import describe_inputs
+from ..models.modes import NoEps, precision, without_eps
 from ..models.nested import leaves
 from ..models.running import LARGE, cast
 from ..models.stand_in import repeatable, stand_in

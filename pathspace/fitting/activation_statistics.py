@@ -18,9 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..gauge.moves import moved
 from ..graph.structure import Structure
-from ..models.checkpointing import never_recomputed
-from ..models.in_double import InDouble
-from ..models.quiet import quiet
+from ..models.isolation import quiet
+from ..models.modes import InDouble, never_recomputed
 from ..models.running import cast, computing_in
 from .calibration import Calibrated, cotangent
 from .largest_entries import Logs

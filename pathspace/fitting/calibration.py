@@ -15,14 +15,13 @@ from torch import Tensor, nn
 from ..capture.captured import Captured
 from ..capture.refusals import check_capturable, failed_run, no_derivative
 from ..errors import InputError, InputTypeError, UnsupportedError
-from ..models.checkpointing import never_recomputed
 from ..models.finite import check_finite
-from ..models.functional_call import evaluate
-from ..models.ignore_detach import IgnoreDetach
 from ..models.inputs import arranged
+from ..models.isolation import quiet
+from ..models.modes import IgnoreDetach, never_recomputed
 from ..models.nested import leaves, real_leaves
-from ..models.quiet import quiet
 from ..models.restored_globals import plain_tensors, values_kept
+from ..models.running import evaluate
 from ..models.stand_in import repeatable, stand_in
 from ..models.values import require_runnable
 

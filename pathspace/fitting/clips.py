@@ -22,8 +22,8 @@ from ..inference.union_find import lookup
 from ..inference.units import Scales
 from ..inference.values import NEUTRAL, Value, compress, distinct
 from ..models.copies import safe_deepcopy
+from ..models.isolation import torch_kept
 from ..models.nested import mapped
-from ..models.random_state import torch_kept
 from ..models.running import distance, outputs
 from ..models.values import names_without_values
 from ..models.walk import has_hooks, module_at

@@ -15,8 +15,8 @@ from ..errors import InputError, expect_arguments, expect_numbers
 from ..gauge.balance import balancing
 from ..gauge.rescale import rescale
 from ..models.copies import safe_deepcopy
+from ..models.isolation import quiet
 from ..models.nested import real_leaves
-from ..models.quiet import quiet
 from ..models.running import cast, computing_in
 from ..models.stand_in import repeatable, stand_in
 from ..reduction import ReductionGraph

@@ -15,7 +15,7 @@ from ..errors import InputError, expect_arguments
 from ..graph.parts import WeightBlock
 from ..graph.structure import Structure
 from ..inference.random_run import graph_outputs, graph_values
-from ..models.quiet import quiet
+from ..models.isolation import quiet
 
 FORMATS = ("llm-compressor", "awq", "smoothquant", "aimet")
 # larger relative changes of the outputs are not rounding errors

@@ -14,8 +14,7 @@ from torch.optim import Optimizer
 from ..errors import InputError, InputTypeError, expect_arguments
 from ..graph.structure import Structure
 from ..models.finite import expect_scales
-from ..models.unsharded import is_cut
-from ..models.values import has_values, require_values
+from ..models.values import has_values, is_cut, require_values
 from .moves import move_, moved
 from .transport import expect_transport, transported
 

@@ -10,20 +10,19 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor, dtype, fx, strided
 from torch.utils import _pytree as pytree
 
+from ..capture.aliasing import read_elsewhere
 from ..capture.captured import Captured, place
 from ..capture.refusals import first_line
-from ..capture.shared_memory import read_elsewhere
 from ..errors import InputError, PathspaceError, UnsupportedError
 from ..graph.parts import Pin
 from ..models.values import has_values
-from .conversions import as_stored, is_free
 from .decompose import decomposed
 from .folding import fold_constant, held_by
 from .liveness import Live, fitted, live_elements, without_dead
 from .regions import REGIONS
 from .registry import RULES, facts_of, operation_name
 from .rules.normalization import WITH_STATISTICS
-from .semantics import Place, Semantics
+from .semantics import Place, Semantics, as_stored, is_free
 from .values import NEUTRAL, Weight, constant, shape_of, unknown, value_of, with_value
 
 S = TypeVar("S", bound=Semantics)

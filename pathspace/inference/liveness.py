@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from .masked_elements import CHOICES, FACTORS, Constants
+from .folding import CHOICES, FACTORS, Constants
 from .registry import facts_of, named_arguments, operation_name
 from .rules.normalization import WITH_STATISTICS
 from .values import NEUTRAL, Weight, compress, constant, distinct

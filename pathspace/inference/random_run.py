@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from ..capture.captured import Captured
-from ..models.in_double import LOWER
+from ..models.modes import LOWER
 from ..models.values import has_values
 from .registry import facts_of, operation_name
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ..graph.parts import Pin
+from .eps_detection import constant_behind
 from .flows import use_of
-from .origins import constant_behind
 from .parameter_scales import ParameterScales
 from .powers import Memory, Powers, distinct_columns, expanded_ids, memory
 from .registry import facts_of

@@ -15,7 +15,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import breadth_first_order, connected_components
 from torch import Tensor
 
-from .origins import constant_behind
+from .eps_detection import constant_behind
 from .relations import Relations
 from .running_statistics import RunningStatistics
 from .union_find import Pairs

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .copies import is_bound
-from .random_state import random_kept
+from .isolation import random_kept
 from .values import has_values
 from .walk import SIMPLE, every_module
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .copies import safe_deepcopy
 from .nested import leaves, mapped
 from .restored_globals import contents, refill
-from .unsharded import unsharded
+from .values import unsharded
 from .walk import REGISTERED, every_module, module_at
 
 # types of containers that code fills while it runs; hooks are in an ordered dictionary

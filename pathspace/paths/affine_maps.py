@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..errors import UnsupportedError
-from ..models.random_state import torch_kept
+from ..models.isolation import torch_kept
 from .path_sums import (
     Operation,
     Sum,

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from ..inference.conversions import as_stored
 from ..inference.registry import RULES
-from ..inference.semantics import Place
+from ..inference.semantics import Place, as_stored
 from ..inference.unrolled import PRODUCT, START, Arrivals, Unrolled
 from ..inference.values import NEUTRAL, ROOT, Value, Weight, constant, shape_of, with_value
 from .path_sums import Sum, absolute_power, is_float_tensor

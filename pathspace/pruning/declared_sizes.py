@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..models.copies import safe_deepcopy
-from ..models.quiet import quiet
+from ..models.isolation import quiet
 
 # attributes of torch's own modules that store the size of a tensor's dimension
 DECLARED: Sequence[tuple[type[nn.Module], str, tuple[str | None, ...]]] = (

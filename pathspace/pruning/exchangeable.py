@@ -16,8 +16,7 @@ from torch import Tensor
 
 from ..capture.captured import Captured
 from ..inference.random_run import DoubleRun, as_float64, graph_outputs, graph_values
-from ..models.quiet import quiet
-from ..models.random_state import seed_torch
+from ..models.isolation import quiet, seed_torch
 from ..models.running import distance
 from .groups import ChannelGroup
 from .matching import ordered

@@ -14,8 +14,7 @@ from ..capture.refusals import first_line
 from ..errors import UnsupportedError
 from ..inference.channels import Side
 from ..models.copies import safe_deepcopy
-from ..models.functional_call import replacements
-from ..models.running import cast, distance, outputs
+from ..models.running import cast, distance, outputs, replacements
 from ..models.stand_in import switch_off_caches
 from ..models.walk import holders, module_at, tensors_of
 from .declared_sizes import declare

@@ -37,10 +37,8 @@ from pathspace.errors import (
     expect_numbers,
 )
 from pathspace.inference.registry import facts_of, operation_name
-from pathspace.models.checkpointing import never_recomputed
-from pathspace.models.eps import precision
-from pathspace.models.functional_call import evaluate
-from pathspace.models.running import cast
+from pathspace.models.modes import never_recomputed, precision
+from pathspace.models.running import cast, evaluate
 from pathspace.models.values import require_values
 from pathspace.tracing import trace as trace_graph
 

@@ -29,8 +29,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pathspace.errors import InputError, UnsupportedError, expect_arguments, expect_numbers
-from pathspace.models.unsharded import is_cut
-from pathspace.models.values import require_values
+from pathspace.models.values import is_cut, require_values
 from pathspace.paths.skeleton import Skeleton, warn_of_dead
 
 from . import state

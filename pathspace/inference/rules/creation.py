@@ -6,9 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..conversions import converted
 from ..registry import rule
-from ..semantics import Semantics
+from ..semantics import Semantics, converted
 from ..values import NEUTRAL, Value, Weight, constant, shape_of
 
 

@@ -52,7 +52,7 @@ def rnn_relu(
 
 def _check_padded(biases: Any) -> None:
     """Refuse the overload for packed sequences, which no traced model has
-    (:mod:`pathspace.models.packing`).
+    (:mod:`pathspace.models.inputs`).
     """
     if not isinstance(biases, bool):
         raise ValueError("a packed sequence")

@@ -1,0 +1,128 @@
+"""What must be as before when the library has run a model: random states, attributes, warnings."""
+
+from __future__ import annotations
+
+import io
+import logging
+import random
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from typing import Any
+
+import numpy as np
+import torch
+
+
+@contextmanager
+def torch_kept(seed: int | None = None) -> Iterator[None]:
+    """A context at whose end torch's random states are as before, on all devices in use.
+
+    Args:
+        seed: seed inside the context; ``None`` goes on with the present states.
+
+    Example:
+        >>> state = torch.get_rng_state()
+        >>> with torch_kept(0):
+        ...     _ = torch.rand(1)
+        >>> torch.equal(torch.get_rng_state(), state)
+        True
+    """
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices=devices):
+        if seed is not None:
+            seed_torch(seed)
+        yield
+
+
+@contextmanager
+def random_kept() -> Iterator[None]:
+    """A context at whose end the random states of torch, Python and numpy are as before.
+
+    Example:
+        >>> import random
+        >>> state = random.getstate()
+        >>> with random_kept():
+        ...     _ = random.random()
+        >>> random.getstate() == state
+        True
+    """
+    drawn, state = random.getstate(), np.random.get_state()
+    try:
+        with torch_kept():
+            yield
+    finally:
+        random.setstate(drawn)
+        np.random.set_state(state)
+
+
+def seed_torch(seed: int) -> None:
+    """Seed the generators of the processor and of the GPUs in use.
+
+    ``torch.manual_seed`` also keeps the seed for GPUs that are not in use yet; there, the user's
+    own seed would be lost.
+    """
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
+
+
+_ABSENT = object()
+
+
+@contextmanager
+def replaced(*places: tuple[Any, str, Any]) -> Iterator[None]:
+    """Give attributes other values, and their own ones afterwards, whatever happens in between.
+
+    Args:
+        places: owner (a module or class), name of the attribute, and the value.
+
+    Raises:
+        AttributeError: there is no such attribute; nothing is changed then.
+
+    Example:
+        >>> import math
+        >>> with replaced((math, "pi", 3)):
+        ...     print(math.pi)
+        3
+        >>> math.pi > 3
+        True
+    """
+    # (an attribute that a class inherits is removed again)
+    before = [
+        (owner, name, vars(owner).get(name, _ABSENT))
+        for owner, name, _ in places
+        if hasattr(owner, name)
+    ]
+    if len(before) < len(places):
+        owner, name, _ = next(place for place in places if not hasattr(place[0], place[1]))
+        raise AttributeError(f"{owner!r} has no attribute {name!r}, expected one to replace.")
+    try:
+        for owner, name, value in places:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for owner, name, value in before:
+            if value is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence torch's own tracing (warnings, logs, graphs printed on errors), and keep
+    the global random states of torch, Python and numpy.
+    """
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with (
+            warnings.catch_warnings(),
+            random_kept(),
+            redirect_stderr(io.StringIO()),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)

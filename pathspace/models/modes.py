@@ -1,0 +1,297 @@
+"""Ways to run a model other than as it stands: without `eps`, in float64, uncompiled, without
+checkpointing, or with `detach` ignored.
+
+A scale that a normalisation takes away is exact only for ``eps = 0``, so that is how a model is
+measured at that level. Torch refuses 0 itself in training mode; the smallest positive number is
+lost beside any variance. Normalisations by running statistics keep their ``eps``: the variance
+moves so that its sum with ``eps`` scales.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.utils.checkpoint as torch_checkpoint
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from .isolation import replaced
+
+# where the functional normalisations take their eps
+EPS_POSITION = {
+    "layer_norm": 4,
+    "group_norm": 4,
+    "rms_norm": 3,
+    "batch_norm": 7,
+    "instance_norm": 7,
+}
+# where they take whether they use statistics of the data, and what they do by default
+BY_DATA = {
+    nn.functional.batch_norm: ("training", False),
+    nn.functional.instance_norm: ("use_input_stats", True),
+}
+FROZEN = ("input", "running_mean", "running_var", "weight", "bias")
+
+
+def precision(model: nn.Module) -> torch.dtype:
+    """The floating point type of a model's parameters."""
+    own = (p.dtype for p in model.parameters() if p.is_floating_point() and p.element_size() > 1)
+    return next(own, torch.float64)
+
+
+def _frozen_batch_norm(
+    input: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Batch norm in evaluation mode, which torch cannot differentiate by the statistics."""
+    scale = (1 if weight is None else weight) * (running_var + eps).rsqrt()
+    shift = -running_mean * scale if bias is None else bias - running_mean * scale
+    shape = [-1, *[1] * (input.dim() - 2)]
+    # in one operation, which keeps no more for its backward pass than the layer does
+    return torch.addcmul(shift.reshape(shape), input, scale.reshape(shape))
+
+
+def _alone(input: Tensor, num_groups: int, *_: Any, **__: Any) -> bool:
+    """Whether groups have one number each: less its mean it is 0 whatever it is divided by,
+    but for rounding errors.
+    """
+    return input.dim() > 1 and input[:1].numel() == num_groups
+
+
+class NoEps(TorchFunctionMode):
+    """Run normalisations with (next to) no ``eps``, those by running statistics as they are.
+
+    Args:
+        eps: what to put in its place; ``None`` leaves it.
+        folded_eps: source lines and the constants there that were taken for an ``eps``.
+    """
+
+    def __init__(self, eps: float | None, folded_eps: Collection[tuple[str, float]] = ()) -> None:
+        super().__init__()
+        self.eps = eps
+        self.folded_eps = frozenset(folded_eps)
+        self.constants = frozenset(value for _, value in folded_eps)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        at_work = BY_DATA.get(func)
+        if at_work is not None and not (args[5] if len(args) > 5 else kwargs.get(*at_work)):
+            own = args[7] if len(args) > 7 else kwargs.get("eps", 1e-5)
+            return _frozen_batch_norm(
+                *args[:5], **{key: kwargs[key] for key in FROZEN if key in kwargs}, eps=own
+            )
+        if self.eps is None:
+            return func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        position = EPS_POSITION.get(name)
+        if position is not None:
+            eps = 1.0 if name == "group_norm" and _alone(*args, **kwargs) else self.eps
+            if len(args) > position:
+                args = (*args[:position], eps, *args[position + 1 :])
+            else:
+                kwargs["eps"] = eps
+        elif self.constants:
+            args = tuple(self._without(value) for value in args)
+            kwargs = {key: self._without(value) for key, value in kwargs.items()}
+        return func(*args, **kwargs)
+
+    def _without(self, value: Any) -> Any:
+        """A constant, or ``eps`` where the analysis took the constant on this line for one."""
+        if self.eps is None or not isinstance(value, float) or value not in self.constants:
+            return value
+        if ("", value) in self.folded_eps:
+            # code without a source file (a notebook, exec) has no lines to
+            # tell its constants apart by
+            return self.eps if value > 0 else -self.eps
+        frame = sys._getframe(2)
+        while frame is not None:
+            if (f"{frame.f_code.co_filename}:{frame.f_lineno}", value) in self.folded_eps:
+                return self.eps if value > 0 else -self.eps
+            frame = frame.f_back  # type: ignore[assignment]
+        return value
+
+
+@contextmanager
+def without_eps(model: nn.Module, folded_eps: Collection[tuple[str, float]] = ()) -> Iterator[int]:
+    """Set the ``eps`` of every normalisation by statistics of the data itself to
+    (next to) 0 for a while.
+
+    Args:
+        model: layers that are norms by name lose their ``eps`` attribute's value, and get it
+            back; those in evaluation mode that hold a running variance keep it, as their scales
+            are free whatever ``eps`` is.
+        folded_eps: source lines and the constants there that were taken for an ``eps``
+            (:attr:`pathspace.ReductionGraph.folded_eps`).
+
+    Yields:
+        How many layers there are.
+    """
+    tiny = torch.finfo(precision(model)).tiny
+    changed = [
+        (module, attribute, tiny)
+        for module in model.modules()
+        if module.training or getattr(module, "running_var", None) is None
+        for attribute in ("eps", "variance_epsilon")
+        if isinstance(getattr(module, attribute, None), float) and "Norm" in type(module).__name__
+    ]
+    with replaced(*changed), NoEps(tiny, folded_eps):
+        yield len(changed)
+
+
+# private, and not in every version of torch; without it torch itself refuses such recomputation
+GENERATOR = "_checkpoint_without_reentrant_generator"
+
+
+@contextmanager
+def never_recomputed(as_in_training: bool = False) -> Iterator[None]:
+    """A context in which checkpointed functions run once and keep their results, so that nothing
+    of a model runs again in the backward pass.
+
+    What is recomputed runs with the weights, buffers and hooks that the model has by then: other
+    ones than in the forward pass if they were replaced for that pass alone. And reentrant
+    checkpointing has no gradients with respect to chosen tensors.
+
+    Args:
+        as_in_training: reentrant checkpointing has no gradients if no tensor that enters it has
+            one; without this option it has all of them.
+
+    Example:
+        >>> import torch
+        >>> w, x = torch.ones(1, requires_grad=True), torch.ones(1)
+        >>> with never_recomputed():
+        ...     y = torch_checkpoint.checkpoint(lambda x: w * x, x, use_reentrant=True)
+        >>> torch.autograd.grad(y, w)
+        (tensor([1.]),)
+    """
+
+    def apply(function: Callable[..., Any], _preserve: bool, *args: Any) -> Any:
+        if as_in_training and not enters_gradient(args):
+            with torch.no_grad():
+                return function(*args)
+        return function(*args)
+
+    def generator(*_: Any, **__: Any) -> Iterator[None]:
+        # torch runs the function itself between the two halves of its generator
+        yield
+
+    with ExitStack() as stack:
+        replace_reentrant(stack, apply)
+        if hasattr(torch_checkpoint, GENERATOR):
+            stack.enter_context(replaced((torch_checkpoint, GENERATOR, generator)))
+        yield
+
+
+def enters_gradient(args: tuple[Any, ...]) -> bool:
+    """Whether reentrant checkpointing of a function of ``args`` has gradients in training."""
+    return any(isinstance(value, Tensor) and value.requires_grad for value in args)
+
+
+def replace_reentrant(stack: ExitStack, apply: Callable[..., Any]) -> None:
+    """Replace reentrant checkpointing until the stack is closed.
+
+    Args:
+        stack: what restores it.
+        apply: called with the function, a flag and the arguments of the function.
+    """
+    reentrant = torch_checkpoint.CheckpointFunction
+    stack.enter_context(replaced((reentrant, "apply", staticmethod(apply))))
+
+
+DETACH = frozenset({torch.Tensor.detach, torch.detach})
+
+
+class IgnoreDetach(TorchFunctionMode):
+    """A context in which ``detach`` returns its operand, and ``no_grad`` has no effect.
+
+    Enter it with gradients enabled, because it also ignores attempts to enable them.
+
+    Example:
+        >>> import torch
+        >>> x = torch.ones(1, requires_grad=True)
+        >>> with IgnoreDetach():
+        ...     y = x.detach() * 2
+        ...     with torch.no_grad():
+        ...         y = y + x
+        >>> torch.autograd.grad(y, x)[0]
+        tensor([3.])
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in DETACH:
+            return args[0].view_as(args[0])
+        if getattr(func, "__name__", "") == "_set_grad_enabled":
+            return None
+        return func(*args, **(kwargs or {}))
+
+
+LOWER = frozenset({torch.float32, torch.float16, torch.bfloat16})
+CASTS = frozenset({torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16})
+
+
+class InDouble(TorchFunctionMode):
+    """Within: every cast to a lower floating point type is one to float64.
+
+    Norms and softmaxes of language models are written so. Their rounding errors are larger than the
+    derivatives that a null-space test has to tell from zero.
+
+    Example:
+        >>> import torch
+        >>> with InDouble():
+        ...     print(
+        ...         torch.ones(1).double().float().dtype, torch.zeros(1, dtype=torch.float16).dtype
+        ...     )
+        torch.float64 torch.float64
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args = tuple(
+            torch.float64 if isinstance(value, torch.dtype) and value in LOWER else value
+            for value in args
+        )
+        kwargs = dict(kwargs or {})
+        if kwargs.get("dtype") in LOWER:
+            kwargs["dtype"] = torch.float64
+        return func(*args, **kwargs) if func not in CASTS else torch.Tensor.double(*args, **kwargs)
+
+
+_SCAN, _RUN = "torch._higher_order_ops.scan", "_maybe_compile_and_run_fn"
+
+
+@contextmanager
+def as_written() -> Iterator[None]:
+    """Nothing is compiled; ``scan`` is a loop (without its compiler torch's own returns its
+    results as a list, in another form than the function's).
+    """
+    with ExitStack() as stack:
+        # (a model with such operations has been captured by now, which has imported the compiler)
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        if hasattr(sys.modules.get(_SCAN), _RUN):
+            stack.enter_context(replaced((sys.modules[_SCAN], _RUN, _loop)))
+        yield
+
+
+def _loop(
+    _: Callable[..., Any],
+    step: Callable[..., tuple[Any, Any]],
+    state: Sequence[Tensor],
+    sequences: Sequence[Tensor],
+) -> tuple[Any, Any]:
+    """The last state, and the stacked outputs of all steps."""
+    passed: Any = list(state)
+    outputs = []
+    for number in range(len(sequences[0])):
+        parts = [sequence[number] for sequence in sequences]
+        passed, output = step(*pytree.tree_leaves(passed), *parts)
+        outputs.append(output)
+    return passed, pytree.tree_map(lambda *parts: torch.stack(parts), *outputs)
