@@ -28,7 +28,7 @@ from pathspace.training.experiments.reproduce.experiment import TUNING_SEEDS, fr
 from pathspace.training.experiments.reproduce.leaderboard_contest import (
     cases,
     contest,
-    run_digest,
+    run_data,
 )
 from pathspace.training.experiments.reproduce.leaderboard_run import Result, Run, rates
 from pathspace.training.experiments.reproduce.leaderboard_tasks import TASKS
@@ -151,7 +151,7 @@ def journal(path: Path, runs: dict[Run, Result]) -> None:
     lines = [
         {
             "run": asdict(run),
-            "digest": run_digest(run.task, run.scale),
+            "data": run_data(run.task, run.scale),
             "result": result.to_dict(),
         }
         for run, result in runs.items()

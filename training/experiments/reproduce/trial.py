@@ -11,7 +11,7 @@ from typing import Any
 
 from pathspace.diagnostics import ChainRecord, MarkovChain
 from pathspace.training.experiments.augment import augmentation
-from pathspace.training.experiments.reproduce.provenance import code_digest, data_digest, task_data
+from pathspace.training.experiments.reproduce.provenance import data_digest, task_data
 from pathspace.training.history import Tick
 from pathspace.training.launch import make_fabric
 from pathspace.training.penal import penalize
@@ -86,8 +86,7 @@ class Trial:
 
     @property
     def key(self) -> str:
-        """A name for the run that no other run has: its settings, its data and the
-        code that decides its end.
+        """A name for the run that no other run has: its settings and its data.
 
         The folder of the data is left out, and so are fields that have their default values.
         """
@@ -97,7 +96,7 @@ class Trial:
             if getattr(self, f.name) != f.default
         }
         told["options"] = sorted((k, v) for k, v in self.options if k != "data")
-        told |= {"code": code_digest(), "data": data_digest(self.task, self.options)}
+        told["data"] = data_digest(self.task, self.options)
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:20]
 
 
