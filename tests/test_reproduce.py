@@ -21,7 +21,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from pathspace.json_lines import read_lines
+from pathspace.files.json_lines import read_lines
 from recipe_meters import stand_in
 from rich.console import Console
 from rich.progress import Progress
