@@ -4,10 +4,8 @@ build the reduction graph.
 
 from __future__ import annotations
 
-import gc
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -15,8 +13,6 @@ from torch import Tensor, nn
 
 from .capture.aliasing import storage_of
 from .capture.capture import capture
-from .capture.hidden import hidden, still_hidden
-from .capture.size_decisions import SizeRecorder, other_ways
 from .capture.sizes import recapture, sentence, thin
 from .errors import InputError
 from .graph.parts import owner
@@ -85,73 +81,26 @@ def trace(
         raise InputError(f"trace found norm_eps={norm_eps!r}, expected 'ignore' or 'respect'.")
     if sizes not in ("any", "given"):
         raise InputError(f"trace found sizes={sizes!r}, expected 'any' or 'given'.")
-    with _old_objects_left_alone():
-        return _traced(model, args, kwargs, norm_eps, strict, sizes, affine)
-
-
-@contextmanager
-def _old_objects_left_alone() -> Iterator[None]:
-    """Let the garbage collector look at new objects only: those of imported libraries
-    take a quarter of the time.
-    """
-    if gc.get_freeze_count():
-        yield
-        return
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
-def _traced(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any] | None,
-    norm_eps: str,
-    strict: bool,
-    sizes: str,
-    affine: bool,
-) -> ReductionGraph:
-    """See :func:`trace`."""
-    watch, later = SizeRecorder(), SizeRecorder()
-    captured = capture(model, args, kwargs, watch)
+    captured = capture(model, args, kwargs)
     _warn_of_unregistered(model, captured.constants.values())
+    inputs = arranged(model, args, kwargs)
     with on_cpu():
         scales, _ = interpret(captured, Scales, strict, norm_eps, affine)
+        if sizes == "given":
+            stated = f"inputs ({describe_inputs(*inputs)}) only"
+            return _graph(model, build_graph(captured, scales, norm_eps), stated)
         before = InterpretationState.of(scales)
         raw = ends_of(scales)
-        # if the model will be captured again, there is nothing to solve for this capture alone
-        unused = sizes == "any" and unused_in_part(captured, scales, raw)
-        found = None if unused else build_graph(captured, scales, norm_eps, raw=raw)
-    args, kwargs = arranged(model, args, kwargs)
-    if sizes == "given" and found is not None:
-        return _graph(model, found, f"inputs ({describe_inputs(args, kwargs)}) only")
-    hides = hidden(captured)
-    open_ends = (
-        found is None
-        or bool(found.unused or found.beyond or found.forms.shape[0])
-        or bool(hides.operations)
-    )
-    looked = open_ends or thin(captured, (args, kwargs))
-    walks = watch.walks((args, kwargs))
-    thin_only = not (open_ends or walks)
-    again = recapture(model, (args, kwargs), thin_only, later) if looked or walks else None
-    further = [] if again is None else [again[:2]]
-    known = [((args, kwargs), watch.decisions), *((at, later.decisions) for _, at in further)]
-    ways = other_ways(model, (args, kwargs), known)
-    further += ways.captures
+        unused = unused_in_part(captured, scales, raw)
+        undecided = unused or thin(captured, inputs)
+    again = recapture(model, inputs, not unused) if undecided else None
     with on_cpu():
-        if further:
-            uses = before.again(scales, [each for each, _ in further], norm_eps)
-            found = build_graph(captured, scales, norm_eps, uses)
-        elif found is None:
+        if again is None:
             found = build_graph(captured, scales, norm_eps, raw=raw)
-    unseen = [*ways.unseen, *watch.unrecorded((args, kwargs))]
-    if again is not None:
-        unseen += [line for line in still_hidden(hides, again[2]) if line not in unseen]
-    stated = sentence((args, kwargs), [at for _, at in further], looked, unseen)
-    return _graph(model, found, stated)
+        else:
+            uses = before.again(scales, [again[0]], norm_eps)
+            found = build_graph(captured, scales, norm_eps, uses)
+    return _graph(model, found, sentence(inputs, again and again[1], undecided))
 
 
 def _warn_of_unregistered(model: nn.Module, constants: Iterable[Tensor]) -> None:

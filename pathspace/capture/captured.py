@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from ..models.values import has_values
 from ..models.walk import every_tensor
 
 
@@ -68,37 +68,8 @@ def canonical_names(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str
     return {name: named[name] for name in first.values()}, canonical
 
 
-def whole_inputs(
-    graph: fx.Graph, sources: Mapping[str, tuple[str, str]], given: Any
-) -> dict[str, torch.Tensor]:
-    """Example inputs that are whole numbers or truth values, by placeholder, where
-    their numbers can be read.
-    """
-    places = [
-        node
-        for node in graph.nodes
-        if node.op == "placeholder" and sources.get(node.name, ("",))[0] == "input"
-    ]
-    leaves = pytree.tree_leaves(given)
-    if len(places) != len(leaves):
-        return {}
-    return {
-        node.name: value.detach().cpu().clone()
-        for node, value in zip(places, leaves, strict=True)
-        if isinstance(value, torch.Tensor)
-        and not (value.is_floating_point() or value.is_complex())
-        and value.layout == torch.strided
-        and has_values(value)
-        and _is_shown(node.meta.get("val"), value)
-    }
-
-
-def _is_shown(shown: Any, value: torch.Tensor) -> bool:
-    return (
-        isinstance(shown, torch.Tensor)
-        and shown.dtype == value.dtype
-        and tuple(shown.shape) == tuple(value.shape)
-    )
+# where torch is installed: lines of its code tell users nothing of their models
+TORCH = str(PurePath(torch.__file__).parent)
 
 
 def place(node: fx.Node) -> tuple[str, str]:
@@ -107,9 +78,7 @@ def place(node: fx.Node) -> tuple[str, str]:
     module = next((entry[0] for entry in reversed(list(stack.values())) if entry[0]), "")
     source = ""
     for line in (node.meta.get("stack_trace") or "").splitlines():
-        line = line.strip()
-        if line.startswith("File ") and "/torch/" not in line:
-            parts = line.split('"')
-            number = line.split("line ")[-1].split(",")[0]
-            source = f"{parts[1]}:{number}" if len(parts) > 1 else line
+        parts = line.strip().split('"')
+        if parts[0] == "File " and not parts[1].startswith(TORCH):
+            source = f"{parts[1]}:{parts[2].split('line ')[-1].split(',')[0]}"
     return module, source

@@ -1,16 +1,14 @@
 """The input sizes for which a graph is valid.
 
 A graph is captured at the sizes of the example inputs. Samples, tokens and pixels share their
-weights, so most results hold at any size. They may not if the example is too small to use every
-weight fully: a table of positions is read in part, a recurrence has one step, taps of a kernel read
-only padding, or the number of factors is the number of steps. If there is such a sign, the model is
-captured again at larger sizes.
+weights, so the scales are those at all sizes at which the model runs the same operations. One
+capture does not decide where the example is too small to use every weight: a table of positions is
+read in part, or a recurrence has one step. Then the model is captured once more, at larger sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -23,13 +21,18 @@ from ..models.restored_globals import untouched
 from ..models.values import with_numbers
 from .capture import capture
 from .captured import Captured
-from .hidden import APART, Hidden, hidden, short_name
-from .size_dry_run import Rehearsal
+from .tracer import FakeModel
+from .writes import name_of
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 # dimensions of input tensors: (number of the tensor, dimension)
 Dims = tuple[tuple[int, int], ...]
 
+# operations that take a tensor apart along a dimension: the position of this argument
+APART = {
+    **dict.fromkeys("select unbind squeeze".split(), 1),
+    **dict.fromkeys("split chunk split_with_sizes tensor_split".split(), 2),
+}
 RECURRENT = frozenset(["rnn_relu", "rnn_tanh", "lstm", "gru"])
 # operations that single out a diagonal, which is everything at size 1
 DIAGONAL = frozenset(["eye", "triu", "tril", "fill_diagonal", "diagonal_scatter"])
@@ -41,7 +44,7 @@ def _takes_apart(node: fx.Node) -> bool:
 
     So does one that singles out a diagonal, as a comparison of all samples with all others does.
     """
-    name = short_name(node)
+    name = name_of(node)
     if name in DIAGONAL:
         return True
     operand = node.args[0] if node.args else None
@@ -61,10 +64,8 @@ def _tensors(inputs: Inputs) -> list[Tensor]:
 
 
 def thin(captured: Captured, inputs: Inputs) -> bool:
-    """Whether a dimension of an input has size 1, so that the capture does not
-    show what happens along it.
-
-    A batch of size 1 does not count unless the model iterates over it.
+    """Whether a dimension of an input has size 1, so that the capture does not show what happens
+    along it; a batch of one sample does not count unless the model takes it apart.
     """
     shapes = [tensor.shape for tensor in _tensors(inputs)]
     if any(1 in shape[1:] for shape in shapes):
@@ -149,47 +150,25 @@ def other_sizes(
     return resized(inputs, sizes) if sizes else None
 
 
-def recapture(
-    model: nn.Module,
-    inputs: Inputs,
-    thin_only: bool,
-    watch: AbstractContextManager[Any] | None = None,
-) -> tuple[Captured, Inputs, Hidden] | None:
-    """The model captured at other sizes, these inputs, and what is hidden there; ``None`` if it
-    runs only at its own sizes.
+def recapture(model: nn.Module, inputs: Inputs, thin_only: bool) -> tuple[Captured, Inputs] | None:
+    """The model captured at larger sizes, and these inputs; ``None`` if it runs only at its own
+    sizes.
     """
     try:
         with untouched(model), torch.inference_mode(False), with_numbers():
-            rehearsal = Rehearsal(model)
-        for grow in (True, False):
-            with untouched(model), torch.inference_mode(False), with_numbers():
-                other = other_sizes(
-                    lambda trial: rehearsal.runs(*trial), ordinary(inputs), thin_only, grow
-                )
-            if other is None:
-                return None
-            captured = capture(model, *other, watch=watch)
-            if not (found := hidden(captured)).out_of_bounds:
-                return captured, other, found
+            rehearsal = FakeModel(model)
+            other = other_sizes(lambda trial: rehearsal.runs(*trial), ordinary(inputs), thin_only)
+        return None if other is None else (capture(model, *other), other)
     except PathspaceError:
-        # a model that cannot be copied or captured again keeps its first capture
-        pass
-    return None
+        # a model that cannot be captured again keeps its first capture
+        return None
 
 
-def sentence(
-    inputs: Inputs, others: Sequence[Inputs], looked: bool, unseen: Sequence[str] = ()
-) -> str:
+def sentence(inputs: Inputs, other: Inputs | None, undecided: bool) -> str:
     """The inputs for which a graph was derived, in words."""
     text = f"inputs ({describe_inputs(*inputs)})"
-    if others:
-        text += ", and other sizes as captured at " + " and ".join(
-            f"({describe_inputs(*other)})" for other in others
-        )
-    elif looked:
+    if other is not None:
+        return f"{text}, and other sizes as captured at ({describe_inputs(*other)})"
+    if undecided:
         return f"{text} only, because it was not captured at other sizes"
-    else:
-        text += ", and other sizes at which the model runs the same operations"
-    if unseen:
-        text += f"; which way {', '.join(unseen)} takes by size was seen at these sizes only"
-    return text
+    return f"{text}, and other sizes at which the model runs the same operations"

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ..capture.size_dry_run import Rehearsal
+from ..capture.tracer import FakeModel as Rehearsal
 from ..capture.sizes import Inputs, resized
 from ..errors import PathspaceError
 from ..models.inputs import ordinary

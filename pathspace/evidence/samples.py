@@ -15,7 +15,6 @@ from scipy.sparse import csr_array
 from torch import Tensor, nn
 
 from ..capture.sizes import Inputs
-from ..capture.traceable import experts_at_once
 from ..models.isolation import quiet, seed_torch
 from ..models.modes import IgnoreDetach, InDouble
 from ..models.nested import mapped, real_leaves
@@ -231,7 +230,6 @@ class Sampler:
             quiet(),
             computing_in(torch.float64),
             InDouble(),
-            experts_at_once(self.model),
             torch.enable_grad(),
         ):
             seed_torch(number)

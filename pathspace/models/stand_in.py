@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from inspect import iscoroutine
@@ -47,30 +48,49 @@ def stand_in(model: nn.Module, share_tensors: bool = True) -> nn.Module:
         (tensor([1.]),)
     """
     twin = safe_deepcopy(unsharded(model), share_tensors)
+    prepare(twin)
+    twin.register_forward_hook(lambda _module, _args, outputs: outputs_of(outputs))
+    return twin
+
+
+def prepare(twin: nn.Module) -> None:
+    """Let a copy of a model compute the same function by code that can be recorded.
+
+    Caches of keys and values are switched off; compiled modules run uncompiled; batch norms that
+    average all batches forget old ones, so that no number of batches is read; transformers read
+    their masks as they are, and do not compare them with causal ones; mixtures of experts of the
+    library transformers compute all experts at once, without a loop over data.
+
+    Args:
+        twin: the copy; it is changed.
+    """
     switch_off_caches(twin)
     for module in every_module(twin):
         # made by torch.compile
         written = module._modules.get("_orig_mod")
         if written is not None and "forward" in module.__dict__:
             module.__dict__["forward"] = written.__call__
-    count_no_batches(twin)
-    twin.register_forward_hook(lambda _module, _args, outputs: _tensors(outputs))
-    return twin
-
-
-def count_no_batches(twin: nn.Module) -> None:
-    """Let batch norms that average all batches forget old ones: outputs are the same, and no
-    number of batches is read.
-
-    Args:
-        twin: a copy of a model; it is changed.
-    """
-    for module in every_module(twin):
+        if isinstance(module, nn.TransformerEncoder | nn.TransformerDecoder):
+            module.register_forward_pre_hook(_told_of_masks, prepend=True, with_kwargs=True)
         if isinstance(module, nn.modules.batchnorm._NormBase) and module.momentum is None:
             module.momentum = 0.1
+        config = getattr(module, "config", None)
+        if getattr(config, "_experts_implementation", None) is not None:
+            config._experts_implementation = "batched_mm"  # type: ignore[union-attr]
 
 
-def _tensors(outputs: Any) -> tuple[Any, ...]:
+def _told_of_masks(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Any]:
+    """A causal mask computes the same as the hint that it is one."""
+    hint = "is_causal" if isinstance(module, nn.TransformerEncoder) else "tgt_is_causal"
+    place = list(inspect.signature(module.forward).parameters).index(hint)
+    if len(args) <= place and kwargs.get(hint) is None:
+        kwargs = {**kwargs, hint: False}
+    return args, kwargs
+
+
+def outputs_of(outputs: Any) -> tuple[Any, ...]:
     """All tensors in a model's outputs."""
     if iscoroutine(outputs):
         outputs.close()

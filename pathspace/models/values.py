@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
@@ -118,77 +117,14 @@ def on_cpu() -> Iterator[None]:
         yield
 
 
-def fake_mode() -> FakeTensorMode:
-    """A new mode for the stand-ins of tensors without values."""
-    try:
-        shapes = ShapeEnv(tracked_fakes=[], trace_asserts=True)
-    except TypeError:
-        # older versions of torch do not have this argument
-        shapes = ShapeEnv(tracked_fakes=[])
-    return FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
-
-
-def give_shapes(twin: nn.Module, mode: FakeTensorMode) -> bool:
-    """Replace a model's tensors without values by stand-ins on the CPU, in place.
-
-    Buffers that the model's own initialisation computes (``reset_parameters``,
-    ``_init_weights``) get their values.
+def initialise(twin: nn.Module, wanted: set[int]) -> None:
+    """Call the initialisation of modules (``_init_weights``, ``reset_parameters``) to compute
+    buffers; after an error they have no values.
 
     Args:
-        twin: a private copy of the model.
-        mode: the mode of the stand-ins.
-
-    Returns:
-        Whether there were any such tensors.
+        twin: a private copy of a model.
+        wanted: ids of the modules whose buffers have no values.
     """
-    modules = every_module(twin)
-    places: list[dict[str, Any]] = [
-        place for module in modules for place in (vars(module), module._parameters)
-    ]
-    plain = [
-        (place, key, value) for place in places for key, value in place.items() if _is_shape(value)
-    ]
-    waiting: dict[int, Tensor] = {}
-    made: dict[int, Tensor] = {}
-    for place, key, value in plain:
-        place[key] = made.setdefault(id(value), _stand_in(value, mode))
-    every = [(module, *item) for module in modules for item in module._buffers.items()]
-    buffers = [
-        (module, key, value)
-        for module, key, value in every
-        if value is not None and _is_shape(value)
-    ]
-    for module, key, value in buffers:
-        small = value.numel() <= LARGEST_BUFFER
-        module._buffers[key] = waiting.setdefault(
-            id(value),
-            torch.empty(value.shape, dtype=value.dtype) if small else _stand_in(value, mode),
-        )
-    if buffers:
-        _initialise(twin, {id(module) for module, _, _ in buffers})
-    for module, key, value in buffers:
-        now = module._buffers[key]
-        if now is waiting[id(value)] and not now._version:
-            module._buffers[key] = made.setdefault(id(value), _stand_in(value, mode))
-    return bool(plain or buffers)
-
-
-def _is_shape(value: Any) -> bool:
-    return (
-        isinstance(value, Tensor)
-        and not isinstance(value, nn.UninitializedParameter)
-        and not has_values(value)
-    )
-
-
-def _stand_in(value: Tensor, mode: FakeTensorMode) -> Tensor:
-    with mode:
-        fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
-        return nn.Parameter(fake, value.requires_grad) if isinstance(value, nn.Parameter) else fake
-
-
-def _initialise(twin: nn.Module, wanted: set[int]) -> None:
-    """Call the modules' initialisation to compute buffers; after an error they have no values."""
     with torch.no_grad(), torch_kept():
         for owner in every_module(twin):
             own: Any = getattr(owner, "_init_weights", None)

@@ -1,0 +1,153 @@
+"""Numbers that a model's code reads while it is traced.
+
+Tensors have no values then. A number that follows from buffers and constants alone is computed
+where it is asked for, from the operations recorded so far; a number that follows from an input or a
+parameter stays unknown, and torch says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from ..models.values import with_numbers
+from .writes import WriteError, storages, writes
+
+_READS_DATA, _SETS_DATA = Tensor.data.__get__, Tensor.data.__set__  # type: ignore[attr-defined]
+# no table of more elements is computed
+LARGEST = 1 << 24
+
+
+class KnownNumbers(TorchFunctionMode):
+    """Answers questions about values, where these follow from known tensors.
+
+    Args:
+        node_of: the node that a traced tensor comes from; ``None`` for other tensors.
+        constant: the constant that the graph holds under a name.
+        known: id of a tensor without values -> its value.
+        failures: what torch raises where a result depends on values.
+    """
+
+    def __init__(
+        self,
+        node_of: Callable[[Tensor], fx.Node | None],
+        constant: Callable[[str], Any],
+        known: Mapping[int, Tensor],
+        failures: tuple[type[Exception], ...],
+    ) -> None:
+        super().__init__()
+        self._node_of, self._constant = node_of, constant
+        self._known, self._failures = known, failures
+        # buffers and constants of which a number was read
+        self.read: list[Tensor] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is _READS_DATA:
+            return args[0].detach()
+        if func is _SETS_DATA:
+            raise WriteError("it sets the data of a tensor, which no graph shows")
+        if func is Tensor.__getitem__:
+            args = args[0], self._by_positions(args[1])
+        try:
+            return func(*args, **kwargs)
+        except self._failures:
+            values = self._values((args, kwargs))
+            if values is None:
+                raise
+            with with_numbers(), torch.no_grad():
+                return func(*values[0], **values[1])
+
+    def _by_positions(self, index: Any) -> Any:
+        """An index in which each known mask is replaced by the positions where it is true: how
+        many these are decides the shape of the result.
+        """
+        parts: list[Any] = []
+        for part in index if isinstance(index, tuple) else (index,):
+            mask = isinstance(part, Tensor) and part.dtype == torch.bool
+            values = self._values(part) if mask else None
+            with with_numbers():
+                parts += [part] if values is None else values.nonzero(as_tuple=True)
+        return tuple(parts) if isinstance(index, tuple) or len(parts) > 1 else parts[0]
+
+    def _values(self, operands: Any) -> Any:
+        """Operands with values in place of traced tensors; ``None`` if one is unknown."""
+        leaves = [leaf for leaf in pytree.tree_leaves(operands) if isinstance(leaf, Tensor)]
+        nodes = {id(leaf): self._node_of(leaf) for leaf in leaves}
+        found = self._replayed([node for node in nodes.values() if node is not None])
+        if found is None or any(
+            nodes[id(leaf)] is None and self._value(leaf) is None for leaf in leaves
+        ):
+            return None
+
+        def value(leaf: Tensor) -> Any:
+            node = nodes[id(leaf)]
+            return self._value(leaf) if node is None else found[node]
+
+        return pytree.tree_map_only(Tensor, value, operands)
+
+    def _value(self, tensor: Any) -> Tensor | None:
+        """The value of a buffer or constant; ``None`` for other tensors without values."""
+        held = self._known.get(id(tensor))
+        if held is None and isinstance(tensor, Tensor) and not isinstance(tensor, FakeTensor):
+            held = tensor
+        if held is not None:
+            self.read.append(held)
+        return held
+
+    def _replayed(self, wanted: list[fx.Node]) -> dict[fx.Node, Any] | None:
+        """Values of nodes, computed by all operations on which they depend, writes included."""
+        if not wanted:
+            return {}
+        needed = _dependencies(wanted)
+        found: dict[fx.Node, Any] = {}
+        with with_numbers(), torch.no_grad():
+            for node in wanted[0].graph.nodes:
+                if node not in needed:
+                    continue
+                value = self._one(node, found)
+                if value is None:
+                    return None
+                found[node] = value
+        return found
+
+    def _one(self, node: fx.Node, found: Mapping[fx.Node, Any]) -> Any:
+        """The value of one node; ``None`` if it is unknown."""
+        if node.op == "get_attr":
+            held = self._value(self._constant(str(node.target)))
+            return None if held is None else held.clone()
+        tags = getattr(node.target, "tags", ())
+        shown = [
+            leaf for leaf in pytree.tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)
+        ]
+        random = torch.Tag.nondeterministic_seeded in tags
+        if random or node.op != "call_function" or any(leaf.numel() > LARGEST for leaf in shown):
+            return None
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), found.__getitem__)
+        return node.target(*args, **kwargs)
+
+
+def _dependencies(wanted: list[fx.Node]) -> set[fx.Node]:
+    """The nodes on which others depend: their operands, and what writes into the same memory."""
+    written: dict[int, list[fx.Node]] = {}
+    for node in wanted[0].graph.nodes:
+        if writes(node) and isinstance(node.args[0], fx.Node):
+            for memory in storages(node.args[0]):
+                written.setdefault(memory, []).append(node)
+    found: set[fx.Node] = set()
+    waiting = list(wanted)
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting += node.all_input_nodes
+            waiting += [write for memory in storages(node) for write in written.get(memory, ())]
+    return found

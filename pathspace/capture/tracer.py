@@ -1,0 +1,322 @@
+"""One capture: a model's code runs once, on tensors without values, while torch records it.
+
+The only module that uses torch's tracer. Operations are not decomposed: linear maps, norms,
+attention and recurrent layers stay one operation each. What runs is a private copy of the model,
+with fake tensors in place of its parameters and buffers.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._functorch import config as functorch_config
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.distributions import Distribution
+from torch.fx import traceback as provenance
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
+from torch.utils import _pytree as pytree
+
+from ..models.copies import safe_deepcopy
+from ..models.inputs import opened
+from ..models.isolation import quiet
+from ..models.stand_in import outputs_of, prepare
+from ..models.values import LARGEST_BUFFER, has_values, initialise, unsharded
+from ..models.walk import every_module, every_path, every_tensor
+from .known import KnownNumbers
+from .packed import PaddedSequences, equal_steps
+
+DEPENDS_ON_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
+
+
+class FakeModel:
+    """A private copy of a model in which tensors have shapes but no values.
+
+    Args:
+        model: any module.
+
+    Attributes:
+        values: buffer name -> its value: the model's own, or what its initialisation computes.
+
+    Example:
+        >>> import torch
+        >>> fake = FakeModel(torch.nn.Linear(3, 2))
+        >>> [fake.runs((torch.ones(*shape),), {}) for shape in ((7, 3), (7, 4))]
+        [True, False]
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        with functorch_config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
+            self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        model = unsharded(model)
+        parameters, buffers = every_tensor(model, "_parameters"), every_tensor(model, "_buffers")
+        attributes = [value for module in every_module(model) for value in vars(module).values()]
+        shapes = [each for each in attributes if isinstance(each, Tensor) and not has_values(each)]
+        fakes = {id(t): self.fake(t) for t in (*parameters.values(), *buffers.values(), *shapes)}
+        # what the initialisation of a module computes, where the model has shapes only
+        made = {
+            id(each): torch.empty(each.shape, dtype=each.dtype)
+            for each in buffers.values()
+            if not has_values(each) and each.numel() <= LARGEST_BUFFER
+        }
+        self.module = safe_deepcopy(model, share_tensors=True, replaced=fakes | made)
+        prepare(self.module)
+        for module in every_module(self.module):
+            if isinstance(module, nn.RNNBase):
+                module.register_forward_pre_hook(equal_steps)
+        if made:
+            initialise(self.module, set(map(id, made.values())))
+        self.values = {}
+        for name, buffer in buffers.items():
+            value = made.get(id(buffer), buffer)
+            if has_values(value) and (value is buffer or value._version):
+                self.values[name] = value
+        for module in every_module(self.module) if made else ():
+            for key, value in module._buffers.items():
+                number = next((n for n, each in made.items() if each is value), None)
+                if number is not None:
+                    module._buffers[key] = fakes[number]
+
+    def fake(self, value: Any) -> Any:
+        """A tensor without values in place of another one; other values as they are."""
+        if not isinstance(value, Tensor):
+            return value
+        if value.layout != torch.strided or value.is_quantized or value.is_nested:
+            return self.mode.from_tensor(value, static_shapes=True)
+        shape = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        made = FakeTensor(self.mode, shape, torch.device("cpu") if value.is_meta else value.device)
+        return made.requires_grad_(value.requires_grad)
+
+    def runs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether the model accepts inputs of these shapes; false if its control flow
+        depends on their values.
+        """
+        try:
+            with quiet(), torch.no_grad(), PaddedSequences(), self.mode:
+                args, kwargs = pytree.tree_map(self.fake, (tuple(args), dict(kwargs)))
+                self.module(*args, **kwargs)
+        except Exception:
+            # (a model can raise anything on wrong shapes)
+            return False
+        return True
+
+    def held(self) -> list[tuple[str, str, Tensor]]:
+        """Kind, name and tensor of all that the modules have registered now."""
+        return [
+            (kind, name, tensor)
+            for kind, store in (("parameter", "_parameters"), ("buffer", "_buffers"))
+            for name, tensor in every_tensor(self.module, store).items()  # type: ignore[arg-type]
+        ]
+
+
+class Recorder:
+    """Records a fake model.
+
+    Args:
+        fake: the model.
+        args: positional inputs.
+        kwargs: inputs by keyword.
+
+    Attributes:
+        module: the graph module: its placeholders are parameters, buffers and inputs; its outputs
+            are those of the model, and then what it keeps.
+        sources: placeholder name -> (kind, name).
+        kept: kind and name of what the last outputs are; the kind is ``"state"`` for ordinary
+            attributes, which come with the tensor that the attribute was before.
+        inputs: the example inputs in the order of their placeholders.
+        constants: placeholder name -> tensor that is neither parameter nor buffer.
+        places: id of a registered tensor of the fake model -> name of its placeholder.
+        read: the buffers and constants of which the code read numbers.
+    """
+
+    def __init__(self, fake: FakeModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self.fake = fake
+        tensors = opened(fake.module, args, kwargs)
+        given: Any = (args, dict(kwargs)) if tensors is None else (tensors, {})
+        self.inputs, shape = pytree.tree_flatten(given)
+        self._fakes = [fake.fake(value) for value in self.inputs]
+        self._given = pytree.tree_unflatten(self._fakes, shape)
+        self.kept: list[tuple[str, str, Tensor]] = []
+        # (a tensor of several names has one placeholder, under the first)
+        named = {id(tensor): (kind, name, tensor) for kind, name, tensor in reversed(fake.held())}
+        self._registered = list(reversed(named.values()))
+        self._known: KnownNumbers | None = None
+        self._stack: list[str] = [""]
+        self._entered: list[Any] = []
+        self._paths: dict[int, list[str]] = {}
+        for path, module in every_path(fake.module):
+            self._paths.setdefault(id(module), []).append(path)
+        # (under the model's own mode: "real" leaves the fake tensors as they are)
+        with self._conditions(), fake.mode:
+            self.module = make_fx(
+                self._run,
+                tracing_mode="real",
+                pre_dispatch=True,
+                record_stack_traces=True,
+                _disable_torch_fn_metadata_mode=True,
+            )(*self._fakes)
+        self.read = [] if self._known is None else self._known.read
+        self.sources, self.constants = self._places(_input_names(fake.module, *given))
+
+    @contextmanager
+    def _conditions(self) -> Iterator[None]:
+        """Torch's own tracing is silent, and its layers take the path that can be recorded."""
+        fast = torch.backends.mha.get_fastpath_enabled()
+        checks = Distribution._validate_args
+        torch.backends.mha.set_fastpath_enabled(False)
+        Distribution.set_default_validate_args(False)
+        try:
+            with quiet(), torch.enable_grad(), provenance.preserve_node_meta():
+                yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)
+            Distribution.set_default_validate_args(checks)
+
+    def _run(self, *_: Any) -> list[Tensor]:
+        """What is traced: a call of the model; the arguments are its tensors, by identity."""
+        proxies: Any = get_proxy_mode()
+
+        def node_of(tensor: Tensor) -> fx.Node | None:
+            slot = get_proxy_slot(tensor, proxies.tracer, None)
+            return None if slot is None else slot.proxy.node
+
+        known = {
+            id(tensor): self.fake.values[name]
+            for kind, name, tensor in self._registered
+            if kind == "buffer" and name in self.fake.values
+        }
+        before = self._attributes()
+        handles = [
+            handle
+            for module in every_module(self.fake.module)
+            for handle in (
+                module.register_forward_pre_hook(self._enter, prepend=True),
+                module.register_forward_hook(self._leave, always_call=True),
+            )
+        ]
+        self._known = KnownNumbers(
+            node_of, lambda name: getattr(proxies.tracer.root, name, None), known, DEPENDS_ON_VALUES
+        )
+        args, kwargs = self._given
+        try:
+            with self._known, PaddedSequences():
+                found = outputs_of(self.fake.module(*args, **kwargs))
+        finally:
+            for handle in handles:
+                handle.remove()
+        held = self.fake.held()
+        after = self._attributes()
+        state = [key for key in before if key in after and after[key] is not before[key]]
+        self.kept = [(kind, name, tensor) for kind, name, tensor in held]
+        self.kept += [("state", key[1], before[key]) for key in state]
+        return [*found, *(tensor for *_, tensor in held), *(after[key] for key in state)]
+
+    def _attributes(self) -> dict[tuple[int, str], Tensor]:
+        """The tensors in ordinary attributes of modules."""
+        return {
+            (id(module), key): value
+            for module in every_module(self.fake.module)
+            for key, value in vars(module).items()
+            if isinstance(value, Tensor)
+        }
+
+    def _enter(self, module: nn.Module, _: Any) -> None:
+        """Operations that follow belong to a module's call; of several names, take the one
+        below the calling module.
+        """
+        caller = self._stack[-1]
+        paths = self._paths.get(id(module), [caller])
+        below = [path for path in paths if path.startswith(f"{caller}." if caller else "")]
+        self._stack.append((below or paths)[0])
+        stack = {path: (path, type(module).__qualname__) for path in self._stack[1:]}
+        self._entered.append(provenance.annotate({"modules": stack}))
+        self._entered[-1].__enter__()
+
+    def _leave(self, *_: Any) -> None:
+        self._stack.pop()
+        self._entered.pop().__exit__(None, None, None)
+
+    def _places(
+        self, inputs: Sequence[str]
+    ) -> tuple[dict[str, tuple[str, str]], dict[str, Tensor]]:
+        """Give all parameters, buffers, inputs and constants placeholders, in this order.
+
+        Returns:
+            Kind and name behind each placeholder, and the constants.
+        """
+        graph = self.module.graph
+        sources: dict[str, tuple[str, str]] = {}
+        given = [node for node in graph.nodes if node.op == "placeholder"]
+        first = given[0] if given else next(iter(graph.nodes))
+        own: dict[int, fx.Node] = {}
+        for kind, name, tensor in self._registered:
+            with graph.inserting_before(first):
+                place = own[id(tensor)] = graph.placeholder(f"{kind[0]}_{_identifier(name)}")
+            place.meta["val"] = tensor
+            sources[place.name] = (kind, name)
+        for node, name in zip(given, inputs, strict=True):
+            new = _identifier(name)
+            while new in sources:
+                new += "_"
+            node.name = node.target = new
+            sources[new] = ("input", new)
+        self.places = {number: node.name for number, node in own.items()}
+        constants: dict[str, Tensor] = {}
+        first = next(node for node in graph.nodes if node.op != "placeholder")
+        for node in [node for node in graph.nodes if node.op == "get_attr"]:
+            value = getattr(self.module, str(node.target))
+            if not isinstance(value, Tensor):
+                continue
+            if id(value) not in own:
+                with graph.inserting_before(first):
+                    place = own[id(value)] = graph.placeholder(f"c_lifted_tensor_{len(constants)}")
+                place.meta["val"] = constants[place.name] = value
+                sources[place.name] = ("constant", place.name)
+            node.replace_all_uses_with(own[id(value)])
+            graph.erase_node(node)
+        for part in self.module.modules():
+            for node in part.graph.nodes if isinstance(part, fx.GraphModule) else ():
+                node.meta["nn_module_stack"] = node.meta.get("custom", {}).get("modules", {})
+        for node in reversed(graph.nodes):
+            # settings (gradients, autocast), and questions about values
+            operation = isinstance(node.target, torch._ops.OperatorBase)
+            if (
+                node.op == "call_function"
+                and not node.users
+                and not (operation and "val" in node.meta)
+            ):
+                graph.erase_node(node)
+        return sources, constants
+
+
+def _identifier(name: str) -> str:
+    """A name that code can have."""
+    return re.sub(r"\W", "_", name).lower()
+
+
+def _input_names(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
+    """Names of the inputs, from the signature of ``forward``."""
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(model.forward).parameters.values()
+    known = [each.name for each in parameters if each.kind in by_place]
+    paths, _ = pytree.tree_flatten_with_path(((*args,), dict(kwargs)))
+    names = []
+    for (_, first, *rest), _ in paths:
+        start, *keys = [
+            str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", ""))))
+            for key in (first, *rest)
+        ]
+        if isinstance(first, pytree.SequenceKey):
+            start = known[first.idx] if first.idx < len(known) else f"args_{start}"
+        names.append("_".join([start, *keys]))
+    return names
