@@ -52,7 +52,9 @@ class Setting:
         self.channels, self.image, self.draw = channels, image, draw
         self.dim = 1 if image else -1
         shared = Random(style)
-        self.usual = shared.choice([g for g in range(2, channels + 1) if channels % g == 0])
+        # (a norm of single numbers is a sign, behind which nothing has an effect)
+        fit = [g for g in range(2, channels // 2 + 1) if channels % g == 0]
+        self.usual = shared.choice(fit or [1])
         self.smooth = shared.choice([0.0, 0.1, 0.4])
         self.shared = shared
 
