@@ -29,7 +29,6 @@ QUICK = (
     "odd/asserts_values train",
     "odd/computes_in_numpy eval",
     "odd/copied_model eval",
-    "odd/dictionary_emptied train",
     "odd/raises train",
     "odd/takes_anything eval",
 )
