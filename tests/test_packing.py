@@ -5,7 +5,6 @@ from sequences of any lengths.
 from __future__ import annotations
 
 import copy
-import threading
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from torch.nn.utils.rnn import (
 )
 
 import pathspace as ps
-from pathspace.models.inputs import equal_lengths, of_equal_lengths
+from pathspace.capture.packed import PaddedSequences, of_equal_lengths
 
 pytestmark = pytest.mark.usefixtures("no_rule_fails")
 LENGTHS = torch.tensor([3, 6, 2])
@@ -189,16 +188,5 @@ def test_what_is_replaced_computes_what_torch_does() -> None:
     model, x = sample(Reader("both ways", "all"))
     lengths = torch.full((3,), 6)
     wanted = model(x, lengths)
-    with equal_lengths():
+    with PaddedSequences():
         assert torch.allclose(model(x, lengths), wanted)
-
-
-def test_other_threads_pack_as_always() -> None:
-    model, x = sample(Reader("relu", "all"))
-    wanted, found = model(x, LENGTHS), []
-    with equal_lengths():
-        assert not torch.allclose(model(x, LENGTHS), wanted)
-        other = threading.Thread(target=lambda: found.append(model(x, LENGTHS)))
-        other.start()
-        other.join()
-    assert torch.equal(found[0], wanted) and torch.equal(model(x, LENGTHS), wanted)

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from pathspace.capture.size_decisions import SizeRecorder
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathspace as ps
-from pathspace.capture.size_decisions import SizeRecorder
 from pathspace.inference import build
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
 
 from ..errors import InputError, InputTypeError, PathspaceError
 from ..models.inputs import arranged, check_inputs, ordinary
@@ -23,9 +25,16 @@ from ..models.walk import every_tensor
 from .aliasing import memory_of
 from .captured import Captured, canonical_names
 from .packed import of_equal_lengths
-from .refusals import WITHOUT_GRADIENTS, check_capturable, check_memory, failed_capture, failed_run
+from .refusals import (
+    WITHOUT_GRADIENTS,
+    check_capturable,
+    check_memory,
+    decides_by_values,
+    failed_capture,
+    failed_run,
+)
 from .tracer import FakeModel, Recorder
-from .writes import without_writes
+from .writes import name_of, without_writes
 
 # tracing changes settings of torch for a while
 _ONE_AT_A_TIME = threading.RLock()
@@ -62,12 +71,27 @@ def capture(
         args, kwargs = of_equal_lengths(ordinary((args, kwargs)))
         fake = FakeModel(model)
         try:
-            return _captured(model, fake, Recorder(fake, args, kwargs))
+            found = _captured(model, fake, Recorder(fake, args, kwargs))
         except PathspaceError:
             raise
         except (Exception, SystemExit) as error:
             check_runs(model, args, kwargs)
             raise failed_capture(model, error) from error
+        if _mixes_types(found.graph):
+            # (without values, no operation checks the types of its operands)
+            check_runs(model, args, kwargs)
+    return found
+
+
+def _mixes_types(module: fx.GraphModule) -> bool:
+    """Whether a linear map meets operands of different types."""
+    names = "linear addmm mm bmm matmul conv1d conv2d conv3d".split()
+    for node in module.graph.nodes:
+        if name_of(node) in names:
+            values = [operand.meta.get("val") for operand in node.all_input_nodes]
+            if len({value.dtype for value in values if isinstance(value, Tensor)}) > 1:
+                return True
+    return False
 
 
 def check_runs(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -76,17 +100,20 @@ def check_runs(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
     Raises:
         CaptureError: the model itself fails on these inputs.
     """
-    tensors = (*model.parameters(), *model.buffers())
-    if not all(map(has_values, tensors)):
-        return
-    twin = repeatable(stand_in(model, share_tensors=False))
+    shapes = not all(map(has_values, (*model.parameters(), *model.buffers())))
+    fake = FakeModel(model) if shapes else None
+    twin = repeatable(stand_in(model, share_tensors=False)) if fake is None else fake.module
     known = {name for name, _ in twin.named_parameters()}
     try:
-        with quiet(), torch.no_grad():
+        with quiet(), torch.no_grad(), nullcontext() if fake is None else fake.mode:
+            if fake is not None:
+                args, kwargs = pytree.tree_map(fake.fake, (args, dict(kwargs)))
             twin(*args, **kwargs)
     except (Exception, SystemExit) as error:
         if any(words in str(error) for words in WITHOUT_GRADIENTS):
             return  # it would run where gradients are taken
+        if shapes and decides_by_values(error):
+            return  # it would run with values
         raise failed_run(model, args, kwargs, error) from error
     made = next((name for name, _ in twin.named_parameters() if name not in known), None)
     if made is not None:
@@ -118,6 +145,11 @@ def _captured(model: nn.Module, fake: FakeModel, found: Recorder) -> Captured:
         )
         if value is not None:
             changed.setdefault(value, (kind, name))
+    decide = set(map(id, found.read))
+    if any(
+        id(fake.values.get(name)) in decide for kind, name in changed.values() if kind == "buffer"
+    ):
+        raise RuntimeError("a data-dependent choice: a buffer is read as a number, and written")
     weights = [node for node, (kind, _) in changed.items() if kind == "parameter"]
     updates = [node for node in changed if node not in weights]
     end.args = ([*updates, *weights, *outputs],)

@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from ..models.values import with_numbers
+from ..models.values import has_values, with_numbers
 from .writes import WriteError, storages, writes
 
 _READS_DATA, _SETS_DATA = Tensor.data.__get__, Tensor.data.__set__  # type: ignore[attr-defined]
@@ -61,10 +60,23 @@ class KnownNumbers(TorchFunctionMode):
             return func(*args, **kwargs)
         except self._failures:
             values = self._values((args, kwargs))
-            if values is None:
+            if values is not None:
+                with with_numbers(), torch.no_grad():
+                    return func(*values[0], **values[1])
+            # (a number may be asked for by an operation on other tensors)
+            leaves, spec = pytree.tree_flatten((args, kwargs))
+            numbers = [self._number(leaf) for leaf in leaves]
+            if all(number is leaf for number, leaf in zip(numbers, leaves, strict=True)):
                 raise
-            with with_numbers(), torch.no_grad():
-                return func(*values[0], **values[1])
+            args, kwargs = pytree.tree_unflatten(numbers, spec)
+            return func(*args, **kwargs)
+
+    def _number(self, operand: Any) -> Any:
+        """A number in place of a known whole number in a tensor without dimensions."""
+        if not isinstance(operand, Tensor) or operand.dim() or operand.is_floating_point():
+            return operand
+        values = self._values(operand)
+        return operand if values is None else values.item()
 
     def _by_positions(self, index: Any) -> Any:
         """An index in which each known mask is replaced by the positions where it is true: how
@@ -97,7 +109,7 @@ class KnownNumbers(TorchFunctionMode):
     def _value(self, tensor: Any) -> Tensor | None:
         """The value of a buffer or constant; ``None`` for other tensors without values."""
         held = self._known.get(id(tensor))
-        if held is None and isinstance(tensor, Tensor) and not isinstance(tensor, FakeTensor):
+        if held is None and isinstance(tensor, Tensor) and has_values(tensor):
             held = tensor
         if held is not None:
             self.read.append(held)

@@ -32,7 +32,7 @@ from ..models.inputs import opened
 from ..models.isolation import quiet
 from ..models.stand_in import outputs_of, prepare
 from ..models.values import LARGEST_BUFFER, has_values, initialise, unsharded
-from ..models.walk import every_module, every_path, every_tensor
+from ..models.walk import every_module, every_path, every_tensor, holders, tensors_of
 from .known import KnownNumbers
 from .packed import PaddedSequences, equal_steps
 
@@ -46,6 +46,7 @@ class FakeModel:
         model: any module.
 
     Attributes:
+        fakes: id of a tensor of the model -> the tensor in its place.
         values: buffer name -> its value: the model's own, or what its initialisation computes.
 
     Example:
@@ -62,20 +63,30 @@ class FakeModel:
         parameters, buffers = every_tensor(model, "_parameters"), every_tensor(model, "_buffers")
         attributes = [value for module in every_module(model) for value in vars(module).values()]
         shapes = [each for each in attributes if isinstance(each, Tensor) and not has_values(each)]
-        fakes = {id(t): self.fake(t) for t in (*parameters.values(), *buffers.values(), *shapes)}
+        fakes = self.fakes = {
+            id(t): self.fake(t) for t in (*parameters.values(), *buffers.values(), *shapes)
+        }
         # what the initialisation of a module computes, where the model has shapes only
         made = {
             id(each): torch.empty(each.shape, dtype=each.dtype)
             for each in buffers.values()
             if not has_values(each) and each.numel() <= LARGEST_BUFFER
         }
-        self.module = safe_deepcopy(model, share_tensors=True, replaced=fakes | made)
+        # (modules that torch does not register keep the model's own tensors, as constants)
+        others = [each for _, module, _ in holders(model) for each in tensors_of(module).values()]
+        shared = {id(each): each for each in others}
+        self.module = safe_deepcopy(model, share_tensors=True, replaced={**shared, **fakes, **made})
         prepare(self.module)
         for module in every_module(self.module):
             if isinstance(module, nn.RNNBase):
                 module.register_forward_pre_hook(equal_steps)
         if made:
-            initialise(self.module, set(map(id, made.values())))
+            new = set(map(id, made.values()))
+            modules = every_module(self.module)
+            initialise(
+                self.module,
+                {id(module) for module in modules if new & set(map(id, module._buffers.values()))},
+            )
         self.values = {}
         for name, buffer in buffers.items():
             value = made.get(id(buffer), buffer)
@@ -167,6 +178,7 @@ class Recorder:
             )(*self._fakes)
         self.read = [] if self._known is None else self._known.read
         self.sources, self.constants = self._places(_input_names(fake.module, *given))
+        self._tidy()
 
     @contextmanager
     def _conditions(self) -> Iterator[None]:
@@ -271,8 +283,12 @@ class Recorder:
             node.name = node.target = new
             sources[new] = ("input", new)
         self.places = {number: node.name for number, node in own.items()}
+        # (functions may refer to the model itself, and so to its own tensors)
+        for number, made in self.fake.fakes.items():
+            if id(made) in own:
+                own[number] = own[id(made)]
         constants: dict[str, Tensor] = {}
-        first = next(node for node in graph.nodes if node.op != "placeholder")
+        first = next(node for node in graph.nodes if node.op not in ("placeholder", "get_attr"))
         for node in [node for node in graph.nodes if node.op == "get_attr"]:
             value = getattr(self.module, str(node.target))
             if not isinstance(value, Tensor):
@@ -284,10 +300,14 @@ class Recorder:
                 sources[place.name] = ("constant", place.name)
             node.replace_all_uses_with(own[id(value)])
             graph.erase_node(node)
+        return sources, constants
+
+    def _tidy(self) -> None:
+        """Note the modules of each operation, and leave out what only the tracer needs."""
         for part in self.module.modules():
             for node in part.graph.nodes if isinstance(part, fx.GraphModule) else ():
                 node.meta["nn_module_stack"] = node.meta.get("custom", {}).get("modules", {})
-        for node in reversed(graph.nodes):
+        for node in reversed(self.module.graph.nodes):
             # settings (gradients, autocast), and questions about values
             operation = isinstance(node.target, torch._ops.OperatorBase)
             if (
@@ -295,8 +315,7 @@ class Recorder:
                 and not node.users
                 and not (operation and "val" in node.meta)
             ):
-                graph.erase_node(node)
-        return sources, constants
+                self.module.graph.erase_node(node)
 
 
 def _identifier(name: str) -> str:

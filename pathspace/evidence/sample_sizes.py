@@ -12,8 +12,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ..capture.tracer import FakeModel as Rehearsal
 from ..capture.sizes import Inputs, resized
+from ..capture.tracer import FakeModel as Rehearsal
 from ..errors import PathspaceError
 from ..models.inputs import ordinary
 

@@ -10,8 +10,10 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from ..errors import InputError
+from .values import has_values
 from .walk import every_module
 
 M = TypeVar("M", bound=nn.Module)
@@ -47,11 +49,7 @@ def safe_deepcopy(
     memo = dict(replaced or {})
     observers = {}
     for module in every_module(model):
-        for value in (
-            *vars(module).values(),
-            *module._parameters.values(),
-            *module._buffers.values(),
-        ):
+        for value in pytree.tree_leaves(list(vars(module).values())):
             if isinstance(value, Tensor):
                 made = _tensor(value, share_tensors)
                 if made is not None:
@@ -96,8 +94,10 @@ def stays_behind(hook: Any) -> bool:
 
 def _tensor(value: Tensor, share: bool) -> Tensor | None:
     """The replacement for a tensor; ``None`` for an ordinary copy."""
-    if value.is_inference() and not torch.is_inference_mode_enabled():
-        # (inference tensors take no part in autograd)
+    shapes = not has_values(value) and not share
+    if shapes or (value.is_inference() and not torch.is_inference_mode_enabled()):
+        # (inference tensors take no part in autograd; copy.deepcopy would read memory that
+        # tensors without values do not have)
         clone = value.detach().clone()
         return (
             nn.Parameter(clone, value.requires_grad) if isinstance(value, nn.Parameter) else clone
