@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from pathspace.capture.size_decisions import SizeRecorder
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -456,38 +455,6 @@ def test_a_loop_that_runs_once_on_the_example(name: str) -> None:
     assert ps.trace(model, example, sizes="given").num_units > graph.num_units > 0
 
 
-def test_numbers_among_the_inputs_are_named() -> None:
-    class Shifted(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
-
-        def forward(self, x: Tensor, shift: float, gate: bool = True) -> Tensor:
-            return self.b(self.a(x).relu() + shift if gate else self.a(x).tanh())
-
-    graph = ps.trace(Shifted(), torch.randn(2, 3), 0.0, kwargs={"gate": True})
-    assert graph.num_units == 4 and graph.range.startswith("inputs (2x3:float32, 0.0, gate=True), ")
-
-
-def test_a_way_that_no_capture_took_is_named() -> None:
-    """A branch at sizes beyond those tried, ``len``, a lookup: said, and not taken for seen."""
-    x = torch.randn(2, 4)
-    far = branch(lambda h: h.shape[0] > 10**6)()
-    by_length = branch(lambda h: len(h) > 4)()
-    looked_up = branch(lambda h: {6: True}.get(h.shape[0], False))()
-    named = branch(lambda h: f"{h.shape[0]}" == "6")()
-    for model in (far, by_length, looked_up, named):
-        graph = ps.trace(model, x)
-        assert graph.num_units == 3
-        looked = model in (looked_up, named)
-        assert (
-            "as captured at (4x4:float32)" if looked else "runs the same operations"
-        ) in graph.range
-        assert "which way test_sizes.py:" in graph.range and graph.range.endswith(
-            "was seen at these sizes only"
-        )
-
-
 FLAT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "a comparison": lambda h, steps: h + (steps >= 4).to(h.dtype)[:, None],
     "a whole quotient": lambda h, steps: h + (steps // 4)[:, None],
@@ -550,37 +517,6 @@ def test_a_check_of_features_is_no_branch() -> None:
     )
 
 
-def test_sizes_stay_numbers_while_they_are_watched() -> None:
-    with SizeRecorder() as watch:
-        first, second = torch.ones(6, 4).shape
-        assert [first - second, -second, first * 2, 7 % second, abs(second), first // 4] == [
-            2,
-            -4,
-            12,
-            3,
-            4,
-            1,
-        ]
-        assert (first > second, first > 4, first == "6", bool(first - 6)) == (
-            True,
-            True,
-            False,
-            False,
-        )
-        assert (
-            {first: 1}[6] == 1
-            and f"{first}" == "6"
-            and divmod(first, second) == (1, 2)
-            and 2**first == 64
-            and list(range(second)) == [0, 1, 2, 3]
-            and first / 4 == 1.5
-        )
-        assert torch.zeros(first, second).view(-1, second + 2).shape == (4, 6)
-    assert all(type(each.left) is type(each.right) is int for each in watch.decisions)
-    with pytest.raises(ps.CaptureError, match="check the shapes"):
-        ps.trace(branch(lambda h: h.shape[0] > 4)(), torch.randn(2, 5))
-
-
 def test_lengths_of_several_inputs_vary_together() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:
@@ -634,12 +570,3 @@ class Planned(nn.Module):
             x = layer(x).relu()
             x = x.reshape(plan(tuple(x.shape), 2)).flatten(2)
         return x
-
-
-def test_sizes_that_code_keeps_are_not_watched_any_more() -> None:
-    model = Planned()
-    for length in (5, 7, 5):
-        assert ps.trace(model, torch.randn(2, length, 3)).num_units == 8
-    with SizeRecorder() as watch:
-        kept = torch.ones(3).shape[0]
-    assert not watch.decisions and kept == 3 and not watch.decisions
