@@ -19,7 +19,6 @@ import pathspace as ps
 from pathspace.inference.interpreter import interpret
 from pathspace.inference.registry import FACTS
 from pathspace.inference.unrolled import Unrolled
-from pathspace.paths.local_paths import LEAF, _Nodes
 from pathspace.paths.path_forward import logs_of_sums
 
 CASES: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
@@ -172,14 +171,3 @@ def test_masks_are_factors_of_paths(kind: torch.dtype, p: float) -> None:
     plain[2].load_state_dict(model.second.state_dict())
     model.data = True
     assert ps.path_norm(model, x, p=p) == pytest.approx(ps.path_norm(plain, x, p=p), rel=1e-12)
-
-
-def test_ways_to_arrive_start_at_the_root_however_much_has_been_made() -> None:
-    for entering in (0, 1, 3):
-        nodes = _Nodes(entering)
-        root, made = nodes[0], frozenset({(LEAF, 99)})
-        nodes.append(made)
-        assert nodes[0] == root != made and nodes[len(nodes) - 1] == made
-        assert [nodes[i + 1] for i in range(entering)] == [
-            frozenset({(LEAF, i + 1)}) for i in range(entering)
-        ]

@@ -21,7 +21,8 @@ from ..models.finite import count_nonfinite
 from ..models.values import has_values
 from .basis import BasisPaths
 from .log_prefix import log_prefixes, log_suffixes
-from .path_forward import Forward, logs_of_sums
+from .path_facts import Request
+from .path_forward import ends_of_paths, logs_of_sums
 from .two_trees import TwoTrees
 
 
@@ -231,7 +232,7 @@ def path_sensitivity(
     captured = replace(graph.captured, parameters=spliced)
     with torch.enable_grad():
         exact = graph.norm_eps == "respect"
-        sums = Forward(captured, 2.0, None, False, exact, apart=True).outputs()
+        sums = ends_of_paths(Request(captured, 2.0, exact_norms=exact, apart=True))
         if not sums:
             raise UnsupportedError(
                 "path_sensitivity found no real numbers among the outputs, expected some: paths"
