@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..graph.structure import Structure
-from ..paths.exact import modular_rank
+from ..paths.counting_vectors import modular_rank
 from ..paths.skeleton import Skeleton
 from ..shown import Shown
 from .certificate import MARKS

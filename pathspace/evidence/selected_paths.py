@@ -17,7 +17,7 @@ from scipy.sparse.csgraph import connected_components
 
 from ..graph.parts import WeightBlock
 from ..graph.structure import Structure
-from ..paths.exact import modular_rank
+from ..paths.counting_vectors import modular_rank
 from ..paths.skeleton import Skeleton
 from .layered_mlp import LayeredMLP, by_size
 

@@ -20,7 +20,7 @@ from ..inference.values import shape_of
 from ..models.modes import without_eps
 from ..models.running import LARGE, difference, rounding_decides, run_forward, switched, unread
 from ..paths.basis import BasisPaths
-from ..paths.exact import modular_rank, whole_product
+from ..paths.counting_vectors import modular_rank, whole_product
 from ..paths.symbolic import MOST_WEIGHTS, symbolic
 from ..paths.two_trees import TwoTrees
 from ..reduction import ReductionGraph

@@ -25,8 +25,7 @@ from ..gauge.moves import moved
 from ..graph.spanning_tree import SpanningTree
 from ..graph.structure import Structure
 from ..shown import Shown
-from .counting_vectors import coefficient_maps, counting_matrix
-from .exact import WORD, whole_product
+from .counting_vectors import WORD, coefficient_maps, counting_matrix, whole_product
 from .two_trees import TwoTrees
 
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ from ..graph.structure import Structure
 from ..models.finite import count_nonfinite
 from ..models.values import has_values
 from .basis import BasisPaths
-from .log_prefix import log_prefixes, log_suffixes
 from .path_facts import Request
 from .path_forward import ends_of_paths, logs_of_sums
 from .two_trees import TwoTrees
@@ -378,7 +377,7 @@ def log_factors(skeleton: TwoTrees, zeros: bool = False) -> Iterator[tuple[np.nd
         True
     """
     graph = skeleton.graph
-    prefix, suffix = log_prefixes(skeleton, zeros), log_suffixes(skeleton, zeros)
+    prefix, suffix = skeleton.log_prefixes(zeros), skeleton.log_suffixes(zeros)
     positive = np.flatnonzero((skeleton.chain > 0) & (skeleton.chain_sign > 0))
     # the first unit of every chain stands for it
     first = positive[np.unique(skeleton.chain[positive], return_index=True)[1]]
