@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,29 +17,60 @@ from ..inference.semantics import Place, as_stored
 from ..inference.unrolled import PRODUCT, START, Unrolled
 from ..inference.values import NEUTRAL, ROOT, Value, Weight, constant, shape_of, with_value
 from .path_facts import Call
-from .path_sums import Sum, Unknown, absolute_power, is_condition, is_float, plain
+from .path_sums import Sum, Unknown, absolute_power, is_condition, is_float
 
 # an element that enters arrives from outside
 LEAF = -3
 
 
 class LocalPaths(Unrolled):
-    """The unrolled network of one operation: every element that enters is a node of its own.
+    """The unrolled network of one operation, as its rule says: every element that enters is a
+    node of its own.
+
+    Args:
+        call: the operation with its operands.
+        sources: placeholder name -> (kind, name).
+        exact: whether the ``eps`` of normalisations counts.
 
     Attributes:
-        ended: ids of elements whose scale the operation fixes, as often as it does.
+        ends: ids of elements whose scale the operation fixes, as often as it does.
         restarts: whether paths start again, or follow a sign or an order alone.
+
+    Raises:
+        ValueError: the rule does not know this form of the operation.
+        UnsupportedError: there are too many paths.
     """
 
-    def __init__(self, weights: dict[str, Tensor], count: int) -> None:
-        offsets, total = {}, count
-        for name, weight in weights.items():
-            offsets[name], total = total, total + weight.numel()
-        super().__init__(offsets, {name: tuple(weight.shape) for name, weight in weights.items()})
-        self.entering = count
-        self.arrivals += [frozenset({(LEAF, node)}) for node in range(1, count + 1)]
-        self.ended: list[Tensor] = []
-        self.restarts = False
+    def __init__(self, call: Call, sources: Any, exact: bool) -> None:
+        flat, spec = (
+            list(call.leaves),
+            pytree.tree_structure(
+                (call.args, call.kwargs), is_leaf=lambda leaf: isinstance(leaf, Sum)
+            ),
+        )
+        self.weights = [leaf for leaf in flat if is_float(leaf)]
+        # every place is an operand of its own, though two may have the same sums
+        self.entering = sum(one.values.numel() for one in call.entering)
+        offsets, shapes, total, first = {}, {}, self.entering, 1
+        for i, leaf in enumerate(flat):
+            if isinstance(leaf, Sum):
+                count = leaf.values.numel()
+                flat[i] = torch.arange(first, first + count).reshape(leaf.values.shape)
+                first += count
+            elif is_float(leaf):
+                offsets[f"w{i}"], shapes[f"w{i}"] = total, tuple(leaf.shape)
+                flat[i], total = Weight.of(f"w{i}", leaf.shape), total + leaf.numel()
+            elif isinstance(leaf, Tensor):
+                known = leaf.as_subclass(Tensor)
+                flat[i] = constant(leaf.shape) if is_condition(leaf) else with_value(known)
+        super().__init__(offsets, shapes)
+        self.arrivals += [frozenset({(LEAF, node)}) for node in range(1, self.entering + 1)]
+        self.call, self.ends, self.restarts = call, list[Tensor](), False
+        self.place = Place(call.name, result=call.shown, node=call.node)
+        self.sources, self.exact_norms = sources, exact
+        args, kwargs = as_stored(self, *pytree.tree_unflatten(flat, spec))
+        ids, self.spec = pytree.tree_flatten(RULES[call.name](self, *args, **kwargs))
+        self.ids = [self.attach(each) if isinstance(each, Weight) else each for each in ids]
 
     def gathered(self, weight: Weight, rows: Sequence[int], node: object) -> None:
         """Data may choose any row at any position."""
@@ -58,14 +88,50 @@ class LocalPaths(Unrolled):
     def fix(self, value: Tensor) -> None:
         """Paths end here, at every element."""
         super().fix(value)
-        self.ended.append(value)
+        self.ends.append(value)
 
-    def logs(self, edges: Tensor, start: float = 0.0) -> Tensor:
-        """Logarithms of the sums over paths to every node.
+    def results(self, p: float) -> Any:
+        """The results as sums; tensors of zeros where they are not real numbers."""
+        logs = self._logs(p)
+        values = [
+            _summed(ids, logs)
+            if not isinstance(real, Tensor) or real.is_floating_point() or real.is_complex()
+            else torch.zeros(shape_of(real), dtype=real.dtype).as_subclass(Unknown)
+            for ids, real in zip(self.ids, pytree.tree_leaves(self.call.shown), strict=True)
+        ]
+        return pytree.tree_unflatten(values, self.spec)
 
-        Args:
-            edges: logarithms of the sums of the elements that enter, and of the weights.
-            start: logarithm of the value with which paths start inside the operation.
+    def linear(self, p: float, entering: Sequence[Tensor] | None = None) -> Sum:
+        """The single result without constants, perhaps for other operands."""
+        return _summed(self.ids[0], self._logs(p, entering, -math.inf))
+
+    def ended(self, p: float) -> list[Sum]:
+        """The sums over paths that end in the operation, of those that have come through an
+        operand: tensors of the model that it uses end no path.
+        """
+        if not self.ends:
+            return []
+        # (whatever the values: a path of value 0 ends, too)
+        edges = self.entering + sum(weight.numel() for weight in self.weights)
+        through = self._along(torch.zeros(edges, dtype=torch.float64), -math.inf)
+        logs = self._logs(p)
+        return [_summed(ids, logs) for ids in self.ends if bool(_summed(ids, through).values.any())]
+
+    def _logs(
+        self, p: float, entering: Sequence[Tensor] | None = None, start: float = 0.0
+    ) -> Tensor:
+        """Logarithms of the sums over paths to every node."""
+        operands = (
+            [_log(one.values) + one.log for one in self.call.entering]
+            if entering is None
+            else [_log(value) for value in entering]
+        )
+        own = [_log(absolute_power(weight, p)) for weight in self.weights]
+        return self._along(torch.cat([*operands, *own]), start)
+
+    def _along(self, edges: Tensor, start: float) -> Tensor:
+        """The same from logarithms of what enters and of the weights, and of the value with
+        which paths start inside the operation.
         """
         # (numbers take far less time than tensors, which have gradients)
         numbers: list[Any] = list(edges.unbind()) if edges.requires_grad else edges.tolist()
@@ -79,9 +145,9 @@ class LocalPaths(Unrolled):
                 else:
                     ways.append(found[before] + (0.0 if edge in (START, LEAF) else numbers[edge]))
             found.append(_log_sum([way for way in ways if way > -math.inf]))
-        return (
-            torch.stack(found) if edges.requires_grad else torch.tensor(found, dtype=torch.float64)
-        )
+        if edges.requires_grad:
+            return torch.stack(found)
+        return torch.tensor(found, dtype=torch.float64)
 
 
 def _log_sum(logs: list[Any]) -> Any:
@@ -92,71 +158,6 @@ def _log_sum(logs: list[Any]) -> Any:
         return torch.logsumexp(torch.stack(logs), 0)
     top = max(logs)
     return top + math.log(sum(math.exp(log - top) for log in logs))
-
-
-@dataclass(frozen=True)
-class Read:
-    """What a rule says about one operation.
-
-    Attributes:
-        paths: the unrolled network of the operation.
-        sums: the sums that enter, in the order of their elements' ids.
-        weights: the tensors of the model that take part.
-        ids: the results as ids, flat.
-        spec: the structure of the results.
-        shown: the results in the captured graph, flat.
-    """
-
-    paths: LocalPaths
-    sums: list[Sum]
-    weights: list[Tensor]
-    ids: list[Tensor]
-    spec: Any
-    shown: list[Any]
-
-    def results(self, p: float) -> Any:
-        """The results as sums; tensors of zeros where they are not real numbers."""
-        logs = self._logs(p)
-        values = [
-            _summed(ids, logs)
-            if not isinstance(real, Tensor) or real.is_floating_point() or real.is_complex()
-            else torch.zeros(shape_of(real), dtype=real.dtype).as_subclass(Unknown)
-            for ids, real in zip(self.ids, self.shown, strict=True)
-        ]
-        return pytree.tree_unflatten(values, self.spec)
-
-    def linear(self, p: float, entering: Sequence[Tensor] | None = None) -> Sum:
-        """The single result without constants, perhaps for other operands."""
-        return _summed(self.ids[0], self._logs(p, entering, -math.inf))
-
-    def ended(self, p: float) -> list[Sum]:
-        """The sums over paths that end in the operation, of those that have come through an
-        operand: tensors of the model that it uses end no path.
-        """
-        if not self.paths.ended:
-            return []
-        # (whatever the values: a path of value 0 ends, too)
-        edges = sum(each.numel() for each in (*(one.values for one in self.sums), *self.weights))
-        through = self.paths.logs(torch.zeros(edges, dtype=torch.float64), -math.inf)
-        logs = self._logs(p)
-        return [
-            _summed(ids, logs)
-            for ids in self.paths.ended
-            if bool(_summed(ids, through).values.any())
-        ]
-
-    def _logs(
-        self, p: float, entering: Sequence[Tensor] | None = None, start: float = 0.0
-    ) -> Tensor:
-        operands = (
-            [_log(one.values) + one.log for one in self.sums]
-            if entering is None
-            else [_log(value) for value in entering]
-        )
-        own = [_log(absolute_power(weight, p)) for weight in self.weights]
-        return self.paths.logs(
-            torch.cat([torch.zeros(0, dtype=torch.float64), *operands, *own]), start
-        )
 
 
 def _log(value: Tensor) -> Tensor:
@@ -172,41 +173,3 @@ def _summed(ids: Tensor, logs: Tensor) -> Sum:
     if top == -math.inf:
         return Sum(torch.zeros(known.shape, dtype=torch.float64))
     return Sum(torch.exp(known - top), top)
-
-
-def read_rule(call: Call, sources: Any, exact: bool) -> Read:
-    """Run the rule of an operation on sums over paths.
-
-    Args:
-        call: the operation with its operands.
-        sources: placeholder name -> (kind, name).
-        exact: whether the ``eps`` of normalisations counts.
-
-    Raises:
-        ValueError: the rule does not know this form of the operation.
-        UnsupportedError: there are too many paths.
-    """
-    flat, spec = pytree.tree_flatten(
-        (call.args, call.kwargs), is_leaf=lambda leaf: isinstance(leaf, Sum)
-    )
-    own = {f"w{i}": leaf for i, leaf in enumerate(flat) if is_float(leaf)}
-    # every place is an operand of its own, though two may have the same sums
-    sums = [leaf for leaf in flat if isinstance(leaf, Sum)]
-    paths = LocalPaths(own, sum(one.values.numel() for one in sums))
-    paths.place = Place(call.name, result=call.shown, node=call.node)
-    paths.sources, paths.exact_norms = sources, exact
-    first = 1
-    for i, leaf in enumerate(flat):
-        if isinstance(leaf, Sum):
-            count = leaf.values.numel()
-            flat[i] = torch.arange(first, first + count).reshape(leaf.values.shape)
-            first += count
-        elif f"w{i}" in own:
-            flat[i] = Weight.of(f"w{i}", leaf.shape)
-        elif isinstance(leaf, Tensor):
-            flat[i] = constant(leaf.shape) if is_condition(leaf) else with_value(plain(leaf))
-    own_args, own_kwargs = as_stored(paths, *pytree.tree_unflatten(flat, spec))
-    ids, result_spec = pytree.tree_flatten(RULES[call.name](paths, *own_args, **own_kwargs))
-    ids = [paths.attach(each) if isinstance(each, Weight) else each for each in ids]
-    shown = pytree.tree_leaves(call.shown)
-    return Read(paths, sums, list(own.values()), ids, result_spec, shown)

@@ -189,7 +189,8 @@ class ByFacts(fx.Interpreter):
         elif weighted and len(shape) > 1:
             shape[1] = rest[0].numel()
         # (random slopes are kept in an operand)
-        rest = [torch.ones(shape).double() if isinstance(leaf, Sum) else leaf for leaf in rest]
+        if not weighted:
+            rest = [torch.ones(shape) if isinstance(leaf, Sum | Tensor) else leaf for leaf in rest]
         sides = [
             pytree.tree_leaves(call.run(torch.full(shape, side).double(), *rest, **call.kwargs))[0]
             for side in (1.0, -1.0)

@@ -23,7 +23,7 @@ from ..inference.regions import REGIONS, once
 from ..inference.registry import RULES
 from ..models.values import require_values
 from . import path_sums as sums
-from .local_paths import Read, read_rule
+from .local_paths import LocalPaths
 from .path_facts import ByFacts, Call, Request
 from .path_sums import AffineMap, Chosen, Sum, Unknown, each_sum, is_float
 
@@ -217,12 +217,12 @@ class PathSums(ByFacts):
             self.refuse(call, "data decide how many positions there are")
         if call.facts.kind in ("movement", "part", "split"):
             return target(*call.args, **call.kwargs)
-        wide = call.mapped(sums.wide)
         try:
+            wide = call.mapped(sums.wide)
             return target(*wide.args, **wide.kwargs)
         except _WRONG:
+            # (an operation with types of its own)
             pass
-        # an operation with types of its own
         shown = iter(sums.leaves_of((call.node.args, call.node.kwargs)))
 
         def typed(leaf: Any) -> Any:
@@ -291,7 +291,7 @@ class PathSums(ByFacts):
             source = sums.as_sum(call.args[3], p).changed(lambda values: values * factor)
             call = Call(call.node, (*call.args[:3], source), {})
         try:
-            read = read_rule(call, request.captured.sources, request.exact_norms)
+            read = LocalPaths(call, request.captured.sources, request.exact_norms)
         except UnsupportedError:
             gated = facts.kind == "gated recurrence"
             why = "gates fix the scale of what they read" if gated else "too many paths"
@@ -302,7 +302,7 @@ class PathSums(ByFacts):
             if len(call.entering) == 1 and call.entering[0] is call.args[0]:
                 return call.entering[0].changed(lambda values: values * slope)
         if ended and not request.fixed_ends:
-            pins = read.paths.pins
+            pins = read.pins
             why = pins[0].reason if pins else _NO_SUM.get(facts.kind, "not positively homogeneous")
             self.refuse(call, why)
         request.ends.extend(ended)
@@ -310,11 +310,11 @@ class PathSums(ByFacts):
         if measured is not None:
             return measured
         real = any(map(_is_real, pytree.tree_leaves(call.shown)))
-        if request.bound and real and (read.paths.restarts or read.paths.pairs):
+        if request.bound and real and (read.restarts or read.pairs):
             self.refuse(call, "it has no largest slope")
         return read.results(p)
 
-    def _measured(self, call: Call, read: Read) -> Any:
+    def _measured(self, call: Call, read: LocalPaths) -> Any:
         """The sums with the coefficients of an affine operation, of which a rule says nothing;
         ``None`` for other operations, and where data select elements.
         """

@@ -119,11 +119,6 @@ def is_condition(leaf: Any) -> bool:
     return isinstance(leaf, Unknown) or (isinstance(leaf, Chosen) and leaf.dtype == torch.bool)
 
 
-def plain(leaf: Any) -> Any:
-    """A tensor without the mark of what data decide."""
-    return leaf.as_subclass(Tensor) if isinstance(leaf, Chosen) else leaf
-
-
 def counts(leaf: Any) -> bool:
     """Whether paths pass an operand or start in it."""
     return isinstance(leaf, Sum) or is_float(leaf)
