@@ -242,60 +242,36 @@ def _blocks(skeleton: Skeleton) -> nx.MultiDiGraph:
 
 def place_nodes(graph: nx.MultiDiGraph) -> Places:
     """Columns by longest way from the inputs (circles of units share one), evenly spaced rows."""
-    parts = list(nx.strongly_connected_components(graph))
-    number = {node: i for i, part in enumerate(parts) for node in part}
-    small = nx.DiGraph()
-    small.add_nodes_from(range(len(parts)))
-    small.add_edges_from((number[u], number[v]) for u, v in graph.edges() if number[u] != number[v])
-    depth: dict[int, int] = {}
-    for i in nx.topological_sort(small):
-        depth[i] = max((depth[j] + 1 for j in small.predecessors(i)), default=0)
-    wide: dict[int, int] = {i: _columns(graph, parts[i]) for i in range(len(parts))}
-    start = [0] * (max(depth.values(), default=0) + 2)
-    for level in range(len(start) - 1):
-        start[level + 1] = start[level] + max(
-            (wide[i] for i in depth if depth[i] == level), default=1
-        )
+    small, column, start = nx.condensation(graph), dict[Hashable, int](), 0
+    for level in nx.topological_generations(small):
+        orders = [_order(graph, small.nodes[part]["members"]) for part in level]
+        column |= {node: start + step for order in orders for node, step in order.items()}
+        start += max(max(order.values()) for order in orders) + 1
+    for node in graph.nodes:
+        if node == OUT or (isinstance(node, tuple) and node[0] == OUT):
+            column[node] = max(column.values())
     columns: dict[int, list[Hashable]] = {}
     for node in graph.nodes:
-        inner = _order(graph, parts[number[node]]).get(node, 0)
-        columns.setdefault(start[depth[number[node]]] + inner, []).append(node)
-    last = max(columns, default=0)
-    for node in [
-        node for node in graph.nodes if node == OUT or (isinstance(node, tuple) and node[0] == OUT)
-    ]:
-        for nodes in columns.values():
-            if node in nodes:
-                nodes.remove(node)
-        columns.setdefault(last, []).append(node)
-    result: Places = {}
-    for column, nodes in columns.items():
-        for row, node in enumerate(nodes):
-            result[node] = np.array([float(column), (len(nodes) - 1) / 2 - row])
-    return result
+        columns.setdefault(column[node], []).append(node)
+    return {
+        node: np.array([float(number), (len(nodes) - 1) / 2 - row])
+        for number, nodes in columns.items()
+        for row, node in enumerate(nodes)
+    }
 
 
-def _order(graph: nx.MultiDiGraph, part: Iterable[Hashable]) -> dict[Hashable, int]:
+def _order(graph: nx.MultiDiGraph, nodes: set[Hashable]) -> dict[Hashable, int]:
     """Order within a circle: by distance from where it is entered, for a
     loop over time all alike.
     """
-    nodes = set(part)
-    if len(nodes) == 1:
-        return dict.fromkeys(nodes, 0)
     entered = [
         node for node in nodes if any(before not in nodes for before in graph.predecessors(node))
     ]
     found: dict[Hashable, int] = {}
     for start in entered or list(nodes)[:1]:
-        for node, steps in nx.single_source_shortest_path_length(
-            graph.subgraph(nodes), start
-        ).items():
-            found[node] = min(steps, found.get(node, steps))
+        ways = nx.single_source_shortest_path_length(graph.subgraph(nodes), start)
+        found |= {node: min(steps, found.get(node, steps)) for node, steps in ways.items()}
     return found
-
-
-def _columns(graph: nx.MultiDiGraph, part: Iterable[Hashable]) -> int:
-    return max(_order(graph, part).values(), default=0) + 1
 
 
 def _arrow(
