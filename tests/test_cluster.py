@@ -186,7 +186,7 @@ def test_what_a_worker_finds_at_home_is_what_was_asked_for(
     first, second = run_here(SMALL, SMALL.key), run_here(SMALL, SMALL.key)
     assert first == second and same(Outcome.from_dict(first["outcome"]), run_trial(SMALL))
     with pytest.raises(
-        InputError, match="A worker has other code or other data for 'digits-rows' than the machine"
+        InputError, match="A worker has other data for 'digits-rows' than the machine that asks"
     ):
         run_here(SMALL, "other")
 

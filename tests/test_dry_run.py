@@ -25,7 +25,7 @@ from pathspace.training.experiments.reproduce.estimate_others import (
     seconds_of_run,
 )
 from pathspace.training.experiments.reproduce.experiment import TUNING_SEEDS, fresh_seeds
-from pathspace.training.experiments.reproduce.leaderboard_contest import cases, contest, run_digest
+from pathspace.training.experiments.reproduce.leaderboard_contest import cases, contest, run_data
 from pathspace.training.experiments.reproduce.leaderboard_run import Result, Run, rates
 from pathspace.training.experiments.reproduce.leaderboard_tasks import TASKS
 from pathspace.training.experiments.reproduce.timing import LEAST, MOST, alternate, rounds_needed
@@ -147,7 +147,7 @@ def journal(path: Path, runs: dict[Run, Result]) -> None:
     lines = [
         {
             "run": asdict(run),
-            "digest": run_digest(run.task, run.scale),
+            "data": run_data(run.task, run.scale),
             "result": result.to_dict(),
         }
         for run, result in runs.items()

@@ -39,3 +39,30 @@ def test_both_operands_of_a_sum_have_the_units_of_its_groups(groups: int, width:
     phi = torch.randn(graph.num_units, dtype=torch.float64)
     scaled = ps.rescale(deepcopy(model), graph, phi, exact=False)
     assert torch.allclose(scaled(x), model(x), rtol=1e-10, atol=1e-12)
+
+
+class NormOfAView(nn.Module):
+    """A sum reads groups of a stream with one dimension less, or more, than the norm before it."""
+
+    def __init__(self, more: bool) -> None:
+        super().__init__()
+        self.more = more
+        self.i, self.c, self.o = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        groups = self.i(x).unflatten(-1, (2, 2))
+        normed = F.normalize(groups if self.more else groups[None], dim=-2)
+        update = self.c(normed.flatten(-2)).unflatten(-1, (2, 2))
+        y = (groups[None] if self.more else groups) + update
+        return self.o(F.normalize(y, dim=-2).flatten(-2))
+
+
+@pytest.mark.parametrize("more", [False, True])
+def test_tied_groups_are_read_with_any_number_of_dimensions(more: bool) -> None:
+    """The ids of both have the same memory, and one unit per group."""
+    model, x = NormOfAView(more).double(), torch.randn(5, 3).double()
+    graph = ps.trace(model, x)
+    assert graph.num_units == 2
+    phi = torch.randn(2, dtype=torch.float64)
+    scaled = ps.rescale(deepcopy(model), graph, phi, exact=False)
+    assert torch.allclose(scaled(x), model(x), rtol=1e-10, atol=1e-12)

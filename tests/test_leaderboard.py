@@ -264,9 +264,7 @@ def test_a_journal_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.Monk
     assert again.known[failing].failed is first.known[failing].failed is True
 
 
-def test_other_code_or_other_data_runs_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_data_runs_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Labels that changed must not lead to the result of the old ones."""
     path = tmp_path / "journal.jsonl"
     Journal(path).carry_out([QUICK])
@@ -274,13 +272,11 @@ def test_other_code_or_other_data_runs_again(
     build, data = TASKS[QUICK.task]
     first, *rest = data(QUICK.scale)
     turned = replace(first, targets=first.targets.flip(0)), *rest
-    for change in ("code", "data", "nothing"):
+    for change in ("data", "nothing"):
         path.write_text(kept)
         with monkeypatch.context() as changed:
-            leaderboard_contest.run_digest.cache_clear()
-            if change == "code":
-                changed.setattr(leaderboard_contest, "code_digest", lambda _: "other code")
-            elif change == "data":
+            leaderboard_contest.run_data.cache_clear()
+            if change == "data":
                 changed.setitem(TASKS, QUICK.task, (build, lambda _: turned))
             again = Journal(path)
             before = again.known[QUICK].test
@@ -289,8 +285,20 @@ def test_other_code_or_other_data_runs_again(
             assert path.read_text() == kept
             again.carry_out([QUICK])
             assert (path.read_text() == kept) is (change == "nothing")
-            assert (again.known[QUICK].test == before) is (change != "data")
-    leaderboard_contest.run_digest.cache_clear()
+            assert (again.known[QUICK].test == before) is (change == "nothing")
+    leaderboard_contest.run_data.cache_clear()
+
+
+def test_committed_runs_are_known_by_their_settings_and_their_data(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the data of that time, which are the same for all runs of a task."""
+    journal = Journal(Path(__file__).parents[1] / "docs" / "reproduction" / "optimizers.jsonl")
+    told = {(run.task, run.scale): data for run, data in journal.data.items()}
+    monkeypatch.setattr(leaderboard_contest, "run_data", lambda *task: told[task])
+    assert all(map(journal.has, journal.known)) and told.keys() == {
+        (task, "fetched") for task in TASKS
+    }
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ COMMAND = "a command, and the function that it runs"
 ENTRY = "by convention the same in every such module"
 KERNEL = "one kernel, for two kinds of device"
 PUBLIC = "users know both"
-RECORDED = "results are recorded under a digest of the code of one of them"
+APART = "in packages that do not import each other's"
 TWICE = {
     **dict.fromkeys(
         ["balance", "check", "diagnose", "equalise", "explain", "report", "rescale", "verify"],
@@ -29,7 +29,7 @@ TWICE = {
     ),
     "compare": f"{COMMAND}; and the comparison of two tables: {PUBLIC}",
     "draw": f"{COMMAND}; and figures of experiments",
-    "match": f"the command of two models; and of parameters with weight blocks: {RECORDED}",
+    "match": f"the command of two models; and of parameters with weight blocks: {APART}",
     "sweep": f"the command of settings; and of weight scales: {PUBLIC}",
     **dict.fromkeys(["main", "register", "render", "run"], ENTRY),
     **dict.fromkeys(
@@ -40,9 +40,7 @@ TWICE = {
     "Comparison": f"of two models, and of two reports: {PUBLIC}",
     "Estimate": "of a number, which users know; and of the time that an experiment takes",
     "versus": "of two reports, which users know; and of the results of two methods",
-    **dict.fromkeys(
-        ["Part", "Record", "Table", "address", "bare", "find", "given", "toy"], RECORDED
-    ),
+    **dict.fromkeys(["Part", "Record", "Table", "address", "find", "given", "toy"], APART),
     "show": "verdicts, and values of settings: in experiments alone",
     "together": "provenances, and verdicts: in experiments alone",
 }

@@ -21,6 +21,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
+from pathspace.files.json_lines import read_lines
 from recipe_meters import stand_in
 from rich.console import Console
 from rich.progress import Progress
@@ -50,13 +51,7 @@ from pathspace.training.experiments.reproduce.holm import (
     seeds_needed,
 )
 from pathspace.training.experiments.reproduce.page import render
-from pathspace.training.experiments.reproduce.provenance import (
-    DECIDING,
-    DECIDING_RUNS,
-    _sources,
-    code_digest,
-    together,
-)
+from pathspace.training.experiments.reproduce.provenance import data_digest, together
 from pathspace.training.experiments.reproduce.record import Record, Table, judged, judged_again
 from pathspace.training.experiments.reproduce.timing import LEAST, PRECISION, alternate
 from pathspace.training.experiments.reproduce.toys import Toys, target, train_toys
@@ -77,7 +72,7 @@ from pathspace.training.experiments.reproduce.tuning import (
     measure_enough,
     versus,
 )
-from pathspace.training.experiments.reproduce.up_to_date import up_to_date
+from pathspace.training.experiments.reproduce.up_to_date import trial_of, up_to_date
 from pathspace.training.penal import penalize
 from pathspace.training.recipe import Recipe, optimizer_kind, prepare
 from pathspace.training.task import _BUILDERS, Split, Task, load_task
@@ -131,7 +126,7 @@ def test_a_known_trial_is_not_run_again_and_a_damaged_file_is(
     assert run_all([SMALL, SMALL], TrialCache(tmp_path)) == [first, first]
     monkeypatch.undo()
     (file,) = tmp_path.iterdir()
-    for text in ("", "{", "[]", '{"format": 99}', '{"format": 2, "outcome": {"strange": 1}}'):
+    for text in ("", "{", "[]", '{"format": 99}', '{"format": 3, "outcome": {"strange": 1}}'):
         file.write_text(text)
         assert cache.find(SMALL) is None
     (again,) = run_all([SMALL], cache)
@@ -181,7 +176,8 @@ def test_two_processes_of_which_one_is_killed_find_what_one_finds(tmp_path: Path
     # a dry run has no folder, and counts what the journal knows
     assert [TrialCache(None, journal).find(trial) for trial in trials] == apart
     record = json.loads(text.splitlines()[0])
-    assert record["provenance"]["code"] == code_digest() and record["provenance"]["processor"]
+    assert record["data"] == data_digest(SMALL.task, SMALL.options)
+    assert record["provenance"]["commit"] and record["provenance"]["processor"]
     # the trial after it is kept
     short = replace(SMALL, seed=9)
     run_all([short], TrialCache(tmp_path, journal))
@@ -224,8 +220,8 @@ def test_a_trial_that_is_killed_goes_on_from_its_last_checkpoint(tmp_path: Path)
     assert same(run_trial(trial, tmp_path), run_trial(trial))
 
 
-def test_other_labels_and_other_code_make_another_trial_and_the_place_of_data_does_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_other_labels_make_another_trial_and_the_place_of_data_does_not(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     labels = {"first": 1, "second": 1, "third": 2}
 
@@ -240,52 +236,18 @@ def test_other_labels_and_other_code_make_another_trial_and_the_place_of_data_do
         Trial("labelled", "sgd", 0.1, 0, 1, options=(("data", name),)).key for name in labels
     )
     assert first == second != third
-    monkeypatch.setattr(
-        "pathspace.training.experiments.reproduce.trial.code_digest", lambda: "other"
-    )
-    assert Trial("labelled", "sgd", 0.1, 0, 1, options=(("data", "first"),)).key != first
 
 
-# what a trial imports of pathspace.training and what decides nothing of it: files and lists of
-# what was measured, ranks of several processes, names of the data's digests
-UNDECIDED = {"folder", "history", "ranks", "experiments.reproduce.provenance"}
-# no network of the leaderboard is penalised
-UNDECIDED_OF_RUNS = {"experiments", "experiments.reproduce.provenance", "penal"}
-
-
-@pytest.mark.parametrize(
-    ("start", "deciding", "undecided"),
-    [
-        ("trial", DECIDING, UNDECIDED),
-        ("leaderboard_run", DECIDING_RUNS, UNDECIDED_OF_RUNS),
-    ],
-)
-def test_the_digest_covers_all_that_a_trial_imports_of_training(
-    start: str, deciding: tuple[str, ...], undecided: set[str]
+def test_a_trial_of_earlier_code_is_known_and_says_what_computed_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = DOCS.parent.resolve()
-    sources = {path.resolve() for path in _sources(deciding)}
-    covered = {str(path.relative_to(root)) for path in sources}
-    todo, seen = [root / f"training/experiments/reproduce/{start}.py"], set[Path]()
-    while todo:
-        path = todo.pop()
-        if path in seen:
-            continue
-        seen.add(path)
-        for name in re.findall(
-            r"^ *from pathspace\.training\.([\w.]+) import", path.read_text(), re.M
-        ):
-            for end in (".py", "/__init__.py"):
-                file = root / f"training/{name.replace('.', '/')}{end}"
-                if file.is_file() and name not in undecided:
-                    todo.append(file)
-    assert not {str(path.relative_to(root)) for path in seen} - covered
-    # no name in the list is left of a file that is gone
-    assert all(path.is_file() for path in sources)
-    if start == "trial":
-        # which additions are penalised, and how they are found when the model runs
-        names = ("addition_hooks", "nodes", "residual")
-        assert {f"diagnostics/{name}.py" for name in names} <= covered
+    cache = "pathspace.training.experiments.reproduce.trial_cache"
+    monkeypatch.setattr(f"{cache}.provenance", lambda: {"commit": "earlier"})
+    first = run_all([SMALL], TrialCache(tmp_path))
+    monkeypatch.setattr(f"{cache}.provenance", lambda: {"commit": "today"})
+    monkeypatch.setattr(f"{cache}.run_trial", lambda *_: pytest.fail("run again"))
+    again = TrialCache(tmp_path)
+    assert run_all([SMALL], again) == first and again.origins == [{"commit": "earlier"}]
 
 
 def test_a_trial_warns_nobody_of_what_it_tries() -> None:
@@ -369,24 +331,24 @@ def test_runs_of_another_precision_learn_and_are_other_runs(trial: Trial, tmp_pa
 @pytest.mark.parametrize(
     "journal", sorted((DOCS / "reproduction").glob("*-trials.jsonl")), ids=lambda path: path.stem
 )
-def test_runs_in_committed_journals_have_the_names_that_they_had(
+def test_runs_in_committed_journals_are_known_by_their_settings_and_their_data(
     journal: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the code and the data of that time; a new field of a trial must not
-    change the names of others.
+    """With the data of that time; a new field of a trial must not change the names of others. Of
+    several runs of one trial, the last is known, and the record reports it.
     """
-    for line in journal.read_text().splitlines():
-        record = json.loads(line)
-        for what in ("code", "data"):
-            digest = record["provenance"][what]
-            monkeypatch.setattr(
-                f"pathspace.training.experiments.reproduce.trial.{what}_digest",
-                lambda *_, d=digest: d,
-            )
-        told = record["trial"] | {
-            "options": tuple((key, value) for key, value in record["trial"]["options"])
-        }
-        assert Trial(**told).key == record["key"]
+    cache, lines = TrialCache(None, journal), list(read_lines(journal))
+    last = {line["key"]: line for line in lines}
+    for line in lines:
+        monkeypatch.setattr(
+            "pathspace.training.experiments.reproduce.trial.data_digest",
+            lambda *_, data=line["data"]: data,
+        )
+        trial = trial_of(line["trial"])
+        assert trial.key == line["key"] and cache.record(trial) == last[trial.key]
+    record = Record.read(journal.with_name(journal.name.replace("-trials.jsonl", ".json")))
+    tested = {line["outcome"]["test_metric"] for line in last.values()}
+    assert all(tested.issuperset(arm["tests"]) for arm in record.data["arms"])
 
 
 # ---- tuning --------------------------------------------------------------------------------------

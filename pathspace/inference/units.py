@@ -70,7 +70,7 @@ class Scales(ParameterScales):
         if held is None:
             return ids
         # (what is read of the representatives is read of all the ids)
-        self.flows.into(distinct(ids), distinct(held[1].expand(held[0].shape)))
+        self.flows.into(distinct(held[0]), distinct(held[1].expand(held[0].shape)))
         return expanded_ids(held[1], ids.shape)
 
     def moved(self, function: Callable[[Tensor], Tensor], value: Value) -> Value:

@@ -114,19 +114,19 @@ def run_here(trial: Trial, key: str) -> dict[str, Any]:
 
     Args:
         trial: what to run.
-        key: its name where it was asked for, with the code and the data that it has there.
+        key: its name where it was asked for, with the data that it has there.
 
     Returns:
         Its record, with the provenance of this machine.
 
     Raises:
-        InputError: code or data differ here, or the trial cannot be run.
+        InputError: the data differ here, or the trial cannot be run.
     """
     with _TURN:
         if trial.key != key:
             raise InputError(
-                f"A worker has other code or other data for '{trial.task}' than the machine that"
-                " asks; install the same version of pathspace and the same data on all machines."
+                f"A worker has other data for '{trial.task}' than the machine that asks; put the"
+                " same data on all machines."
             )
         cache = TrialCache(TRIALS)
         run_all([trial], cache)

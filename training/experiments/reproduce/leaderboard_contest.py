@@ -23,7 +23,7 @@ from .experiment import TUNING_SEEDS, Setting
 from .holm import Claim, gain, seeds_needed
 from .leaderboard_run import ARMS, ONLY, SIMPLE, STARTS, Result, Run, carry_out, rates
 from .leaderboard_tasks import STEPS, TASKS, chance
-from .provenance import DECIDING_RUNS, code_digest, provenance, splits_digest
+from .provenance import provenance, splits_digest
 
 OURS, RIVAL = "gauge-fixed AdamW", "AdamW"
 DEFAULT, SCRAMBLED = STARTS[:2]
@@ -51,7 +51,7 @@ class Journal:
 
     Attributes:
         known: run -> its result.
-        digests: run -> what its code and its data were, where that was noted.
+        data: run -> a digest of its data, where that was noted.
         origins: what computed the runs, in their order: a line before those of another
             commit or computer says it.
     """
@@ -66,7 +66,7 @@ class Journal:
         )
         self._most = 2 * jobs
         self.known: dict[Run, Result] = {}
-        self.digests: dict[Run, str] = {}
+        self.data: dict[Run, str] = {}
         self.origins: list[dict[str, str]] = []
         for entry in read_lines(path) if path is not None else ():
             if "computed" in entry:
@@ -78,7 +78,7 @@ class Journal:
             }
             run = Run(**entry["run"])
             self.known[run] = Result(**values)
-            self.digests[run] = entry.get("digest", "")
+            self.data[run] = entry.get("data", "")
 
     def __enter__(self) -> Self:
         return self
@@ -88,8 +88,8 @@ class Journal:
             self._pool.shutdown(cancel_futures=True)
 
     def carry_out(self, runs: Iterable[Run]) -> None:
-        """Carry out the runs that are not known, or that other code or other data led to,
-        until time is up. Without any time, the journal is read as it is.
+        """Carry out the runs that are not known, or that other data led to, until time is up.
+        Without any time, the journal is read as it is.
         """
         if time.monotonic() >= self.until:
             return
@@ -107,15 +107,15 @@ class Journal:
                 self._keep(begun.pop(ended), ended.result())
 
     def has(self, run: Run) -> bool:
-        """Whether a run is known, with the present code and data."""
-        return run in self.digests and self.digests[run] == run_digest(run.task, run.scale)
+        """Whether a run is known, with the present data."""
+        return run in self.data and self.data[run] == run_data(run.task, run.scale)
 
     def _keep(self, run: Run, result: Result) -> None:
-        self.known[run], self.digests[run] = result, run_digest(run.task, run.scale)
+        self.known[run], self.data[run] = result, run_data(run.task, run.scale)
         if self.path is not None:
             make_folder(str(self.path.parent))
             lines: list[dict[str, Any]] = [
-                {"run": asdict(run), "digest": self.digests[run], "result": result.to_dict()}
+                {"run": asdict(run), "data": self.data[run], "result": result.to_dict()}
             ]
             if self.origins[-1:] != [provenance()]:
                 self.origins.append(provenance())
@@ -124,9 +124,9 @@ class Journal:
 
 
 @cache
-def run_digest(task: str, scale: str) -> str:
-    """A digest of the code of all runs, and of the data of a task."""
-    return f"{code_digest(DECIDING_RUNS)} {splits_digest(TASKS[task][1](scale))}"
+def run_data(task: str, scale: str) -> str:
+    """A digest of the data of a task."""
+    return splits_digest(TASKS[task][1](scale))
 
 
 @dataclass(frozen=True)

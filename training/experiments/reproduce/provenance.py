@@ -1,72 +1,23 @@
-"""The provenance of a result: its code and its data, and the computer and the
-libraries that computed it.
+"""The provenance of a result, and the data that it is known by.
 
-Digests of code and data are part of a trial's name in the journal: other labels or another step of
-an optimizer make another trial. Processor and libraries are not, they are noted: sums of
-floating-point numbers are taken in another order elsewhere, so that runs of one seed on two
-processors end apart, by about as much as two seeds do.
+Settings and a digest of the data are a run's key: other labels make another run. Commit, processor
+and libraries stand beside its result and are no part of the key, so that a result is found after a
+change of the code. Sums of floating-point numbers are taken in another order elsewhere: runs of
+one seed on two processors end apart, by about as much as two seeds do.
 """
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import platform
 import subprocess
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from ...config import versions
 from ...task import Split, Task, load_task
-
-# What decides how a trial ends. The analysis of models is not among it but for the choice of the
-# skeleton and of the additions that are penalised: tests hold it to oracles, and it is too large
-# to begin anew after each change. Experiments and pages decide nothing.
-DECIDING = (
-    *(
-        "training/trainer.py",
-        "training/batches.py",
-        "training/recipe.py",
-        "training/optim",
-        "training/task.py",
-        "training/launch.py",
-        "training/threads.py",
-        "training/schedules.py",
-        "training/stopping.py",
-        "training/checkpoint.py",
-        "training/recurrent_part.py",
-    ),
-    *(
-        "training/penal.py",
-        "training/penal_gradients.py",
-        "training/sums_again.py",
-        "training/norms_again.py",
-        "diagnostics/addition_hooks.py",
-        "diagnostics/nodes.py",
-        "diagnostics/residual.py",
-        "diagnostics/penalty_disabled.py",
-        "diagnostics/efficiency.py",
-    ),
-    *("training/experiments/augment.py", "training/experiments/data.py"),
-    *("training/experiments/tasks", "training/experiments/models"),
-    "training/experiments/reproduce/trial.py",
-    *("edge_rows.py", "trees.py", "two_trees.py", "spanning_tree.py", "skeleton.py"),
-)
-# the same for a run of the leaderboard, which has a loop of its own
-DECIDING_RUNS = (
-    *("training/optim", "training/threads.py", "training/task.py"),
-    *("training/experiments/adapters.py", "training/experiments/data.py"),
-    *("training/experiments/tasks", "training/experiments/models"),
-    *(
-        f"training/experiments/reproduce/{name}"
-        for name in ("leaderboard_run.py", "leaderboard_tasks.py")
-    ),
-    *("edge_rows.py", "trees.py", "two_trees.py", "spanning_tree.py", "skeleton.py"),
-    *("rescale.py", "moves.py", "pairs.py", "log_prefix.py", "attained.py"),
-)
 
 
 def provenance() -> dict[str, str]:
@@ -96,49 +47,6 @@ def together(origins: Sequence[dict[str, str]]) -> dict[str, str]:
     return {
         key: ", ".join(dict.fromkeys(one[key] for one in origins if key in one)) for key in keys
     }
-
-
-@cache
-def code_digest(deciding: tuple[str, ...] = DECIDING) -> str:
-    """Return a digest of the code that decides how a trial ends; comments, docstrings
-    and layout do not count.
-
-    Args:
-        deciding: the files and folders.
-
-    Example:
-        >>> len(code_digest())
-        16
-    """
-    found = hashlib.sha256()
-    for path in _sources(deciding):
-        found.update(
-            path.name.encode() + b"\0" + bare(path.read_text(encoding="utf-8")).encode() + b"\0"
-        )
-    return found.hexdigest()[:16]
-
-
-def bare(source: str) -> str:
-    r"""Return Python code without comments, docstrings and layout.
-
-    Example:
-        >>> bare("def f(x):\n    'Say x.'\n    return (x)  # as it is")
-        'def f(x):\n    return x'
-    """
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-            and node.body
-        ):
-            first = node.body[0]
-            if (
-                isinstance(first, ast.Expr)
-                and isinstance(first.value, ast.Constant)
-                and len(node.body) > 1
-            ):
-                del node.body[0]
-    return ast.unparse(tree)
 
 
 @cache
@@ -180,15 +88,6 @@ def splits_digest(splits: Iterable[Split]) -> str:
             # (the array itself, not its bytes: large data are files that the system maps)
             found.update(tensor.detach().cpu().contiguous().numpy().data)
     return found.hexdigest()[:16]
-
-
-def _sources(deciding: tuple[str, ...]) -> Iterator[Path]:
-    root = Path(str(resources.files("pathspace")))
-    for name in deciding:
-        path = root / name
-        # in an editable installation the packages are in one folder
-        path = path if path.exists() else root.parent / name
-        yield from sorted(path.rglob("*.py")) if path.is_dir() else [path]
 
 
 @cache

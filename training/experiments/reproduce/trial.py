@@ -20,7 +20,7 @@ from ...task import Split, Task
 from ...threads import one_thread
 from ...trainer import Trainer
 from ..augment import augmentation
-from .provenance import code_digest, data_digest, task_data
+from .provenance import data_digest, task_data
 
 # How many validation examples the efficiency of a chain is measured on after each
 # epoch, and how many at a time.
@@ -87,8 +87,7 @@ class Trial:
 
     @property
     def key(self) -> str:
-        """A name for the run that no other run has: its settings, its data and the
-        code that decides its end.
+        """A name for the run that no other run has: its settings and its data.
 
         The folder of the data is left out, and so are fields that have their default values.
         """
@@ -98,7 +97,7 @@ class Trial:
             if getattr(self, f.name) != f.default
         }
         told["options"] = sorted((k, v) for k, v in self.options if k != "data")
-        told |= {"code": code_digest(), "data": data_digest(self.task, self.options)}
+        told["data"] = data_digest(self.task, self.options)
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:20]
 
 

@@ -21,10 +21,10 @@ from pathspace.errors import InputError, PathspaceError
 from pathspace.files.json_lines import append_lines, read_lines
 from pathspace.files.writing import make_folder, write_text
 
-from .provenance import code_digest, data_digest, provenance
+from .provenance import data_digest, provenance
 from .trial import Outcome, Trial, run_trial
 
-FORMAT = 2
+FORMAT = 3
 # Where commands keep trials, in the folder in which they are started.
 TRIALS = Path("runs") / "trials"
 # Seconds between two checks of other processes.
@@ -41,12 +41,13 @@ class TrialCache:
     the others; the next one goes on from there. Processes that share the folder, on one
     machine or on several, share the trials: each is locked by whoever runs it, and the lock of
     a process that died is free. Files that cannot be read are treated as not there, because
-    the trial can be run again.
+    the trial can be run again. A trial of earlier code is known, until its file and its lines in
+    the journal are deleted; its provenance says what computed it.
 
     Args:
         folder: where the files are; ``None`` keeps nothing.
         journal: a file that gets a line for every trial, and knows those that are
-            in it; ``None`` for none.
+            in it, of several lines of one trial the last; ``None`` for none.
 
     Attributes:
         origins: what computed the trials that were noted, in their order.
@@ -93,13 +94,13 @@ class TrialCache:
         Raises:
             InputError: the file cannot be written.
         """
-        digests = {"code": code_digest(), "data": data_digest(trial.task, trial.options)}
         record = {
             "format": FORMAT,
             "key": trial.key,
             "trial": asdict(trial),
+            "data": data_digest(trial.task, trial.options),
             "outcome": outcome.to_dict(),
-            "provenance": provenance() | digests,
+            "provenance": provenance(),
         }
         self.store(trial, record)
 
@@ -159,9 +160,7 @@ class TrialCache:
         record = self.record(trial)
         if record is None:
             return
-        self.origins.append(
-            {k: v for k, v in record["provenance"].items() if k not in ("code", "data")}
-        )
+        self.origins.append(record["provenance"])
         if self.journal is None or trial.key in self._known:
             return
         try:

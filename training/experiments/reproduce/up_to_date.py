@@ -38,7 +38,10 @@ def up_to_date(record: Record, experiment: Experiment, journal: Path) -> Record:
     """
     if not experiment.trials or record.scale != "fetched" or not journal.is_file():
         return record
-    known = _reported(record, journal)
+    # (of several lines of one trial, the last)
+    known = {
+        trial_of(line["trial"]): Outcome.from_dict(line["outcome"]) for line in read_lines(journal)
+    }
 
     def look_up(trials: Sequence[Trial]) -> list[Outcome]:
         if not known.keys() >= {*trials}:
@@ -67,22 +70,6 @@ def up_to_date(record: Record, experiment: Experiment, journal: Path) -> Record:
             for old, new in zip(record.claims, today.claims, strict=True)
         ),
     )
-
-
-def _reported(record: Record, journal: Path) -> dict[Trial, Outcome]:
-    """The runs of a journal; of several of one trial, after changes of the code, that which the
-    record reports.
-    """
-    arms = record.data["arms"]
-    told = {value for arm in arms for value in arm["tests"]}
-    told |= {value for arm in arms for _, value in arm["tuning"]}
-    found: dict[Trial, Outcome] = {}
-    for line in read_lines(journal):
-        trial, outcome = trial_of(line["trial"]), Outcome.from_dict(line["outcome"])
-        ends = {outcome.test_metric, *outcome.valid_metrics[-1:]}
-        if trial not in found or ends & told:
-            found[trial] = outcome
-    return found
 
 
 def trial_of(values: Mapping[str, Any]) -> Trial:

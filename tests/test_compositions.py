@@ -1,0 +1,46 @@
+"""Scales of random compositions leave their functions unchanged, and disguises change no count."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from compositions import built, examined, inputs, planned, shrunk
+
+from pathspace.inference.units import Scales
+
+# prints and warnings of other libraries say nothing here
+pytestmark = [pytest.mark.filterwarnings("ignore")]
+SLOW = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(60, 360)]
+
+
+@pytest.mark.parametrize("seed", [*range(60), *SLOW])
+def test_units_of_random_compositions(seed: int) -> None:
+    """Every symmetry exists, at other inputs too, and one network has one number of them."""
+    found = examined(planned(seed))
+    assert not found.unsound and not found.unlike and not found.refused
+
+
+def test_a_seed_gives_one_network() -> None:
+    plan = planned(5)
+    assert plan == planned(5) != planned(6)
+    one, other = built(plan).state_dict(), built(plan).state_dict()
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    assert built(plan)(inputs(plan)).isfinite().all()
+
+
+def test_a_tie_that_is_not_recorded_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ids that stand for others, without a flow from these, make weights behind them unused."""
+    activation = Scales.activation
+
+    def forgetful(scales: Scales, value: Any) -> torch.Tensor:
+        with monkeypatch.context() as patch:
+            patch.setattr(scales.flows, "into", lambda *_: None)
+            return activation(scales, value)
+
+    monkeypatch.setattr(Scales, "activation", forgetful)
+    plan = planned(24)
+    assert examined(plan, alike=False).unsound
+    less = shrunk(plan, lambda found: found.unsound)
+    assert len(less.motifs) <= 2 and examined(less, alike=False).unsound
