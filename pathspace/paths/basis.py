@@ -174,9 +174,7 @@ class BasisPaths(Shown):
             raise IndexError(f"basis has {len(self)} paths, found index {i}")
         i %= len(self)
         if i < self.skeleton.num_chains:
-            unit = int(
-                np.flatnonzero((self.skeleton.chain == i + 1) & (self.skeleton.chain_sign > 0))[0]
-            )
+            unit = int(self.skeleton.representatives[i])
             walk = self._walk(self.skeleton.tree_in, unit, 1) + self._walk(
                 self.skeleton.tree_out, unit, 1
             )
@@ -285,12 +283,7 @@ class BasisPaths(Shown):
         """Values of the basis paths at the model's weights, float64 of length ``m - H``."""
         skeleton, graph = self.skeleton, self.graph
         prefix, suffix = skeleton.prefixes(), skeleton.suffixes()
-        through = prefix * suffix
-        chain = torch.from_numpy(skeleton.chain)
-        parts = [torch.ones(skeleton.num_chains + 1, dtype=torch.float64)]
-        keep = torch.from_numpy(skeleton.chain_sign > 0)
-        parts[0][chain[keep]] = through[keep]
-        parts[0] = parts[0][1:]
+        parts = [(prefix * suffix)[torch.from_numpy(skeleton.representatives)]]
         for i, block in enumerate(graph.blocks):
             weight = block.values(graph.parameters[block.name].double()).cpu()
             value = weight * signed_power(prefix, block.tail) * signed_power(suffix, block.head)

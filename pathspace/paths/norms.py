@@ -17,11 +17,12 @@ from ..capture.capture import capture
 from ..capture.captured import Captured
 from ..errors import InputError, UnsupportedError, expect_arguments, expect_numbers
 from ..graph.structure import Structure
-from ..models.finite import count_nonfinite
+from ..models.finite import expect_finite
 from ..models.values import has_values
 from .basis import BasisPaths
 from .path_facts import Request
 from .path_forward import ends_of_paths, logs_of_sums
+from .path_sums import Sum, added
 from .two_trees import TwoTrees
 
 
@@ -176,12 +177,8 @@ def _read(captured: Captured) -> dict[str, Tensor]:
 def _expect_finite(owner: str, named: Mapping[str, Tensor]) -> None:
     """Refuse parameters with NaN or infinity."""
     for name, weight in named.items():
-        bad = count_nonfinite(weight) if has_values(weight) else 0
-        if bad:
-            raise InputError(
-                f"{owner} found {bad} values in parameter {name!r} that are NaN or infinite,"
-                " expected finite numbers; use a checkpoint from before it diverged."
-            )
+        if has_values(weight):
+            expect_finite(owner, name, weight)
 
 
 def path_sensitivity(
@@ -221,37 +218,26 @@ def path_sensitivity(
     """
     held = graph.parameters if parameters is None else parameters
     _expect_finite("path_sensitivity", {block.name: held[block.name] for block in graph.blocks})
-    wide = {block.name: held[block.name].detach().cpu().double() for block in graph.blocks}
     # (a weight of 0 has a derivative by its square all the same)
-    own = {
-        name: torch.where(value == 0, 1e-100, value).requires_grad_()
-        for name, value in wide.items()
-    }
+    own = {}
+    for block in graph.blocks:
+        value = held[block.name].detach().cpu().double()
+        own[block.name] = torch.where(value == 0, 1e-100, value).requires_grad_()
     spliced: Any = {**graph.captured.parameters, **own}
-    captured = replace(graph.captured, parameters=spliced)
+    captured, exact = replace(graph.captured, parameters=spliced), graph.norm_eps == "respect"
     with torch.enable_grad():
-        exact = graph.norm_eps == "respect"
-        sums = ends_of_paths(Request(captured, 2.0, exact_norms=exact, apart=True))
-        if not sums:
+        ends = ends_of_paths(Request(captured, 2.0, exact_norms=exact, apart=True))
+        if not ends:
             raise UnsupportedError(
                 "path_sensitivity found no real numbers among the outputs, expected some: paths"
                 " end there; trace the model up to what it compares or chooses."
             )
-        top = max((one.log for one in sums), default=0.0)
-        total = torch.stack(
-            [one.values.sum() * math.exp(max(one.log - top, -700.0)) for one in sums]
-        ).sum()
-        found = (
-            torch.autograd.grad(total, list(own.values()), allow_unused=True)
-            if total.requires_grad
-            else [None] * len(own)
-        )
+        total = added(*(Sum(end.values.sum(), end.log) for end in ends)).values
+        # (weights on no path have the derivative 0)
+        total = total + sum(0.0 * value.sum() for value in own.values())
+        found = torch.autograd.grad(total, list(own.values())) if own else ()
     slopes = {
-        name: (
-            torch.zeros(value.shape, dtype=torch.float64)
-            if slope is None
-            else slope / (2 * value.detach())
-        )
+        name: slope / (2 * value.detach())
         for (name, value), slope in zip(own.items(), found, strict=True)
     }
     bad = next((name for name, slope in slopes.items() if bool((slope < 0).any())), None)
@@ -378,9 +364,7 @@ def log_factors(skeleton: TwoTrees, zeros: bool = False) -> Iterator[tuple[np.nd
     """
     graph = skeleton.graph
     prefix, suffix = skeleton.log_prefixes(zeros), skeleton.log_suffixes(zeros)
-    positive = np.flatnonzero((skeleton.chain > 0) & (skeleton.chain_sign > 0))
-    # the first unit of every chain stands for it
-    first = positive[np.unique(skeleton.chain[positive], return_index=True)[1]]
+    first = skeleton.representatives
     yield np.zeros(len(first)), prefix[first] + suffix[first]
     basis = BasisPaths(skeleton)
     for i, block in enumerate(graph.blocks):

@@ -169,6 +169,13 @@ class TwoTrees:
         """Number of distinct non-zero ``p_k``."""
         return int(self.chain.max(initial=0))
 
+    @property
+    def representatives(self) -> np.ndarray:
+        """The first unit of every chain, whose sign is +1."""
+        positive = np.flatnonzero((self.chain > 0) & (self.chain_sign > 0))
+        found: np.ndarray = positive[np.unique(self.chain[positive], return_index=True)[1]]
+        return found
+
     def prefixes(self, weights: Tensor | None = None) -> Tensor:
         """``pre_v``: product of the weights along ``T_in`` from the root,
         shape ``(H + 1 + derived,)``.
