@@ -337,8 +337,6 @@ class PathSums(ByFacts):
         if start is None:
             return None
         constant = Sum(sums.absolute_power(start.abs(), self.p))
-        if found.is_constant(start):
-            return constant
         # all coefficients are 1, or weights
         counted = not elementwise and found.has_coefficients(
             lambda entering: read.linear(1.0, entering).at(0.0)

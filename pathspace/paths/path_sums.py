@@ -342,10 +342,6 @@ class AffineMap:
                  for each in (start, a, b, c, a + b - c, a + d)]  # fmt: skip
         return start if max(sizes[4:]) <= AGREEMENT * max(sizes[:4]) else None
 
-    def is_constant(self, start: Tensor) -> bool:
-        """Whether the operands do not matter."""
-        return bool((self.at(self.drawn(0)) == start).all())
-
     def has_coefficients(self, expected: Callable[[list[Tensor]], Tensor]) -> bool:
         """Whether the map with absolute values of the model's tensors agrees with another one."""
         drawn = {i: value.abs() for i, value in self.drawn(2).items()}
@@ -365,36 +361,26 @@ class AffineMap:
         Raises:
             UnsupportedError: not elementwise, and ``A`` has more than 4096 columns.
         """
-        number = torch.zeros((), dtype=torch.float64)
-        start = self.at(dict.fromkeys(self.places, number) if self.elementwise else {})
-        parts = []
-        for place, one in self.places.items():
-            if self.elementwise:
-                size = self._factor(place, torch.ones((), dtype=torch.float64), start) ** self.p
-                plain = not size.dim() and float(size.detach()) == 1
-                parts.append(one if plain else Sum(one.values * size, one.log))
-            else:
-                parts.append(self._by_columns(place, one, start))
-        if bool(start.any()) or not parts:
-            parts.append(Sum(start.abs() ** self.p))
-        result = added(*parts)
-        shapes = [start.shape, *(part.values.shape for part in parts)]
-        return Sum(result.values.expand(torch.broadcast_shapes(*shapes)), result.log)
-
-    def _by_columns(self, place: int, one: Sum, start: Tensor) -> Sum:
-        count = sum(each.values.numel() for each in self.places.values())
-        if count > UNIT_VECTORS:
+        small = dict.fromkeys(self.places, torch.zeros((), dtype=torch.float64))
+        start = self.at(small if self.elementwise else {})
+        count = sum(one.values.numel() for one in self.places.values())
+        if not self.elementwise and count > UNIT_VECTORS:
             raise UnsupportedError(
                 f"path_norm found a linear map of {count:,} elements whose coefficients are not"
                 f" known, expected at most {UNIT_VECTORS:,}; use smaller example inputs."
             )
-        total = torch.zeros(start.shape, dtype=torch.float64)
-        units = torch.eye(one.values.numel(), dtype=torch.float64)
-        for unit, size in zip(units, one.values.reshape(-1).unbind(), strict=True):
-            if bool(size):
-                factor = self._factor(place, unit.reshape(one.values.shape), start)
-                total = total + factor**self.p * size
-        return Sum.of(total, one.log)
+        parts = [Sum(start.abs() ** self.p)]
+        for place, one in self.places.items():
+            columns = [(torch.ones((), dtype=torch.float64), one.values)]
+            if not self.elementwise:
+                units = torch.eye(one.values.numel(), dtype=torch.float64)
+                shaped = units.reshape(-1, *one.values.shape)
+                columns = list(zip(shaped, one.values.reshape(-1), strict=True))
+            total = sum(self._factor(place, unit, start) ** self.p * size for unit, size in columns)
+            parts.append(Sum.of(torch.as_tensor(total), one.log))
+        result = added(*parts)
+        shapes = (part.values.shape for part in parts)
+        return Sum(result.values.expand(torch.broadcast_shapes(*shapes)), result.log)
 
     def _factor(self, place: int, unit: Tensor, start: Tensor) -> Tensor:
         """Absolute values of coefficients."""
