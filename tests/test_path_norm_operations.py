@@ -19,7 +19,8 @@ import pathspace as ps
 from pathspace.inference.interpreter import interpret
 from pathspace.inference.registry import FACTS
 from pathspace.inference.unrolled import Unrolled
-from pathspace.paths.path_forward import logs_of_sums
+from pathspace.models.finite import count_nonfinite
+from pathspace.paths.norms import _norm
 
 CASES: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     *((name, *case) for table in (TELLING, COPYING) for name, case in table.items()),
@@ -47,14 +48,17 @@ class Passed(Unrolled):
 
 
 def norm(net: Any, p: float, until: str | None = None) -> float:
-    logs = logs_of_sums(net.captured, p, None, until, False, False)
-    return float(torch.tensor(logs, dtype=torch.float64).exp().sum())
+    return _norm(net.captured, False, p, batch_dim=None, until=until) ** p
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
 def test_what_paths_pass_has_a_norm(case: tuple[str, tuple[Any, ...], dict[str, Any]]) -> None:
     name, args, kwargs = case
     net = network(name, args, kwargs)
+    if any(count_nonfinite(weight) for weight in net.captured.parameters.values()):
+        with pytest.raises(ps.InputError, match="NaN or infinite"):
+            norm(net, 1)
+        return
     paths, _ = interpret(net.captured, Passed)
     found = "refused"
     with torch.no_grad():

@@ -8,7 +8,6 @@ rule of the operation (:mod:`pathspace.paths.local_paths`), with coefficients th
 
 from __future__ import annotations
 
-import math
 import operator
 from typing import Any, NoReturn
 
@@ -17,17 +16,17 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from ..capture.captured import Captured, place
-from ..errors import InputError, PathspaceError, UnsupportedError, expect_numbers
+from ..errors import PathspaceError, UnsupportedError
 from ..inference.decompose import decomposed
 from ..inference.regions import REGIONS, once
 from ..inference.registry import RULES
+from ..models.finite import expect_finite
 from ..models.values import require_values
 from . import path_sums as sums
 from .local_paths import LocalPaths
 from .path_facts import ByFacts, Call, Request
 from .path_sums import AffineMap, Chosen, Sum, Unknown, each_sum, is_float
 
-FIXED = "fixed"
 # kind of a homogeneous operation -> why it has no sum over paths
 _NO_SUM = {
     "power": "only powers with a positive integer as exponent are sums over paths",
@@ -39,63 +38,6 @@ _NUMBERS = ("sum", "combination", "quotient", "concatenation")
 _COUNTS = ("aten.nonzero", "aten.nonzero_numpy", "aten.argwhere")
 # what an operation raises that does not take these arguments
 _WRONG = (ValueError, TypeError, RuntimeError, IndexError, NotImplementedError)
-
-
-def logs_of_sums(
-    captured: Captured,
-    p: float,
-    batch_dim: int | None,
-    until: str | None,
-    bound: bool,
-    exact_norms: bool,
-) -> list[float]:
-    """Logarithms of ``sum over paths |v|^p`` for each tensor in which paths end, per sample.
-
-    Args:
-        captured: the graph.
-        p: the exponent.
-        batch_dim: dimension of the outputs that counts samples.
-        until: where paths end; see :func:`pathspace.path_norm`.
-        bound: replace functions that are not homogeneous by their largest slopes.
-        exact_norms: whether the ``eps`` of normalisations fixes scales.
-    """
-    if bound and until == FIXED:
-        raise InputError(
-            "path_norm found bound=True with until='fixed', expected one of them: paths that start"
-            " again bound nothing; leave out until, or name a module."
-        )
-    samples = _samples(captured, batch_dim)
-    inside = set() if until in (None, FIXED) else _inside(captured, str(until))
-    # results of that part that the rest of the graph reads
-    exits = {node for node in inside if any(user not in inside for user in node.users)}
-    request = Request(captured, p, bound, until == FIXED, exact_norms, inside=inside, exits=exits)
-    return [one.total - math.log(samples) for one in ends_of_paths(request)]
-
-
-def _samples(captured: Captured, batch_dim: int | None) -> int:
-    """How many samples the example has: the size of that dimension in the first output that is not
-    a single number. Inside the model and in further outputs, samples may lie elsewhere.
-
-    Raises:
-        InputError: the output has no such dimension.
-    """
-    expect_numbers("path_norm", "a whole number", or_none=True, batch_dim=batch_dim)
-    shown: list[Any] = [node.meta.get("val") for node in captured.outputs()]
-    shapes = [tuple(each.shape) for each in shown if _is_real(each) and each.dim()]
-    if batch_dim is None or not shapes:
-        return 1
-    if not -len(shapes[0]) <= batch_dim < len(shapes[0]):
-        raise InputError(
-            f"path_norm found batch_dim={batch_dim}, expected the dimension that counts samples in"
-            f" an output of shape {shapes[0]}, or None if there is none."
-        )
-    count: Any = shapes[0][batch_dim]
-    if not isinstance(count, int):
-        raise InputError(
-            f"path_norm found batch_dim={batch_dim}, a dimension of the outputs whose size depends"
-            " on data, expected the dimension that counts samples; use batch_dim=None."
-        )
-    return max(count, 1)
 
 
 class _Reached(Exception):
@@ -126,12 +68,14 @@ def _entering(captured: Captured, node: fx.Node) -> Any:
     own: Any = held.get(node.name if kind == "constant" else name)
     if own is not None:
         require_values("path_norm", [("a tensor of the model", own)])
+        if kind == "parameter" and node.users:
+            expect_finite("path_norm", name, own)
         # (a tensor that replaces a parameter keeps its gradient)
         return (own.detach() if isinstance(own, nn.Parameter) else own).cpu()
     shown = node.meta.get("val")
     if not isinstance(shown, Tensor):
         return shown
-    if _is_real(shown):
+    if sums.is_real(shown):
         return Sum.start(shown.shape)
     example = captured.whole.get(node.name)
     if example is not None:
@@ -240,7 +184,7 @@ class PathSums(ByFacts):
         """What data decide: numbers start paths of value 1, positions are unknown."""
         if not isinstance(leaf, Tensor):
             return leaf
-        if _is_real(leaf):
+        if sums.is_real(leaf):
             return Sum.start(leaf.shape)
         return leaf if isinstance(leaf, Chosen) else _zeros(leaf).as_subclass(Unknown)
 
@@ -278,7 +222,7 @@ class PathSums(ByFacts):
         """Whole numbers and truth values as real ones; those that data decide
         start paths of value 1, as inputs do.
         """
-        if not isinstance(leaf, Tensor) or _is_real(leaf):
+        if not isinstance(leaf, Tensor) or sums.is_real(leaf):
             return leaf
         return Sum.start(leaf.shape) if isinstance(leaf, Chosen) else leaf.double()
 
@@ -309,7 +253,7 @@ class PathSums(ByFacts):
         measured = None if ended else self._measured(call, read)
         if measured is not None:
             return measured
-        real = any(map(_is_real, pytree.tree_leaves(call.shown)))
+        real = any(map(sums.is_real, pytree.tree_leaves(call.shown)))
         if request.bound and real and (read.restarts or read.pairs):
             self.refuse(call, "it has no largest slope")
         return read.results(p)
@@ -376,7 +320,7 @@ class PathSums(ByFacts):
         whatever they are; ``""`` if they are, or if its rule decides.
         """
         kind, given = call.facts.kind, call.given
-        if isinstance(call.shown, Tensor) and not _is_real(call.shown):
+        if isinstance(call.shown, Tensor) and not sums.is_real(call.shown):
             return ""
         draws = given.get("train", given.get("training", False)) and given.get("p", 1) != 0
         orders = [float(v) for k, v in given.items() if k in ("p", "ord") and sums.is_number(v)]
@@ -399,39 +343,8 @@ def _zeros(leaf: Any) -> Any:
     return torch.zeros(tuple(leaf.shape), dtype=leaf.dtype)
 
 
-def _is_real(shown: Any) -> bool:
-    """Whether a value is a tensor of real or complex numbers."""
-    return isinstance(shown, Tensor) and (shown.is_floating_point() or shown.is_complex())
-
-
 def _on_processor(leaf: Any) -> Any:
     """Tensors, and devices for new ones, on the processor, where sums are; else the same."""
     if isinstance(leaf, torch.device):
         return torch.device("cpu")
     return leaf.cpu() if isinstance(leaf, Tensor) else leaf
-
-
-def _inside(captured: Captured, until: str) -> set[fx.Node]:
-    """The nodes of a module, or one node by its name.
-
-    Raises:
-        InputError: there are none.
-    """
-    calls = [node for node in captured.graph.graph.nodes if node.op == "call_function"]
-    modules = {
-        node: [entry[0] for entry in (node.meta.get("nn_module_stack") or {}).values()]
-        for node in calls
-    }
-    within = {
-        node for node in calls
-        if any(name == until or name.startswith(f"{until}.") for name in modules[node])
-    }  # fmt: skip
-    within = within or {node for node in calls if node.name == until}
-    if not within:
-        names = sorted({name for found in modules.values() for name in found if name})
-        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-        raise InputError(
-            f"path_norm found until={until!r}, expected 'fixed', the name of a node, or of a module"
-            f" that the model calls ({shown or 'it has none'})."
-        )
-    return within

@@ -119,6 +119,11 @@ def is_condition(leaf: Any) -> bool:
     return isinstance(leaf, Unknown) or (isinstance(leaf, Chosen) and leaf.dtype == torch.bool)
 
 
+def is_real(leaf: Any) -> bool:
+    """Whether a value is a tensor of real or complex numbers."""
+    return isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
+
+
 def counts(leaf: Any) -> bool:
     """Whether paths pass an operand or start in it."""
     return isinstance(leaf, Sum) or is_float(leaf)
@@ -262,7 +267,7 @@ def moved_sums(run: Operation, args: Any, kwargs: Any, p: float, fills: bool) ->
 
 def _finite(leaf: Any) -> Any:
     """Infinite entries as 0: no path passes a mask."""
-    if not isinstance(leaf, Tensor) or not (leaf.is_floating_point() or leaf.is_complex()):
+    if not is_real(leaf):
         return leaf
     return torch.nan_to_num(leaf.resolve_conj().resolve_neg(), nan=math.nan, posinf=0.0, neginf=0.0)
 
