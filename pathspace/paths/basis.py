@@ -154,13 +154,7 @@ class BasisPaths(Shown):
     @cached_property
     def tree_edges(self) -> np.ndarray:
         """Numbers of the edges in either tree, increasing."""
-        parts = [np.zeros(0, np.int64)]
-        for tree in (self.skeleton.tree_in, self.skeleton.tree_out):
-            parts += [
-                self.graph.edge_numbers(block, tree.index[units])
-                for block, units in tree.by_block()
-            ]
-        return np.unique(np.concatenate(parts))
+        return self.skeleton.edges()
 
     def __len__(self) -> int:
         return self.skeleton.num_chains + self.graph.num_weights - len(self.tree_edges)
@@ -196,14 +190,10 @@ class BasisPaths(Shown):
         total: dict[int, int] = {}
         for edge, count in walk:
             total[edge] = total.get(edge, 0) + count
-        kept = sorted((edge, count) for edge, count in total.items() if count)
-        large = any(abs(count) >= WORD for _, count in kept)
-        numbers = np.array([edge for edge, _ in kept], np.int64)
-        return Path(
-            self.graph,
-            numbers,
-            np.array([count for _, count in kept], object if large else np.int64),
-        )
+        numbers = np.array(sorted(edge for edge, count in total.items() if count), np.int64)
+        counts = [total[edge] for edge in numbers.tolist()]
+        large = any(abs(count) >= WORD for count in counts)
+        return Path(self.graph, numbers, np.array(counts, object if large else np.int64))
 
     def _walk(self, tree: SpanningTree, unit: int, sign: int) -> list[tuple[int, int]]:
         """The signed walk between the root and an id, ``sign`` times, as pairs (edge, count)."""
@@ -234,7 +224,7 @@ class BasisPaths(Shown):
             UnsupportedError: the matrix would have more than 200 million entries, or
                 an entry beyond 64 bits.
         """
-        return counting_matrix(self.skeleton, self.tree_edges)
+        return counting_matrix(self.skeleton)
 
     def coefficients(self, counting_vector: np.ndarray) -> np.ndarray:
         """Integer coefficients of a path (any circulation) in the basis.
@@ -277,7 +267,7 @@ class BasisPaths(Shown):
         """Incidence ``(m, H + 1)`` and the map from circulations to coefficients
         ``(m, m - H)``, both linear.
         """
-        return coefficient_maps(self.skeleton, self.tree_edges)
+        return coefficient_maps(self.skeleton)
 
     def values(self) -> Tensor:
         """Values of the basis paths at the model's weights, float64 of length ``m - H``."""

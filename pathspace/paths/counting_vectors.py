@@ -36,12 +36,11 @@ def _selection(chosen: np.ndarray, count: int) -> csr_array:
     return csr_array((np.ones(len(chosen), np.int64), ends), (len(chosen), count))
 
 
-def counting_matrix(skeleton: TwoTrees, tree_edges: np.ndarray) -> csr_array:
+def counting_matrix(skeleton: TwoTrees) -> csr_array:
     """Counting vectors of all basis paths, sparse ``int64`` of shape ``(m - H, m)``.
 
     Args:
         skeleton: the two trees.
-        tree_edges: numbers of the edges in either tree, increasing.
 
     Raises:
         UnsupportedError: the matrix would have more than 200 million entries, or
@@ -59,7 +58,7 @@ def counting_matrix(skeleton: TwoTrees, tree_edges: np.ndarray) -> csr_array:
     suffix = -prefix if graph.forms.shape[0] else _tree_matrix(graph, skeleton.tree_out)
     first = skeleton.representatives
     tails, heads = graph.ends()
-    edges = np.setdiff1d(np.arange(m), tree_edges)
+    edges = np.setdiff1d(np.arange(m), skeleton.edges())
     outside = (
         _table(tails[edges], every) @ prefix
         + _selection(edges, m)
@@ -94,7 +93,7 @@ def _tree_matrix(graph: Structure, tree: SpanningTree) -> csr_array:
     return csr_array(whole_product(expand, result))
 
 
-def coefficient_maps(skeleton: TwoTrees, tree_edges: np.ndarray) -> tuple[csr_array, csr_array]:
+def coefficient_maps(skeleton: TwoTrees) -> tuple[csr_array, csr_array]:
     """Incidence ``(m, H + 1)`` and the map from circulations to coefficients
     ``(m, m - H)``, both linear.
 
@@ -103,7 +102,6 @@ def coefficient_maps(skeleton: TwoTrees, tree_edges: np.ndarray) -> tuple[csr_ar
 
     Args:
         skeleton: the two trees.
-        tree_edges: numbers of the edges in either tree, increasing.
     """
     graph = skeleton.graph
     m, count, every = graph.num_weights, graph.num_units + 1, graph.expand.shape[0]
@@ -112,14 +110,13 @@ def coefficient_maps(skeleton: TwoTrees, tree_edges: np.ndarray) -> tuple[csr_ar
     by_unit, counted = -into, np.zeros(0, np.int64)
     if skeleton.num_chains:
         for tree, ids in ((skeleton.tree_in, heads), (skeleton.tree_out, tails)):
-            parts = [graph.edge_numbers(b, tree.index[units]) for b, units in tree.by_block()]
-            numbers = np.setdiff1d(np.concatenate(parts), counted)
+            numbers = np.setdiff1d(skeleton.edges(tree), counted)
             by_unit = by_unit + _table(ids[numbers], count, numbers, m)
             counted = np.union1d(counted, numbers)
     units = np.flatnonzero(skeleton.chain)
     ends = (units, skeleton.chain[units] - 1)
     to_chain = csr_array((skeleton.chain_sign[units], ends), (count, skeleton.num_chains))
-    free = np.setdiff1d(np.arange(m), tree_edges)
+    free = np.setdiff1d(np.arange(m), skeleton.edges())
     chains = csr_array(whole_product(by_unit, to_chain))
     return csr_array(into - out), csr_array(hstack([chains, _selection(free, m).T]))
 

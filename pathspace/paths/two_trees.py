@@ -85,6 +85,16 @@ class TwoTrees:
         )
         return enters, leaves
 
+    def edges(self, *trees: SpanningTree) -> np.ndarray:
+        """Numbers of the edges of trees, by default of either one, increasing."""
+        parts = [np.zeros(0, np.int64)]
+        for tree in trees or (self.tree_in, self.tree_out):
+            numbered = tree.by_block()
+            parts += [
+                self.graph.edge_numbers(block, tree.index[units]) for block, units in numbered
+            ]
+        return np.unique(np.concatenate(parts))
+
     def mask(self, name: str, *parts: np.ndarray) -> Tensor:
         """The mask of a parameter at the given flat positions, by default those of both trees."""
         mask = torch.zeros(self.graph.blocks[self.graph.index[name]].shape, dtype=torch.bool)
