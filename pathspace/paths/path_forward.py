@@ -322,19 +322,21 @@ class PathSums(ByFacts):
         kind, given = call.facts.kind, call.given
         if isinstance(call.shown, Tensor) and not sums.is_real(call.shown):
             return ""
+        if call.has(Unknown):
+            return "where a comparison or a position changes, its results jump"
         draws = given.get("train", given.get("training", False)) and given.get("p", 1) != 0
-        orders = [float(v) for k, v in given.items() if k in ("p", "ord") and sums.is_number(v)]
-        power = given.get("exponent", *call.facts.degree[:1])
-        return next((why for why, holds in {
-            "where a comparison or a position changes, its results jump": call.has(Unknown),
-            "it draws random numbers; use model.eval()":
-                kind == "random" or (kind in ("dropout", "activation") and draws),
-            "a power has no largest slope": kind == "power" and call.has(Sum) and power != 1,
-            "a norm of an order below 1 has no largest slope":
-                kind == "norm" and min(orders, default=2.0) < 1,
-            "it jumps at its threshold, which is below the default of 20":
-                "softplus" in call.name and float(given["threshold"]) < 20,
-        }.items() if holds), "")  # fmt: skip
+        if kind == "random" or (kind in ("dropout", "activation") and draws):
+            return "it draws random numbers; use model.eval()"
+        if not call.has(Sum):
+            return ""
+        if kind == "power" and given.get("exponent", *call.facts.degree[:1]) != 1:
+            return "a power has no largest slope"
+        orders = [v for k, v in given.items() if k in ("p", "ord") and sums.is_number(v)]
+        if kind == "norm" and min(orders, default=2) < 1:
+            return "a norm of an order below 1 has no largest slope"
+        if "softplus" in call.name and given["threshold"] < 20:
+            return "it jumps at its threshold, which is below the default of 20"
+        return ""
 
 
 def _zeros(leaf: Any) -> Any:
