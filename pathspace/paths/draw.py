@@ -275,37 +275,17 @@ def _order(graph: nx.MultiDiGraph, nodes: set[Hashable]) -> dict[Hashable, int]:
 
 
 def _arrow(
-    axes: Axes,
-    one: Any,
-    other: Any,
-    bend: float,
-    color: str,
-    width: float,
-    shrink: float,
-    dashed: bool,
+    axes: Axes, ends: tuple[Any, Any], bend: float, width: float, shrink: float, **style: Any
 ) -> None:
     from matplotlib.patches import FancyArrowPatch
 
-    one, other = (float(one[0]), float(one[1])), (float(other[0]), float(other[1]))
+    one, other = ((float(x), float(y)) for x, y in ends)
     if one == other:
         x, y = one
-        one, other, bend = (x - 0.12, y + 0.1), (x + 0.12, y + 0.1), -2.5
-        shrink = 2
-    axes.add_patch(
-        FancyArrowPatch(
-            one,
-            other,
-            arrowstyle="-|>",
-            mutation_scale=8 + width,
-            connectionstyle=f"arc3,rad={bend}",
-            color=color,
-            linewidth=width,
-            linestyle="--" if dashed else "-",
-            shrinkA=shrink,
-            shrinkB=shrink,
-            zorder=1 + width / 10,
-        )
-    )
+        one, other, bend, shrink = (x - 0.12, y + 0.1), (x + 0.12, y + 0.1), -2.5, 2
+    style |= {"arrowstyle": "-|>", "connectionstyle": f"arc3,rad={bend}"}
+    style |= {"linewidth": width, "mutation_scale": 8 + width, "zorder": 1 + width / 10}
+    axes.add_patch(FancyArrowPatch(one, other, shrinkA=shrink, shrinkB=shrink, **style))
 
 
 def bent_edges(graph: nx.MultiDiGraph, places: Places, inches: np.ndarray) -> Iterable[Edge]:
@@ -319,12 +299,8 @@ def bent_edges(graph: nx.MultiDiGraph, places: Places, inches: np.ndarray) -> It
         # long curves stay flat
         base *= min(1.0, 6.0 / length)
         for i, entry in enumerate(entries):
-            yield (
-                one,
-                other,
-                entry,
-                base + 0.14 * (i - (len(entries) - 1) / 2) * min(1.0, 4.0 / length),
-            )
+            apart = 0.14 * (i - (len(entries) - 1) / 2) * min(1.0, 4.0 / length)
+            yield one, other, entry, base + apart
 
 
 def _middle(edge: Edge, places: Places, inches: np.ndarray) -> np.ndarray:
@@ -347,10 +323,11 @@ def _paint_scalars(
     ):
         color = BLUE if entry["blue"] else RED if entry["red"] else GREY
         width = 2.8 if entry["blue"] else 1.4 if entry["red"] else thin
-        _arrow(axes, positions[one], positions[other], bend, color, width, 11, entry["signed"])
+        ends, line = (positions[one], positions[other]), "--" if entry["signed"] else "-"
+        _arrow(axes, ends, bend, width, 11, color=color, linestyle=line)
         if entry["blue"] and entry["red"]:
             # a skeleton weight on the path keeps a red core
-            _arrow(axes, positions[one], positions[other], bend, RED, 1.0, 11, entry["signed"])
+            _arrow(axes, ends, bend, 1.0, 11, color=RED, linestyle=line)
     for node, (x, y) in positions.items():
         unit = not isinstance(node, tuple)
         text = str(node)
@@ -367,15 +344,12 @@ def _paint_blocks(axes: Axes, graph: nx.MultiDiGraph, positions: Places, edges: 
     one_inch = np.ones(2)
     for one, other, entry, bend in edges:
         color, cut = RED if entry["red"] else GREY, bool(entry.get("normalised"))
-        _arrow(axes, positions[one], positions[other], bend, color, 1.0 if cut else 1.4, 24, cut)
+        ends, line = (positions[one], positions[other]), "--" if cut else "-"
+        _arrow(axes, ends, bend, 1.0 if cut else 1.4, 24, color=color, linestyle=line)
         if entry["text"]:
             x, y = _middle((one, other, entry, bend), positions, one_inch).tolist()
-            box = {
-                "boxstyle": "round,pad=0.15",
-                "facecolor": "white",
-                "edgecolor": "none",
-                "alpha": 0.8,
-            }
+            box: dict[str, Any] = {"boxstyle": "round,pad=0.15", "facecolor": "white", "alpha": 0.8}
+            box["edgecolor"] = "none"
             axes.text(x, y, entry["text"], ha="center", va="center", fontsize=6, bbox=box, zorder=4)
     for node, (x, y) in positions.items():
         vectors = graph.nodes[node].get("vectors", 0)

@@ -16,7 +16,7 @@ from ..inference.registry import RULES
 from ..inference.semantics import Place, as_stored
 from ..inference.unrolled import PRODUCT, START, Unrolled
 from ..inference.values import NEUTRAL, ROOT, Value, Weight, constant, shape_of, with_value
-from .path_facts import Call
+from .path_facts import OperationCall
 from .path_sums import Sum, Unknown, absolute_power, is_condition, is_float
 
 # an element that enters arrives from outside
@@ -41,7 +41,7 @@ class LocalPaths(Unrolled):
         UnsupportedError: there are too many paths.
     """
 
-    def __init__(self, call: Call, sources: Any, exact: bool) -> None:
+    def __init__(self, call: OperationCall, sources: Any, exact: bool) -> None:
         flat, spec = (
             list(call.leaves),
             pytree.tree_structure(

@@ -21,7 +21,7 @@ from ..models.finite import expect_finite
 from .basis import BasisPaths
 from .path_facts import Request
 from .path_forward import ends_of_paths
-from .path_sums import Sum, added, is_real
+from .path_sums import Sum, added, is_real_or_complex
 from .two_trees import TwoTrees
 
 
@@ -185,7 +185,7 @@ def _samples(captured: Captured, batch_dim: int | None) -> int:
     """
     expect_numbers("path_norm", "a whole number", or_none=True, batch_dim=batch_dim)
     shown: list[Any] = [node.meta.get("val") for node in captured.outputs()]
-    shapes = [tuple(each.shape) for each in shown if is_real(each) and each.dim()]
+    shapes = [tuple(each.shape) for each in shown if is_real_or_complex(each) and each.dim()]
     if batch_dim is None or not shapes:
         return 1
     if not -len(shapes[0]) <= batch_dim < len(shapes[0]):

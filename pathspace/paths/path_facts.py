@@ -48,7 +48,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Call:
+class OperationCall:
     """An operation with its operands: sums, tensors of the model, numbers."""
 
     node: fx.Node
@@ -98,9 +98,9 @@ class Call:
         """Whether some operand is of a class."""
         return any(isinstance(leaf, kind) for leaf in self.leaves)
 
-    def mapped(self, function: Any) -> Call:
+    def mapped(self, function: Any) -> OperationCall:
         """The same with other operands."""
-        return Call(self.node, *sums.mapped(function, (self.args, self.kwargs)))
+        return OperationCall(self.node, *sums.map_sums(function, (self.args, self.kwargs)))
 
     def kept(self, value: Sum) -> Any:
         """A sum as the first result, and unknown numbers for any further results."""
@@ -129,10 +129,10 @@ class ByFacts(fx.Interpreter):
         }  # fmt: skip
 
     @abstractmethod
-    def refuse(self, call: Call, reason: str) -> NoReturn:
+    def refuse(self, call: OperationCall, reason: str) -> NoReturn:
         """Raise an error that names the operation."""
 
-    def by_facts(self, call: Call) -> Any:
+    def by_facts(self, call: OperationCall) -> Any:
         """Use the properties of an operation if they determine the result;
         ``None`` if they do not.
         """
@@ -157,7 +157,7 @@ class ByFacts(fx.Interpreter):
         linear = facts.linear or facts.separable
         return self._weighted(call) if linear and isinstance(call.args[0], Sum) else None
 
-    def _elementwise(self, call: Call) -> Any:
+    def _elementwise(self, call: OperationCall) -> Any:
         facts, args, p = call.facts, call.args, self.p
         if facts.linear == "jointly":
             return AffineMap(call.run, args, call.kwargs, p, True).sums()
@@ -176,7 +176,7 @@ class ByFacts(fx.Interpreter):
             )
         return call.kept(self._rectified(call)) if facts.degree == (1,) or sloped else None
 
-    def _rectified(self, call: Call) -> Sum:
+    def _rectified(self, call: OperationCall) -> Sum:
         """All paths pass ``max(x, 0) + a min(x, 0)``, and once more through ``a`` if it is a
         weight.
         """
@@ -199,7 +199,7 @@ class ByFacts(fx.Interpreter):
         slope = one + other if weighted else torch.maximum(one, other)
         return x.changed(lambda values: values * slope)
 
-    def _either(self, call: Call) -> Sum:
+    def _either(self, call: OperationCall) -> Sum:
         """The operands of a choice that data make: all paths of both."""
         real = [
             one for one in call.leaves if isinstance(one, Sum) or is_float(one) or is_number(one)
@@ -209,7 +209,7 @@ class ByFacts(fx.Interpreter):
         shape = torch.broadcast_shapes(found.values.shape, *shapes)
         return Sum(found.values.expand(shape), found.log)
 
-    def _anywhere(self, call: Call) -> Any:
+    def _anywhere(self, call: OperationCall) -> Any:
         """Elements at positions that activations choose: all that they may choose pass, as
         those of a maximum do.
         """
@@ -224,12 +224,12 @@ class ByFacts(fx.Interpreter):
         if isinstance(places, list | tuple):
             dims = [dim for dim, one in enumerate(places) if isinstance(one, Unknown)]
         total = x.changed(lambda values: values.sum(dims, keepdim=True))
-        rest = sums.mapped(
+        rest = sums.map_sums(
             lambda one: torch.zeros_like(one) if isinstance(one, Unknown) else one, rest
         )
         return sums.moved_sums(call.run, (total, *rest), call.kwargs, self.p, False)
 
-    def bags(self, call: Call) -> Any:
+    def bags(self, call: OperationCall) -> Any:
         """Sums, means or maxima of rows, perhaps weighted; any row where activations choose it."""
         given = dict(call.given)
         table, factors = sums.as_sum(given["weight"], self.p), given["per_sample_weights"]
@@ -251,7 +251,7 @@ class ByFacts(fx.Interpreter):
             values = values / total(torch.ones_like(table.values)).clamp(min=1) ** self.p
         return call.kept(Sum.of(values, table.log + (factors.log if factors else 0.0)))
 
-    def _weighted(self, call: Call) -> Any:
+    def _weighted(self, call: OperationCall) -> Any:
         """A linear map of one operand with constant coefficients, or a maximum over windows."""
         facts, x = call.facts, call.args[0]
 
@@ -272,7 +272,7 @@ class ByFacts(fx.Interpreter):
             return call.kept(found if batched is x else Sum(found.values[0], found.log))
         return AffineMap(call.run, call.args, call.kwargs, self.p, False).sums()
 
-    def _raised(self, call: Call) -> Sum | None:
+    def _raised(self, call: OperationCall) -> Sum | None:
         """A power: for a whole exponent products of that many paths; else no paths,
         but a power of the scale.
         """
@@ -285,7 +285,7 @@ class ByFacts(fx.Interpreter):
         kept = whole or (self.request.fixed_ends and followed)
         return sums.sum_power(x, exponent) if kept else None
 
-    def _frozen(self, call: Call) -> Any:
+    def _frozen(self, call: OperationCall) -> Any:
         """A normalisation by running statistics, an affine map per channel; ``None``
         for statistics of the data.
         """
@@ -309,7 +309,7 @@ class ByFacts(fx.Interpreter):
         scaled = Sum(x.values * (end - shift).abs() ** self.p, x.log)
         return call.kept(sums.added(scaled, *(Sum(part.abs() ** self.p) for part in parts)))
 
-    def _recurrent(self, call: Call) -> Any:
+    def _recurrent(self, call: OperationCall) -> Any:
         """A recurrent layer step by step, ``h_t = W_ih x_t + b_ih + W_hh h_(t-1) + b_hh``; with
         gates, which fix all scales, paths end in those of every step and hidden states start
         again at 1.
@@ -351,7 +351,7 @@ class ByFacts(fx.Interpreter):
         out = sums.joined(steps, lambda rows: torch.stack(rows, time))
         return (out, *[sums.joined(last, torch.stack)] * len(given))
 
-    def _attended(self, call: Call) -> Any:
+    def _attended(self, call: OperationCall) -> Any:
         """Attention as one operation: paths end in ``scale q k^T + mask`` and start again in the
         chances that a softmax makes of it, which count as 1. ``None`` for one with projections,
         or where paths may not end: the rule does not say by what the products are divided.

@@ -24,7 +24,7 @@ from ..models.finite import expect_finite
 from ..models.values import require_values
 from . import path_sums as sums
 from .local_paths import LocalPaths
-from .path_facts import ByFacts, Call, Request
+from .path_facts import ByFacts, OperationCall, Request
 from .path_sums import AffineMap, Chosen, Sum, Unknown, each_sum, is_float
 
 # kind of a homogeneous operation -> why it has no sum over paths
@@ -75,7 +75,7 @@ def _entering(captured: Captured, node: fx.Node) -> Any:
     shown = node.meta.get("val")
     if not isinstance(shown, Tensor):
         return shown
-    if sums.is_real(shown):
+    if sums.is_real_or_complex(shown):
         return Sum.start(shown.shape)
     example = captured.whole.get(node.name)
     if example is not None:
@@ -124,7 +124,7 @@ class PathSums(ByFacts):
         """
         if target is operator.getitem:
             return args[0][args[1]]
-        call = Call(self.node, tuple(args), dict(kwargs)).mapped(_on_processor)
+        call = OperationCall(self.node, tuple(args), dict(kwargs)).mapped(_on_processor)
         if call.name in REGIONS:
             if REGIONS[call.name] is once:
                 return once(self, *call.args, **call.kwargs)
@@ -151,7 +151,7 @@ class PathSums(ByFacts):
         found = self._plainly(call)
         return pytree.tree_map(self._started, found) if decided else found
 
-    def _plainly(self, call: Call) -> Any:
+    def _plainly(self, call: OperationCall) -> Any:
         """An operation on the model's tensors in double precision; those that are only
         moved keep their type.
         """
@@ -184,17 +184,17 @@ class PathSums(ByFacts):
         """What data decide: numbers start paths of value 1, positions are unknown."""
         if not isinstance(leaf, Tensor):
             return leaf
-        if sums.is_real(leaf):
+        if sums.is_real_or_complex(leaf):
             return Sum.start(leaf.shape)
         return leaf if isinstance(leaf, Chosen) else _zeros(leaf).as_subclass(Unknown)
 
-    def passed(self, call: Call) -> Any:
+    def passed(self, call: OperationCall) -> Any:
         """Pass sums through an operation."""
         if call.facts.kind in _NUMBERS:
-            call = Call(call.node, sums.mapped(self._number, call.args), call.kwargs)
+            call = OperationCall(call.node, sums.map_sums(self._number, call.args), call.kwargs)
         try:
             # (sums over paths leave the range of small types before the numbers do)
-            wide = Call(call.node, call.args, sums.mapped(sums.wide, call.kwargs))
+            wide = OperationCall(call.node, call.args, sums.map_sums(sums.wide, call.kwargs))
             found = self.by_facts(wide)
             if found is not None:
                 return found
@@ -222,18 +222,18 @@ class PathSums(ByFacts):
         """Whole numbers and truth values as real ones; those that data decide
         start paths of value 1, as inputs do.
         """
-        if not isinstance(leaf, Tensor) or sums.is_real(leaf):
+        if not isinstance(leaf, Tensor) or sums.is_real_or_complex(leaf):
             return leaf
         return Sum.start(leaf.shape) if isinstance(leaf, Chosen) else leaf.double()
 
-    def by_rule(self, call: Call) -> Any:
+    def by_rule(self, call: OperationCall) -> Any:
         """Pass sums through the rule of the operation."""
         facts, request, p = call.facts, self.request, self.p
         if call.name == "aten.index_add":
             # (its factor, for which the rule has no edge, in what is added)
             factor = abs(call.kwargs.get("alpha", 1)) ** p
             source = sums.as_sum(call.args[3], p).changed(lambda values: values * factor)
-            call = Call(call.node, (*call.args[:3], source), {})
+            call = OperationCall(call.node, (*call.args[:3], source), {})
         try:
             read = LocalPaths(call, request.captured.sources, request.exact_norms)
         except UnsupportedError:
@@ -253,12 +253,12 @@ class PathSums(ByFacts):
         measured = None if ended else self._measured(call, read)
         if measured is not None:
             return measured
-        real = any(map(sums.is_real, pytree.tree_leaves(call.shown)))
+        real = any(map(sums.is_real_or_complex, pytree.tree_leaves(call.shown)))
         if request.bound and real and (read.restarts or read.pairs):
             self.refuse(call, "it has no largest slope")
         return read.results(p)
 
-    def _measured(self, call: Call, read: LocalPaths) -> Any:
+    def _measured(self, call: OperationCall, read: LocalPaths) -> Any:
         """The sums with the coefficients of an affine operation, of which a rule says nothing;
         ``None`` for other operations, and where data select elements.
         """
@@ -287,7 +287,7 @@ class PathSums(ByFacts):
         )
         return sums.added(read.linear(self.p), constant) if counted else found.sums()
 
-    def stopped(self, call: Call, reason: str) -> Any:
+    def stopped(self, call: OperationCall, reason: str) -> Any:
         """End paths in all operands of an operation that they cannot pass, or refuse
         if they may not end there.
         """
@@ -296,7 +296,7 @@ class PathSums(ByFacts):
         self.request.ends.extend(call.entering)
         return pytree.tree_map(self._started, call.shown)
 
-    def refuse(self, call: Call, reason: str) -> NoReturn:
+    def refuse(self, call: OperationCall, reason: str) -> NoReturn:
         """Raise an error that names the operation and its place; inside the requested
         part, end paths before it.
 
@@ -315,12 +315,12 @@ class PathSums(ByFacts):
             " until='fixed' the norm of all paths that end where scales are fixed."
         )
 
-    def _without_bound(self, call: Call) -> str:
+    def _without_bound(self, call: OperationCall) -> str:
         """Why the changes of an operation's results are not bounded by those of its operands,
         whatever they are; ``""`` if they are, or if its rule decides.
         """
         kind, given = call.facts.kind, call.given
-        if isinstance(call.shown, Tensor) and not sums.is_real(call.shown):
+        if isinstance(call.shown, Tensor) and not sums.is_real_or_complex(call.shown):
             return ""
         if call.has(Unknown):
             return "where a comparison or a position changes, its results jump"

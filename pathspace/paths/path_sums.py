@@ -94,7 +94,7 @@ class Sum:
         return math.log(size) + self.log if size > 0 else -math.inf
 
 
-def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
+def map_sums(function: Callable[[Any], Any], tree: Any) -> Any:
     """Apply a function to each leaf of nested arguments; a sum is one leaf."""
     return pytree.tree_map(function, tree, is_leaf=lambda leaf: isinstance(leaf, Sum))
 
@@ -119,12 +119,12 @@ def is_condition(leaf: Any) -> bool:
     return isinstance(leaf, Unknown) or (isinstance(leaf, Chosen) and leaf.dtype == torch.bool)
 
 
-def is_real(leaf: Any) -> bool:
+def is_real_or_complex(leaf: Any) -> bool:
     """Whether a value is a tensor of real or complex numbers."""
     return isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
 
 
-def counts(leaf: Any) -> bool:
+def carries_paths(leaf: Any) -> bool:
     """Whether paths pass an operand or start in it."""
     return isinstance(leaf, Sum) or is_float(leaf)
 
@@ -250,11 +250,13 @@ def moved_sums(run: Operation, args: Any, kwargs: Any, p: float, fills: bool) ->
     """An operation whose results are elements of its operands or sums of them; ``fills`` if
     it writes constants, too.
     """
-    log = common_log([as_sum(leaf, p) for leaf in leaves_of((args, kwargs)) if counts(leaf)])
+    log = common_log([as_sum(leaf, p) for leaf in leaves_of((args, kwargs)) if carries_paths(leaf)])
 
     def times(factor: float) -> Any:
-        own, named = mapped(
-            lambda leaf: factor * as_sum(leaf, p).at(log).contiguous() if counts(leaf) else leaf,
+        own, named = map_sums(
+            lambda leaf: (
+                factor * as_sum(leaf, p).at(log).contiguous() if carries_paths(leaf) else leaf
+            ),
             (args, kwargs),
         )
         return run(*own, **named)
@@ -267,7 +269,7 @@ def moved_sums(run: Operation, args: Any, kwargs: Any, p: float, fills: bool) ->
 
 def _finite(leaf: Any) -> Any:
     """Infinite entries as 0: no path passes a mask."""
-    if not is_real(leaf):
+    if not is_real_or_complex(leaf):
         return leaf
     return torch.nan_to_num(leaf.resolve_conj().resolve_neg(), nan=math.nan, posinf=0.0, neginf=0.0)
 
@@ -296,7 +298,7 @@ class AffineMap:
     ) -> None:
         self.run, self.p, self.elementwise, self.complexes = run, p, elementwise, complexes
         self.flat, self.spec = pytree.tree_flatten(
-            mapped(wide, (args, kwargs)), is_leaf=lambda leaf: isinstance(leaf, Sum)
+            map_sums(wide, (args, kwargs)), is_leaf=lambda leaf: isinstance(leaf, Sum)
         )
         self.places = {i: leaf for i, leaf in enumerate(self.flat) if isinstance(leaf, Sum)}
 
