@@ -85,11 +85,15 @@ class NoEps(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         at_work = BY_DATA.get(func)
-        if at_work is not None and not (args[5] if len(args) > 5 else kwargs.get(*at_work)):
-            own = args[7] if len(args) > 7 else kwargs.get("eps", 1e-5)
-            return _frozen_batch_norm(
-                *args[:5], **{key: kwargs[key] for key in FROZEN if key in kwargs}, eps=own
-            )
+        if at_work is not None:
+            if not (args[5] if len(args) > 5 else kwargs.get(*at_work)):
+                own = args[7] if len(args) > 7 else kwargs.get("eps", 1e-5)
+                return _frozen_batch_norm(
+                    *args[:5], **{key: kwargs[key] for key in FROZEN if key in kwargs}, eps=own
+                )
+            # (what it only writes into is no operand of the function)
+            args = (*args[:1], *(None for _ in args[1:3]), *args[3:])
+            kwargs |= {name: None for name in FROZEN[1:3] if name in kwargs}
         if self.eps is None:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
