@@ -38,7 +38,7 @@ class Certificate(Shown):
         dimension_exact: ``m`` less ``units_exact``.
         approximate_units: ``units`` less ``units_exact``: free for ``eps = 0`` only.
         levels: both levels with the change of the outputs that was measured at stated rescalings,
-            see :func:`pathspace.evidence.exactness_levels.measure_levels`.
+            see :func:`pathspace.evidence.invariance.measure_levels`.
         pinned: operations that fixed a scale, with place and reason.
         unused: parameters that do not influence the outputs.
         range: the inputs for which all of this holds.

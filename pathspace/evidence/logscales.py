@@ -89,7 +89,7 @@ def family(graph: Structure, model: nn.Module, most: int | None = None) -> Famil
         ... )
         >>> scales = family(ps.trace(model, torch.randn(1, 2)), model)
         >>> scales.matrix.shape, scales.units.shape
-        ((13, 13), (13, 3))
+        ((13, 12), (12, 3))
     """
     groups = {id(m.weight): m.groups for m in model.modules() if isinstance(m, _ConvNd)}
     named = dict(model.named_parameters(remove_duplicate=False))
@@ -144,10 +144,10 @@ def family(graph: Structure, model: nn.Module, most: int | None = None) -> Famil
         parts.append(csr_array(vstack(stacked)))
         moves.append((columns + np.arange(width), np.abs(channels), np.sign(channels)))
         columns += width
-    places, ids, signs = (
+    places, moved, signs = (
         np.concatenate([np.zeros(0, int), *(m[k] for m in moves)]) for k in range(3)
     )
-    ends_of = csr_array(coo_array((signs, (places, ids)), shape=(columns, graph.expand.shape[0])))
+    ends_of = csr_array(coo_array((signs, (places, moved)), shape=(columns, graph.expand.shape[0])))
     matrix = csr_array(block_diag(parts)) if parts else csr_array((0, 0))
     return Family(tuple(tensors), matrix, csr_array((ends_of @ graph.expand)[:, 1:]))
 
@@ -176,8 +176,9 @@ def _sides(shape: tuple[int, ...], groups: int | None) -> Iterator[Tensor]:
         yield _along(shape, long[0], long[1])
         yield _along(shape, long[0], long[2])
     else:
-        for dims in [(d,) for d in long] or [()]:
-            yield _along(shape, *dims)
+        yield from (_along(shape, d) for d in long)
+        if not long:
+            yield _along(shape)
 
 
 def _incidence(side: Tensor, shape: tuple[int, ...]) -> csr_array:

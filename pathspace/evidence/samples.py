@@ -18,9 +18,9 @@ from ..models.nested import mapped, real_leaves
 from ..models.running import computing_in, evaluate, run_forward
 from ..models.walk import tensors_of
 from ..reduction import ReductionGraph
+from .bench import Inputs
 from .logscales import Family
 
-Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 # products w dL/dw below this, relative to the largest of a sample, are rounding errors
 NOTHING = 1e-11
 # a sample is left out where its derivative along a found unit, relative to its terms, exceeds

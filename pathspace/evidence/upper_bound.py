@@ -26,10 +26,12 @@ from torch import nn
 from ..capture.refusals import no_derivative
 from ..models.inputs import describe_inputs
 from ..models.modes import NoEps, precision, without_eps
-from ..models.running import LARGE
+from ..models.running import LARGE, cast
+from ..models.stand_in import repeatable, stand_in
 from ..reduction import ReductionGraph
+from .bench import Inputs, in_double
 from .logscales import Family, family, redundant
-from .samples import Inputs, Sampler, larger_batches
+from .samples import Sampler, larger_batches
 
 # largest number of log-scales: one singular value decomposition
 MOST_SCALES = 8_000
@@ -140,10 +142,11 @@ def upper_bound(
         _expect(
             graph.num_weights <= LARGE, f"it needs a copy in float64, of at most {LARGE:,} weights"
         )
-        alone = precision(model) == torch.float64
-        _expect(
-            alone, "one of its operations takes no float64, as those of fake quantisation do not"
-        )
+        if precision(model) != torch.float64:
+            # a model with casts to a lower precision runs in float64 if they are ignored
+            written = graph.captured.written.values()
+            model = repeatable(in_double(stand_in(model, share_tensors=False)), written)
+            args, kwargs = cast(args, torch.float64), cast(kwargs, torch.float64)
         scales = family(graph, model, MOST_SCALES)
         _expect(scales.tensors, "the model has no floating-point parameter")
         given = (tuple(args), dict(kwargs))

@@ -39,9 +39,10 @@ FROZEN = ("input", "running_mean", "running_var", "weight", "bias")
 
 
 def precision(model: nn.Module) -> torch.dtype:
-    """The floating point type of a model's parameters."""
-    own = (p.dtype for p in model.parameters() if p.is_floating_point() and p.element_size() > 1)
-    return next(own, torch.float64)
+    """The floating point type of a model's parameters, or of the parts of complex ones."""
+    real = (p.dtype for p in model.parameters() if p.is_floating_point() and p.element_size() > 1)
+    parts = (p.dtype.to_real() for p in model.parameters() if p.is_complex())
+    return next(real, None) or next(parts, torch.float64)
 
 
 def _frozen_batch_norm(
