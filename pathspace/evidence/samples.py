@@ -12,6 +12,7 @@ from scipy.sparse import csr_array
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ..capture.traceable import experts_at_once
 from ..models.isolation import quiet, seed_torch
 from ..models.modes import IgnoreDetach, InDouble
 from ..models.nested import mapped, real_leaves
@@ -188,7 +189,13 @@ class Sampler:
     def _run(
         self, tensors: Mapping[str, Tensor], inputs: Inputs, through: bool, number: int
     ) -> Any:
-        with quiet(), computing_in(torch.float64), InDouble(), torch.enable_grad():
+        with (
+            quiet(),
+            computing_in(torch.float64),
+            InDouble(),
+            experts_at_once(self.model),
+            torch.enable_grad(),
+        ):
             seed_torch(number)
             with IgnoreDetach() if through else nullcontext():
                 return evaluate(self.model, tensors, *inputs)
@@ -261,7 +268,7 @@ def larger_batches(model: nn.Module, inputs: Inputs) -> list[Inputs]:
 
     larger: Inputs = mapped(repeated, inputs)
     try:
-        with InDouble():
+        with InDouble(), experts_at_once(model):
             run_forward(model, *larger)
     except (RuntimeError, IndexError, ValueError, AssertionError, TypeError):
         return []
