@@ -19,8 +19,7 @@ from typer.testing import CliRunner
 import pathspace as ps
 from pathspace.cli.main import app
 from pathspace.evidence import upper_bound
-from pathspace.evidence.logscales import family, redundant
-from pathspace.evidence.samples import Sampler
+from pathspace.evidence.samples import Sampler, family
 from pathspace.inference.registry import RULES
 from pathspace.inference.values import constant
 
@@ -409,6 +408,6 @@ def test_a_kernel_of_which_few_taps_are_used_is_looked_at_by_channels() -> None:
     kernel = next(tensor for tensor in scales.tensors if tensor.name == "2.weight")
     part = scales.matrix[kernel.scalars][:, kernel.columns]
     assert part.shape[1] > 2 * 90
-    assert redundant(csr_array(part.T @ part)) == part.shape[1] - np.linalg.matrix_rank(
+    assert upper_bound.redundant(csr_array(part.T @ part)) == part.shape[1] - np.linalg.matrix_rank(
         part.toarray()
     )

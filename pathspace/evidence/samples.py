@@ -1,26 +1,32 @@
-"""Derivatives of outputs by log-scales of tensors, at random inputs, weights and cotangents."""
+"""Derivatives of outputs by log-scales of tensors, at random inputs, weights and cotangents.
+
+``P`` maps one number per row and one per column of each tensor to a log-scale for every scalar
+weight. Every gauge transformation that was found is of that form: where the reduction graph has
+another pattern of units in a tensor, the pattern is a side of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from scipy.sparse import csr_array
+from scipy.sparse import block_diag, coo_array, csr_array, eye_array, hstack, vstack
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch.nn.modules.conv import _ConvNd
 
 from ..capture.traceable import experts_at_once
+from ..graph.structure import Structure
 from ..models.isolation import quiet, seed_torch
 from ..models.modes import IgnoreDetach, InDouble
 from ..models.nested import mapped, real_leaves
-from ..models.running import computing_in, evaluate, run_forward
+from ..models.running import computing_in, evaluate
 from ..models.walk import tensors_of
 from ..reduction import ReductionGraph
 from .bench import Inputs
-from .logscales import Family
 
 # products w dL/dw below this, relative to the largest of a sample, are rounding errors
 NOTHING = 1e-11
@@ -31,9 +37,181 @@ NOISE = 1e-9
 WRONG = 1e-6
 # largest number of cotangents per run, and of products at once
 AT_ONCE, AT_ONCE_NUMBERS = 64, 2**25
-# batch statistics normalise any two numbers to 1 and -1, so that batches are larger; large ones
-# where their inputs are few
-BATCH, LARGE_BATCH, FREE = 4, 32, 2_000
+
+
+@dataclass(frozen=True, eq=False)
+class ScaledTensor:
+    """A parameter, or a running mean or variance of a normalisation.
+
+    Attributes:
+        name: of the parameter or buffer.
+        scalars: which scalars of the model it holds, in the order of ``P``.
+        columns: its log-scales; a running mean shares those of its variance.
+        rows: how many of these, from the first, are log-scales of rows.
+        shift: the constant ``c`` where ``w + c`` is what scales.
+        statistic: whether it is no parameter.
+    """
+
+    name: str
+    scalars: slice
+    columns: slice
+    rows: int
+    shift: float
+    statistic: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """All log-scales of a model.
+
+    Attributes:
+        tensors: what holds the scalars, in order.
+        matrix: ``P``, sparse ``(scalars, R)``; 2 in the rows of a variance.
+        units: what every unit that was found moves, sparse ``(R, H)``.
+    """
+
+    tensors: tuple[ScaledTensor, ...]
+    matrix: csr_array
+    units: csr_array
+
+    def products(self, weights: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> np.ndarray:
+        """``(w + c) dL/dw`` of every scalar, for gradients with a batch dimension in front.
+
+        Of a complex weight its size is scaled: the product is ``Re(conj(w) dL/dw)``.
+        """
+        count = len(next(iter(grads.values())))
+        table = np.zeros((count, self.matrix.shape[0]))
+        for tensor in self.tensors:
+            if tensor.name in grads:
+                weight = weights[tensor.name].detach() + tensor.shift
+                product = weight.conj() * grads[tensor.name]
+                table[:, tensor.scalars] = torch.real(product).reshape(count, -1).numpy()
+        return table
+
+
+def family(graph: Structure, model: nn.Module, most: int | None = None) -> Family:
+    """The log-scales of a traced model's tensors.
+
+    Args:
+        graph: the reduction graph.
+        model: the model, for the groups of its convolutions.
+        most: largest number of log-scales.
+
+    Raises:
+        ValueError: there are more.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
+        ... )
+        >>> scales = family(ps.trace(model, torch.randn(1, 2)), model)
+        >>> scales.matrix.shape, scales.units.shape
+        ((13, 12), (12, 3))
+    """
+    groups = {id(m.weight): m.groups for m in model.modules() if isinstance(m, _ConvNd)}
+    named = dict(model.named_parameters(remove_duplicate=False))
+    blocks = {block.name: block for block in graph.blocks}
+    tensors: list[ScaledTensor] = []
+    parts: list[csr_array] = []
+    moves: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    scalars = columns = 0
+
+    def add(name: str, part: csr_array, start: int, rows: int) -> None:
+        nonlocal scalars
+        here = slice(scalars, scalars + part.shape[0])
+        shift, statistic = graph.shifts.get(name, 0.0), name not in graph.parameters
+        columns_of = slice(start, start + part.shape[1])
+        tensors.append(ScaledTensor(name, here, columns_of, rows, shift, statistic))
+        scalars = here.stop
+
+    for name, parameter in graph.captured.parameters.items():
+        if not (parameter.is_floating_point() or parameter.is_complex()) or not parameter.numel():
+            continue
+        shape = tuple(parameter.shape)
+        sides = list(_sides(shape, groups.get(id(named.get(name, parameter)))))
+        block = blocks.get(name)
+        ends = () if block is None else ((block.head, 1), (block.tail, -1))
+        for ids, _ in ends:
+            if all(_by_class(side, ids) is None for side in sides):
+                sides.append(_along(shape, *(d for d, n in enumerate(ids.shape) if n > 1)))
+        counts = [int(side.max()) + 1 for side in sides]
+        starts = columns + np.cumsum([0, *counts])
+        for ids, sign in ends:
+            start, units = next(
+                (start, units)
+                for start, side in zip(starts, sides, strict=False)
+                if (units := _by_class(side, ids)) is not None
+            )
+            moves.append((start + np.arange(len(units)), np.abs(units), sign * np.sign(units)))
+        if most is not None and starts[-1] > most:
+            raise ValueError(
+                f"it has more than {most:,} rows and columns, and a factorisation is made for at"
+                " most as many; test parts of the model"
+            )
+        part = csr_array(hstack([_incidence(side, shape) for side in sides]))
+        parts.append(part)
+        add(name, part, columns, counts[0])
+        columns = int(starts[-1])
+    for statistic in graph.statistics:
+        channels = statistic.units.reshape(-1).numpy()
+        width = len(channels)
+        for name, power in statistic.powers.items():
+            add(name, power * eye_array(width, format="csr"), columns, width)
+        stacked = [power * eye_array(width) for power in statistic.powers.values()]
+        parts.append(csr_array(vstack(stacked)))
+        moves.append((columns + np.arange(width), np.abs(channels), np.sign(channels)))
+        columns += width
+    places, moved, signs = (
+        np.concatenate([np.zeros(0, int), *(m[k] for m in moves)]) for k in range(3)
+    )
+    ends_of = csr_array(coo_array((signs, (places, moved)), shape=(columns, graph.expand.shape[0])))
+    matrix = csr_array(block_diag(parts)) if parts else csr_array((0, 0))
+    return Family(tuple(tensors), matrix, csr_array((ends_of @ graph.expand)[:, 1:]))
+
+
+def _along(shape: tuple[int, ...], *dims: int) -> Tensor:
+    """A class for each index in some dimensions, in a shape that broadcasts to the tensor's."""
+    wide = [n if d in dims else 1 for d, n in enumerate(shape)]
+    return torch.arange(int(np.prod(wide, dtype=np.int64))).reshape(wide)
+
+
+def _sides(shape: tuple[int, ...], groups: int | None) -> Iterator[Tensor]:
+    """Classes that a tensor usually has: its rows and columns; the channels of a kernel, those
+    that enter group by group; rows and columns of each matrix in a stack.
+    """
+    long = [d for d, n in enumerate(shape) if n > 1]
+    if groups is not None:
+        yield _along(shape, 0)
+        group = torch.arange(shape[0]) // max(1, shape[0] // groups)
+        entering = group[:, None] * shape[1] + torch.arange(shape[1]) if groups > 1 else None
+        yield (
+            _along(shape, 1)
+            if entering is None
+            else entering.reshape(*shape[:2], *[1] * (len(shape) - 2))
+        )
+    elif len(long) == 3:
+        yield _along(shape, long[0], long[1])
+        yield _along(shape, long[0], long[2])
+    else:
+        yield from (_along(shape, d) for d in long)
+        if not long:
+            yield _along(shape)
+
+
+def _incidence(side: Tensor, shape: tuple[int, ...]) -> csr_array:
+    """Scalars of a tensor and their classes, as a sparse matrix."""
+    index = side.expand(shape).reshape(-1).numpy()
+    entries = (np.ones(len(index)), (np.arange(len(index)), index))
+    return csr_array(coo_array(entries, shape=(len(index), int(side.max()) + 1)))
+
+
+def _by_class(side: Tensor, ids: Tensor) -> np.ndarray | None:
+    """The unit of each class, or ``None`` where units differ within one."""
+    side, ids = torch.broadcast_tensors(side, ids)
+    units = torch.zeros(int(side.max()) + 1, dtype=torch.int64)
+    units[side.reshape(-1)] = ids.reshape(-1)
+    return units.numpy() if bool((units[side] == ids).all()) else None
 
 
 class Sampler:
@@ -247,29 +425,3 @@ class Sampler:
 
         drawn: Inputs = mapped(draw, self.example)
         return drawn
-
-
-def larger_batches(model: nn.Module, inputs: Inputs) -> list[Inputs]:
-    """The same inputs in a larger batch, if the model takes it."""
-    batched = [
-        leaf
-        for leaf in pytree.tree_leaves(inputs)
-        if isinstance(leaf, Tensor) and leaf.dim() and leaf.layout == torch.strided
-    ]
-    if len({len(leaf) for leaf in batched}) != 1 or not len(batched[0]):
-        return []
-    free = FREE // max(1, sum(leaf[:1].numel() for leaf in batched))
-    count = max(BATCH, 2 * len(batched[0]), min(free, LARGE_BATCH))
-
-    def repeated(leaf: Tensor) -> Tensor:
-        if not leaf.dim() or leaf.layout != torch.strided:
-            return leaf
-        return leaf[torch.arange(count) % len(leaf)]
-
-    larger: Inputs = mapped(repeated, inputs)
-    try:
-        with InDouble(), experts_at_once(model):
-            run_forward(model, *larger)
-    except (RuntimeError, IndexError, ValueError, AssertionError, TypeError):
-        return []
-    return [larger]

@@ -21,17 +21,20 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.sparse import csr_array
-from torch import nn
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from ..capture.refusals import no_derivative
+from ..capture.traceable import experts_at_once
 from ..models.inputs import describe_inputs
-from ..models.modes import NoEps, precision, without_eps
-from ..models.running import LARGE, cast
+from ..models.modes import InDouble, NoEps, precision, without_eps
+from ..models.nested import mapped
+from ..models.running import LARGE, cast, run_forward
 from ..models.stand_in import repeatable, stand_in
 from ..reduction import ReductionGraph
 from .bench import Inputs, in_double
-from .logscales import Family, family, redundant
-from .samples import Sampler, larger_batches
+from .samples import Family, Sampler, family
 
 # largest number of log-scales: one singular value decomposition
 MOST_SCALES = 8_000
@@ -50,6 +53,9 @@ ROUNDS = 3
 # smallest number of runs, each with other weights and inputs; they go on until so many have shown
 # no effect of a further scalar
 RUNS, PATIENCE, MOST_RUNS = 12, 6, 60
+# batch statistics normalise any two numbers to 1 and -1, so that batches are larger; large ones
+# where their inputs are few
+BATCH, LARGE_BATCH, FREE = 4, 32, 2_000
 # limits on what is named: rows of a tensor, and null vectors that are looked at
 NAMED, MOST_NULL = 8, 400
 # what moves by less does not move
@@ -150,7 +156,7 @@ def upper_bound(
         scales = family(graph, model, MOST_SCALES)
         _expect(scales.tensors, "the model has no floating-point parameter")
         given = (tuple(args), dict(kwargs))
-        sizes = [*larger_batches(model, given), given]
+        sizes = [*_larger_batches(model, given), given]
 
         def bounded(units: csr_array, limit: float) -> tuple[UpperBound, Inputs]:
             for inputs in sizes:
@@ -188,6 +194,32 @@ def upper_bound(
         evidence=bound.evidence + words,
         seconds=round(time.thread_time() - start, 3),
     )
+
+
+def _larger_batches(model: nn.Module, inputs: Inputs) -> list[Inputs]:
+    """The same inputs in a larger batch, if the model takes it."""
+    batched = [
+        leaf
+        for leaf in pytree.tree_leaves(inputs)
+        if isinstance(leaf, Tensor) and leaf.dim() and leaf.layout == torch.strided
+    ]
+    if len({len(leaf) for leaf in batched}) != 1 or not len(batched[0]):
+        return []
+    free = FREE // max(1, sum(leaf[:1].numel() for leaf in batched))
+    count = max(BATCH, 2 * len(batched[0]), min(free, LARGE_BATCH))
+
+    def repeated(leaf: Tensor) -> Tensor:
+        if not leaf.dim() or leaf.layout != torch.strided:
+            return leaf
+        return leaf[torch.arange(count) % len(leaf)]
+
+    larger: Inputs = mapped(repeated, inputs)
+    try:
+        with InDouble(), experts_at_once(model):
+            run_forward(model, *larger)
+    except (RuntimeError, IndexError, ValueError, AssertionError, TypeError):
+        return []
+    return [larger]
 
 
 class _Refused(Exception):
@@ -298,6 +330,27 @@ def _null_vectors(table: np.ndarray, size: np.ndarray) -> np.ndarray:
     values = np.concatenate([values, np.zeros(len(vectors) - len(values))])
     null = vectors[values < ZERO * values[0]].T / size[:, None]
     return np.asarray(null / np.linalg.norm(null, axis=0))
+
+
+def redundant(gram: csr_array) -> int:
+    """``dim ker P``, from ``P^T P``: log-scales that move no scalar.
+
+    What shares no scalar is taken by itself: a matrix has one such combination, its rows against
+    its columns.
+
+    Example:
+        >>> redundant(csr_array([[2.0, 1.0, 1.0], [1.0, 1.0, 0.0], [1.0, 0.0, 1.0]]))
+        1
+    """
+    count, label = connected_components(gram, directed=False)
+    order = np.argsort(label, kind="stable")
+    total = 0
+    for part in np.split(order, np.cumsum(np.bincount(label, minlength=count))[:-1]):
+        if len(part) > 1:
+            table = gram[part][:, part].toarray()
+            values = np.linalg.eigvalsh(table)
+            total += int((values <= 1e-9 * values.max()).sum())
+    return total
 
 
 def _rank(table: np.ndarray) -> int:
