@@ -11,6 +11,7 @@ import copy
 import hashlib
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,11 @@ import pytest
 import torch
 from cases import mlp
 from torch import Tensor, nn
+from typer.testing import CliRunner
 
 import pathspace as ps
 from pathspace.checker import check
+from pathspace.cli.main import app
 
 
 class Gate(nn.Module):
@@ -199,3 +202,21 @@ def test_a_small_document_cannot_ask_for_gigabytes() -> None:
     tensor["head"] = {"shape": [many, 1], "values": {"runs": [[1, 0, many]]}}
     judgement = check(sealed(document))
     assert not judgement.accepted and "536,870,912 numbers" in judgement.reason
+
+
+def test_outputs_that_could_not_be_compared_have_an_exit_code_of_their_own(tmp_path: Path) -> None:
+    net, file = tmp_path / "net.py", str(tmp_path / "proof.json")
+    text = (
+        "from torch import nn\nclass Net(nn.Sequential):\n    def __init__(self):\n"
+        "        super().__init__(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))\n"
+        "    def forward(self, x):\n        return 1 * super().forward(x)\n"
+    )
+    net.write_text(text)
+    target = [f"{net}:Net", "--input", "1x2"]
+    runner = CliRunner()
+    assert runner.invoke(app, ["verify", *target, "--proof", file]).exit_code == 0
+    judged = runner.invoke(app, ["check", file, *target])
+    assert (judged.exit_code, judged.stdout[:8]) == (0, "Accepted")
+    net.write_text(text.replace("1 * super", "0 * super"))
+    judged = runner.invoke(app, ["check", file, *target])
+    assert (judged.exit_code, judged.stdout[:12]) == (3, "Not compared")
