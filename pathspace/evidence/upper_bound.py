@@ -206,7 +206,9 @@ def _larger_batches(model: nn.Module, inputs: Inputs) -> list[Inputs]:
     if len({len(leaf) for leaf in batched}) != 1 or not len(batched[0]):
         return []
     free = FREE // max(1, sum(leaf[:1].numel() for leaf in batched))
-    count = max(BATCH, 2 * len(batched[0]), min(free, LARGE_BATCH))
+    # (a token is one number, and as much work as a vector)
+    few = all(leaf.is_floating_point() for leaf in batched)
+    count = max(BATCH, 2 * len(batched[0]), min(free, LARGE_BATCH) if few else 0)
 
     def repeated(leaf: Tensor) -> Tensor:
         if not leaf.dim() or leaf.layout != torch.strided:
