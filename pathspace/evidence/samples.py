@@ -18,6 +18,7 @@ from scipy.sparse import block_diag, coo_array, csr_array, eye_array, hstack, vs
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from ..capture.refusals import no_derivative
 from ..capture.traceable import experts_at_once
 from ..graph.structure import Structure
 from ..models.isolation import quiet, seed_torch
@@ -214,6 +215,10 @@ def _by_class(side: Tensor, ids: Tensor) -> np.ndarray | None:
     return units.numpy() if bool((units[side] == ids).all()) else None
 
 
+class NoDerivativeError(Exception):
+    """Why a model has no derivatives, in a sentence."""
+
+
 class Sampler:
     """Samples of the derivatives of a model by the log-scales of a family.
 
@@ -275,8 +280,12 @@ class Sampler:
         alone = torch.randperm(len(joined), generator=self.generator)[: count // 2]
         cotangents[: len(alone)] = 0
         cotangents[torch.arange(len(alone)), alone] = 1
-        with quiet(), torch.enable_grad():
-            grads = self._gradients(joined, weights, cotangents)
+        try:
+            with quiet(), torch.enable_grad():
+                grads = self._gradients(joined, weights, cotangents)
+        except Exception as error:
+            # (torch's engine and backward passes of the model's own, which may raise anything)
+            raise NoDerivativeError(no_derivative(error)) from error
         products = self.scales.products(weights, grads)
         size = np.abs(products).max(1, initial=0)
         output = (cotangents.abs() @ joined.detach().abs()).numpy()
@@ -353,9 +362,11 @@ class Sampler:
             try:
                 outputs = self._run(tensors, given, through, number)
                 break
-            except (RuntimeError, IndexError, ValueError):
-                if given is self.example and given is not inputs:
-                    raise
+            except Exception as error:
+                # (whatever the model's code raises)
+                reason = error
+        else:
+            raise NoDerivativeError(no_derivative(reason)) from reason
         self.through = through
         found = [leaf.reshape(-1) for leaf in real_leaves(outputs) if leaf.requires_grad]
         if not found:

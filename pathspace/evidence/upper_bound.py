@@ -25,7 +25,6 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..capture.refusals import no_derivative
 from ..capture.traceable import experts_at_once
 from ..models.inputs import describe_inputs
 from ..models.modes import InDouble, NoEps, precision, without_eps
@@ -34,7 +33,7 @@ from ..models.running import LARGE, cast, run_forward
 from ..models.stand_in import repeatable, stand_in
 from ..reduction import ReductionGraph
 from .bench import Inputs, in_double
-from .samples import Family, Sampler, family
+from .samples import Family, NoDerivativeError, Sampler, family
 
 # largest number of log-scales: one singular value decomposition
 MOST_SCALES = 8_000
@@ -165,6 +164,8 @@ def upper_bound(
                     return _bounded(scales, units, sampler, limit), inputs
                 except _Refused as refusal:
                     reason = refusal
+                except NoDerivativeError as error:
+                    reason = _Refused(f"the model cannot be differentiated ({error})")
             raise reason
 
         def first(inputs: Inputs) -> np.ndarray:
@@ -292,12 +293,7 @@ def _sampled(sampler: Sampler, rows: np.ndarray, number: int, seconds: float) ->
     most = max(2, -(-(wanted - begin) // RUNS))
     while count < wanted or (idle < PATIENCE and runs < MOST_RUNS):
         known = int(sampler.alive.sum())
-        try:
-            block = sampler.draw(most)
-        except Exception as error:
-            raise _Refused(
-                f"the model cannot be differentiated ({no_derivative(error)})"
-            ) from error
+        block = sampler.draw(most)
         blocks.append(block)
         count, runs = count + len(block), runs + 1
         idle = idle + 1 if int(sampler.alive.sum()) == known else 0
