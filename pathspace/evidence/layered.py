@@ -9,9 +9,11 @@ skeleton.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from graphlib import TopologicalSorter
 from typing import Any
 
 import numpy as np
@@ -109,20 +111,11 @@ def _ways(edges: Any, units: int) -> tuple[list[int], list[int]]:
         leaving[u].append(v)
 
     def along(steps: list[list[int]]) -> list[int]:
-        known: list[int | None] = [1] + [None] * units
-        for start in range(1, units + 1):
-            pending = [start]
-            while pending:
-                unit = pending[-1]
-                if known[unit] is not None:
-                    pending.pop()
-                    continue
-                missing = [other for other in steps[unit] if known[other] is None]
-                if missing:
-                    pending += missing
-                else:
-                    known[unit] = sum(known[other] or 0 for other in steps[unit])
-        return [ways or 0 for ways in known]
+        known = [1] + [0] * units
+        for unit in TopologicalSorter(dict(enumerate(steps[1:], 1))).static_order():
+            if unit:
+                known[unit] = sum(known[other] for other in steps[unit])
+        return known
 
     return along(entering), along(leaving)
 
@@ -249,25 +242,15 @@ class LayeredMLP:
         return frozenset(i for i, edge in enumerate(self.edges) if edge in chosen)
 
     def selections(self) -> Iterator[frozenset[int]]:
-        """Every union skeleton that picking one entering and one leaving edge
-        per hidden unit can give.
+        """Every union skeleton that picking one entering and one leaving edge per hidden unit can
+        give.
         """
-        number = {edge: i for i, edge in enumerate(self.edges)}
-        choices = []
-        for layer in range(1, len(self.widths) - 1):
-            for j in range(self.widths[layer]):
-                choices.append(
-                    [number[(layer - 1, i), (layer, j)] for i in range(self.widths[layer - 1])]
-                )
-                choices.append(
-                    [number[(layer, j), (layer + 1, k)] for k in range(self.widths[layer + 1])]
-                )
-        seen = set()
-        for chosen in itertools.product(*choices):
-            skeleton = frozenset(chosen)
-            if skeleton not in seen:
-                seen.add(skeleton)
-                yield skeleton
+        choices: list[list[int]] = []
+        forward = [(i, e) for i, e in enumerate(self.edges) if e[0][0] != e[1][0]]
+        for unit in ((n, j) for n, width in enumerate(self.widths[1:-1], 1) for j in range(width)):
+            choices.append([i for i, (_, head) in forward if head == unit])
+            choices.append([i for i, (tail, _) in forward if tail == unit])
+        return iter(dict.fromkeys(map(frozenset, itertools.product(*choices))))
 
     def selected(self, skeleton: frozenset[int]) -> list[list[int]]:
         """The paths that pass at most one edge outside the skeleton, as
@@ -293,24 +276,18 @@ class LayeredMLP:
 
     def count(self, skeleton: frozenset[int]) -> int:
         """How many paths the rule selects, from prefixes and suffixes, without listing one."""
-        before: dict[tuple[int, int], int] = {}
-        after: dict[tuple[int, int], int] = {}
-        forward = [i for i, (tail, head) in enumerate(self.edges) if tail[0] != head[0]]
-        for layer, width in enumerate(self.widths):
-            for j in range(width):
-                into = (i for i in forward if i in skeleton and self.edges[i][1] == (layer, j))
-                before[layer, j] = 1 if layer == 0 else sum(before[self.edges[i][0]] for i in into)
         last = len(self.widths) - 1
-        for layer in range(last, -1, -1):
-            for j in range(self.widths[layer]):
-                out = (i for i in forward if i in skeleton and self.edges[i][0] == (layer, j))
-                after[layer, j] = 1 if layer == last else sum(after[self.edges[i][1]] for i in out)
+        before = Counter((0, j) for j in range(self.widths[0]))
+        after = Counter((last, j) for j in range(self.widths[last]))
+        # (layer by layer, as the edges are listed)
+        chosen = [(t, h) for i, (t, h) in enumerate(self.edges) if i in skeleton and t[0] != h[0]]
+        for tail, head in chosen:
+            before[head] += before[tail]
+        for tail, head in reversed(chosen):
+            after[tail] += after[head]
+        others = (edge for i, edge in enumerate(self.edges) if i not in skeleton)
         alone = sum(after[0, j] for j in range(self.widths[0]))
-        return alone + sum(
-            before[tail] * after[head]
-            for i, (tail, head) in enumerate(self.edges)
-            if i not in skeleton
-        )
+        return alone + sum(before[tail] * after[head] for tail, head in others)
 
     def vectors(self, walks: Sequence[Sequence[int]]) -> np.ndarray:
         """Counting vectors of walks, one row each."""
