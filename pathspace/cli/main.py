@@ -51,8 +51,14 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 success; 1 a statement or a check fails; 2 bad input; 130 interrupted.",
+    epilog=(
+        "Exit codes: 0 success; 1 a statement or a check fails; 2 bad input; 3 nothing could be"
+        " compared; 130 interrupted."
+    ),
 )
+
+# lines on what a checker has not seen
+UNSEEN = 8
 
 
 def _show_version(wanted: bool) -> None:
@@ -251,7 +257,8 @@ def check(
             f" {proven}."
         )
     console.print(words, highlight=False, soft_wrap=True)
-    for entry in judgement.unseen:
+    few, more = judgement.unseen[:UNSEEN], len(judgement.unseen) - UNSEEN
+    for entry in (*few, *([f"and {more:,} more"] if more > 0 else [])):
         console.print(f"Not seen: {escape(entry)}.", highlight=False, soft_wrap=True)
     raise typer.Exit(FAILED if not judgement.accepted else 0 if seen else NOT_COMPARED)
 
