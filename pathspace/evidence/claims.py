@@ -19,8 +19,7 @@ from ..paths.counting_vectors import modular_rank
 from ..paths.skeleton import Skeleton
 from ..shown import Shown
 from .certificate import MARKS
-from .layered_mlp import LayeredMLP
-from .selected_paths import count_selected, smallest_counterexample
+from .layered import LayeredMLP, count_selected, smallest_counterexample
 
 
 @dataclass(frozen=True)
