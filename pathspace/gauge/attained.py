@@ -4,7 +4,7 @@ of all sizes has a minimum.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -62,7 +62,7 @@ class Attained:
             self.reasons[reason] = np.union1d(old, units + 1)
 
 
-def attained(pairs: Pairs) -> Attained:
+def attained(pairs: Pairs, kept: Mapping[str, np.ndarray] | None = None) -> Attained:
     """Fix as few units as possible, so that the other units have a minimum.
 
     ``sum_e c_e exp((A phi)_e)`` has a minimum exactly if no direction makes some terms smaller and
@@ -74,10 +74,13 @@ def attained(pairs: Pairs) -> Attained:
 
     Args:
         pairs: sizes of the weights.
+        kept: units (counted from 0) that are fixed already, by reason.
     """
     graph = pairs.graph
     result = Attained(np.ones(graph.num_units, bool))
-    entering, leaving = pairs.counts()
+    for reason, units in (kept or {}).items():
+        result.fix(units, reason)
+    entering, leaving, _ = pairs.sides(np.zeros(graph.num_units))
     if ((entering == 0) | (leaving == 0)).any():
         enters, leaves = neighbours(pairs)
         for mask, reason in (
@@ -185,16 +188,14 @@ class _Arcs:
         most of what all would join.
         """
         for table in self.pairs.tables:
-            some, head, tail = (table.sizes > 0).numpy(), table.head.numpy(), table.tail.numpy()
-            rows, columns = np.flatnonzero(some.any(1)), np.flatnonzero(some.any(0))
-            yield self.both(tail[some.argmax(1)[rows]], head[rows])
-            yield self.both(tail[columns], head[some.argmax(0)[columns]])
+            row, column = table.sample()
+            yield self.both(table.tail.numpy()[column], table.head.numpy()[row])
 
     def across(self, label: np.ndarray) -> Iterator[np.ndarray]:
         """Arcs of each matrix between nodes of different labels, as
         labels and without repetition.
         """
-        for table in self.pairs.tables:
+        for table in self.pairs.whole():
             head, tail = table.head.numpy(), table.tail.numpy()
             apart = label[self.node(head)][:, None] != label[self.node(tail)][None, :]
             # (labels of mirror images differ where those do)

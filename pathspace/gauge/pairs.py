@@ -25,7 +25,7 @@ class Table:
     """Edges as a matrix: the row of an edge gives its head, the column its tail.
 
     Attributes:
-        sizes: sums of ``|w|^p`` over the weights of each entry, float64, ``(heads, tails)``.
+        sizes: sums of ``|w|^p`` over the weights of each entry, ``(heads, tails)``.
         head: ids of the rows, with their signs.
         tail: ids of the columns.
     """
@@ -33,6 +33,32 @@ class Table:
     sizes: Tensor
     head: Tensor
     tail: Tensor
+
+    def by_row(self, factors: Tensor) -> Tensor:
+        """Sums over each row, with a factor for each column."""
+        return self.sizes @ factors
+
+    def by_column(self, factors: Tensor) -> Tensor:
+        """Sums over each column, with a factor for each row."""
+        return factors @ self.sizes
+
+    def scale(self, up: Tensor, down: Tensor) -> None:
+        """Multiply by ``exp(up - down)`` of rows and columns."""
+        _scale(self.sizes, up[:, None] - down[None, :])
+
+    def sample(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and columns of a few entries other than 0: one for every row and every column
+        that has any, ``(2, entries)``.
+        """
+        some = (self.sizes > 0).numpy()
+        if some.all():
+            across = np.arange(max(some.shape))
+            return across % some.shape[0], across % some.shape[1]
+        rows, columns = np.flatnonzero(some.any(1)), np.flatnonzero(some.any(0))
+        return (
+            np.concatenate([rows, some.argmax(0)[columns]]),
+            np.concatenate([some.argmax(1)[rows], columns]),
+        )
 
 
 def edge_values(graph: Structure, block: WeightBlock, parameters: Mapping[str, Tensor]) -> Tensor:
@@ -63,14 +89,12 @@ class Pairs:
         values = (
             (edge_values(graph, block, own), block.head, block.tail) for block in graph.blocks
         )
-        self._lay_out(values, keep=True)
+        self._lay_out(values)
 
-    def _lay_out(self, values: Iterable[tuple[Tensor, Tensor, Tensor]], keep: bool) -> None:
-        """Store values with the ids of their ends; without ``keep``, leave out the tables:
-        the caller rebuilds them.
-        """
+    def _lay_out(self, values: Iterable[tuple[Tensor, Tensor, Tensor]]) -> None:
+        """Store values with the ids of their ends."""
         graph = self.graph
-        self.tables: Iterable[Table] = (kept := [])
+        self.tables: list[Table] = []
         lists: list[tuple[Tensor, Tensor, Tensor]] = []
         self.constant = 0.0
         for value, heads, tails in values:
@@ -79,8 +103,7 @@ class Pairs:
                 self.constant += self._drop_loops(
                     table.sizes, table.head[:, None], table.tail[None, :]
                 )
-                if keep:
-                    kept.append(table)
+                self.tables.append(self.held(table))
             else:
                 self.constant += self._drop_loops(*table)
                 lists.append(table)
@@ -96,16 +119,25 @@ class Pairs:
         widths = np.asarray(abs(unit).sum(1)).reshape(-1)
         self.width = 2.0 * max(1.0, float(widths.max(initial=1.0)))
 
+    def held(self, table: Table) -> Table:
+        """What is kept of a table."""
+        return table
+
+    def whole(self) -> Iterable[Table]:
+        """The tables with every entry."""
+        return self.tables
+
     def table(
         self, value: Tensor, heads: Tensor, tails: Tensor
     ) -> Table | tuple[Tensor, Tensor, Tensor]:
-        """Sizes of values as a matrix if their ends allow it, else as a
+        """Sizes of values, which are overwritten, as a matrix if their ends allow it, else as a
         list with heads and tails.
         """
-        value = value.abs().pow_(self.p)
+        value = value.square_() if self.p == 2 else value.abs_().pow_(self.p)
         dims = range(value.dim())
         alike = [d for d in dims if tails.shape[d] == heads.shape[d] == 1 < value.shape[d]]
-        value = value.sum(alike, keepdim=True) if alike else value
+        if alike:
+            value = value.sum(alike, keepdim=True)
         rows = [d for d in dims if heads.shape[d] > 1]
         columns = [d for d in dims if tails.shape[d] > 1]
         if rows and columns and not set(rows) & set(columns):
@@ -116,7 +148,7 @@ class Pairs:
             )
             return Table(sizes, head, tail)
         head, tail = (ids.expand(value.shape).reshape(-1) for ids in (heads, tails))
-        return value.reshape(-1).clone(), head, tail
+        return value.double().reshape(-1), head, tail
 
     def _drop_loops(self, sizes: Tensor, head: Tensor, tail: Tensor) -> float:
         """Set weights with the same scale at both ends to 0, because no gauge
@@ -151,7 +183,7 @@ class Pairs:
 
         for table in self.tables:
             up, down = _exp(factors, table.head), _exp(-factors, table.tail)
-            by_row, by_column = up * (table.sizes @ down), down * (up @ table.sizes)
+            by_row, by_column = up * table.by_row(down), down * table.by_column(up)
             add(table.head, by_row, entering, leaving)
             add(table.tail, by_column, leaving, entering)
             total += float(by_row.sum())
@@ -180,9 +212,7 @@ class Pairs:
         """Multiply the rescaling by ``phi`` into the sizes, so that later exponents are small."""
         factors = self._logs(phi - self.origin).mul_(self.p)
         for table in self.tables:
-            _scale(
-                table.sizes, _log(factors, table.head)[:, None] - _log(factors, table.tail)[None, :]
-            )
+            table.scale(_log(factors, table.head), _log(factors, table.tail))
         if self.listed:
             sizes, head, tail = self.listed
             _scale(sizes, _log(factors, head) - _log(factors, tail))
@@ -196,7 +226,7 @@ class Pairs:
             most: limit on the number of pairs: a large matrix can have as many as it has weights.
         """
         both = np.zeros((2, 0), np.int64)
-        for table in self.tables:
+        for table in self.whole():
             some = table.sizes > 0
             # ids can repeat along rows and columns, so the same pair can occur several times
             often = [
@@ -219,7 +249,7 @@ class Pairs:
         """How many sizes other than 0 enter each unit, and how many leave it."""
         ones = Pairs.__new__(Pairs)
         ones.__dict__.update(self.__dict__)
-        ones.tables = (Table((t.sizes > 0).double(), t.head, t.tail) for t in self.tables)
+        ones.tables = [Table((t.sizes > 0).double(), t.head, t.tail) for t in self.tables]
         ones.listed = ((self.listed[0] > 0).double(), *self.listed[1:]) if self.listed else ()
         ones.origin = np.zeros_like(self.origin)
         entering, leaving, _ = ones.sides(ones.origin)
@@ -239,7 +269,7 @@ class Curvature:
         self._parts = []
         for table in pairs.tables:
             up, down = _exp(factors, table.head), _exp(-factors, table.tail)
-            sums = up * (table.sizes @ down), down * (up @ table.sizes)
+            sums = up * table.by_row(down), down * table.by_column(up)
             self._parts.append((table, up, down, *sums))
         self._values = None
         if pairs.listed:
@@ -255,12 +285,12 @@ class Curvature:
             result.index_add_(
                 0,
                 table.head.abs(),
-                (by_row * head - up * (table.sizes @ (down * tail))) * table.head.sign(),
+                (by_row * head - up * table.by_row(down * tail)) * table.head.sign(),
             )
             result.index_add_(
                 0,
                 table.tail.abs(),
-                (by_column * tail - down * ((up * head) @ table.sizes)) * table.tail.sign(),
+                (by_column * tail - down * table.by_column(up * head)) * table.tail.sign(),
             )
         if self._values is not None:
             _, head, tail = self.pairs.listed
