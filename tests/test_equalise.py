@@ -25,7 +25,7 @@ from zoo.trained import load, params
 import pathspace as ps
 from pathspace.cli.main import app
 from pathspace.evidence.invariance import measure_invariance
-from pathspace.fitting.activation_statistics import _Record, activation_sizes
+from pathspace.fitting.activation_statistics import Record, activation_sizes
 from pathspace.fitting.calibration import Calibrated
 from pathspace.fitting.quantise import quantised, quantised_weights, weight_axes
 from pathspace.fitting.rounding_search import Rounded
@@ -477,7 +477,8 @@ def test_inputs_by_name_are_made_up_in_any_order() -> None:
 
     model = Named()
     graph = ps.trace(model, kwargs={"i": torch.tensor([1, 2]), "x": torch.randn(2, 4)})
-    assert ps.equalise(model, graph, 4, trials=3).made_up
+    with pytest.warns(UserWarning, match="makes up random ones"):
+        assert ps.equalise(model, graph, 4, trials=3).made_up
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -494,7 +495,7 @@ def test_gradients_of_checkpointed_models_balance(reentrant: bool) -> None:
 def test_memory_without_values_is_no_activation() -> None:
     torch.manual_seed(0)
     x = torch.randn(4, 6)
-    with _Record([]) as record:
+    with Record([]) as record:
         torch.empty(3), torch.empty_like(x), x.new_empty(2), torch.empty_strided((2,), (1,))
         nn.functional.dropout(x, 0.5)
     assert all(bool((value.abs() <= 10).all()) for value in record.values) and record.values

@@ -7,13 +7,15 @@ operation that computed it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..gauge.moves import moved
@@ -46,31 +48,59 @@ class Sizes:
     """Sizes of activations, one entry for each scale that at least one activation has.
 
     Attributes:
-        ids: signed ids; 0 means all activations whose scale is fixed.
+        ids: signed ids; 0 means all activations of a module whose scale is fixed.
         largest: largest absolute value of the activations with this scale.
         rms: root of the mean square of those activations that are not 0.
         gradient: largest absolute derivative of the outputs, summed with random signs, with respect
             to these activations; NaN if gradients were not requested.
+        places: path of the module, for activations whose scale is fixed.
     """
 
     ids: np.ndarray
     largest: np.ndarray
     rms: np.ndarray
     gradient: np.ndarray
+    places: np.ndarray
 
 
-class _Record(TorchDispatchMode):
+# a result of an operation: the module, the operation, the shape, and which of these in order
+Key = tuple[str, str, tuple[int, ...], int]
+
+
+class Record(TorchDispatchMode):
     """Records the results of operations, except views, copies of the model's own tensors and memory
     that nothing has been written into.
+
+    Args:
+        own: the model's own tensors.
+        model: its modules are named in the keys.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, own: Iterable[Tensor]) -> None:
+    def __init__(self, own: Iterable[Tensor], model: nn.Module | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.own = {tensor.untyped_storage()._cdata for tensor in own}
         self.values: list[Tensor] = []
         self.live: list[Tensor] = []
+        self.keys: list[Key] = []
+        self._times: Counter[tuple[str, str, tuple[int, ...]]] = Counter()
+        self._inside, self._hooks, self.model = [""], ExitStack(), model
+
+    def __enter__(self) -> Record:
+        for name, module in () if self.model is None else self.model.named_modules():
+            before = module.register_forward_pre_hook(lambda *_, n=name: self._inside.append(n))
+            after = module.register_forward_hook(
+                lambda *_: (self._inside.pop(), None)[1], always_call=True
+            )
+            self._hooks.callback(before.remove)
+            self._hooks.callback(after.remove)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
+        self._hooks.close()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -86,22 +116,33 @@ class _Record(TorchDispatchMode):
             if name.endswith("_") or leaf.untyped_storage()._cdata not in known:
                 self.values.append(leaf.detach().clone())
                 self.live.append(leaf)
+                what = (self._inside[-1], name, tuple(leaf.shape))
+                self.keys.append((*what, self._times[what]))
+                self._times[what] += 1
         return result
 
 
-def activation_sizes(graph: Structure, calibrated: Calibrated, gradients: bool = False) -> Sizes:
+def activation_sizes(
+    graph: Structure,
+    calibrated: Calibrated,
+    gradients: bool = False,
+    exact: bool = True,
+    left_out: frozenset[Key] = frozenset(),
+) -> Sizes:
     """Measure the activations of every scale.
 
     Args:
         graph: the reduction graph.
         calibrated: the model and its batches.
         gradients: measure derivatives as well.
+        exact: units that are free only at ``eps = 0`` count as fixed.
+        left_out: results that do not count.
 
     Returns:
-        The sizes. Units that are free only at ``eps = 0`` count as fixed, and so do activations
-        whose scale is a product of scales that no weight block has as an end.
+        The sizes. Activations whose scale is a product of scales that no weight block has as an end
+        count as fixed.
     """
-    scales = Logs(graph)
+    scales = Logs(graph, exact)
     places = np.random.default_rng(0).permutation(scales.count)
     codes = LOWEST + (HIGHEST - LOWEST) * (places + 0.5) / max(scales.count, 1)
     logs = scales(torch.from_numpy(codes)).numpy()
@@ -116,8 +157,9 @@ def activation_sizes(graph: Structure, calibrated: Calibrated, gradients: bool =
         other[name] = moved(
             wide[name], head.to(wide[name]), tail.to(wide[name]), graph.shifts.get(name, 0.0)
         )
+    modules = {name: len(names) + i for i, (name, _) in enumerate(model.named_modules())}
     found = {
-        key: torch.zeros(len(names), dtype=torch.float64)
+        key: torch.zeros(len(names) + len(modules), dtype=torch.float64)
         for key in ("largest", "square", "count", "gradient")
     }
     for batch in calibrated.batches:
@@ -126,7 +168,7 @@ def activation_sizes(graph: Structure, calibrated: Calibrated, gradients: bool =
             n: t.clone().requires_grad_(gradients and n in calibrated.parameters)
             for n, t in wide.items()
         }
-        first, second = _Record(given.values()), _Record(other.values())
+        first, second = Record(given.values(), model), Record(other.values())
         # (both runs draw the same random numbers)
         with (
             quiet(),
@@ -145,13 +187,17 @@ def activation_sizes(graph: Structure, calibrated: Calibrated, gradients: bool =
             else [None] * len(first.values)
         )
         # (strict: both runs perform the same operations)
-        for a, b, slope in zip(first.values, second.values, slopes, strict=True):
-            _note(a.cpu(), b.cpu(), None if slope is None else slope.cpu(), table, near, found)
+        for key, a, b, slope in zip(first.keys, first.values, second.values, slopes, strict=True):
+            if key not in left_out:
+                felt = None if slope is None else slope.cpu()
+                _note(a.cpu(), b.cpu(), felt, table, near, modules[key[0]], found)
+    ids = np.concatenate([names, np.zeros(len(modules), np.int64)])
+    places = np.array([""] * len(names) + list(modules), dtype=object)
     met = np.flatnonzero(found["count"].numpy() > 0)
     count = found["count"][met]
     gradient = found["gradient"][met] if gradients else torch.full((len(met),), torch.nan)
     largest, rms = found["largest"][met], (found["square"][met] / count).sqrt()
-    return Sizes(names[met], largest.numpy(), rms.numpy(), gradient.numpy())
+    return Sizes(ids[met], largest.numpy(), rms.numpy(), gradient.numpy(), places[met])
 
 
 def _codes(logs: np.ndarray) -> tuple[np.ndarray, Tensor]:
@@ -186,10 +232,16 @@ def _slopes(
 
 
 def _note(
-    a: Tensor, b: Tensor, slope: Tensor | None, table: Tensor, near: float, found: dict[str, Tensor]
+    a: Tensor,
+    b: Tensor,
+    slope: Tensor | None,
+    table: Tensor,
+    near: float,
+    fixed: int,
+    found: dict[str, Tensor],
 ) -> None:
-    """Add the entries of an activation ``a`` to the totals of their scales; ``b`` is
-    it in the rescaled model.
+    """Add the entries of an activation ``a`` to the totals of their scales, or to those of
+    ``fixed``; ``b`` is it in the rescaled model.
     """
     if a.shape != b.shape:
         return
@@ -205,8 +257,8 @@ def _note(
     )
     if len(table) > 1:
         place -= ((change - table[place - 1]) < (table[place] - change)).long()
-    root = int((table == 0).nonzero()[0, 0])
-    place = torch.where((change - table[place]).abs() < near, place, root)
+    known = ((change - table[place]).abs() < near) & (table[place] != 0)
+    place = torch.where(known, place, fixed)
     found["largest"].scatter_reduce_(0, place, a, "amax")
     found["square"].index_add_(0, place, a.square())
     found["count"].index_add_(0, place, torch.ones_like(a))

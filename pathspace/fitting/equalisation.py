@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -152,6 +153,12 @@ def equalise(
         )
     random = calibration is None
     held = calibrated(model, graph, calibration)
+    if random:
+        warnings.warn(
+            "equalise found no calibration batches and makes up random ones, which say little about"
+            " real data; pass calibration=.",
+            stacklevel=2,
+        )
     reference, rounded = held.reference(), Rounded(model, graph, bits, per)
     gauges = tuple(gauges or _gauges(model, graph, bits, per, held.sensitivity()))
 
