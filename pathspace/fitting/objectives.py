@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import COUNT, InputError, expect_numbers
+from ..gauge.pairs import MatrixLayout, at
 from ..graph.structure import Structure
 from ..paths.norms import path_sensitivity
 from .activation_statistics import Sizes, activation_sizes
 from .calibration import Calibrated, made_up
 from .convex import Programme
-from .largest_entries import Logs, MatrixLayout, Peaks, at
+from .largest_entries import Logs, Peaks
 from .quantise import check_format, weight_axes
 
 

@@ -5,6 +5,7 @@ changed and written in pieces.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,7 +24,7 @@ from ..models.finite import expect_finite, expect_scales
 from .attained import attained
 from .balance import Balancing
 from .moves import move_
-from .pairs import Pairs, Table, _log
+from .pairs import Pairs, Table
 from .programme import Minimum, minimise
 
 # largest number of scalars between units that are kept in memory, where
@@ -181,7 +182,8 @@ class _Sums(Table):
     def __init__(
         self, table: Table, up: Tensor, down: Tensor, sample: tuple[np.ndarray, np.ndarray]
     ) -> None:
-        self.head, self.tail, self._sample = table.head, table.tail, sample
+        self.head, self.side, self.tail = table.head, table.side, table.tail
+        self._sample = sample
         # (largest factors are taken out, so that sums in float32 do not overflow)
         high, low = up.max(), down.max()
         left, right = ((up - high).exp(), (down - low).exp())
@@ -190,8 +192,8 @@ class _Sums(Table):
         self.columns = down.exp() * table.by_column(left.to(kind)).double() * high.exp()
 
     def scale(self, up: Tensor, down: Tensor) -> None:
-        rows, columns = up.exp() * self.by_row((-down).exp()), self.by_column(up.exp())
-        self.rows, self.columns = rows, columns * (-down).exp()
+        rows, columns = self.by_row(down.exp()), self.by_column(up.exp())
+        self.rows, self.columns = up.exp() * rows, down.exp() * columns
 
     def by_row(self, factors: Tensor) -> Tensor:
         return self.rows * (self.columns @ factors) / self.rows.sum().clamp_min(1e-300)
@@ -264,29 +266,31 @@ class StreamedPairs(Pairs):
 
     def held(self, table: Table) -> Table:
         """The table, or its sums."""
-        if self.in_memory:
+        if self.in_memory or 1 in table.sizes.shape:
+            table.sizes = table.sizes.double()
             return table
-        up, down = (torch.zeros(len(ids), dtype=torch.float64) for ids in (table.head, table.tail))
+        up, down = (torch.zeros(size, dtype=torch.float64) for size in table.sizes.shape)
         return _Sums(table, up, down, table.sample())
 
-    def whole(self) -> Iterable[Table]:
+    def whole(self) -> Iterator[Table]:
         """The tables, read again if they are not held."""
-        return self.tables if self.in_memory else self._again()
-
-    def _again(self) -> Iterator[Table]:
-        for value, heads, tails in self._values(self.between):
-            table = self.table(value, heads, tails)
-            assert isinstance(table, Table)
-            self._drop_loops(table.sizes, table.head[:, None], table.tail[None, :])
-            yield table
+        yield from (table for table in self.tables if not isinstance(table, _Sums))
+        if not self.in_memory:
+            for one in self._values(self.between):
+                table = self.table(*one)
+                table.drop_loops()
+                if 1 not in table.sizes.shape:
+                    yield table
 
     def move(self, phi: np.ndarray) -> None:
         """Measure the sums of all tables at ``phi``."""
         super()._rebase(phi)
         factors = self._logs(phi).mul_(self.p)
-        for place, table in enumerate(self.whole()):
-            up, down = _log(factors, table.head), -_log(factors, table.tail)
-            self.tables[place] = _Sums(table, up, down, self.tables[place].sample())
+        samples = iter([table.sample() for table in self.tables if isinstance(table, _Sums)])
+        held = [table for table in self.tables if not isinstance(table, _Sums)]
+        for table in itertools.islice(self.whole(), len(held), None):
+            held.append(_Sums(table, *table.ends(factors), next(samples)))
+        self.tables = held
 
 
 def _between(head: Tensor, tail: Tensor) -> bool:
