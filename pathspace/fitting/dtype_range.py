@@ -350,7 +350,7 @@ def _error(held: Calibrated, model: nn.Module, dtype: torch.dtype) -> tuple[floa
         except Exception:
             return math.nan, frozenset()
         size = dtype.itemsize
-        wide |= {k for k, v in zip(record.keys, record.live, strict=True) if v.itemsize > size}
+        wide |= {k for k, v in zip(record.keys, record.values, strict=True) if v.itemsize > size}
         worst = max(worst, _change(wanted, real_leaves(found)))
     return worst, frozenset(wide)
 

@@ -15,8 +15,8 @@ from ..errors import InputTypeError, expect_arguments, expect_numbers
 from ..gauge.rescale import rescale
 from ..graph.structure import Structure
 from ..models.copies import safe_deepcopy
+from .calibration import Calibrated
 from .choice import Gauge, choose_gauge
-from .convex import Programme
 from .objectives import Noise, calibrated
 from .quantise import check_format, decibels
 from .rounding_search import Rounded, searched
@@ -73,21 +73,6 @@ class Equalised:
             f"{form}: {self.before:.1f} dB as trained, {self.after:.1f} dB in the new gauge, on"
             f" {on}"
         )
-
-
-@dataclass(frozen=True)
-class Known:
-    """An objective whose programme is known already."""
-
-    programme_known: Programme
-    name: str
-
-    def programme(self, *_: Any) -> Programme:
-        """What is known."""
-        return self.programme_known
-
-    def __str__(self) -> str:
-        return self.name
 
 
 def equalise(
@@ -160,7 +145,7 @@ def equalise(
             stacklevel=2,
         )
     reference, rounded = held.reference(), Rounded(model, graph, bits, per)
-    gauges = tuple(gauges or _gauges(model, graph, bits, per, held.sensitivity()))
+    gauges = tuple(gauges or _gauges(model, graph, bits, per, held))
 
     def noise(tensors: Mapping[str, Tensor]) -> Tensor:
         return held.noise(reference, tensors)
@@ -203,15 +188,14 @@ def equalise(
 
 
 def _gauges(
-    model: nn.Module, graph: Structure, bits: int, per: str, felt: dict[str, Tensor]
+    model: nn.Module, graph: Structure, bits: int, per: str, held: Calibrated
 ) -> Iterator[Gauge]:
     """The best one for this granularity, and for the other: the noise is
     predicted to first order only.
     """
     for kind in (per, "channel" if per == "tensor" else "tensor"):
         objective = Noise(bits, kind)
-        known = Known(objective.programme_of(model, graph, felt), str(objective))
-        yield choose_gauge(model, graph, known, tolerance=ENOUGH, steps=SEARCH)
+        yield choose_gauge(model, graph, objective, held, tolerance=ENOUGH, steps=SEARCH)
 
 
 def _is_safely_less(after: Tensor, before: Tensor) -> bool:
