@@ -27,8 +27,8 @@ from pathspace.cli.main import app
 from pathspace.evidence.invariance import measure_invariance
 from pathspace.fitting.activation_statistics import Record, activation_sizes
 from pathspace.fitting.calibration import Calibrated
+from pathspace.fitting.equalisation import Rounded
 from pathspace.fitting.quantise import quantised, quantised_weights, weight_axes
-from pathspace.fitting.rounding_search import Rounded
 
 
 def network(seed: int, scramble: float) -> tuple[nn.Module, ps.ReductionGraph]:
