@@ -8,7 +8,7 @@ $(PYTHON) -c 'import sys; sys.exit("pathspace needs Python 3.11 or newer, found 
 $(PYTHON) -m venv .venv
 endef
 
-.PHONY: demo test quick slow lint browser gpu docs dist matrix mutants bench setup clean
+.PHONY: demo test quick slow lint browser gpu docs dist matrix mutants golden golden-write bench setup clean
 
 # What the demo needs and no more; a complete set-up serves as well.
 demo: $(if $(wildcard $(READY)),$(READY),.venv/.demo)
@@ -53,6 +53,15 @@ gpu: $(READY)
 mutants: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,mutants]'
 	PYTHONPATH=tests HYPOTHESIS_PROFILE=same OMP_NUM_THREADS=1 $(BIN)/python tests/mutants.py
+
+# Is what the library says of about a thousand small models still what tests/golden/answers.jsonl keeps? 'make golden-write'
+# keeps the answers of today; ONLY=PATTERN chooses models by a part of their names.
+ONLY ?= *
+golden: $(READY)
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m golden compare --jobs 2 --only '$(ONLY)'
+
+golden-write: $(READY)
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m golden write --jobs 2 --only '$(ONLY)'
 
 docs: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
