@@ -260,7 +260,7 @@ def test_the_page_shows_the_figures_and_they_are_as_good_as_it_says() -> None:
 @pytest.mark.parametrize("size", [1.0, 1e10])
 @pytest.mark.parametrize("shift", [-25.0, 12.0, 25.0])
 def test_copies_far_outside_of_a_type_come_to_the_same_network(size, shift):
-    """Also where outputs, which no gauge moves, are outside of its range."""
+    """Unless outputs, which no gauge moves, are outside of its range: then nothing moves."""
     torch.manual_seed(0)
     model, x = (
         nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).double(),
@@ -274,9 +274,10 @@ def test_copies_far_outside_of_a_type_come_to_the_same_network(size, shift):
     for start in (11.5, shift):
         other = ps.rescale(copy.deepcopy(model), graph, torch.full((8,), start).double())
         fitted = ps.fit_dtype(other, x)
-        assert fitted.fits == (size == 1)
+        assert fitted.fits == (size == 1) == bool(fitted.phi.any())
         found.append(fitted.model[0].weight.abs().max())
-    assert 0.8 < found[1] / found[0] < 1.25
+    # (scales are powers of two)
+    assert size != 1 or 0.49 < found[1] / found[0] < 2.05
 
 
 def test_products_of_scales_are_measured_in_the_new_gauge():
