@@ -362,7 +362,7 @@ def deliver(
     """
     from json import dumps
 
-    from ..files.json_values import plain
+    from ..files.json_lines import plain
     from ..files.writing import STDOUT, write_text
 
     write_text(dumps(plain(facts), indent=2, allow_nan=False), json)
