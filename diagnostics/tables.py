@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeGuard, TypeVar
 
 from pathspace.errors import InputError, UnsupportedError, expect_arguments
-from pathspace.files.json_values import plain as plain
+from pathspace.files.json_lines import plain as plain
 from pathspace.files.writing import replacing
 
 if TYPE_CHECKING:

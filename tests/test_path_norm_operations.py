@@ -19,8 +19,8 @@ import pathspace as ps
 from pathspace.inference.interpreter import interpret
 from pathspace.inference.registry import FACTS
 from pathspace.inference.unrolled import Unrolled
-from pathspace.paths.local_paths import LEAF, _Nodes
-from pathspace.paths.path_forward import logs_of_sums
+from pathspace.models.finite import count_nonfinite
+from pathspace.paths.norms import _norm
 
 CASES: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     *((name, *case) for table in (TELLING, COPYING) for name, case in table.items()),
@@ -48,14 +48,17 @@ class Passed(Unrolled):
 
 
 def norm(net: Any, p: float, until: str | None = None) -> float:
-    logs = logs_of_sums(net.captured, p, None, until, False, False)
-    return float(torch.tensor(logs, dtype=torch.float64).exp().sum())
+    return _norm(net.captured, False, p, batch_dim=None, until=until) ** p
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
 def test_what_paths_pass_has_a_norm(case: tuple[str, tuple[Any, ...], dict[str, Any]]) -> None:
     name, args, kwargs = case
     net = network(name, args, kwargs)
+    if any(count_nonfinite(weight) for weight in net.captured.parameters.values()):
+        with pytest.raises(ps.InputError, match="NaN or infinite"):
+            norm(net, 1)
+        return
     paths, _ = interpret(net.captured, Passed)
     found = "refused"
     with torch.no_grad():
@@ -172,14 +175,3 @@ def test_masks_are_factors_of_paths(kind: torch.dtype, p: float) -> None:
     plain[2].load_state_dict(model.second.state_dict())
     model.data = True
     assert ps.path_norm(model, x, p=p) == pytest.approx(ps.path_norm(plain, x, p=p), rel=1e-12)
-
-
-def test_ways_to_arrive_start_at_the_root_however_much_has_been_made() -> None:
-    for entering in (0, 1, 3):
-        nodes = _Nodes(entering)
-        root, made = nodes[0], frozenset({(LEAF, 99)})
-        nodes.append(made)
-        assert nodes[0] == root != made and nodes[len(nodes) - 1] == made
-        assert [nodes[i + 1] for i in range(entering)] == [
-            frozenset({(LEAF, i + 1)}) for i in range(entering)
-        ]

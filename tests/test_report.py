@@ -25,6 +25,7 @@ from pathspace.diagnostics import Report, charts, report
 from pathspace.diagnostics.report import measure, sentences
 from pathspace.diagnostics.report.graph_layout import arrange, describe_layers
 from pathspace.diagnostics.report.measure import Tally, path_value_facts
+from pathspace.paths.norms import log_factors
 
 VOID = {"meta", "input", "br", "hr", "link", "img"}
 
@@ -444,7 +445,7 @@ def test_what_is_not_finite_is_said_and_not_left_out() -> None:
     lost = sum(row["variance"] is None for row in rows)
     # one weight on the edge, and whatever its tree paths touch
     logs = torch.cat(
-        [torch.as_tensor(a + b) for a, b in ps.norms.log_factors(ps.trace(model, x).skeleton())]
+        [torch.as_tensor(a + b) for a, b in log_factors(ps.trace(model, x).skeleton())]
     )
     assert told["values"].startswith(
         f"{int(logs.isnan().sum())} of {len(logs)} path values are not finite; "

@@ -15,7 +15,7 @@ from torch._higher_order_ops.scan import scan
 from torch.nn import functional as F
 
 import pathspace as ps
-from pathspace.evidence.invariance import rescaled_in_place
+from pathspace.evidence.bench import rescaled_in_place
 from pathspace.inference.registry import RULES
 from pathspace.inference.rules import reductions
 from pathspace.inference.rules.experts import _chosen_by, _is_sorted

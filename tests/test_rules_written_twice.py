@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathspace as ps
-from pathspace.evidence.invariance import rescaled_in_place
+from pathspace.evidence.bench import rescaled_in_place
 
 pytestmark = pytest.mark.usefixtures("no_rule_fails")
 

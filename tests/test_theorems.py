@@ -11,7 +11,7 @@ from scipy.sparse import csr_array
 from torch import Tensor, nn
 
 import pathspace as ps
-from pathspace.paths.exact import modular_rank
+from pathspace.paths.counting_vectors import modular_rank
 
 
 def test_modular_rank_is_the_rank() -> None:

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 import pathspace as ps
-from pathspace.evidence import invariance
 from pathspace.evidence.theorems import tree_problem
 from pathspace.inference.registry import RULES
 
@@ -119,9 +118,8 @@ def test_a_model_that_insists_on_single_precision() -> None:
 
 
 def test_large_models_are_verified_in_place_and_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(invariance, "LARGE", 10)
-    monkeypatch.setattr("pathspace.models.running.LARGE", 10)
-    monkeypatch.setattr("pathspace.evidence.theorems.LARGE", 10)
+    for module in ("bench", "invariance", "theorems"):
+        monkeypatch.setattr(f"pathspace.evidence.{module}.LARGE", 10)
     monkeypatch.setattr("pathspace.evidence.theorems.MATRIX_WEIGHTS", 10)
     model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
     before = {name: value.clone() for name, value in model.state_dict().items()}

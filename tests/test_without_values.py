@@ -197,8 +197,8 @@ def test_trees_of_large_models_take_memory_by_rows_and_columns() -> None:
         model = nn.Sequential(nn.Linear(4, 8192), nn.ReLU(), nn.Linear(8192, 2_000_000))
     skeleton = ps.trace(model, torch.zeros(1, 4)).skeleton()
     # 16 billion edges lead to the outputs; the j-th unit takes the j-th one on each side
-    assert skeleton.in_index[1:].tolist() == [4 * j + j % 4 for j in range(8192)]
-    assert skeleton.out_index[1:].tolist() == [8192 * j + j for j in range(8192)]
+    assert skeleton.tree_in.index[1:].tolist() == [4 * j + j % 4 for j in range(8192)]
+    assert skeleton.tree_out.index[1:].tolist() == [8192 * j + j for j in range(8192)]
     assert ps.check(ps.proof(skeleton)).dimension == skeleton.graph.dimension
 
 

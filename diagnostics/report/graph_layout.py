@@ -16,7 +16,6 @@ from pathspace.graph.parts import WeightBlock
 from pathspace.graph.structure import Structure
 from pathspace.models.values import has_values
 from pathspace.paths.draw import unit_groups
-from pathspace.paths.log_prefix import log_prefixes, log_suffixes
 from pathspace.paths.skeleton import Skeleton
 
 CELLS = 40
@@ -197,7 +196,7 @@ def describe_layers(skeleton: Skeleton, scales: Skeleton | None = None) -> dict[
     layers, lanes = arrange(graph)
     try:
         walks = scales or skeleton
-        logs: tuple[np.ndarray, np.ndarray] | None = (log_prefixes(walks), log_suffixes(walks))
+        logs: tuple[np.ndarray, np.ndarray] | None = (walks.log_prefixes(), walks.log_suffixes())
     except PathspaceError:  # a weight of the skeleton is 0, and a product along it has no logarithm
         logs = None
     approximate = set(np.asarray(graph.approximate).tolist())

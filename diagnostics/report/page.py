@@ -16,7 +16,6 @@ from pathspace.errors import SEED, InputError, expect_arguments, expect_numbers
 from pathspace.evidence.explain import explain
 from pathspace.files.writing import expect_suffix, replacing
 from pathspace.models.values import names_without_values
-from pathspace.paths.log_prefix import log_prefixes, log_suffixes
 from pathspace.paths.skeleton import Skeleton, choose
 
 from .. import charts
@@ -209,7 +208,7 @@ def _walkable(skeleton: Skeleton) -> Skeleton:
     if names_without_values(skeleton.graph.parameters.items()):
         return skeleton
     try:
-        log_prefixes(skeleton), log_suffixes(skeleton)
+        skeleton.log_prefixes(), skeleton.log_suffixes()
     except InputError:
         return choose(skeleton.graph, rule="magnitude")
     return skeleton

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from typing import Any
 
-from pathspace.evidence.exactness_levels import levels_in_words
+from pathspace.evidence.invariance import levels_in_words
 
 from ..wording import number_text, plural, power_of_ten
 

@@ -144,7 +144,8 @@ class KnownNumbers(TorchFunctionMode):
         if random or node.op != "call_function" or any(leaf.numel() > LARGEST for leaf in shown):
             return None
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), found.__getitem__)
-        return node.target(*args, **kwargs)
+        operation: Any = node.target
+        return operation(*args, **kwargs)
 
 
 def _dependencies(wanted: list[fx.Node]) -> set[fx.Node]:

@@ -212,19 +212,6 @@ def failed_run(
     )
 
 
-def sets_memory(model: nn.Module, error: BaseException) -> CaptureError:
-    """The error for a model that sets ``tensor.data``.
-
-    Args:
-        model: the model.
-        error: the exception that its code met there.
-    """
-    return CaptureError(
-        f"{type(model).__name__}.forward sets the data of a tensor {user_frame(error)}, which no"
-        " graph shows; expected a new tensor, or tensor.copy_(...) under torch.no_grad()."
-    )
-
-
 def _kind(error: BaseException) -> str:
     """The name of an exception's class; for classes of torch, of its first built-in base class."""
     own = type(error).__module__

@@ -9,14 +9,13 @@ read in part, or a recurrence has one step. Then the model is captured once more
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..errors import PathspaceError
-from ..models.inputs import describe_inputs, ordinary
+from ..models.inputs import Inputs, describe_inputs, ordinary
 from ..models.restored_globals import untouched
 from ..models.values import with_numbers
 from .capture import capture
@@ -24,7 +23,6 @@ from .captured import Captured
 from .tracer import FakeModel
 from .writes import name_of
 
-Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 # dimensions of input tensors: (number of the tensor, dimension)
 Dims = tuple[tuple[int, int], ...]
 

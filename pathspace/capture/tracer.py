@@ -87,14 +87,14 @@ class FakeModel:
                 self.module,
                 {id(module) for module in modules if new & set(map(id, module._buffers.values()))},
             )
-        self.values = {}
+        self.values: dict[str, Tensor] = {}
         for name, buffer in buffers.items():
             value = made.get(id(buffer), buffer)
             if has_values(value) and (value is buffer or value._version):
                 self.values[name] = value
         for module in every_module(self.module) if made else ():
-            for key, value in module._buffers.items():
-                number = next((n for n, each in made.items() if each is value), None)
+            for key, held in module._buffers.items():
+                number = next((n for n, each in made.items() if each is held), None)
                 if number is not None:
                     module._buffers[key] = fakes[number]
 
@@ -176,7 +176,7 @@ class Recorder:
                 record_stack_traces=True,
                 _disable_torch_fn_metadata_mode=True,
             )(*self._fakes)
-        self.read = [] if self._known is None else self._known.read
+        self.read: list[Tensor] = [] if self._known is None else self._known.read
         self.sources, self.constants = self._places(_input_names(fake.module, *given))
         self._tidy()
 

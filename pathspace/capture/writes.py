@@ -162,16 +162,18 @@ class _Functional:
         self.version[name] += 1
         self.seen.update(dict.fromkeys(chain, self.version[name]))
 
-    def _functional(self, node: fx.Node) -> fx.Node:
+    def _functional(self, node: fx.Node) -> Any:
         """The operation that returns what another one writes."""
         name = name_of(node).strip("_")
+        target: Any
+        rest: Any
         target, *rest = node.args
         shown = node.meta["val"]
         if name in ("copy", "fill") and isinstance(rest[0], fx.Node):
             return self._as(self.now(rest[0]), shown, node)
         if name in ("zero", "fill"):
             value = rest[0] if rest else 0
-            return self._made(aten.full_like.default, (self.now(target), value), node)  # type: ignore[arg-type]
+            return self._made(aten.full_like.default, (self.now(target), value), node)
         library, _, form = node.target.name().partition("::")  # type: ignore[union-attr]
         packet = getattr(getattr(torch.ops, library), name, None)
         overload = getattr(packet, form.partition(".")[2] or "default", None)
@@ -207,7 +209,8 @@ class _Functional:
             return self._part(view, value)
         source = self.parent[view]
         whole, shown = self.now(source), source.meta["val"]
-        name, rest = name_of(view), view.args[1:]
+        name = name_of(view)
+        rest: Any = view.args[1:]
         if name in _INTO:
             return self._made(_INTO[name].default, (whole, value, *rest), view, shown)
         if name == "narrow":
@@ -218,7 +221,7 @@ class _Functional:
         if name in _MIRRORED:
             return self._made(view.target, (value, *rest), view, shown)
         if name == "permute":
-            order = [dim % shown.dim() for dim in rest[0]]  # type: ignore[union-attr]
+            order = [dim % shown.dim() for dim in rest[0]]
             back = [order.index(dim) for dim in range(len(order))]
             return self._made(aten.permute.default, (value, back), view, shown)
         if name == "movedim":
@@ -229,6 +232,8 @@ class _Functional:
 
     def _part(self, view: fx.Node, value: Any) -> fx.Node:
         """The value of a tensor that was split, one of whose parts has a new value."""
+        parts: Any
+        number: Any
         parts, number = view.args
         source = self.parent[view]
         at = _PARTS[name_of(parts)]

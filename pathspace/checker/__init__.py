@@ -15,10 +15,11 @@ The argument that it checks, in time linear in the number of ids in the document
   0. If the model and a batch are given, the document must list all of its parameters. A copy is
   changed in two ways: scalars listed as unused are redrawn, and all weights are rescaled by
   random combinations of all generators, by powers of two, which need no rounding. The outputs
-  must not change. This is repeated with redrawn parameters and running statistics and with
-  inputs of several magnitudes, because zeros can hide a difference. So the outputs depend on at
-  most ``m - H`` independent values of the listed weights. The checker does not search for
-  symmetries outside the document.
+  must not change. This is repeated with other parameters, running statistics and inputs, which
+  the checker draws itself, until every listed weight has had a visible effect several times and
+  every gate (rectifier, clamp) was on both sides of 0; it says which did not. So the outputs
+  depend on at most ``m - H`` independent values of the listed weights. The checker does not
+  search for symmetries outside the document.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ class Judgement:
         compared: what the document was compared with: ``"nothing"``, ``"shapes"`` (of tensors
             without values), ``"tensors"`` or ``"outputs"``.
         seconds: elapsed time.
+        unseen: what of the model had no visible effect in any run, in words: a false statement
+            about these weights or gates would not have been noticed.
     """
 
     accepted: bool
@@ -62,6 +65,7 @@ class Judgement:
     dimension: int | None
     compared: str
     seconds: float
+    unseen: tuple[str, ...] = ()
 
 
 def check(
@@ -94,7 +98,7 @@ def check(
     """
     start = time.perf_counter()
     weights = units = 0
-    compared, blind = "nothing", ""
+    compared, blind, unseen = "nothing", "", list[str]()
     try:
         loaded = read_document(document)
         blocks = list(read_tensors(loaded))
@@ -109,21 +113,23 @@ def check(
             compare_tensors(loaded, blocks, tensors)
         if model is not None:
             compared = "outputs"
-            blind = rescale_copy(loaded, blocks, model, args, kwargs or {}, tolerance)
+            blind, unseen = rescale_copy(loaded, blocks, model, args, kwargs or {}, tolerance)
             compared = "tensors" if blind else compared
     except Rejected as rejection:
         return Judgement(
             False, str(rejection), weights, units, None, compared, time.perf_counter() - start
         )
-    except RecursionError:
-        reason = "the document is nested too deeply"
+    except (RecursionError, MemoryError) as error:
+        deep = isinstance(error, RecursionError)
+        reason = (
+            "the document is nested too deeply" if deep else "there is too little memory for it"
+        )
         return Judgement(False, reason, weights, units, None, compared, time.perf_counter() - start)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         reason = f"the document is malformed: {type(error).__name__} ({error})"
         return Judgement(False, reason, weights, units, None, compared, time.perf_counter() - start)
-    return Judgement(
-        True, blind, weights, units, weights - units, compared, time.perf_counter() - start
-    )
+    dimension, seconds = weights - units, time.perf_counter() - start
+    return Judgement(True, blind, weights, units, dimension, compared, seconds, tuple(unseen))
 
 
 def _compared(tensors: Any, model: Any, inputs: bool) -> tuple[Mapping[str, Any] | None, Any]:

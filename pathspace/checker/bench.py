@@ -127,18 +127,40 @@ def _wide(value: Any) -> Any:
     return value.double() if real else value
 
 
-def times_size(value: Any, size: float) -> Any:
-    """Finite floating-point inputs multiplied by a number."""
+def other_inputs(value: Any, size: float, generator: Any, drawn: bool) -> Any:
+    """Inputs of other sizes and values.
+
+    Args:
+        value: nested inputs.
+        size: factor of finite floating-point inputs.
+        generator: of random numbers.
+        drawn: replace them by random numbers of the same magnitude, and whole numbers by others
+            in their range; masks (booleans, tensors with infinite entries) stay.
+    """
+    import torch
+
     if isinstance(value, Mapping):
-        return (
-            {key: times_size(entry, size) for key, entry in value.items()} if size != 1 else value
-        )
+        return {key: other_inputs(entry, size, generator, drawn) for key, entry in value.items()}
     if type(value) in (tuple, list):
-        return type(value)(times_size(entry, size) for entry in value)
-    plain = hasattr(value, "is_floating_point") and "strided" in str(getattr(value, "layout", ""))
-    if size == 1 or not plain or not value.is_floating_point() or not bool(value.isfinite().all()):
+        return type(value)(other_inputs(entry, size, generator, drawn) for entry in value)
+    if "strided" not in str(getattr(value, "layout", "")) or not value.numel():
         return value
-    return value * size
+    if value.is_floating_point():
+        if not bool(value.isfinite().all()):
+            return value
+        if drawn:
+            spread = float(value.double().square().mean().sqrt()) or 1.0
+            value = spread * torch.randn(value.shape, generator=generator).to(value)
+        return value * size
+    if drawn and value.dtype in (torch.int32, torch.int64):
+        low, high = int(value.min()), int(value.max())
+        return torch.randint(low, high + 1, value.shape, generator=generator).to(value)
+    return value
+
+
+def has_scale(value: Any) -> bool:
+    """Whether a tensor holds real or complex numbers."""
+    return bool(value.is_floating_point() or value.is_complex())
 
 
 def numbers_of(model: Any) -> list[tuple[str, Any]]:
@@ -147,21 +169,29 @@ def numbers_of(model: Any) -> list[tuple[str, Any]]:
     for module in model.modules():
         held = ((name, getattr(module, name, None)) for name in ("running_mean", "running_var"))
         found += [(name, value) for name, value in held if hasattr(value, "is_floating_point")]
-    return [(name, value) for name, value in found if value.is_floating_point() and value.numel()]
+    return [(name, value) for name, value in found if has_scale(value) and value.numel()]
 
 
-def redrawn_values(name: str, value: Any, seed: int, gentle: bool) -> Any:
-    """Random values of the same magnitude; running variances (and, if ``gentle``, all
-    values) keep their signs.
+def redrawn_values(name: str, value: Any, seed: int, manner: str) -> Any:
+    """Random values of the same magnitude.
+
+    Args:
+        name: ``"running_mean"``, ``"running_var"`` or ``""``.
+        value: the model's own.
+        seed: of the draw.
+        manner: ``"near"`` the model's own; ``"new"``, which turns on what is always off in the
+            model; or ``"signs"``, which keeps all signs, as running variances always do.
     """
     import torch
 
     generator = torch.Generator().manual_seed(1_000 * seed + value.numel())
     noise = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value)
-    spread = float(value.double().square().mean().sqrt()) or 0.1
-    if name == "running_var" or gentle:
+    spread = float(value.abs().double().square().mean().sqrt()) or 0.1
+    if name == "running_var" or manner == "signs":
         return torch.where(value == 0, 0.1 * spread * noise.abs(), value * (0.5 * noise).exp())
-    return value + (0.3 if name == "running_mean" else 0.5 * spread) * noise
+    if name == "running_mean":
+        return value + 0.3 * noise
+    return spread * noise if manner == "new" else value + 0.5 * spread * noise
 
 
 def scale_exponents(

@@ -36,8 +36,8 @@ FIELDS = {
     "basis_paths": int,
     "digest": str,
 }
-# longer lists are rejected
-MOST_NUMBERS = 1 << 29
+# documents whose runs stand for more numbers are rejected
+MOST_NUMBERS = 1 << 26
 
 
 class Rejected(Exception):
@@ -98,7 +98,21 @@ def read_document(document: Mapping[str, Any] | str | Path) -> Mapping[str, Any]
         hashlib.sha256(text.encode()).hexdigest() == document["digest"],
         "the digest is another document's",
     )
+    asked = _numbers_asked(document)
+    require(asked <= MOST_NUMBERS, f"its runs stand for {asked:,} numbers, more than are judged")
     return document
+
+
+def _numbers_asked(value: Any) -> int:
+    """For how many numbers the runs of a document stand, before any of them is written out."""
+    if isinstance(value, Mapping):
+        counts = [_numbers_asked(entry) for entry in value.values()]
+        runs = value.get("runs")
+        if isinstance(runs, list):
+            long = (run[2] for run in runs if isinstance(run, list) and len(run) == 3)
+            counts += [count for count in long if type(count) is int and count > 0]
+        return sum(counts)
+    return sum(map(_numbers_asked, value)) if isinstance(value, list) else 0
 
 
 def integers(values: Any, what: str, length: int | None = None) -> np.ndarray:
@@ -108,7 +122,7 @@ def integers(values: Any, what: str, length: int | None = None) -> np.ndarray:
         runs = [integers(run, what) for run in values["runs"]]
         require(all(len(run) == 3 and run[2] >= 1 for run in runs), f"{what} has a malformed run")
         require(
-            sum(int(run[2]) for run in runs) == length <= MOST_NUMBERS,
+            sum(int(run[2]) for run in runs) == length,
             f"{what} has the wrong length",
         )
         ends = (abs(int(run[0])) + abs(int(run[1])) * int(run[2]) for run in runs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,18 +12,23 @@ import numpy as np
 from .bench import (
     call_arguments,
     duplicate,
+    has_scale,
     is_bare,
     numbers_of,
+    other_inputs,
     redrawn_values,
     scale_exponents,
     states_kept,
-    times_size,
     with_tiny_eps,
 )
+from .coverage import Coverage
 from .document import Rejected, Tensor, integers, read_products, require
 
-# factors of the inputs, each with all weights redrawn
-SIZES = (1.0, 100.0, 0.01)
+# factors of the inputs, and manners of drawing weights, one after the other
+SIZES = (1.0, 1.0, 100.0, 1.0, 0.01)
+MANNERS = ("near", "new", "signs", "new")
+# draws of weights and inputs, and for how many seconds more than the least are taken
+LEAST_DRAWS, MOST_DRAWS, SECONDS = 12, 400, 30.0
 
 
 def compare_tensors(
@@ -59,12 +66,16 @@ def rescale_copy(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     tolerance: float,
-) -> str:
-    """Check that random combinations of all generators, by powers of two, do not
-    change the outputs of a copy.
+) -> tuple[str, list[str]]:
+    """Check that random combinations of all generators, by powers of two, do not change the
+    outputs of a copy.
+
+    First the unchanged model at the given inputs, then other weights and inputs, until every
+    weight has had an effect several times and every gate was seen on both sides: what a network
+    does not show at some numbers, it shows at others.
 
     Returns:
-        Why no change could be visible, or ``""``.
+        Why no change could be visible, or ``""``; and what was never seen.
     """
     bench = _Bench(document, blocks, model, args, kwargs)
     first = bench.run()
@@ -72,24 +83,38 @@ def rescale_copy(
         bench.fill_heads()
         first = bench.run()
     require(not first.isnan().any(), "some outputs of the model are not numbers on these inputs")
-    if not _seen(first):
-        return "all outputs are 0" if len(first) else "there are no floating point outputs"
+    if not len(first):
+        return "there are no floating point outputs", []
     numbers = numbers_of(bench.model)
     kept = [value.detach().clone() for _, value in numbers]
     # sums with a constant are rounded; powers of two alone are not
     coarse = any(value.element_size() < 8 for _, value in numbers) if bench.shifts else False
     largest, tolerance = (2, max(tolerance, 1e-4)) if coarse else (8, tolerance)
-    # first the unchanged model; then with redrawn values, because no scale changes a 0
-    # (a bias, a running mean)
-    for size, seed in ((1.0, 0), *((size, seed) for seed, size in enumerate(SIZES, 1))):
-        for gentle in (False, True) if seed else (True,):
+    # two units may have equal random scales once, but hardly three times
+    compared = _seen(first) and bench.compare(first, largest, tolerance, times=3)
+    coverage = Coverage(blocks, tolerance)
+    start, given, draw = time.perf_counter(), (bench.args, bench.kwargs), 0
+    while not coverage.complete(draw) and draw < MOST_DRAWS:
+        if draw >= LEAST_DRAWS and time.perf_counter() - start > SECONDS:
+            break
+        draw += 1
+        # zeros hide differences: no scale changes a bias or a running mean of 0
+        for manner in (MANNERS[draw % len(MANNERS)], "signs"):
             for (name, value), own in zip(numbers, kept, strict=True):
-                value.data.copy_(redrawn_values(name, own, seed, gentle) if seed else own)
-            before = bench.outputs(size, must_run=not seed)
+                value.data.copy_(redrawn_values(name, own, draw, manner))
+            before = bench.redraw_inputs(given, SIZES[draw % len(SIZES)], draw)
             if before is not None:
-                bench.compare(before, size, largest, tolerance, times=1 if seed else 3)
                 break
-    return ""
+        else:
+            continue
+        coverage.look(bench.derivatives())
+        before = coverage.watch(bench.run)
+        if bench.compare(before, largest, tolerance, times=1):
+            compared = True
+            coverage.count()
+    if not compared:
+        return "all outputs are 0, or rounding errors", []
+    return "", coverage.unseen()
 
 
 def _seen(outputs: Any) -> bool:
@@ -164,6 +189,7 @@ class _Bench:
             entry for entry in document["statistics"] if entry["var"] and entry.get("eps")
         )
         self.shifts |= {entry["var"]: entry["eps"] for entry in statistics}
+        self.differentiable = True
         self.exponents = np.random.default_rng(0)
         self.generator = torch.Generator().manual_seed(0)
 
@@ -183,13 +209,13 @@ class _Bench:
                     require(fits, f"the model has no buffer {name} like that")
                     self.sides.append((name, ids, power))
         for name, _, _ in self.sides:
-            real = self.named[name].is_floating_point()
+            real = has_scale(self.named[name])
             require(real, f"{name} holds whole numbers in the model, which have no scale")
 
     def _see_all_parameters(self, listed: list[str]) -> None:
         known = {id(self.named[name]) for name in listed if name in self.named}
         for name, parameter in self.model.named_parameters():
-            said = id(parameter) in known or not parameter.is_floating_point()
+            said = id(parameter) in known or not has_scale(parameter)
             require(said, f"the document says nothing of the parameter {name}")
 
     def fill_heads(self) -> None:
@@ -200,46 +226,114 @@ class _Bench:
             if parameter.is_floating_point() and not parameter.any():
                 parameter.data.copy_(0.1 * torch.randn(parameter.shape, generator=self.generator))
 
-    def run(self, size: float = 1.0) -> Any:
-        """All outputs in one vector, for inputs multiplied by ``size``."""
+    def run(self) -> Any:
+        """All outputs in one vector."""
+        import torch
+
+        with torch.no_grad():
+            return self._outputs()
+
+    def _outputs(self) -> Any:
         import torch
 
         try:
-            with torch.no_grad(), states_kept(0):
-                outputs = self.model(*times_size(self.args, size), **times_size(self.kwargs, size))
+            with states_kept(0):
+                outputs = self.model(*self.args, **self.kwargs)
         except Exception as error:
+            # (whatever the model's own code raises)
             raise Rejected(
                 f"the model fails on these inputs: {type(error).__name__} ({error})"
             ) from error
         found = [leaf.double().reshape(-1) for leaf in _leaves(outputs) if leaf.is_floating_point()]
         return torch.cat(found) if found else torch.zeros(0)
 
-    def outputs(self, size: float, must_run: bool) -> Any:
-        """The outputs with the current values; ``None`` if the model fails with them."""
-        try:
-            found = self.run(size)
-        except Rejected:
-            if must_run:
-                raise
-            return None
-        return found if not found.isnan().any() and _seen(found) else None
+    def redraw_inputs(self, given: tuple[Any, Any], size: float, draw: int) -> Any:
+        """Change the inputs, or leave them where the model does not take others; the outputs, or
+        ``None`` if none is a number other than 0.
+        """
+        for factor, drawn in ((size, draw % 4 != 0), (size, False), (1.0, False)):
+            self.args, self.kwargs = other_inputs(given, factor, self.generator, drawn)
+            try:
+                found = self.run()
+            except Rejected:
+                continue
+            if not found.isnan().any() and _seen(found):
+                return found
+        return None
 
-    def compare(self, before: Any, size: float, largest: int, tolerance: float, times: int) -> None:
-        """Redraw unused scalars, then rescale at random: the outputs must not change."""
+    def derivatives(self) -> dict[str, Any]:
+        """``|w df/dw|`` of every weight, for a random sum of the outputs, relative to the largest
+        output; nothing if the model cannot be differentiated.
+        """
         import torch
 
-        for name, mask in self.masks:
-            drawn = torch.randn(self.named[name].shape, generator=self.generator).to(
-                self.named[name]
-            )
-            self.named[name].data = torch.where(mask.to(drawn.device), drawn, self.named[name].data)
-        if self.masks:
-            _require_same(before, self.run(size), tolerance, "scalars said to be unused change")
-        # two units may have equal random scales once, but hardly three times
-        for _ in range(times):
-            _require_same(before, self._rescaled(size, largest), tolerance, "rescaling changes")
+        if not self.differentiable:
+            return {}
+        wanted = {
+            name: self.named[name] for name, _, _ in self.sides if has_scale(self.named[name])
+        }
+        wanted = {name: value for name, value in wanted.items() if value.is_leaf}
+        parameters = {n: v for n, v in wanted.items() if isinstance(v, torch.nn.Parameter)}
+        try:
+            with torch.enable_grad():
+                outputs = self._outputs()
+                fine = outputs[outputs.isfinite()]
+                signs = torch.randn(len(fine), generator=self.generator).sign().to(fine)
+                grads = torch.autograd.grad(
+                    (fine * signs).sum(), list(parameters.values()), allow_unused=True
+                )
+        except (Rejected, RuntimeError):
+            self.differentiable = False
+            return {}
+        size = float(fine.detach().abs().max())
+        return {
+            name: ((value.detach() + self.shifts.get(name, 0.0)) * grad.to_dense()).abs() / size
+            for (name, value), grad in zip(parameters.items(), grads, strict=True)
+            if grad is not None
+        }
 
-    def _rescaled(self, size: float, largest: int) -> Any:
+    def compare(self, before: Any, largest: int, tolerance: float, times: int) -> bool:
+        """Redraw unused scalars, then rescale at random: the outputs must not change.
+
+        Returns:
+            Whether they did not; where they change as much when every weight changes in its last
+            digits, nothing can be said.
+        """
+        import torch
+
+        own = {name: self.named[name].data for name, _ in self.masks}
+        for name, mask in self.masks:
+            drawn = torch.randn(own[name].shape, generator=self.generator).to(own[name])
+            self.named[name].data = torch.where(mask.to(drawn.device), drawn, own[name])
+        runs = [("scalars said to be unused change", self.run)] if self.masks else []
+        runs += [("rescaling changes", lambda: self._rescaled(largest))] * times
+        for what, run in runs:
+            gap = _gap(before, run())
+            if gap > tolerance:
+                for name, value in own.items():
+                    self.named[name].data = value
+                require(
+                    _gap(before, self._rounded_otherwise()) > tolerance,
+                    f"{what} the model's outputs by {gap:.1e}",
+                )
+                return False
+        return True
+
+    def _rounded_otherwise(self) -> Any:
+        """Outputs of weights that are other in their last digits."""
+        import torch
+
+        numbers = numbers_of(self.model)
+        kept = [value.detach().clone() for _, value in numbers]
+        for _, value in numbers:
+            noise = torch.randn(value.shape, generator=self.generator).to(value)
+            value.data.mul_(1 + 4 * torch.finfo(value.dtype).eps * noise)
+        after = self.run()
+        for (_, value), own in zip(numbers, kept, strict=True):
+            value.data.copy_(own)
+        return after
+
+    def _rescaled(self, largest: int) -> Any:
         """Outputs under one random combination of all generators, which is undone."""
         import torch
 
@@ -254,14 +348,14 @@ class _Bench:
                 shift = self.shifts.get(name, 0.0)
                 self.named[name].data.add_(shift).mul_(factor.to(self.named[name])).sub_(shift)
             if direction == 1:
-                after = self.run(size)
+                after = self.run()
         for name, value in own.items():
             self.named[name].data.copy_(value)
         return after
 
 
-def _require_same(before: Any, after: Any, tolerance: float, what: str) -> None:
+def _gap(before: Any, after: Any) -> float:
+    """Largest change of the outputs, relative to the largest."""
     # masked entries may be infinite, and must remain so
     gap = float((after - before).abs().masked_fill(after == before, 0).max())
-    size = float(before[before.isfinite()].abs().max())
-    require(gap <= tolerance * size, f"{what} the model's outputs by {gap / size:.1e}")
+    return gap / float(before[before.isfinite()].abs().max()) if not math.isnan(gap) else math.inf

@@ -117,7 +117,7 @@ def rescale(
     import torch
 
     from ..errors import InputError
-    from ..evidence.invariance import random_powers
+    from ..evidence.bench import random_powers
     from ..files.writing import STDOUT, existing_file
     from ..gauge.streaming import rescale_files
 

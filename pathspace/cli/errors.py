@@ -25,7 +25,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from ..errors import CaptureError, PathspaceError
 
-FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+FAILED, BAD_INPUT, NOT_COMPARED, INTERRUPTED = 1, 2, 3, 130
 EXHAUSTED = "The memory is exhausted: give smaller inputs or a smaller model."
 _debugging: ContextVar[bool] = ContextVar("debugging", default=False)
 
@@ -80,7 +80,7 @@ class ErrorSentenceGroup(TyperGroup):
 
         if not isinstance(command, TyperCommand) or not Console().is_terminal:
             return
-        if code not in (0, FAILED) or {"-h", "--help"} & set(given):
+        if code not in (0, FAILED, NOT_COMPARED) or {"-h", "--help"} & set(given):
             return
         words = command.make_context(
             given[length - 1], list(given[length:]), resilient_parsing=True
@@ -362,7 +362,7 @@ def deliver(
     """
     from json import dumps
 
-    from ..files.json_values import plain
+    from ..files.json_lines import plain
     from ..files.writing import STDOUT, write_text
 
     write_text(dumps(plain(facts), indent=2, allow_nan=False), json)

@@ -21,7 +21,15 @@ from rich.markup import escape
 from . import channels as channel_commands
 from . import checkpoints as checkpoint_commands
 from . import gauge as gauge_cli
-from .errors import FAILED, ErrorSentenceGroup, guarded, say, show_progress, tell
+from .errors import (
+    FAILED,
+    NOT_COMPARED,
+    ErrorSentenceGroup,
+    guarded,
+    say,
+    show_progress,
+    tell,
+)
 from .options import (
     InputOption,
     JsonOption,
@@ -43,8 +51,14 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 success; 1 a statement or a check fails; 2 bad input; 130 interrupted.",
+    epilog=(
+        "Exit codes: 0 success; 1 a statement or a check fails; 2 bad input; 3 nothing could be"
+        " compared; 130 interrupted."
+    ),
 )
+
+# lines on what a checker has not seen
+UNSEEN = 8
 
 
 def _show_version(wanted: bool) -> None:
@@ -197,7 +211,7 @@ def check(
     [bold]pathspace check proof.json[/]
     [bold]pathspace check proof.json net.py:Net --input 8x3[/]
 
-    Exit codes: 0 accepted, 1 rejected, 2 bad input.
+    Exit codes: 0 accepted, 1 rejected, 2 bad input, 3 the outputs could not be compared.
     """
     from contextlib import suppress
     from json import loads
@@ -227,18 +241,26 @@ def check(
             tensors = dict(loaded.model.named_parameters(remove_duplicate=False))
             judgement = judge(document, tensors, loaded.model, loaded.args, loaded.kwargs)
     console = Console()
-    if judgement.accepted:
-        console.print(
-            f"[green]Accepted[/]: {judgement.weights:,} weights, {judgement.units:,} units,"
-            f" dimension {judgement.dimension:,}; compared with {judgement.compared}.",
-            highlight=False,
-            soft_wrap=True,
-        )
+    proven = (
+        f"{judgement.weights:,} weights, {judgement.units:,} units,"
+        f" dimension {judgement.dimension or 0:,}"
+    )
+    # (nothing was compared on purpose, or everything)
+    seen = loaded is None or judgement.compared == "outputs"
+    if not judgement.accepted:
+        words = f"[red]Rejected[/]: {escape(judgement.reason)}."
+    elif seen:
+        words = f"[green]Accepted[/]: {proven}; compared with {judgement.compared}."
     else:
-        console.print(
-            f"[red]Rejected[/]: {escape(judgement.reason)}.", highlight=False, soft_wrap=True
+        words = (
+            f"[yellow]Not compared[/]: {escape(judgement.reason)}. By itself the proof holds:"
+            f" {proven}."
         )
-    raise typer.Exit(0 if judgement.accepted else FAILED)
+    console.print(words, highlight=False, soft_wrap=True)
+    few, more = judgement.unseen[:UNSEEN], len(judgement.unseen) - UNSEEN
+    for entry in (*few, *([f"and {more:,} more"] if more > 0 else [])):
+        console.print(f"Not seen: {escape(entry)}.", highlight=False, soft_wrap=True)
+    raise typer.Exit(FAILED if not judgement.accepted else 0 if seen else NOT_COMPARED)
 
 
 @app.command()

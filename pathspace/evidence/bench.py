@@ -1,32 +1,53 @@
-"""The copy of a model on which theorems are measured, and the precision of what it shows."""
+"""The copy of a model on which theorems are measured: its weights are moved and redrawn in
+place, and its outputs compared within one tolerance for each type.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from ..capture.capture import check_runs
+from ..gauge.moves import moved
+from ..gauge.rescale import rescale
 from ..graph.structure import Structure
 from ..models.modes import precision
+from ..models.nested import mapped
+from ..models.restored_globals import values_kept
 from ..models.running import LARGE, ForwardRun, cast, run_forward
 from ..models.stand_in import repeatable, stand_in
+from ..models.walk import holders, tensors_of
+
+Inputs = tuple[Sequence[Any], Mapping[str, Any]]
+# largest change of the outputs, relative to the largest output, that counts as rounding
+TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 3e-1, torch.float16: 1e-1}
+# powers of two by which units are rescaled at most; of sums with a constant, a type has only so
+# many digits
+LARGEST = {torch.float64: 12, torch.float32: 4}
+# scales drawn for a measurement stay within 2^-64 and 2^64, powers of them included
+MOST_POWER = 64
 
 
 def bench_copy(
     model: nn.Module, graph: Structure, inputs: tuple[Any, Any]
 ) -> tuple[nn.Module, torch.dtype]:
-    """A module to measure on: a float64 copy, or where that is too large one that
-    shares the model's tensors.
+    """A module to measure on: a float64 copy, or where that is too large one that shares the
+    model's tensors.
 
-    A model that insists on another precision (it names one in its forward) is
-    measured on a copy in its own.
+    A model that insists on another precision (it names one in its forward) is measured on a copy
+    in its own.
     """
     own, written = precision(model), graph.captured.written.values()
     if graph.num_weights > LARGE:
         return repeatable(stand_in(model), written), own
-    bench = repeatable(stand_in(model, share_tensors=False).double(), written)
+    bench = repeatable(in_double(stand_in(model, share_tensors=False)), written)
     try:
         run_forward(bench, *cast(inputs, torch.float64))
     except (RuntimeError, ValueError):
@@ -36,14 +57,40 @@ def bench_copy(
     return bench, torch.float64
 
 
+def in_double(model: nn.Module) -> nn.Module:
+    """A copy of a model, with all that it holds in double precision: complex tensors, and those
+    that are plain attributes, too, which ``Module.double`` leaves as they are.
+
+    Example:
+        >>> import torch
+        >>> layer = torch.nn.Linear(1, 1)
+        >>> layer.turn, layer.table = torch.nn.Parameter(torch.ones(1) * 1j), [torch.ones(1)]
+        >>> in_double(layer).turn.dtype, layer.table[0].dtype
+        (torch.complex128, torch.float64)
+    """
+
+    def wide(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
+            return value
+        return value.to(torch.complex128 if value.is_complex() else torch.float64)
+
+    for tensor in tensors_of(model).values():
+        tensor.data = wide(tensor.data)
+    for _, module, attributes in holders(model):
+        for key, value in attributes:
+            if any(wide(leaf) is not leaf for leaf in pytree.tree_leaves(value)):
+                vars(module)[key] = pytree.tree_map(wide, value)
+    return model
+
+
 def resolution(
     graph: Structure, model: nn.Module, before: ForwardRun, any_factor: bool = False
 ) -> torch.dtype:
-    """The type to whose precision a rescaling can be seen: the model's, or a coarser
-    one that it computes in.
+    """The type to whose precision a rescaling can be seen: the model's, or a coarser one that it
+    computes in.
 
-    Powers of two pass through any type without rounding; other factors
-    (``any_factor``) and sums do not.
+    Powers of two pass through any type without rounding; other factors (``any_factor``) and sums
+    do not.
     """
     own = precision(model)
     result: torch.dtype = max(
@@ -51,3 +98,181 @@ def resolution(
         key=lambda dtype: torch.finfo(dtype).eps,
     )
     return result
+
+
+def largest_power(graph: Structure) -> float:
+    """The largest power of scales that a weight meets: 1 without products, 128 for a matrix used
+    128 times in depth.
+    """
+    return float(abs(graph.forms).sum(1).max()) if graph.forms.shape[0] else 1.0
+
+
+def rounding_tolerance(graph: Structure, dtype: torch.dtype, tolerance: float) -> float:
+    """``tolerance``, or more where a power is taken of scales, which multiplies their rounding
+    errors.
+    """
+    return max(tolerance, 16 * largest_power(graph) * torch.finfo(dtype).eps)
+
+
+def random_powers(graph: Structure, seed: int, largest: int = 12) -> Tensor:
+    """Log-scales of random powers of two between ``2^-largest`` and ``2^largest``, shape
+    ``(num_units,)``.
+
+    Scales of which weights meet high powers are drawn so much closer to 1 that these powers stay
+    below ``2^64``: by fractional powers of two, which are rounded, where nothing else is left.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    exponents = torch.randint(
+        -largest, largest + 1, (graph.num_units,), generator=generator
+    ).double()
+    if graph.forms.shape[0]:
+        sizes = abs(graph.forms.astype(np.float64))
+        # what the most demanding of the products that a unit takes part in allows it
+        most = np.ones(graph.num_units)
+        np.maximum.at(most, sizes.indices, np.repeat(sizes.sum(1), np.diff(sizes.indptr)))
+        room = torch.from_numpy(MOST_POWER / most)
+        fraction = 2 * torch.rand(graph.num_units, generator=generator, dtype=torch.float64) - 1
+        closer = torch.where(room < 1, fraction * room, (fraction * (room.floor() + 0.5)).round())
+        exponents = torch.where(room < largest, closer, exponents)
+    return exponents * math.log(2)
+
+
+def powers_for(graph: Structure, dtype: torch.dtype, seed: int) -> Tensor:
+    """Log-scales to measure with: as large as rounding in a precision allows, where constants
+    stand beside a scale.
+    """
+    return random_powers(graph, seed, LARGEST.get(dtype, 1) if graph.shifts else 12)
+
+
+@contextmanager
+def holding(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
+    """A context in which tensors of a model have other values, in place."""
+    tensors = {name: tensor for name, tensor in tensors_of(model).items() if name in values}
+    with values_kept(tensors.values()):
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                tensor.copy_(values[name])
+        yield
+
+
+@contextmanager
+def rescaled_in_place(model: nn.Module, graph: Structure, phi: Tensor) -> Iterator[None]:
+    """A context in which a model is rescaled.
+
+    A large one is rescaled by powers of two, and back, which is exact in floating point and needs
+    no second copy of the weights.
+    """
+    tensors = tensors_of(model)
+    if graph.num_weights <= LARGE:
+        factors = graph.gauge_factors(phi)
+        after = {
+            name: moved(tensor, *factors[name], graph.shifts.get(name, 0.0))
+            for name, tensor in tensors.items()
+            if name in factors
+        }
+        with holding(model, after):
+            yield
+        return
+    phi = (phi / math.log(2)).round() * math.log(2)
+    # (what is shifted is rounded, but small)
+    with values_kept([tensors[name] for name in graph.shifts]):
+        rescale(model, graph, phi)
+        try:
+            yield
+        finally:
+            rescale(model, graph, -phi)
+
+
+def run_rescaled(
+    model: nn.Module, graph: Structure, inputs: Inputs, phi: Tensor, seed: int
+) -> ForwardRun:
+    """A run of the rescaled model."""
+    with rescaled_in_place(model, graph, phi):
+        return run_forward(model, *inputs, seed=seed)
+
+
+def redrawn(model: nn.Module, seed: int, gentle: bool = False) -> dict[str, Tensor]:
+    """Other values for all parameters and running statistics.
+
+    Args:
+        model: the model.
+        seed: seed of the draws.
+        gentle: keep signs, and draw zeros as small positive numbers.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    parameters = dict(model.named_parameters())
+    result = {}
+    for name, tensor in (*parameters.items(), *model.named_buffers()):
+        kind = name.rpartition(".")[2]
+        if name not in parameters and kind not in ("running_mean", "running_var"):
+            continue
+        real = tensor.is_floating_point() or tensor.is_complex()
+        if not real or not tensor.numel() or tensor.layout != torch.strided:
+            continue
+        noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor)
+        spread = float(tensor.detach().abs().double().square().mean().sqrt()) or 0.1
+        if gentle or (kind == "running_var" and name not in parameters):
+            fresh = tensor * (0.5 * noise).exp()
+            result[name] = torch.where(tensor == 0, 0.1 * spread * noise.abs(), fresh)
+        else:
+            mean = kind == "running_mean" and name not in parameters
+            result[name] = tensor + (0.3 if mean else 0.5 * spread) * noise
+    return {name: value.detach() for name, value in result.items()}
+
+
+@torch.no_grad()
+def draw_zeros(model: nn.Module, seed: int) -> int:
+    """Fill parameters that are 0 throughout with small random numbers.
+
+    Returns:
+        How many numbers were drawn.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    count = 0
+    for parameter in model.parameters():
+        if parameter.is_floating_point() and parameter.numel() and not parameter.any():
+            parameter.copy_(
+                0.1 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            )
+            count += parameter.numel()
+    return count
+
+
+def scaled(tree: Any, size: float) -> Any:
+    """Nested inputs with floating-point tensors multiplied, except tensors with infinite entries
+    (masks).
+    """
+
+    def times(leaf: Tensor) -> Tensor:
+        plain = leaf.is_floating_point() and leaf.layout == torch.strided
+        return leaf * size if plain and size != 1 and bool(leaf.isfinite().all()) else leaf
+
+    return mapped(times, tree)
+
+
+def other_inputs(inputs: Any, seed: int) -> Any | None:
+    """Nested inputs with other numbers of the same size, or whole numbers in another order where
+    there are no others; ``None`` if nothing can be changed.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
+    real = any(leaf.is_floating_point() for leaf in tensors)
+    changed = False
+
+    def other(leaf: Tensor) -> Tensor:
+        nonlocal changed
+        if leaf.layout != torch.strided or leaf.is_floating_point() != real:
+            return leaf
+        if not real:
+            order = torch.randperm(leaf.numel(), generator=generator).to(leaf.device)
+            fresh = leaf.reshape(-1)[order].reshape(leaf.shape)
+        elif bool(leaf.isfinite().all()):
+            noise = torch.randn(leaf.shape, generator=generator, dtype=torch.float64).to(leaf)
+            fresh = leaf * (1 + 0.3 * noise) + 0.1 * noise
+        else:
+            return leaf
+        changed |= not torch.equal(fresh, leaf)
+        return fresh
+
+    result = mapped(other, inputs)
+    return result if changed else None

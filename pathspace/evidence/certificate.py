@@ -38,7 +38,7 @@ class Certificate(Shown):
         dimension_exact: ``m`` less ``units_exact``.
         approximate_units: ``units`` less ``units_exact``: free for ``eps = 0`` only.
         levels: both levels with the change of the outputs that was measured at stated rescalings,
-            see :func:`pathspace.evidence.exactness_levels.measure_levels`.
+            see :func:`pathspace.evidence.invariance.measure_levels`.
         pinned: operations that fixed a scale, with place and reason.
         unused: parameters that do not influence the outputs.
         range: the inputs for which all of this holds.
@@ -109,50 +109,45 @@ class Certificate(Shown):
         from rich.table import Table
         from rich.text import Text
 
-        figures = Table(
-            box=box.SIMPLE,
-            title=f"Path space of {escape(self.model)}",
-            title_justify="left",
-            show_header=False,
-        )
+        title = f"Path space of {escape(self.model)}"
+        figures = Table(box=box.SIMPLE, title=title, title_justify="left", show_header=False)
         figures.add_column(style="bold")
         figures.add_column(justify="right")
         figures.add_column(style="dim", overflow="fold")
-        figures.add_row("weights m", f"{self.weights:,}", "scalar weights on paths")
-        figures.add_row(
-            "units H",
-            f"{self.units:,}",
-            f"free scales ({self.level}): dimension of the gauge group",
-        )
-        if self.upper_bound:
-            most = "" if self.units_at_most is None else f"{self.units_at_most:,}"
-            figures.add_row("units at most", most, escape(self.upper_bound["evidence"]))
-        figures.add_row("dimension m - H", f"{self.dimension:,}", "independent path values")
-        figures.add_row(
-            "exact units",
-            f"{self.units_exact:,}",
-            "free in the unchanged model, every eps included",
-        )
-        figures.add_row("exact dimension", f"{self.dimension_exact:,}", "weights less exact units")
-        figures.add_row(
-            "basis paths",
-            f"{self.basis_paths:,}",
-            f"two trees, rule {self.skeleton.get('rule', '')}",
-        )
-        if self.rank is not None:
-            figures.add_row("exact rank", f"{self.rank:,}", self.theorem3.get("matrix", ""))
-        rest = {
-            key: count
-            for key, count in self.parameters.items()
-            if key not in ("total", "path_space") and count
-        }
-        if rest:
-            text = ", ".join(f"{count:,} {key}" for key, count in rest.items())
-            figures.add_row(
+        most = "" if self.units_at_most is None else f"{self.units_at_most:,}"
+        kinds = ("pinned", "unused")
+        others = {kind: self.parameters[kind] for kind in kinds if self.parameters.get(kind)}
+        listed = ", ".join(f"{count:,} {kind}" for kind, count in others.items())
+        rows = (
+            ("weights m", self.weights, "scalar weights on paths", True),
+            (
+                "units H",
+                self.units,
+                f"free scales ({self.level}): dimension of the gauge group",
+                True,
+            ),
+            ("units at most", most, escape(self.upper_bound.get("evidence", "")), self.upper_bound),
+            ("dimension m - H", self.dimension, "independent path values", True),
+            ("exact units", self.units_exact, "free in the unchanged model, every eps included", 1),
+            ("exact dimension", self.dimension_exact, "weights less exact units", True),
+            (
+                "basis paths",
+                self.basis_paths,
+                f"two trees, rule {self.skeleton.get('rule', '')}",
+                1,
+            ),
+            ("exact rank", self.rank, self.theorem3.get("matrix", ""), self.rank is not None),
+            (
                 "other scalars",
-                f"{sum(rest.values()):,}",
-                f"{text}; {self.parameters['total']:,} in total",
-            )
+                sum(others.values()),
+                f"{listed}; {self.parameters.get('total', 0):,} in total",
+                others,
+            ),
+        )
+        for name, number, words, said in rows:
+            if said:
+                shown = f"{number:,}" if isinstance(number, int) else number
+                figures.add_row(name, shown, words)
 
         verdicts = Table(box=box.SIMPLE)
         for column in ("statement", "verdict", "evidence"):

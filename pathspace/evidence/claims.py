@@ -15,12 +15,11 @@ import numpy as np
 
 from ..errors import InputError
 from ..graph.structure import Structure
-from ..paths.exact import modular_rank
+from ..paths.counting_vectors import modular_rank
 from ..paths.skeleton import Skeleton
 from ..shown import Shown
 from .certificate import MARKS
-from .layered_mlp import LayeredMLP
-from .selected_paths import count_selected, smallest_counterexample
+from .layered import LayeredMLP, count_selected, smallest_counterexample
 
 
 @dataclass(frozen=True)

@@ -7,18 +7,27 @@ sum_out w g`` exactly; one backward pass in float64 tests the whole analysis.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..capture.refusals import no_derivative
 from ..graph.structure import Structure
 from ..models.isolation import quiet, seed_torch
 from ..models.modes import never_recomputed, precision
 from ..models.nested import real_leaves
 from ..models.restored_globals import values_kept
 from ..models.running import ROUNDED, computing_in, evaluate
+from ..models.walk import tensors_of
+from .bench import Inputs
+
+
+def _product(weight: Tensor, grad: Tensor) -> Tensor:
+    """What scaling a weight does to a loss: ``w dL/dw``, of a complex one ``Re(conj(w) dL/dw)``."""
+    return torch.real(weight.conj() * grad.to_dense()).double()
 
 
 def sums(
@@ -39,7 +48,7 @@ def sums(
     for block in graph.blocks:
         if block.name not in grads:
             continue
-        product = (block.values(weights[block.name]) * grads[block.name]).double()
+        product = _product(block.values(weights[block.name]), grads[block.name])
         for ids, sign in ((block.head, 1), (block.tail, -1)):
             dims = [d for d in range(len(block.shape)) if ids.shape[d] == 1 and block.shape[d] > 1]
             total = product.sum(dims, keepdim=True) if dims else product
@@ -53,7 +62,7 @@ def sums(
         for name, factor in statistic.powers.items():
             if name in grads:
                 value = weights[name].detach() + graph.shifts.get(name, 0.0)
-                product = factor * (value * grads[name]).double()
+                product = factor * _product(value, grads[name])
                 net.index_add_(0, statistic.units.abs(), product * statistic.units.sign())
                 size.index_add_(0, statistic.units.abs(), product.abs())
     return torch.from_numpy(graph.expand.T @ net.numpy()), torch.from_numpy(
@@ -61,13 +70,13 @@ def sums(
     )
 
 
-def gradient_imbalance(
+def imbalances(
     graph: Structure,
     weights: Mapping[str, Tensor],
     grads: Mapping[str, Tensor],
     others: Sequence[Mapping[str, Tensor]] = (),
-) -> float:
-    """Largest ``|sum_in w g - sum_out w g|`` over the units, relative to ``sum |w g|`` there.
+) -> Tensor:
+    """``|sum_in w g - sum_out w g|`` of every unit, relative to ``sum |w g|`` there.
 
     Args:
         graph: the reduction graph.
@@ -79,7 +88,7 @@ def gradient_imbalance(
             become 1 and -1, whatever they were) is rounding alone.
 
     Returns:
-        The largest relative violation; 0 for units that no gradient reaches.
+        The relative violations, shape ``(H,)``; 0 for units that no gradient reaches.
     """
     net, size = sums(graph, weights, grads)
     relative = torch.where(size > 0, net.abs() / size, net.abs())
@@ -90,21 +99,55 @@ def gradient_imbalance(
             gap = {name: other[name] - grad for name, grad in grads.items() if name in other}
             noise = torch.maximum(noise, sums(graph, weights, gap)[1])
         relative = torch.where(net.abs() > ROUNDED * noise, relative, 0)
-    return float(relative[1:].max()) if len(relative) > 1 else 0.0
+    return relative[1:]
 
 
-def _leaves(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers as leaves to differentiate by."""
-    leaves = {
-        n: p.detach().clone().requires_grad_(p.is_floating_point())
-        for n, p in model.named_parameters()
-    }
-    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
-    if not model.training:
-        # frozen statistics are constants of the function, and scale like weights do
-        for buffer in buffers.values():
-            buffer.requires_grad_(buffer.is_floating_point())
-    return leaves | buffers
+def measure_balance(
+    graph: Structure, model: nn.Module, inputs: Inputs, seed: int, tolerance: float, rescales: bool
+) -> tuple[float | None, str]:
+    """The largest imbalance, or ``None`` and why there is none.
+
+    Args:
+        graph: the reduction graph.
+        model: the model, unchanged at the end.
+        inputs: inputs, and inputs by keyword.
+        seed: seed of the random function of its outputs.
+        tolerance: what counts as rounding.
+        rescales: whether a rescaling changes no output, so that an imbalance can only be the
+            fault of the gradients.
+    """
+    try:
+        grads = random_loss_gradients(graph, model, *inputs, seed)
+    except Exception as error:
+        # a model that cannot be differentiated (it overwrites what its backward pass needs, or
+        # that raises, whatever its author chose) can still be rescaled
+        return None, no_derivative(error)
+    weights = tensors_of(model)
+    found = imbalances(graph, weights, grads)
+    worst = float(found.max()) if len(found) else 0.0
+    if math.isnan(worst):
+        return None, "gradients are not finite"
+    if worst > tolerance:
+        others = list(rounded_otherwise(graph, model, *inputs, seed))
+        found = imbalances(graph, weights, grads, others)
+        worst = float(found.max())
+    if worst > tolerance and rescales:
+        wrong = misled(graph, model, inputs, grads, seed, int(found.argmax()) + 1)
+        if wrong:
+            return None, f"detached or of its own: the gradient of {wrong} is not the function's"
+    return worst, ""
+
+
+def _leaves(graph: Structure, model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and running statistics as leaves to differentiate by; frozen statistics are
+    constants of the function, and scale like weights do.
+    """
+    wanted = {*graph.parameters, *(name for s in graph.statistics for name in s.names)}
+    held = (*model.named_parameters(), *model.named_buffers())
+    leaves = {name: tensor.detach().clone() for name, tensor in held}
+    for name, leaf in leaves.items():
+        leaf.requires_grad_(name in wanted and (leaf.is_floating_point() or leaf.is_complex()))
+    return leaves
 
 
 def _loss(
@@ -128,10 +171,10 @@ def _loss(
 
 
 def random_loss_gradients(
-    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int
+    graph: Structure, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int
 ) -> dict[str, Tensor]:
     """Gradients of a random linear function of all outputs by every parameter it depends on."""
-    leaves = _leaves(model)
+    leaves = _leaves(graph, model)
     with quiet(), computing_in(precision(model)), torch.enable_grad(), never_recomputed():
         loss = _loss(model, leaves, args, kwargs, seed)
         if not loss.requires_grad:
@@ -142,7 +185,7 @@ def random_loss_gradients(
 
 
 def rounded_otherwise(
-    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int
+    graph: Structure, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int
 ) -> Iterator[dict[str, Tensor]]:
     """The gradients again, three times, of weights that are other in their last digits."""
     generator = torch.Generator().manual_seed(seed)
@@ -153,17 +196,18 @@ def rounded_otherwise(
                 for parameter in real:
                     noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
                     parameter.mul_((1 + 4 * torch.finfo(parameter.dtype).eps * noise).to(parameter))
-            yield random_loss_gradients(model, args, kwargs, seed)
+            yield random_loss_gradients(graph, model, args, kwargs, seed)
 
 
 def misled(
     graph: Structure,
     model: nn.Module,
-    inputs: tuple[Sequence[Any], Mapping[str, Any]],
+    inputs: Inputs,
     grads: Mapping[str, Tensor],
     seed: int,
+    unit: int,
 ) -> str:
-    """A weight tensor whose gradient by autograd is not the function's, or ``""``.
+    """A weight tensor at a unit whose gradient by autograd is not the function's, or ``""``.
 
     ``detach``, ``no_grad`` and backward passes of one's own make them differ. Each tensor is moved
     along a random direction ``v``, and ``(L(w + h v) - L(w - h v)) / 2h`` compared with ``g . v``.
@@ -172,9 +216,12 @@ def misled(
     digits = torch.finfo(precision(model)).eps
     step, share = digits**0.375, max(1e-3, 4 * digits**0.375)
     generator = torch.Generator().manual_seed(seed)
+    ends = torch.from_numpy(graph.expand[:, [unit]].nonzero()[0])
+    leaves = _leaves(graph, model)
     with quiet(), computing_in(precision(model)), torch.no_grad():
-        leaves = _leaves(model)
         for block in graph.blocks:
+            if not any(bool(torch.isin(ids.abs(), ends).any()) for ids in (block.head, block.tail)):
+                continue
             weight = leaves[block.name]
             direction = weight * torch.randn(
                 weight.shape, generator=generator, dtype=torch.float64
@@ -184,11 +231,9 @@ def misled(
                 for h in (step, -step)
             )
             moved = (up - down) / (2 * step)
-            product = grads[block.name] * direction if block.name in grads else torch.zeros(1)
+            product = _product(direction, grads.get(block.name, torch.zeros_like(weight)))
             rounding = 16 * digits / step * max(abs(up), abs(down))
-            if (
-                abs(moved - float(product.sum()))
-                > share * max(abs(moved), float(product.abs().sum())) + rounding
-            ):
+            size = max(abs(moved), float(product.abs().sum()))
+            if abs(moved - float(product.sum())) > share * size + rounding:
                 return block.name
     return ""

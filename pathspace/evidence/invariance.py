@@ -1,145 +1,60 @@
-"""Check that rescaling does not change the function, by two measurements on the running model.
+"""Check that rescaling does not change the function, by measurements on the running model.
 
-*Gradient balance* takes one backward pass. *Rescaling*: the units are scaled by random
-powers of two up to 4096, which floating point arithmetic carries out without rounding, and
-the outputs are compared.
+* *Rescaling*: the units are scaled by random powers of two up to 4096, which floating point
+  arithmetic carries out without rounding, and the outputs are compared.
+* *Gradient balance*, see :mod:`pathspace.evidence.gradient_balance`.
+* *Levels*: units that are exact as the model stands, every ``eps`` included, and units exact at
+  ``eps = 0`` only, each rescaled by ``phi ~ N(0, 1)`` and by something larger. At the exact level
+  nothing but rounding may change; at the other one reads how much ``eps`` matters to this model.
+* *Trials*: zeros in a model (biases, running means) can hide a wrong graph. Therefore all
+  parameters and running statistics are redrawn several times, inputs are multiplied by 100 and by
+  0.01, and scalars that count as unused are redrawn.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..capture.refusals import no_derivative
-from ..gauge.moves import moved
-from ..gauge.rescale import rescale
 from ..graph.structure import Structure
-from ..models.modes import without_eps
-from ..models.running import LARGE, ForwardRun, difference, run_forward, seen, switched
-from ..models.walk import tensors_of
-from .bench import resolution
-from .gradient_balance import gradient_imbalance, misled, random_loss_gradients, rounded_otherwise
+from ..models.modes import precision, without_eps
+from ..models.running import (
+    LARGE,
+    ForwardRun,
+    difference,
+    rounding_decides,
+    run_forward,
+    seen,
+    switched,
+)
+from ..reduction import ReductionGraph
+from .bench import (
+    LARGEST,
+    TOLERANCE,
+    Inputs,
+    draw_zeros,
+    holding,
+    largest_power,
+    other_inputs,
+    powers_for,
+    redrawn,
+    resolution,
+    rounding_tolerance,
+    run_rescaled,
+    scaled,
+)
+from .gradient_balance import measure_balance
 
-# scales drawn for a measurement stay within 2^-64 and 2^64, powers of them included
-MOST_POWER = 64
-TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 3e-1, torch.float16: 1e-1}
-# powers of two by which units are rescaled at most; of sums with a constant, a
-# type has only so many digits
-LARGEST = {torch.float64: 12, torch.float32: 4}
-
-
-def rescaled_weights(model: nn.Module, graph: Structure, phi: Tensor) -> dict[str, Tensor]:
-    """Parameters and running statistics after a gauge transformation, as new tensors."""
-    factors = graph.gauge_factors(phi)
-    result = {}
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if name in factors:
-            result[name] = moved(tensor, *factors[name], graph.shifts.get(name, 0.0))
-    return result
-
-
-@contextmanager
-def rescaled_in_place(model: nn.Module, graph: Structure, phi: Tensor) -> Iterator[None]:
-    """Rescale by powers of two, and back: exact in floating point, and without a
-    second copy of the weights.
-    """
-    tensors = tensors_of(model)
-    # (what is shifted is rounded, but small)
-    kept = {name: tensors[name].detach().clone() for name in graph.shifts}
-    rescale(model, graph, phi)
-    try:
-        yield
-    finally:
-        rescale(model, graph, -phi)
-        with torch.no_grad():
-            for name, value in kept.items():
-                tensors[name].copy_(value)
-
-
-def run_rescaled(
-    model: nn.Module,
-    graph: Structure,
-    inputs: tuple[Sequence[Any], Mapping[str, Any]],
-    phi: Tensor,
-    seed: int,
-) -> ForwardRun:
-    """A run of the rescaled model; a large one is rescaled in place, by powers of two, which can
-    be taken back without a trace.
-    """
-    if graph.num_weights > LARGE:
-        with rescaled_in_place(model, graph, (phi / math.log(2)).round() * math.log(2)):
-            return run_forward(model, *inputs, seed=seed)
-    return run_forward(model, *inputs, rescaled_weights(model, graph, phi), seed)
-
-
-def random_powers(graph: Structure, seed: int, largest: int = 12) -> Tensor:
-    """Log-scales of random powers of two between ``2^-largest`` and
-    ``2^largest``, shape ``(num_units,)``.
-
-    Scales of which weights meet high powers are drawn so much closer to 1 that these powers stay
-    below ``2^64``: by fractional powers of two, which are rounded, where nothing else is left.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    exponents = torch.randint(
-        -largest, largest + 1, (graph.num_units,), generator=generator
-    ).double()
-    if graph.forms.shape[0]:
-        sizes = abs(graph.forms.astype(np.float64))
-        total = sizes.sum(1)
-        # what the most demanding of the products that a unit takes part in allows it
-        most = np.ones(graph.num_units)
-        np.maximum.at(most, sizes.indices, np.repeat(total, np.diff(sizes.indptr)))
-        room = torch.from_numpy(MOST_POWER / most)
-        narrow = room < largest
-        fraction = 2 * torch.rand(graph.num_units, generator=generator, dtype=torch.float64) - 1
-        closer = torch.where(room < 1, fraction * room, (fraction * (room.floor() + 0.5)).round())
-        exponents = torch.where(narrow, closer, exponents)
-    return exponents * math.log(2)
-
-
-def largest_power(graph: Structure) -> float:
-    """The largest power of scales that a weight meets: 1 without products, 128 for a matrix
-    used 128 times in depth.
-    """
-    return float(abs(graph.forms).sum(1).max()) if graph.forms.shape[0] else 1.0
-
-
-def rounding_tolerance(graph: Structure, dtype: torch.dtype, tolerance: float) -> float:
-    """``tolerance``, or more where a power is taken of scales, which
-    multiplies their rounding errors.
-    """
-    return max(tolerance, 16 * largest_power(graph) * torch.finfo(dtype).eps)
-
-
-def powers_for(graph: Structure, dtype: torch.dtype, seed: int) -> Tensor:
-    """Log-scales to measure with: as large as rounding in a precision allows, where
-    constants stand beside a scale.
-    """
-    return random_powers(graph, seed, LARGEST.get(dtype, 1) if graph.shifts else 12)
-
-
-@torch.no_grad()
-def draw_zeros(model: nn.Module, seed: int) -> int:
-    """Fill parameters that are 0 throughout with small random numbers.
-
-    Returns:
-        How many numbers were drawn.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    count = 0
-    for parameter in model.parameters():
-        if parameter.is_floating_point() and parameter.numel() and not parameter.any():
-            parameter.copy_(
-                0.1 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            )
-            count += parameter.numel()
-    return count
+# factors of the inputs, one trial each
+SIZES = (1.0, 100.0, 0.01)
+# standard deviations of log-scales; what is coarser than float64 rounds sums with a
+# constant too much for the larger
+DEVIATIONS = (1.0, 3.0)
+# the power of a scale that a weight meets has at most this standard deviation of its logarithm
+WIDEST = 16.0
 
 
 def measure_invariance(
@@ -148,8 +63,8 @@ def measure_invariance(
     """Measure the invariance on ``model`` (a copy, or a model that is left exactly as it was).
 
     Returns:
-        Evidence for the certificate, and how many rectifiers switched of how many
-        seen under the rescaling.
+        Evidence for the certificate, and how many rectifiers switched of how many seen under the
+        rescaling.
     """
     before, drawn = run_forward(model, args, kwargs, seed=seed), 0
     dtype = resolution(graph, model, before)
@@ -159,6 +74,7 @@ def measure_invariance(
         drawn = draw_zeros(model, seed)
         before = run_forward(model, args, kwargs, seed=seed)
     silent, undefined = not seen(before), int(before.outputs.isnan().sum())
+    constant = not silent and _ignores(model, (args, kwargs), before, seed)
     largest = LARGEST.get(dtype, 1) if graph.shifts else 12
     phi = powers_for(graph, dtype, seed)
 
@@ -167,59 +83,38 @@ def measure_invariance(
         return difference(before, after), switched(before, after)
 
     as_it_stands, switches = rescaled(before)
-    exact = as_it_stands
-    unbalanced: float | None = None
-    no_gradient = ""
+    exact, unbalanced, no_gradient = as_it_stands, None, ""
     with without_eps(model, graph.folded_eps) as layers:
         if layers or graph.folded_eps or graph.has_cuts:
             exact, switches = rescaled(run_forward(model, args, kwargs, seed=seed))
         if graph.num_weights <= LARGE:
-            weights = tensors_of(model)
-            try:
-                grads = random_loss_gradients(model, args, kwargs, seed)
-                unbalanced = gradient_imbalance(graph, weights, grads)
-                if math.isnan(unbalanced):
-                    unbalanced, no_gradient = None, "gradients are not finite"
-                elif unbalanced > tolerance:
-                    others = list(rounded_otherwise(model, args, kwargs, seed))
-                    unbalanced = gradient_imbalance(graph, weights, grads, others)
-                if unbalanced is not None and exact <= tolerance < unbalanced:
-                    wrong = misled(graph, model, (args, kwargs), grads, seed)
-                    if wrong:
-                        unbalanced = None
-                        no_gradient = (
-                            f"detached or of its own: the gradient of {wrong} is not the function's"
-                        )
-            except Exception as error:
-                # a model that cannot be differentiated (it overwrites what its backward pass needs,
-                # or that raises) can still be rescaled
-                no_gradient = no_derivative(error)
+            unbalanced, no_gradient = measure_balance(
+                graph, model, (args, kwargs), seed, tolerance, exact <= tolerance
+            )
     worst = max(exact, unbalanced or 0.0)
     words = f"outputs differ by {exact:.1e} after random rescaling by up to {2**largest}"
-    words += f", gradients balance to {unbalanced:.1e} per unit" if unbalanced is not None else ""
-    words += f", gradient balance not applicable ({no_gradient})" if no_gradient else ""
-    if layers or graph.folded_eps or graph.has_cuts:
-        words += f" (with eps = 0 in normalisation layers; {as_it_stands:.1e} as the model stands)"
-    words += (
-        f"; {drawn:,} weights of tensors that are all 0 were drawn at random, as the outputs are 0"
-        if drawn
-        else ""
+    further = (
+        (unbalanced is not None, f", gradients balance to {unbalanced or 0.0:.1e} per unit"),
+        (no_gradient, f", gradient balance not applicable ({no_gradient})"),
+        (
+            layers or graph.folded_eps or graph.has_cuts,
+            f" (with eps = 0 in normalisation layers; {as_it_stands:.1e} as the model stands)",
+        ),
+        (
+            drawn,
+            f"; {drawn:,} weights of tensors that are all 0 were drawn at random, as the outputs"
+            " are 0",
+        ),
+        (undefined, f"; {undefined:,} of {len(before.outputs):,} outputs are NaN, and stay so"),
+        (
+            silent,
+            "; no output is a number other than 0, so that nothing could have been seen to change",
+        ),
+        (constant, "; other inputs give the same outputs: the model ignores its inputs"),
     )
-    words += (
-        f"; {undefined:,} of {len(before.outputs):,} outputs are NaN, and stay so"
-        if undefined
-        else ""
-    )
-    words += (
-        "; no output is a number other than 0, so that nothing could have been seen to change"
-        if silent
-        else ""
-    )
-    words = (
-        words
-        if len(before.outputs)
-        else "the model returns no tensor in floating point, which could change"
-    )
+    words += "".join(text for said, text in further if said)
+    if not len(before.outputs):
+        words = "the model returns no tensor in floating point, which could change"
     evidence = {
         # (a model without outputs in floating point has nothing that could change)
         "holds": worst <= tolerance if len(before.outputs) else None,
@@ -231,7 +126,243 @@ def measure_invariance(
         "gradient_balance": unbalanced,
         "normalisation_layers": layers,
         "weights_drawn": drawn,
-        "vacuous": bool(silent),
+        "vacuous": silent or constant,
         "dtype": str(dtype).removeprefix("torch."),
     }
     return evidence, switches
+
+
+def _ignores(model: nn.Module, inputs: Inputs, before: ForwardRun, seed: int) -> bool:
+    """Whether a model gives the same outputs for other inputs, up to rounding."""
+    other = other_inputs((tuple(inputs[0]), dict(inputs[1])), seed)
+    after = None if other is None else _run(model, other, seed)
+    if after is None or after.outputs.shape != before.outputs.shape:
+        return False
+    return difference(before, after) <= 64 * torch.finfo(precision(model)).eps
+
+
+def measure_levels(
+    graph: ReductionGraph,
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    seed: int = 0,
+) -> dict[str, Any]:
+    """How much the outputs of a model as it stands change when the units of
+    each level are rescaled.
+
+    Args:
+        graph: the model's reduction graph.
+        model: the model, which is left exactly as it was.
+        args: inputs.
+        kwargs: inputs by keyword.
+        seed: seed of the random rescalings.
+
+    Returns:
+        ``exact`` and ``all``, each ``{"units": H, "dimension": m - H, "changes": [...]}``, where a
+        change ``{"deviation": d, "change": c}`` is the largest change of the outputs, relative to
+        the largest output, after a rescaling by ``phi ~ N(0, d^2)`` (d is 1 and 3, or less where
+        weights meet high powers of scales); ``holds``, whether the exact level changes within
+        ``tolerance`` (``None`` where it has no units, no output could be seen to change, or
+        rounding decides the outputs).
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 3), torch.nn.LayerNorm(3), torch.nn.Linear(3, 1)
+        ... ).double()
+        >>> x = torch.randn(4, 2).double()
+        >>> levels = measure_levels(ps.trace(model, x), model, (x,), {})
+        >>> levels["exact"]["units"], levels["all"]["units"], levels["holds"]
+        (3, 4, True)
+    """
+    before = run_forward(model, args, kwargs, seed=seed)
+    dtype = resolution(graph, model, before, any_factor=True)
+    # scales that are not powers of two are rounded to the coarsest type that the model computes in
+    coarsest = max(TOLERANCE.get(each, 1e-3) for each in (dtype, *before.types))
+    tolerance = rounding_tolerance(graph, dtype, coarsest)
+    wanted = DEVIATIONS if dtype == torch.float64 else DEVIATIONS[:1]
+    # weights that meet a high power of a scale stay within the floats
+    deviations = sorted({min(deviation, WIDEST / largest_power(graph)) for deviation in wanted})
+    generator = torch.Generator().manual_seed(seed)
+    normal = torch.randn(graph.num_units, generator=generator, dtype=torch.float64)
+
+    def change(phi: Tensor) -> float:
+        return difference(before, run_rescaled(model, graph, (args, kwargs), phi, seed))
+
+    def level(direction: Tensor, units: int) -> dict[str, Any]:
+        changes = (
+            [{"deviation": d, "change": change(d * direction)} for d in deviations] if units else []
+        )
+        return {"units": units, "dimension": graph.num_weights - units, "changes": changes}
+
+    exact = level(graph.exact_part(normal), graph.num_exact_units)
+    every = exact if graph.num_exact_units == graph.num_units else level(normal, graph.num_units)
+    worst = max((entry["change"] for entry in exact["changes"]), default=0.0)
+    holds = worst <= tolerance if exact["changes"] and seen(before) else None
+    if (
+        holds is False
+        and graph.num_weights <= LARGE
+        and rounding_decides(model, args, kwargs, seed, before, tolerance)
+    ):
+        holds = None
+    return {
+        "exact": exact,
+        "all": every,
+        "holds": holds,
+        "tolerance": tolerance,
+    }
+
+
+def levels_in_words(levels: Mapping[str, Any]) -> str:
+    """Both levels with their measured changes, in one sentence.
+
+    Example:
+        >>> one = {"units": 3, "dimension": 8, "changes": [{"deviation": 1.0, "change": 2e-16}]}
+        >>> print(levels_in_words({"exact": one, "all": one, "holds": True, "tolerance": 1e-8}))
+        in the unchanged model, eps included: outputs change by 2.0e-16 (phi ~ N(0, 1)) when its 3 units are rescaled
+    """  # noqa: E501
+
+    def changes(level: Mapping[str, Any]) -> str:
+        return ", ".join(
+            f"{entry['change']:.1e} (phi ~ N(0, {entry['deviation'] ** 2:g}))"
+            for entry in level["changes"]
+        )
+
+    exact, every = levels["exact"], levels["all"]
+    words = "in the unchanged model, eps included: "
+    if not every["units"]:
+        return words + "there are no units to rescale"
+    if not every["changes"]:
+        return "nothing was measured, as tensors have no values"
+    if exact["units"] == every["units"]:
+        return (
+            f"{words}outputs change by {changes(every)} when its {every['units']:,} units are"
+            " rescaled"
+        )
+    if exact["units"]:
+        words += (
+            f"outputs change by {changes(exact)} when its {exact['units']:,} exact units are"
+            " rescaled, "
+        )
+    return (
+        f"{words}by {changes(every)} when all {every['units']:,} units are rescaled (exact only at"
+        " eps = 0)"
+    )
+
+
+def trials(
+    graph: ReductionGraph,
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    seed: int,
+) -> dict[str, Any]:
+    """Rescale redrawn models at inputs of several magnitudes, and redraw
+    scalars that count as unused.
+
+    Args:
+        graph: the reduction graph.
+        model: a copy of the model, unchanged at the end; models too large to copy are not tested.
+        args: inputs.
+        kwargs: inputs by keyword.
+        seed: seed of all draws.
+
+    Returns:
+        ``rescaling`` and ``unused``, the largest relative changes of the outputs (``None`` without
+        such a trial), and ``tried``, the number of trials whose outputs are finite and not all 0.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
+        ... ).double()
+        >>> x = torch.randn(4, 2).double()
+        >>> found = trials(ps.trace(model, x), model, (x,), {}, seed=0)
+        >>> found["tried"], found["rescaling"] < 1e-12, found["unused"]
+        (3, True, None)
+    """
+    result: dict[str, Any] = {"tried": 0, "rescaling": None, "unused": None, "sizes": list(SIZES)}
+    if graph.num_weights > LARGE:
+        return result
+    with without_eps(model, graph.folded_eps):
+        for number, size in enumerate(SIZES):
+            inputs = scaled(args, size), scaled(dict(kwargs), size)
+            for gentle in (False, True):
+                with holding(model, redrawn(model, seed + number, gentle)):
+                    before = _run(model, inputs, seed)
+                    fine = before is not None and bool(before.outputs.isfinite().any())
+                    if before is not None and fine:
+                        _try(graph, model, inputs, before, (seed, number), result)
+                if fine:
+                    break
+    return result
+
+
+def trials_in_words(found: Mapping[str, Any]) -> str:
+    """The result of :func:`trials` as the end of a sentence.
+
+    Example:
+        >>> trials_in_words({"tried": 3, "rescaling": 1e-16, "unused": None, "sizes": [1.0]})
+        '; with all weights redrawn, in 3 trials at inputs of several sizes, by 1.0e-16'
+    """
+    if found["rescaling"] is None and found["unused"] is None:
+        return ""
+    words = (
+        f"; with all weights redrawn, in {found['tried']} trials at inputs of several sizes, by "
+    )
+    words += f"{found['rescaling']:.1e}" if found["rescaling"] is not None else "nothing (no units)"
+    return words + (
+        f", by {found['unused']:.1e} when unused scalars change"
+        if found["unused"] is not None
+        else ""
+    )
+
+
+def _try(
+    graph: ReductionGraph,
+    model: nn.Module,
+    inputs: tuple[Any, Any],
+    before: ForwardRun,
+    seeds: tuple[int, int],
+    result: dict[str, Any],
+) -> None:
+    result["tried"] += bool(seen(before))
+    seed, number = seeds
+
+    def note(kind: str, after: ForwardRun) -> None:
+        gap = difference(before, after)
+        result[kind] = gap if result[kind] is None else max(result[kind], gap)
+
+    # (with the same random numbers as before)
+    if graph.num_units:
+        phi = powers_for(graph, precision(model), seed + number + 1)
+        note("rescaling", run_rescaled(model, graph, inputs, phi, seed))
+    unused = _unused(graph, model, seed + number)
+    if unused:
+        with holding(model, unused):
+            note("unused", run_forward(model, *inputs, seed=seed))
+
+
+def _run(model: nn.Module, inputs: tuple[Any, Any], seed: int) -> ForwardRun | None:
+    """A run, or ``None`` if the model raises an error on these values."""
+    try:
+        return run_forward(model, *inputs, seed=seed)
+    except (RuntimeError, ValueError, IndexError, ArithmeticError, AssertionError):
+        return None
+
+
+def _unused(graph: ReductionGraph, model: nn.Module, seed: int) -> dict[str, Tensor]:
+    """Parameters with unused scalars, in which these are redrawn."""
+    generator = torch.Generator().manual_seed(seed)
+    held = dict(model.named_parameters(remove_duplicate=False))
+    masks = {block.name: block.unused for block in graph.blocks if block.unused is not None}
+    masks |= {name: torch.ones((), dtype=torch.bool) for name in graph.unused if name in held}
+    result = {}
+    for name, mask in masks.items():
+        value = held[name].detach()
+        if value.is_floating_point() and value.numel():
+            spread = float(value.double().square().mean().sqrt()) or 1.0
+            noise = spread * torch.randn(value.shape, generator=generator, dtype=torch.float64)
+            result[name] = torch.where(mask.to(value.device), value + noise.to(value), value)
+    return result

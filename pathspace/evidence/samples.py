@@ -1,231 +1,382 @@
-"""Derivatives of outputs with respect to log-scales of tensors, at random
-inputs, weights and cotangents.
+"""Derivatives of outputs by log-scales of tensors, at random inputs, weights and cotangents.
+
+``P`` maps one number per row and one per column of each tensor to a log-scale for every scalar
+weight. Every gauge transformation that was found is of that form: where the reduction graph has
+another pattern of units in a tensor, the pattern is a side of its own.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from scipy.sparse import csr_array
+from scipy.sparse import block_diag, coo_array, csr_array, eye_array, hstack, vstack
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
-from ..capture.sizes import Inputs
+from ..capture.refusals import no_derivative
+from ..graph.structure import Structure
 from ..models.isolation import quiet, seed_torch
 from ..models.modes import IgnoreDetach, InDouble
 from ..models.nested import mapped, real_leaves
 from ..models.running import computing_in, evaluate
 from ..models.walk import tensors_of
 from ..reduction import ReductionGraph
-from .logscales import Family
-from .scaled_runs import ScaledRun
+from .bench import Inputs
 
 # products w dL/dw below this, relative to the largest of a sample, are rounding errors
 NOTHING = 1e-11
-# a sample is noisy, and left out, if its derivative along a found unit, relative
-# to its terms, exceeds this
+# a sample is left out where its derivative along a found unit, relative to its terms, exceeds
+# this, or where none of its products reaches this share of the output
 NOISE = 1e-9
-WHOLE = 2
-# largest number of cotangents per run, and of elements of one operation for all of them
-AT_ONCE, AT_ONCE_NUMBERS = 64, 2**23
-# one run in OTHER uses inputs of another size; RARE is the allowed share of scalars with an
-# effect at given sizes only
-OTHER, RARE = 4, 1e-3
-# sampling stops after this many whole samples without a new scalar; half of it above DEAR scalars
-PATIENCE, DEAR = 6, 1_000_000
+# the same, where it is no rounding error: the gradients are not those of the function
+WRONG = 1e-6
+# largest number of cotangents per run, and of products at once
+AT_ONCE, AT_ONCE_NUMBERS = 64, 2**25
+
+
+@dataclass(frozen=True, eq=False)
+class ScaledTensor:
+    """A parameter, or a running mean or variance of a normalisation.
+
+    Attributes:
+        name: of the parameter or buffer.
+        scalars: which scalars of the model it holds, in the order of ``P``.
+        columns: its log-scales; a running mean shares those of its variance.
+        rows: how many of these, from the first, are log-scales of rows.
+        shift: the constant ``c`` where ``w + c`` is what scales.
+        statistic: whether it is no parameter.
+    """
+
+    name: str
+    scalars: slice
+    columns: slice
+    rows: int
+    shift: float
+    statistic: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """All log-scales of a model.
+
+    Attributes:
+        tensors: what holds the scalars, in order.
+        matrix: ``P``, sparse ``(scalars, R)``; 2 in the rows of a variance.
+        units: what every unit that was found moves, sparse ``(R, H)``.
+    """
+
+    tensors: tuple[ScaledTensor, ...]
+    matrix: csr_array
+    units: csr_array
+
+    def products(self, weights: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> np.ndarray:
+        """``(w + c) dL/dw`` of every scalar, for gradients with a batch dimension in front.
+
+        Of a complex weight its size is scaled: the product is ``Re(conj(w) dL/dw)``.
+        """
+        count = len(next(iter(grads.values())))
+        table = np.zeros((count, self.matrix.shape[0]))
+        for tensor in self.tensors:
+            if tensor.name in grads:
+                weight = weights[tensor.name].detach() + tensor.shift
+                product = weight.conj() * grads[tensor.name]
+                table[:, tensor.scalars] = torch.real(product).reshape(count, -1).numpy()
+        return table
+
+
+def family(graph: Structure, model: nn.Module, most: int | None = None) -> Family:
+    """The log-scales of a traced model's tensors.
+
+    Args:
+        graph: the reduction graph.
+        model: the model, for the groups of its convolutions.
+        most: largest number of log-scales.
+
+    Raises:
+        ValueError: there are more.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
+        ... )
+        >>> scales = family(ps.trace(model, torch.randn(1, 2)), model)
+        >>> scales.matrix.shape, scales.units.shape
+        ((13, 12), (12, 3))
+    """
+    groups = {id(m.weight): m.groups for m in model.modules() if isinstance(m, _ConvNd)}
+    named = dict(model.named_parameters(remove_duplicate=False))
+    blocks = {block.name: block for block in graph.blocks}
+    tensors: list[ScaledTensor] = []
+    parts: list[csr_array] = []
+    moves: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    scalars = columns = 0
+
+    def add(name: str, part: csr_array, start: int, rows: int) -> None:
+        nonlocal scalars
+        here = slice(scalars, scalars + part.shape[0])
+        shift, statistic = graph.shifts.get(name, 0.0), name not in graph.parameters
+        columns_of = slice(start, start + part.shape[1])
+        tensors.append(ScaledTensor(name, here, columns_of, rows, shift, statistic))
+        scalars = here.stop
+
+    for name, parameter in graph.captured.parameters.items():
+        if not (parameter.is_floating_point() or parameter.is_complex()) or not parameter.numel():
+            continue
+        shape = tuple(parameter.shape)
+        sides = list(_sides(shape, groups.get(id(named.get(name, parameter)))))
+        block = blocks.get(name)
+        ends = () if block is None else ((block.head, 1), (block.tail, -1))
+        for ids, _ in ends:
+            if all(_by_class(side, ids) is None for side in sides):
+                sides.append(_along(shape, *(d for d, n in enumerate(ids.shape) if n > 1)))
+        counts = [int(side.max()) + 1 for side in sides]
+        starts = columns + np.cumsum([0, *counts])
+        for ids, sign in ends:
+            start, units = next(
+                (start, units)
+                for start, side in zip(starts, sides, strict=False)
+                if (units := _by_class(side, ids)) is not None
+            )
+            moves.append((start + np.arange(len(units)), np.abs(units), sign * np.sign(units)))
+        if most is not None and starts[-1] > most:
+            raise ValueError(
+                f"it has more than {most:,} rows and columns, and a factorisation is made for at"
+                " most as many; test parts of the model"
+            )
+        part = csr_array(hstack([_incidence(side, shape) for side in sides]))
+        parts.append(part)
+        add(name, part, columns, counts[0])
+        columns = int(starts[-1])
+    for statistic in graph.statistics:
+        channels = statistic.units.reshape(-1).numpy()
+        width = len(channels)
+        for name, power in statistic.powers.items():
+            add(name, power * eye_array(width, format="csr"), columns, width)
+        stacked = [power * eye_array(width) for power in statistic.powers.values()]
+        parts.append(csr_array(vstack(stacked)))
+        moves.append((columns + np.arange(width), np.abs(channels), np.sign(channels)))
+        columns += width
+    places, moved, signs = (
+        np.concatenate([np.zeros(0, int), *(m[k] for m in moves)]) for k in range(3)
+    )
+    ends_of = csr_array(coo_array((signs, (places, moved)), shape=(columns, graph.expand.shape[0])))
+    matrix = csr_array(block_diag(parts)) if parts else csr_array((0, 0))
+    return Family(tuple(tensors), matrix, csr_array((ends_of @ graph.expand)[:, 1:]))
+
+
+def _along(shape: tuple[int, ...], *dims: int) -> Tensor:
+    """A class for each index in some dimensions, in a shape that broadcasts to the tensor's."""
+    wide = [n if d in dims else 1 for d, n in enumerate(shape)]
+    return torch.arange(int(np.prod(wide, dtype=np.int64))).reshape(wide)
+
+
+def _sides(shape: tuple[int, ...], groups: int | None) -> Iterator[Tensor]:
+    """Classes that a tensor usually has: its rows and columns; the channels of a kernel, those
+    that enter group by group; rows and columns of each matrix in a stack.
+    """
+    long = [d for d, n in enumerate(shape) if n > 1]
+    if groups is not None:
+        yield _along(shape, 0)
+        group = torch.arange(shape[0]) // max(1, shape[0] // groups)
+        entering = group[:, None] * shape[1] + torch.arange(shape[1]) if groups > 1 else None
+        yield (
+            _along(shape, 1)
+            if entering is None
+            else entering.reshape(*shape[:2], *[1] * (len(shape) - 2))
+        )
+    elif len(long) == 3:
+        yield _along(shape, long[0], long[1])
+        yield _along(shape, long[0], long[2])
+    else:
+        yield from (_along(shape, d) for d in long)
+        if not long:
+            yield _along(shape)
+
+
+def _incidence(side: Tensor, shape: tuple[int, ...]) -> csr_array:
+    """Scalars of a tensor and their classes, as a sparse matrix."""
+    index = side.expand(shape).reshape(-1).numpy()
+    entries = (np.ones(len(index)), (np.arange(len(index)), index))
+    return csr_array(coo_array(entries, shape=(len(index), int(side.max()) + 1)))
+
+
+def _by_class(side: Tensor, ids: Tensor) -> np.ndarray | None:
+    """The unit of each class, or ``None`` where units differ within one."""
+    side, ids = torch.broadcast_tensors(side, ids)
+    units = torch.zeros(int(side.max()) + 1, dtype=torch.int64)
+    units[side.reshape(-1)] = ids.reshape(-1)
+    return units.numpy() if bool((units[side] == ids).all()) else None
+
+
+class NoDerivativeError(Exception):
+    """Why a model has no derivatives, in a sentence."""
 
 
 class Sampler:
-    """Samples of two kinds: whole ones with respect to all scalars, and quick ones with
-    respect to log-scales only.
+    """Samples of the derivatives of a model by the log-scales of a family.
 
     Args:
         graph: the reduction graph.
         scales: its log-scales.
+        units: symmetries that were found, sparse ``(R, H)``.
         model: a float64 copy.
-        examples: inputs of one or several sizes; every fourth run uses one after the first.
+        inputs: example inputs.
         seed: seed of inputs, weights and cotangents.
+
+    Attributes:
+        alive: which scalars have had an effect.
+        wrong: how many samples contradict a found unit.
+        problem: why the last run gave no sample.
     """
 
     def __init__(
         self,
         graph: ReductionGraph,
         scales: Family,
+        units: csr_array,
         model: nn.Module,
-        examples: Sequence[Inputs],
+        inputs: Inputs,
         seed: int,
     ) -> None:
-        self.scales, self.model, self.seed = scales, model, seed
-        self.examples = tuple(examples)
+        self.scales, self.units, self.model = scales, units, model
         self.generator = torch.Generator().manual_seed(seed)
-        # (not a set: random numbers are drawn in this order)
-        wanted = dict.fromkeys(name for entry in scales.entries for name, _, _ in entry.factors)
         held = tensors_of(model)
-        self.weights = {name: held[name].detach() for name in wanted}
+        self.weights = {tensor.name: held[tensor.name].detach() for tensor in scales.tensors}
         self.buffers = {
-            n: b.detach() for n, b in model.named_buffers(remove_duplicate=False) if n not in wanted
+            name: buffer.detach()
+            for name, buffer in model.named_buffers(remove_duplicate=False)
+            if name not in self.weights
         }
         self.positive = {s.var for s in graph.statistics if s.var is not None}
-        self.rows: list[Tensor] = []
-        # the same sums of absolute values, upper bounds of the rows
-        self.sizes: list[Tensor] = []
-        self.largest = [torch.zeros(entry.shape, dtype=torch.float64) for entry in scales.entries]
-        self.tried = 0
+        self.terms = abs(scales.matrix) @ abs(units)
+        self.alive = np.zeros(scales.matrix.shape[0], bool)
+        self.runs = self.taken = self.wrong = 0
         self.problem = ""
-        self.quick = True
         # whether backward passes can be batched (some batching rules of torch are missing or
         # wrong); None: not tested
         self.together: bool | None = None
-        # whether the model runs without detaching anything, so that its derivatives
-        # are those of its function
+        # whether the model runs without detaching anything, so that its derivatives are those
+        # of its function
         self.through = True
-        # whether a scalar without effect in whole samples has one in quick samples
-        self.surprised = False
+        self.example = inputs
 
-    def look(self, seconds: float, most: int = 60) -> None:
-        """Take whole samples until they show no effect of a further scalar, or the time is over."""
-        start = time.thread_time()
-        scalars = sum(held.numel() for held in self.largest)
-        patience = PATIENCE if scalars < DEAR else PATIENCE // 2
-        felt, idle = -1, 0
-        for _ in range(most):
-            self.whole()
-            now = sum(int((held > NOTHING).sum()) for held in self.largest)
-            idle = 0 if now > felt else idle + 1
-            felt = max(now, felt)
-            if idle >= patience or self.problem or time.thread_time() - start > seconds:
-                return
-
-    def covers(self, inputs: Inputs) -> bool:
-        """Whether a run at other inputs shows almost no effect of scalars without effect so far."""
-        before = [held > NOTHING for held in self.largest]
-        examples, self.examples = self.examples, (inputs,)
-        self.whole()
-        self.examples = examples
-        new = sum(
-            int(((held > NOTHING) & ~old).sum())
-            for held, old in zip(self.largest, before, strict=True)
-        )
-        return new <= RARE * sum(int(old.sum()) for old in before)
-
-    def whole(self) -> int:
-        """One run, with derivatives with respect to every scalar for two cotangents;
-        return how many were finite.
-        """
-        leaves, joined = self._outputs(None)
-        before = len(self.rows)
+    def draw(self, most: int) -> np.ndarray:
+        """Rows of ``G``, at most ``most``, from one run with other weights and inputs."""
+        weights, joined = self._outputs()
+        nothing = np.zeros((0, self.scales.matrix.shape[1]))
         if joined is None:
-            return 0
-        with quiet(), torch.enable_grad():
-            for k in range(WHOLE):
-                cotangent = torch.randn(joined.shape, generator=self.generator, dtype=torch.float64)
-                grads = torch.autograd.grad(
-                    joined,
-                    list(leaves.values()),
-                    cotangent,
-                    retain_graph=k + 1 < WHOLE,
-                    allow_unused=True,
-                )
-                known = {name: g for name, g in zip(leaves, grads, strict=True) if g is not None}
-                products = [entry.products(leaves, known) for entry in self.scales.entries]
-                size = float(torch.stack([p.abs().max() for p in products if p.numel()]).max())
-                if not 0 < size < float("inf"):
-                    continue
-                products = [p.div_(size) for p in products]
-                self.rows.append(self.scales.sums(products))
-                products = [p.abs_() for p in products]
-                for held, p in zip(self.largest, products, strict=True):
-                    torch.maximum(held, p, out=held)
-                self.sizes.append(self.scales.sums(products))
-        return len(self.rows) - before
-
-    def batch(self, column: Tensor, used: Tensor, units: csr_array, most: int = AT_ONCE) -> Tensor:
-        """One run of the model, with derivatives with respect to log-scales for many cotangents.
-
-        Args:
-            column: size of each log-scale's derivative, ``(R,)``.
-            used: which log-scales have an effect.
-            units: change of the log-scales by every found unit, sparse ``(R, H)``.
-            most: largest number of rows; several draws of the weights show more than one.
-
-        Returns:
-            Rows of norm 1, with columns divided by ``column`` and without noisy rows, ``(k, R)``.
-        """
-        if not self.quick:
-            self.whole()
-            rows, sizes = torch.stack(self.rows[-WHOLE:]), torch.stack(self.sizes[-WHOLE:])
-            scaled: Tensor = (
-                rows
-                / column
-                / (sizes / column)[:, used].norm(dim=1, keepdim=True).clamp_min(1e-300)
-            )
-            return scaled
-        run, joined = self._outputs(self.scales)
-        if joined is None:
-            return torch.zeros(0, self.scales.size, dtype=torch.float64)
-        count = max(1, min(most, joined.numel() // 2, AT_ONCE_NUMBERS // run.widest))
+            return nothing
+        count = min(most, AT_ONCE, max(1, AT_ONCE_NUMBERS // len(self.alive)))
         cotangents = torch.randn(count, len(joined), generator=self.generator, dtype=torch.float64)
-        # every other cotangent selects one output: in a sum, almost saturated outputs
-        # vanish in rounding errors
+        # every other cotangent selects one output: in a sum, almost saturated outputs vanish in
+        # rounding errors
         alone = torch.randperm(len(joined), generator=self.generator)[: count // 2]
         cotangents[: len(alone)] = 0
         cotangents[torch.arange(len(alone)), alone] = 1
+        try:
+            with quiet(), torch.enable_grad():
+                grads = self._gradients(joined, weights, cotangents)
+        except Exception as error:
+            # (torch's engine and backward passes of the model's own, which may raise anything)
+            raise NoDerivativeError(no_derivative(error)) from error
+        products = self.scales.products(weights, grads)
+        size = np.abs(products).max(1, initial=0)
+        output = (cotangents.abs() @ joined.detach().abs()).numpy()
+        fine = np.isfinite(products).all(1) & (size > NOISE * output)
+        self.taken += len(products)
+        if not fine.any():
+            self.problem = "its derivatives are not finite, or are rounding errors: no output"
+            self.problem += " depends on the size of a weight"
+            return nothing
+        products = products[fine] / size[fine, None]
+        self.alive |= (np.abs(products) > NOTHING).any(0)
+        rows = (self.scales.matrix.T @ products.T).T
+        along = np.abs(rows @ self.units)
+        terms = (self.terms.T @ np.abs(products).T).T
+        self.wrong += int((along > WRONG * (1 + terms)).any(1).sum())
+        return np.asarray(rows[(along <= NOISE * terms + 1e-13).all(1)])
 
-        def derivatives(cotangent: Tensor) -> Any:
-            return torch.autograd.grad(
-                joined, run.leaves, cotangent, materialize_grads=True, retain_graph=True
+    def _gradients(
+        self, joined: Tensor, weights: Mapping[str, Tensor], cotangents: Tensor
+    ) -> dict[str, Tensor]:
+        """Gradients by the name of a tensor, one row for each cotangent; batched where that
+        gives the same result.
+        """
+        leaves = list(weights.values())
+
+        def derivatives(cotangent: Tensor, batched: bool) -> list[Tensor]:
+            found = torch.autograd.grad(
+                joined,
+                leaves,
+                cotangent,
+                retain_graph=True,
+                allow_unused=True,
+                is_grads_batched=batched,
             )
+            empty = cotangent.shape[:1] if batched else ()
+            return [
+                torch.zeros(*empty, *leaf.shape, dtype=leaf.dtype) if g is None else g.to_dense()
+                for leaf, g in zip(leaves, found, strict=True)
+            ]
 
-        with quiet(), torch.enable_grad():
-            rows = self._derivatives(derivatives, cotangents)
-        largest = (cotangents.abs() @ joined.detach().abs()).clamp_min(1e-300)
-        fine = torch.isfinite(rows).all(1) & (rows.abs().amax(1) > NOISE * largest)
-        rows = rows[fine]
-        self.surprised |= bool((rows[:, ~used].abs() > NOISE * largest[fine, None]).any())
-        rows[:, ~used] = 0
-        rows = rows / column
-        rows = rows / rows.abs().amax(1, keepdim=True)
-        if units.shape[1] and len(rows):
-            # relative to the sum of the absolute terms of each unit
-            own = np.maximum(abs(units).T @ column.numpy(), 1e-300)
-            along = np.abs(units.T @ (rows * column).T.numpy()) / own[:, None]
-            rows = rows[torch.from_numpy(along.max(0) < NOISE)]
-        result: Tensor = rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-300)
-        return result
-
-    def _derivatives(self, derivatives: Callable[[Tensor], Any], cotangents: Tensor) -> Tensor:
-        """One row of derivatives for each cotangent, batched if that gives the same result."""
-        count = len(cotangents)
-        if count > 1 and self.together is not False:
+        if len(cotangents) > 1 and self.together is not False:
             try:
-                rows = torch.cat(
-                    [part.reshape(count, -1) for part in torch.vmap(derivatives)(cotangents)], 1
-                )
+                rows = derivatives(cotangents, True)
             except RuntimeError:
                 self.together = False
             else:
                 if self.together is None:
-                    last = torch.cat([part.reshape(-1) for part in derivatives(cotangents[-1])])
-                    self.together = torch.allclose(
-                        rows[-1], last, 1e-6, NOISE * float(last.abs().max()), True
+                    pairs = list(zip(rows, derivatives(cotangents[-1], False), strict=True))
+                    largest = max(float(one.abs().max()) for _, one in pairs if one.numel())
+                    self.together = all(
+                        torch.allclose(row[-1], one, 1e-6, NOISE * largest, True)
+                        for row, one in pairs
                     )
                 if self.together:
-                    return rows
-        return torch.stack(
-            [torch.cat([part.reshape(-1) for part in derivatives(row)]) for row in cotangents]
-        )
+                    return dict(zip(weights, rows, strict=True))
+        each = [derivatives(cotangent, False) for cotangent in cotangents]
+        return {
+            name: torch.stack(rows)
+            for name, rows in zip(weights, zip(*each, strict=True), strict=True)
+        }
 
-    def _outputs(self, scales: Family | None) -> tuple[Any, Tensor | None]:
-        """Run the model: leaves (the scalars themselves, or log-scales), and all
-        finite outputs as one vector.
-        """
-        number, self.tried = self.tried, self.tried + 1
-        weights = self._weights(number)
-        buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
+    def _outputs(self) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Run the model: its weights as leaves, and all finite outputs as one vector."""
+        number, self.runs = self.runs, self.runs + 1
+        weights = {
+            name: self._weight(name, weight, number).requires_grad_()
+            for name, weight in self.weights.items()
+        }
+        tensors = {name: buffer.clone() for name, buffer in self.buffers.items()} | weights
+        inputs = self._inputs(number)
+        # (the model may not take inputs that were drawn: then it runs at the example)
+        tries = [(inputs, True), (inputs, False), (self.example, self.through)]
+        for given, through in tries if self.through else tries[1:]:
+            try:
+                outputs = self._run(tensors, given, through, number)
+                break
+            except Exception as error:
+                # (whatever the model's code raises)
+                reason = error
+        else:
+            raise NoDerivativeError(no_derivative(reason)) from reason
+        self.through = through
+        found = [leaf.reshape(-1) for leaf in real_leaves(outputs) if leaf.requires_grad]
+        if not found:
+            self.problem = "no output has a derivative with respect to the weights"
+            return weights, None
+        joined = torch.cat([leaf.double() for leaf in found])
+        return weights, joined[torch.isfinite(joined)]
+
+    def _run(
+        self, tensors: Mapping[str, Tensor], inputs: Inputs, through: bool, number: int
+    ) -> Any:
         with (
             quiet(),
             computing_in(torch.float64),
@@ -233,72 +384,36 @@ class Sampler:
             torch.enable_grad(),
         ):
             seed_torch(number)
-            leaves: Any
-            if scales is None:
-                leaves = {name: value.requires_grad_() for name, value in weights.items()}
-                outputs = self._run(leaves | buffers, number)
-            else:
-                with ScaledRun(scales, weights) as leaves:
-                    outputs = self._run(weights | buffers, number)
-            found = [leaf.reshape(-1) for leaf in real_leaves(outputs) if leaf.requires_grad]
-            if not found:
-                self.problem = "no output has a derivative with respect to the weights"
-                return leaves, None
-            joined = torch.cat([leaf.double() for leaf in found])
-            return leaves, joined[torch.isfinite(joined)]
+            with IgnoreDetach() if through else nullcontext():
+                return evaluate(self.model, tensors, *inputs)
 
-    def _weights(self, number: int) -> dict[str, Tensor]:
-        """The model's weights twice, then in turn: weights near them, new ones, and new
-        ones with few dead units.
+    def _weight(self, name: str, weight: Tensor, number: int) -> Tensor:
+        """The model's weights twice, then in turn: weights near them, new ones, and new ones
+        with few dead units.
         """
-        drawn = {}
-        for name, weight in self.weights.items():
-            if number < 2 and bool(weight.any()):
-                drawn[name] = weight.clone()
-                continue
-            # (float32 is drawn several times faster, and the precision of samples does not matter)
-            noise = torch.randn(
-                weight.shape, generator=self.generator, dtype=torch.float32
-            ).double()
-            if name in self.positive:
-                drawn[name] = weight.abs().clamp_min(1e-6) * (0.5 * noise).exp()
-            else:
-                spread = float(weight.square().mean().sqrt()) if weight.numel() else 0.0
-                kind = number % 3
-                if kind == 1 and weight.dim() > 1:
-                    # with very small weights, nonlinear functions are almost linear
-                    spread = max(spread, (weight[0].numel() or 1) ** -0.5)
-                noise = (spread or 0.1) * noise
-                if kind == 2 and weight.dim() > 1:
-                    # with mostly positive weights, several ReLUs in sequence pass a signal
-                    noise = torch.where(
-                        torch.rand(noise.shape, generator=self.generator) < 0.8, noise.abs(), noise
-                    )
-                drawn[name] = 0.7 * weight + 0.5 * noise if kind == 0 else noise
-        return drawn
+        if number < 2 and bool(weight.any()):
+            return weight.clone()
+        noise = torch.randn(weight.shape, generator=self.generator, dtype=weight.dtype)
+        if name in self.positive:
+            return weight.abs().clamp_min(1e-6) * (0.5 * noise).exp()
+        spread = float(weight.abs().square().mean().sqrt())
+        kind = number % 3
+        if kind == 1 and weight.dim() > 1:
+            # with very small weights, nonlinear functions are almost linear
+            spread = max(spread, (weight[0].numel() or 1) ** -0.5)
+        noise = (spread or 0.1) * noise
+        if kind == 2 and weight.dim() > 1 and not weight.is_complex():
+            # with mostly positive weights, several ReLUs in sequence pass a signal
+            flipped = torch.rand(noise.shape, generator=self.generator) < 0.2
+            noise = torch.where(flipped, noise, noise.abs())
+        return 0.7 * weight + 0.5 * noise if kind == 0 else noise
 
-    def _run(self, tensors: Mapping[str, Tensor], number: int) -> Any:
-        inputs = self._inputs(number)
-        for through in (True, False) if self.through else (False,):
-            try:
-                with IgnoreDetach() if through else nullcontext():
-                    outputs = evaluate(self.model, tensors, *inputs)
-                self.through = through
-                return outputs
-            except (RuntimeError, IndexError, ValueError):
-                continue
-        # the drawn inputs are not valid for this model: use the example
-        with IgnoreDetach() if self.through else nullcontext():
-            return evaluate(self.model, tensors, *self.examples[0])
-
-    def _inputs(self, number: int) -> Any:
-        """Inputs of many magnitudes: floats 0.01 to 100 times the example's,
-        integers from the example.
+    def _inputs(self, number: int) -> Inputs:
+        """Inputs of many magnitudes: floats 0.01 to 100 times the example's or near it, integers
+        of the example in another order or as they are.
         """
         exponent = 4 * float(torch.rand((), generator=self.generator)) - 2
-        # (a larger batch repeats the samples of the example)
-        later = len(self.examples) > 1 and number % OTHER == OTHER - 1
-        as_given = number % 2 == 1 and not later
+        as_given = number % 2 == 1
 
         def draw(leaf: Tensor) -> Tensor:
             if not leaf.numel() or leaf.layout != torch.strided:
@@ -306,22 +421,16 @@ class Sampler:
             if leaf.is_floating_point():
                 if not bool(torch.isfinite(leaf).all()):
                     return leaf
+                noise = torch.randn(leaf.shape, generator=self.generator, dtype=leaf.dtype)
                 if as_given:
-                    return leaf * 10**exponent
-                spread = float(leaf.double().square().mean().sqrt()) or 1.0
-                noise = torch.randn(leaf.shape, generator=self.generator, dtype=torch.float64)
-                return (noise * spread * 10**exponent).to(leaf)
+                    # (what is repeated in a larger batch becomes different)
+                    return leaf * (1 + 0.3 * noise) * 10**exponent
+                spread = float(leaf.square().mean().sqrt()) or 1.0
+                return noise * spread * 10**exponent
             if leaf.dtype == torch.bool or as_given or leaf.is_complex():
                 return leaf
             order = torch.randint(leaf.numel(), leaf.shape, generator=self.generator)
             return leaf.reshape(-1)[order]
 
-        return mapped(
-            draw, self.examples[1 + number // OTHER % (len(self.examples) - 1) if later else 0]
-        )
-
-    def misled(self, units: csr_array) -> bool:
-        """Whether a derivative along a found unit is not 0."""
-        rows, sizes = torch.stack(self.rows).numpy(), torch.stack(self.sizes).numpy()
-        along, most = np.abs(units.T @ rows.T), abs(units).T @ sizes.T
-        return bool((along > 1e-6 * most + 1e-12).any())
+        drawn: Inputs = mapped(draw, self.example)
+        return drawn

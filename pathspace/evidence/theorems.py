@@ -20,11 +20,11 @@ from ..inference.values import shape_of
 from ..models.modes import without_eps
 from ..models.running import LARGE, difference, rounding_decides, run_forward, switched, unread
 from ..paths.basis import BasisPaths
-from ..paths.exact import modular_rank, whole_product
+from ..paths.counting_vectors import modular_rank, whole_product
 from ..paths.symbolic import MOST_WEIGHTS, symbolic
 from ..paths.two_trees import TwoTrees
 from ..reduction import ReductionGraph
-from .bench import resolution
+from .bench import holding, resolution
 
 MATRIX_WEIGHTS = 2_500
 ENUMERATED = 50_000
@@ -211,48 +211,34 @@ def theorem2(
     basis = BasisPaths(skeleton)
     weights = [tree.gather(graph) for tree in (skeleton.tree_in, skeleton.tree_out)]
     if any(bool((values == 0).any()) for values in weights):
-        return {
-            "holds": None,
-            "evidence": (
-                "a skeleton weight is 0, so path values do not determine the weights behind it"
-            ),
-            "rebuilt": False,
-        }
+        return _not_rebuilt(
+            "a skeleton weight is 0, so path values do not determine the weights behind it"
+        )
     rebuilt = basis.rebuild(basis.values(), skeleton.signs())
     named = dict((*model.named_parameters(), *model.named_buffers()))
-    weights_of = {
-        name: rebuilt[name].to(tensor) for name, tensor in named.items() if name in rebuilt
-    }
-    with without_eps(model, graph.folded_eps):
-        before = run_forward(model, *inputs, seed=seed)
-        after = run_forward(model, *inputs, weights_of, seed)
-    if not bool(after.outputs.isfinite().all()) and bool(before.outputs.isfinite().all()):
-        return {
-            "holds": None,
-            "evidence": (
-                "the activations of the network rebuilt with leaving weights of size 1 exceed the"
-                " range of floating point"
-            ),
-            "rebuilt": False,
-        }
-    gap = difference(before, after)
-    wrong, total = switched(before, after)
-    tolerance = 1e-6 if resolution(graph, model, before) == torch.float64 else 1e-2
+    weights_of = {name: value.to(named[name]) for name, value in rebuilt.items() if name in named}
     # a rectifier behind unused weights is on no path, so path values do not determine its scale
     dangling = any(block.unused is not None for block in graph.blocks) or bool(graph.unused)
-    words = f"{total - wrong:,} of {total:,} rectifiers are switched alike"
-    idle = False
-    if wrong and dangling:
-        words += " (the others may lie on no path: some weights are unused)"
-    elif wrong:
-        with without_eps(model, graph.folded_eps):
+    with without_eps(model, graph.folded_eps):
+        before = run_forward(model, *inputs, seed=seed)
+        with holding(model, weights_of):
+            after = run_forward(model, *inputs, seed=seed)
+        if not bool(after.outputs.isfinite().all()) and bool(before.outputs.isfinite().all()):
+            return _not_rebuilt(
+                "the activations of the network rebuilt with leaving weights of size 1 exceed the"
+                " range of floating point"
+            )
+        tolerance = 1e-6 if resolution(graph, model, before) == torch.float64 else 1e-2
+        gap, (wrong, total) = difference(before, after), switched(before, after)
+        words, idle = f"{total - wrong:,} of {total:,} rectifiers are switched alike", False
+        if wrong and dangling:
+            words += " (the others may lie on no path: some weights are unused)"
+        elif wrong:
             idle = unread(model, *inputs, seed, before, after)
-        words += " (no output reads the others)" if idle else ""
-    holds: bool | None = gap <= tolerance and (wrong == 0 or dangling or idle)
-    if not holds:
-        with without_eps(model, graph.folded_eps):
-            if rounding_decides(model, *inputs, seed, before, tolerance):
-                holds, words = None, f"{words}; {ROUNDED_AWAY}"
+            words += " (no output reads the others)" if idle else ""
+        holds: bool | None = gap <= tolerance and (wrong == 0 or dangling or idle)
+        if not holds and rounding_decides(model, *inputs, seed, before, tolerance):
+            holds, words = None, f"{words}; {ROUNDED_AWAY}"
     return {
         "holds": holds,
         "evidence": f"rebuilt from path values: outputs differ by {gap:.1e}, {words}",
@@ -262,6 +248,10 @@ def theorem2(
         "rectifiers": total,
         "tolerance": tolerance,
     }
+
+
+def _not_rebuilt(reason: str) -> dict[str, Any]:
+    return {"holds": None, "evidence": reason, "rebuilt": False}
 
 
 def theorem3(

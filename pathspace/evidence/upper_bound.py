@@ -14,52 +14,50 @@ units shows tensors with unexplained scales.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
-from scipy.sparse import csr_array, hstack
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-from ..capture.refusals import no_derivative
-from ..capture.sizes import Inputs
 from ..models.inputs import describe_inputs
-from ..models.modes import NoEps, precision, without_eps
-from ..models.nested import leaves
-from ..models.running import LARGE, cast
+from ..models.modes import InDouble, NoEps, precision, without_eps
+from ..models.nested import mapped
+from ..models.running import LARGE, cast, run_forward
 from ..models.stand_in import repeatable, stand_in
 from ..reduction import ReductionGraph
-from .logscales import Family, family
-from .null_space import pivots, smallest
-from .sample_sizes import sample_sizes
-from .samples import AT_ONCE, NOTHING, Sampler
-from .unexplained_scales import NAMED, unexplained_tensors
+from .bench import Inputs, in_double
+from .samples import Family, NoDerivativeError, Sampler, family
 
-# limits on the number of log-scales beside the known null vectors: for any factorisation
-# (MOST_SCALES), for all singular values (MOST_VALUES)
-MOST_SCALES = 20_000
-# above FAR * MOST_SCALES, scalars without effect are not even searched for
-FAR = 2
-MOST_VALUES = 1_500
-# numbers of singular values below the limit: enough to ask for more samples, and counted
-# at most in a large matrix
-ENOUGH, MOST_ZERO = 24, 384
+# largest number of log-scales: one singular value decomposition
+MOST_SCALES = 8_000
 # processor time of the samples
 MOST_SECONDS = 600.0
-# singular values below this, relative to the largest, count as zero: errors make the
-# bound larger, never smaller
+# singular values below this, relative to the largest, count as zero: errors make the bound
+# larger, never smaller
 ZERO = 1e-8
-# smallest column norm, relative to the largest, that is normalised; rounding
-# errors must be much smaller
+# smallest column norm, relative to the largest, that is normalised; rounding errors must be much
+# smaller
 EVEN = 1e-5
-# samples beyond the number of columns; in a large matrix as a share of it, because a
-# square one is ill-conditioned
-MARGIN, SHARE = 12, 0.25
+# samples beyond the number of columns
+MARGIN, SHARE = 12, 0.1
+# how often more samples are taken where the bound is open
 ROUNDS = 3
-# smallest number of draws of weights and inputs
-DRAWS = 12
+# smallest number of runs, each with other weights and inputs; they go on until so many have shown
+# no effect of a further scalar
+RUNS, PATIENCE, MOST_RUNS = 12, 6, 60
+# batch statistics normalise any two numbers to 1 and -1, so that batches are larger; large ones
+# where their inputs are few
+BATCH, LARGE_BATCH, FREE = 4, 32, 2_000
+# limits on what is named: rows of a tensor, and null vectors that are looked at
+NAMED, MOST_NULL = 8, 400
+# what moves by less does not move
+SILENT = 1e-8
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ class UpperBound:
         samples: number of sampled derivatives.
         smallest_kept: smallest singular value counted as non-zero, relative to the largest.
         largest_dropped: largest singular value counted as zero.
-        without_effect: number of scalars whose derivative is zero at every sample,
+        without_effect: number of weights whose derivative is zero at every sample,
             which are removed first.
         left_over: tensors with scales that the found units do not explain,
             with their rows or columns.
@@ -117,12 +115,12 @@ def upper_bound(
     seed: int = 0,
     most_seconds: float | None = None,
 ) -> UpperBound:
-    """Bound the number of scale symmetries of a model from above, with ``eps =
-    0`` in its normalisations.
+    """Bound the number of scale symmetries of a model from above, with ``eps = 0`` in its
+    normalisations.
 
     Args:
         graph: its reduction graph.
-        model: a copy, in float64 if it runs so; it is not changed.
+        model: a copy in float64; it is not changed.
         args: example inputs.
         kwargs: example inputs by keyword.
         seed: seed of inputs, weights and cotangents.
@@ -142,248 +140,279 @@ def upper_bound(
         (3, 3)
     """
     start = time.thread_time()
-    most_seconds = MOST_SECONDS if most_seconds is None else most_seconds
-    if graph.num_weights > LARGE:
-        reason = f"it needs a copy in float64, which is limited to {LARGE:,} weights"
-        return UpperBound(None, graph.num_units, None, f"not attempted: {reason}")
-    if precision(model) != torch.float64:
-        # a model with casts to a lower precision runs in float64 if they are ignored
-        written = graph.captured.written.values()
-        model = repeatable(stand_in(model, share_tensors=False).double(), written)
-        args, kwargs = cast(args, torch.float64), cast(kwargs, torch.float64)
-    scales = family(graph, model, statistics=not model.training)
-    if not scales.size:
-        return UpperBound(
-            None, graph.num_units, None, "not attempted: the model has no floating-point parameter"
-        )
+    seconds = MOST_SECONDS if most_seconds is None else most_seconds
+    found, exact = graph.num_units, graph.num_exact_units
     try:
-        everything = [torch.ones(entry.shape, dtype=torch.bool) for entry in scales.entries]
-        known = pivots(csr_array(hstack([scales.units, scales.exchanged(everything)])))
-        _expect_few(scales.size, len(known), FAR * MOST_SCALES)
-    except (_Refused, ValueError) as refusal:
-        return UpperBound(None, graph.num_units, None, f"not attempted: {refusal}")
-    sizes = list(sample_sizes(model, args, kwargs))
-
-    def bounded(units: csr_array, limit: float) -> tuple[UpperBound, Sampler]:
-        begin = time.thread_time()
-        sampler = _sampler(
-            lambda inputs: Sampler(graph, scales, model, inputs, seed), sizes, units, limit / 4
+        _expect(
+            graph.num_weights <= LARGE, f"it needs a copy in float64, of at most {LARGE:,} weights"
         )
-        try:
-            bound = _bounded(scales, units, sampler, limit)
-            while not bound.closed and sampler.surprised and time.thread_time() - begin < limit / 2:
-                sampler.surprised = False
-                sampler.look(limit / 4)
-                bound = _bounded(scales, units, sampler, limit)
-        except _Refused as refusal:
-            bound = UpperBound(None, units.shape[1], None, f"not attempted: {refusal}")
-        return replace(bound, seconds=round(time.thread_time() - begin, 3)), sampler
+        if precision(model) != torch.float64:
+            # a model with casts to a lower precision runs in float64 if they are ignored
+            written = graph.captured.written.values()
+            model = repeatable(in_double(stand_in(model, share_tensors=False)), written)
+            args, kwargs = cast(args, torch.float64), cast(kwargs, torch.float64)
+        scales = family(graph, model, MOST_SCALES)
+        _expect(scales.tensors, "the model has no floating-point parameter")
+        given = (tuple(args), dict(kwargs))
+        sizes = [*_larger_batches(model, given), given]
 
-    with without_eps(model, graph.folded_eps):
-        bound, sampler = bounded(scales.units, most_seconds)
-    if bound.at_most is None:
-        return bound
-    rows, sizes = sampler.rows, [sampler.examples]
-    spent = time.thread_time() - start
-    exact, as_it_stands = graph.num_exact_units, Sampler(graph, scales, model, sizes[0], seed)
+        def bounded(units: csr_array, limit: float) -> tuple[UpperBound, Inputs]:
+            for inputs in sizes:
+                try:
+                    sampler = Sampler(graph, scales, units, model, inputs, seed)
+                    return _bounded(scales, units, sampler, limit), inputs
+                except _Refused as refusal:
+                    reason = refusal
+                except NoDerivativeError as error:
+                    reason = _Refused(f"the model cannot be differentiated ({error})")
+            raise reason
+
+        def first(inputs: Inputs) -> np.ndarray:
+            return Sampler(graph, scales, scales.units, model, inputs, seed).draw(2)
+
+        with without_eps(model, graph.folded_eps):
+            bound, inputs = bounded(scales.units, seconds)
+            row = first(inputs)
+    except (_Refused, ValueError) as refusal:
+        return UpperBound(None, found, None, f"not attempted: {refusal}")
     with NoEps(None):
-        as_it_stands.whole()
-    same = all(torch.equal(one, other) for one, other in zip(rows, as_it_stands.rows, strict=False))
-    if exact == graph.num_units and same:
-        # without an eps both models, and both bounds, are the same
-        return replace(bound, exact_found=exact, exact_at_most=bound.at_most)
-    if spent > most_seconds / 2:
-        return replace(bound, exact_found=exact)
-    with NoEps(None):
-        held, _ = bounded(csr_array(scales.units @ graph.exact), most_seconds - spent)
-    words = bound.evidence
-    if held.at_most is not None:
-        words += f"; with every eps unchanged {exact:,} found, at most {held.at_most:,}"
-    seconds = round(time.thread_time() - start, 3)
+        if exact == found and np.array_equal(row, first(inputs)):
+            # without an eps both models, and both bounds, are the same
+            return replace(bound, exact_found=exact, exact_at_most=bound.at_most)
+        left = seconds - (time.thread_time() - start)
+        if left < seconds / 2:
+            return replace(bound, exact_found=exact)
+        try:
+            held, _ = bounded(csr_array(scales.units @ graph.exact), left)
+        except _Refused:
+            return replace(bound, exact_found=exact)
+    words = f"; with every eps unchanged {exact:,} found, at most {held.at_most:,}"
     return replace(
-        bound, exact_found=exact, exact_at_most=held.at_most, evidence=words, seconds=seconds
+        bound,
+        exact_found=exact,
+        exact_at_most=held.at_most,
+        evidence=bound.evidence + words,
+        seconds=round(time.thread_time() - start, 3),
     )
 
 
-def _sampler(
-    make: Callable[[Sequence[Inputs]], Sampler],
-    sizes: Sequence[Sequence[Inputs]],
-    units: csr_array,
-    seconds: float,
-) -> Sampler:
-    """A sampler with its first samples, at the smallest inputs that show as many
-    effects as the given inputs.
-    """
-    given = sizes[-1][0]
-    for examples in sizes:
-        sampler = make(examples)
-        try:
-            sampler.look(seconds)
-            cut = _numbers(examples[0]) < _numbers(given)
-            if (
-                sampler.rows
-                and not (cut and not sampler.covers(given))
-                and not sampler.misled(units)
-            ):
-                break
-        except Exception as error:
-            # the model does not run at these sizes, or its own backward pass raises
-            sampler.problem = f"the model cannot be differentiated ({no_derivative(error)})"
-    return sampler
+def _larger_batches(model: nn.Module, inputs: Inputs) -> list[Inputs]:
+    """The same inputs in a larger batch, if the model takes it."""
+    batched = [
+        leaf
+        for leaf in pytree.tree_leaves(inputs)
+        if isinstance(leaf, Tensor) and leaf.dim() and leaf.layout == torch.strided
+    ]
+    if len({len(leaf) for leaf in batched}) != 1 or not len(batched[0]):
+        return []
+    free = FREE // max(1, sum(leaf[:1].numel() for leaf in batched))
+    # (a token is one number, and as much work as a vector)
+    few = all(leaf.is_floating_point() for leaf in batched)
+    count = max(BATCH, 2 * len(batched[0]), min(free, LARGE_BATCH) if few else 0)
 
+    def repeated(leaf: Tensor) -> Tensor:
+        if not leaf.dim() or leaf.layout != torch.strided:
+            return leaf
+        return leaf[torch.arange(count) % len(leaf)]
 
-def _numbers(inputs: Inputs) -> int:
-    """Number of elements of the inputs."""
-    return sum(leaf.numel() for leaf in leaves(inputs) if isinstance(leaf, Tensor))
+    larger: Inputs = mapped(repeated, inputs)
+    try:
+        with InDouble():
+            run_forward(model, *larger)
+    except (RuntimeError, IndexError, ValueError, AssertionError, TypeError):
+        return []
+    return [larger]
 
 
 class _Refused(Exception):
     """The reason why nothing is tested."""
 
 
-def _expect_few(width: int, known: int, most: int) -> None:
-    if width - known > most:
-        raise _Refused(
-            f"{width:,} rows and columns less {known:,} known, and a factorisation is made for at"
-            f" most {MOST_SCALES:,}; test parts of the model"
-        )
+def _expect(condition: Any, reason: str) -> None:
+    if not condition:
+        raise _Refused(reason)
 
 
-def _bounded(scales: Family, units: csr_array, sampler: Sampler, most_seconds: float) -> UpperBound:
+def _bounded(scales: Family, units: csr_array, sampler: Sampler, seconds: float) -> UpperBound:
     """The bound for one treatment of ``eps``."""
     start = time.thread_time()
-    try:
-        if not sampler.rows:
-            raise _Refused(
-                sampler.problem or "no output depends on the weights by a finite derivative"
-            )
-        alive = [held > NOTHING for held in sampler.largest]
-        used = scales.sums([mask.double() for mask in alive]) > 0
-        column = torch.stack(sampler.sizes).square().mean(0).sqrt().clamp_min(1e-300)
-        known = csr_array(hstack([units, scales.exchanged(alive)]))[used.numpy()]
-        pivot = pivots(known)
-        width = int(used.sum())
-        rest = torch.from_numpy(np.setdiff1d(np.arange(width), pivot))
-        _expect_few(width, len(pivot), MOST_SCALES)
-        if sampler.misled(units):
-            raise _Refused(
-                "its gradients are not those of its function (detached, or of its own backward"
-                " pass)"
-            )
-        places = torch.nonzero(used)[:, 0][rest]
-        rows = _rows(
-            sampler, column, used, places, units, most_seconds - (time.thread_time() - start)
-        )
-        for number in range(ROUNDS):
-            last = number == ROUNDS - 1 or time.thread_time() - start > most_seconds / 2
-            values, vectors = _smallest(rows, sampler.seed, last)
-            if last or not bool((values < ZERO).any()):
-                break
-            more = _rows(
-                sampler, column, used, places, units, most_seconds, max(MARGIN, len(rows) // 2)
-            )
-            rows = torch.cat([rows, more])
-    except (_Refused, ValueError) as error:
-        raise _Refused(str(error)) from None
-    except Exception as error:
-        raise _Refused(f"the model cannot be differentiated ({no_derivative(error)})") from None
-    free = values < ZERO
-    independent = len(pivots(units))
-    at_most, found = independent + int(free.sum()), units.shape[1]
+    rows, found = np.zeros((0, scales.matrix.shape[1])), units.shape[1]
+    for number in range(1, ROUNDS + 1):
+        rows = _sampled(sampler, rows, number, seconds - (time.thread_time() - start))
+        alive = csr_array(scales.matrix[sampler.alive])
+        gram = csr_array(alive.T @ alive)
+        used = np.flatnonzero(gram.diagonal())
+        gram = csr_array(gram[used][:, used])
+        values, size = _singular_values(rows[:, used])
+        rank = int((values >= ZERO).sum())
+        idle = redundant(gram)
+        # units that move nothing but scalars without effect are no null vectors here
+        moved = found if sampler.alive.all() else _rank((gram @ units[used]).toarray())
+        more = max(0, len(used) - rank - idle - moved)
+        if not more:
+            break
     over = []
-    if bool(free.any()):
-        more = torch.zeros(width, int(free.sum()), dtype=torch.float64)
-        more[rest] = vectors[:, free] / column[places][:, None]
-        over = unexplained_tensors(scales, more, used, units, alive)
-    rank = len(rest) - int(free.sum())
-    dead = sum(int((~mask).sum()) for mask in alive)
-    redundant = known.shape[1] - found
-    words = f"{found:,} found; at most {at_most:,} exist"
-    words += (
-        f": {width:,} log-scales of rows and columns, {redundant:,} of them redundant, rank"
-        f" {rank:,} in "
+    if more:
+        over = _left_over(scales, gram, used, units, _null_vectors(rows[:, used] / size, size))
+    kept, dropped = values[:rank], values[rank:]
+    smallest, largest = float(min(kept, default=0.0)), float(max(dropped, default=0.0))
+    weights = (tensor for tensor in scales.tensors if not tensor.statistic)
+    dead = sum(int((~sampler.alive[tensor.scalars]).sum()) for tensor in weights)
+    words = (
+        f"{found:,} found; at most {found + more:,} exist: {len(used):,} log-scales of rows and"
+        f" columns, {idle:,} of them redundant, rank {rank:,} in {len(rows):,} samples at "
+        + describe_inputs(*sampler.example)
+        + f"; singular values down to {smallest:.0e} of the largest"
+        + (f", {largest:.0e} and below count as zero" if len(dropped) else "")
+        + (f"; {dead:,} scalars without effect on the outputs removed" if dead else "")
+        + ("; left over: " + ", ".join(entry["tensor"] for entry in over[:NAMED]) if over else "")
     )
-    words += f"{len(rows) + len(sampler.rows):,} samples"
-    smallest_kept = float(values[~free].min()) if bool((~free).any()) else 0.0
-    dropped = float(values[free].max()) if bool(free.any()) else 0.0
-    words += " at " + " and ".join(describe_inputs(*inputs) for inputs in sampler.examples)
-    words += (
-        f"; singular values down to {smallest_kept:.0e} of the largest beside the known null"
-        " vectors"
-    )
-    words += f", {dropped:.0e} and below count as zero" if bool(free.any()) else ""
-    words += f"; {dead:,} scalars without effect on the outputs removed" if dead else ""
-    if over:
-        words += "; left over: " + ", ".join(entry["tensor"] for entry in over[:NAMED])
     return UpperBound(
-        at_most, found, at_most == found, words, width, rank, redundant,
-        len(rows) + len(sampler.rows), smallest_kept, dropped, dead, over,
-    )  # fmt: skip
+        at_most=found + more,
+        found=found,
+        closed=not more,
+        evidence=words,
+        log_scales=len(used),
+        rank=rank,
+        redundant=idle,
+        samples=len(rows),
+        smallest_kept=smallest,
+        largest_dropped=largest,
+        without_effect=dead,
+        left_over=over,
+        seconds=round(time.thread_time() - start, 3),
+    )
 
 
-def _rows(
-    sampler: Sampler,
-    column: Tensor,
-    used: Tensor,
-    places: Tensor,
-    units: csr_array,
-    most_seconds: float,
-    count: int | None = None,
-) -> Tensor:
-    """Enough samples of the derivatives with respect to the log-scales that are not pivots."""
-    if count is None:
-        count = len(places) + max(
-            MARGIN, int(SHARE * len(places)) if len(places) > MOST_VALUES else 0
-        )
-    found, blocks, idle = 0, [torch.zeros(0, len(places), dtype=torch.float64)], 0
-    start, most = time.thread_time(), max(2, min(AT_ONCE, count // DRAWS))
-    while found < count:
-        block = sampler.batch(column, used, units, most)[:, places]
-        blocks.append(block[: count - found])
-        found += len(blocks[-1])
-        idle = 0 if len(block) else idle + 1
-        if idle > 20:
-            if sampler.quick:
-                # whole samples come with upper bounds of their derivatives
-                sampler.quick, idle = False, 0
-                continue
-            raise _Refused("its derivatives are not finite, or are rounding errors")
+def _sampled(sampler: Sampler, rows: np.ndarray, number: int, seconds: float) -> np.ndarray:
+    """So many more samples that they can have full rank, ``number`` times as many in all."""
+    start, begin = time.thread_time(), len(rows)
+    blocks, count, runs, idle, empty = [rows], begin, 0, 0, 0
+    wanted = number * int(rows.shape[1] * (1 + SHARE) + MARGIN)
+    most = max(2, -(-(wanted - begin) // RUNS))
+    while count < wanted or (idle < PATIENCE and runs < MOST_RUNS):
+        known = int(sampler.alive.sum())
+        block = sampler.draw(most)
+        blocks.append(block)
+        count, runs = count + len(block), runs + 1
+        idle = idle + 1 if int(sampler.alive.sum()) == known else 0
+        empty = 0 if len(block) else empty + 1
+        if empty > 20 or (runs >= RUNS and 2 * sampler.wrong > sampler.taken):
+            wrong = "its gradients are not those of its function (detached, or of its own backward"
+            raise _Refused(f"{wrong} pass)" if sampler.wrong else sampler.problem)
         passed = time.thread_time() - start
-        if found and len(blocks) > 3 and passed / found * count > most_seconds:
-            raise _Refused(
-                f"{count:,} samples would take about {passed / found * count:,.0f} seconds"
-            )
-    return torch.cat(blocks)
+        if runs > 3 and passed / (count - begin or 1) * (wanted - begin) > seconds:
+            expected = passed / (count - begin or 1) * wanted
+            raise _Refused(f"{wanted:,} samples would take about {expected:,.0f} seconds")
+    return np.concatenate(blocks)
 
 
-def _smallest(rows: Tensor, seed: int, last: bool) -> tuple[Tensor, Tensor]:
-    """The smallest singular values (or all, if that is fast) relative to the
-    largest, and their vectors.
-
-    Args:
-        rows: samples.
-        seed: seed of the first vectors of an iteration.
-        last: whether all that count as zero are needed, or a few.
-
-    Raises:
-        ValueError: too many values count as zero.
+def _singular_values(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Singular values of rows of norm 1, with even columns, relative to the largest; and the
+    norms of the columns.
     """
-    count = rows.shape[1]
-    if not count:
-        return torch.ones(0, dtype=torch.float64), torch.zeros(0, 0, dtype=torch.float64)
-    # normalise columns, so that a column of small entries does not count as zero
-    size = rows.norm(dim=0)
-    size = size.clamp_min(EVEN * float(size.max()) or 1.0)
-    triangle = rows / size
-    triangle /= triangle.norm(dim=1, keepdim=True).clamp_min(1e-300)
-    triangle = torch.linalg.qr(triangle, mode="r").R
-    if count <= MOST_VALUES:
-        _, values, vectors = torch.linalg.svd(triangle)
-        values, vectors = values / values[0].clamp_min(1e-300), vectors.T
-    else:
-        values, vectors = smallest(triangle, ZERO, seed, ENOUGH, MOST_ZERO if last else ENOUGH)
-        if last and len(values) < count and not bool((values > ZERO).any()):
-            raise ValueError(
-                f"more than {len(values)} of {count:,} singular values are next to zero"
-            )
-    return values, vectors / size[:, None]
+    # a column of small entries must not count as zero
+    norms = np.linalg.norm(rows, axis=0)
+    size = np.maximum(norms, EVEN * norms.max(initial=0) or 1.0)
+    table = torch.from_numpy(rows / size)
+    table /= table.norm(dim=1, keepdim=True).clamp_min(1e-300)
+    values = torch.linalg.svdvals(torch.linalg.qr(table, mode="r").R).numpy()
+    return values / max(values.max(initial=0), 1e-300), size
+
+
+def _null_vectors(table: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """A basis of the null space, in columns; all of norm 1."""
+    table = table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1e-300)
+    _, values, vectors = np.linalg.svd(np.linalg.qr(table, mode="r"))
+    values = np.concatenate([values, np.zeros(len(vectors) - len(values))])
+    null = vectors[values < ZERO * values[0]].T / size[:, None]
+    return np.asarray(null / np.linalg.norm(null, axis=0))
+
+
+def redundant(gram: csr_array) -> int:
+    """``dim ker P``, from ``P^T P``: log-scales that move no scalar.
+
+    What shares no scalar is taken by itself: a matrix has one such combination, its rows against
+    its columns.
+
+    Example:
+        >>> redundant(csr_array([[2.0, 1.0, 1.0], [1.0, 1.0, 0.0], [1.0, 0.0, 1.0]]))
+        1
+    """
+    count, label = connected_components(gram, directed=False)
+    order = np.argsort(label, kind="stable")
+    total = 0
+    for part in np.split(order, np.cumsum(np.bincount(label, minlength=count))[:-1]):
+        if len(part) > 1:
+            table = gram[part][:, part].toarray()
+            values = np.linalg.eigvalsh(table)
+            total += int((values <= 1e-9 * values.max()).sum())
+    return total
+
+
+def _rank(table: np.ndarray) -> int:
+    """Numerical rank of a matrix whose entries are of ordinary size."""
+    return int(np.linalg.matrix_rank(table, tol=SILENT * max(table.shape))) if table.size else 0
+
+
+def _left_over(
+    scales: Family, gram: csr_array, used: np.ndarray, units: csr_array, null: np.ndarray
+) -> list[dict[str, Any]]:
+    """A smallest set of tensors, and their rows, whose null vectors no found unit explains.
+
+    ``P^T P a`` is 0 in a tensor exactly where ``a`` moves none of its scalars. One tensor after
+    the other is left alone as long as as many null vectors more than found units are left.
+
+    Returns:
+        Name, size of the movement and rows, the most moved tensor first.
+    """
+    if null.shape[1] > MOST_NULL:
+        return []
+    position = {column: place for place, column in enumerate(used)}
+    places = {
+        tensor: [
+            position[c] for c in range(tensor.columns.start, tensor.columns.stop) if c in position
+        ]
+        for tensor in scales.tensors
+    }
+    known = units[used].toarray()
+    size = np.abs(gram @ null).max(initial=1.0)
+    moves = gram @ null / size, gram @ known / size
+
+    def free(silent: list[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Null vectors, and found units, that leave some log-scales alone, as combinations."""
+        return _kernel(moves[0][silent]), _kernel(moves[1][silent])
+
+    def more(silent: list[int]) -> int:
+        one, other = (_rank(move @ some) for move, some in zip(moves, free(silent), strict=True))
+        return one - other
+
+    wanted, silent = more([]), list[int]()
+    for here in places.values():
+        if more(silent + here) == wanted:
+            silent += here
+    some, own = free(silent)
+    # (the nearest found unit to each null vector, by what both do to scalars)
+    nearest = np.linalg.pinv(own.T @ known.T @ moves[1] @ own, rtol=SILENT, hermitian=True)
+    left = moves[0] @ some - moves[1] @ own @ nearest @ (own.T @ known.T @ moves[0] @ some)
+    result = []
+    for tensor, here in places.items():
+        size = np.linalg.norm(left[here], axis=1)
+        if size.max(initial=0) > 1e-6:
+            rows = {
+                used[p] - tensor.columns.start
+                for p, s in zip(here, size, strict=True)
+                if s > 1e-6 * size.max()
+            }
+            named = sorted(int(row) for row in rows if row < tensor.rows)[:NAMED]
+            result.append({"tensor": tensor.name, "size": float(size.max()), "rows": named})
+    return sorted(result, key=lambda entry: -entry["size"])
+
+
+def _kernel(table: np.ndarray) -> np.ndarray:
+    """An orthonormal basis of the null space of a matrix, in columns."""
+    if not table.size:
+        return np.eye(table.shape[1])
+    _, values, vectors = np.linalg.svd(table)
+    rank = int((values > SILENT).sum())
+    return np.asarray(vectors[rank:].T)

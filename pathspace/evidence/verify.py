@@ -25,10 +25,14 @@ from ..reduction import ReductionGraph
 from ..tracing import trace
 from .bench import bench_copy
 from .certificate import Certificate
-from .exactness_levels import levels_in_words, measure_levels
 from .explain import account
-from .invariance import measure_invariance
-from .randomised_checks import trials, trials_in_words
+from .invariance import (
+    levels_in_words,
+    measure_invariance,
+    measure_levels,
+    trials,
+    trials_in_words,
+)
 from .theorems import enumerable, theorem1, theorem2, theorem3, tree_problem
 from .upper_bound import upper_bound as bound_from_above
 

@@ -69,19 +69,23 @@ class Checkpoint:
             path = path.parent
         if not path.is_dir():
             return cls(path, (TensorFile.open(path),))
-        index = next(
-            iter(
-                [path / INDEX]
-                if (path / INDEX).exists()
-                else sorted(path.glob("*.safetensors.index.json"))
-            ),
-            None,
-        )
-        if index is not None:
+        indices = [path / INDEX] if (path / INDEX).exists() else _indices(path)
+        if indices:
+            index = indices[0]
             try:
                 text = index.read_text(encoding="utf-8")
                 names = sorted(set(json.loads(text)["weight_map"].values()))
-            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                outside = [name for name in names if Path(name).name != name]
+                if outside:
+                    raise ValueError(f"{outside[0]!r} is outside of its folder")
+            except (
+                OSError,
+                ValueError,
+                KeyError,
+                TypeError,
+                AttributeError,
+                RecursionError,
+            ) as error:
                 raise InputError(
                     f"The index '{index}' cannot be read ({error}); give a whole checkpoint."
                 ) from error
@@ -129,17 +133,14 @@ class Checkpoint:
                 )
         return found
 
-    def pieces(self, name: str) -> Iterator[tuple[slice, Tensor]]:
-        """A tensor in slices along its first dimension."""
-        return self.places()[name].pieces(name)
-
     def rewrite(
         self, destination: str | os.PathLike[str], changes: Mapping[str, Change], job: str
     ) -> None:
         """Write the checkpoint again, some of its tensors changed piece by piece.
 
-        Files are written aside and renamed; a run that was broken off goes on after the last whole
-        file. The index is written last, so that nobody reads half of a checkpoint.
+        Files are written aside and renamed, in the place of a link too; a run that was broken off
+        goes on after the last whole file. The index is written last, so that nobody reads half of a
+        checkpoint.
 
         Args:
             destination: a file for a file, a folder for a folder.
@@ -166,28 +167,31 @@ class Checkpoint:
         ]
         own = hashlib.sha256(json.dumps([job, stamps]).encode()).hexdigest()
         done = _finished(journal, own)
-        for name in [
-            *(() if done else (path.name for path in destination.glob("*.safetensors.index.json")))
-        ]:
-            (destination / name).unlink()
+        for index in [] if done else _indices(destination):
+            index.unlink()
         for file in self.files:
-            if file.path.name in done and (destination / file.path.name).is_file():
+            target = destination / file.path.name
+            if file.path.name in done and target.is_file() and not target.is_symlink():
                 continue
-            _rewritten(file, destination / file.path.name, changes)
+            _rewritten(file, target, changes)
             done.append(file.path.name)
-            with replacing(journal) as temporary:
+            with replacing(journal, alone=True) as temporary:
                 temporary.write_text(json.dumps({"job": own, "files": done}), encoding="utf-8")
         for beside in self.path.iterdir():
-            if (
-                beside.is_file()
-                and beside.suffix not in WEIGHTS
-                and not beside.name.endswith(".index.json")
-            ):
-                shutil.copy2(beside, destination / beside.name)
+            weights = beside.suffix in WEIGHTS or beside.name.endswith(".index.json")
+            if beside.is_file() and not weights:
+                target = destination / beside.name
+                if target.is_symlink():
+                    target.unlink()
+                shutil.copy2(beside, target)
         if self.index is not None:
-            with replacing(destination / self.index_name) as temporary:
+            with replacing(destination / self.index_name, alone=True) as temporary:
                 temporary.write_text(self.index, encoding="utf-8")
         journal.unlink(missing_ok=True)
+
+
+def _indices(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.safetensors.index.json"))
 
 
 def _finished(journal: Path, job: str) -> list[str]:
@@ -207,5 +211,5 @@ def _rewritten(file: TensorFile, destination: Path, changes: Mapping[str, Change
         for place, piece in file.pieces(name):
             yield as_bytes(changes[name](place, piece))
 
-    with replacing(destination) as temporary:
+    with replacing(destination, alone=True) as temporary:
         write(temporary, file.entries, data, file.metadata)

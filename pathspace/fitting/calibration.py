@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -121,6 +121,7 @@ class Calibrated:
     def _own(self) -> list[list[Tensor]]:
         return self.reference()
 
+    @cache  # noqa: B019  (it lives as long as its model)
     def sensitivity(self, draws: int = 4, fisher: bool = False) -> dict[str, Tensor]:
         """``sum over samples of |df/dw|^2`` of every parameter, relative to
         the energy of the outputs on all batches.

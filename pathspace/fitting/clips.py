@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..capture.capture import capture
 from ..capture.captured import Captured
+from ..capture.refusals import first_line
 from ..errors import InputError, PathspaceError, UnsupportedError, expect_arguments
 from ..inference.interpreter import interpret
 from ..inference.registry import rule
@@ -30,8 +31,9 @@ from ..models.walk import has_hooks, module_at
 
 # image sizes that are tried where no example inputs are given
 SIZES = (224, 32, 28, 64, 96, 128, 299)
-# largest change of outputs, relative to the largest, that counts as rounding
-CLOSE = 1e-3
+# largest change of outputs, relative to the largest, that counts as rounding; or so many roundings
+CLOSE, ROUNDINGS = 1e-3, 16
+WRITING = "a clip writes into what other code reads; give it inplace=False"
 CLIPS: tuple[Callable[..., Any], ...] = (nn.Hardtanh.forward, nn.ReLU6.forward)
 
 
@@ -199,7 +201,7 @@ def lift_clips(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
         )
     calls = _Calls()
     for name in names:
-        _replace(twin, name, _Probe(calls, name))
+        put(twin, name, _Probe(calls, name))
     captured, inputs, by_name = capture_examples("lift_clips", twin, args, kwargs)
     marks, _ = interpret(captured, _Marks)
     classes = torch.from_numpy(marks.equations.resolve().classes)
@@ -215,10 +217,10 @@ def lift_clips(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
         if len(set(sites)) < len(sites):
             # a loop: the same place again and again has one bound
             shapes = shapes[:1] if len(set(shapes)) == 1 else [()]
-        _replace(result, name, LiftedClip(clip.min_val, clip.max_val, shapes or [()], like))
+        put(result, name, LiftedClip(clip.min_val, clip.max_val, shapes or [()], like))
     if any(isinstance(module, LiftedClip) and module.places > 1 for module in result.modules()):
         result.register_forward_pre_hook(_start)
-    _check_same(model, result, inputs, by_name)
+    expect_same("lift_clips", model, result, inputs, by_name, WRITING)
     return result
 
 
@@ -232,29 +234,44 @@ def _names(model: nn.Module) -> list[str]:
     return list(found.values())
 
 
-def _check_same(
-    model: nn.Module, result: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+def expect_same(
+    owner: str,
+    model: nn.Module,
+    result: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    reason: str,
 ) -> None:
-    """Compare the outputs of both models twice: the second pass begins as the first does.
+    """Compare the outputs of a model and its copy twice: the second pass begins as the first does.
+
+    Copies run, because a model may write into its buffers.
 
     Raises:
-        UnsupportedError: they differ.
+        UnsupportedError: they differ, or the copy does not run.
     """
     if names_without_values((*model.named_parameters(), *model.named_buffers())):
         return
     pair = safe_deepcopy(model), safe_deepcopy(result)
-    far = 0.0
     for _ in range(2):
-        wanted, found = (outputs(net, args, kwargs, seed=0) for net in pair)
-        far = max(far, distance(found, wanted))
-    if far > CLOSE:
-        raise UnsupportedError(
-            f"lift_clips changed the outputs by {far:.1e} of the largest, expected the same"
-            " function: a clip writes into what other code reads; give it inplace=False."
+        try:
+            wanted, found = (outputs(net, args, kwargs, seed=0) for net in pair)
+        except Exception as error:
+            raise UnsupportedError(
+                f"{owner} made a {type(result).__name__} that does not run ({first_line(error)}),"
+                f" expected the same function: {reason}."
+            ) from error
+        rounding = max(
+            (torch.finfo(o.dtype).eps for o in wanted if o.is_floating_point()), default=0
         )
+        if (far := distance(found, wanted)) > max(CLOSE, ROUNDINGS * rounding):
+            raise UnsupportedError(
+                f"{owner} changed the outputs by {far:.1e} of the largest, expected the same"
+                f" function: {reason}."
+            )
 
 
-def _replace(model: nn.Module, name: str, new: nn.Module) -> None:
+def put(model: nn.Module, name: str, new: nn.Module) -> None:
+    """Put a module in the place of another."""
     owner, _, last = name.rpartition(".")
     setattr(module_at(model, owner), last, new)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputTypeError, expect_arguments, expect_numbers
+from ..gauge.moves import moved
 from ..gauge.rescale import rescale
 from ..graph.structure import Structure
 from ..models.copies import safe_deepcopy
+from .calibration import Calibrated
 from .choice import Gauge, choose_gauge
-from .convex import Programme
 from .objectives import Noise, calibrated
-from .quantise import check_format, decibels
-from .rounding_search import Rounded, searched
+from .quantise import check_format, decibels, quantised_weights, weight_axes
 
 # how much of the way to the chosen gauge is tried
 STEPS = (1.0, 0.5)
@@ -72,21 +73,6 @@ class Equalised:
             f"{form}: {self.before:.1f} dB as trained, {self.after:.1f} dB in the new gauge, on"
             f" {on}"
         )
-
-
-@dataclass(frozen=True)
-class Known:
-    """An objective whose programme is known already."""
-
-    programme_known: Programme
-    name: str
-
-    def programme(self, *_: Any) -> Programme:
-        """What is known."""
-        return self.programme_known
-
-    def __str__(self) -> str:
-        return self.name
 
 
 def equalise(
@@ -152,8 +138,14 @@ def equalise(
         )
     random = calibration is None
     held = calibrated(model, graph, calibration)
+    if random:
+        warnings.warn(
+            "equalise found no calibration batches and makes up random ones, which say little about"
+            " real data; pass calibration=.",
+            stacklevel=2,
+        )
     reference, rounded = held.reference(), Rounded(model, graph, bits, per)
-    gauges = tuple(gauges or _gauges(model, graph, bits, per, held.sensitivity()))
+    gauges = tuple(gauges or _gauges(model, graph, bits, per, held))
 
     def noise(tensors: Mapping[str, Tensor]) -> Tensor:
         return held.noise(reference, tensors)
@@ -196,15 +188,14 @@ def equalise(
 
 
 def _gauges(
-    model: nn.Module, graph: Structure, bits: int, per: str, felt: dict[str, Tensor]
+    model: nn.Module, graph: Structure, bits: int, per: str, held: Calibrated
 ) -> Iterator[Gauge]:
     """The best one for this granularity, and for the other: the noise is
     predicted to first order only.
     """
     for kind in (per, "channel" if per == "tensor" else "tensor"):
         objective = Noise(bits, kind)
-        known = Known(objective.programme_of(model, graph, felt), str(objective))
-        yield choose_gauge(model, graph, known, tolerance=ENOUGH, steps=SEARCH)
+        yield choose_gauge(model, graph, objective, held, tolerance=ENOUGH, steps=SEARCH)
 
 
 def _is_safely_less(after: Tensor, before: Tensor) -> bool:
@@ -220,3 +211,100 @@ def _is_safely_less(after: Tensor, before: Tensor) -> bool:
     return float(change.mean()) < -ERRORS * error and float(after.mean()) < LEAST * float(
         before.mean()
     )
+
+
+# largest change of a log-scale
+WIDTH = 0.1
+
+
+class Rounded:
+    """Tensors of a model in other gauges, with the quantised ones rounded to a few bits.
+
+    Args:
+        model: the model; it is not changed.
+        graph: its reduction graph.
+        bits: bits of each weight.
+        per: one rounding step per ``"tensor"`` or per ``"channel"``.
+    """
+
+    def __init__(self, model: nn.Module, graph: Structure, bits: int, per: str) -> None:
+        self.graph, self.bits, self.per, self.axes = graph, bits, per, weight_axes(model)
+        self.own = {
+            name: t.detach() for name, t in (*model.named_parameters(), *model.named_buffers())
+        }
+
+    def at(self, phi: Tensor, start: Tensor | None = None) -> dict[str, Tensor]:
+        """All tensors at ``phi``; with ``start``, only those that differ from
+        the tensors at ``start``.
+
+        Args:
+            phi: log-scales, ``(H,)``.
+            start: log-scales to compare with, ``(H,)``.
+        """
+        factors = self.graph.gauge_factors(phi)
+        names = set(self.own if start is None else factors)
+        if start is not None:
+            before = self.graph.gauge_factors(start)
+            names = {n for n in names if not all(map(torch.equal, factors[n], before[n]))}
+        found = {name: self.own[name] for name in names}
+        for name in names & set(factors):
+            found[name] = moved(self.own[name], *factors[name], self.graph.shifts.get(name, 0.0))
+        rounded = {name: axis for name, axis in self.axes.items() if name in names}
+        return found | quantised_weights(found, rounded, self.bits, self.per)
+
+    def groups(self) -> list[Tensor]:
+        """Indices of the output units of each quantised tensor; equal sets are listed once."""
+        heads = {
+            block.name: block.head.abs().unique()
+            for block in self.graph.blocks
+            if block.name in self.axes
+        }
+        units = (
+            {int(i) - 1 for i in ids if 0 < i <= self.graph.num_units} for ids in heads.values()
+        )
+        return [
+            torch.tensor(group)
+            for group in dict.fromkeys(tuple(sorted(one)) for one in units)
+            if group
+        ]
+
+
+def searched(
+    rounded: Rounded,
+    phi: Tensor,
+    noise: Callable[[dict[str, Tensor]], float],
+    trials: int,
+    seed: int = 0,
+) -> Tensor:
+    """A gauge near ``phi`` in which the errors of rounded weights cancel better.
+
+    To first order the noise depends only on the rounding steps; the rounding errors behave like
+    random numbers, and a small change of a scale gives new ones. Each trial moves the output units
+    of one tensor at random, and keeps the move if the noise falls.
+
+    Args:
+        rounded: the tensors of the model.
+        phi: log-scales to start from, ``(H,)``.
+        noise: the quantity to reduce, as a function of the model's tensors.
+        trials: number of trials.
+        seed: seed of the random moves.
+
+    Returns:
+        The log-scales with the least noise.
+    """
+    groups, generator = rounded.groups(), torch.Generator().manual_seed(seed)
+    if not groups or trials < 1:
+        return phi
+    now = rounded.at(phi)
+    least, order = noise(now), list(range(len(groups)))
+    for trial in range(trials):
+        if trial % len(groups) == 0:
+            order = torch.randperm(len(groups), generator=generator).tolist()
+        group, move = groups[order[trial % len(groups)]], torch.zeros_like(phi)
+        move[group] = WIDTH * (2 * torch.rand(len(group), generator=generator, dtype=phi.dtype) - 1)
+        there = phi + rounded.graph.exact_part(move)
+        tensors = now | rounded.at(there, phi)
+        found = noise(tensors)
+        if found < least:
+            phi, now, least = there, tensors, found
+    return phi

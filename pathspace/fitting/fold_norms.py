@@ -14,19 +14,19 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils.parametrize import is_parametrized
 
 from ..capture.captured import Captured
-from ..capture.refusals import first_line
-from ..errors import InputError, UnsupportedError, expect_arguments
+from ..errors import InputError, expect_arguments
 from ..inference.registry import operation_name
 from ..models.copies import safe_deepcopy
 from ..models.finite import check_finite
-from ..models.running import outputs
 from ..models.walk import has_hooks, module_at
-from .clips import capture_examples
+from .clips import capture_examples, expect_same, put
 
 # first arguments of all of them: input, weight, bias, running mean, running variance
 NORMS = ("aten.batch_norm", "aten._native_batch_norm_legit_no_training", "aten.cudnn_batch_norm")
-# a copy may differ by this much, relative to its largest output, or by so many roundings
-CLOSE, ROUNDINGS = 1e-3, 16
+FOLDING = (
+    "a layer does not use its bias, its code reads attributes of its norms, or single precision"
+    " cannot represent the scales of its norm; fold by hand"
+)
 
 
 def fold_norms(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = None) -> nn.Module:
@@ -76,35 +76,9 @@ def fold_norms(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
     result = safe_deepcopy(model)
     for layer, norm in pairs:
         _fold(module_at(result, layer), module_at(result, norm))
-        parent, _, last = norm.rpartition(".")
-        setattr(module_at(result, parent), last, nn.Identity())
-    _check_same(model, result, args, kwargs)
+        put(result, norm, nn.Identity())
+    expect_same("fold_norms", model, result, args, kwargs, FOLDING)
     return result
-
-
-def _check_same(
-    model: nn.Module, result: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> None:
-    """Compare the outputs in evaluation mode: the other modules may be in training mode, and copies
-    run because a model may write into its buffers.
-    """
-    try:
-        runs = [outputs(safe_deepcopy(net), args, kwargs) for net in (model, result)]
-    except Exception as error:
-        raise UnsupportedError(
-            f"fold_norms made a {type(result).__name__} that does not run ({first_line(error)}),"
-            " because its code reads attributes of its norms; fold by hand."
-        ) from error
-    for old, new in zip(*runs, strict=True):
-        if not old.is_floating_point():
-            continue
-        close = max(CLOSE, ROUNDINGS * torch.finfo(old.dtype).eps) * float(old.abs().max())
-        if not torch.allclose(old, new, atol=close, rtol=0):
-            raise UnsupportedError(
-                f"fold_norms changed the outputs by {float((old - new).abs().max()):.1e},"
-                " expected only rounding: a layer does not use its bias, or single precision"
-                " cannot represent the scales of its norm; fold by hand."
-            )
 
 
 def _pairs(model: nn.Module, captured: Captured) -> Iterator[tuple[str, str]]:

@@ -4,7 +4,6 @@ of the units' log-scales.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch
 from scipy.sparse import coo_array, csr_array, eye_array
 from torch import Tensor
 
+from ..gauge.pairs import MatrixLayout, at
 from ..graph.structure import Structure
 
 
@@ -42,83 +42,6 @@ class Logs:
         """Log-scales of all ids."""
         result: Tensor = torch.sparse.mm(self.table, variables[:, None])[:, 0]
         return result
-
-
-def at(logs: Tensor, ids: Tensor) -> Tensor:
-    """Log-scales of signed ids."""
-    return logs[ids.abs()] * ids.sign()
-
-
-class MatrixLayout:
-    """A tensor as a matrix whose entries ``[r, c]`` scale by ``exp(phi(head r) -
-    phi(side r) - phi(tail c))``.
-
-    The heads vary along the rows and the tails along the columns. If both vary along the same
-    dimension (grouped convolutions), all entries are rows.
-
-    Args:
-        tail: ids of the input side; each of its sizes is 1 or that of the tensor.
-        head: ids of the output side, likewise.
-        shape: the tensor's.
-        axis: the dimension of the channels, which is never summed over.
-    """
-
-    def __init__(
-        self, tail: Tensor, head: Tensor, shape: Sequence[int], axis: int | None = None
-    ) -> None:
-        dims = range(len(shape))
-        rows = {d for d in dims if head.shape[d] > 1}
-        columns = {d for d in dims if tail.shape[d] > 1}
-        mixed = bool(rows & columns)
-        if mixed:
-            rows, columns = rows | columns, set()
-        if axis is not None and axis not in columns:
-            rows.add(axis)
-        self.rows, self.columns = sorted(rows), sorted(columns)
-        self.rest = [d for d in dims if d not in rows and d not in columns]
-        heights, widths = ([shape[d] if d in own else 1 for d in dims] for own in (rows, columns))
-        root = torch.zeros([1] * len(shape), dtype=torch.int64)
-        self.head = head.expand(heights).reshape(-1)
-        self.side = (tail if mixed else root).expand(heights).reshape(-1)
-        self.tail = (root if mixed else tail).expand(widths).reshape(-1)
-        self.groups: Tensor | None = None
-        self.by_row = axis is None or axis in rows
-        if axis is not None:
-            own = torch.arange(shape[axis]).reshape([-1 if d == axis else 1 for d in dims])
-            self.groups = own.expand(heights if self.by_row else widths).reshape(-1)
-
-    def matrix(self, values: Tensor, largest: bool) -> Tensor:
-        """Values as a matrix: the largest, or the sum, of those with the same ends."""
-        if self.rest:
-            values = (
-                values.amax(self.rest, keepdim=True)
-                if largest
-                else values.sum(self.rest, keepdim=True)
-            )
-        order = [*self.rows, *self.columns, *self.rest]
-        return values.permute(order).reshape(len(self.head), len(self.tail)).contiguous()
-
-    def ends(self, logs: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-scales ``(up, down)`` of rows and columns: entries scale
-        by ``exp(up r - down c)``.
-        """
-        return at(logs, self.head) - at(logs, self.side), at(logs, self.tail)
-
-    def group_of(self, row: Tensor, column: Tensor) -> Tensor:
-        """The group (channel) of each entry; 0 if there is only one group."""
-        if self.groups is None:
-            return torch.zeros_like(row)
-        return self.groups[row if self.by_row else column]
-
-    def group_by_tail(self) -> None:
-        """Group entries by the id of their tail."""
-        self.by_row = bool((self.side != 0).any())
-        self.groups = (self.side if self.by_row else self.tail).abs()
-
-    @property
-    def count(self) -> int:
-        """The number of groups."""
-        return 1 if self.groups is None else int(self.groups.max()) + 1
 
 
 @dataclass(eq=False)

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import COUNT, InputError, expect_numbers
+from ..gauge.pairs import MatrixLayout, at
 from ..graph.structure import Structure
 from ..paths.norms import path_sensitivity
-from .activation_statistics import Sizes, activation_sizes
+from .activation_statistics import activation_sizes
 from .calibration import Calibrated, made_up
 from .convex import Programme
-from .largest_entries import Logs, MatrixLayout, Peaks, at
+from .largest_entries import Logs, Peaks
 from .quantise import check_format, weight_axes
 
 
@@ -76,16 +77,9 @@ class Noise:
                 f"Noise found weights={self.weights!r}, expected 'outputs' or 'fisher'."
             )
         expect_numbers("Noise", COUNT, draws=self.draws)
-        felt = calibrated(model, graph, calibration).sensitivity(
-            self.draws, self.weights == "fisher"
-        )
-        return self.programme_of(model, graph, felt, exact)
-
-    def programme_of(
-        self, model: nn.Module, graph: Structure, felt: Mapping[str, Tensor], exact: bool = True
-    ) -> Programme:
-        """The same with sensitivities that are known already."""
         check_format(self.bits, self.per)
+        held = calibrated(model, graph, calibration)
+        felt = held.sensitivity(self.draws, self.weights == "fisher")
         peaks = weight_peaks(model, graph, exact, self.per, felt)
         step = -math.log(12 * (2 ** (self.bits - 1) - 1) ** 2)
         return Programme(
@@ -152,19 +146,12 @@ class ActivationRange:
         self, model: nn.Module, graph: Structure, calibration: Any = None, exact: bool = True
     ) -> Programme:
         """See :class:`Objective`; without calibration, on inputs made up."""
-        return self.programme_of(
-            model, graph, activation_sizes(graph, calibrated(model, graph, calibration)), exact
-        )
-
-    def programme_of(
-        self, model: nn.Module, graph: Structure, sizes: Sizes, exact: bool = True
-    ) -> Programme:
-        """The same with activations that are measured already."""
         if not (isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point):
             raise InputError(
                 f"dtype is {self.dtype!r}, expected a floating point type such as torch.float16."
             )
         expect_numbers("ActivationRange", "a number of at least 1", headroom=self.headroom)
+        sizes = activation_sizes(graph, calibrated(model, graph, calibration))
         kind, margin = torch.finfo(self.dtype), math.log(self.headroom)
         peaks = every_peak(model, graph, exact)
         # (fixed scales outside of the range would hide all others)
@@ -293,6 +280,8 @@ class Conditioning:
 
 def calibrated(model: nn.Module, graph: Structure, calibration: Any) -> Calibrated:
     """A model with its calibration batches, or with inputs made up."""
+    if isinstance(calibration, Calibrated):
+        return calibration
     return Calibrated(model, made_up(model, graph.captured) if calibration is None else calibration)
 
 

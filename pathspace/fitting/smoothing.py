@@ -36,6 +36,7 @@ class SmoothingPair:
             writers and columns of the readers are rescaled by powers of two; ``None`` for a model
             without values.
         units: ids of the units.
+        left_out: why :func:`smoothing_recipe` leaves the pair out; empty if it does not.
     """
 
     writers: tuple[str, ...]
@@ -44,6 +45,7 @@ class SmoothingPair:
     exact: bool
     change: float | None
     units: Tensor = field(repr=False)
+    left_out: str = ""
 
 
 def _units(ids: Tensor, count: int) -> frozenset[int]:
@@ -107,9 +109,8 @@ def smoothing_pairs(graph: Structure) -> list[SmoothingPair]:
     pairs = []
     for (units, readers), writers in sets.items():
         ids = torch.tensor(sorted(units))
-        owners = [
-            tuple(dict.fromkeys(_owner(name) for name in names)) for names in (writers, readers)
-        ]
+        sides = tuple(writers), readers
+        owners = [tuple(dict.fromkeys(map(_owner, names))) for names in sides]
         # what the rows of writers and the columns of readers are, biases included
         moved = {*writers, *readers} | {
             block.name
@@ -120,9 +121,8 @@ def smoothing_pairs(graph: Structure) -> list[SmoothingPair]:
         # (other tensors that are of the same units would have to follow)
         alone = all(touching[unit] <= moved for unit in units)
         exact = alone and not units & approximate and (change is None or change <= ROUNDING)
-        pairs.append(
-            SmoothingPair(owners[0], owners[1], (tuple(writers), readers), exact, change, ids)
-        )
+        left_out = _left_out(graph, owners[0], sides, ids)
+        pairs.append(SmoothingPair(owners[0], owners[1], sides, exact, change, ids, left_out))
     return pairs
 
 
@@ -170,19 +170,52 @@ def _change(
 # --- configurations of other tools
 
 
+def _left_out(
+    graph: Structure,
+    owners: tuple[str, ...],
+    parameters: tuple[tuple[str, ...], ...],
+    units: Tensor,
+) -> str:
+    """Why no tool can use a pair: they divide the last rows of one weight by what they multiply the
+    columns of its readers by, in order.
+    """
+    if len(owners) > 1:
+        return f"{len(owners)} modules write the units"
+    every = [name for side in parameters for name in side]
+    for name in every:
+        if name != f"{_owner(name)}.weight" or len(parameters[0]) > 1:
+            return f"{name} is not the weight of a module"
+    sides = []
+    for name in every:
+        block = graph.blocks[graph.index[name]]
+        ids, along = (block.head, 0) if name == every[0] else (block.tail, 1)
+        if any(size > 1 for dim, size in enumerate(ids.shape) if dim != along):
+            return f"the units do not lie along {'columns' if along else 'rows'} of {name}"
+        sides.append(ids.flatten())
+    rows, *columns = sides
+    if any(not torch.equal(rows[-len(own) :], own) for own in columns):
+        return f"the last rows of {every[0]} are not in the order of its readers' columns"
+    if not torch.equal(columns[0].sort().values, units):
+        return "some units have several columns, or none"
+    return ""
+
+
 def smoothing_recipe(pairs: Iterable[SmoothingPair], form: str = "llm-compressor") -> str:
-    r"""Write the pairs as the configuration of another tool.
+    """Write the pairs as the configuration of another tool.
+
+    The tools divide the last rows of a writer by what they multiply the columns of its readers by,
+    in order. Pairs of another layout, and those with several writers, are left out
+    (:attr:`SmoothingPair.left_out`).
 
     Args:
-        pairs: results of :func:`smoothing_pairs`; pairs with several writers are left out,
-            because no tool accepts them.
+        pairs: results of :func:`smoothing_pairs`.
         form: ``"llm-compressor"`` (a recipe with an ``AWQModifier``), ``"smoothquant"`` (one with a
             ``SmoothQuantModifier``), ``"awq"`` (``prev_op`` and ``layers``, as in AutoAWQ) or
             ``"aimet"`` (sets of layers for cross-layer equalisation).
 
     Returns:
-        YAML for the first two, with repeated layers as one pattern; JSON with every
-        layer by name for the others.
+        YAML for the first two, with a comment for each pair that is left out; JSON for the others.
+        Every module has its full name.
 
     Raises:
         InputError: unknown ``form``.
@@ -196,7 +229,7 @@ def smoothing_recipe(pairs: Iterable[SmoothingPair], form: str = "llm-compressor
           default_modifiers:
             SmoothQuantModifier:
               mappings:
-                - [["re:.*\\d+$"], "re:.*\\d+$"]
+                - [["1"], "0"]
     """
     if form not in FORMATS:
         raise InputError(
@@ -206,36 +239,27 @@ def smoothing_recipe(pairs: Iterable[SmoothingPair], form: str = "llm-compressor
     pairs = list(pairs) if isinstance(pairs, Iterable) else [pairs]
     for pair in pairs:
         expect_arguments("smoothing_recipe", pair=pair)
-    single = [(pair.writers[0], pair.readers) for pair in pairs if len(pair.writers) == 1]
+    single = [(pair.writers[0], list(pair.readers)) for pair in pairs if not pair.left_out]
     if form == "awq":
-        mappings = [
-            {"prev_op": writer, "layers": list(readers), "inp": readers[0]}
-            for writer, readers in single
-        ]
+        mappings = [{"prev_op": w, "layers": layers, "inp": layers[0]} for w, layers in single]
         return dumps(mappings, indent=2)
     if form == "aimet":
         return dumps([[writer, *readers] for writer, readers in single], indent=2)
-    patterns = dict.fromkeys(
-        (_pattern(writer), tuple(dict.fromkeys(map(_pattern, readers))))
-        for writer, readers in single
-    )
-    lines = ["default_stage:", "  default_modifiers:"]
-    if form == "smoothquant":
-        lines += ["    SmoothQuantModifier:", "      mappings:"]
-        lines += [
-            f"        - [{dumps(list(readers))}, {dumps(writer)}]" for writer, readers in patterns
-        ]
-    else:
-        lines += ["    AWQModifier:", "      mappings:"]
-        for writer, readers in patterns:
-            lines += [
-                f"        - smooth_layer: {dumps(writer)}",
-                f"          balance_layers: {dumps(list(readers))}",
-            ]
+    smooth = form == "smoothquant"
+    lines = [
+        "default_stage:",
+        "  default_modifiers:",
+        f"    {'SmoothQuantModifier' if smooth else 'AWQModifier'}:",
+        f"      mappings:{'' if single else ' []'}",
+    ]
+    for writer, readers in single:
+        if smooth:
+            lines.append(f"        - [{dumps(readers)}, {dumps(writer)}]")
+        else:
+            lines.append(f"        - smooth_layer: {dumps(writer)}")
+            lines.append(f"          balance_layers: {dumps(readers)}")
+    for pair in pairs:
+        if pair.left_out:
+            names = " -> ".join(", ".join(side) for side in (pair.writers, pair.readers))
+            lines.append(f"# left out: {names}: {pair.left_out}")
     return "\n".join(lines)
-
-
-def _pattern(name: str) -> str:
-    """A regular expression for a module's name with any layer numbers."""
-    parts = [r"\d+" if part.isdigit() else part for part in name.split(".")]
-    return "re:.*" + r"\.".join(parts) + "$"

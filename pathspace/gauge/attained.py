@@ -4,7 +4,7 @@ of all sizes has a minimum.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,6 +22,7 @@ MOST_ROWS = 20_000
 ROUNDS = 50
 # scalars of a tensor whose ends are compared at once
 AT_ONCE = 1 << 20
+NONE = np.zeros((2, 0), np.int64)
 
 NOTHING_LEAVES = "no weight leaves it (a normalisation follows): the smaller, the better"
 NOTHING_ENTERS = "no weight enters it: the larger, the better"
@@ -62,7 +63,7 @@ class Attained:
             self.reasons[reason] = np.union1d(old, units + 1)
 
 
-def attained(pairs: Pairs) -> Attained:
+def attained(pairs: Pairs, kept: Mapping[str, np.ndarray] | None = None) -> Attained:
     """Fix as few units as possible, so that the other units have a minimum.
 
     ``sum_e c_e exp((A phi)_e)`` has a minimum exactly if no direction makes some terms smaller and
@@ -74,10 +75,13 @@ def attained(pairs: Pairs) -> Attained:
 
     Args:
         pairs: sizes of the weights.
+        kept: units (counted from 0) that are fixed already, by reason.
     """
     graph = pairs.graph
     result = Attained(np.ones(graph.num_units, bool))
-    entering, leaving = pairs.counts()
+    for reason, units in (kept or {}).items():
+        result.fix(units, reason)
+    entering, leaving, _ = pairs.sides(np.zeros(graph.num_units))
     if ((entering == 0) | (leaving == 0)).any():
         enters, leaves = neighbours(pairs)
         for mask, reason in (
@@ -173,33 +177,23 @@ class _Arcs:
         ]
         return np.concatenate(arcs, 1)
 
-    def listed(self) -> np.ndarray:
-        """Arcs of the edges that are listed."""
-        if not self.pairs.listed:
-            return np.zeros((2, 0), np.int64)
-        sizes, head, tail = (part.numpy() for part in self.pairs.listed)
-        return self.both(tail[sizes > 0], head[sizes > 0])
-
     def sample(self) -> Iterator[np.ndarray]:
         """Of each matrix one arc for every row and one for every column: these join
         most of what all would join.
         """
         for table in self.pairs.tables:
-            some, head, tail = (table.sizes > 0).numpy(), table.head.numpy(), table.tail.numpy()
-            rows, columns = np.flatnonzero(some.any(1)), np.flatnonzero(some.any(0))
-            yield self.both(tail[some.argmax(1)[rows]], head[rows])
-            yield self.both(tail[columns], head[some.argmax(0)[columns]])
+            yield self.both(*table.sample())
 
     def across(self, label: np.ndarray) -> Iterator[np.ndarray]:
         """Arcs of each matrix between nodes of different labels, as
         labels and without repetition.
         """
-        for table in self.pairs.tables:
-            head, tail = table.head.numpy(), table.tail.numpy()
-            apart = label[self.node(head)][:, None] != label[self.node(tail)][None, :]
+        for table in self.pairs.whole():
+            head, side, tail = (ids.numpy() for ids in (table.head, table.side, table.tail))
+            far = label[self.node(side[:, None] + tail[None, :])]
             # (labels of mirror images differ where those do)
-            row, column = np.nonzero((table.sizes > 0).numpy() & apart)
-            first, last = label[self.both(tail[column], head[row])]
+            apart = (table.sizes > 0).numpy() & (label[self.node(head)][:, None] != far)
+            first, last = label[self.both(*table.arcs(*np.nonzero(apart)))]
             yield np.stack(np.divmod(np.unique(first * len(label) + last), len(label)))
 
 
@@ -215,13 +209,12 @@ def _one_way(pairs: Pairs, free: np.ndarray) -> dict[int, tuple[int, np.ndarray]
     of each (counted from 0).
     """
     arcs, count = _Arcs(pairs, free), len(free) + 1
-    listed = arcs.listed()
     # what a few arcs have joined needs no others, so that matrices are read twice
     # and hardly an arc is held
-    label = _strong(2 * count, np.concatenate([listed, *arcs.sample()], 1))
+    label = _strong(2 * count, np.concatenate([NONE, *arcs.sample()], 1))
     if not free.any() or (label[arcs.node(np.flatnonzero(free) + 1)] == label[0]).all():
         return {}
-    left = np.concatenate([label[listed], *arcs.across(label)], 1)
+    left = np.concatenate([NONE, *arcs.across(label)], 1)
     joined = _strong(int(label.max()) + 1, left)
     left, label = joined[left], joined[label]
     left = left[:, left[0] != left[1]]

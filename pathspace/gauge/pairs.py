@@ -4,7 +4,7 @@ are matrix-vector products.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,19 +20,141 @@ from ..models.values import require_values
 FAR = 200.0
 
 
+def at(logs: Tensor, ids: Tensor) -> Tensor:
+    """Log-scales of signed ids."""
+    return logs[ids.abs()] * ids.sign()
+
+
+class MatrixLayout:
+    """A tensor as a matrix whose entries ``[r, c]`` scale by ``exp(phi(head r) -
+    phi(side r) - phi(tail c))``.
+
+    The heads vary along the rows and the tails along the columns. If both vary along the same
+    dimension (grouped convolutions), all entries are rows.
+
+    Args:
+        tail: ids of the input side; each of its sizes is 1 or that of the tensor.
+        head: ids of the output side, likewise.
+        shape: the tensor's.
+        axis: the dimension of the channels, which is never summed over.
+    """
+
+    def __init__(
+        self, tail: Tensor, head: Tensor, shape: Sequence[int], axis: int | None = None
+    ) -> None:
+        dims = range(len(shape))
+        rows = {d for d in dims if head.shape[d] > 1}
+        columns = {d for d in dims if tail.shape[d] > 1}
+        mixed = bool(rows & columns)
+        if mixed:
+            rows, columns = rows | columns, set()
+        if axis is not None and axis not in columns:
+            rows.add(axis)
+        self.rows, self.columns = sorted(rows), sorted(columns)
+        self.rest = [d for d in dims if d not in rows and d not in columns]
+        heights, widths = ([shape[d] if d in own else 1 for d in dims] for own in (rows, columns))
+        root = torch.zeros([1] * len(shape), dtype=torch.int64)
+        self.head = head.expand(heights).reshape(-1)
+        self.side = (tail if mixed else root).expand(heights).reshape(-1)
+        self.tail = (root if mixed else tail).expand(widths).reshape(-1)
+        self.groups: Tensor | None = None
+        self.by_row = axis is None or axis in rows
+        if axis is not None:
+            own = torch.arange(shape[axis]).reshape([-1 if d == axis else 1 for d in dims])
+            self.groups = own.expand(heights if self.by_row else widths).reshape(-1)
+
+    def matrix(self, values: Tensor, largest: bool) -> Tensor:
+        """Values as a matrix: the largest, or the sum, of those with the same ends."""
+        if self.rest:
+            values = (
+                values.amax(self.rest, keepdim=True)
+                if largest
+                else values.sum(self.rest, keepdim=True)
+            )
+        order = [*self.rows, *self.columns, *self.rest]
+        return values.permute(order).reshape(len(self.head), len(self.tail)).contiguous()
+
+    def ends(self, logs: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-scales ``(up, down)`` of rows and columns: entries scale
+        by ``exp(up r - down c)``.
+        """
+        return at(logs, self.head) - at(logs, self.side), at(logs, self.tail)
+
+    def group_of(self, row: Tensor, column: Tensor) -> Tensor:
+        """The group (channel) of each entry; 0 if there is only one group."""
+        if self.groups is None:
+            return torch.zeros_like(row)
+        return self.groups[row if self.by_row else column]
+
+    def group_by_tail(self) -> None:
+        """Group entries by the id of their tail."""
+        self.by_row = bool((self.side != 0).any())
+        self.groups = (self.side if self.by_row else self.tail).abs()
+
+    @property
+    def count(self) -> int:
+        """The number of groups."""
+        return 1 if self.groups is None else int(self.groups.max()) + 1
+
+
 @dataclass(eq=False)
 class Table:
-    """Edges as a matrix: the row of an edge gives its head, the column its tail.
-
-    Attributes:
-        sizes: sums of ``|w|^p`` over the weights of each entry, float64, ``(heads, tails)``.
-        head: ids of the rows, with their signs.
-        tail: ids of the columns.
-    """
+    """Edges as a matrix, with the ids of :class:`MatrixLayout` for its ends."""
 
     sizes: Tensor
     head: Tensor
+    side: Tensor
     tail: Tensor
+
+    def ends(self, logs: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-scales of rows, and those of columns with a minus sign."""
+        return at(logs, self.head) - at(logs, self.side), -at(logs, self.tail)
+
+    def by_row(self, factors: Tensor) -> Tensor:
+        """Sums over each row, with a factor for each column."""
+        return self.sizes @ factors
+
+    def by_column(self, factors: Tensor) -> Tensor:
+        """Sums over each column, with a factor for each row."""
+        return factors @ self.sizes
+
+    def scale(self, up: Tensor, down: Tensor) -> None:
+        """Multiply by ``exp(up + down)`` of rows and columns, in two steps, because
+        ``exp(up + down)`` itself can overflow.
+        """
+        half = ((up[:, None] + down[None, :]) / 2).exp()
+        self.sizes.mul_(half).mul_(half)
+
+    def drop_loops(self) -> float:
+        """Set weights with the same scale at both ends to 0, because no gauge changes them;
+        return their sum.
+        """
+        if not bool(
+            torch.isin(self.head, self.side).any() | torch.isin(self.head, self.tail).any()
+        ):
+            return 0.0
+        # (a side or a tail is the root, whose id is 0)
+        loops = self.head[:, None] == self.side[:, None] + self.tail[None, :]
+        total = float(self.sizes[loops].sum())
+        self.sizes.masked_fill_(loops, 0)
+        return total
+
+    def arcs(self, row: np.ndarray, column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Tails and heads of entries."""
+        tail = self.side.numpy()[row] + self.tail.numpy()[column]
+        return tail, self.head.numpy()[row]
+
+    def sample(self) -> tuple[np.ndarray, np.ndarray]:
+        """Tails and heads of a few entries other than 0: one for every row and every column."""
+        some = (self.sizes > 0).numpy()
+        if some.all():
+            across = np.arange(max(some.shape))
+            return self.arcs(across % some.shape[0], across % some.shape[1])
+        rows, columns = np.flatnonzero(some.any(1)), np.flatnonzero(some.any(0))
+        return self.arcs(
+            np.concatenate([rows, some.argmax(0)[columns]]),
+            np.concatenate([some.argmax(1)[rows], columns]),
+        )
 
 
 def edge_values(graph: Structure, block: WeightBlock, parameters: Mapping[str, Tensor]) -> Tensor:
@@ -45,9 +167,8 @@ def edge_values(graph: Structure, block: WeightBlock, parameters: Mapping[str, T
 class Pairs:
     """``|w_e|^p`` for all edges of a graph, summed where edges have the same ends.
 
-    A gauge transformation multiplies each by ``exp(p (A phi)_e)``. Weights whose ends follow
-    from rows and columns are stored as matrices, without lists of ends; a sum over all edges
-    reads every weight once.
+    A gauge transformation multiplies each by ``exp(p (A phi)_e)``. A sum over all edges reads every
+    weight once, without lists of ends.
 
     Args:
         graph: the reduction graph.
@@ -60,35 +181,22 @@ class Pairs:
     ) -> None:
         self.graph, self.p = graph, p
         own = graph.parameters if parameters is None else parameters
-        values = (
+        self._lay_out(
             (edge_values(graph, block, own), block.head, block.tail) for block in graph.blocks
         )
-        self._lay_out(values, keep=True)
 
-    def _lay_out(self, values: Iterable[tuple[Tensor, Tensor, Tensor]], keep: bool) -> None:
-        """Store values with the ids of their ends; without ``keep``, leave out the tables:
-        the caller rebuilds them.
-        """
-        graph = self.graph
-        self.tables: Iterable[Table] = (kept := [])
-        lists: list[tuple[Tensor, Tensor, Tensor]] = []
+    def _lay_out(self, values: Iterable[tuple[Tensor, Tensor, Tensor]]) -> None:
+        """Store values with the ids of their ends."""
         self.constant = 0.0
-        for value, heads, tails in values:
-            table = self.table(value, heads, tails)
-            if isinstance(table, Table):
-                self.constant += self._drop_loops(
-                    table.sizes, table.head[:, None], table.tail[None, :]
-                )
-                if keep:
-                    kept.append(table)
-            else:
-                self.constant += self._drop_loops(*table)
-                lists.append(table)
-        self.listed = tuple(torch.cat(parts) for parts in zip(*lists, strict=True)) if lists else ()
-        self.origin = np.zeros(graph.num_units)
-        unit = csr_array(graph.expand[:, 1:].astype(np.float64))
+        self.tables: list[Table] = []
+        for one in values:
+            table = self.table(*one)
+            self.constant += table.drop_loops()
+            self.tables.append(self.held(table))
+        self.origin = np.zeros(self.graph.num_units)
+        unit = csr_array(self.graph.expand[:, 1:].astype(np.float64))
         self._turn = None
-        if graph.forms.shape[0]:
+        if self.graph.forms.shape[0]:
             positive = csr_array(unit.multiply(unit > 0))
             self._turn = (positive.T.tocsr(), csr_array(positive - unit).T.tocsr())
         # most units that the value of one edge depends on: the exponent in the
@@ -96,38 +204,20 @@ class Pairs:
         widths = np.asarray(abs(unit).sum(1)).reshape(-1)
         self.width = 2.0 * max(1.0, float(widths.max(initial=1.0)))
 
-    def table(
-        self, value: Tensor, heads: Tensor, tails: Tensor
-    ) -> Table | tuple[Tensor, Tensor, Tensor]:
-        """Sizes of values as a matrix if their ends allow it, else as a
-        list with heads and tails.
-        """
-        value = value.abs().pow_(self.p)
-        dims = range(value.dim())
-        alike = [d for d in dims if tails.shape[d] == heads.shape[d] == 1 < value.shape[d]]
-        value = value.sum(alike, keepdim=True) if alike else value
-        rows = [d for d in dims if heads.shape[d] > 1]
-        columns = [d for d in dims if tails.shape[d] > 1]
-        if rows and columns and not set(rows) & set(columns):
-            rest = [d for d in dims if d not in rows and d not in columns]
-            head, tail = heads.reshape(-1), tails.reshape(-1)
-            sizes = (
-                value.permute([*rows, *columns, *rest]).reshape(len(head), len(tail)).contiguous()
-            )
-            return Table(sizes, head, tail)
-        head, tail = (ids.expand(value.shape).reshape(-1) for ids in (heads, tails))
-        return value.reshape(-1).clone(), head, tail
+    def held(self, table: Table) -> Table:
+        """What is kept of a table."""
+        return table
 
-    def _drop_loops(self, sizes: Tensor, head: Tensor, tail: Tensor) -> float:
-        """Set weights with the same scale at both ends to 0, because no gauge
-        changes them; return their sum.
-        """
-        if not bool(torch.isin(head.reshape(-1), tail.reshape(-1)).any()):
-            return 0.0
-        loops = (head == tail).expand(sizes.shape)
-        total = float(sizes[loops].sum())
-        sizes.masked_fill_(loops, 0)
-        return total
+    def whole(self) -> Iterable[Table]:
+        """The tables with every entry."""
+        return self.tables
+
+    def table(self, value: Tensor, heads: Tensor, tails: Tensor) -> Table:
+        """Sizes of values, which are overwritten."""
+        value = value.square_() if self.p == 2 else value.abs_().pow_(self.p)
+        layout = MatrixLayout(tails, heads, value.shape)
+        sizes = layout.matrix(value, largest=False)
+        return Table(sizes, layout.head, layout.side, layout.tail)
 
     def _logs(self, phi: np.ndarray) -> Tensor:
         table = np.concatenate([np.zeros(1), phi])
@@ -142,26 +232,20 @@ class Pairs:
             self._rebase(phi)
             shift = np.zeros_like(phi)
         factors = self._logs(shift).mul_(self.p)
-        entering, leaving = (torch.zeros(len(factors), dtype=torch.float64) for _ in range(2))
+        sums = torch.zeros((2, len(factors)), dtype=torch.float64)
         total = self.constant
-
-        def add(ids: Tensor, values: Tensor, into: Tensor, against: Tensor) -> None:
-            into.index_add_(0, ids.abs(), values * (ids > 0))
-            against.index_add_(0, ids.abs(), values * (ids < 0))
-
         for table in self.tables:
-            up, down = _exp(factors, table.head), _exp(-factors, table.tail)
-            by_row, by_column = up * (table.sizes @ down), down * (up @ table.sizes)
-            add(table.head, by_row, entering, leaving)
-            add(table.tail, by_column, leaving, entering)
+            up, down = (ends.exp() for ends in table.ends(factors))
+            by_row, by_column = up * table.by_row(down), down * table.by_column(up)
+            for side, ids, values in (
+                (0, table.head, by_row),
+                (1, table.side, by_row),
+                (1, table.tail, by_column),
+            ):
+                sums[side].index_add_(0, ids.abs(), values * (ids > 0))
+                sums[1 - side].index_add_(0, ids.abs(), values * (ids < 0))
             total += float(by_row.sum())
-        if self.listed:
-            sizes, head, tail = self.listed
-            values = sizes * _exp(factors, head) * _exp(-factors, tail)
-            add(head, values, entering, leaving)
-            add(tail, values, leaving, entering)
-            total += float(values.sum())
-        return (*self.to_units(entering.numpy(), leaving.numpy()), total)
+        return (*self.to_units(*sums.numpy()), total)
 
     def curvature(self, phi: np.ndarray) -> Curvature:
         """The second derivative at ``phi``, as a linear operator."""
@@ -180,47 +264,32 @@ class Pairs:
         """Multiply the rescaling by ``phi`` into the sizes, so that later exponents are small."""
         factors = self._logs(phi - self.origin).mul_(self.p)
         for table in self.tables:
-            _scale(
-                table.sizes, _log(factors, table.head)[:, None] - _log(factors, table.tail)[None, :]
-            )
-        if self.listed:
-            sizes, head, tail = self.listed
-            _scale(sizes, _log(factors, head) - _log(factors, tail))
+            table.scale(*table.ends(factors))
         self.origin = phi.copy()
 
     def ends(self, most: int) -> tuple[np.ndarray, np.ndarray] | None:
         """Distinct pairs of ids ``(tails, heads)`` with a weight other than 0; ``None`` for
-        more than ``most`` pairs.
-
-        Args:
-            most: limit on the number of pairs: a large matrix can have as many as it has weights.
+        more than ``most`` pairs: a large matrix can have as many as it has weights.
         """
         both = np.zeros((2, 0), np.int64)
-        for table in self.tables:
-            some = table.sizes > 0
+        for table in self.whole():
+            row, column = (table.sizes > 0).nonzero(as_tuple=True)
             # ids can repeat along rows and columns, so the same pair can occur several times
-            often = [
-                int(ids.unique(return_counts=True)[1].max()) for ids in (table.head, table.tail)
-            ]
-            if int(some.sum()) > most * often[0] * often[1]:
+            ends = torch.stack([table.head, table.side]), table.tail[None]
+            often = [int(e.unique(dim=1, return_counts=True)[1].max()) for e in ends]
+            if len(row) > most * often[0] * often[1]:
                 return None
-            row, column = some.nonzero(as_tuple=True)
-            found = np.stack([table.tail[column].numpy(), table.head[row].numpy()])
+            found = np.stack(table.arcs(row.numpy(), column.numpy()))
             both = np.unique(np.concatenate([both, found], axis=1), axis=1)
             if both.shape[1] > most:
                 return None
-        if self.listed:
-            sizes, head, tail = self.listed
-            found = np.stack([tail[sizes > 0].numpy(), head[sizes > 0].numpy()])
-            both = np.unique(np.concatenate([both, found], axis=1), axis=1)
-        return None if both.shape[1] > most else (both[0], both[1])
+        return both[0], both[1]
 
     def counts(self) -> tuple[np.ndarray, np.ndarray]:
         """How many sizes other than 0 enter each unit, and how many leave it."""
         ones = Pairs.__new__(Pairs)
         ones.__dict__.update(self.__dict__)
-        ones.tables = (Table((t.sizes > 0).double(), t.head, t.tail) for t in self.tables)
-        ones.listed = ((self.listed[0] > 0).double(), *self.listed[1:]) if self.listed else ()
+        ones.tables = [Table((t.sizes > 0).double(), t.head, t.side, t.tail) for t in self.tables]
         ones.origin = np.zeros_like(self.origin)
         entering, leaving, _ = ones.sides(ones.origin)
         return entering, leaving
@@ -238,48 +307,20 @@ class Curvature:
         self.pairs = pairs
         self._parts = []
         for table in pairs.tables:
-            up, down = _exp(factors, table.head), _exp(-factors, table.tail)
-            sums = up * (table.sizes @ down), down * (up @ table.sizes)
+            up, down = (ends.exp() for ends in table.ends(factors))
+            sums = up * table.by_row(down), down * table.by_column(up)
             self._parts.append((table, up, down, *sums))
-        self._values = None
-        if pairs.listed:
-            sizes, head, tail = pairs.listed
-            self._values = sizes * _exp(factors, head) * _exp(-factors, tail)
 
     def __matmul__(self, direction: np.ndarray) -> np.ndarray:
         """Multiply a vector over units."""
         logs = self.pairs._logs(direction)
         result = torch.zeros(len(logs), dtype=torch.float64)
         for table, up, down, by_row, by_column in self._parts:
-            head, tail = _log(logs, table.head), _log(logs, table.tail)
-            result.index_add_(
-                0,
-                table.head.abs(),
-                (by_row * head - up * (table.sizes @ (down * tail))) * table.head.sign(),
-            )
-            result.index_add_(
-                0,
-                table.tail.abs(),
-                (by_column * tail - down * ((up * head) @ table.sizes)) * table.tail.sign(),
-            )
-        if self._values is not None:
-            _, head, tail = self.pairs.listed
-            moved = self._values * (_log(logs, head) - _log(logs, tail))
-            result.index_add_(0, head.abs(), moved * head.sign())
-            result.index_add_(0, tail.abs(), -moved * tail.sign())
+            across, along = table.ends(logs)
+            rows = by_row * across + up * table.by_row(down * along)
+            columns = by_column * along + down * table.by_column(up * across)
+            for ids, values in ((table.head, rows), (table.side, -rows), (table.tail, -columns)):
+                result.index_add_(0, ids.abs(), values * ids.sign())
         entering, leaving = self.pairs.to_units(result.numpy(), np.zeros(len(logs)))
         out: np.ndarray = entering - leaving
         return out
-
-
-def _log(table: Tensor, ids: Tensor) -> Tensor:
-    return table[ids.abs()] * ids.sign()
-
-
-def _exp(table: Tensor, ids: Tensor) -> Tensor:
-    return _log(table, ids).exp()
-
-
-def _scale(sizes: Tensor, logs: Tensor) -> None:
-    """Multiply by ``exp(logs)`` in two steps, because ``exp(logs)`` itself can overflow."""
-    sizes.mul_((logs / 2).exp()).mul_((logs / 2).exp())

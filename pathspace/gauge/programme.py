@@ -116,21 +116,17 @@ def _solve(
     curvature: Curvature, right: np.ndarray, scale: np.ndarray, free: np.ndarray, accuracy: float
 ) -> np.ndarray:
     """Conjugate gradients for ``curvature x = right``, to a relative ``accuracy``."""
-    inverse = np.where(free & (scale > 0), 1 / np.where(scale > 0, scale, 1.0), 0.0)
-    x, residual = np.zeros_like(right), np.where(free, right, 0.0)
-    turned = inverse * residual
-    direction, size = turned, float(residual @ turned)
-    enough = size * accuracy**2
-    for _ in range(INNER):
-        if size <= enough or size == 0:
-            break
-        image = np.where(free, curvature @ direction, 0.0)
-        bend = float(direction @ image)
-        if bend <= 0:
-            break
-        x = x + size / bend * direction
-        residual = residual - size / bend * image
-        turned = inverse * residual
-        new = float(residual @ turned)
-        direction, size = turned + new / size * direction, new
-    return x
+    from scipy.sparse.linalg import LinearOperator, cg  # slow to import
+
+    inverse, shape = (
+        np.where(free & (scale > 0), 1 / np.where(scale > 0, scale, 1.0), 0.0),
+        2 * right.shape,
+    )
+    found: np.ndarray = cg(
+        LinearOperator(shape, lambda x: np.where(free, curvature @ np.ravel(x), 0.0)),
+        np.where(free, right, 0.0),
+        rtol=accuracy,
+        maxiter=INNER,
+        M=LinearOperator(shape, lambda x: inverse * np.ravel(x)),
+    )[0]
+    return found

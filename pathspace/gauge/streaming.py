@@ -5,9 +5,11 @@ changed and written in pieces.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,14 +17,15 @@ from torch import Tensor
 
 from ..errors import InputError, expect_arguments, expect_numbers
 from ..files.checkpoints import Change, Checkpoint
-from ..graph.parts import WeightBlock
-from ..graph.structure import Structure
+from ..files.saved_names import as_saved, conversions
+from ..files.tensor_files import StoredTensor
+from ..graph.structure import LOG_2, Structure
 from ..models.finite import expect_finite, expect_scales
 from .attained import attained
 from .balance import Balancing
-from .moves import moved
+from .moves import move_
 from .pairs import Pairs, Table
-from .programme import Minimum, minimise, separate
+from .programme import Minimum, minimise
 
 # largest number of scalars between units that are kept in memory, where
 # Newton's method needs few steps
@@ -81,44 +84,74 @@ def rescale_files(
     phi = phi.detach().cpu().double()
     phi = graph.exact_part(phi) if exact else phi
     checkpoint = Checkpoint.open(source)
-    factors = graph.gauge_factors(phi)
-    names = _located(graph, checkpoint, factors, "rescale_files")
     changes: dict[str, Change] = {}
-    for name, (head, tail) in factors.items():
+    for keys, name, (head, tail) in _located(
+        graph, checkpoint, graph.gauge_factors(phi), "rescale_files"
+    ):
         change = _change(name, head, tail, graph.shifts.get(name, 0.0))
-        changes.update(dict.fromkeys(names[name], change))
+        changes.update(dict.fromkeys(keys, change))
     job = hashlib.sha256(phi.numpy().tobytes()).hexdigest()
     checkpoint.rewrite(destination, changes, job)
 
 
+class _Held(NamedTuple):
+    """A tensor of a checkpoint, and numbers for its entries.
+
+    Attributes:
+        keys: its names, several where a shared tensor was stored several times.
+        name: of the parameter whose entries it holds.
+        numbers: broadcastable to it.
+    """
+
+    keys: list[str]
+    name: str
+    numbers: tuple[Tensor, ...]
+
+
 def _located(
-    graph: Structure, checkpoint: Checkpoint, wanted: Iterable[str], who: str
-) -> dict[str, list[str]]:
-    """The names of the graph's tensors in the checkpoint, after a check of their shapes."""
-    aliases = {block.name: (block.name, *block.aliases) for block in graph.blocks}
-    found = checkpoint.named({name: aliases.get(name, (name,)) for name in wanted}, who)
+    graph: Structure, checkpoint: Checkpoint, wanted: Mapping[str, tuple[Tensor, ...]], who: str
+) -> list[_Held]:
+    """Where a checkpoint holds the graph's tensors, after a check of their shapes."""
+    names = {block.name: (block.name, *block.aliases) for block in graph.blocks}
+    shapes = {block.name: block.shape for block in graph.blocks}
+    try:
+        found = checkpoint.named({name: names.get(name, (name,)) for name in wanted}, who)
+        held = [_Held(keys, name, wanted[name]) for name, keys in found.items()]
+    except InputError:
+        folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
+        if not (other := conversions(folder)):
+            raise
+        whole = {
+            name: tuple(each.expand(shapes.get(name, each.shape)) for each in numbers)
+            for name, numbers in wanted.items()
+        }
+        saved = as_saved(other, whole)
+        found = checkpoint.named({name: (name,) for name in saved}, who)
+        held = [_Held(keys, *saved[name][:2]) for name, keys in found.items()]
+        shapes = {keys[0]: saved[name][2] for name, keys in found.items()}
     places = checkpoint.places()
-    for name, keys in found.items():
+    for keys, name, _ in held:
         for key in keys:
             entry = places[key].entries[key]
-            expected = (
-                tuple(graph.parameters[name].shape) if name in graph.parameters else entry.shape
-            )
-            if entry.shape != expected or entry.dtype is None or not entry.dtype.is_floating_point:
+            shape = shapes.get(keys[0], shapes.get(name, entry.shape))
+            floating = entry.dtype is not None and entry.dtype.is_floating_point
+            if entry.shape != shape or not floating:
                 raise InputError(
                     f"{who} found {key!r} of shape {entry.shape} and type {entry.kind}, expected"
-                    f" {expected} in floating point; pass the checkpoint of the traced model."
+                    f" {tuple(shape)} in floating point; pass the checkpoint of the traced model."
                 )
-    return found
+    return held
 
 
 def _change(name: str, head: Tensor, tail: Tensor, shift: float) -> Change:
+    """What becomes of a piece of a tensor, which may be overwritten."""
+
     def change(place: slice, piece: Tensor) -> Tensor:
         # types with few digits are computed in float32 and rounded once
         wide = piece.float() if piece.element_size() < 4 else piece
-        expect_finite("rescale_files", name, wide)
-        after = moved(wide, _cut(head, place), _cut(tail, place), shift).to(piece.dtype)
-        if not bool(after.isfinite().all()):
+        _expect_finite("rescale_files", name, wide)
+        after = move_(wide, _cut(head, place), _cut(tail, place), shift).to(piece.dtype)
+        if not _is_finite(after):
             raise InputError(
                 f"rescale_files found log-scales that take {name!r} beyond the range of"
                 f" {piece.dtype}, expected finite entries; use smaller ones, or convert the"
@@ -129,79 +162,152 @@ def _change(name: str, head: Tensor, tail: Tensor, shift: float) -> Change:
     return change
 
 
+def _cut(ids: Tensor, place: slice) -> Tensor:
+    return ids[place] if ids.dim() and ids.shape[0] > 1 else ids
+
+
+class _Sums(Table):
+    """A table of which only the sums of rows and columns are kept.
+
+    ``rows columns / sum`` stands in place of its sizes: the same sums, so the same value and
+    derivatives at this point, and nearly the same nearby.
+
+    Args:
+        table: the sizes.
+        up: logarithms of factors for its rows.
+        down: the same for its columns.
+        sample: see :meth:`Table.sample`.
+    """
+
+    def __init__(
+        self, table: Table, up: Tensor, down: Tensor, sample: tuple[np.ndarray, np.ndarray]
+    ) -> None:
+        self.head, self.side, self.tail = table.head, table.side, table.tail
+        self._sample = sample
+        # (largest factors are taken out, so that sums in float32 do not overflow)
+        high, low = up.max(), down.max()
+        left, right = ((up - high).exp(), (down - low).exp())
+        kind = table.sizes.dtype
+        self.rows = up.exp() * table.by_row(right.to(kind)).double() * low.exp()
+        self.columns = down.exp() * table.by_column(left.to(kind)).double() * high.exp()
+
+    def scale(self, up: Tensor, down: Tensor) -> None:
+        rows, columns = self.by_row(down.exp()), self.by_column(up.exp())
+        self.rows, self.columns = up.exp() * rows, down.exp() * columns
+
+    def by_row(self, factors: Tensor) -> Tensor:
+        return self.rows * (self.columns @ factors) / self.rows.sum().clamp_min(1e-300)
+
+    def by_column(self, factors: Tensor) -> Tensor:
+        return self.columns * (factors @ self.rows) / self.rows.sum().clamp_min(1e-300)
+
+    def sample(self) -> tuple[np.ndarray, np.ndarray]:
+        return self._sample
+
+
 class StreamedPairs(Pairs):
     """Sizes of weights that are read from a checkpoint whenever they are needed.
+
+    Where the matrices between units are too large for the memory, :class:`_Sums` take their place.
 
     Args:
         graph: the reduction graph.
         p: the exponent.
         checkpoint: the weights.
-        names: parameter -> its names in the checkpoint.
+        tensors: where they are, each with heads, tails and the mask of unused scalars.
+        kept: units whose scale does not change, which are as good as the root, ``(H,)``.
+        tolerance: as asked for; sums in float32 have six digits.
     """
 
     def __init__(
-        self, graph: Structure, p: float, checkpoint: Checkpoint, names: Mapping[str, list[str]]
+        self,
+        graph: Structure,
+        p: float,
+        checkpoint: Checkpoint,
+        tensors: Iterable[_Held],
+        kept: np.ndarray,
+        tolerance: float,
     ) -> None:
-        self.graph, self.p = graph, p
-        self.checkpoint, self.names = checkpoint, names
-        # of other blocks, whose one end is constant, only sums over rows or columns are kept
-        self._between = [block for block in graph.blocks if between(block)]
-        keep = sum(block.numel for block in self._between) <= IN_MEMORY
-        self._lay_out(self._values(graph.blocks), keep=keep)
-        self.kept = keep
-        if not keep:
-            self.tables = _Again(self)
+        self.graph, self.p, self.places = graph, p, checkpoint.places()
+        root = torch.zeros(graph.expand.shape[0], dtype=torch.bool)
+        root[1 : graph.num_units + 1] = torch.from_numpy(kept)
 
-    def _values(self, blocks: Iterable[WeightBlock]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        for block in blocks:
-            for place, piece in self.checkpoint.pieces(self.names[block.name][0]):
+        def ends(ids: Tensor) -> Tensor:
+            ids = torch.where(root[ids.abs()], 0, ids)
+            return ids if bool(ids.any()) else ids.new_zeros([1] * ids.dim())
+
+        self.tensors = [
+            _Held(keys, name, (ends(head), ends(tail), unused))
+            for keys, name, (head, tail, unused) in tensors
+        ]
+        self.between = [held for held in self.tensors if _between(*held.numbers[:2])]
+        large = sum(math.prod(self._entry(held).shape) for held in self.between)
+        self.in_memory = large <= IN_MEMORY
+        self.wide = self.in_memory or p > 2 or tolerance < CLOSE
+        self._lay_out(self._values(self.tensors))
+
+    def _entry(self, held: _Held) -> StoredTensor:
+        return self.places[held.keys[0]].entries[held.keys[0]]
+
+    def _values(self, tensors: Iterable[_Held]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        for held in tensors:
+            head, tail, unused = held.numbers
+            wide = self.wide or self._entry(held).dtype == torch.float64
+            shift = self.graph.shifts.get(held.name, 0.0)
+            for place, piece in self.places[held.keys[0]].pieces(held.keys[0]):
                 if not piece.numel():
                     continue
-                value = piece.double() + block.shift
-                expect_finite("balance_files", block.name, value)
-                if block.unused is not None:
-                    value = value.masked_fill(_cut(block.unused, place).expand(value.shape), 0)
-                yield value, _cut(block.head, place), _cut(block.tail, place)
+                value = piece.double() if wide else piece.float()
+                _expect_finite("balance_files", held.name, value)
+                value = value + shift if shift else value
+                if bool(unused.any()):
+                    value = value.masked_fill(_cut(unused, place).expand(value.shape), 0)
+                yield value, _cut(head, place), _cut(tail, place)
 
-    def again(self) -> Iterator[Table]:
-        """Read the tables again."""
-        factors = self._logs(self.origin).mul_(self.p)
-        for value, heads, tails in self._values(self._between):
-            table = self.table(value, heads, tails)
-            if isinstance(table, Table):
-                self._drop_loops(table.sizes, table.head[:, None], table.tail[None, :])
-                up, down = (factors[ids.abs()] * ids.sign() for ids in (table.head, table.tail))
-                table.sizes.mul_(up.exp()[:, None]).mul_((-down).exp()[None, :])
-                yield table
+    def held(self, table: Table) -> Table:
+        """The table, or its sums."""
+        if self.in_memory or 1 in table.sizes.shape:
+            table.sizes = table.sizes.double()
+            return table
+        up, down = (torch.zeros(size, dtype=torch.float64) for size in table.sizes.shape)
+        return _Sums(table, up, down, table.sample())
 
-    def _rebase(self, phi: np.ndarray) -> None:
-        if self.kept:
-            super()._rebase(phi)
-            return
-        self.tables, tables = (), self.tables
+    def whole(self) -> Iterator[Table]:
+        """The tables, read again if they are not held."""
+        yield from (table for table in self.tables if not isinstance(table, _Sums))
+        if not self.in_memory:
+            for one in self._values(self.between):
+                table = self.table(*one)
+                table.drop_loops()
+                if 1 not in table.sizes.shape:
+                    yield table
+
+    def move(self, phi: np.ndarray) -> None:
+        """Measure the sums of all tables at ``phi``."""
         super()._rebase(phi)
-        self.tables = tables
+        factors = self._logs(phi).mul_(self.p)
+        samples = iter([table.sample() for table in self.tables if isinstance(table, _Sums)])
+        held = [table for table in self.tables if not isinstance(table, _Sums)]
+        for table in itertools.islice(self.whole(), len(held), None):
+            held.append(_Sums(table, *table.ends(factors), next(samples)))
+        self.tables = held
 
 
-class _Again:
-    """Tables that each iteration reads again from the checkpoint."""
-
-    def __init__(self, pairs: StreamedPairs) -> None:
-        self.pairs = pairs
-
-    def __iter__(self) -> Iterator[Table]:
-        return self.pairs.again()
-
-
-def between(block: WeightBlock) -> bool:
+def _between(head: Tensor, tail: Tensor) -> bool:
     """Whether both ends of a tensor's weights vary, along different dimensions."""
-    rows = {d for d, size in enumerate(block.head.shape) if size > 1}
-    columns = {d for d, size in enumerate(block.tail.shape) if size > 1}
+    rows = {d for d, size in enumerate(head.shape) if size > 1}
+    columns = {d for d, size in enumerate(tail.shape) if size > 1}
     return bool(rows and columns and not rows & columns)
 
 
-def _cut(ids: Tensor, place: slice) -> Tensor:
-    return ids[place] if ids.dim() and ids.shape[0] > 1 else ids
+def _is_finite(tensor: Tensor) -> bool:
+    """Whether all entries are finite, in one pass without a mask."""
+    return not tensor.numel() or all(bool(end.isfinite()) for end in tensor.aminmax())
+
+
+def _expect_finite(owner: str, name: str, tensor: Tensor) -> None:
+    if not _is_finite(tensor):
+        expect_finite(owner, name, tensor)
 
 
 def balance_files(
@@ -257,69 +363,60 @@ def balance_files(
     expect_numbers("balance_files", "a positive number", p=p)
     expect_numbers("balance_files", "a positive number", or_none=True, tolerance=tolerance)
     checkpoint = Checkpoint.open(source)
-    blocks = [block.name for block in graph.blocks]
-    names = _located(graph, checkpoint, blocks, "balance_files")
-    pairs = StreamedPairs(graph, p, checkpoint, names)
+    none = torch.tensor(False)
+    ends = {
+        block.name: (
+            block.head,
+            block.tail,
+            none.reshape([1] * len(block.shape)) if block.unused is None else block.unused,
+        )
+        for block in graph.blocks
+    }
+    tensors = _located(graph, checkpoint, ends, "balance_files")
+    kept = np.zeros(graph.num_units, bool)
+    kept[graph.approximate - 1] = exact
+    pairs = StreamedPairs(graph, p, checkpoint, tensors, kept, tolerance or CLOSE)
     start = np.zeros(graph.num_units)
     before = pairs.sides(start)[2]
-    found = attained(pairs)
-    if exact:
-        found.fix(graph.approximate - 1, APPROXIMATE)
-    if pairs.kept:
+    found = attained(pairs, {APPROXIMATE: np.flatnonzero(kept)})
+    if pairs.in_memory:
         best = minimise(pairs, found.free, start, EXACT if tolerance is None else tolerance)
     else:
         best = _in_rounds(pairs, found.free, CLOSE if tolerance is None else tolerance)
-    places = checkpoint.places()
-    narrow = any(places[key].entries[key].itemsize < 4 for keys in names.values() for key in keys)
+    types = (pairs.places[key].entries[key].itemsize for held in tensors for key in held.keys)
     phi = best.phi
-    if narrow:
-        phi = np.round(phi / math.log(2)) * math.log(2)
+    if min(types, default=4) < 4:
+        phi = np.round(phi / LOG_2) * LOG_2
+        if not pairs.in_memory:
+            pairs.move(phi)
         entering, leaving, after = pairs.sides(phi)
-        best = Minimum(phi, after, _imbalance(entering, leaving, found.free)[1], best.steps)
+        best = Minimum(phi, after, _imbalance(entering, leaving, found.free), best.steps)
     rescale_files(graph, torch.from_numpy(phi), source, destination)
     return Balancing(
         torch.from_numpy(phi), before, best.value, best.imbalance, found.reasons, best.steps
     )
 
 
-def _imbalance(
-    entering: np.ndarray, leaving: np.ndarray, free: np.ndarray
-) -> tuple[np.ndarray, float]:
+def _imbalance(entering: np.ndarray, leaving: np.ndarray, free: np.ndarray) -> float:
     both = entering + leaving
     uneven = np.where(free, entering - leaving, 0.0) / np.where(both > 0, both, 1.0)
-    return uneven, float(np.abs(uneven).max(initial=0.0))
+    return float(np.abs(uneven).max(initial=0.0))
 
 
-def _in_rounds(pairs: Pairs, free: np.ndarray, tolerance: float) -> Minimum:
-    """Balance all units at once, in rounds of one pass over the weights.
-
-    A plain step minimises a separable upper bound, so that the norm never grows. Every other step
-    is extrapolated by the ratio of the last two; if the norm grows, the last point is restored
-    and plain steps continue.
-    """
-    p, phi = pairs.p, np.zeros(len(free))
-    longer, last, lowest = 1.0, np.zeros(len(free)), math.inf
-    best = phi
+def _in_rounds(pairs: StreamedPairs, free: np.ndarray, tolerance: float) -> Minimum:
+    """The minimum where matrices are read again in each round: that of their sums is nearly it."""
+    phi, best, lowest = np.zeros(len(free)), np.zeros(len(free)), math.inf
     for step in range(ROUNDS):
         entering, leaving, total = pairs.sides(phi)
-        worst = _imbalance(entering, leaving, free)[1]
+        worst = _imbalance(entering, leaving, free)
         if worst <= tolerance:
             return Minimum(phi, total, worst, step)
         if total > lowest * (1 + 1e-12):
-            # the step was too long: continue from the last point with plain steps
-            phi, longer, last = best, 1.0, np.zeros(len(free))
-            entering, leaving, total = pairs.sides(phi)
-        best, lowest = phi, total
-        move = np.where(
-            free, separate(entering, leaving, np.zeros(len(free))) / (p * pairs.width), 0.0
-        )
-        size = float(last @ last)
-        if size:
-            # an error that shrinks by the factor r each time is gone after a step
-            # 1 / (1 - r) times as long
-            ratio = float(np.clip((last @ move) / size, 0.0, 0.9))
-            longer = 1 / (1 - ratio) if step % 2 else 1.0
-        phi, last = phi + longer * move, move if longer == 1.0 else np.zeros(len(free))
+            phi = (best + phi) / 2
+        else:
+            best, lowest = phi, total
+            phi = minimise(pairs, free, np.zeros(len(free)), tolerance / 10, phi).phi
+        pairs.move(phi)
     raise InputError(
         f"balance_files found norms that still differ by {worst:.0e} after {ROUNDS} rounds,"
         f" expected {tolerance:.0e}; pass a larger tolerance."

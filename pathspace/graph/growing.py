@@ -237,10 +237,7 @@ class SpanningTreeBuilder:
                 if not alive.any():
                     continue
                 flat, column, score, position = (
-                    flat[alive],
-                    column[alive],
-                    score[alive],
-                    position[alive],
+                    each[alive] for each in (flat, column, score, position)
                 )
             if self._floor and choosy:
                 share = score / np.maximum(
@@ -251,10 +248,7 @@ class SpanningTreeBuilder:
                 if not large.any():
                     continue
                 flat, column, score, position = (
-                    flat[large],
-                    column[large],
-                    score[large],
-                    position[large],
+                    each[large] for each in (flat, column, score, position)
                 )
             found.append((block, rows.near[position], flat, rows.ends(position, column), score))
         if not found:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -177,10 +178,8 @@ class Structure:
         + 1 + derived, H + 1)``.
         """
         count = self.num_units + 1
-        derived = csr_array(self.forms)
-        derived = csr_array(
-            (derived.data, derived.indices + 1, derived.indptr), shape=(derived.shape[0], count)
-        )
+        forms = csr_array(self.forms)
+        derived = csr_array((forms.data, forms.indices + 1, forms.indptr), (forms.shape[0], count))
         return csr_array(vstack([eye_array(count, dtype=np.int64, format="csr"), derived]))
 
     @cached_property
@@ -188,11 +187,7 @@ class Structure:
         """Number of the first edge of each block: edges go by block, then in C
         order, without unused scalars.
         """
-        return tuple(
-            np.concatenate([[0], np.cumsum([block.num_edges for block in self.blocks])])
-            .astype(int)
-            .tolist()
-        )
+        return (0, *accumulate(block.num_edges for block in self.blocks))
 
     @cached_property
     def index(self) -> dict[str, int]:
@@ -221,19 +216,16 @@ class Structure:
 
     def ends(self) -> tuple[np.ndarray, np.ndarray]:
         """Tail and head ids of all edges, two arrays of shape ``(m,)`` (for small graphs)."""
-        tails, heads = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        for block in self.blocks:
-            tails.append(block.tail.expand(block.shape).reshape(-1).numpy()[block.used])
-            heads.append(block.head.expand(block.shape).reshape(-1).numpy()[block.used])
-        return np.concatenate(tails), np.concatenate(heads)
+        parts = [block.ends_at(block.places) for block in self.blocks]
+        none = np.zeros(0, np.int64)
+        tails, heads = (np.concatenate([none, *(pair[side] for pair in parts)]) for side in (0, 1))
+        return tails, heads
 
     def weights(self) -> Tensor:
         """Values of all edges in order, float64, shape ``(m,)``."""
-        parts = [torch.zeros(0, dtype=torch.float64)]
-        for block in self.blocks:
-            flat = block.values(self.parameters[block.name].double()).cpu().reshape(-1)
-            parts.append(flat[block.used])
-        return torch.cat(parts)
+        every = ((block, self.parameters[block.name].double()) for block in self.blocks)
+        parts = (block.values(own).cpu().reshape(-1)[block.used] for block, own in every)
+        return torch.cat([torch.zeros(0, dtype=torch.float64), *parts])
 
     def gauge(self, phi: Tensor) -> dict[str, Tensor]:
         """Factors by which a gauge transformation multiplies every parameter,
@@ -405,15 +397,10 @@ class Structure:
             >>> ps.trace(model, torch.randn(1, 2)).activation(2)
             '0[1]'
         """
-        slices = self.slices(unit)
-        entering = [part for part in slices if part.power > 0] or list(slices)
-        part = entering[0]
-        places = [int(index[0]) for index in part.index if isinstance(index, Tensor)]
-        return (
-            f"{owner(part.name) or 'model'}[{', '.join(map(str, places))}]"
-            if places
-            else owner(part.name)
-        )
+        part = max(self.slices(unit), key=lambda part: part.power > 0)
+        places = [str(int(index[0])) for index in part.index if isinstance(index, Tensor)]
+        path = owner(part.name)
+        return f"{path or 'model'}[{', '.join(places)}]" if places else path
 
     def to_networkx(self) -> nx.MultiDiGraph:
         """The scalar graph: nodes ``0..H`` (0 is the root), and one edge per weight with
@@ -430,8 +417,6 @@ class Structure:
             )
         import networkx as nx
 
-        result = nx.MultiDiGraph()
-        result.add_nodes_from(range(self.num_units + 1))
         tails, heads = self.ends()
         if (tails < 0).any() or (heads < 0).any():
             raise UnsupportedError(
@@ -439,20 +424,14 @@ class Structure:
                 " its transpose), which a directed graph cannot represent; use graph.blocks"
                 " instead."
             )
-        weights = self.weights().tolist()
-        places = [
-            (i, flat) for i, block in enumerate(self.blocks) for flat in block.places.tolist()
-        ]
-        for number, (i, flat) in enumerate(places):
-            result.add_edge(
-                int(tails[number]),
-                int(heads[number]),
-                key=(i, flat),
-                name=self.blocks[i].name,
-                index=flat,
-                weight=weights[number],
-                number=number,
-            )
+        result = nx.MultiDiGraph()
+        result.add_nodes_from(range(self.num_units + 1))
+        blocks = enumerate(self.blocks)
+        places = ((i, flat) for i, block in blocks for flat in block.places.tolist())
+        columns = (places, tails.tolist(), heads.tolist(), self.weights().tolist())
+        for number, ((i, flat), tail, head, weight) in enumerate(zip(*columns, strict=True)):
+            facts = {"name": self.blocks[i].name, "index": flat, "weight": weight, "number": number}
+            result.add_edge(tail, head, key=(i, flat), **facts)
         return result
 
     def summary(self) -> dict[str, Any]:

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch._subclasses.functional_tensor import dispatch_functionalize
 
-from ..capture.aliasing import writes_are_seen
+from ..capture.writes import without_writes
 from .registry import RULES, operation_name
 
 
@@ -62,10 +61,7 @@ def decomposed(node: fx.Node) -> fx.GraphModule | None:
         with warnings.catch_warnings(), mode, torch.no_grad():
             warnings.simplefilter("ignore")
             graph = make_fx(function, decomposition_table=_table())(*fakes)
-            if writes_are_seen(graph):
-                graph = make_fx(dispatch_functionalize(function), decomposition_table=_table())(
-                    *fakes
-                )
+            graph.graph, _ = without_writes(graph.graph)
     except Exception:
         # no decomposition for these operands: the caller pins
         return None

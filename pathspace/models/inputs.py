@@ -16,6 +16,9 @@ from ..errors import InputError
 from .nested import is_plain, leaves, mapped
 from .values import has_values
 
+# positional inputs, and inputs by keyword
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+
 
 def arranged(
     model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None

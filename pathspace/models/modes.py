@@ -39,9 +39,10 @@ FROZEN = ("input", "running_mean", "running_var", "weight", "bias")
 
 
 def precision(model: nn.Module) -> torch.dtype:
-    """The floating point type of a model's parameters."""
-    own = (p.dtype for p in model.parameters() if p.is_floating_point() and p.element_size() > 1)
-    return next(own, torch.float64)
+    """The floating point type of a model's parameters, or of the parts of complex ones."""
+    real = (p.dtype for p in model.parameters() if p.is_floating_point() and p.element_size() > 1)
+    parts = (p.dtype.to_real() for p in model.parameters() if p.is_complex())
+    return next(real, None) or next(parts, torch.float64)
 
 
 def _frozen_batch_norm(
@@ -85,11 +86,15 @@ class NoEps(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         at_work = BY_DATA.get(func)
-        if at_work is not None and not (args[5] if len(args) > 5 else kwargs.get(*at_work)):
-            own = args[7] if len(args) > 7 else kwargs.get("eps", 1e-5)
-            return _frozen_batch_norm(
-                *args[:5], **{key: kwargs[key] for key in FROZEN if key in kwargs}, eps=own
-            )
+        if at_work is not None:
+            if not (args[5] if len(args) > 5 else kwargs.get(*at_work)):
+                own = args[7] if len(args) > 7 else kwargs.get("eps", 1e-5)
+                return _frozen_batch_norm(
+                    *args[:5], **{key: kwargs[key] for key in FROZEN if key in kwargs}, eps=own
+                )
+            # (what it only writes into is no operand of the function)
+            args = (*args[:1], *(None for _ in args[1:3]), *args[3:])
+            kwargs |= {name: None for name in FROZEN[1:3] if name in kwargs}
         if self.eps is None:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")

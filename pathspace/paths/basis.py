@@ -25,8 +25,7 @@ from ..gauge.moves import moved
 from ..graph.spanning_tree import SpanningTree
 from ..graph.structure import Structure
 from ..shown import Shown
-from .counting_vectors import coefficient_maps, counting_matrix
-from .exact import WORD, whole_product
+from .counting_vectors import WORD, coefficient_maps, counting_matrix, whole_product
 from .two_trees import TwoTrees
 
 if TYPE_CHECKING:
@@ -155,13 +154,7 @@ class BasisPaths(Shown):
     @cached_property
     def tree_edges(self) -> np.ndarray:
         """Numbers of the edges in either tree, increasing."""
-        parts = [np.zeros(0, np.int64)]
-        for tree in (self.skeleton.tree_in, self.skeleton.tree_out):
-            parts += [
-                self.graph.edge_numbers(block, tree.index[units])
-                for block, units in tree.by_block()
-            ]
-        return np.unique(np.concatenate(parts))
+        return self.skeleton.edges()
 
     def __len__(self) -> int:
         return self.skeleton.num_chains + self.graph.num_weights - len(self.tree_edges)
@@ -175,9 +168,7 @@ class BasisPaths(Shown):
             raise IndexError(f"basis has {len(self)} paths, found index {i}")
         i %= len(self)
         if i < self.skeleton.num_chains:
-            unit = int(
-                np.flatnonzero((self.skeleton.chain == i + 1) & (self.skeleton.chain_sign > 0))[0]
-            )
+            unit = int(self.skeleton.representatives[i])
             walk = self._walk(self.skeleton.tree_in, unit, 1) + self._walk(
                 self.skeleton.tree_out, unit, 1
             )
@@ -199,14 +190,10 @@ class BasisPaths(Shown):
         total: dict[int, int] = {}
         for edge, count in walk:
             total[edge] = total.get(edge, 0) + count
-        kept = sorted((edge, count) for edge, count in total.items() if count)
-        large = any(abs(count) >= WORD for _, count in kept)
-        numbers = np.array([edge for edge, _ in kept], np.int64)
-        return Path(
-            self.graph,
-            numbers,
-            np.array([count for _, count in kept], object if large else np.int64),
-        )
+        numbers = np.array(sorted(edge for edge, count in total.items() if count), np.int64)
+        counts = [total[edge] for edge in numbers.tolist()]
+        large = any(abs(count) >= WORD for count in counts)
+        return Path(self.graph, numbers, np.array(counts, object if large else np.int64))
 
     def _walk(self, tree: SpanningTree, unit: int, sign: int) -> list[tuple[int, int]]:
         """The signed walk between the root and an id, ``sign`` times, as pairs (edge, count)."""
@@ -237,7 +224,7 @@ class BasisPaths(Shown):
             UnsupportedError: the matrix would have more than 200 million entries, or
                 an entry beyond 64 bits.
         """
-        return counting_matrix(self.skeleton, self.tree_edges)
+        return counting_matrix(self.skeleton)
 
     def coefficients(self, counting_vector: np.ndarray) -> np.ndarray:
         """Integer coefficients of a path (any circulation) in the basis.
@@ -280,18 +267,13 @@ class BasisPaths(Shown):
         """Incidence ``(m, H + 1)`` and the map from circulations to coefficients
         ``(m, m - H)``, both linear.
         """
-        return coefficient_maps(self.skeleton, self.tree_edges)
+        return coefficient_maps(self.skeleton)
 
     def values(self) -> Tensor:
         """Values of the basis paths at the model's weights, float64 of length ``m - H``."""
         skeleton, graph = self.skeleton, self.graph
         prefix, suffix = skeleton.prefixes(), skeleton.suffixes()
-        through = prefix * suffix
-        chain = torch.from_numpy(skeleton.chain)
-        parts = [torch.ones(skeleton.num_chains + 1, dtype=torch.float64)]
-        keep = torch.from_numpy(skeleton.chain_sign > 0)
-        parts[0][chain[keep]] = through[keep]
-        parts[0] = parts[0][1:]
+        parts = [(prefix * suffix)[torch.from_numpy(skeleton.representatives)]]
         for i, block in enumerate(graph.blocks):
             weight = block.values(graph.parameters[block.name].double()).cpu()
             value = weight * signed_power(prefix, block.tail) * signed_power(suffix, block.head)

@@ -8,31 +8,46 @@ sparse product per round. An edge of ``T_in`` has the path ``P(e) = p_head``, an
 
 from __future__ import annotations
 
+import flint
 import numpy as np
-from scipy.sparse import coo_array, csr_array, hstack, vstack
+from scipy.sparse import csr_array, hstack, sparray, vstack
 
 from ..errors import UnsupportedError
 from ..graph.spanning_tree import SpanningTree
 from ..graph.structure import Structure
-from .exact import whole_product
 from .two_trees import TwoTrees
 
 MAX_ENTRIES = 200_000_000
+PRIME = (1 << 61) - 1
+WORD = 2**63
 
 
-def counting_matrix(skeleton: TwoTrees, tree_edges: np.ndarray) -> csr_array:
+def _table(
+    ids: np.ndarray, width: int, rows: np.ndarray | None = None, height: int = 0
+) -> csr_array:
+    """A sparse matrix with the sign of one id in each row, in the column of the id."""
+    rows = np.arange(len(ids)) if rows is None else rows
+    return csr_array((np.sign(ids), (rows, np.abs(ids))), (height or len(ids), width))
+
+
+def _selection(chosen: np.ndarray, count: int) -> csr_array:
+    """The rows of the identity with these numbers."""
+    ends = (np.arange(len(chosen)), chosen)
+    return csr_array((np.ones(len(chosen), np.int64), ends), (len(chosen), count))
+
+
+def counting_matrix(skeleton: TwoTrees) -> csr_array:
     """Counting vectors of all basis paths, sparse ``int64`` of shape ``(m - H, m)``.
 
     Args:
         skeleton: the two trees.
-        tree_edges: numbers of the edges in either tree, increasing.
 
     Raises:
         UnsupportedError: the matrix would have more than 200 million entries, or
             an entry beyond 64 bits.
     """
     graph = skeleton.graph
-    m = graph.num_weights
+    m, every = graph.num_weights, graph.expand.shape[0]
     if m > MAX_ENTRIES // 4:
         raise UnsupportedError(
             f"The counting matrix of {m:,} weights would be too large; use basis[i] for single"
@@ -41,30 +56,15 @@ def counting_matrix(skeleton: TwoTrees, tree_edges: np.ndarray) -> csr_array:
     prefix = _tree_matrix(graph, skeleton.tree_in)
     # the suffix walks against the tree where one tree serves both ways
     suffix = -prefix if graph.forms.shape[0] else _tree_matrix(graph, skeleton.tree_out)
-    first = np.array(
-        [
-            np.flatnonzero((skeleton.chain == k) & (skeleton.chain_sign > 0))[0]
-            for k in range(1, skeleton.num_chains + 1)
-        ],
-        np.int64,
-    )
+    first = skeleton.representatives
     tails, heads = graph.ends()
-    free = np.ones(m, bool)
-    free[tree_edges] = False
-    edges = np.flatnonzero(free)
-    rows = np.arange(len(edges))
-
-    def pick(ids: np.ndarray) -> csr_array:
-        return coo_array(
-            (np.sign(ids), (rows, np.abs(ids))), shape=(len(edges), graph.expand.shape[0])
-        ).tocsr()
-
-    single = coo_array(
-        (np.ones(len(edges), np.int64), (rows, edges)), shape=(len(edges), m)
-    ).tocsr()
-    outside = pick(tails[edges]) @ prefix + single + pick(heads[edges]) @ suffix
-    chains = prefix[first] + suffix[first]
-    matrix = csr_array(vstack([chains, outside]))
+    edges = np.setdiff1d(np.arange(m), skeleton.edges())
+    outside = (
+        _table(tails[edges], every) @ prefix
+        + _selection(edges, m)
+        + _table(heads[edges], every) @ suffix
+    )
+    matrix = csr_array(vstack([prefix[first] + suffix[first], outside]))
     matrix.eliminate_zeros()
     return matrix
 
@@ -73,85 +73,109 @@ def _tree_matrix(graph: Structure, tree: SpanningTree) -> csr_array:
     """Counting vectors of the walks of one tree, one row per unit
     (row 0, the root, is empty).
     """
-    count, m = len(tree.block), graph.num_weights
+    count, m, expand = len(tree.block), graph.num_weights, graph.expand
     number = np.zeros(count, np.int64)
     for block, units in tree.by_block():
         number[units] = graph.edge_numbers(block, tree.index[units])
-    expand = graph.expand
     result = csr_array((count, m), dtype=np.int64)
     for units in tree.rounds:
         own, both = tree.own[units], tree.own[units] * tree.other[units]
-        step = coo_array(
-            (np.where(tree.forward[units], own, -own), (units, number[units])), shape=(count, m)
-        )
-        parents = (
-            coo_array((both, (units, tree.parent[units])), shape=(count, expand.shape[0])).tocsr()
-            @ expand
-        )
-        keep = coo_array(
-            (np.ones(len(units), np.int64), (units, units)), shape=(count, count)
-        ).tocsr()
-        carry = parents + keep @ tree.rest
-        result = result + step.tocsr() + whole_product(carry, result)
+        signs = np.where(tree.forward[units], own, -own)
+        step = csr_array((signs, (units, number[units])), (count, m))
+        parents = csr_array((both, (units, tree.parent[units])), (count, expand.shape[0])) @ expand
+        keep = csr_array((np.ones(len(units), np.int64), (units, units)), (count, count))
+        result = result + step + whole_product(parents + keep @ tree.rest, result)
         if result.nnz > MAX_ENTRIES:
             raise UnsupportedError(
                 f"The counting matrix needs more than {MAX_ENTRIES:,} entries; use basis[i] for"
                 " single paths or the certificate for the whole."
             )
-    return csr_array(whole_product(graph.expand, result))
+    return csr_array(whole_product(expand, result))
 
 
-def coefficient_maps(skeleton: TwoTrees, tree_edges: np.ndarray) -> tuple[csr_array, csr_array]:
+def coefficient_maps(skeleton: TwoTrees) -> tuple[csr_array, csr_array]:
     """Incidence ``(m, H + 1)`` and the map from circulations to coefficients
     ``(m, m - H)``, both linear.
 
+    The coefficient of ``p_k`` collects the edges of the trees, as ``P(e)`` is ``p_head`` on
+    ``T_in`` and ``p_tail`` on ``T_out``, less the flow through its units.
+
     Args:
         skeleton: the two trees.
-        tree_edges: numbers of the edges in either tree, increasing.
     """
     graph = skeleton.graph
-    m = graph.num_weights
+    m, count, every = graph.num_weights, graph.num_units + 1, graph.expand.shape[0]
     tails, heads = graph.ends()
-    edges = np.arange(m)
-
-    def entering(ids: np.ndarray) -> csr_array:
-        table = coo_array(
-            (np.sign(ids), (edges, np.abs(ids))), shape=(m, graph.expand.shape[0])
-        ).tocsr()
-        return csr_array(table @ graph.expand)
-
-    into, out = entering(heads), entering(tails)
-    done = np.zeros(m, bool)
-    done[tree_edges] = True
-    chains = csr_array((m, skeleton.num_chains), dtype=np.int64)
+    into, out = (csr_array(_table(ids, every) @ graph.expand) for ids in (heads, tails))
+    by_unit, counted = -into, np.zeros(0, np.int64)
     if skeleton.num_chains:
-        chains = _chain_coefficients(skeleton, into, tails, heads)
-    free = np.flatnonzero(~done)
-    single = coo_array(
-        (np.ones(len(free), np.int64), (free, np.arange(len(free)))), shape=(m, len(free))
-    ).tocsr()
-    return csr_array(into - out), csr_array(hstack([chains, single]))
-
-
-def _chain_coefficients(
-    skeleton: TwoTrees, into: csr_array, tails: np.ndarray, heads: np.ndarray
-) -> csr_array:
-    """Coefficients of the ``p_k``: ``P(e)`` is ``p_head`` on ``T_in``, ``p_tail`` on
-    ``T_out``; less the flow.
-    """
-    graph = skeleton.graph
-    m, count = graph.num_weights, graph.num_units + 1
-    by_unit, done = -into, np.zeros(m, bool)
-    for tree, ids in ((skeleton.tree_in, heads), (skeleton.tree_out, tails)):
-        parts = [graph.edge_numbers(block, tree.index[units]) for block, units in tree.by_block()]
-        numbers = np.unique(np.concatenate(parts))
-        numbers = numbers[~done[numbers]]
-        done[numbers] = True
-        ends = (numbers, np.abs(ids[numbers]))
-        by_unit = by_unit + coo_array((np.sign(ids[numbers]), ends), shape=(m, count)).tocsr()
+        for tree, ids in ((skeleton.tree_in, heads), (skeleton.tree_out, tails)):
+            numbers = np.setdiff1d(skeleton.edges(tree), counted)
+            by_unit = by_unit + _table(ids[numbers], count, numbers, m)
+            counted = np.union1d(counted, numbers)
     units = np.flatnonzero(skeleton.chain)
     ends = (units, skeleton.chain[units] - 1)
-    to_chain = coo_array(
-        (skeleton.chain_sign[units], ends), shape=(count, skeleton.num_chains)
-    ).tocsr()
-    return csr_array(whole_product(by_unit, to_chain))
+    to_chain = csr_array((skeleton.chain_sign[units], ends), (count, skeleton.num_chains))
+    free = np.setdiff1d(np.arange(m), skeleton.edges())
+    chains = csr_array(whole_product(by_unit, to_chain))
+    return csr_array(into - out), csr_array(hstack([chains, _selection(free, m).T]))
+
+
+def whole_product(left: np.ndarray | sparray, right: np.ndarray | sparray) -> np.ndarray | sparray:
+    """``left @ right`` of whole numbers of 64 bits, each entry exact.
+
+    Args:
+        left: integers, shape ``(a, b)``, dense or sparse.
+        right: integers, shape ``(b, c)``.
+
+    Returns:
+        The product, shape ``(a, c)``, ``int64``.
+
+    Raises:
+        UnsupportedError: an entry might not fit into 64 bits, where numpy and scipy would
+            go on with a wrong number.
+
+    Example:
+        >>> import numpy as np
+        >>> whole_product(np.array([[2**31]]), np.array([[2**31]]))
+        array([[4611686018427387904]])
+        >>> whole_product(np.array([[2**32]]), np.array([[2**32]]))
+        Traceback (most recent call last):
+        pathspace.errors.UnsupportedError: Paths pass a weight more than 2^63 times, too often for a matrix of ...
+    """  # noqa: E501
+    if left.size and right.size:
+        sizes = abs(left.astype(np.float64)), abs(right.astype(np.float64))
+        # the first bound takes no product
+        if float(sizes[0].sum(1).max()) * float(sizes[1].max()) >= WORD / 2:
+            largest = (sizes[0] @ sizes[1]).max()
+            if float(largest) >= WORD * (1 - 1e-9):
+                raise UnsupportedError(
+                    "Paths pass a weight more than 2^63 times, too often for a matrix of 64-bit"
+                    " integers; use basis[i], whose counts are Python integers."
+                )
+    return left @ right
+
+
+def modular_rank(matrix: np.ndarray | sparray) -> int:
+    """Rank of an integer matrix over the field with ``2^61 - 1`` elements: never above its
+    rank over the rationals.
+
+    Together with an upper bound that it meets, it is the exact rank.
+
+    Args:
+        matrix: integers, dense or sparse.
+
+    Returns:
+        The rank modulo the prime.
+
+    Example:
+        >>> import numpy as np
+        >>> modular_rank(np.array([[1, 1, 0], [0, 1, 1], [1, 2, 1]]))
+        2
+    """
+    dense = np.asarray(matrix.todense() if isinstance(matrix, sparray) else matrix)
+    if 0 in dense.shape:
+        return 0
+    # numbers beyond 64 bits stay Python's own
+    small = dense.astype(np.int64 if np.can_cast(dense.dtype, np.int64) else object) % PRIME
+    return int(flint.nmod_mat(dense.shape[0], dense.shape[1], small.ravel().tolist(), PRIME).rank())

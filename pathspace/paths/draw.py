@@ -242,94 +242,50 @@ def _blocks(skeleton: Skeleton) -> nx.MultiDiGraph:
 
 def place_nodes(graph: nx.MultiDiGraph) -> Places:
     """Columns by longest way from the inputs (circles of units share one), evenly spaced rows."""
-    parts = list(nx.strongly_connected_components(graph))
-    number = {node: i for i, part in enumerate(parts) for node in part}
-    small = nx.DiGraph()
-    small.add_nodes_from(range(len(parts)))
-    small.add_edges_from((number[u], number[v]) for u, v in graph.edges() if number[u] != number[v])
-    depth: dict[int, int] = {}
-    for i in nx.topological_sort(small):
-        depth[i] = max((depth[j] + 1 for j in small.predecessors(i)), default=0)
-    wide: dict[int, int] = {i: _columns(graph, parts[i]) for i in range(len(parts))}
-    start = [0] * (max(depth.values(), default=0) + 2)
-    for level in range(len(start) - 1):
-        start[level + 1] = start[level] + max(
-            (wide[i] for i in depth if depth[i] == level), default=1
-        )
+    small, column, start = nx.condensation(graph), dict[Hashable, int](), 0
+    for level in nx.topological_generations(small):
+        orders = [_order(graph, small.nodes[part]["members"]) for part in level]
+        column |= {node: start + step for order in orders for node, step in order.items()}
+        start += max(max(order.values()) for order in orders) + 1
+    for node in graph.nodes:
+        if node == OUT or (isinstance(node, tuple) and node[0] == OUT):
+            column[node] = max(column.values())
     columns: dict[int, list[Hashable]] = {}
     for node in graph.nodes:
-        inner = _order(graph, parts[number[node]]).get(node, 0)
-        columns.setdefault(start[depth[number[node]]] + inner, []).append(node)
-    last = max(columns, default=0)
-    for node in [
-        node for node in graph.nodes if node == OUT or (isinstance(node, tuple) and node[0] == OUT)
-    ]:
-        for nodes in columns.values():
-            if node in nodes:
-                nodes.remove(node)
-        columns.setdefault(last, []).append(node)
-    result: Places = {}
-    for column, nodes in columns.items():
-        for row, node in enumerate(nodes):
-            result[node] = np.array([float(column), (len(nodes) - 1) / 2 - row])
-    return result
+        columns.setdefault(column[node], []).append(node)
+    return {
+        node: np.array([float(number), (len(nodes) - 1) / 2 - row])
+        for number, nodes in columns.items()
+        for row, node in enumerate(nodes)
+    }
 
 
-def _order(graph: nx.MultiDiGraph, part: Iterable[Hashable]) -> dict[Hashable, int]:
+def _order(graph: nx.MultiDiGraph, nodes: set[Hashable]) -> dict[Hashable, int]:
     """Order within a circle: by distance from where it is entered, for a
     loop over time all alike.
     """
-    nodes = set(part)
-    if len(nodes) == 1:
-        return dict.fromkeys(nodes, 0)
     entered = [
         node for node in nodes if any(before not in nodes for before in graph.predecessors(node))
     ]
     found: dict[Hashable, int] = {}
     for start in entered or list(nodes)[:1]:
-        for node, steps in nx.single_source_shortest_path_length(
-            graph.subgraph(nodes), start
-        ).items():
-            found[node] = min(steps, found.get(node, steps))
+        ways = nx.single_source_shortest_path_length(graph.subgraph(nodes), start)
+        found |= {node: min(steps, found.get(node, steps)) for node, steps in ways.items()}
     return found
 
 
-def _columns(graph: nx.MultiDiGraph, part: Iterable[Hashable]) -> int:
-    return max(_order(graph, part).values(), default=0) + 1
-
-
 def _arrow(
-    axes: Axes,
-    one: Any,
-    other: Any,
-    bend: float,
-    color: str,
-    width: float,
-    shrink: float,
-    dashed: bool,
+    axes: Axes, ends: tuple[Any, Any], bend: float, width: float, shrink: float, **style: Any
 ) -> None:
     from matplotlib.patches import FancyArrowPatch
 
-    one, other = (float(one[0]), float(one[1])), (float(other[0]), float(other[1]))
+    one, other = ((float(x), float(y)) for x, y in ends)
     if one == other:
         x, y = one
-        one, other, bend = (x - 0.12, y + 0.1), (x + 0.12, y + 0.1), -2.5
-        shrink = 2
-    axes.add_patch(
-        FancyArrowPatch(
-            one,
-            other,
-            arrowstyle="-|>",
-            mutation_scale=8 + width,
-            connectionstyle=f"arc3,rad={bend}",
-            color=color,
-            linewidth=width,
-            linestyle="--" if dashed else "-",
-            shrinkA=shrink,
-            shrinkB=shrink,
-            zorder=1 + width / 10,
-        )
-    )
+        one, other, bend, shrink = (x - 0.12, y + 0.1), (x + 0.12, y + 0.1), -2.5, 2
+    style |= {"arrowstyle": "-|>", "connectionstyle": f"arc3,rad={bend}"}
+    style |= {"linewidth": width, "mutation_scale": 8 + width, "zorder": 1 + width / 10}
+    axes.add_patch(FancyArrowPatch(one, other, shrinkA=shrink, shrinkB=shrink, **style))
 
 
 def bent_edges(graph: nx.MultiDiGraph, places: Places, inches: np.ndarray) -> Iterable[Edge]:
@@ -343,12 +299,8 @@ def bent_edges(graph: nx.MultiDiGraph, places: Places, inches: np.ndarray) -> It
         # long curves stay flat
         base *= min(1.0, 6.0 / length)
         for i, entry in enumerate(entries):
-            yield (
-                one,
-                other,
-                entry,
-                base + 0.14 * (i - (len(entries) - 1) / 2) * min(1.0, 4.0 / length),
-            )
+            apart = 0.14 * (i - (len(entries) - 1) / 2) * min(1.0, 4.0 / length)
+            yield one, other, entry, base + apart
 
 
 def _middle(edge: Edge, places: Places, inches: np.ndarray) -> np.ndarray:
@@ -371,10 +323,11 @@ def _paint_scalars(
     ):
         color = BLUE if entry["blue"] else RED if entry["red"] else GREY
         width = 2.8 if entry["blue"] else 1.4 if entry["red"] else thin
-        _arrow(axes, positions[one], positions[other], bend, color, width, 11, entry["signed"])
+        ends, line = (positions[one], positions[other]), "--" if entry["signed"] else "-"
+        _arrow(axes, ends, bend, width, 11, color=color, linestyle=line)
         if entry["blue"] and entry["red"]:
             # a skeleton weight on the path keeps a red core
-            _arrow(axes, positions[one], positions[other], bend, RED, 1.0, 11, entry["signed"])
+            _arrow(axes, ends, bend, 1.0, 11, color=RED, linestyle=line)
     for node, (x, y) in positions.items():
         unit = not isinstance(node, tuple)
         text = str(node)
@@ -391,15 +344,12 @@ def _paint_blocks(axes: Axes, graph: nx.MultiDiGraph, positions: Places, edges: 
     one_inch = np.ones(2)
     for one, other, entry, bend in edges:
         color, cut = RED if entry["red"] else GREY, bool(entry.get("normalised"))
-        _arrow(axes, positions[one], positions[other], bend, color, 1.0 if cut else 1.4, 24, cut)
+        ends, line = (positions[one], positions[other]), "--" if cut else "-"
+        _arrow(axes, ends, bend, 1.0 if cut else 1.4, 24, color=color, linestyle=line)
         if entry["text"]:
             x, y = _middle((one, other, entry, bend), positions, one_inch).tolist()
-            box = {
-                "boxstyle": "round,pad=0.15",
-                "facecolor": "white",
-                "edgecolor": "none",
-                "alpha": 0.8,
-            }
+            box: dict[str, Any] = {"boxstyle": "round,pad=0.15", "facecolor": "white", "alpha": 0.8}
+            box["edgecolor"] = "none"
             axes.text(x, y, entry["text"], ha="center", va="center", fontsize=6, bbox=box, zorder=4)
     for node, (x, y) in positions.items():
         vectors = graph.nodes[node].get("vectors", 0)

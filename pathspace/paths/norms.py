@@ -11,17 +11,17 @@ from typing import Any, overload
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from ..capture.capture import capture
 from ..capture.captured import Captured
 from ..errors import InputError, UnsupportedError, expect_arguments, expect_numbers
 from ..graph.structure import Structure
-from ..models.finite import count_nonfinite
-from ..models.values import has_values
+from ..models.finite import expect_finite
 from .basis import BasisPaths
-from .log_prefix import log_prefixes, log_suffixes
-from .path_forward import Forward, logs_of_sums
+from .path_facts import Request
+from .path_forward import ends_of_paths
+from .path_sums import Sum, added, is_real_or_complex
 from .two_trees import TwoTrees
 
 
@@ -152,9 +152,19 @@ def _norm(
     bound: bool = False,
 ) -> float:
     expect_numbers("path_norm", "a positive number", p=p)
-    _expect_finite("path_norm", _read(captured))
+    fixed = until == "fixed"
+    if bound and fixed:
+        raise InputError(
+            "path_norm found bound=True with until='fixed', expected one of them: paths that start"
+            " again bound nothing; leave out until, or name a module."
+        )
+    samples = _samples(captured, batch_dim)
+    inside = set() if until is None or fixed else _inside(captured, until)
+    # results of that part that the rest of the graph reads
+    exits = {node for node in inside if any(user not in inside for user in node.users)}
     with torch.no_grad():
-        logs = logs_of_sums(captured, p, batch_dim, until, bound, exact_norms)
+        request = Request(captured, p, bound, fixed, exact_norms, inside=inside, exits=exits)
+        logs = [end.total - math.log(samples) for end in ends_of_paths(request)]
     result = float(np.logaddexp.reduce(logs)) / p if logs else -math.inf
     if log:
         return result
@@ -166,22 +176,56 @@ def _norm(
     return math.exp(result) if result > -math.inf else 0.0
 
 
-def _read(captured: Captured) -> dict[str, Tensor]:
-    """The parameters that a graph reads."""
-    places = (node for node in captured.graph.graph.nodes if node.op == "placeholder")
-    found = (captured.sources.get(node.name, ("", "")) for node in places if node.users)
-    return {name: captured.parameters[name] for kind, name in found if kind == "parameter"}
+def _samples(captured: Captured, batch_dim: int | None) -> int:
+    """How many samples the example has: the size of that dimension in the first output that is not
+    a single number. Inside the model and in further outputs, samples may lie elsewhere.
+
+    Raises:
+        InputError: the output has no such dimension.
+    """
+    expect_numbers("path_norm", "a whole number", or_none=True, batch_dim=batch_dim)
+    shown: list[Any] = [node.meta.get("val") for node in captured.outputs()]
+    shapes = [tuple(each.shape) for each in shown if is_real_or_complex(each) and each.dim()]
+    if batch_dim is None or not shapes:
+        return 1
+    if not -len(shapes[0]) <= batch_dim < len(shapes[0]):
+        raise InputError(
+            f"path_norm found batch_dim={batch_dim}, expected the dimension that counts samples in"
+            f" an output of shape {shapes[0]}, or None if there is none."
+        )
+    count: Any = shapes[0][batch_dim]
+    if not isinstance(count, int):
+        raise InputError(
+            f"path_norm found batch_dim={batch_dim}, a dimension of the outputs whose size depends"
+            " on data, expected the dimension that counts samples; use batch_dim=None."
+        )
+    return max(count, 1)
 
 
-def _expect_finite(owner: str, named: Mapping[str, Tensor]) -> None:
-    """Refuse parameters with NaN or infinity."""
-    for name, weight in named.items():
-        bad = count_nonfinite(weight) if has_values(weight) else 0
-        if bad:
-            raise InputError(
-                f"{owner} found {bad} values in parameter {name!r} that are NaN or infinite,"
-                " expected finite numbers; use a checkpoint from before it diverged."
-            )
+def _inside(captured: Captured, until: str) -> set[fx.Node]:
+    """The nodes of a module, or one node by its name.
+
+    Raises:
+        InputError: there are none.
+    """
+    calls = [node for node in captured.graph.graph.nodes if node.op == "call_function"]
+    modules = {
+        node: [entry[0] for entry in (node.meta.get("nn_module_stack") or {}).values()]
+        for node in calls
+    }
+    within = {
+        node for node in calls
+        if any(name == until or name.startswith(f"{until}.") for name in modules[node])
+    }  # fmt: skip
+    within = within or {node for node in calls if node.name == until}
+    if not within:
+        names = sorted({name for found in modules.values() for name in found if name})
+        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        raise InputError(
+            f"path_norm found until={until!r}, expected 'fixed', the name of a node, or of a module"
+            f" that the model calls ({shown or 'it has none'})."
+        )
+    return within
 
 
 def path_sensitivity(
@@ -220,38 +264,27 @@ def path_sensitivity(
         [1.0, 0.111]
     """
     held = graph.parameters if parameters is None else parameters
-    _expect_finite("path_sensitivity", {block.name: held[block.name] for block in graph.blocks})
-    wide = {block.name: held[block.name].detach().cpu().double() for block in graph.blocks}
     # (a weight of 0 has a derivative by its square all the same)
-    own = {
-        name: torch.where(value == 0, 1e-100, value).requires_grad_()
-        for name, value in wide.items()
-    }
+    own = {}
+    for block in graph.blocks:
+        expect_finite("path_sensitivity", block.name, held[block.name])
+        value = held[block.name].detach().cpu().double()
+        own[block.name] = torch.where(value == 0, 1e-100, value).requires_grad_()
     spliced: Any = {**graph.captured.parameters, **own}
-    captured = replace(graph.captured, parameters=spliced)
+    captured, exact = replace(graph.captured, parameters=spliced), graph.norm_eps == "respect"
     with torch.enable_grad():
-        exact = graph.norm_eps == "respect"
-        sums = Forward(captured, 2.0, None, False, exact, apart=True).outputs()
-        if not sums:
+        ends = ends_of_paths(Request(captured, 2.0, exact_norms=exact, apart=True))
+        if not ends:
             raise UnsupportedError(
                 "path_sensitivity found no real numbers among the outputs, expected some: paths"
                 " end there; trace the model up to what it compares or chooses."
             )
-        top = max((one.log for one in sums), default=0.0)
-        total = torch.stack(
-            [one.values.sum() * math.exp(max(one.log - top, -700.0)) for one in sums]
-        ).sum()
-        found = (
-            torch.autograd.grad(total, list(own.values()), allow_unused=True)
-            if total.requires_grad
-            else [None] * len(own)
-        )
+        total = added(*(Sum(end.values.sum(), end.log) for end in ends)).values
+        # (weights on no path have the derivative 0)
+        total = total + sum(0.0 * value.sum() for value in own.values())
+        found = torch.autograd.grad(total, list(own.values())) if own else ()
     slopes = {
-        name: (
-            torch.zeros(value.shape, dtype=torch.float64)
-            if slope is None
-            else slope / (2 * value.detach())
-        )
+        name: slope / (2 * value.detach())
         for (name, value), slope in zip(own.items(), found, strict=True)
     }
     bad = next((name for name, slope in slopes.items() if bool((slope < 0).any())), None)
@@ -325,7 +358,8 @@ def path_statistics(skeleton: TwoTrees, p: float = 1) -> PathStatistics:
     expect_arguments("path_statistics", skeleton=skeleton)
     expect_numbers("path_statistics", "a positive number", p=p)
     graph = skeleton.graph
-    _expect_finite("path_statistics", {b.name: graph.parameters[b.name] for b in graph.blocks})
+    for block in graph.blocks:
+        expect_finite("path_statistics", block.name, graph.parameters[block.name])
     logs = np.concatenate([weights + scales for weights, scales in log_factors(skeleton)])
     kept = logs[np.isfinite(logs)]
     if not len(kept):
@@ -377,10 +411,8 @@ def log_factors(skeleton: TwoTrees, zeros: bool = False) -> Iterator[tuple[np.nd
         True
     """
     graph = skeleton.graph
-    prefix, suffix = log_prefixes(skeleton, zeros), log_suffixes(skeleton, zeros)
-    positive = np.flatnonzero((skeleton.chain > 0) & (skeleton.chain_sign > 0))
-    # the first unit of every chain stands for it
-    first = positive[np.unique(skeleton.chain[positive], return_index=True)[1]]
+    prefix, suffix = skeleton.log_prefixes(zeros), skeleton.log_suffixes(zeros)
+    first = skeleton.representatives
     yield np.zeros(len(first)), prefix[first] + suffix[first]
     basis = BasisPaths(skeleton)
     for i, block in enumerate(graph.blocks):

@@ -1,12 +1,14 @@
-"""One forward pass of a captured graph on sums over paths, with the properties
-from the table of operations.
+"""One forward pass of a captured graph on sums over paths: the weights are ``|w|^p``, the inputs
+1, and the table of operations says how each operation passes the sums.
+
+A copy and a function that is homogeneous of degree 1 keep a sum, a maximum adds those of its
+operands, linear operations are run as they are. What the table does not settle is read from the
+rule of the operation (:mod:`pathspace.paths.local_paths`), with coefficients that are measured.
 """
 
 from __future__ import annotations
 
-import math
 import operator
-from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -14,465 +16,333 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from ..capture.captured import Captured, place
-from ..errors import InputError, PathspaceError, UnsupportedError, expect_numbers
+from ..errors import PathspaceError, UnsupportedError
 from ..inference.decompose import decomposed
 from ..inference.regions import REGIONS, once
-from ..inference.registry import RULES, Facts, facts_of, operation_name
+from ..inference.registry import RULES
+from ..models.finite import expect_finite
 from ..models.values import require_values
 from . import path_sums as sums
-from .affine_maps import AffineMap, agree
-from .local_paths import Read, read_rule
-from .path_attention import attended
-from .path_bounds import without_bound
-from .path_properties import NUMBERS, ByProperties
-from .path_sums import MANY, Sum, is_float_tensor
+from .local_paths import LocalPaths
+from .path_facts import ByFacts, OperationCall, Request
+from .path_sums import AffineMap, Chosen, Sum, Unknown, each_sum, is_float
 
-FIXED = "fixed"
 # kind of a homogeneous operation -> why it has no sum over paths
 _NO_SUM = {
     "power": "only powers with a positive integer as exponent are sums over paths",
     "quotient": "a quotient is not a sum over paths",
 }
+# kinds of operations that compute with whole numbers as with real ones
+_NUMBERS = ("sum", "combination", "quotient", "concatenation")
 # the positions of what is not zero, as many as there are
-COUNTED = frozenset(["aten.nonzero", "aten.nonzero_numpy", "aten.argwhere"])
-
-
-def logs_of_sums(
-    captured: Captured,
-    p: float,
-    batch_dim: int | None,
-    until: str | None,
-    bound: bool,
-    exact_norms: bool,
-) -> list[float]:
-    """Logarithms of ``sum over paths |v|^p`` for each tensor in which paths end, per sample.
-
-    Args:
-        captured: the graph.
-        p: the exponent.
-        batch_dim: dimension of the outputs that counts samples.
-        until: where paths end; see :func:`pathspace.path_norm`.
-        bound: replace functions that are not homogeneous by their largest slopes.
-        exact_norms: whether the ``eps`` of normalisations fixes scales.
-    """
-    if bound and until == FIXED:
-        raise InputError(
-            "path_norm found bound=True with until='fixed', expected one of them: paths that start"
-            " again bound nothing; leave out until, or name a module."
-        )
-    samples = _samples(captured, batch_dim)
-    run = Forward(captured, p, until, bound, exact_norms)
-    return [one.total - math.log(samples) for one in run.outputs()]
-
-
-def _samples(captured: Captured, batch_dim: int | None) -> int:
-    """How many samples the example has: the size of that dimension in the first output that is not
-    a single number. Inside the model and in further outputs, samples may lie elsewhere.
-
-    Raises:
-        InputError: the output has no such dimension.
-    """
-    expect_numbers("path_norm", "a whole number", or_none=True, batch_dim=batch_dim)
-    shapes = [
-        tuple(shown.shape)
-        for node in captured.outputs()
-        if isinstance(shown := node.meta.get("val"), Tensor)
-        and shown.dim()
-        and (shown.is_floating_point() or shown.is_complex())
-    ]
-    if batch_dim is None or not shapes:
-        return 1
-    if not -len(shapes[0]) <= batch_dim < len(shapes[0]):
-        raise InputError(
-            f"path_norm found batch_dim={batch_dim}, expected the dimension that counts samples in"
-            f" an output of shape {shapes[0]}, or None if there is none."
-        )
-    count: Any = shapes[0][batch_dim]
-    if not isinstance(count, int):
-        raise InputError(
-            f"path_norm found batch_dim={batch_dim}, a dimension of the outputs whose size depends"
-            " on data, expected the dimension that counts samples; use batch_dim=None."
-        )
-    return max(count, 1)
+_COUNTS = ("aten.nonzero", "aten.nonzero_numpy", "aten.argwhere")
+# what an operation raises that does not take these arguments
+_WRONG = (ValueError, TypeError, RuntimeError, IndexError, NotImplementedError)
 
 
 class _Reached(Exception):
     """All tensors in which paths end have been computed."""
 
 
-class Forward(ByProperties):
+def ends_of_paths(request: Request) -> list[Sum]:
+    """The sums where paths end."""
+    captured = request.captured
+    places = [node for node in captured.graph.graph.nodes if node.op == "placeholder"]
+    try:
+        entering = [_entering(captured, node) for node in places]
+        found = PathSums(captured.graph, request).run(*entering)
+    except _Reached:
+        return request.ends
+    flat = captured.without_updates(sums.leaves_of(found))
+    real = [leaf for leaf in flat if isinstance(leaf, Sum) or is_float(leaf)]
+    return [*request.ends, *(sums.as_sum(leaf, request.p) for leaf in real)]
+
+
+def _entering(captured: Captured, node: fx.Node) -> Any:
+    """A tensor of the model, or what paths start with in an input."""
+    kind, name = captured.sources.get(node.name, ("input", node.name))
+    held = {
+        "parameter": captured.parameters, "buffer": captured.buffers,
+        "constant": captured.constants
+    }.get(kind, {})  # fmt: skip
+    own: Any = held.get(node.name if kind == "constant" else name)
+    if own is not None:
+        require_values("path_norm", [("a tensor of the model", own)])
+        if kind == "parameter" and node.users:
+            expect_finite("path_norm", name, own)
+        # (a tensor that replaces a parameter keeps its gradient)
+        return (own.detach() if isinstance(own, nn.Parameter) else own).cpu()
+    shown = node.meta.get("val")
+    if not isinstance(shown, Tensor):
+        return shown
+    if sums.is_real_or_complex(shown):
+        return Sum.start(shown.shape)
+    example = captured.whole.get(node.name)
+    if example is not None:
+        return example.clone().cpu().as_subclass(Chosen)
+    return torch.zeros(tuple(shown.shape), dtype=shown.dtype).as_subclass(Unknown)
+
+
+class PathSums(ByFacts):
     """Interprets a captured graph on sums over paths; an operation on the model's tensors
     alone is computed as usual.
 
     Args:
-        captured: the graph.
-        p: exponent of the norm.
-        until: where paths end, or ``None`` for the outputs.
-        bound: replace functions that are not homogeneous by their largest slopes.
-        exact_norms: whether the ``eps`` of normalisations fixes scales.
-        apart: count the constants of a frozen normalisation, through its gain and through its
-            bias, as two paths and not as one value.
+        module: the graph, or one inside it.
+        request: what is asked.
+        whole: the operation of the graph that this one is a decomposition of.
     """
 
     def __init__(
-        self,
-        captured: Captured,
-        p: float,
-        until: str | None,
-        bound: bool,
-        exact_norms: bool,
-        apart: bool = False,
+        self, module: fx.GraphModule, request: Request, whole: fx.Node | None = None
     ) -> None:
-        super().__init__(p, bound, until == FIXED, apart)
-        self.captured, self.exact_norms = captured, exact_norms
-        nodes = list(captured.graph.graph.nodes)
-        self.inside = set() if until is None or self.fixed_ends else _inside(nodes, until)
-        # results of that part that the rest of the graph reads
-        self.exits = {
-            node for node in self.inside if any(user not in self.inside for user in node.users)
-        }
-        self.node: fx.Node | None = None
-        # the operation of the graph that is being decomposed
-        self.whole: fx.Node | None = None
+        super().__init__(module, request)
+        self.whole, self.extra_traceback = whole, False
 
-    def outputs(self) -> list[Sum]:
-        """The sums where paths end."""
-        values: dict[fx.Node, Any] = {}
-        for node in self.captured.graph.graph.nodes:
-            if node.op == "placeholder":
-                values[node] = self._placeholder(node)
-        try:
-            found = self.graph(self.captured.graph, values)
-        except _Reached:
-            return self.ends
-        flat = self.captured.without_updates(sums.sum_leaves(found))
-        numbers = [leaf for leaf in flat if isinstance(leaf, Sum) or is_float_tensor(leaf)]
-        return [
-            *self.ends,
-            *(
-                leaf if isinstance(leaf, Sum) else Sum(sums.absolute_power(leaf, self.p))
-                for leaf in numbers
-            ),
-        ]
+    def run_node(self, n: fx.Node) -> Any:
+        """The result of one node; the last one in which paths end ends the pass."""
+        self.node = n
+        found = super().run_node(n)
+        if n in self.request.exits:
+            self.request.ends.extend(each_sum(found))
+            self.request.exits.discard(n)
+            if not self.request.exits:
+                raise _Reached
+        return found
 
-    def _placeholder(self, node: fx.Node) -> Any:
-        kind, name = self.captured.sources.get(node.name, ("input", node.name))
-        held: Mapping[str, Tensor] = {
-            "parameter": self.captured.parameters, "buffer": self.captured.buffers,
-            "constant": self.captured.constants
-        }.get(kind, {})  # fmt: skip
-        name = node.name if kind == "constant" else name
-        if name in held:
-            require_values("path_norm", [("a tensor of the model", held[name])])
-            # (a tensor that replaces a parameter keeps its gradient)
-            own = held[name].detach() if isinstance(held[name], nn.Parameter) else held[name]
-            return own.cpu()
-        shown = node.meta.get("val")
-        if not isinstance(shown, Tensor):
-            return shown
-        if shown.is_floating_point() or shown.is_complex():
-            return Sum(torch.ones(tuple(shown.shape), dtype=torch.float64))
-        example = self.captured.whole.get(node.name)
-        if example is not None:
-            return self._decided(example.clone().cpu(), known=True)
-        return self._decided(torch.zeros(tuple(shown.shape), dtype=shown.dtype))
-
-    def graph(self, module: fx.GraphModule, values: Mapping[fx.Node, Any]) -> Any:
-        """Interpret a graph whose placeholders have the given values."""
-        env = dict(values)
-        last: dict[fx.Node, list[fx.Node]] = {}
-        for source in module.graph.nodes:
-            if source.users:
-                last.setdefault(max(source.users), []).append(source)
-        for node in module.graph.nodes:
-            if node.op == "output":
-                return fx.node.map_arg(node.args[0], env.__getitem__)
-            if node.op == "get_attr":
-                env[node] = _on_processor(operator.attrgetter(str(node.target))(module))
-            elif node.op == "call_function":
-                args, kwargs = fx.node.map_arg((node.args, node.kwargs), env.__getitem__)
-                args, kwargs = sums.map_sums(_on_processor, (args, kwargs))
-                env[node] = self.call(node, tuple(args), dict(kwargs))
-                if node in self.exits:
-                    self._end(env[node])
-                    self.exits.discard(node)
-                    if not self.exits:
-                        raise _Reached
-            for source in last.get(node, ()):
-                env.pop(source, None)
-        return None
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """A tensor or a graph that the graph holds."""
+        return _on_processor(super().get_attr(target, args, kwargs))
 
     def region(self, module: fx.GraphModule, operands: list[Any]) -> Any:
         """Interpret a graph inside the graph."""
-        places = [node for node in module.graph.nodes if node.op == "placeholder"]
-        return self.graph(module, dict(zip(places, operands, strict=False)))
+        return PathSums(module, self.request, self.whole).run(*operands)
 
-    def _end(self, value: Any) -> None:
-        self.ends += sums.each_sum(value)
-
-    def call(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_function(self, target: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Apply one operation: to the model's tensors as usual, to sums by
         its properties or its rule.
         """
-        self.node = node
-        name = operation_name(node.target)
-        if node.target is operator.getitem:
+        if target is operator.getitem:
             return args[0][args[1]]
-        if name in REGIONS:
-            if REGIONS[name] is not once:
-                return self.stopped(
-                    name, args, kwargs, "which branch or how many steps are run depends on data"
-                )
-            return once(self, *args, **kwargs)
-        flat = sums.sum_leaves((args, kwargs))
-        decided = any(map(self.is_decided, flat))
-        unknown = any(map(self.is_unknown, flat))
-        if self.bound:
-            reason = without_bound(node, name, args, kwargs, unknown)
-            if reason:
-                self.refuse(name, args, kwargs, reason)
-        drawn = facts_of(name).kind == "random" and not any(isinstance(leaf, Sum) for leaf in flat)
-        if drawn or "empty" in name:
-            return pytree.tree_map(self._made, node.meta["val"])
-        if name == "aten.sym_size" and isinstance(args[0], Sum):
-            return args[0].values.shape[args[1]]
-        if "_assert" in name:
-            # (of types and shapes, which are other ones here)
-            return None
-        if decided and not any(isinstance(leaf, Sum) for leaf in flat):
+        call = OperationCall(self.node, tuple(args), dict(kwargs)).mapped(_on_processor)
+        if call.name in REGIONS:
+            if REGIONS[call.name] is once:
+                return once(self, *call.args, **call.kwargs)
+            return self.stopped(call, "which branch or how many steps are run depends on data")
+        kind, decided = call.facts.kind, call.has(Chosen)
+        why = self._without_bound(call) if self.request.bound else ""
+        if why:
+            self.refuse(call, why)
+        if "empty" in call.name:
+            # (memory that nothing was written to)
+            return pytree.tree_map(_zeros, call.shown)
+        if decided and not call.has(Sum) and any(map(is_float, call.leaves)):
             # elements that data selects from a tensor of the model are weights on paths
-            args, kwargs = sums.map_sums(self._weight, (args, kwargs))
-            if not any(isinstance(leaf, Sum) for leaf in sums.sum_leaves((args, kwargs))):
-                found = self._plainly(node, name, args, kwargs)
-                return pytree.tree_map(lambda leaf: self._result(leaf, not unknown), found)
-        elif not any(isinstance(leaf, Sum) for leaf in flat):
-            return self._plainly(node, name, args, kwargs)
-        return self.passed(node, name, args, kwargs, unknown, decided)
+            call = call.mapped(lambda leaf: sums.as_sum(leaf, self.p) if is_float(leaf) else leaf)
+        if call.has(Sum):
+            if kind == "size":
+                # (checks of types and shapes, which are other ones here, have no result)
+                return (
+                    call.run(call.args[0].values, *call.args[1:]) if "size" in call.name else None
+                )
+            return self.passed(call)
+        if kind == "random":
+            return pytree.tree_map(self._started, call.shown)
+        found = self._plainly(call)
+        return pytree.tree_map(self._started, found) if decided else found
 
-    def _plainly(
-        self, node: fx.Node, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """An operation on the model's tensors in double precision; large tensors that are only
+    def _plainly(self, call: OperationCall) -> Any:
+        """An operation on the model's tensors in double precision; those that are only
         moved keep their type.
         """
-        counts = name in COUNTED or (name == "aten.where" and len(args) == 1)
-        if counts and any(map(self.is_decided, args)):
-            self.refuse(name, args, kwargs, "data decide how many positions there are")
-        large = any(
-            isinstance(leaf, Tensor) and leaf.numel() > MANY for leaf in sums.sum_leaves(args)
-        )
-        target: Any = _functional(node.target)
-        facts = facts_of(node)
-        if facts.moves and facts.kind not in ("total", "transform") and large:
-            return target(*args, **kwargs)
-        own, named = sums.map_sums(sums.wide, (args, sums.double_dtype(kwargs)))
+        target: Any = call.run
+        counts = call.name in _COUNTS or (call.name == "aten.where" and len(call.args) == 1)
+        if counts and call.has(Chosen):
+            self.refuse(call, "data decide how many positions there are")
+        if call.facts.kind in ("movement", "part", "split"):
+            return target(*call.args, **call.kwargs)
         try:
-            return target(*own, **named)
-        except (TypeError, ValueError, RuntimeError, NotImplementedError):
+            wide = call.mapped(sums.wide)
+            return target(*wide.args, **wide.kwargs)
+        except _WRONG:
+            # (an operation with types of its own)
             pass
-        # an operation with types of its own
-        shown = [
-            leaf.meta.get("val") if isinstance(leaf, fx.Node) else None
-            for leaf in sums.sum_leaves((node.args, node.kwargs))
-        ]
-        flat, spec = pytree.tree_flatten((args, kwargs))
-        typed = [
-            leaf.to(real.dtype) if isinstance(leaf, Tensor) and isinstance(real, Tensor) else leaf
-            for leaf, real in zip(flat, shown, strict=True)
-        ]
-        own, named = pytree.tree_unflatten(typed, spec)
-        try:
-            return target(*own, **named)
-        except (TypeError, ValueError, RuntimeError, NotImplementedError):
-            self.refuse(name, args, kwargs, "its operands have other types here than in the model")
+        shown = iter(sums.leaves_of((call.node.args, call.node.kwargs)))
 
-    def _result(self, leaf: Any, known: bool = False) -> Any:
-        """A result that depends on data: floats start paths of value 1, other
-        types become placeholders, perhaps with known contents.
-        """
+        def typed(leaf: Any) -> Any:
+            real: Any = getattr(next(shown), "meta", {}).get("val")
+            same = isinstance(leaf, Tensor) and isinstance(real, Tensor)
+            return leaf.to(real.dtype) if same else leaf
+
+        own = call.mapped(typed)
+        try:
+            return target(*own.args, **own.kwargs)
+        except _WRONG:
+            self.refuse(call, "its operands have other types here than in the model")
+
+    def _started(self, leaf: Any) -> Any:
+        """What data decide: numbers start paths of value 1, positions are unknown."""
         if not isinstance(leaf, Tensor):
             return leaf
-        return (
-            Sum(torch.ones(leaf.shape, dtype=torch.float64))
-            if leaf.is_floating_point() or leaf.is_complex()
-            else self._decided(leaf, known)
-        )
+        if sums.is_real_or_complex(leaf):
+            return Sum.start(leaf.shape)
+        return leaf if isinstance(leaf, Chosen) else _zeros(leaf).as_subclass(Unknown)
 
-    def _made(self, shown: Any) -> Any:
-        """Random numbers start paths of value 1; memory that nothing was written to is 0."""
-        if not isinstance(shown, Tensor):
-            return shown
-        zeros = torch.zeros(tuple(shown.shape), dtype=shown.dtype)
-        assert self.node is not None
-        return self._result(zeros) if facts_of(self.node).kind == "random" else zeros
-
-    def passed(
-        self,
-        node: fx.Node,
-        name: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        unknown: bool = False,
-        decided: bool = False,
-    ) -> Any:
-        """Pass sums through an operation.
-
-        Args:
-            node: the operation.
-            name: its name.
-            args: its operands.
-            kwargs: its keyword operands.
-            unknown: whether it reads whole numbers or truth values that data decide.
-            decided: the same, or those that the example inputs decide.
-        """
-        facts, run = facts_of(name), _functional(node.target)
-        picks = (unknown and facts.kind in ("pick", "write", "part")) or (
-            decided and facts.kind == "choice"
-        )
-        if facts.kind in NUMBERS:
-            args = sums.map_sums(self.number, args)
+    def passed(self, call: OperationCall) -> Any:
+        """Pass sums through an operation."""
+        if call.facts.kind in _NUMBERS:
+            call = OperationCall(call.node, sums.map_sums(self._number, call.args), call.kwargs)
         try:
-            anywhere = self.anywhere(name, run, args) if picks else None
-            if anywhere is not None:
-                return anywhere
             # (sums over paths leave the range of small types before the numbers do)
-            wide = sums.double_dtype(kwargs)
-            found = None if picks else self.by_facts(node, facts, run, args, wide)
+            wide = OperationCall(call.node, call.args, sums.map_sums(sums.wide, call.kwargs))
+            found = self.by_facts(wide)
             if found is not None:
                 return found
-            if facts.kind == "attention" and self.fixed_ends:
-                # (the rule does not say by what the products are divided)
-                mixed = attended(node, args, kwargs, self.is_decided, self.p)
-                if mixed is not None:
-                    self.ends.append(mixed[0])
-                    return self.kept(mixed[1], node.meta.get("val"))
-            if name in RULES:
-                return self.by_rule(node, name, facts, args, kwargs)
+            if call.name in RULES:
+                return self.by_rule(call)
         except PathspaceError:
             raise
-        except (ValueError, TypeError, RuntimeError, IndexError, NotImplementedError):
+        except _WRONG:
             # the rule does not support these arguments: torch may decompose the operation
             pass
-        smaller = decomposed(node)
+        smaller = decomposed(call.node)
         if smaller is None:
-            return self.stopped(name, args, kwargs, "no rule says what it does to paths")
-        names = {inner.name: inner for inner in smaller.graph.nodes if inner.op == "placeholder"}
-        operands: dict[fx.Node, Any] = {}
-        for own, value in zip(
-            sums.sum_leaves((node.args, node.kwargs)), sums.sum_leaves((args, kwargs)), strict=False
-        ):
-            if isinstance(own, fx.Node):
-                operands[names[own.name]] = value
-        before, self.whole = self.whole, self.whole or node
-        try:
-            return self.graph(smaller, operands)
-        finally:
-            self.whole = before
+            return self.stopped(call, "no rule says what it does to paths")
+        own = sums.leaves_of((call.node.args, call.node.kwargs))
+        named = {
+            leaf.name: value
+            for leaf, value in zip(own, call.leaves, strict=False)
+            if isinstance(leaf, fx.Node)
+        }
+        places = [node for node in smaller.graph.nodes if node.op == "placeholder"]
+        inner = PathSums(smaller, self.request, self.whole or call.node)
+        return inner.run(*(named[node.name] for node in places))
 
-    def by_rule(self, node: fx.Node, name: str, facts: Facts, args: Any, kwargs: Any) -> Any:
+    def _number(self, leaf: Any) -> Any:
+        """Whole numbers and truth values as real ones; those that data decide
+        start paths of value 1, as inputs do.
+        """
+        if not isinstance(leaf, Tensor) or sums.is_real_or_complex(leaf):
+            return leaf
+        return Sum.start(leaf.shape) if isinstance(leaf, Chosen) else leaf.double()
+
+    def by_rule(self, call: OperationCall) -> Any:
         """Pass sums through the rule of the operation."""
-        if name == "aten.index_add":
-            args, kwargs = self.scaled_source(args, kwargs)
+        facts, request, p = call.facts, self.request, self.p
+        if call.name == "aten.index_add":
+            # (its factor, for which the rule has no edge, in what is added)
+            factor = abs(call.kwargs.get("alpha", 1)) ** p
+            source = sums.as_sum(call.args[3], p).changed(lambda values: values * factor)
+            call = OperationCall(call.node, (*call.args[:3], source), {})
         try:
-            read = read_rule(
-                node, name, args, kwargs, self.is_condition, self.captured.sources, self.exact_norms
-            )
-            ended = read.ended(self.p)
+            read = LocalPaths(call, request.captured.sources, request.exact_norms)
         except UnsupportedError:
-            why = (
-                "gates fix the scale of what they read"
-                if facts.kind == "gated recurrence"
-                else "too many paths"
-            )
-            return self.stopped(name, args, kwargs, why)
-        entering = list(sums.each_sum((args, kwargs)))
-        alone = facts.elementwise and len(entering) == 1 and entering[0] is args[0]
-        slope = facts.slope if alone else None
-        if ended and self.bound and slope is not None:
-            return Sum(args[0].values * slope**self.p, args[0].log)
-        if ended and not self.fixed_ends:
-            pins = read.paths.pins
+            gated = facts.kind == "gated recurrence"
+            why = "gates fix the scale of what they read" if gated else "too many paths"
+            return self.stopped(call, why)
+        ended = read.ended(p)
+        if ended and request.bound and facts.slope is not None and facts.elementwise:
+            slope = facts.slope**p
+            if len(call.entering) == 1 and call.entering[0] is call.args[0]:
+                return call.entering[0].changed(lambda values: values * slope)
+        if ended and not request.fixed_ends:
+            pins = read.pins
             why = pins[0].reason if pins else _NO_SUM.get(facts.kind, "not positively homogeneous")
-            self.refuse(name, args, kwargs, why)
-        self.ends += ended
-        measured = None if ended else self._coefficients(node, facts, args, kwargs, read)
+            self.refuse(call, why)
+        request.ends.extend(ended)
+        measured = None if ended else self._measured(call, read)
         if measured is not None:
             return measured
-        if self.bound and _has_numbers(node) and (read.paths.restarts or read.paths.pairs):
-            self.refuse(name, args, kwargs, "it has no largest slope")
-        return pytree.tree_map(
-            lambda leaf: self._decided(leaf) if isinstance(leaf, Tensor) else leaf,
-            read.results(self.p),
-            is_leaf=lambda leaf: isinstance(leaf, Sum),
-        )
+        real = any(map(sums.is_real_or_complex, pytree.tree_leaves(call.shown)))
+        if request.bound and real and (read.restarts or read.pairs):
+            self.refuse(call, "it has no largest slope")
+        return read.results(p)
 
-    def _coefficients(self, node: fx.Node, facts: Facts, args: Any, kwargs: Any, read: Read) -> Any:
+    def _measured(self, call: OperationCall, read: LocalPaths) -> Any:
         """The sums with the coefficients of an affine operation, of which a rule says nothing;
         ``None`` for other operations, and where data select elements.
         """
-        if "embedding_bag" in operation_name(node.target):
-            return self.bags(node, args, kwargs)
-        if any(map(self.is_condition, sums.sum_leaves((args, kwargs)))):
+        if "embedding_bag" in call.name:
+            return self.bags(call)
+        if any(map(sums.is_condition, call.leaves)) or not isinstance(call.shown, Tensor):
             return None
-        if not isinstance(node.meta.get("val"), Tensor):
-            return None
-        inner = sums.sum_leaves((node.args, node.kwargs))
+        own = sums.leaves_of((call.node.args, call.node.kwargs))
+        shown = [leaf.meta.get("val") if isinstance(leaf, fx.Node) else None for leaf in own]
         complexes = frozenset(
-            i for i, one in enumerate(inner) if isinstance(one, fx.Node) and _is_complex(one)
+            i for i, each in enumerate(shown) if isinstance(each, Tensor) and each.is_complex()
         )
-        found = AffineMap(_functional(node.target), args, kwargs, complexes)
+        elementwise = call.facts.elementwise
+        found = AffineMap(call.run, call.args, call.kwargs, self.p, elementwise, complexes)
         try:
             start = found.constant()
-        except (ValueError, TypeError, RuntimeError, IndexError, NotImplementedError):
+        except _WRONG:
             # (it does not compute in double precision: products of groups of rows)
             return None
         if start is None:
             return None
         constant = Sum(sums.absolute_power(start.abs(), self.p))
-        if found.is_constant(start):
-            return constant
-        if facts.elementwise:
-            return sums.added(found.by_element(start, self.p), constant)
-        drawn = {i: value.abs() for i, value in found.drawn(2).items()}
-        whole, alone = (found.at(each, absolute=True) for each in (drawn, {}))
-        counted = read.only(1.0, list(drawn.values()), -math.inf)
-        if not complexes and agree(whole - alone, counted.at(0.0)):
-            # all coefficients are 1, or weights
-            return sums.added(read.only(self.p, start=-math.inf), constant)
-        return sums.added(found.by_unit_vectors(start, self.p), constant)
+        # all coefficients are 1, or weights
+        counted = not elementwise and found.has_coefficients(
+            lambda entering: read.linear(1.0, entering).at(0.0)
+        )
+        return sums.added(read.linear(self.p), constant) if counted else found.sums()
 
-    def stopped(self, name: str, args: Any, kwargs: Any, reason: str) -> Any:
+    def stopped(self, call: OperationCall, reason: str) -> Any:
         """End paths in all operands of an operation that they cannot pass, or refuse
         if they may not end there.
         """
-        if not self.fixed_ends:
-            self.refuse(name, args, kwargs, reason)
-        assert self.node is not None
-        self._end((args, kwargs))
-        return pytree.tree_map(
-            lambda leaf: self._result(torch.zeros(tuple(leaf.shape), dtype=leaf.dtype)),
-            self.node.meta["val"],
-        )
+        if not self.request.fixed_ends:
+            self.refuse(call, reason)
+        self.request.ends.extend(call.entering)
+        return pytree.tree_map(self._started, call.shown)
 
-    def refuse(self, name: str, args: Any, kwargs: Any, reason: str) -> NoReturn:
+    def refuse(self, call: OperationCall, reason: str) -> NoReturn:
         """Raise an error that names the operation and its place; inside the requested
         part, end paths before it.
 
         Raises:
             UnsupportedError: the operation is not inside the requested part.
         """
-        node = self.whole or self.node
-        assert node is not None
-        if node in self.inside:
-            self._end((args, kwargs))
+        node = self.whole or call.node
+        if node in self.request.inside:
+            self.request.ends.extend(call.entering)
             raise _Reached
         module, line = place(node)
         raise UnsupportedError(
-            f"path_norm cannot pass '{name.removeprefix('aten.')}' (module"
+            f"path_norm cannot pass '{call.name.removeprefix('aten.')}' (module"
             f" {module or 'at the top'}, {line or 'unknown line'}): {reason};"
             f" until={module or node.name!r} gives the norm of the part before it, and"
             " until='fixed' the norm of all paths that end where scales are fixed."
         )
+
+    def _without_bound(self, call: OperationCall) -> str:
+        """Why the changes of an operation's results are not bounded by those of its operands,
+        whatever they are; ``""`` if they are, or if its rule decides.
+        """
+        kind, given = call.facts.kind, call.given
+        if isinstance(call.shown, Tensor) and not sums.is_real_or_complex(call.shown):
+            return ""
+        if call.has(Unknown):
+            return "where a comparison or a position changes, its results jump"
+        draws = given.get("train", given.get("training", False)) and given.get("p", 1) != 0
+        if kind == "random" or (kind in ("dropout", "activation") and draws):
+            return "it draws random numbers; use model.eval()"
+        if not call.has(Sum):
+            return ""
+        if kind == "power" and given.get("exponent", *call.facts.degree[:1]) != 1:
+            return "a power has no largest slope"
+        orders = [v for k, v in given.items() if k in ("p", "ord") and sums.is_number(v)]
+        if kind == "norm" and min(orders, default=2) < 1:
+            return "a norm of an order below 1 has no largest slope"
+        if "softplus" in call.name and given["threshold"] < 20:
+            return "it jumps at its threshold, which is below the default of 20"
+        return ""
+
+
+def _zeros(leaf: Any) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    return torch.zeros(tuple(leaf.shape), dtype=leaf.dtype)
 
 
 def _on_processor(leaf: Any) -> Any:
@@ -480,55 +350,3 @@ def _on_processor(leaf: Any) -> Any:
     if isinstance(leaf, torch.device):
         return torch.device("cpu")
     return leaf.cpu() if isinstance(leaf, Tensor) else leaf
-
-
-def _inside(nodes: list[fx.Node], until: str) -> set[fx.Node]:
-    """The nodes of a module, or one node by its name.
-
-    Raises:
-        InputError: there are none.
-    """
-    calls = [node for node in nodes if node.op == "call_function"]
-    within = {
-        node for node in calls if any(_is_within(entry[0], until) for entry in _modules(node))
-    }
-    within = within or {node for node in calls if node.name == until}
-    if not within:
-        names = sorted({entry[0] for node in calls for entry in _modules(node) if entry[0]})
-        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-        raise InputError(
-            f"path_norm found until={until!r}, expected 'fixed', the name of a node, or of a module"
-            f" that the model calls ({shown or 'it has none'})."
-        )
-    return within
-
-
-def _modules(node: fx.Node) -> list[Any]:
-    return list((node.meta.get("nn_module_stack") or {}).values())
-
-
-def _is_within(module: str, name: str) -> bool:
-    return module == name or module.startswith(f"{name}.")
-
-
-def _has_numbers(node: fx.Node) -> bool:
-    """Whether some of the results are real or complex numbers."""
-    shown = pytree.tree_leaves(node.meta.get("val"))
-    return any(
-        is_float_tensor(each) or each.is_complex() for each in shown if isinstance(each, Tensor)
-    )
-
-
-def _is_complex(node: fx.Node) -> bool:
-    shown = node.meta.get("val")
-    return isinstance(shown, Tensor) and shown.is_complex()
-
-
-def _functional(target: Any) -> Callable[..., Any]:
-    """An operation, or its out-of-place form if it writes into an operand."""
-    schema = getattr(target, "_schema", None)
-    if schema is None or not schema.is_mutable:
-        return target  # type: ignore[no-any-return]
-    plain = getattr(torch.ops.aten, operation_name(target).removeprefix("aten.").rstrip("_"), None)
-    result: Callable[..., Any] = plain if plain is not None else target
-    return result

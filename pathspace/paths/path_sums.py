@@ -1,11 +1,13 @@
-"""Sums over the paths that reach every element, and how operations with
-known properties pass them on.
+"""Sums over the paths that reach every element, and how linear operations pass them on.
+
+With ``s`` the sum of ``|v|^p`` over the paths to an element: a linear map with coefficients ``a``
+gives ``sum |a|^p s``, and a product of operands the product of their sums.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,26 +15,36 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ..errors import InputError
+from ..errors import InputError, UnsupportedError
 from ..inference.registry import Facts
+from ..models.isolation import torch_kept
 
 # sums within these bounds need no common logarithm
 SMALLEST, LARGEST = 1e-60, 1e60
-# powers of weights above this size are computed some rows at a time, so that they fit
+# powers of a matrix above this size are computed some rows at a time, so that they fit
 # into the processor's cache
 MANY, ROWS = 1 << 20, 32
 # the 1 by which a coefficient is measured: beside it, constants that are added do not round
 WIDE = 2.0**300
 # logarithms of powers of weights beyond this leave the floats, or nearly
 RANGE = 690.0
-LEFT = (
-    "path_norm found sums over paths that leave the floats within one operation, expected a smaller"
-    " exponent p, or smaller weights."
-)
-# a map along one dimension of an image is measured on images of this size
-# along the other dimensions
+# a linear map with unknown coefficients is applied to at most this many unit vectors
+UNIT_VECTORS = 4096
+# random operands of an affine function agree up to this part of the largest number
+AGREEMENT = 1e-9
+# a map along one dimension of an image is measured on images of this size along the others
 NARROW = 16
 Operation = Callable[..., Any]
+
+
+class Chosen(Tensor):
+    """Whole numbers and truth values that the example inputs decide: as positions they are
+    known, as numbers they count as 1. What is computed from them is of this class, too.
+    """
+
+
+class Unknown(Chosen):
+    """Those that activations decide: their contents mean nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,23 +59,28 @@ class Sum:
         """Divide by the largest value if it is far from 1, and keep its logarithm."""
         size = float(values.detach().max()) if values.numel() else 0.0
         if math.isinf(size):
-            raise InputError(LEFT)
+            raise InputError(
+                "path_norm found sums over paths that leave the floats within one operation,"
+                " expected a smaller exponent p, or smaller weights."
+            )
         if size == 0 or SMALLEST < size < LARGEST:
             return cls(values, log if size else 0.0)
         return cls(values / size, log + math.log(size))
 
-    @property
-    def is_zero(self) -> bool:
-        """Whether no path has a value other than 0."""
-        return not bool(self.values.any())
+    @classmethod
+    def start(cls, shape: Sequence[int]) -> Sum:
+        """Elements in which paths start with the value 1."""
+        return cls(torch.ones(tuple(shape), dtype=torch.float64))
 
     def at(self, log: float) -> Tensor:
         """The sums divided by ``exp(log)``."""
-        return (
-            self.values
-            if self.log == log
-            else self.values * math.exp(max(min(self.log - log, 700.0), -745.0))
-        )
+        if self.log == log:
+            return self.values
+        return self.values * math.exp(max(min(self.log - log, 700.0), -745.0))
+
+    def changed(self, function: Callable[[Tensor], Tensor]) -> Sum:
+        """The sums after a function that is linear in them."""
+        return Sum.of(function(self.values), self.log)
 
     @property
     def total(self) -> float:
@@ -77,9 +94,88 @@ class Sum:
         return math.log(size) + self.log if size > 0 else -math.inf
 
 
+def map_sums(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Apply a function to each leaf of nested arguments; a sum is one leaf."""
+    return pytree.tree_map(function, tree, is_leaf=lambda leaf: isinstance(leaf, Sum))
+
+
+def leaves_of(tree: Any) -> list[Any]:
+    """The leaves of nested arguments; a sum is one leaf."""
+    return pytree.tree_leaves(tree, is_leaf=lambda leaf: isinstance(leaf, Sum))
+
+
+def each_sum(tree: Any) -> Iterator[Sum]:
+    """The sums among nested values."""
+    return (leaf for leaf in leaves_of(tree) if isinstance(leaf, Sum))
+
+
+def is_float(leaf: Any) -> bool:
+    """Whether a value is a tensor of floating-point numbers."""
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()
+
+
+def is_condition(leaf: Any) -> bool:
+    """Whether a tensor depends on data, and is unknown or chooses by truth values."""
+    return isinstance(leaf, Unknown) or (isinstance(leaf, Chosen) and leaf.dtype == torch.bool)
+
+
+def is_real_or_complex(leaf: Any) -> bool:
+    """Whether a value is a tensor of real or complex numbers."""
+    return isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
+
+
+def carries_paths(leaf: Any) -> bool:
+    """Whether paths pass an operand or start in it."""
+    return isinstance(leaf, Sum) or is_float(leaf)
+
+
+def is_number(leaf: Any) -> bool:
+    """Whether a value is a number, and not a truth value."""
+    return isinstance(leaf, int | float) and not isinstance(leaf, bool)
+
+
+def wide(leaf: Any) -> Any:
+    """A tensor of real or complex numbers, or a type of them, in double precision."""
+    if isinstance(leaf, torch.dtype):
+        return torch.float64 if leaf.is_floating_point else leaf
+    if isinstance(leaf, Tensor) and leaf.is_complex():
+        return leaf.to(torch.complex128)
+    return leaf.double() if is_float(leaf) else leaf
+
+
+def absolute_power(value: Tensor, p: float) -> Tensor:
+    """``|value|^p`` in double precision, and 0 for infinite entries (masks), which no path passes.
+
+    Raises:
+        InputError: a power of a number leaves the floats.
+    """
+    # (in place: fresh memory takes longer than the computation)
+    size = value.to(torch.float64, copy=True).abs_()
+    if p > 2 or (p > 1 and value.dtype == torch.float64):
+        used = size.detach()[(size > 0) & torch.isfinite(size)]
+        least, most = (float(used.min()), float(used.max())) if used.numel() else (1.0, 1.0)
+        reach = max(abs(math.log(least)), abs(math.log(most)))
+        if p * reach > RANGE:
+            raise InputError(
+                f"path_norm found p={p:g}, at which powers of numbers from {least:.3g} to"
+                f" {most:.3g} leave the floats, expected at most p={RANGE / reach:.3g} here."
+            )
+    size = size if p == 1 else size.square_() if p == 2 else size.pow_(p)
+    return size.nan_to_num_(nan=math.nan, posinf=0.0)
+
+
+def as_sum(leaf: Any, p: float) -> Sum:
+    """A tensor or a number of the model as sums over the paths that start in it."""
+    if isinstance(leaf, Sum):
+        return leaf
+    if isinstance(leaf, Chosen):
+        return Sum.start(leaf.shape)
+    return Sum(absolute_power(torch.as_tensor(leaf), p))
+
+
 def common_log(sums: Sequence[Sum]) -> float:
     """The largest logarithm among sums that are not zero."""
-    return max((one.log for one in sums if one.log == 0.0 or not one.is_zero), default=0.0)
+    return max((one.log for one in sums if one.log == 0.0 or bool(one.values.any())), default=0.0)
 
 
 def added(*sums: Sum) -> Sum:
@@ -89,6 +185,12 @@ def added(*sums: Sum) -> Sum:
     for one in sums[1:]:
         total = total + one.at(log)
     return Sum.of(total, log)
+
+
+def joined(parts: Sequence[Sum], function: Callable[[list[Tensor]], Tensor]) -> Sum:
+    """Several sums in one tensor."""
+    log = common_log(parts)
+    return Sum.of(function([part.at(log) for part in parts]), log)
 
 
 def sum_power(one: Sum, exponent: float) -> Sum:
@@ -102,211 +204,199 @@ def sum_power(one: Sum, exponent: float) -> Sum:
     )
 
 
-def absolute_power(value: Tensor, p: float) -> Tensor:
-    """``|value|^p`` in double precision, and 0 for infinite entries
-    (masks), which no path passes.
-    """
-    # (in place: fresh memory takes longer than the computation)
-    size = value.to("cpu", torch.float64, copy=True).abs_()
-    if p > 2 or (p > 1 and value.dtype == torch.float64):
-        _check_range(size, p)
-    size = size if p == 1 else size.square_() if p == 2 else size.pow_(p)
-    return size.nan_to_num_(nan=math.nan, posinf=0.0) if value.numel() < MANY else size
-
-
-def _check_range(size: Tensor, p: float) -> None:
-    """Refuse an exponent at which powers of numbers leave the floats."""
-    used = (size > 0) & torch.isfinite(size)
-    if not bool(used.any()):
-        return
-    least = float(torch.where(used, size, math.inf).detach().min())
-    most = float(torch.where(used, size, 0.0).detach().max())
-    if p * math.log(most) > RANGE or p * math.log(least) < -RANGE:
-        raise InputError(
-            f"path_norm found p={p:g}, at which powers of numbers from {least:.3g} to {most:.3g}"
-            f" leave the floats, expected at most p={_largest(least, most):.3g} here."
-        )
-
-
-def _largest(least: float, most: float) -> float:
-    return RANGE / max(math.log(most), -math.log(least))
-
-
-def numbers_raised(tree: Any, p: float) -> Any:
-    """Keyword arguments with each number (``alpha``, ``beta``, ``value``)
-    replaced by ``|number|^p``.
-    """
-    return {
-        key: abs(v) ** p if isinstance(v, int | float) and not isinstance(v, bool) else v
-        for key, v in tree.items()
-    }
-
-
-def is_float_tensor(leaf: Any) -> bool:
-    """Whether a value is a tensor of floating-point numbers."""
-    return isinstance(leaf, Tensor) and leaf.is_floating_point()
-
-
-def _counts(leaf: Any) -> bool:
-    return isinstance(leaf, Sum) or is_float_tensor(leaf)
-
-
-def wide(leaf: Any) -> Any:
-    """A tensor of real or complex numbers in double precision; anything else as it is."""
-    if not isinstance(leaf, Tensor) or not (leaf.is_floating_point() or leaf.is_complex()):
-        return leaf
-    return leaf.cpu().to(torch.complex128 if leaf.is_complex() else torch.float64)
-
-
-def double_dtype(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Keyword arguments with double precision for a requested type of real numbers."""
-    kind = kwargs.get("dtype")
-    real = isinstance(kind, torch.dtype) and kind.is_floating_point
-    return {**kwargs, "dtype": torch.float64} if real else kwargs
-
-
-def map_sums(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Apply a function to each leaf of nested arguments; a sum is one leaf."""
-    return pytree.tree_map(function, tree, is_leaf=lambda leaf: isinstance(leaf, Sum))
-
-
-def sum_leaves(tree: Any) -> list[Any]:
-    """The leaves of nested arguments; a sum is one leaf."""
-    return pytree.tree_leaves(tree, is_leaf=lambda leaf: isinstance(leaf, Sum))
-
-
 def multiplied(
-    run: Operation, facts: Facts, args: Sequence[Any], kwargs: dict[str, Any], p: float
+    run: Operation, facts: Facts, args: Sequence[Any], kwargs: Mapping[str, Any], p: float
 ) -> Sum:
-    """An operation that is linear in each of its operands: products of paths,
-    one through each operand.
+    """An operation that is linear in each of its operands: products of paths, one through each.
 
     Args:
         run: the operation.
         facts: its properties; the bias is added to the products.
         args: operands, sums and weights.
-        kwargs: its keyword arguments.
+        kwargs: its keyword operands.
         p: exponent of the norm.
     """
-    logs: list[float] = []
-
-    def prepared(leaf: Any) -> Any:
-        if isinstance(leaf, Sum):
-            logs.append(leaf.log)
-            return leaf.values
-        if isinstance(leaf, Tensor):
-            # a mask may be 1 everywhere
-            return (
-                absolute_power(leaf, p)
-                if leaf.is_floating_point()
-                else torch.ones(leaf.shape, dtype=torch.float64)
-            )
-        number = (
-            isinstance(leaf, int | float) and not isinstance(leaf, bool) and facts.kind == "product"
-        )
-        return abs(leaf) ** p if number else leaf
-
-    operands, place = list(args), -1 if facts.bias is None else facts.bias
-    bias = operands[place] if 0 <= place < len(operands) else None
-    if (
-        facts.kind == "contraction"
-        and len(operands) in (2, 3)
-        and facts.bias == 2
-        and _is_large(operands[1])
-    ):
-        product = Sum.of(_by_rows(operands[0], operands[1], p), operands[0].log)
-        return product if bias is None else added(product, as_sum(bias, p))
+    operands, place = list(args), len(args) if facts.bias is None else facts.bias
+    bias = None
+    if place < len(operands) and operands[place] is not None:
+        bias, operands[place] = as_sum(operands[place], p), None
+    x, weight = (*operands, None)[:2]
+    matrix = facts.bias == 2 and is_float(weight) and weight.dim() == 2
+    if matrix and isinstance(x, Sum) and weight.numel() > MANY:
+        found = [run(x.values, absolute_power(rows, p)) for rows in weight.split(ROWS)]
+        product = Sum.of(torch.cat(found, -1), x.log)
+        return product if bias is None else added(product, bias)
+    log = sum(one.log for one in each_sum(operands))
+    flat, spec = pytree.tree_flatten(operands, is_leaf=lambda leaf: isinstance(leaf, Sum))
+    for i, leaf in enumerate(flat):
+        if isinstance(leaf, Sum | Tensor):
+            flat[i] = as_sum(leaf, p).values
+        elif is_number(leaf) and facts.kind == "product":
+            flat[i] = abs(leaf) ** p
     if bias is not None:
-        operands[place] = None
-    operands, kwargs = [map_sums(prepared, each) for each in operands], numbers_raised(kwargs, p)
-    log = sum(logs)
+        first = next(i for i, leaf in enumerate(flat) if isinstance(leaf, Tensor))
+        top = common_log([Sum(flat[first], log), bias])
+        flat[first] = Sum(flat[first], log).at(top)
+        log = top
+    operands = pytree.tree_unflatten(flat, spec)
     if bias is not None:
-        more = as_sum(bias, p)
-        if abs(more.log - log) > 300:
-            # no common logarithm avoids overflow: compute both parts separately
-            zeros = [0 * each if isinstance(each, Tensor) else each for each in operands]
-            alone = [*zeros[:place], more.values, *zeros[place + 1 :]]
-            without = [*operands[:place], 0 * more.values, *operands[place + 1 :]]
-            return added(
-                Sum.of(run(*without, **kwargs), log), Sum.of(run(*alone, **kwargs), more.log)
-            )
-        operands[place] = more.at(log)
-    return Sum.of(run(*operands, **kwargs), log)
-
-
-def _is_large(weight: Any) -> bool:
-    return isinstance(weight, Tensor) and weight.dim() == 2 and weight.numel() > MANY
-
-
-def _by_rows(x: Any, weight: Tensor, p: float) -> Tensor:
-    """``x |W|^p`` without a copy of the whole matrix."""
-    rows = torch.empty(*x.values.shape[:-1], len(weight), dtype=torch.float64)
-    for start in range(0, len(weight), ROWS):
-        rows[..., start : start + ROWS] = (
-            x.values @ absolute_power(weight[start : start + ROWS], p).T
-        )
-    return rows
-
-
-def jointly_affine_sum(run: Operation, args: Any, kwargs: Any, p: float) -> Sum:
-    """An elementwise operation that is jointly affine in its operands: its
-    coefficients are measured.
-
-    The coefficient of an operand is the result for 1 in its place and 0 in all others, minus the
-    result for 0 in all places. It is one number, or a tensor if weights or masks take part. Every
-    place is an operand of its own: ``x - relu(x)`` has the paths of both.
-    """
-    flat, spec = pytree.tree_flatten((args, kwargs), is_leaf=lambda leaf: isinstance(leaf, Sum))
-    entering = {i: leaf for i, leaf in enumerate(flat) if isinstance(leaf, Sum)}
-
-    def at(chosen: int | None) -> Tensor:
-        def value(i: int, leaf: Any) -> Any:
-            if isinstance(leaf, Sum):
-                return torch.tensor(WIDE if i == chosen else 0.0, dtype=torch.float64)
-            return wide(leaf)
-
-        own, named = pytree.tree_unflatten([value(i, leaf) for i, leaf in enumerate(flat)], spec)
-        result: Tensor = run(*own, **named)
-        found = result.resolve_conj().resolve_neg()
-        return torch.nan_to_num(found, nan=math.nan, posinf=0.0, neginf=0.0)
-
-    constant = at(None)
-    parts = []
-    for i, one in entering.items():
-        size = ((at(i) - constant) / WIDE).abs() ** p
-        parts.append(
-            one if size.dim() == 0 and float(size) == 1 else Sum(one.values * size, one.log)
-        )
-    if bool(constant.any()):
-        parts.append(Sum(constant.abs() ** p))
-    result = added(*parts)
-    shape = torch.broadcast_shapes(constant.shape, *(one.values.shape for one in entering.values()))
-    return Sum(result.values.expand(shape), result.log)
+        operands[place] = bias.at(log)
+    # (numbers among the keywords are factors)
+    named = {key: abs(v) ** p if is_number(v) else v for key, v in kwargs.items()}
+    return Sum.of(run(*operands, **named), log)
 
 
 def moved_sums(run: Operation, args: Any, kwargs: Any, p: float, fills: bool) -> Any:
     """An operation whose results are elements of its operands or sums of them; ``fills`` if
-    it writes constants too.
+    it writes constants, too.
     """
-    sums = [as_sum(leaf, p) for leaf in sum_leaves((args, kwargs)) if _counts(leaf)]
-    log = common_log(sums)
+    log = common_log([as_sum(leaf, p) for leaf in leaves_of((args, kwargs)) if carries_paths(leaf)])
 
-    def value(leaf: Any, factor: float = 1.0) -> Any:
-        return factor * as_sum(leaf, p).at(log).contiguous() if _counts(leaf) else leaf
+    def times(factor: float) -> Any:
+        own, named = map_sums(
+            lambda leaf: (
+                factor * as_sum(leaf, p).at(log).contiguous() if carries_paths(leaf) else leaf
+            ),
+            (args, kwargs),
+        )
+        return run(*own, **named)
 
-    own, named = map_sums(value, (args, kwargs))
     if not fills:
-        return pytree.tree_map(lambda leaf: Sum.of(leaf, log), run(*own, **named))
-    empty, unnamed = map_sums(lambda leaf: value(leaf, 0.0), (args, kwargs))
-    constant = run(*empty, **unnamed)
-    rest = torch.nan_to_num(run(*own, **named) - constant, posinf=0.0, neginf=0.0)
-    written = torch.nan_to_num(constant, posinf=0.0, neginf=0.0).abs() ** p
-    return added(Sum(rest, log), Sum(written))
+        return pytree.tree_map(lambda leaf: Sum.of(leaf, log), times(1.0))
+    constant = times(0.0)
+    return added(Sum(_finite(times(1.0) - constant), log), Sum(_finite(constant).abs() ** p))
 
 
-def as_sum(leaf: Any, p: float) -> Sum:
-    """A tensor of the model as sums over the paths that start in it."""
-    return leaf if isinstance(leaf, Sum) else Sum(absolute_power(leaf, p))
+def _finite(leaf: Any) -> Any:
+    """Infinite entries as 0: no path passes a mask."""
+    if not is_real_or_complex(leaf):
+        return leaf
+    return torch.nan_to_num(leaf.resolve_conj().resolve_neg(), nan=math.nan, posinf=0.0, neginf=0.0)
+
+
+class AffineMap:
+    """An operation that is affine in all sums among its operands, with coefficients that are
+    measured. Every place is an operand of its own: ``x - relu(x)`` has the paths of both.
+
+    Args:
+        run: the operation.
+        args: its operands: sums, tensors of the model, numbers.
+        kwargs: its keyword operands.
+        p: exponent of the norm.
+        elementwise: whether it acts elementwise.
+        complexes: numbers of the places that hold complex numbers.
+    """
+
+    def __init__(
+        self,
+        run: Operation,
+        args: Any,
+        kwargs: Any,
+        p: float,
+        elementwise: bool,
+        complexes: frozenset[int] = frozenset(),
+    ) -> None:
+        self.run, self.p, self.elementwise, self.complexes = run, p, elementwise, complexes
+        self.flat, self.spec = pytree.tree_flatten(
+            map_sums(wide, (args, kwargs)), is_leaf=lambda leaf: isinstance(leaf, Sum)
+        )
+        self.places = {i: leaf for i, leaf in enumerate(self.flat) if isinstance(leaf, Sum)}
+
+    def at(self, values: Mapping[int, Tensor], absolute: bool = False) -> Any:
+        """The result for these operands, and for 0 in all other places.
+
+        Args:
+            values: number of a place -> operand.
+            absolute: whether tensors of the model count with their absolute values.
+        """
+        small = any(not value.dim() for value in values.values())
+
+        def operand(i: int, leaf: Any) -> Any:
+            if not isinstance(leaf, Sum):
+                return leaf.abs() if absolute and is_float(leaf) else leaf
+            zero = torch.zeros(() if small else leaf.values.shape, dtype=torch.float64)
+            found = values.get(i, zero)
+            return found.to(torch.complex128) if i in self.complexes else found
+
+        flat = [operand(i, leaf) for i, leaf in enumerate(self.flat)]
+        own, named = pytree.tree_unflatten(flat, self.spec)
+        # (random operations leave the global random state as it was)
+        with torch_kept():
+            return pytree.tree_map(_finite, self.run(*own, **named))
+
+    def drawn(self, seed: int) -> dict[int, Tensor]:
+        """Random operands."""
+        source = torch.Generator().manual_seed(seed)
+        kinds = dict.fromkeys(self.complexes, torch.complex128)
+        return {
+            i: torch.randn(one.values.shape, dtype=kinds.get(i, torch.float64), generator=source)
+            for i, one in self.places.items()
+        }
+
+    def constant(self) -> Tensor | None:
+        """The result for 0 if the function is affine in all operands together, up to rounding at
+        random operands; ``None`` if it is not, or has several results.
+        """
+        start = self.at({})
+        if not isinstance(start, Tensor) or start.dtype not in (torch.float64, torch.complex128):
+            return None
+        one, two = self.drawn(0), self.drawn(1)
+        # (of a function that is not affine, the sum of both and the opposite tell)
+        both = {i: one[i] + two[i] for i in one}
+        opposite = {i: -value for i, value in one.items()}
+        a, b, c, d = (self.at(each) - start for each in (one, two, both, opposite))
+        sizes = [float(each.abs().max()) if each.numel() else 0.0
+                 for each in (start, a, b, c, a + b - c, a + d)]  # fmt: skip
+        return start if max(sizes[4:]) <= AGREEMENT * max(sizes[:4]) else None
+
+    def has_coefficients(self, expected: Callable[[list[Tensor]], Tensor]) -> bool:
+        """Whether the map with absolute values of the model's tensors agrees with another one."""
+        drawn = {i: value.abs() for i, value in self.drawn(2).items()}
+        found = self.at(drawn, absolute=True) - self.at({}, absolute=True)
+        wanted = expected(list(drawn.values()))
+        if self.complexes or found.shape != wanted.shape or not found.numel():
+            return not self.complexes and found.shape == wanted.shape
+        size = max(float(found.abs().max()), float(wanted.abs().max()))
+        return float((found - wanted).abs().max()) <= AGREEMENT * size
+
+    def sums(self) -> Sum:
+        """``sum_i |A_oi|^p x_i`` of the linear part ``A``, and the constants.
+
+        A map ``a z + b conj(z)`` of a complex number has the coefficient ``|a| + |b|``, its
+        largest factor.
+
+        Raises:
+            UnsupportedError: not elementwise, and ``A`` has more than 4096 columns.
+        """
+        small = dict.fromkeys(self.places, torch.zeros((), dtype=torch.float64))
+        start = self.at(small if self.elementwise else {})
+        count = sum(one.values.numel() for one in self.places.values())
+        if not self.elementwise and count > UNIT_VECTORS:
+            raise UnsupportedError(
+                f"path_norm found a linear map of {count:,} elements whose coefficients are not"
+                f" known, expected at most {UNIT_VECTORS:,}; use smaller example inputs."
+            )
+        parts = [Sum(start.abs() ** self.p)]
+        for place, one in self.places.items():
+            columns = [(torch.ones((), dtype=torch.float64), one.values)]
+            if not self.elementwise:
+                units = torch.eye(one.values.numel(), dtype=torch.float64)
+                shaped = units.reshape(-1, *one.values.shape)
+                columns = list(zip(shaped, one.values.reshape(-1), strict=True))
+            total = sum(self._factor(place, unit, start) ** self.p * size for unit, size in columns)
+            parts.append(Sum.of(torch.as_tensor(total), one.log))
+        result = added(*parts)
+        shapes = (part.values.shape for part in parts)
+        return Sum(result.values.expand(torch.broadcast_shapes(*shapes)), result.log)
+
+    def _factor(self, place: int, unit: Tensor, start: Tensor) -> Tensor:
+        """Absolute values of coefficients."""
+        real: Tensor = (self.at({place: unit * WIDE}) - start) / WIDE
+        if place not in self.complexes:
+            return real.abs()
+        turned = (self.at({place: unit * 1j * WIDE}) - start) * 1j / WIDE
+        both: Tensor = ((real - turned).abs() + (real + turned).abs()) / 2
+        return both
 
 
 def separated(run: Operation, x: Sum, p: float, rank: int) -> Sum:
@@ -333,9 +423,8 @@ def separated(run: Operation, x: Sum, p: float, rank: int) -> Sum:
         matrices, norm = _maps(run, sizes, list(sizes))
     values = x.values
     for d, matrix in enumerate(matrices):
-        values = torch.movedim(
-            torch.movedim(values, d - rank, -1) @ (matrix / norm).abs() ** p, -1, d - rank
-        )
+        turned = torch.movedim(values, d - rank, -1) @ (matrix / norm).abs() ** p
+        values = torch.movedim(turned, -1, d - rank)
     return Sum.of(values, x.log)
 
 
@@ -346,76 +435,10 @@ def _maps(run: Operation, sizes: Sequence[int], small: list[int]) -> tuple[list[
     middle = [n // 2 for n in whole.shape[2:]]
     matrices = []
     for d, size in enumerate(sizes):
-        units = torch.eye(size, dtype=torch.float64).reshape(
-            size, 1, *(size if e == d else 1 for e in range(rank))
-        )
-        units = units.expand(
-            size, 1, *(size if e == d else n for e, n in enumerate(small))
-        ).contiguous()
+        line = torch.eye(size, dtype=torch.float64)
+        units = line.reshape(size, 1, *(size if e == d else 1 for e in range(rank)))
+        lengths = (size if e == d else n for e, n in enumerate(small))
         place = [slice(None) if e == d else middle[e] for e in range(rank)]
-        matrices.append(run(units)[(slice(None), 0, *place)])
+        found = run(units.expand(size, 1, *lengths).contiguous())
+        matrices.append(found[(slice(None), 0, *place)])
     return matrices, float(whole[(0, 0, *middle)]) ** ((rank - 1) / rank)
-
-
-def recurrent(
-    x: Sum,
-    state: Sum,
-    weights: Sequence[Any],
-    options: Sequence[Any],
-    p: float,
-    gates: list[Sum] | None = None,
-) -> tuple[Sum, Sum]:
-    """A recurrent layer, step by step: ``h_t = W_ih x_t + b_ih + W_hh h_(t-1) +
-    b_hh`` with weights ``|w|^p``.
-
-    Args:
-        x: the sequence.
-        state: the first hidden state.
-        weights: of all layers and directions.
-        options: biases, layers, dropout, training, both directions, batch first.
-        p: exponent of the norm.
-        gates: a list for the sums that end in gates, if gates fix all scales; hidden
-            states then start again at 1.
-
-    Returns:
-        The outputs of all steps, and the last hidden states.
-    """
-    biases, layers, _, _, both, batch_first = options[:6]
-    per, ways = (4 if biases else 2), (2 if both else 1)
-    time = 1 if batch_first and x.values.dim() == 3 else 0
-    steps = [Sum(part, x.log) for part in x.values.unbind(time)]
-    last: list[Sum] = []
-    for layer in range(layers):
-        found: list[list[Sum]] = []
-        for way in range(ways):
-            number = layer * ways + way
-            own = [absolute_power(each, p) for each in weights[number * per : (number + 1) * per]]
-            shift = [Sum(own[2] + own[3])] if biases else []
-            hidden, seen = Sum(state.values[number], state.log), []
-            for step in reversed(steps) if way else steps:
-                entered, kept = (
-                    Sum(h.values @ w.T, h.log) for h, w in ((step, own[0]), (hidden, own[1]))
-                )
-                entered = added(entered, kept, *shift)
-                if gates is not None:
-                    gates.append(entered)
-                hidden = entered if gates is None else Sum(torch.ones_like(hidden.values))
-                seen.append(hidden)
-            last.append(hidden)
-            found.append(seen[::-1] if way else seen)
-        steps = [
-            joined(parts, lambda values: torch.cat(values, -1))
-            for parts in zip(*found, strict=True)
-        ]
-    return joined(steps, lambda values: torch.stack(values, time)), joined(last, torch.stack)
-
-
-def joined(parts: Sequence[Sum], function: Callable[[list[Tensor]], Tensor]) -> Sum:
-    """Several sums in one tensor, with a common logarithm."""
-    log = common_log(parts)
-    return Sum.of(function([part.at(log) for part in parts]), log)
-
-
-def each_sum(tree: Any) -> Iterator[Sum]:
-    """The sums among nested values."""
-    return (leaf for leaf in sum_leaves(tree) if isinstance(leaf, Sum))

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import InputError, UnsupportedError, expect_arguments
-from .basis import BasisPaths, Path
+from .basis import BasisPaths, Path, symbol
+from .counting_vectors import coefficient_maps
 from .two_trees import TwoTrees
 
 if TYPE_CHECKING:
@@ -55,16 +56,9 @@ class SymbolicSpace:
     @cached_property
     def weights(self) -> tuple[sympy.Symbol, ...]:
         """One symbol per scalar weight."""
-        from .basis import symbol
-
-        graph, found = self.skeleton.graph, []
-        for edge in range(graph.num_weights):
-            block, flat = graph.locate(edge)
-            shape = graph.blocks[block].shape
-            found.append(
-                symbol(graph.blocks[block].name, [int(i) for i in np.unravel_index(flat, shape)])
-            )
-        return tuple(found)
+        graph = self.skeleton.graph
+        every = Path(graph, np.arange(graph.num_weights), np.ones(graph.num_weights, np.int64))
+        return tuple(symbol(name, index) for name, index, _ in every.edges)
 
     @cached_property
     def values(self) -> tuple[sympy.Symbol, ...]:
@@ -85,14 +79,8 @@ class SymbolicSpace:
         """Change of the weights' logarithms by each unit's log-scale, ``(H, m)``:
         +1 entering, -1 leaving.
         """
-        graph = self.skeleton.graph
-        tails, heads = graph.ends()
-        expand = graph.expand.toarray()
-        rows = (
-            expand[np.abs(heads)] * np.sign(heads)[:, None]
-            - expand[np.abs(tails)] * np.sign(tails)[:, None]
-        )
-        return _matrix(rows[:, 1:].T.reshape(graph.num_units, graph.num_weights))
+        incidence, _ = coefficient_maps(self.skeleton)
+        return _matrix(incidence.toarray()[:, 1:].T)
 
     @cached_property
     def null_space(self) -> sympy.Matrix:
@@ -109,11 +97,8 @@ class SymbolicSpace:
     @cached_property
     def free(self) -> tuple[int, ...]:
         """Edge numbers of the weights outside ``T_out``; there are as many as basis paths."""
-        graph, tree = self.skeleton.graph, self.skeleton.tree_out
-        fixed = {
-            int(n) for b, units in tree.by_block() for n in graph.edge_numbers(b, tree.index[units])
-        }
-        return tuple(edge for edge in range(graph.num_weights) if edge not in fixed)
+        fixed = self.skeleton.edges(self.skeleton.tree_out)
+        return tuple(np.setdiff1d(np.arange(self.skeleton.graph.num_weights), fixed).tolist())
 
     @cached_property
     def inverse(self) -> sympy.Matrix:

@@ -18,6 +18,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
+from ..errors import InputError
 from ..graph.spanning_tree import SpanningTree
 from ..graph.structure import Structure
 
@@ -76,36 +77,6 @@ class TwoTrees:
         lost: np.ndarray = abs(self.graph.expand) @ mask.astype(np.int64) > 0
         return lost
 
-    @property
-    def in_block(self) -> np.ndarray:
-        """Block of each unit's entering edge."""
-        return self.tree_in.block
-
-    @property
-    def in_index(self) -> np.ndarray:
-        """Flat position of each unit's entering edge."""
-        return self.tree_in.index
-
-    @property
-    def in_forward(self) -> np.ndarray:
-        """Whether paths follow each unit's entering edge in its direction."""
-        return self.tree_in.forward
-
-    @property
-    def out_block(self) -> np.ndarray:
-        """Block of each unit's leaving edge."""
-        return self.tree_out.block
-
-    @property
-    def out_index(self) -> np.ndarray:
-        """Flat position of each unit's leaving edge."""
-        return self.tree_out.index
-
-    @property
-    def out_forward(self) -> np.ndarray:
-        """Whether paths follow each unit's leaving edge in its direction."""
-        return self.tree_out.forward
-
     def positions(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Flat positions of the edges of ``T_in`` and of ``T_out`` in a parameter."""
         number = self.graph.index[name]
@@ -113,6 +84,16 @@ class TwoTrees:
             tree.index[tree.block == number] for tree in (self.tree_in, self.tree_out)
         )
         return enters, leaves
+
+    def edges(self, *trees: SpanningTree) -> np.ndarray:
+        """Numbers of the edges of trees, by default of either one, increasing."""
+        parts = [np.zeros(0, np.int64)]
+        for tree in trees or (self.tree_in, self.tree_out):
+            numbered = tree.by_block()
+            parts += [
+                self.graph.edge_numbers(block, tree.index[units]) for block, units in numbered
+            ]
+        return np.unique(np.concatenate(parts))
 
     def mask(self, name: str, *parts: np.ndarray) -> Tensor:
         """The mask of a parameter at the given flat positions, by default those of both trees."""
@@ -198,6 +179,13 @@ class TwoTrees:
         """Number of distinct non-zero ``p_k``."""
         return int(self.chain.max(initial=0))
 
+    @property
+    def representatives(self) -> np.ndarray:
+        """The first unit of every chain, whose sign is +1."""
+        positive = np.flatnonzero((self.chain > 0) & (self.chain_sign > 0))
+        found: np.ndarray = positive[np.unique(self.chain[positive], return_index=True)[1]]
+        return found
+
     def prefixes(self, weights: Tensor | None = None) -> Tensor:
         """``pre_v``: product of the weights along ``T_in`` from the root,
         shape ``(H + 1 + derived,)``.
@@ -240,17 +228,54 @@ class TwoTrees:
         with products of scales.
         """
         expand = self.graph.expand
-        size, negative = values.abs().log().numpy(), (values < 0).numpy().astype(np.int64)
-        log = np.zeros(self.graph.num_units + 1)
+        negative = (values < 0).numpy().astype(np.int64)
         odd = np.zeros(self.graph.num_units + 1, np.int64)
+        for units in tree.rounds:
+            parents, rest = expand[tree.parent[units]], tree.rest[units]
+            odd[units] = (negative[units] + abs(parents) @ odd + abs(rest) @ odd) % 2
+        sizes, odd = np.exp(self._logs_along(tree, values)), abs(expand) @ odd
+        return torch.from_numpy(sizes * np.where(odd % 2, -1.0, 1.0))
+
+    def _logs_along(self, tree: SpanningTree, values: Tensor) -> np.ndarray:
+        """Logarithms of the sizes of prefixes along a tree, of the units and derived ids."""
+        size, expand = values.abs().log().numpy(), self.graph.expand
+        logs = np.zeros(self.graph.num_units + 1)
         for units in tree.rounds:
             own, both = tree.own[units], tree.own[units] * tree.other[units]
             step = np.where(tree.forward[units], own, -own)
-            parents, rest = expand[tree.parent[units]], tree.rest[units]
-            log[units] = step * size[units] + both * (parents @ log) + rest @ log
-            odd[units] = (negative[units] + abs(parents) @ odd + abs(rest) @ odd) % 2
-        log, odd = expand @ log, abs(expand) @ odd
-        return torch.from_numpy(np.exp(log) * np.where(odd % 2, -1.0, 1.0))
+            parents = np.where(both != 0, expand[tree.parent[units]] @ logs, 0.0)
+            with np.errstate(invalid="ignore"):
+                logs[units] = step * size[units] + both * parents + tree.rest[units] @ logs
+        every: np.ndarray = expand @ logs
+        return every
+
+    def log_prefixes(self, zeros: bool = False) -> np.ndarray:
+        """``log |pre_v|`` for the root, every unit and every derived id, float64, finite where
+        the products leave the floats; with ``zeros``, that of 0 is ``-inf``.
+
+        Raises:
+            InputError: a skeleton weight is zero, and ``zeros`` is not set.
+        """
+        return self._logs_along(self.tree_in, self._gathered(self.tree_in, zeros))
+
+    def log_suffixes(self, zeros: bool = False) -> np.ndarray:
+        """``log |suf_v|``, see :meth:`log_prefixes`."""
+        every = self._logs_along(self.tree_out, self._gathered(self.tree_out, zeros))
+        # where products of scales make one tree serve both ways, the suffix is the prefix
+        # walked back
+        return -every if self.graph.forms.shape[0] else every
+
+    def _gathered(self, tree: SpanningTree, zeros: bool) -> Tensor:
+        weights = tree.gather(self.graph)
+        if not zeros and bool((weights == 0).any()):
+            unit = int((weights == 0).nonzero()[0])
+            name = self.graph.blocks[int(tree.block[unit])].name
+            raise InputError(
+                f"The skeleton weight of unit {unit}, entry {int(tree.index[unit])} of {name!r}, is"
+                " zero, expected skeleton weights other than zero; choose the skeleton again from"
+                " the current model (units that only weights of 0 connect are in skeleton.dead)."
+            )
+        return weights
 
     def signs(self) -> Tensor:
         """Signs of the ``T_out`` weights (Theorem 2 needs them besides path values),

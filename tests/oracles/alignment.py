@@ -90,7 +90,7 @@ def path_problem(graph: Any, skeleton: Any) -> PathProblem:
         ]
 
     tree_in, tree_out = (
-        tree(skeleton.in_block, skeleton.in_index),
-        tree(skeleton.out_block, skeleton.out_index),
+        tree(skeleton.tree_in.block, skeleton.tree_in.index),
+        tree(skeleton.tree_out.block, skeleton.tree_out.index),
     )
     return PathProblem(*edge_ends(graph), slots, tree_in, tree_out)

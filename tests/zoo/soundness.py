@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 import pathspace as ps
 from pathspace.capture.capture import capture
-from pathspace.evidence.invariance import random_powers
+from pathspace.evidence.bench import random_powers
 from pathspace.inference.build import build_graph
 from pathspace.inference.interpreter import interpret
 from pathspace.inference.units import Scales

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pathspace.paths.log_prefix import log_prefixes, log_suffixes
 from pathspace.paths.skeleton import Skeleton
 
 from .layout import ids_at, tree_edges
@@ -80,7 +79,8 @@ def multipliers(skeleton: Skeleton, *, even: bool = True) -> Multipliers:
     skeleton = skeleton.live
     graph = skeleton.graph
     pre, suf = (
-        torch.from_numpy(side(skeleton) / np.log(10.0)) for side in (log_prefixes, log_suffixes)
+        torch.from_numpy(side(skeleton) / np.log(10.0))
+        for side in (Skeleton.log_prefixes, Skeleton.log_suffixes)
     )
     logs = pre + suf
     ends = (logs, logs) if even else (2 * pre, 2 * suf)

@@ -1,0 +1,381 @@
+"""Sums over paths through operations whose properties in the table determine the result."""
+
+from __future__ import annotations
+
+import math
+import re
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from ..capture.captured import Captured
+from ..inference.registry import FACTS, Facts, facts_of, named_arguments, operation_name
+from . import path_sums as sums
+from .path_sums import AffineMap, Chosen, Operation, Sum, Unknown, is_float, is_number
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a forward pass, and where paths have ended so far.
+
+    Attributes:
+        captured: the graph.
+        p: exponent of the norm.
+        bound: replace functions that are not homogeneous by their largest slopes.
+        fixed_ends: whether paths may end where scales are fixed.
+        exact_norms: whether the ``eps`` of normalisations fixes scales.
+        apart: count the constants of a frozen normalisation, through its gain and through its
+            bias, as two paths and not as one value.
+        inside: nodes of the part in whose results paths end; none for the outputs.
+        exits: those of them that the rest of the graph reads, as long as they are not computed.
+        ends: the sums where paths have ended.
+    """
+
+    captured: Captured
+    p: float
+    bound: bool = False
+    fixed_ends: bool = False
+    exact_norms: bool = False
+    apart: bool = False
+    inside: set[fx.Node] = field(default_factory=set)
+    exits: set[fx.Node] = field(default_factory=set)
+    ends: list[Sum] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class OperationCall:
+    """An operation with its operands: sums, tensors of the model, numbers."""
+
+    node: fx.Node
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @cached_property
+    def name(self) -> str:
+        """Its name."""
+        return operation_name(self.node.target)
+
+    @cached_property
+    def facts(self) -> Facts:
+        """Its properties."""
+        return facts_of(self.node)
+
+    @cached_property
+    def run(self) -> Operation:
+        """It, or its out-of-place form if it writes into an operand."""
+        target: Any = self.node.target
+        schema = getattr(target, "_schema", None)
+        if schema is None or not schema.is_mutable:
+            return target  # type: ignore[no-any-return]
+        return getattr(torch.ops.aten, self.name.removeprefix("aten.").rstrip("_"), target)  # type: ignore[no-any-return]
+
+    @cached_property
+    def given(self) -> dict[str, Any]:
+        """Its operands by name."""
+        return named_arguments(self.node.target, self.args, self.kwargs)
+
+    @cached_property
+    def leaves(self) -> list[Any]:
+        """Its operands, flat."""
+        return sums.leaves_of((self.args, self.kwargs))
+
+    @property
+    def entering(self) -> list[Sum]:
+        """The sums among them."""
+        return [leaf for leaf in self.leaves if isinstance(leaf, Sum)]
+
+    @property
+    def shown(self) -> Any:
+        """Its result in the captured graph."""
+        return self.node.meta.get("val")
+
+    def has(self, kind: type) -> bool:
+        """Whether some operand is of a class."""
+        return any(isinstance(leaf, kind) for leaf in self.leaves)
+
+    def mapped(self, function: Any) -> OperationCall:
+        """The same with other operands."""
+        return OperationCall(self.node, *sums.map_sums(function, (self.args, self.kwargs)))
+
+    def kept(self, value: Sum) -> Any:
+        """A sum as the first result, and unknown numbers for any further results."""
+        if isinstance(self.shown, Tensor):
+            return value
+        more = [torch.zeros(tuple(other.shape), dtype=other.dtype) for other in self.shown[1:]]
+        return (value, *(other.as_subclass(Unknown) for other in more))
+
+
+class ByFacts(fx.Interpreter):
+    """Passes sums over paths through operations by their properties.
+
+    Args:
+        module: the graph.
+        request: what is asked.
+    """
+
+    def __init__(self, module: fx.GraphModule, request: Request) -> None:
+        super().__init__(module)
+        self.request, self.p = request, request.p
+        self.by_kind = {
+            "dropout": lambda call: call.kept(call.args[0]) if call.facts.degree else None,
+            "copy": lambda call: call.kept(call.args[0]),
+            "power": self._raised, "normalisation": self._frozen, "recurrence": self._recurrent,
+            "gated recurrence": self._recurrent, "attention": self._attended,
+        }  # fmt: skip
+
+    @abstractmethod
+    def refuse(self, call: OperationCall, reason: str) -> NoReturn:
+        """Raise an error that names the operation."""
+
+    def by_facts(self, call: OperationCall) -> Any:
+        """Use the properties of an operation if they determine the result;
+        ``None`` if they do not.
+        """
+        facts, p, shown = call.facts, self.p, call.shown
+        if facts.kind == "choice" and call.has(Chosen):
+            return self._either(call)
+        if facts.kind in ("pick", "write", "part") and call.has(Unknown):
+            return self._anywhere(call) if facts.kind == "pick" else None
+        if isinstance(shown, Tensor) and not shown.is_floating_point():
+            return None
+        if facts.kind in self.by_kind:
+            return self.by_kind[facts.kind](call)
+        if facts.linear == "each":
+            if self.request.bound and len(call.entering) > 1:
+                self.refuse(call, "a product of activations has no largest slope")
+            return sums.multiplied(call.run, facts, call.args, call.kwargs, p)
+        if facts.elementwise and facts.kind != "complex":
+            return self._elementwise(call)
+        if facts.moves:
+            fills = facts.kind in ("padding", "write")
+            return sums.moved_sums(call.run, call.args, call.kwargs, p, fills)
+        linear = facts.linear or facts.separable
+        return self._weighted(call) if linear and isinstance(call.args[0], Sum) else None
+
+    def _elementwise(self, call: OperationCall) -> Any:
+        facts, args, p = call.facts, call.args, self.p
+        if facts.linear == "jointly":
+            return AffineMap(call.run, args, call.kwargs, p, True).sums()
+        if facts.kind == "quotient" and call.kwargs.get("rounding_mode") is None:
+            if not isinstance(args[1], Sum):
+                return AffineMap(call.run, args, call.kwargs, p, True).sums()
+            if self.request.fixed_ends:
+                # a division by a sum ends no path at a fixed scale: it divides the scales
+                factors = (args[0], sums.sum_power(args[1], -1))
+                return sums.multiplied(torch.mul, FACTS["aten.mul"], factors, {}, p)
+        sloped = facts.kind == "activation" and len(args) == 2 and is_float(args[1])
+        if facts.degree == (1,) and facts.kind != "activation":
+            # all paths of the operands pass a maximum
+            return sums.added(
+                *(sums.as_sum(one, p) for one in call.leaves if isinstance(one, Sum | Tensor))
+            )
+        return call.kept(self._rectified(call)) if facts.degree == (1,) or sloped else None
+
+    def _rectified(self, call: OperationCall) -> Sum:
+        """All paths pass ``max(x, 0) + a min(x, 0)``, and once more through ``a`` if it is a
+        weight.
+        """
+        x, rest = sums.as_sum(call.args[0], self.p), [sums.wide(leaf) for leaf in call.args[1:]]
+        weighted, shape = not call.facts.degree, [1] * x.values.dim()
+        if not weighted and not self.request.bound:
+            return x
+        if weighted and rest[0].dim() == len(shape):
+            shape = list(rest[0].shape)
+        elif weighted and len(shape) > 1:
+            shape[1] = rest[0].numel()
+        # (random slopes are kept in an operand)
+        if not weighted:
+            rest = [torch.ones(shape) if isinstance(leaf, Sum | Tensor) else leaf for leaf in rest]
+        sides = [
+            pytree.tree_leaves(call.run(torch.full(shape, side).double(), *rest, **call.kwargs))[0]
+            for side in (1.0, -1.0)
+        ]
+        one, other = (side.abs() ** self.p for side in sides)
+        slope = one + other if weighted else torch.maximum(one, other)
+        return x.changed(lambda values: values * slope)
+
+    def _either(self, call: OperationCall) -> Sum:
+        """The operands of a choice that data make: all paths of both."""
+        real = [
+            one for one in call.leaves if isinstance(one, Sum) or is_float(one) or is_number(one)
+        ]
+        found = sums.added(*(sums.as_sum(one, self.p) for one in real))
+        shapes = [one.shape for one in call.leaves if isinstance(one, Tensor)]
+        shape = torch.broadcast_shapes(found.values.shape, *shapes)
+        return Sum(found.values.expand(shape), found.log)
+
+    def _anywhere(self, call: OperationCall) -> Any:
+        """Elements at positions that activations choose: all that they may choose pass, as
+        those of a maximum do.
+        """
+        if "embedding_bag" in call.name:
+            return self.bags(call)
+        places, dim = call.given.get("indices"), call.given.get("dim")
+        x, rest = sums.as_sum(call.args[0], self.p), call.args[1:]
+        masks = [one for one in call.leaves if isinstance(one, Tensor) and one.dtype == torch.bool]
+        if not x.values.dim() or masks or (places is None and dim is None):
+            return None
+        dims = [dim or 0]
+        if isinstance(places, list | tuple):
+            dims = [dim for dim, one in enumerate(places) if isinstance(one, Unknown)]
+        total = x.changed(lambda values: values.sum(dims, keepdim=True))
+        rest = sums.map_sums(
+            lambda one: torch.zeros_like(one) if isinstance(one, Unknown) else one, rest
+        )
+        return sums.moved_sums(call.run, (total, *rest), call.kwargs, self.p, False)
+
+    def bags(self, call: OperationCall) -> Any:
+        """Sums, means or maxima of rows, perhaps weighted; any row where activations choose it."""
+        given = dict(call.given)
+        table, factors = sums.as_sum(given["weight"], self.p), given["per_sample_weights"]
+        factors = None if factors is None else sums.as_sum(factors, self.p)
+        if isinstance(given["indices"], Unknown):
+            given["indices"] = torch.zeros_like(given["indices"])
+            if "padding_idx" in given:
+                given["padding_idx"] = None if call.name == "aten.embedding_bag" else -1
+            table = table.changed(lambda rows: rows.sum(0, keepdim=True))
+        mean = given["mode"] == 1
+        given |= {"mode": 0, "per_sample_weights": None if factors is None else factors.values}
+
+        def total(rows: Tensor) -> Tensor:
+            bags: Tensor = call.run(**given | {"weight": rows})[0]
+            return bags
+
+        values = total(table.values)
+        if mean:
+            values = values / total(torch.ones_like(table.values)).clamp(min=1) ** self.p
+        return call.kept(Sum.of(values, table.log + (factors.log if factors else 0.0)))
+
+    def _weighted(self, call: OperationCall) -> Any:
+        """A linear map of one operand with constant coefficients, or a maximum over windows."""
+        facts, x = call.facts, call.args[0]
+
+        def apply(values: Tensor) -> Tensor:
+            found = call.run(values, *call.args[1:], **call.kwargs)
+            result: Tensor = found if isinstance(found, Tensor) else found[0]
+            return result
+
+        if facts.coefficients == "positive" and (self.p == 1 or facts.kind == "mean"):
+            mean = apply(x.values)
+            share = mean.numel() / max(x.values.numel(), 1)
+            return Sum.of(mean if self.p == 1 else mean * share ** (self.p - 1), x.log)
+        if facts.separable:
+            # (the operations are named like ``max_pool2d``)
+            rank = int(re.findall(r"(\d)d", call.name)[0])
+            batched = x if x.values.dim() == rank + 2 else Sum(x.values[None], x.log)
+            found = sums.separated(apply, batched, self.p, rank)
+            return call.kept(found if batched is x else Sum(found.values[0], found.log))
+        return AffineMap(call.run, call.args, call.kwargs, self.p, False).sums()
+
+    def _raised(self, call: OperationCall) -> Sum | None:
+        """A power: for a whole exponent products of that many paths; else no paths,
+        but a power of the scale.
+        """
+        x, exponent = call.args[0], (*call.args[1:], *call.facts.degree)[0]
+        if not is_number(exponent) or not isinstance(x, Sum):
+            return None
+        whole = exponent >= 1 and exponent == int(exponent)
+        # (the exponents that the rule supports)
+        followed = 0 < abs(exponent) <= 8 and float(8 * 3 * 5 * 7 * exponent).is_integer()
+        kept = whole or (self.request.fixed_ends and followed)
+        return sums.sum_power(x, exponent) if kept else None
+
+    def _frozen(self, call: OperationCall) -> Any:
+        """A normalisation by running statistics, an affine map per channel; ``None``
+        for statistics of the data.
+        """
+        given, x = call.given, call.args[0]
+        if given.get("training", False) and not self.request.fixed_ends:
+            self.refuse(call, "batch statistics tie samples; use model.eval()")
+        statistics = [given.get(key) for key in ("running_mean", "running_var")]
+        own = given.get("use_input_stats", "running_mean" not in given)
+        if own or not all(isinstance(each, Tensor) for each in statistics):
+            return None
+        shape = [n if d == 1 else 1 for d, n in enumerate(x.values.shape)]
+        rest = [sums.wide(leaf) for leaf in call.args[1:]]
+        shift, end = (
+            pytree.tree_leaves(call.run(torch.full(shape, n).double(), *rest, **call.kwargs))[0]
+            for n in (0.0, 1.0)
+        )
+        parts = [shift]
+        if self.request.apart and isinstance(bias := given.get("bias"), Tensor):
+            added = bias.double().reshape(shape)
+            parts = [shift - added, added.expand_as(shift)]
+        scaled = Sum(x.values * (end - shift).abs() ** self.p, x.log)
+        return call.kept(sums.added(scaled, *(Sum(part.abs() ** self.p) for part in parts)))
+
+    def _recurrent(self, call: OperationCall) -> Any:
+        """A recurrent layer step by step, ``h_t = W_ih x_t + b_ih + W_hh h_(t-1) + b_hh``; with
+        gates, which fix all scales, paths end in those of every step and hidden states start
+        again at 1.
+        """
+        gated = call.facts.kind != "recurrence"
+        if len(call.args) != 9 or any(isinstance(one, Sum) for one in call.args[2]):
+            # (one step, or weights that are computed)
+            return None
+        x, given, weights, biases, layers, _, _, both, batch_first = call.args
+        given = given if isinstance(given, list | tuple) else [given]
+        per, ways = (4 if biases else 2), (2 if both else 1)
+        if gated and (not self.request.fixed_ends or len(weights) != per * ways * layers):
+            return None
+        x, state = (sums.as_sum(each, self.p) for each in (x, given[0]))
+        time = 1 if batch_first and x.values.dim() == 3 else 0
+        steps, last = [Sum(part, x.log) for part in x.values.unbind(time)], []
+        for layer in range(layers):
+            found: list[list[Sum]] = []
+            for number in range(layer * ways, (layer + 1) * ways):
+                own = [sums.absolute_power(each, self.p) for each in weights[number * per :][:per]]
+                shift = [Sum(own[2] + own[3])] if biases else []
+                hidden, seen = Sum(state.values[number], state.log), []
+                for step in steps[::-1] if number % ways else steps:
+                    read, carried = (
+                        Sum(one.values @ w.T, one.log)
+                        for one, w in zip((step, hidden), own, strict=False)
+                    )
+                    hidden = sums.added(read, carried, *shift)
+                    if gated:
+                        self.request.ends.append(hidden)
+                        hidden = Sum.start(state.values[number].shape)
+                    seen.append(hidden)
+                last.append(hidden)
+                found.append(seen[::-1] if number % ways else seen)
+            steps = [
+                sums.joined(parts, lambda rows: torch.cat(rows, -1))
+                for parts in zip(*found, strict=True)
+            ]
+        out = sums.joined(steps, lambda rows: torch.stack(rows, time))
+        return (out, *[sums.joined(last, torch.stack)] * len(given))
+
+    def _attended(self, call: OperationCall) -> Any:
+        """Attention as one operation: paths end in ``scale q k^T + mask`` and start again in the
+        chances that a softmax makes of it, which count as 1. ``None`` for one with projections,
+        or where paths may not end: the rule does not say by what the products are divided.
+        """
+        given = call.given
+        named = {"query", "key", "value"} <= given.keys() and "num_heads" not in given
+        if not named or not self.request.fixed_ends:
+            return None
+        q, k, v = (sums.as_sum(given[name], self.p) for name in ("query", "key", "value"))
+        if k.values.dim() > 2 and q.values.shape[-3] != k.values.shape[-3]:
+            groups = q.values.shape[-3] // k.values.shape[-3]
+            k, v = (Sum(one.values.repeat_interleave(groups, -3), one.log) for one in (k, v))
+        scale = given.get("scale")
+        scale = 1 / math.sqrt(q.values.shape[-1]) if scale is None else abs(float(scale))
+        scores = q.values @ k.values.mT * scale**self.p
+        kept = torch.ones(scores.shape[-2:], dtype=torch.bool)
+        kept = kept.tril() if given.get("is_causal") else kept
+        mask = given.get("attn_mask", given.get("attn_bias"))
+        if isinstance(mask, Tensor) and not isinstance(mask, Chosen):
+            # (no path passes an infinite entry)
+            kept = kept & (mask if mask.dtype == torch.bool else torch.isfinite(mask))
+        parts = [Sum.of(scores * kept, q.log + k.log)]
+        if isinstance(mask, Sum) or is_float(mask):
+            parts.append(sums.as_sum(mask, self.p))
+        self.request.ends.append(sums.added(*parts))
+        tokens = v.values.sum(-2, keepdim=True)
+        return call.kept(Sum(tokens.expand(*q.values.shape[:-1], -1), v.log))
