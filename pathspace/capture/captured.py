@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -69,7 +70,7 @@ def canonical_names(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str
 
 
 # where torch is installed: lines of its code tell users nothing of their models
-TORCH = str(PurePath(torch.__file__).parent)
+TORCH = f"{PurePath(torch.__file__).parent}{os.sep}"
 
 
 def place(node: fx.Node) -> tuple[str, str]:

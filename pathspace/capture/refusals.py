@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import sysconfig
 import traceback
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import torch
@@ -17,8 +18,12 @@ from ..errors import CaptureError, InputError
 from ..models.inputs import describe_inputs
 from ..models.walk import every_path, every_tensor
 from .aliasing import memory_of
+from .captured import TORCH
 
-_STANDARD = sysconfig.get_paths()["stdlib"] + "/"
+# folders whose code is not the user's: torch and this package, where they are installed
+LIBRARIES = (TORCH, f"{Path(__file__).parents[1]}{os.sep}")
+_STANDARD = sysconfig.get_paths()["stdlib"] + os.sep
+_PACKAGES = tuple(sysconfig.get_paths()[key] + os.sep for key in ("purelib", "platlib"))
 # internal terms of torch, which users do not know
 _INTERNAL = re.compile(
     r"aten|prims::|torch\._|torch\.fx|torch\.export|torch\.classes|__torch__|_export|Fake|Sym(Int|Float|Bool|Node)|Proxy"
@@ -87,13 +92,13 @@ def user_frame(error: BaseException) -> str:
     place = "in torch"
     for frame in traceback.extract_tb(error.__traceback__):
         name = frame.filename
-        if not ("/torch/" in name or "/pathspace/" in name or "<" in name or _is_standard(name)):
+        if not (name.startswith(LIBRARIES) or "<" in name or _is_standard(name)):
             place = f"at {name}:{frame.lineno}"
     return place
 
 
 def _is_standard(name: str) -> bool:
-    return name.startswith(_STANDARD) and "site-packages" not in name
+    return name.startswith(_STANDARD) and not name.startswith(_PACKAGES)
 
 
 def check_capturable(model: nn.Module) -> None:
@@ -236,7 +241,7 @@ def failed_capture(model: nn.Module, error: BaseException) -> CaptureError:
         frame
         for each in chain
         for frame in traceback.extract_tb(each.__traceback__)
-        if "/torch/" in frame.filename
+        if frame.filename.startswith(TORCH)
     ]
     calls = {frame.name for frame in frames}
     files = {PurePath(frame.filename).parent.name for frame in frames}
