@@ -55,10 +55,6 @@ def _picked(h: Tensor, m: _Places) -> Tensor:
     return m.leave(h)[:, m.order]
 
 
-def _by_data(h: Tensor, m: _Places) -> Tensor:
-    return h[:, h.sum((0, 2)).argmax()][:, None]
-
-
 def _convolved(h: Tensor, m: _Places) -> Tensor:
     return F.conv1d(h.transpose(1, 2), m.leave.weight[:, :, None], None, 2).sum(-1)[:, :3]
 
@@ -96,7 +92,6 @@ READS: dict[str, tuple[Callable[[Tensor, _Places], Tensor], set[int]]] = {
     "accumulated": (lambda h, m: m.leave(h).cumsum(1)[:, :3], {0, 1, 2}),
     "pooled": (lambda h, m: F.avg_pool1d(h.transpose(1, 2), 2)[:, :, 1], {2, 3}),
     "strided": (_convolved, {0, 2, 4}),
-    "by data": (_by_data, {0, 1, 2, 3, 4, 5}),
     "summed": (lambda h, m: m.leave(h).sum(1), {0, 1, 2, 3, 4, 5}),
     "by itself": (_by_itself, {0, 1, 2, 3, 4, 5}),
     "looked up": (lambda h, m: F.embedding(m.order, h[0], padding_idx=1), {1, 4}),
