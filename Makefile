@@ -8,7 +8,7 @@ $(PYTHON) -c 'import sys; sys.exit("pathspace needs Python 3.11 or newer, found 
 $(PYTHON) -m venv .venv
 endef
 
-.PHONY: demo test quick slow lint browser gpu docs dist matrix mutants golden golden-write bench setup clean
+.PHONY: demo test quick slow elsewhere lint browser gpu docs dist matrix mutants golden golden-write bench setup clean
 
 # What the demo needs and no more; a complete set-up serves as well.
 demo: $(if $(wildcard $(READY)),$(READY),.venv/.demo)
@@ -28,6 +28,14 @@ quick: $(READY)
 # What takes a second or more each: several processes, compilers, trained networks, recipes at full size. '.ci/run' does both.
 slow: $(READY)
 	$(PYTEST) -m slow
+
+# No answer depends on the name of a folder: some tests in a clone called pathspace, in a folder called torch.
+elsewhere: $(READY)
+	rm -rf build/torch
+	git clone --quiet . build/torch/pathspace
+	cd build/torch/pathspace && PYTHONPATH=.:tests OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=$(HYPOTHESIS_PROFILE) ../../../$(BIN)/python -m pytest -m "not slow" \
+		tests/test_capture.py tests/test_writes.py tests/test_sizes.py tests/test_odd_models.py tests/test_rules.py tests/test_grouped_norms.py tests/test_verify.py tests/test_golden.py
+	rm -rf build/torch
 
 lint: $(READY)
 	$(BIN)/ruff check .

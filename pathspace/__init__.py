@@ -18,9 +18,6 @@ Pictures: :func:`draw`. Rules for operations of your own: :func:`rule`. Models w
 
 import lazy_loader
 
-from .namespace import keep_functions
-
 __version__ = "0.1.0"
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
-keep_functions(__name__, __all__)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -185,3 +187,36 @@ def test_products_over_no_elements_are_zero() -> None:
 def test_only_modules_are_traced() -> None:
     with pytest.raises(ps.InputTypeError, match="function"):
         ps.trace(lambda x: x, torch.randn(1))  # type: ignore[arg-type]
+
+
+SWITCH = """
+import torch
+
+class Switch(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(4, 3), torch.nn.Linear(3, 2)
+
+    def forward(self, x):
+        h = self.a(x)
+        return self.b(torch.relu(h) if x.shape[0] <= 4 else torch.tanh(h))
+"""
+
+
+@pytest.mark.parametrize("folder", ["torch", "pathspace", "sympy", "site-packages"])
+def test_the_name_of_a_folder_changes_no_answer(tmp_path: Path, folder: str) -> None:
+    found = []
+    for place in ("plain", folder):
+        path = tmp_path / place / "net" / "net.py"
+        path.parent.mkdir(parents=True)
+        path.write_text(SWITCH)
+        spec = importlib.util.spec_from_file_location(f"{place}_net", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        torch.manual_seed(0)
+        graph = ps.trace(module.Switch(), torch.randn(2, 4))
+        found.append((graph.num_units, graph.range))
+        with pytest.raises(ps.CaptureError, match=rf"{path}:11"):
+            ps.trace(module.Switch(), torch.randn(2, 5))
+    assert found[0] == found[1] and "the same operations" in found[0][1]

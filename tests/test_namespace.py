@@ -76,7 +76,8 @@ def test_one_name_stands_for_one_thing() -> None:
 def test_no_submodule_hides_a_function_of_its_name(name: str) -> None:
     package = importlib.import_module(name)
     same = {module.name for module in pkgutil.iter_modules(package.__path__)} & set(package.__all__)
-    assert same  # each package has such names
+    # (the rooms of pathspace have names of their own)
+    assert bool(same) == (name != "pathspace")
     for word in same:
         module = importlib.import_module(f"{name}.{word}")
         setattr(package, word, module)  # as loaders of single files do
