@@ -217,6 +217,6 @@ def test_the_name_of_a_folder_changes_no_answer(tmp_path: Path, folder: str) -> 
         torch.manual_seed(0)
         graph = ps.trace(module.Switch(), torch.randn(2, 4))
         found.append((graph.num_units, graph.range))
-        with pytest.raises(ps.CaptureError, match=rf"{path}:11"):
+        with pytest.raises(ps.CaptureError, match=rf"{path}:10"):
             ps.trace(module.Switch(), torch.randn(2, 5))
     assert found[0] == found[1] and "the same operations" in found[0][1]

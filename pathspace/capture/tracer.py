@@ -30,7 +30,7 @@ from torch.utils import _pytree as pytree
 from ..models.copies import safe_deepcopy
 from ..models.inputs import opened
 from ..models.isolation import quiet
-from ..models.stand_in import outputs_of, prepare
+from ..models.stand_in import make_recordable, outputs_of
 from ..models.values import LARGEST_BUFFER, has_values, initialise, unsharded
 from ..models.walk import every_module, every_path, every_tensor, holders, tensors_of
 from .known import KnownNumbers
@@ -76,7 +76,7 @@ class FakeModel:
         others = [each for _, module, _ in holders(model) for each in tensors_of(module).values()]
         shared = {id(each): each for each in others}
         self.module = safe_deepcopy(model, share_tensors=True, replaced={**shared, **fakes, **made})
-        prepare(self.module)
+        make_recordable(self.module)
         for module in every_module(self.module):
             if isinstance(module, nn.RNNBase):
                 module.register_forward_pre_hook(equal_steps)

@@ -127,7 +127,7 @@ def _wide(value: Any) -> Any:
     return value.double() if real else value
 
 
-def other_inputs(value: Any, size: float, generator: Any, drawn: bool) -> Any:
+def redrawn_inputs(value: Any, size: float, generator: Any, drawn: bool) -> Any:
     """Inputs of other sizes and values.
 
     Args:
@@ -140,9 +140,9 @@ def other_inputs(value: Any, size: float, generator: Any, drawn: bool) -> Any:
     import torch
 
     if isinstance(value, Mapping):
-        return {key: other_inputs(entry, size, generator, drawn) for key, entry in value.items()}
+        return {key: redrawn_inputs(entry, size, generator, drawn) for key, entry in value.items()}
     if type(value) in (tuple, list):
-        return type(value)(other_inputs(entry, size, generator, drawn) for entry in value)
+        return type(value)(redrawn_inputs(entry, size, generator, drawn) for entry in value)
     if "strided" not in str(getattr(value, "layout", "")) or not value.numel():
         return value
     if value.is_floating_point():

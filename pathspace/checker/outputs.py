@@ -15,7 +15,7 @@ from .bench import (
     has_scale,
     is_bare,
     numbers_of,
-    other_inputs,
+    redrawn_inputs,
     redrawn_values,
     scale_exponents,
     states_kept,
@@ -252,7 +252,7 @@ class _Bench:
         ``None`` if none is a number other than 0.
         """
         for factor, drawn in ((size, draw % 4 != 0), (size, False), (1.0, False)):
-            self.args, self.kwargs = other_inputs(given, factor, self.generator, drawn)
+            self.args, self.kwargs = redrawn_inputs(given, factor, self.generator, drawn)
             try:
                 found = self.run()
             except Rejected:

@@ -48,12 +48,12 @@ def stand_in(model: nn.Module, share_tensors: bool = True) -> nn.Module:
         (tensor([1.]),)
     """
     twin = safe_deepcopy(unsharded(model), share_tensors)
-    prepare(twin)
+    make_recordable(twin)
     twin.register_forward_hook(lambda _module, _args, outputs: outputs_of(outputs))
     return twin
 
 
-def prepare(twin: nn.Module) -> None:
+def make_recordable(twin: nn.Module) -> None:
     """Let a copy of a model compute the same function by code that can be recorded.
 
     Caches of keys and values are switched off; compiled modules run uncompiled; batch norms that
