@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .capture.aliasing import storage_of
-from .capture.capture import capture
+from .capture.capture import ONE_AT_A_TIME, capture
 from .capture.captured import Captured
 from .capture.sizes import recapture, sentence, thin
 from .errors import InputError
@@ -82,6 +82,20 @@ def trace(
         raise InputError(f"trace found norm_eps={norm_eps!r}, expected 'ignore' or 'respect'.")
     if sizes not in ("any", "given"):
         raise InputError(f"trace found sizes={sizes!r}, expected 'any' or 'given'.")
+    with ONE_AT_A_TIME:
+        return _traced(model, args, kwargs, norm_eps, strict, sizes, affine)
+
+
+def _traced(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None,
+    norm_eps: str,
+    strict: bool,
+    sizes: str,
+    affine: bool,
+) -> ReductionGraph:
+    """See :func:`trace`."""
     captured = capture(model, args, kwargs)
     _warn_of_unregistered(model, captured.constants.values())
     inputs = arranged(model, args, kwargs)

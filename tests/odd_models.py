@@ -494,7 +494,7 @@ def returns_numpy() -> Any:
     return returning(lambda y: y.detach().numpy())
 
 
-@odd(units=4)
+@odd("values of tensors")
 def returns_a_float() -> Any:
     return returning(lambda y: y.sum().item())
 
@@ -624,18 +624,6 @@ def stays_in_another_mode() -> Any:
 
 
 @odd(units=4)
-def appends_to_a_global_list() -> Any:
-    class Model(Net):
-        def forward(self, x: Tensor) -> Any:
-            out = super().forward(x)
-            LOG.append(out)
-            TABLE["last"] = out
-            return out
-
-    return net(Model())
-
-
-@odd(units=4)
 def counts_in_a_global() -> Any:
     class Model(Net):
         def forward(self, x: Tensor) -> Any:
@@ -695,15 +683,6 @@ def generator_of_its_own() -> Any:
 
 
 @odd(units=4)
-def hooks_that_keep_tensors() -> Any:
-    model, kept = Net(), LOG
-    model.first.register_forward_hook(lambda module, args, output: kept.append(output))
-    model.first.register_forward_pre_hook(lambda module, args: kept.append(args))
-    model.register_forward_hook(lambda module, args, output: TABLE.update(last=output))
-    return net(model)
-
-
-@odd(units=4)
 def bound_hooks_that_keep_tensors() -> Any:
     class Keeper:
         def __init__(self) -> None:
@@ -719,16 +698,6 @@ def bound_hooks_that_keep_tensors() -> Any:
     model.first.register_forward_hook(keeper)
     model.first.register_forward_hook(keeper.note)
     model.second.register_forward_hook(functools.partial(Keeper.note, keeper))
-    return net(model)
-
-
-@odd(units=4)
-def global_hooks_that_keep_tensors() -> Any:
-    def keep(module: Any, args: Any, output: Any) -> None:
-        LOG.append(output)
-
-    model = Net()
-    model.first.register_forward_hook(keep)
     return net(model)
 
 
@@ -829,7 +798,7 @@ def forward_replaced_on_the_instance() -> Any:
     return net(model)
 
 
-@odd(units=4)
+@odd("cannot be copied")
 def cannot_be_copied() -> Any:
     class Model(Net):
         def __deepcopy__(self, memo: Any) -> Any:

@@ -287,7 +287,7 @@ def functional_derivative_in_forward() -> Any:
     return doing(lambda self, h: torch.func.grad(lambda v: (v**2).sum())(h))
 
 
-@odd("")
+@odd("torch.vmap")
 def mapped_over_rows() -> Any:
     return doing(lambda self, h: torch.vmap(torch.relu)(h))
 
@@ -350,7 +350,7 @@ def freezes_its_layers() -> Any:
     return doing(step)
 
 
-@odd("writes into its weights")
+@odd("")
 def clips_its_weights() -> Any:
     def step(self: Any, h: Tensor) -> Any:
         with torch.no_grad():
@@ -414,7 +414,7 @@ def checks_for_nan() -> Any:
     return doing(step)
 
 
-@odd(units=4)
+@odd("values of tensors")
 def asserts_finite() -> Any:
     # (code of this module is not rewritten, as that of tests is)
     def step(self: Any, h: Tensor) -> Any:
@@ -437,7 +437,7 @@ def asserts_types() -> Any:
     return doing(step)
 
 
-@odd(units=4)
+@odd("no plain tensor")
 def exact_type_of_inputs() -> Any:
     class Model(Net):
         def forward(self, x: Tensor) -> Any:

@@ -36,8 +36,8 @@ from .refusals import (
 from .tracer import FakeModel, Recorder
 from .writes import name_of, without_writes
 
-# tracing changes settings of torch for a while
-_ONE_AT_A_TIME = threading.RLock()
+# torch's tracer has one state for all threads
+ONE_AT_A_TIME = threading.RLock()
 
 
 def capture(
@@ -67,10 +67,10 @@ def capture(
     check_capturable(model)
     check_memory(model)
     check_inputs(model, args, kwargs)
-    with _ONE_AT_A_TIME, torch.inference_mode(False), with_numbers(), untouched(model):
+    with ONE_AT_A_TIME, torch.inference_mode(False), with_numbers(), untouched(model):
         args, kwargs = of_equal_lengths(ordinary((args, kwargs)))
-        fake = FakeModel(model)
         try:
+            fake = FakeModel(model)
             found = _captured(model, fake, Recorder(fake, args, kwargs))
         except PathspaceError:
             raise

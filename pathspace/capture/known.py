@@ -50,9 +50,9 @@ class KnownNumbers(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is _READS_DATA:
+        if func == _READS_DATA:
             return args[0].detach()
-        if func is _SETS_DATA:
+        if func == _SETS_DATA:
             raise WriteError("it sets the data of a tensor, which no graph shows")
         if func is Tensor.__getitem__:
             args = args[0], self._by_positions(args[1])

@@ -33,8 +33,6 @@ _INTERNAL = re.compile(
 )
 _MADE = re.compile(r"Creating a new Tensor subclass (\w+)")
 _LONGEST = 240
-# part of export's message for tensors that it has not recorded
-LOST = "a fake tensor in the exported program"
 # parts of messages about derivatives inside forward
 WITHOUT_GRADIENTS = ("is_gradtrackingtensor=True", "does not require grad")
 
@@ -127,6 +125,11 @@ def check_capturable(model: nn.Module) -> None:
             raise InputError(
                 f"{name} holds a scripted module {path!r}, which has no Python code; replace it by"
                 " the original module."
+            )
+        if "_packed_params" in vars(module):
+            raise InputError(
+                f"{name} holds {path or name!r}, whose weights are packed for integer arithmetic;"
+                " trace the model before it was quantised."
             )
         if type(module).__name__ in ("FullyShardedDataParallel", "FlatParamHandle"):
             raise InputError(
@@ -243,45 +246,32 @@ def failed_capture(model: nn.Module, error: BaseException) -> CaptureError:
         for frame in traceback.extract_tb(each.__traceback__)
         if frame.filename.startswith(TORCH)
     ]
-    calls = {frame.name for frame in frames}
     files = {PurePath(frame.filename).parent.name for frame in frames}
     special = _special_tensor(chain, files)
     observing = any(hasattr(module, "calculate_qparams") for module in model.modules())
-    packed = "torch.classes" in said or any("_packed_params" in vars(m) for m in model.modules())
-    if packed:
-        what = "its weights are packed for integer arithmetic"
-        advice = "trace the model before it was quantised"
-    elif observing:
+    if observing:
         what = "it observes ranges for quantisation while it runs"
         advice = (
             "trace the model before it was prepared, or call"
             " model.apply(torch.ao.quantization.disable_observer) first"
         )
-    elif calls & {"pack_padded_sequence", "pack_sequence", "pad_packed_sequence"} or (
-        isinstance(error, TypeError)
-        and any(frame.filename.endswith("nn/modules/rnn.py") for frame in frames)
-    ):
-        what = "it packs sequences by numbers that it reads from a tensor of lengths"
-        advice = "leave the lengths in their tensor (no .tolist(), no .item())"
     elif special is not None:
         what, advice = special
-    elif any(words in said for words in WITHOUT_GRADIENTS) or any(
-        PurePath(frame.filename).name == "eager_transforms.py" for frame in frames
+    elif (
+        any(words in said for words in WITHOUT_GRADIENTS)
+        or any(PurePath(frame.filename).name == "eager_transforms.py" for frame in frames)
+        or "Cannot access storage of TensorWrapper" in said
     ):
         what = "it takes gradients inside forward"
         advice = "pass the module that is differentiated, or write its derivative out"
-    elif "broadcast" in said:
-        what = (
-            "its control flow differs between tracing and running, and shapes do not fit while it"
-            " is traced"
-        )
+    elif "Cannot access storage of BatchedTensor" in said:
+        what = "it maps a function over a dimension (torch.vmap), which this dimension hides"
+        advice = "write the function for whole batches"
+    elif "DynamicOutputShape" in type(error).__name__:
+        what = "the size of a tensor depends on the values of tensors there"
         advice = (
-            "pass masks and lengths explicitly (an attention mask with all its dimensions, batch x"
-            " 1 x 1 x length), so that this line makes no decision, or pass the part around it"
+            "select by torch.where or a mask of fixed size, or pass the part of the model around it"
         )
-    elif LOST in said:
-        what = "it takes gradients inside forward, or writes into its weights there"
-        advice = "pass the module that is differentiated, or move this step out of forward"
     elif any(isinstance(each, RecursionError) for each in chain):
         what = "its modules hold one another in a circle"
         advice = "keep the outer module in a list of one, [module], which does not make it a child"

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._dynamo import config as dynamo_config
 from torch._functorch import config as functorch_config
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -30,6 +31,7 @@ from torch.utils import _pytree as pytree
 from ..models.copies import safe_deepcopy
 from ..models.inputs import opened
 from ..models.isolation import quiet
+from ..models.modes import as_written
 from ..models.stand_in import make_recordable, outputs_of
 from ..models.values import LARGEST_BUFFER, has_values, initialise, unsharded
 from ..models.walk import every_module, every_path, every_tensor, holders, tensors_of
@@ -188,7 +190,15 @@ class Recorder:
         torch.backends.mha.set_fastpath_enabled(False)
         Distribution.set_default_validate_args(False)
         try:
-            with quiet(), torch.enable_grad(), provenance.preserve_node_meta():
+            # (functions compiled within the model run as they are written)
+            nested = dynamo_config.patch(error_on_nested_fx_trace=False)
+            with (
+                quiet(),
+                as_written(),
+                nested,
+                torch.enable_grad(),
+                provenance.preserve_node_meta(),
+            ):
                 yield
         finally:
             torch.backends.mha.set_fastpath_enabled(fast)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import types
 from collections.abc import Mapping
 from functools import partial
@@ -14,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import InputError
 from .values import has_values
-from .walk import every_module
+from .walk import REGISTERED, every_module
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -58,7 +59,10 @@ def safe_deepcopy(
             if stays_behind(hook):
                 observers[id(hook)] = memo[id(hook)] = hook
     try:
-        twin = copy.deepcopy(model, memo)
+        try:
+            twin = copy.deepcopy(model, dict(memo))
+        except (TypeError, pickle.PickleError):
+            twin = copy.deepcopy(model, memo | _without_copies(model, memo))
     except Exception as error:
         reason = str(error).strip().splitlines() or [""]
         raise InputError(
@@ -66,12 +70,29 @@ def safe_deepcopy(
             " expected a module that copy.deepcopy can copy; remove the objects that cannot be"
             " copied."
         ) from error
-    if observers:
-        for module in every_module(twin):
-            for held in (value for key, value in vars(module).items() if key.endswith("_hooks")):
-                for number in [number for number, hook in held.items() if id(hook) in observers]:
-                    del held[number]
+    _leave_out(twin, observers)
     return twin
+
+
+def _leave_out(twin: nn.Module, observers: Mapping[int, Any]) -> None:
+    """Remove the hooks of what measures from outside."""
+    for module in every_module(twin) if observers else ():
+        for held in (value for key, value in vars(module).items() if key.endswith("_hooks")):
+            for number in [number for number, hook in held.items() if id(hook) in observers]:
+                del held[number]
+
+
+def _without_copies(model: nn.Module, memo: dict[int, Any]) -> dict[int, Any]:
+    """The attributes of modules that cannot be copied (a lock, an open file), to be shared."""
+    found = {}
+    for module in every_module(model):
+        for key, value in vars(module).items():
+            if key not in REGISTERED:
+                try:
+                    copy.deepcopy(value, dict(memo))
+                except (TypeError, pickle.PickleError):
+                    found[id(value)] = value
+    return found
 
 
 def _hooks(module: nn.Module) -> dict[Any, Any]:
