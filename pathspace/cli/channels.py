@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .errors import FAILED, deliver, show_progress
+from .errors import FAILED, NOT_COMPARED, deliver, show_progress
 from .options import InputOption, JsonOption, SeedOption, TargetArgument
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ def compare(
 
     [bold]pathspace compare net.py:net a.safetensors b.safetensors[/]
 
-    Exit codes: 0 the same, 1 different, 2 bad input.
+    Exit codes: 0 the same, 1 different, 2 bad input, 3 outputs agree, but no order was found.
     """
     from ..files.writing import expect_outputs
     from ..pruning.compare import compare as compared
@@ -242,17 +242,25 @@ def compare(
         one, two = (_with_weights(loaded, path) for path in (first, second))
         status("Comparing")
         found = compared(one, two, trace(one, *loaded.args, kwargs=loaded.kwargs))
-    names = ("same", "distance", "as_given", "rescaled", "differ")
+    names = ("same", "distance", "as_given", "rescaled", "differ", "outputs", "unsearched")
+    agree = "Outputs agree" if found.outputs is not None else "The models cannot be run"
+    verdicts = {
+        True: ("The same up to rescaling and order.", 0),
+        False: ("Different: their outputs differ.", FAILED),
+        None: (f"{agree}, but no order of channels makes the weights equal.", NOT_COMPARED),
+    }
+    verdict, code = verdicts[found.same]
     lines = [
-        "The same up to rescaling and order." if found.same else "Different.",
+        verdict,
         (
             f"Relative distance of the weights: {found.as_given:.3g} as given, {found.rescaled:.3g}"
             f" without scales, {found.distance:.3g} without scales and order."
         ),
         *(f"{name}: {far:.3g}" for name, far in list(found.differ.items())[:10]),
+        *(f"Not searched: orders in {place}." for place in found.unsearched[:10]),
     ]
     deliver({name: getattr(found, name) for name in names}, json, "\n".join(lines))
-    raise typer.Exit(0 if found.same else FAILED)
+    raise typer.Exit(code)
 
 
 def smooth(

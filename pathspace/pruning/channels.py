@@ -20,7 +20,7 @@ from ..errors import (
     expect_arguments,
     expect_numbers,
 )
-from ..inference.channels import Channels, InnerChannels
+from ..inference.channels import Channels, InnerChannels, NestedChannels, Side
 from ..inference.interpreter import interpret
 from ..models.finite import check_finite
 from ..models.inputs import arranged
@@ -416,6 +416,35 @@ def channel_groups(captured: Captured, model: nn.Module) -> tuple[ChannelGroup, 
             known = {side for group in alike for side in group.slices}
             alike += alike_channels(interpret(captured, InnerChannels)[0], model, known)
     return tuple(_named(exchangeable(alike, captured)))
+
+
+def nested_groups(
+    captured: Captured, model: nn.Module, groups: Iterable[ChannelGroup]
+) -> tuple[ChannelGroup, ...]:
+    """Channels inside the channels of some groups: features of one head, outputs of one group of a
+    convolution.
+
+    Args:
+        captured: the capture.
+        model: the model, or another of the same architecture.
+        groups: the groups of channels.
+    """
+    owner: dict[Side, Tensor] = {}
+    for group in groups:
+        for side, where in group.slices.items():
+            if where.shape[1] > 1:
+                number = owner.setdefault(side, torch.full((int(where.max()) + 1,), -1))
+                number[where] = torch.arange(len(where))[:, None]
+    with torch.device("cpu"), torch.inference_mode(False):
+        found, _ = interpret(captured, NestedChannels)
+        inside = []
+        for group in alike_channels(found, model, set()):
+            shared = [side for side in group.slices if side in owner]
+            if shared:
+                numbers = owner[shared[0]][group.slices[shared[0]][:, 0]]
+                rows = [(numbers == number).nonzero()[:, 0] for number in numbers.unique()]
+                inside += [group.part(some) for some in rows if len(some) > 1]
+        return tuple(_named(exchangeable(inside, captured, certain=False)))
 
 
 def _named(found: Iterable[ChannelGroup]) -> Iterator[ChannelGroup]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -35,17 +35,21 @@ FEW = 3
 ROUNDS = 3
 
 
-def exchangeable(groups: Sequence[ChannelGroup], captured: Captured) -> list[ChannelGroup]:
+def exchangeable(
+    groups: Sequence[ChannelGroup], captured: Captured, certain: bool = True
+) -> list[ChannelGroup]:
     """Groups whose channels can be permuted; others in parts for which this holds.
 
     Args:
         groups: channels with the same layout.
-        captured: the model. Nothing is measured, and the groups are returned, if it has no values,
-            random results, or too many weights: then only :meth:`ChannelGroups.permute` compares.
+        captured: the model. Nothing is measured if it has no values, random results, or too many
+            weights.
+        certain: whether the groups are returned if nothing is measured: then only
+            :meth:`ChannelGroups.permute` compares.
     """
     drawn = RandomisedGraph.of(captured, groups)
     if drawn is None:
-        return list(groups)
+        return list(groups) if certain else []
     found = list(groups)
     for _ in range(ROUNDS):
         wrong = drawn.wrong(found)
@@ -130,29 +134,24 @@ class RandomisedGraph:
             for other in sets:
                 if next(left, None) is None:
                     return []
-                if self.same([_part(group, [other[0], part[0]])]):
+                if self.same([group.part(torch.tensor([other[0], part[0]]))]):
                     other += part
                     break
             else:
                 sets.append(part)
-        return [_part(group, sorted(some)) for some in sets if len(some) > 1]
+        return [group.part(torch.tensor(sorted(some))) for some in sets if len(some) > 1]
 
     def _alike(
         self, group: ChannelGroup, channels: list[int], left: Iterator[int]
     ) -> Iterator[list[int]]:
         """Runs of channels that can be permuted, found by halving."""
         alone = len(channels) == 1 or next(left, None) is None
-        if alone or self.same([_part(group, channels)]):
+        if alone or self.same([group.part(torch.tensor(channels))]):
             yield channels
             return
         half = len(channels) // 2
         yield from self._alike(group, channels[:half], left)
         yield from self._alike(group, channels[half:], left)
-
-
-def _part(group: ChannelGroup, channels: Sequence[int]) -> ChannelGroup:
-    rows = torch.tensor(channels)
-    return replace(group, slices={side: where[rows] for side, where in group.slices.items()})
 
 
 def _drawn(captured: Captured, moving: set[str], seed: int) -> dict[str, Tensor]:

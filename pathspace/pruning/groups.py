@@ -7,7 +7,7 @@ buffers; channels with equally many positions in the same dimensions belong toge
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,11 @@ class ChannelGroup:
     def __len__(self) -> int:
         """Number of channels."""
         return len(next(iter(self.slices.values())))
+
+    def part(self, channels: Tensor) -> ChannelGroup:
+        """Some of the channels, by their numbers."""
+        slices = {side: where[channels] for side, where in self.slices.items()}
+        return replace(self, slices=slices)
 
     def __repr__(self) -> str:
         """Name and size."""
@@ -69,8 +74,8 @@ def alike_channels(found: Channels, model: nn.Module, known: set[Side]) -> Itera
         sides = members[together[0]]
         # (of what no weight reads nothing is known: taps of a kernel that
         # are picked one by one, say)
-        read = any(name in parameters for name, _ in sides) and any(
-            side in found.reads for side in sides
+        read = any(name in parameters for name, _ in sides) and (
+            not found.certain or any(side in found.reads for side in sides)
         )
         if len(together) > 1 and read and not known & set(sides):
             yield _alike(
