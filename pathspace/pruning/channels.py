@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ from .groups import ChannelGroup, alike_channels
 from .importance import importance
 from .kept_channels import is_share, kept_numbers, scalar, share_of, whole_numbers
 from .matching import Matching, by_activations, by_weights, interpolated, permuted, weight_distance
-from .removal import Adjustments, Cut, CutTester, check_same, masked, without
+from .removal import Adjustments, Cut, CutTester, masked, without
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -101,7 +101,11 @@ class ChannelGroups(Shown):
             for group in self.groups
             if not group.reason
         }
-        return found | CutTester.of(self.model, self._inputs, self._adjustments).refusals(cuts)
+        return found | self._tester.refusals(cuts)
+
+    @cached_property
+    def _tester(self) -> CutTester:
+        return CutTester.of(self.model, self._inputs, self._adjustments)
 
     @property
     def removable(self) -> tuple[ChannelGroup, ...]:
@@ -128,7 +132,10 @@ class ChannelGroups(Shown):
         return {group.name: scores(group.slices, group.readers) for group in self.groups}
 
     def remove(self, keep: Keep = 0.5, by: str = "weights") -> nn.Module:
-        """A smaller model that computes the same as :meth:`masked`; both are run and compared.
+        """A smaller model that computes the same as :meth:`masked`.
+
+        Copies of both are run with random biases and gains, in float64, and compared: rectifiers
+        that are off on the example inputs would hide differences.
 
         Args:
             keep: the share of channels to keep in every group where that is possible, or, by group,
@@ -164,9 +171,11 @@ class ChannelGroups(Shown):
                 " model unchanged."
             )
         cuts = self._cuts(keep, by)
-        found = self._checked(
-            self.model, lambda model: (without(model, cuts, self._adjustments), masked(model, cuts))
+        twin = self._tester.model
+        self._tester.check(
+            without(twin, cuts, self._adjustments, share=True), masked(twin, cuts, share=True)
         )
+        found = without(self.model, cuts, self._adjustments)
         declare_norms(found, *self._inputs)
         return found
 
@@ -211,7 +220,7 @@ class ChannelGroups(Shown):
         return found
 
     def permute(self, orders: Mapping[str, Any]) -> nn.Module:
-        """The same function with channels in another order; both models are run and compared.
+        """The same function with channels in another order; copies are run and compared.
 
         Args:
             orders: group -> number of the channel that comes first, second, ...
@@ -250,21 +259,9 @@ class ChannelGroups(Shown):
 
     def _permuted(self, model: nn.Module, orders: Mapping[str, Tensor]) -> nn.Module:
         slices = {group.name: group.slices for group in self.groups}
-        return self._checked(model, lambda one: (permuted(one, slices, orders), one))
-
-    def _checked(
-        self, model: nn.Module, change: Callable[[nn.Module], tuple[nn.Module, nn.Module]]
-    ) -> nn.Module:
-        """A changed model, after a comparison with what should have the same outputs.
-
-        They are also compared with random numbers in the place of biases and gains, because
-        rectifiers that are off on the example inputs hide differences.
-        """
-        found, wanted = change(model)
-        check_same(found, wanted, *self._inputs)
         tester = CutTester.of(model, self._inputs, self._adjustments)
-        check_same(*change(tester.model), tester.args, tester.kwargs)
-        return found
+        tester.check(permuted(tester.model, slices, orders), tester.model)
+        return permuted(model, slices, orders)
 
     def match(
         self, other: nn.Module, by: str = "weights", inputs: Any = None, seed: int = 0

@@ -75,21 +75,23 @@ def declare_norms(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
         args: example inputs.
         kwargs: example inputs by keyword.
     """
-    twin = safe_deepcopy(model).eval()
-    bare = [
-        (own, module)
-        for own, module in zip(model.modules(), twin.modules(), strict=True)
+    places = [
+        name
+        for name, module in model.named_modules()
         if isinstance(module, nn.modules.batchnorm._NormBase)
         and module.weight is None
         and module.running_mean is None
     ]
+    if not places:
+        return
+    twin = safe_deepcopy(model).eval()
 
     def note(own: Any, module: nn.Module, given: tuple[Any, ...]) -> None:
         alone = ALONE.get(type(module)) == given[0].dim()
         own.num_features = given[0].shape[0 if alone else 1]
 
-    for own, module in bare:
-        module.register_forward_pre_hook(partial(note, own))
-    if bare:
-        with quiet():
-            twin(*args, **kwargs)
+    for place in places:
+        own = model.get_submodule(place)
+        twin.get_submodule(place).register_forward_pre_hook(partial(note, own))
+    with quiet():
+        twin(*args, **kwargs)
