@@ -155,12 +155,14 @@ def prune(
         },
         "refused": groups.refused,
     }
+    counts = {group.name: f" {len(group)}" for group in groups}
     lines = [
         f"{name}: kept {len(numbers)} of {len(groups[name])} channels"
         for name, numbers in kept.items()
     ]
     lines += [
-        f"{name}: kept all {len(groups[name])}, {reason}" for name, reason in groups.refused.items()
+        f"{name}: kept all{counts.get(name, '')}, {reason}"
+        for name, reason in groups.refused.items()
     ]
     lines.append(f"{before:,} parameters before, {after:,} after. Wrote {output}")
     deliver(facts, json, "\n".join(lines), output == STDOUT)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ from ..models.finite import check_finite
 from ..models.inputs import arranged
 from ..models.walk import tensors_of
 from ..shown import Shown
-from .declared_sizes import declare_norms
+from .declared_sizes import check_no_masks, declare_norms, follow_config
 from .exchangeable import exchangeable
 from .groups import ChannelGroup, alike_channels
 from .importance import importance
@@ -52,6 +53,8 @@ class ChannelGroups(Shown):
     model: nn.Module
     groups: tuple[ChannelGroup, ...]
     _inputs: tuple[tuple[Any, ...], Mapping[str, Any]] = field(repr=False)
+    _lost: Mapping[str, str] = field(default_factory=dict, repr=False)
+    _unused: Sequence[str] = field(default=(), repr=False)
     _adjustments: Adjustments = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
@@ -90,12 +93,13 @@ class ChannelGroups(Shown):
     @cached_property
     def refused(self) -> dict[str, str]:
         """Group -> why its channels cannot be left out: what mixes them, or what in the
-        model's code stands against it.
+        model's code stands against it; and tensors whose channels make no group.
 
         Found by trying: half of the channels of every group are left out of a copy with random
         numbers, and its outputs are compared with those of the masked copy.
         """
-        found = {group.name: group.reason for group in self.groups if group.reason}
+        found = dict(self._lost)
+        found |= {group.name: group.reason for group in self.groups if group.reason}
         cuts = {
             group.name: self._cut(group, torch.arange(0, len(group), 2))
             for group in self.groups
@@ -162,6 +166,7 @@ class ChannelGroups(Shown):
               (2): Linear(in_features=2, out_features=2, bias=True)
             )
         """
+        check_no_masks(self.model)
         if not isinstance(keep, Mapping) and share_of(keep) < 1 and not self.removable:
             reasons = (
                 "; ".join(dict.fromkeys(self.refused.values())) or "nothing in it is a channel"
@@ -176,6 +181,15 @@ class ChannelGroups(Shown):
             without(twin, cuts, self._adjustments, share=True), masked(twin, cuts, share=True)
         )
         found = without(self.model, cuts, self._adjustments)
+        if cuts and self._unused:
+            names = ", ".join(self._unused[:8]) + ", ..." * (len(self._unused) > 8)
+            warnings.warn(
+                f"{type(self.model).__name__} does not use {names} in this mode with these inputs,"
+                " so they keep their sizes; find the channels in the mode, and with the inputs, in"
+                " which it uses them.",
+                stacklevel=2,
+            )
+        follow_config(found, cuts)
         declare_norms(found, *self._inputs)
         return found
 
@@ -394,13 +408,15 @@ def channels(
         >>> groups[0]
         ChannelGroup('0.weight', 8 channels in 7 places)
     """
-    return ChannelGroups(
-        model, channel_groups(capture(model, args, kwargs), model), arranged(model, args, kwargs)
-    )
+    captured = capture(model, args, kwargs)
+    groups, lost = channel_groups(captured, model)
+    return ChannelGroups(model, groups, arranged(model, args, kwargs), lost, unused(captured))
 
 
-def channel_groups(captured: Captured, model: nn.Module) -> tuple[ChannelGroup, ...]:
-    """The groups of channels of a captured model.
+def channel_groups(
+    captured: Captured, model: nn.Module
+) -> tuple[tuple[ChannelGroup, ...], dict[str, str]]:
+    """The groups of channels of a captured model, and why other tensors have none.
 
     Args:
         captured: the capture.
@@ -410,9 +426,27 @@ def channel_groups(captured: Captured, model: nn.Module) -> tuple[ChannelGroup, 
         found, _ = interpret(captured, Channels)
         alike = list(alike_channels(found, model, set()))
         if found.several:
-            known = {side for group in alike for side in group.slices}
+            known = {side for group in alike if len(group) > 1 for side in group.slices}
             alike += alike_channels(interpret(captured, InnerChannels)[0], model, known)
-    return tuple(_named(exchangeable(alike, captured)))
+        groups = tuple(_named(exchangeable([one for one in alike if len(one) > 1], captured)))
+    written = {side for group in groups for side in group.slices}
+    lost: dict[str, str] = {}
+    for group in alike:
+        wide = any(where.shape[1] > 1 for where in group.slices.values())
+        if not written & group.slices.keys() and (len(group) > 1 or wide):
+            lost[group.name] = (
+                "its channels cannot change places: the outputs change with their order"
+                if len(group) > 1
+                else "all its positions belong to one channel"
+            )
+    return groups, lost
+
+
+def unused(captured: Captured) -> list[str]:
+    """Parameters that no operation of the graph reads, such as those of a head for training."""
+    used = {node.name for node in captured.graph.graph.nodes if node.users}
+    read = {source for name, source in captured.sources.items() if name in used}
+    return [name for name in captured.parameters if ("parameter", name) not in read]
 
 
 def nested_groups(
@@ -426,12 +460,14 @@ def nested_groups(
         model: the model, or another of the same architecture.
         groups: the groups of channels.
     """
-    owner: dict[Side, Tensor] = {}
+    tensors, owner, channels = tensors_of(model), dict[Side, Tensor](), 0
     for group in groups:
         for side, where in group.slices.items():
             if where.shape[1] > 1:
-                number = owner.setdefault(side, torch.full((int(where.max()) + 1,), -1))
-                number[where] = torch.arange(len(where))[:, None]
+                size = tensors[side[0]].shape[side[1]]
+                number = owner.setdefault(side, torch.full((size,), -1))
+                number[where] = channels + torch.arange(len(where))[:, None]
+        channels += len(group)
     with torch.device("cpu"), torch.inference_mode(False):
         found, _ = interpret(captured, NestedChannels)
         inside = []

@@ -108,7 +108,7 @@ def compare(a: nn.Module, b: nn.Module, graph: Structure, tolerance: float = SAM
             )
         check_finite(model, ())
     one, two = (canonical_copy(model, graph) for model in (a, b))
-    groups = channel_groups(graph.captured, a)
+    groups, _ = channel_groups(graph.captured, a)
     slices: Slices = {group.name: group.slices for group in groups}
     orders: Mapping[str, Tensor] = by_weights(one, two, slices)
     moved, far = permuted(two, slices, orders), None

@@ -49,7 +49,7 @@ class ChannelGroup:
 
 
 def alike_channels(found: Channels, model: nn.Module, known: set[Side]) -> Iterator[ChannelGroup]:
-    """The channels of one reading, those that can be permuted together.
+    """The channels of one reading, those of one layout together: also single ones.
 
     Args:
         found: the reading.
@@ -77,7 +77,7 @@ def alike_channels(found: Channels, model: nn.Module, known: set[Side]) -> Itera
         read = any(name in parameters for name, _ in sides) and (
             not found.certain or any(side in found.reads for side in sides)
         )
-        if len(together) > 1 and read and not known & set(sides):
+        if read and not known & set(sides):
             yield _alike(
                 [members[channel] for channel in together],
                 found.reads,
