@@ -87,6 +87,12 @@ def _misfit(own: Mapping[str, Any], state: Any) -> str:
     return f"{wrong[0]!r} has shape {wrong[1]}, expected {wrong[2]}" if wrong else ""
 
 
+def _share(keep: float) -> float:
+    if not 0 < keep <= 1:
+        raise typer.BadParameter(f"{keep:g} is no share above 0 and up to 1")
+    return keep
+
+
 def prune(
     target: TargetArgument,
     output: Annotated[
@@ -98,7 +104,9 @@ def prune(
             help="File for the smaller module, written by torch.save.",
         ),
     ],
-    keep: Annotated[float, typer.Option(help="Share of the channels to keep.")] = 0.5,
+    keep: Annotated[
+        float, typer.Option(callback=_share, help="Share of the channels to keep.")
+    ] = 0.5,
     by: Annotated[
         By,
         typer.Option(

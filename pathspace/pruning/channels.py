@@ -29,7 +29,7 @@ from ..models.walk import tensors_of
 from ..shown import Shown
 from .declared_sizes import check_no_masks, declare_norms, follow_config
 from .exchangeable import exchangeable
-from .groups import ChannelGroup, alike_channels
+from .groups import ChannelGroup, alike_channels, part_of
 from .importance import importance
 from .kept_channels import is_share, kept_numbers, scalar, share_of, whole_numbers
 from .matching import Matching, by_activations, by_weights, interpolated, permuted, weight_distance
@@ -476,7 +476,7 @@ def nested_groups(
             if shared:
                 numbers = owner[shared[0]][group.slices[shared[0]][:, 0]]
                 rows = [(numbers == number).nonzero()[:, 0] for number in numbers.unique()]
-                inside += [group.part(some) for some in rows if len(some) > 1]
+                inside += [part_of(group, some) for some in rows if len(some) > 1]
         return tuple(_named(exchangeable(inside, captured, certain=False)))
 
 

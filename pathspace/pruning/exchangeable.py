@@ -18,7 +18,7 @@ from ..capture.captured import Captured
 from ..inference.random_run import DoubleRun, as_float64, graph_outputs, graph_values
 from ..models.isolation import quiet, seed_torch
 from ..models.running import distance
-from .groups import ChannelGroup
+from .groups import ChannelGroup, part_of
 from .matching import ordered
 
 # differences above this, relative to the largest output, are not rounding errors of float64
@@ -136,19 +136,19 @@ class RandomisedGraph:
             for other in sets:
                 if next(left, None) is None:
                     return []
-                if self.same([group.part(torch.tensor([other[0], part[0]]))]):
+                if self.same([part_of(group, torch.tensor([other[0], part[0]]))]):
                     other += part
                     break
             else:
                 sets.append(part)
-        return [group.part(torch.tensor(sorted(some))) for some in sets if len(some) > 1]
+        return [part_of(group, torch.tensor(sorted(some))) for some in sets if len(some) > 1]
 
     def _alike(
         self, group: ChannelGroup, channels: list[int], left: Iterator[int]
     ) -> Iterator[list[int]]:
         """Runs of channels that can be permuted, found by halving."""
         alone = len(channels) == 1 or next(left, None) is None
-        if alone or self.same([group.part(torch.tensor(channels))]):
+        if alone or self.same([part_of(group, torch.tensor(channels))]):
             yield channels
             return
         half = len(channels) // 2

@@ -38,14 +38,14 @@ class ChannelGroup:
         """Number of channels."""
         return len(next(iter(self.slices.values())))
 
-    def part(self, channels: Tensor) -> ChannelGroup:
-        """Some of the channels, by their numbers."""
-        slices = {side: where[channels] for side, where in self.slices.items()}
-        return replace(self, slices=slices)
-
     def __repr__(self) -> str:
         """Name and size."""
         return f"ChannelGroup({self.name!r}, {len(self)} channels in {len(self.slices)} places)"
+
+
+def part_of(group: ChannelGroup, channels: Tensor) -> ChannelGroup:
+    """Some channels of a group, by their numbers."""
+    return replace(group, slices={side: at[channels] for side, at in group.slices.items()})
 
 
 def alike_channels(found: Channels, model: nn.Module, known: set[Side]) -> Iterator[ChannelGroup]:
