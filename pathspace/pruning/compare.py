@@ -18,7 +18,7 @@ from ..models.finite import check_finite
 from ..models.running import cast, outputs
 from ..models.running import distance as largest_difference
 from ..models.walk import tensors_of
-from .channels import channel_groups, nested_groups
+from .exchangeable import channel_groups, nested_groups
 from .matching import Slices, by_size, by_weights, permuted, real
 
 SAME = 1e-5

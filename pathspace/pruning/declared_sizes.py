@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,7 @@ from ..errors import UnsupportedError
 from ..models.copies import safe_deepcopy
 from ..models.isolation import quiet, random_kept
 from ..models.walk import tensors_of
-
-if TYPE_CHECKING:
-    from .removal import Cut
+from .groups import Cut
 
 # attributes of torch's own modules that store the size of a tensor's dimension
 DECLARED: Sequence[tuple[type[nn.Module], str, tuple[str | None, ...]]] = (

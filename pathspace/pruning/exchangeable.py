@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from ..capture.captured import Captured
+from ..inference.channels import Channels, InnerChannels, NestedChannels, Side
+from ..inference.interpreter import interpret
 from ..inference.random_run import DoubleRun, as_float64, graph_outputs, graph_values
 from ..models.isolation import quiet, seed_torch
 from ..models.running import distance
-from .groups import ChannelGroup, part_of
+from ..models.walk import tensors_of
+from .groups import ChannelGroup, alike_channels, part_of
 from .matching import ordered
 
 # differences above this, relative to the largest output, are not rounding errors of float64
@@ -33,6 +36,84 @@ LARGE = 1 << 28
 # groups with so few channels may be permuted alike by chance
 FEW = 3
 ROUNDS = 3
+
+
+def channel_groups(
+    captured: Captured, model: nn.Module
+) -> tuple[tuple[ChannelGroup, ...], dict[str, str]]:
+    """The groups of channels of a captured model, and why other tensors have none.
+
+    Args:
+        captured: the capture.
+        model: the model, or another of the same architecture.
+    """
+    with torch.device("cpu"), torch.inference_mode(False):
+        found, _ = interpret(captured, Channels)
+        alike = list(alike_channels(found, model, set()))
+        if found.several:
+            known = {side for group in alike if len(group) > 1 for side in group.slices}
+            alike += alike_channels(interpret(captured, InnerChannels)[0], model, known)
+        groups = tuple(_named(exchangeable([one for one in alike if len(one) > 1], captured)))
+    written = {side for group in groups for side in group.slices}
+    lost: dict[str, str] = {}
+    for group in alike:
+        wide = any(where.shape[1] > 1 for where in group.slices.values())
+        if not written & group.slices.keys() and (len(group) > 1 or wide):
+            lost[group.name] = (
+                "its channels cannot change places: the outputs change with their order"
+                if len(group) > 1
+                else "all its positions belong to one channel"
+            )
+    return groups, lost
+
+
+def unused(captured: Captured) -> list[str]:
+    """Parameters that no operation of the graph reads, such as those of a head for training."""
+    used = {node.name for node in captured.graph.graph.nodes if node.users}
+    read = {source for name, source in captured.sources.items() if name in used}
+    return [name for name in captured.parameters if ("parameter", name) not in read]
+
+
+def nested_groups(
+    captured: Captured, model: nn.Module, groups: Iterable[ChannelGroup]
+) -> tuple[ChannelGroup, ...]:
+    """Channels inside the channels of some groups: features of one head, outputs of one group of a
+    convolution.
+
+    Args:
+        captured: the capture.
+        model: the model, or another of the same architecture.
+        groups: the groups of channels.
+    """
+    tensors, owner, channels = tensors_of(model), dict[Side, Tensor](), 0
+    for group in groups:
+        for side, where in group.slices.items():
+            if where.shape[1] > 1:
+                size = tensors[side[0]].shape[side[1]]
+                number = owner.setdefault(side, torch.full((size,), -1))
+                number[where] = channels + torch.arange(len(where))[:, None]
+        channels += len(group)
+    with torch.device("cpu"), torch.inference_mode(False):
+        found, _ = interpret(captured, NestedChannels)
+        inside = []
+        for group in alike_channels(found, model, set()):
+            shared = [side for side in group.slices if side in owner]
+            if shared:
+                numbers = owner[shared[0]][group.slices[shared[0]][:, 0]]
+                rows = [(numbers == number).nonzero()[:, 0] for number in numbers.unique()]
+                inside += [part_of(group, some) for some in rows if len(some) > 1]
+        return tuple(_named(exchangeable(inside, captured, certain=False)))
+
+
+def _named(found: Iterable[ChannelGroup]) -> Iterator[ChannelGroup]:
+    """Give groups that one tensor writes different names."""
+    met: set[str] = set()
+    for group in found:
+        name = group.name
+        numbered = (name if n == 1 else f"{name} ({n})" for n in range(1, len(met) + 2))
+        name = next(option for option in numbered if option not in met)
+        met.add(name)
+        yield replace(group, name=name)
 
 
 def exchangeable(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -41,6 +41,31 @@ class ChannelGroup:
     def __repr__(self) -> str:
         """Name and size."""
         return f"ChannelGroup({self.name!r}, {len(self)} channels in {len(self.slices)} places)"
+
+
+class Cut(NamedTuple):
+    """Channels of one group to remove.
+
+    Attributes:
+        slices: (tensor, dimension) -> positions of every channel, shape ``(channels, positions)``.
+        readers: sides along which a weight reads the channels.
+        kept: numbers of the channels to keep.
+    """
+
+    slices: Mapping[Side, Tensor]
+    readers: frozenset[Side]
+    kept: Tensor
+
+    @property
+    def channels(self) -> int:
+        """Number of channels of the group."""
+        return len(next(iter(self.slices.values())))
+
+    def removed(self, side: Side) -> Tensor:
+        """Positions to remove along a side."""
+        gone = torch.ones(self.channels, dtype=torch.bool)
+        gone[self.kept] = False
+        return self.slices[side][gone].reshape(-1)
 
 
 def part_of(group: ChannelGroup, channels: Tensor) -> ChannelGroup:

@@ -18,35 +18,11 @@ from ..models.running import cast, distance, outputs, replacements
 from ..models.stand_in import switch_off_caches
 from ..models.walk import holders, module_at, tensors_of
 from .declared_sizes import declare
+from .groups import Cut
 
 # largest number of trials of each kind to adjust a module's numbers before its channels are refused
 TRIALS = 64
 TOLERANCE = 1e-5
-
-
-class Cut(NamedTuple):
-    """Channels of one group to remove.
-
-    Attributes:
-        slices: (tensor, dimension) -> positions of every channel, shape ``(channels, positions)``.
-        readers: sides along which a weight reads the channels.
-        kept: numbers of the channels to keep.
-    """
-
-    slices: Mapping[Side, Tensor]
-    readers: frozenset[Side]
-    kept: Tensor
-
-    @property
-    def channels(self) -> int:
-        """Number of channels of the group."""
-        return len(next(iter(self.slices.values())))
-
-    def removed(self, side: Side) -> Tensor:
-        """Positions to remove along a side."""
-        gone = torch.ones(self.channels, dtype=torch.bool)
-        gone[self.kept] = False
-        return self.slices[side][gone].reshape(-1)
 
 
 class Choice(NamedTuple):
