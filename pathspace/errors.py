@@ -121,9 +121,14 @@ def expect_arguments(owner: str, *, or_none: bool = False, **given: object) -> N
             {"PathLike"} if hasattr(value, "__fspath__") else set()
         )
         if not (classes & set(kinds) if kinds else callable(value)):
+            hint = (
+                "call graph.skeleton()"
+                if name == "skeleton" and "Structure" in classes
+                else "check the order of the arguments"
+            )
             raise InputTypeError(
                 f"{owner} found a {type(value).__name__} as its {name}, expected {expected}"
-                f"{' or None' * or_none}; check the order of the arguments."
+                f"{' or None' * or_none}; {hint}."
             )
 
 

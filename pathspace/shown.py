@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 WIDTH = 120
+SHORT = (bool, int, float, str)
 # inherit the notebook's colours, so that the text is readable in dark themes
 PAGE = (
     '<pre style="white-space: pre; overflow-x: auto; line-height: 1.3; color: inherit">{code}</pre>'
@@ -20,6 +22,19 @@ class Shown:
     def __rich__(self) -> RenderableType:
         # (not abstract: results are data classes, some with other bases)
         raise NotImplementedError
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        # (a data class would write one with all its tensors)
+        if "__repr__" not in vars(cls):
+            cls.__repr__ = Shown.__repr__  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        """The fields that are numbers or short texts, in one line."""
+        own = {field.name: getattr(self, field.name) for field in fields(self) if field.repr}  # type: ignore[arg-type]
+        kept = {name: value for name, value in own.items() if isinstance(value, SHORT)}
+        parts = [f"{name}={value!r:.80}" for name, value in kept.items()]
+        return f"{type(self).__name__}({', '.join(parts + ['...'] * (len(kept) < len(own)))})"
 
     def __str__(self) -> str:
         console = _console()

@@ -771,6 +771,7 @@ class Projected(nn.Module):
         return self.c(h) + self.d(self.bag(words))
 
 
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
 def test_projected_states_and_bags_shrink():
     inputs = torch.randn(2, 4), torch.randint(0, 7, (2, 5))
     groups = ps.channels(Projected(), *inputs)

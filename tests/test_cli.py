@@ -353,7 +353,7 @@ def test_usage_errors(words: list[str], said: str) -> None:
         (["nest.py:Net"], "did you mean nets.py"),
         (["nets:Nut"], "did you mean Net"),
         (["nets.py:Net"], "give --input once per tensor"),
-        (["nets.py:Net", "--input", "2,3"], "The input '2,3' cannot be read"),
+        (["nets.py:Net", "--input", "2;3"], "The input '2;3' cannot be read"),
         (["nets.py:Net", "--input", "2x3:flaot32"], "did you mean float32"),
         (["nets.py:Net", "--input", "2x3", "--input", "2x3"], "too many positional arguments"),
         (["nets.py:Net", "--input", "2x5"], "2x5:float32"),

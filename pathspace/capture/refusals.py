@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ..errors import CaptureError, InputError
-from ..models.inputs import describe_inputs
+from ..models.inputs import describe_inputs, mistaken_input
 from ..models.walk import every_path, every_tensor
 from .aliasing import memory_of
 from .captured import TORCH
@@ -211,6 +211,8 @@ def failed_run(
             " operations there do not support; convert it in forward, weight.to(x.dtype) * scale,"
             " or trace the model before it was quantised."
         )
+    if not kwargs and (mistake := mistaken_input(args)):
+        return CaptureError(f"{name}.forward fails on {mistake}.")
     advice = "check the shapes and dtypes of the example inputs"
     if len(args) == 1 and not kwargs and hasattr(args[0], "keys"):
         advice = "pass named inputs as kwargs="

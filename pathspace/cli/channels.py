@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .errors import FAILED, deliver, show_progress
+from .errors import FAILED, NOT_COMPARED, deliver, show_progress
 from .options import InputOption, JsonOption, SeedOption, TargetArgument
 
 if TYPE_CHECKING:
@@ -87,6 +87,12 @@ def _misfit(own: Mapping[str, Any], state: Any) -> str:
     return f"{wrong[0]!r} has shape {wrong[1]}, expected {wrong[2]}" if wrong else ""
 
 
+def _share(keep: float) -> float:
+    if not 0 < keep <= 1:
+        raise typer.BadParameter(f"{keep:g} is no share above 0 and up to 1")
+    return keep
+
+
 def prune(
     target: TargetArgument,
     output: Annotated[
@@ -98,7 +104,9 @@ def prune(
             help="File for the smaller module, written by torch.save.",
         ),
     ],
-    keep: Annotated[float, typer.Option(help="Share of the channels to keep.")] = 0.5,
+    keep: Annotated[
+        float, typer.Option(callback=_share, help="Share of the channels to keep.")
+    ] = 0.5,
     by: Annotated[
         By,
         typer.Option(
@@ -155,12 +163,14 @@ def prune(
         },
         "refused": groups.refused,
     }
+    counts = {group.name: f" {len(group)}" for group in groups}
     lines = [
         f"{name}: kept {len(numbers)} of {len(groups[name])} channels"
         for name, numbers in kept.items()
     ]
     lines += [
-        f"{name}: kept all {len(groups[name])}, {reason}" for name, reason in groups.refused.items()
+        f"{name}: kept all{counts.get(name, '')}, {reason}"
+        for name, reason in groups.refused.items()
     ]
     lines.append(f"{before:,} parameters before, {after:,} after. Wrote {output}")
     deliver(facts, json, "\n".join(lines), output == STDOUT)
@@ -229,7 +239,7 @@ def compare(
 
     [bold]pathspace compare net.py:net a.safetensors b.safetensors[/]
 
-    Exit codes: 0 the same, 1 different, 2 bad input.
+    Exit codes: 0 the same, 1 different, 2 bad input, 3 outputs agree, but no order was found.
     """
     from ..files.writing import expect_outputs
     from ..pruning.compare import compare as compared
@@ -242,17 +252,25 @@ def compare(
         one, two = (_with_weights(loaded, path) for path in (first, second))
         status("Comparing")
         found = compared(one, two, trace(one, *loaded.args, kwargs=loaded.kwargs))
-    names = ("same", "distance", "as_given", "rescaled", "differ")
+    names = ("same", "distance", "as_given", "rescaled", "differ", "outputs", "unsearched")
+    agree = "Outputs agree" if found.outputs is not None else "The models cannot be run"
+    verdicts = {
+        True: ("The same up to rescaling and order.", 0),
+        False: ("Different: their outputs differ.", FAILED),
+        None: (f"{agree}, but no order of channels makes the weights equal.", NOT_COMPARED),
+    }
+    verdict, code = verdicts[found.same]
     lines = [
-        "The same up to rescaling and order." if found.same else "Different.",
+        verdict,
         (
             f"Relative distance of the weights: {found.as_given:.3g} as given, {found.rescaled:.3g}"
             f" without scales, {found.distance:.3g} without scales and order."
         ),
         *(f"{name}: {far:.3g}" for name, far in list(found.differ.items())[:10]),
+        *(f"Not searched: orders in {place}." for place in found.unsearched[:10]),
     ]
     deliver({name: getattr(found, name) for name in names}, json, "\n".join(lines))
-    raise typer.Exit(0 if found.same else FAILED)
+    raise typer.Exit(code)
 
 
 def smooth(

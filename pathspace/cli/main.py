@@ -148,6 +148,8 @@ def verify(
     """
     from json import dumps
 
+    from torch import nn
+
     from ..files.writing import STDOUT, expect_outputs, write_text
     from .target import load_target
 
@@ -186,6 +188,9 @@ def verify(
     write_text(document, proof)
     if json != STDOUT:
         Console(stderr=proof == STDOUT).print(result)
+        kinds = nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd  # noqa: SLF001
+        if any(isinstance(part, kinds) and part.training for part in loaded.model.modules()):
+            say("Note", "yellow", "Verified in training mode; --eval verifies evaluation mode.")
     raise typer.Exit(0 if holds else FAILED)
 
 

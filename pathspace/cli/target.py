@@ -69,7 +69,7 @@ class InputSpec:
 
 
 def parse_input(text: str) -> InputSpec:
-    """Read one ``--input`` value: sizes joined by ``x``, then optionally ``:dtype``.
+    """Read one ``--input`` value: sizes joined by ``x`` (or commas), then optionally ``:dtype``.
 
     Args:
         text: for instance ``"2x3x224x224"`` or ``"2x16:int64"``.
@@ -85,6 +85,7 @@ def parse_input(text: str) -> InputSpec:
         InputSpec(shape=(2, 16), dtype=torch.int64)
     """
     sizes, colon, dtype = text.strip().partition(":")
+    sizes = re.sub("[X,]", "x", sizes)
     if not re.fullmatch(r"[0-9]{1,18}(x[0-9]{1,18})*", sizes):
         raise InputError(f"The input '{text}' cannot be read: give {_INPUT_FORM}.")
     shape = tuple(int(size) for size in sizes.split("x"))

@@ -24,6 +24,7 @@ from ..models.nested import real_leaves
 from ..models.running import cast, computing_in
 from ..models.stand_in import repeatable, stand_in
 from ..reduction import ReductionGraph
+from ..shown import Shown
 from ..tracing import trace
 from .activation_statistics import Key, Record, Sizes, activation_sizes
 from .calibration import Calibrated
@@ -61,7 +62,7 @@ class RangeRow:
 
 
 @dataclass(frozen=True, eq=False)
-class Fitted:
+class Fitted(Shown):
     """A model rescaled for a floating-point type, with its table of sizes.
 
     Attributes:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .registry import facts_of
 from .semantics import Semantics
 from .union_find import UnionFind
 from .values import NEUTRAL, ROOT, Value, Weight, broadcast_shape, compress, constant, distinct
@@ -50,12 +51,14 @@ class Channels(Semantics):
         written: which dimension counts as written if a weight writes several: in a table
             of matrices, one for each head or expert, the first is along the table and the
             last inside each matrix.
+        certain: whether channels of one layout can change places; if not, it has to be measured.
         sides: (tensor, dimension) -> ids of its positions.
         reads: sides along which a weight reads channels.
         several: whether a weight writes several dimensions.
     """
 
     written = 0
+    certain = True
 
     def __init__(self, offsets: dict[str, int], shapes: dict[str, tuple[int, ...]]) -> None:
         super().__init__(offsets, shapes)
@@ -199,11 +202,16 @@ class Channels(Semantics):
         return result.expand(shape) if any(not whole for whole in plain) else constant(shape, FIXED)
 
     def reduce(self, value: Value, dims: Iterable[int], keepdim: bool = False) -> Tensor:
-        """Merge the channels of all elements that are reduced to one."""
+        """Merge the channels of all elements that are reduced to one, where others stand beside
+        them; a sum of all channels does not change with their order, and has none.
+        """
         ids = self.activation(value)
         wanted = sorted({dim % ids.dim() for dim in dims}, reverse=True)
-        ids = self._one(ids, wanted)
         shape = [1 if dim in wanted else size for dim, size in enumerate(ids.shape)]
+        if self._unordered(ids, set(wanted)):
+            self._mix(ids, wanted, "summed")
+            ids = constant(ids.shape)
+        ids = self._one(ids, wanted)
         # (a sum of nothing is zero)
         ids = (
             ids.expand(shape) if all(ids.shape[dim] for dim in wanted) else constant(shape, NEUTRAL)
@@ -212,6 +220,13 @@ class Channels(Semantics):
             for dim in wanted:
                 ids = ids.select(dim, 0)
         return ids
+
+    def _unordered(self, ids: Tensor, summed: set[int]) -> bool:
+        """Whether a reduction does not depend on the order of its channels: a plain sum or mean of
+        all positions along which channels differ.
+        """
+        kind = facts_of(self.place.op).kind
+        return kind in ("total", "mean") and bool(varying(ids)) and varying(ids) <= summed
 
     def contract(self, weight: Weight, value: Value, dims: Sequence[int]) -> Tensor:
         """Read channels along the summed dimensions, and write channels along a remaining one."""
@@ -232,6 +247,8 @@ class Channels(Semantics):
             return self._out(ids, summed)
         ids = self._one(ids, beside).expand(full)
         along = (varying(ids) & own) - summed
+        if along and self._unordered(ids, summed):
+            ids, along = constant(full), set()
         if along:
             # each position along these dimensions has its own matrix
             ids = self._one(ids, summed).expand(full)
@@ -440,3 +457,22 @@ class InnerChannels(Channels):
     """The interpretation in which the channels of a table of matrices are inside the matrices."""
 
     written = -1
+
+
+class NestedChannels(InnerChannels):
+    """The interpretation in which channels are inside of what :class:`Channels` makes one: inside
+    the heads of an attention, and the groups of a convolution.
+
+    It supposes that no reduction depends on the order of what it reduces.
+    """
+
+    certain = False
+
+    def _unordered(self, ids: Tensor, summed: set[int]) -> bool:
+        return bool(varying(ids) & summed)
+
+    def _whole(self, classes: Tensor) -> bool:
+        return False
+
+    def _rectangular(self, classes: Tensor) -> bool:
+        return False

@@ -95,6 +95,24 @@ def describe_inputs(values: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     return ", ".join(parts) or "no inputs"
 
 
+def mistaken_input(args: Sequence[Any]) -> str:
+    """What a model, which failed on it, was given in place of tensors, and what to do; or ``""``.
+
+    Example:
+        >>> mistaken_input([(2, 8)])
+        'the shape (2, 8) in place of an input; pass torch.randn(2, 8)'
+    """
+    if len(args) != 1 or not isinstance(args[0], tuple | list) or not args[0]:
+        return ""
+    given = args[0]
+    if all(type(size) is int for size in given):
+        shape = ", ".join(map(str, given))
+        return f"the shape ({shape}) in place of an input; pass torch.randn({shape})"
+    if all(isinstance(value, Tensor) for value in given):
+        return f"a {type(given).__name__} of tensors; pass the tensors one by one"
+    return ""
+
+
 def check_inputs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Refuse inputs of another kind or without samples.
 

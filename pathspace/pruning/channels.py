@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from ..capture.capture import capture, check_runs
-from ..capture.captured import Captured
 from ..errors import (
     SEED,
     InputError,
@@ -20,19 +20,17 @@ from ..errors import (
     expect_arguments,
     expect_numbers,
 )
-from ..inference.channels import Channels, InnerChannels
-from ..inference.interpreter import interpret
 from ..models.finite import check_finite
 from ..models.inputs import arranged
 from ..models.walk import tensors_of
 from ..shown import Shown
-from .declared_sizes import declare_norms
-from .exchangeable import exchangeable
-from .groups import ChannelGroup, alike_channels
+from .declared_sizes import check_no_masks, declare_norms, follow_config
+from .exchangeable import channel_groups, unused
+from .groups import ChannelGroup, Cut
 from .importance import importance
 from .kept_channels import is_share, kept_numbers, scalar, share_of, whole_numbers
 from .matching import Matching, by_activations, by_weights, interpolated, permuted, weight_distance
-from .removal import Adjustments, Cut, CutTester, check_same, masked, without
+from .removal import Adjustments, CutTester, masked, without
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -52,6 +50,8 @@ class ChannelGroups(Shown):
     model: nn.Module
     groups: tuple[ChannelGroup, ...]
     _inputs: tuple[tuple[Any, ...], Mapping[str, Any]] = field(repr=False)
+    _lost: Mapping[str, str] = field(default_factory=dict, repr=False)
+    _unused: Sequence[str] = field(default=(), repr=False)
     _adjustments: Adjustments = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
@@ -90,18 +90,23 @@ class ChannelGroups(Shown):
     @cached_property
     def refused(self) -> dict[str, str]:
         """Group -> why its channels cannot be left out: what mixes them, or what in the
-        model's code stands against it.
+        model's code stands against it; and tensors whose channels make no group.
 
         Found by trying: half of the channels of every group are left out of a copy with random
         numbers, and its outputs are compared with those of the masked copy.
         """
-        found = {group.name: group.reason for group in self.groups if group.reason}
+        found = dict(self._lost)
+        found |= {group.name: group.reason for group in self.groups if group.reason}
         cuts = {
             group.name: self._cut(group, torch.arange(0, len(group), 2))
             for group in self.groups
             if not group.reason
         }
-        return found | CutTester.of(self.model, self._inputs, self._adjustments).refusals(cuts)
+        return found | self._tester.refusals(cuts)
+
+    @cached_property
+    def _tester(self) -> CutTester:
+        return CutTester.of(self.model, self._inputs, self._adjustments)
 
     @property
     def removable(self) -> tuple[ChannelGroup, ...]:
@@ -128,7 +133,10 @@ class ChannelGroups(Shown):
         return {group.name: scores(group.slices, group.readers) for group in self.groups}
 
     def remove(self, keep: Keep = 0.5, by: str = "weights") -> nn.Module:
-        """A smaller model that computes the same as :meth:`masked`; both are run and compared.
+        """A smaller model that computes the same as :meth:`masked`.
+
+        Copies of both are run with random biases and gains, in float64, and compared: rectifiers
+        that are off on the example inputs would hide differences.
 
         Args:
             keep: the share of channels to keep in every group where that is possible, or, by group,
@@ -155,6 +163,7 @@ class ChannelGroups(Shown):
               (2): Linear(in_features=2, out_features=2, bias=True)
             )
         """
+        check_no_masks(self.model)
         if not isinstance(keep, Mapping) and share_of(keep) < 1 and not self.removable:
             reasons = (
                 "; ".join(dict.fromkeys(self.refused.values())) or "nothing in it is a channel"
@@ -164,9 +173,20 @@ class ChannelGroups(Shown):
                 " model unchanged."
             )
         cuts = self._cuts(keep, by)
-        found = self._checked(
-            self.model, lambda model: (without(model, cuts, self._adjustments), masked(model, cuts))
+        twin = self._tester.model
+        self._tester.check(
+            without(twin, cuts, self._adjustments, share=True), masked(twin, cuts, share=True)
         )
+        found = without(self.model, cuts, self._adjustments)
+        if cuts and self._unused:
+            names = ", ".join(self._unused[:8]) + ", ..." * (len(self._unused) > 8)
+            warnings.warn(
+                f"{type(self.model).__name__} does not use {names} in this mode with these inputs,"
+                " so they keep their sizes; find the channels in the mode, and with the inputs, in"
+                " which it uses them.",
+                stacklevel=2,
+            )
+        follow_config(found, cuts)
         declare_norms(found, *self._inputs)
         return found
 
@@ -211,7 +231,7 @@ class ChannelGroups(Shown):
         return found
 
     def permute(self, orders: Mapping[str, Any]) -> nn.Module:
-        """The same function with channels in another order; both models are run and compared.
+        """The same function with channels in another order; copies are run and compared.
 
         Args:
             orders: group -> number of the channel that comes first, second, ...
@@ -250,21 +270,9 @@ class ChannelGroups(Shown):
 
     def _permuted(self, model: nn.Module, orders: Mapping[str, Tensor]) -> nn.Module:
         slices = {group.name: group.slices for group in self.groups}
-        return self._checked(model, lambda one: (permuted(one, slices, orders), one))
-
-    def _checked(
-        self, model: nn.Module, change: Callable[[nn.Module], tuple[nn.Module, nn.Module]]
-    ) -> nn.Module:
-        """A changed model, after a comparison with what should have the same outputs.
-
-        They are also compared with random numbers in the place of biases and gains, because
-        rectifiers that are off on the example inputs hide differences.
-        """
-        found, wanted = change(model)
-        check_same(found, wanted, *self._inputs)
         tester = CutTester.of(model, self._inputs, self._adjustments)
-        check_same(*change(tester.model), tester.args, tester.kwargs)
-        return found
+        tester.check(permuted(tester.model, slices, orders), tester.model)
+        return permuted(model, slices, orders)
 
     def match(
         self, other: nn.Module, by: str = "weights", inputs: Any = None, seed: int = 0
@@ -397,33 +405,6 @@ def channels(
         >>> groups[0]
         ChannelGroup('0.weight', 8 channels in 7 places)
     """
-    return ChannelGroups(
-        model, channel_groups(capture(model, args, kwargs), model), arranged(model, args, kwargs)
-    )
-
-
-def channel_groups(captured: Captured, model: nn.Module) -> tuple[ChannelGroup, ...]:
-    """The groups of channels of a captured model.
-
-    Args:
-        captured: the capture.
-        model: the model, or another of the same architecture.
-    """
-    with torch.device("cpu"), torch.inference_mode(False):
-        found, _ = interpret(captured, Channels)
-        alike = list(alike_channels(found, model, set()))
-        if found.several:
-            known = {side for group in alike for side in group.slices}
-            alike += alike_channels(interpret(captured, InnerChannels)[0], model, known)
-    return tuple(_named(exchangeable(alike, captured)))
-
-
-def _named(found: Iterable[ChannelGroup]) -> Iterator[ChannelGroup]:
-    """Give groups that one tensor writes different names."""
-    met: set[str] = set()
-    for group in found:
-        name = group.name
-        numbered = (name if n == 1 else f"{name} ({n})" for n in range(1, len(met) + 2))
-        name = next(option for option in numbered if option not in met)
-        met.add(name)
-        yield replace(group, name=name)
+    captured = capture(model, args, kwargs)
+    groups, lost = channel_groups(captured, model)
+    return ChannelGroups(model, groups, arranged(model, args, kwargs), lost, unused(captured))

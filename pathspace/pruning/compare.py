@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -13,12 +13,13 @@ from ..errors import InputError, expect_arguments, expect_numbers
 from ..fitting.calibration import batch_inputs, made_up
 from ..gauge.balance import canonical_copy
 from ..graph.structure import Structure
+from ..models.copies import safe_deepcopy
 from ..models.finite import check_finite
 from ..models.running import cast, outputs
 from ..models.running import distance as largest_difference
 from ..models.walk import tensors_of
-from .channels import channel_groups
-from .matching import by_weights, permuted, real
+from .exchangeable import channel_groups, nested_groups
+from .matching import Slices, by_size, by_weights, permuted, real
 
 SAME = 1e-5
 # largest difference of outputs for one of weights, and the smallest of weights that rounding makes
@@ -30,26 +31,30 @@ class Comparison:
     """The result of :func:`compare`.
 
     Attributes:
-        same: whether the models are equal up to scales and the order of channels: their tensors,
-            and their outputs on random inputs.
+        same: ``True`` if the models are equal up to scales and an order of channels that was
+            found: their tensors, and their outputs on random inputs. ``False`` if their outputs
+            differ. ``None`` if outputs agree, or cannot be computed, but no such order was found.
         distance: ``|a - b| / |a|`` over all parameters, after scales and order are aligned.
         as_given: the same for the given models.
         rescaled: the same after only scales are aligned.
         differ: tensor -> its ``|a - b| / |a|`` after alignment, largest first, for the tensors that
             differ; for integers and masks, the share of entries that differ.
-        orders: channel group -> order of the second model's channels.
-        outputs: the largest difference of outputs on random inputs after alignment, relative to the
-            largest output; ``None`` if tensors differ, or the models cannot be run on random inputs
-            in float64.
+        orders: channel group -> order of the second model's channels; those of groups "inside"
+            others come after them.
+        outputs: the largest difference of outputs on random inputs, relative to the largest output;
+            ``None`` if the models cannot be run on random inputs.
+        unsearched: tensors that differ, with the dimensions along which no order of single
+            positions was searched, if ``same`` is ``None``.
     """
 
-    same: bool
+    same: bool | None
     distance: float
     as_given: float
     rescaled: float
     differ: Mapping[str, float]
     orders: Mapping[str, Tensor] = field(repr=False)
     outputs: float | None = None
+    unsearched: tuple[str, ...] = ()
 
 
 @torch.no_grad()
@@ -58,17 +63,17 @@ def compare(a: nn.Module, b: nn.Module, graph: Structure, tolerance: float = SAM
 
     Both are brought to the canonical point of their orbits, the rescaled model of smallest ``sum
     w^2`` (tilted where there is none), which is unique; then the channels of the second are matched
-    with the first's. ``same`` says that the functions are equal (to ``tolerance`` in the weights).
-    Since numbers may stand in the code of a model (a slope, an ``eps``), both are also run on
-    random inputs, in evaluation mode and float64, where tensors agree. If it is false, they may be
-    equal for another reason, or the matching may have missed the order, which can happen for
-    channels that are nearly equal.
+    with the first's, and the order inside of channels (features of a head, outputs of a group of a
+    convolution), if they do not suffice. Both are run on random inputs, in evaluation mode and
+    float64: numbers may stand in the code of a model (a slope, an ``eps``), and models whose
+    weights differ may be equal for another reason, or in an order that was not searched or missed,
+    which can happen for channels that are nearly equal.
 
     Args:
         a: the traced model, or a copy with other weights.
         b: another one.
         graph: the reduction graph of either.
-        tolerance: largest distance that counts as the same.
+        tolerance: largest distance that counts as the same, of weights and of outputs.
 
     Returns:
         Distances, and where the models differ.
@@ -103,39 +108,89 @@ def compare(a: nn.Module, b: nn.Module, graph: Structure, tolerance: float = SAM
             )
         check_finite(model, ())
     one, two = (canonical_copy(model, graph) for model in (a, b))
-    slices = {group.name: group.slices for group in channel_groups(graph.captured, a)}
-    orders = by_weights(one, two, slices)
-    moved = permuted(two, slices, orders)
-    parts = _parts(one, moved)
-    held = tensors_of(one)
-    differ = {
-        name: far
-        for name, far in sorted(parts.items(), key=lambda entry: -entry[1])
-        if far > (tolerance if _is_real(held[name]) else 0)
-    }
-    distance, rescaled = _distance(one, moved), _distance(one, two)
-    same, far = distance <= tolerance and not differ, None
-    if same:
+    groups, _ = channel_groups(graph.captured, a)
+    slices: Slices = {group.name: group.slices for group in groups}
+    orders: Mapping[str, Tensor] = by_weights(one, two, slices)
+    moved, far = permuted(two, slices, orders), None
+    if _distance(one, moved) > tolerance:
+        far = _apart((a, b), a, graph.captured)
+        nested = nested_groups(graph.captured, a, groups) if far is None or far <= tolerance else ()
+        inside = {f"inside {group.name}": group.slices for group in nested}
+        if inside:
+            other, found = _inside(one, two, slices, inside)
+            if _distance(one, other) < _distance(one, moved):
+                moved, orders = other, found
+        slices = {**slices, **inside}
+    distance, differ = _distance(one, moved), _differ(one, moved, tolerance)
+    same: bool | None
+    if distance <= tolerance and not differ:
         far = _apart((one, moved), a, graph.captured)
         same = far is None or far <= AMPLIFIED * max(distance, ROUNDING)
-    return Comparison(same, distance, _distance(a, b), rescaled, differ, orders, far)
+    else:
+        far = _apart((a, b), a, graph.captured) if far is None else far
+        same = False if far is not None and far > tolerance else None
+    unsearched = _unsearched(one, differ, slices) if same is None else ()
+    before = _distance(a, b), _distance(one, two)
+    return Comparison(same, distance, *before, differ, orders, far, unsearched)
+
+
+def _inside(
+    one: nn.Module, two: nn.Module, slices: Slices, inside: Slices
+) -> tuple[nn.Module, dict[str, Tensor]]:
+    """The second model with channels and the channels inside of them in order.
+
+    Channels that have some inside come first, matched by size, which the order inside does not
+    change.
+    """
+    within = {side for sides in inside.values() for side in sides}
+    whole = {name: sides for name, sides in slices.items() if within & sides.keys()}
+    free = {**{name: sides for name, sides in slices.items() if name not in whole}, **inside}
+    first = by_size(one, two, whole)
+    start = permuted(two, whole, first)
+    second = by_weights(one, start, free)
+    return permuted(start, free, second), first | second
+
+
+def _differ(one: nn.Module, two: nn.Module, tolerance: float) -> dict[str, float]:
+    held = tensors_of(one)
+    return {
+        name: far
+        for name, far in sorted(_parts(one, two).items(), key=lambda entry: -entry[1])
+        if far > (tolerance if _is_real(held[name]) else 0)
+    }
+
+
+def _unsearched(model: nn.Module, differ: Iterable[str], slices: Slices) -> tuple[str, ...]:
+    """Dimensions of tensors that differ along which single positions were not ordered."""
+    shapes = {name: tensor.shape for name, tensor in tensors_of(model).items()}
+    searched = {
+        side for sides in slices.values() for side, where in sides.items() if where.shape[1] == 1
+    }
+    return tuple(
+        f"{name}, dimension {dim}"
+        for name in differ
+        for dim, size in enumerate(shapes[name])
+        if size > 1 and (name, dim) not in searched
+    )
 
 
 def _apart(pair: tuple[nn.Module, nn.Module], given: nn.Module, captured: Captured) -> float | None:
-    """Largest relative difference of the outputs of two models in float64 on random inputs;
-    ``None`` if the given model takes none.
+    """Largest relative difference of the outputs of two models on random inputs, in float64 or, for
+    code that takes no float64, as they are; ``None`` if the given model takes none.
     """
     try:
-        batch = made_up(given, captured, finite=False)[0]
+        batch = batch_inputs(made_up(given, captured, finite=False)[0])
     except InputError:
         return None
-    args, kwargs = cast(batch_inputs(batch), torch.float64)
-    try:
-        runs = [outputs(model, args, kwargs, seed=0) for model in pair]
-    except Exception:
-        # (code that takes no float64)
-        return None
-    return largest_difference(*([part for out in run for part in _finite(out)] for run in runs))
+    for wide in (True, False):
+        args, kwargs = cast(batch, torch.float64) if wide else batch
+        some = [safe_deepcopy(model).double() if wide else model for model in pair]
+        try:
+            runs = [outputs(model, args, kwargs, seed=0) for model in some]
+        except Exception:  # (the model's code may raise anything)
+            continue
+        return largest_difference(*([part for out in run for part in _finite(out)] for run in runs))
+    return None
 
 
 def _finite(out: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.prune import is_pruned
 
+from ..errors import UnsupportedError
 from ..models.copies import safe_deepcopy
-from ..models.isolation import quiet
+from ..models.isolation import quiet, random_kept
+from ..models.walk import tensors_of
+from .groups import Cut
 
 # attributes of torch's own modules that store the size of a tensor's dimension
 DECLARED: Sequence[tuple[type[nn.Module], str, tuple[str | None, ...]]] = (
@@ -75,21 +81,90 @@ def declare_norms(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
         args: example inputs.
         kwargs: example inputs by keyword.
     """
-    twin = safe_deepcopy(model).eval()
-    bare = [
-        (own, module)
-        for own, module in zip(model.modules(), twin.modules(), strict=True)
+    places = [
+        name
+        for name, module in model.named_modules()
         if isinstance(module, nn.modules.batchnorm._NormBase)
         and module.weight is None
         and module.running_mean is None
     ]
+    if not places:
+        return
+    twin = safe_deepcopy(model).eval()
 
     def note(own: Any, module: nn.Module, given: tuple[Any, ...]) -> None:
         alone = ALONE.get(type(module)) == given[0].dim()
         own.num_features = given[0].shape[0 if alone else 1]
 
-    for own, module in bare:
-        module.register_forward_pre_hook(partial(note, own))
-    if bare:
-        with quiet():
-            twin(*args, **kwargs)
+    for place in places:
+        own = model.get_submodule(place)
+        twin.get_submodule(place).register_forward_pre_hook(partial(note, own))
+    with quiet():
+        twin(*args, **kwargs)
+
+
+def follow_config(model: Any, cuts: Sequence[Cut]) -> None:
+    """Write the new sizes into the configuration of a model that is built from one
+    (``type(model)(config)``, as in transformers), so that it can be saved and loaded.
+
+    A number of the configuration is replaced if the model built from it has more tensors of the new
+    sizes then.
+
+    Args:
+        model: the smaller model.
+        cuts: what was removed.
+    """
+    config: Any = getattr(model, "config", None)
+    if not cuts or not hasattr(config, "to_dict"):
+        return
+    wanted = {name: tensor.shape for name, tensor in tensors_of(model).items()}
+
+    def misfits(**changes: int) -> float:
+        other = copy.deepcopy(config)
+        try:
+            for name, size in changes.items():
+                setattr(other, name, size)
+            with torch.device("meta"), quiet(), random_kept():
+                built = tensors_of(type(model)(other))
+        except Exception:  # (numbers that do not go together, or another kind of class)
+            return math.inf
+        if built.keys() != wanted.keys():
+            return math.inf
+        return sum(built[name].shape != shape for name, shape in wanted.items())
+
+    pairs = {
+        (cut.channels * positions // part, len(cut.kept) * positions // part)
+        for cut in cuts
+        for positions in {1, *(where.shape[1] for where in cut.slices.values())}
+        for part in range(1, positions + 1)
+        if positions % part == 0
+    }
+    options = [
+        (name, old, new)
+        for name, value in config.to_dict().items()
+        for old, new in sorted(pairs, reverse=True)
+        if type(value) is int and value == old
+    ]
+    least = misfits()
+    # (twice, because some numbers go together)
+    for name, old, new in 2 * options:
+        if 0 < least < math.inf and getattr(config, name, None) == old:
+            now = misfits(**{name: new})
+            if now < least:
+                setattr(config, name, new)
+                least = now
+
+
+def check_no_masks(model: nn.Module) -> None:
+    """Refuse a model whose weights are computed from masks at each call.
+
+    Raises:
+        UnsupportedError: it has masks of ``torch.nn.utils.prune``.
+    """
+    # (parts come after what they are in)
+    names = [name for name, module in model.named_modules() if is_pruned(module)]
+    if names:
+        raise UnsupportedError(
+            f"A weight of {names[-1] or type(model).__name__!r} is computed from a mask of"
+            " torch.nn.utils.prune; call prune.remove(module, 'weight') first."
+        )

@@ -12,19 +12,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx, nn
 
 from ..capture.captured import Captured
+from ..inference.channels import Channels, InnerChannels, NestedChannels, Side
+from ..inference.interpreter import interpret
 from ..inference.random_run import DoubleRun, as_float64, graph_outputs, graph_values
 from ..models.isolation import quiet, seed_torch
 from ..models.running import distance
-from .groups import ChannelGroup
+from ..models.walk import tensors_of
+from .groups import ChannelGroup, alike_channels, part_of
 from .matching import ordered
 
 # differences above this, relative to the largest output, are not rounding errors of float64
 ROUNDING = 1e-7
-# how often weights are drawn, and of how many weights on two draws are enough: rectifiers that are
-# on hide differences in small models
+# how often weights are drawn, and of how many weights on one draw and its opposite are enough:
+# rectifiers that are on hide differences in small models
 DRAWS, MANY = 4, 100_000
 # largest number of tests for the channels of one group
 RUNS = 64
@@ -35,17 +38,99 @@ FEW = 3
 ROUNDS = 3
 
 
-def exchangeable(groups: Sequence[ChannelGroup], captured: Captured) -> list[ChannelGroup]:
+def channel_groups(
+    captured: Captured, model: nn.Module
+) -> tuple[tuple[ChannelGroup, ...], dict[str, str]]:
+    """The groups of channels of a captured model, and why other tensors have none.
+
+    Args:
+        captured: the capture.
+        model: the model, or another of the same architecture.
+    """
+    with torch.device("cpu"), torch.inference_mode(False):
+        found, _ = interpret(captured, Channels)
+        alike = list(alike_channels(found, model, set()))
+        if found.several:
+            known = {side for group in alike if len(group) > 1 for side in group.slices}
+            alike += alike_channels(interpret(captured, InnerChannels)[0], model, known)
+        groups = tuple(_named(exchangeable([one for one in alike if len(one) > 1], captured)))
+    written = {side for group in groups for side in group.slices}
+    lost: dict[str, str] = {}
+    for group in alike:
+        wide = any(where.shape[1] > 1 for where in group.slices.values())
+        if not written & group.slices.keys() and (len(group) > 1 or wide):
+            lost[group.name] = (
+                "its channels cannot change places: the outputs change with their order"
+                if len(group) > 1
+                else "all its positions belong to one channel"
+            )
+    return groups, lost
+
+
+def unused(captured: Captured) -> list[str]:
+    """Parameters that no operation of the graph reads, such as those of a head for training."""
+    used = {node.name for node in captured.graph.graph.nodes if node.users}
+    read = {source for name, source in captured.sources.items() if name in used}
+    return [name for name in captured.parameters if ("parameter", name) not in read]
+
+
+def nested_groups(
+    captured: Captured, model: nn.Module, groups: Iterable[ChannelGroup]
+) -> tuple[ChannelGroup, ...]:
+    """Channels inside the channels of some groups: features of one head, outputs of one group of a
+    convolution.
+
+    Args:
+        captured: the capture.
+        model: the model, or another of the same architecture.
+        groups: the groups of channels.
+    """
+    tensors, owner, channels = tensors_of(model), dict[Side, Tensor](), 0
+    for group in groups:
+        for side, where in group.slices.items():
+            if where.shape[1] > 1:
+                size = tensors[side[0]].shape[side[1]]
+                number = owner.setdefault(side, torch.full((size,), -1))
+                number[where] = channels + torch.arange(len(where))[:, None]
+        channels += len(group)
+    with torch.device("cpu"), torch.inference_mode(False):
+        found, _ = interpret(captured, NestedChannels)
+        inside = []
+        for group in alike_channels(found, model, set()):
+            shared = [side for side in group.slices if side in owner]
+            if shared:
+                numbers = owner[shared[0]][group.slices[shared[0]][:, 0]]
+                rows = [(numbers == number).nonzero()[:, 0] for number in numbers.unique()]
+                inside += [part_of(group, some) for some in rows if len(some) > 1]
+        return tuple(_named(exchangeable(inside, captured, certain=False)))
+
+
+def _named(found: Iterable[ChannelGroup]) -> Iterator[ChannelGroup]:
+    """Give groups that one tensor writes different names."""
+    met: set[str] = set()
+    for group in found:
+        name = group.name
+        numbered = (name if n == 1 else f"{name} ({n})" for n in range(1, len(met) + 2))
+        name = next(option for option in numbered if option not in met)
+        met.add(name)
+        yield replace(group, name=name)
+
+
+def exchangeable(
+    groups: Sequence[ChannelGroup], captured: Captured, certain: bool = True
+) -> list[ChannelGroup]:
     """Groups whose channels can be permuted; others in parts for which this holds.
 
     Args:
         groups: channels with the same layout.
-        captured: the model. Nothing is measured, and the groups are returned, if it has no values,
-            random results, or too many weights: then only :meth:`ChannelGroups.permute` compares.
+        captured: the model. Nothing is measured if it has no values, random results, or too many
+            weights.
+        certain: whether the groups are returned if nothing is measured: then only
+            :meth:`ChannelGroups.permute` compares.
     """
     drawn = RandomisedGraph.of(captured, groups)
     if drawn is None:
-        return list(groups)
+        return list(groups) if certain else []
     found = list(groups)
     for _ in range(ROUNDS):
         wrong = drawn.wrong(found)
@@ -79,9 +164,11 @@ class RandomisedGraph:
             return None
         moving = {name for group in groups for name, _ in group.slices}
         try:
-            drawn = [_drawn(captured, moving, seed) for seed in range(2 if size > MANY else DRAWS)]
+            drawn = [_drawn(captured, moving, seed) for seed in range(1 if size > MANY else DRAWS)]
+            if size > MANY:
+                drawn.append(_opposite(captured, drawn[0]))
             draws = [(tensors, _outputs(captured, tensors, 0)) for tensors in drawn]
-            again = _outputs(captured, drawn[0], 1)
+            again = _outputs(captured, drawn[0], 1) if _draws_numbers(captured) else draws[0][1]
         except Exception:  # (the graph does not run in float64, or on random inputs)
             return None
         random = distance(again, draws[0][1]) > ROUNDING
@@ -130,29 +217,24 @@ class RandomisedGraph:
             for other in sets:
                 if next(left, None) is None:
                     return []
-                if self.same([_part(group, [other[0], part[0]])]):
+                if self.same([part_of(group, torch.tensor([other[0], part[0]]))]):
                     other += part
                     break
             else:
                 sets.append(part)
-        return [_part(group, sorted(some)) for some in sets if len(some) > 1]
+        return [part_of(group, torch.tensor(sorted(some))) for some in sets if len(some) > 1]
 
     def _alike(
         self, group: ChannelGroup, channels: list[int], left: Iterator[int]
     ) -> Iterator[list[int]]:
         """Runs of channels that can be permuted, found by halving."""
         alone = len(channels) == 1 or next(left, None) is None
-        if alone or self.same([_part(group, channels)]):
+        if alone or self.same([part_of(group, torch.tensor(channels))]):
             yield channels
             return
         half = len(channels) // 2
         yield from self._alike(group, channels[:half], left)
         yield from self._alike(group, channels[half:], left)
-
-
-def _part(group: ChannelGroup, channels: Sequence[int]) -> ChannelGroup:
-    rows = torch.tensor(channels)
-    return replace(group, slices={side: where[rows] for side, where in group.slices.items()})
 
 
 def _drawn(captured: Captured, moving: set[str], seed: int) -> dict[str, Tensor]:
@@ -164,7 +246,7 @@ def _drawn(captured: Captured, moving: set[str], seed: int) -> dict[str, Tensor]
         own = as_float64(tensor.detach().clone())
         if own.is_floating_point() and name in captured.parameters:
             # (rectifiers are off for some of the samples)
-            noise = torch.randn(own.shape, generator=generator, dtype=torch.float64)
+            noise = torch.randn(own.shape, generator=generator).double()
             rows = own.shape[0] if own.numel() > max(own.shape, default=1) else own.numel()
             own = noise.to(own.device) * (rows / max(own.numel(), 1)) ** 0.5
         elif own.is_floating_point() and name in moving:
@@ -172,6 +254,25 @@ def _drawn(captured: Captured, moving: set[str], seed: int) -> dict[str, Tensor]
             own = own * factor.to(own.device)
         found[name] = own
     return found
+
+
+def _draws_numbers(captured: Captured) -> bool:
+    """Whether two runs of the graph may differ."""
+    graphs = [part.graph for part in captured.graph.modules() if isinstance(part, fx.GraphModule)]
+    return any(
+        torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        or "empty" in str(node.target)
+        for graph in graphs
+        for node in graph.nodes
+    )
+
+
+def _opposite(captured: Captured, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same with parameters of the other sign, so that other rectifiers are on."""
+    return {
+        name: -own if name in captured.parameters and own.is_floating_point() else own
+        for name, own in tensors.items()
+    }
 
 
 @torch.no_grad()

@@ -7,8 +7,8 @@ buffers; channels with equally many positions in the same dimensions belong toge
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -43,8 +43,38 @@ class ChannelGroup:
         return f"ChannelGroup({self.name!r}, {len(self)} channels in {len(self.slices)} places)"
 
 
+class Cut(NamedTuple):
+    """Channels of one group to remove.
+
+    Attributes:
+        slices: (tensor, dimension) -> positions of every channel, shape ``(channels, positions)``.
+        readers: sides along which a weight reads the channels.
+        kept: numbers of the channels to keep.
+    """
+
+    slices: Mapping[Side, Tensor]
+    readers: frozenset[Side]
+    kept: Tensor
+
+    @property
+    def channels(self) -> int:
+        """Number of channels of the group."""
+        return len(next(iter(self.slices.values())))
+
+    def removed(self, side: Side) -> Tensor:
+        """Positions to remove along a side."""
+        gone = torch.ones(self.channels, dtype=torch.bool)
+        gone[self.kept] = False
+        return self.slices[side][gone].reshape(-1)
+
+
+def part_of(group: ChannelGroup, channels: Tensor) -> ChannelGroup:
+    """Some channels of a group, by their numbers."""
+    return replace(group, slices={side: at[channels] for side, at in group.slices.items()})
+
+
 def alike_channels(found: Channels, model: nn.Module, known: set[Side]) -> Iterator[ChannelGroup]:
-    """The channels of one reading, those that can be permuted together.
+    """The channels of one reading, those of one layout together: also single ones.
 
     Args:
         found: the reading.
@@ -69,10 +99,10 @@ def alike_channels(found: Channels, model: nn.Module, known: set[Side]) -> Itera
         sides = members[together[0]]
         # (of what no weight reads nothing is known: taps of a kernel that
         # are picked one by one, say)
-        read = any(name in parameters for name, _ in sides) and any(
-            side in found.reads for side in sides
+        read = any(name in parameters for name, _ in sides) and (
+            not found.certain or any(side in found.reads for side in sides)
         )
-        if len(together) > 1 and read and not known & set(sides):
+        if read and not known & set(sides):
             yield _alike(
                 [members[channel] for channel in together],
                 found.reads,

@@ -109,9 +109,9 @@ def by_weights(
     names = list(slices)
     given = {name: real(p) for name, p in two.named_parameters()}
     start = {name: torch.arange(len(next(iter(slices[name].values())))) for name in names}
-    by_size = _by_size(a, given, slices)
-    if _agreement(a, sorted_ := ordered(given, slices, by_size)) >= COPIES * bound:
-        given, start = sorted_, by_size
+    sizes = by_size(one, two, slices)
+    if _agreement(a, sorted_ := ordered(given, slices, sizes)) >= COPIES * bound:
+        given, start = sorted_, sizes
     for _ in range(starts):
         b, orders = dict(given), dict(start)
         for _ in range(SWEEPS):
@@ -143,15 +143,17 @@ def ordered(tensors: Mapping[str, Tensor], slices: Slices, orders: Orders) -> di
     return result
 
 
-def _by_size(a: Mapping[str, Tensor], b: Mapping[str, Tensor], slices: Slices) -> dict[str, Tensor]:
+@torch.no_grad()
+def by_size(one: nn.Module, two: nn.Module, slices: Slices) -> dict[str, Tensor]:
     """Match channels by the ranks of their sizes, which the order of other groups does not change.
 
     Sums of cubes: a balanced gauge makes sums of squares equal for all units that nothing enters.
     """
+    both = [{name: real(p) for name, p in model.named_parameters()} for model in (one, two)]
     orders = {}
     for name, sides in slices.items():
         ranks = []
-        for held in (a, b):
+        for held in both:
             size = torch.zeros(len(next(iter(sides.values()))), dtype=torch.float64)
             for (tensor, dim), where in sides.items():
                 if tensor in held:

@@ -18,35 +18,11 @@ from ..models.running import cast, distance, outputs, replacements
 from ..models.stand_in import switch_off_caches
 from ..models.walk import holders, module_at, tensors_of
 from .declared_sizes import declare
+from .groups import Cut
 
 # largest number of trials of each kind to adjust a module's numbers before its channels are refused
 TRIALS = 64
 TOLERANCE = 1e-5
-
-
-class Cut(NamedTuple):
-    """Channels of one group to remove.
-
-    Attributes:
-        slices: (tensor, dimension) -> positions of every channel, shape ``(channels, positions)``.
-        readers: sides along which a weight reads the channels.
-        kept: numbers of the channels to keep.
-    """
-
-    slices: Mapping[Side, Tensor]
-    readers: frozenset[Side]
-    kept: Tensor
-
-    @property
-    def channels(self) -> int:
-        """Number of channels of the group."""
-        return len(next(iter(self.slices.values())))
-
-    def removed(self, side: Side) -> Tensor:
-        """Positions to remove along a side."""
-        gone = torch.ones(self.channels, dtype=torch.bool)
-        gone[self.kept] = False
-        return self.slices[side][gone].reshape(-1)
 
 
 class Choice(NamedTuple):
@@ -70,22 +46,45 @@ Adjustments = dict[tuple[Any, ...], tuple[Choice, ...]]
 
 
 @torch.no_grad()
-def masked(model: nn.Module, cuts: Sequence[Cut]) -> nn.Module:
-    """A copy with 0 in all weights that read the removed channels."""
-    copy = safe_deepcopy(model)
-    tensors = tensors_of(copy)
+def masked(model: nn.Module, cuts: Sequence[Cut], share: bool = False) -> nn.Module:
+    """A copy with 0 in all weights that read the removed channels.
+
+    Args:
+        model: the model.
+        cuts: what to remove.
+        share: let the copy have the model's own tensors where they do not change.
+    """
+    copy = safe_deepcopy(model, share)
+    tensors, new = tensors_of(copy), dict[int, Tensor]()
     for cut in cuts:
         for name, dim in cut.readers:
-            tensors[name].index_fill_(dim, cut.removed((name, dim)), 0)
+            old = tensors[name]
+            left = new.get(id(old), old)
+            gone = cut.removed((name, dim)).to(old.device)
+            new[id(old)] = _of_kind(old, left.detach().index_fill(dim, gone, 0))
+    for place, key, value in replacements(copy, new):
+        place[key] = value
     return copy
 
 
+def _of_kind(old: Tensor, new: Tensor) -> Tensor:
+    return nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
+
+
 @torch.no_grad()
-def without(model: nn.Module, cuts: Sequence[Cut], adjustments: Adjustments) -> nn.Module:
+def without(
+    model: nn.Module, cuts: Sequence[Cut], adjustments: Adjustments, share: bool = False
+) -> nn.Module:
     """A smaller copy: the channels are removed from every tensor, and the modules'
     attributes are adjusted.
+
+    Args:
+        model: the model.
+        cuts: what to remove.
+        adjustments: which attributes depend on the channels.
+        share: let the copy have the model's own tensors where they do not change.
     """
-    copy = safe_deepcopy(model)
+    copy = safe_deepcopy(model, share)
     tensors, gone = tensors_of(copy), dict[Side, Tensor]()
     for cut in cuts:
         for side in cut.slices:
@@ -96,14 +95,8 @@ def without(model: nn.Module, cuts: Sequence[Cut], adjustments: Adjustments) -> 
     new: dict[int, Tensor] = {}
     for (name, dim), lost in gone.items():
         old = tensors[name]
-        left = (
-            new.get(id(old), old)
-            .index_select(dim, (~lost).nonzero().reshape(-1).to(old.device))
-            .contiguous()
-        )
-        new[id(old)] = (
-            nn.Parameter(left, old.requires_grad) if isinstance(old, nn.Parameter) else left
-        )
+        kept = (~lost).nonzero().reshape(-1).to(old.device)
+        new[id(old)] = _of_kind(old, new.get(id(old), old).index_select(dim, kept).contiguous())
     before = [(module, {**module._parameters, **module._buffers}) for _, module, _ in holders(copy)]
     for place, key, value in replacements(copy, new):
         place[key] = value
@@ -265,12 +258,15 @@ class CutTester:
 
     def failure(self, cuts: Sequence[Cut]) -> str:
         """Why the outputs of the smaller and of the masked model differ; ``""`` if they agree."""
-        wanted = outputs(masked(self.model, cuts), self.args, self.kwargs)
-        return self._differs(cuts, wanted)
+        return self._differs(cuts, self._wanted(cuts))
+
+    def _wanted(self, cuts: Sequence[Cut]) -> list[Tensor]:
+        return outputs(masked(self.model, cuts, share=True), self.args, self.kwargs)
 
     def _differs(self, cuts: Sequence[Cut], wanted: Sequence[Tensor]) -> str:
         try:
-            found = outputs(without(self.model, cuts, self.adjustments), self.args, self.kwargs)
+            small = without(self.model, cuts, self.adjustments, share=True)
+            found = outputs(small, self.args, self.kwargs)
         except Exception as error:
             return (
                 f"the model's code contains a number that cannot be adjusted ({first_line(error)})"
@@ -280,7 +276,7 @@ class CutTester:
 
     def adjust(self, cut: Cut) -> str:
         """Find the attributes that depend on one group; return why there are none, or ``""``."""
-        wanted = outputs(masked(self.model, [cut]), self.args, self.kwargs)
+        wanted = self._wanted([cut])
         name = code_key(self.model, cut)
         self.adjustments.pop(name, None)
         reason = self._differs([cut], wanted)
@@ -341,29 +337,24 @@ class CutTester:
                 pending += [some[len(some) // 2 :], some[: len(some) // 2]]
         return refused
 
+    def check(self, changed: nn.Module, like: nn.Module) -> None:
+        """Compare the outputs of the changed copy with those of another.
 
-def check_same(
-    small: nn.Module, large: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> None:
-    """Compare the outputs of two models on the same inputs.
-
-    Raises:
-        UnsupportedError: they differ by more than rounding.
-    """
-    switches = [safe_deepcopy(model) for model in (small, large)]
-    for model in switches:
-        switch_off_caches(model)
-    try:
-        far = distance(*(outputs(model, args, kwargs) for model in switches))
-    except Exception as error:
-        raise UnsupportedError(
-            f"The model with other channels does not run ({first_line(error)}); groups of one layer"
-            " may have to shrink together: give all of them the same share, or leave out the"
-            " groups that are new in this call."
-        ) from error
-    if far > 10 * TOLERANCE:
-        raise UnsupportedError(
-            f"The model with other channels differs from what it should be by {far:.1e} of the"
-            f" largest output, expected at most {TOLERANCE:.0e}; leave out the groups that are new"
-            " in this call."
-        )
+        Raises:
+            UnsupportedError: they differ by more than rounding.
+        """
+        try:
+            found = [outputs(model, self.args, self.kwargs) for model in (changed, like)]
+        except Exception as error:
+            raise UnsupportedError(
+                f"The model with other channels does not run ({first_line(error)}); groups of one"
+                " layer may have to shrink together: give all of them the same share, or leave out"
+                " the groups that are new in this call."
+            ) from error
+        far = distance(*found)
+        if far > 10 * TOLERANCE:
+            raise UnsupportedError(
+                f"The model with other channels differs from what it should be by {far:.1e} of the"
+                f" largest output, expected at most {TOLERANCE:.0e}; leave out the groups that are"
+                " new in this call."
+            )
