@@ -167,10 +167,6 @@ class Semantics(ABC):
         """
         return None
 
-    def compact(self, value: Tensor) -> Tensor:
-        """Equal ids replaced by one of them, as far as equality is known."""
-        return value
-
     def steps(self, length: int) -> int:
         """The number of steps to interpret of a recurrent operation over ``length`` steps: all if
         they are few. Else three, which contain every use of every parameter, with the initial, the

@@ -20,16 +20,13 @@ from .flows import use_of
 from .parameter_scales import ParameterScales
 from .powers import Memory, Powers, distinct_columns, expanded_ids, memory
 from .registry import facts_of
-from .relations import representatives
 from .running_statistics import RunningStatistics
-from .union_find import lookup
 from .values import (
     NEUTRAL,
     ROOT,
     Value,
     Weight,
     broadcast_shape,
-    compress,
     constant,
     distinct,
     has_zeros,
@@ -291,16 +288,6 @@ class Scales(ParameterScales):
         self._sink(value)
         self.observes = True
         return constant(value.shape)
-
-    def compact(self, value: Tensor) -> Tensor:
-        """Replace ids by representatives of the classes known so far."""
-        classes, small = self.equations.solve(), distinct(value)
-        first = torch.from_numpy(representatives(classes))
-        alike = lookup(first, lookup(torch.from_numpy(classes), small))
-        new = torch.where(small == NEUTRAL, NEUTRAL, alike)
-        # (what is read of the representatives is read of the ids that they stand for)
-        self.flows.into(small, new)
-        return compress(new).expand(value.shape)
 
     def statistics_of(
         self, mean: str, var: str, channels: Tensor, eps: float, frozen: bool

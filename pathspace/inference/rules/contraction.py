@@ -45,19 +45,13 @@ def contract_ids(semantics: Semantics, left: Tensor, right: Tensor, dims: Sequen
     summed = {d % len(full) for d in dims}
     if has_fixed_scale(left) or has_fixed_scale(right):
         return semantics.reduce(right if has_fixed_scale(left) else left, summed)
-    for attempt in range(2):
-        for dim in summed:
-            if left.stride(dim) == 0 and right.stride(dim) != 0:
-                right = semantics.reduce(right, [dim], keepdim=True).expand(full)
-            elif right.stride(dim) == 0 and left.stride(dim) != 0:
-                left = semantics.reduce(left, [dim], keepdim=True).expand(full)
-        if combination_count(left, right) <= LARGEST:
-            return semantics.reduce(times(semantics, left, right), summed)
-        if not attempt:
-            left, right = (
-                semantics.compact(left).expand(full),
-                semantics.compact(right).expand(full),
-            )
+    for dim in summed:
+        if left.stride(dim) == 0 and right.stride(dim) != 0:
+            right = semantics.reduce(right, [dim], keepdim=True).expand(full)
+        elif right.stride(dim) == 0 and left.stride(dim) != 0:
+            left = semantics.reduce(left, [dim], keepdim=True).expand(full)
+    if combination_count(left, right) <= LARGEST:
+        return semantics.reduce(times(semantics, left, right), summed)
     kept = [_not_zero(left, right, dim) for dim in range(len(full))]
     if any(len(places) < n for places, n in zip(kept, full, strict=True)):
         return _contract_kept(semantics, left, right, summed, kept)

@@ -85,12 +85,10 @@ def power_product(semantics: Semantics, *factors: tuple[int, Tensor]) -> Tensor:
     if all(has_fixed_scale(entry) for _, entry in factors):
         return constant(shape)
     if combination_count(*(entry for _, entry in factors)) > LARGEST:
-        factors = tuple((power, semantics.compact(entry)) for power, entry in factors)
-        if combination_count(*(entry for _, entry in factors)) > LARGEST:
-            semantics.pin(
-                [entry for _, entry in factors], "a product of more scales than can be followed"
-            )
-            return constant(shape)
+        semantics.pin(
+            [entry for _, entry in factors], "a product of more scales than can be followed"
+        )
+        return constant(shape)
     return semantics.product(*factors)
 
 
