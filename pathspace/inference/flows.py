@@ -40,7 +40,13 @@ class Flows:
         self.uses.append(use)
 
     def into(self, source: Tensor, target: Tensor) -> None:
-        """Record that ids flow into others, elementwise after broadcasting."""
+        """Record that ids flow into others of as many dimensions, elementwise after broadcasting.
+
+        Raises:
+            ValueError: the numbers of dimensions differ.
+        """
+        if source.dim() != target.dim():
+            raise ValueError(f"flow from {source.dim()} into {target.dim()} dimensions")
         self._events.append((source, target))
 
     def end(self, ids: Tensor) -> None:

@@ -72,6 +72,13 @@ class Powers:
         _, base, exponent = self._known.get(memory(ids), (ids, ids, Fraction(1)))
         return base, exponent
 
+    def whole(self, ids: Tensor) -> tuple[Tensor, int] | None:
+        """The base and the exponent of ids that are a whole power of others."""
+        base, exponent = self._of(ids)
+        if exponent.denominator > 1 or exponent == 1:
+            return None
+        return expanded_ids(base, ids.shape), exponent.numerator
+
     def note(self, made: Tensor, base: Tensor, exponent: Fraction) -> None:
         """Store that ids are a power of others."""
         if made.numel():

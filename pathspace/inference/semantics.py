@@ -161,12 +161,6 @@ class Semantics(ABC):
         """The ids of an ``"input"`` or a ``"buffer"``."""
         return constant(shape)
 
-    def deferred(self, value: Tensor, exponent: int) -> Tensor | None:
-        """A power whose scale is determined when it is used; ``None`` if
-        it must be determined now.
-        """
-        return None
-
     def steps(self, length: int) -> int:
         """The number of steps to interpret of a recurrent operation over ``length`` steps: all if
         they are few. Else three, which contain every use of every parameter, with the initial, the

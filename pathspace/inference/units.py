@@ -5,7 +5,7 @@ Equations ``phi(a) = phi(b)`` are collected while the graph is interpreted, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from math import prod
@@ -19,7 +19,6 @@ from .eps_detection import constant_behind
 from .flows import use_of
 from .parameter_scales import ParameterScales
 from .powers import Memory, Powers, distinct_columns, expanded_ids, memory
-from .registry import facts_of
 from .running_statistics import RunningStatistics
 from .values import (
     NEUTRAL,
@@ -35,8 +34,6 @@ from .values import (
 # above these numbers of different scales at one weight, all are unified, which is sound
 EXACT_USES = 20_000
 EXACT_RESULTS = 20_000
-# kinds of operations that sum
-SUMS = ("total", "mean")
 
 
 class Scales(ParameterScales):
@@ -61,33 +58,12 @@ class Scales(ParameterScales):
     def activation(self, value: Any) -> Tensor:
         """Any value as an activation; ids known to be equal are replaced by one of them."""
         ids = super().activation(value)
-        if hasattr(ids, "base"):
-            return self.product(ids.base)
         held = self._tied.get(memory(ids)) if ids.data_ptr() in self._tied_at else None
         if held is None:
             return ids
         # (what is read of the representatives is read of all the ids)
         self.flows.into(distinct(held[0]), distinct(held[1].expand(held[0].shape)))
         return expanded_ids(held[1], ids.shape)
-
-    def moved(self, function: Callable[[Tensor], Tensor], value: Value) -> Value:
-        """Apply a movement of data to the ids."""
-        return super().moved(function, self.activation(value) if hasattr(value, "base") else value)
-
-    def deferred(self, value: Tensor, exponent: int) -> Tensor | None:
-        """Defer a power that is only summed: the summands share one scale, so one power
-        after the sum is enough.
-        """
-        node = self.place.node
-        if (
-            node is None
-            or not node.users
-            or any(facts_of(user).kind not in SUMS for user in node.users)
-        ):
-            return None
-        waiting = value.view(value.shape)
-        waiting.base = exponent, value  # type: ignore[attr-defined]
-        return waiting
 
     def join(self, *values: Value) -> Tensor:
         """Unify the operands elementwise."""
@@ -156,8 +132,9 @@ class Scales(ParameterScales):
 
     def reduce(self, value: Value, dims: Iterable[int], keepdim: bool = False) -> Tensor:
         """Unify along the reduced dimensions."""
-        if hasattr(value, "base"):
-            exponent, base = value.base
+        if isinstance(value, Tensor) and (power := self._powers.whole(value)) is not None:
+            # the summands share one scale, so one power after the sum is enough
+            base, exponent = power
             return self.product((exponent, self.reduce(base, dims, keepdim)))
         ids = self._coarse(value, dims)
         wanted = sorted({dim % ids.dim() for dim in dims}, reverse=True)

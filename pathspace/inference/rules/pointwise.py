@@ -262,14 +262,7 @@ def fixed_power(semantics: Semantics, x: Value) -> Value:
         "sqrt": Fraction(1, 2),
         "rsqrt": Fraction(-1, 2),
     }
-    return _result(semantics, semantics.activation(x), exponents[name])
-
-
-def _result(semantics: Semantics, ids: Tensor, exponent: Fraction) -> Tensor:
-    """A rational power that is the result of the operation, which can be deferred."""
-    whole = exponent.denominator == 1 and not has_fixed_scale(ids)
-    waiting = semantics.deferred(ids, exponent.numerator) if whole else None
-    return rational_power(semantics, ids, exponent) if waiting is None else waiting
+    return rational_power(semantics, semantics.activation(x), exponents[name])
 
 
 def rational_power(semantics: Semantics, ids: Tensor, exponent: Fraction) -> Tensor:
@@ -292,7 +285,7 @@ def pow_(semantics: Semantics, x: Any, exponent: Any) -> Value:
         if exponent == 0:
             return constant(ids.shape)
         if abs(float(close) - exponent) < 1e-12 and abs(close) <= 8:
-            return _result(semantics, ids, close)
+            return rational_power(semantics, ids, close)
     values = [semantics.activation(v) for v in (x, exponent)]
     return semantics.opaque(values, "a power with this exponent is not followed")
 
