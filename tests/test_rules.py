@@ -665,23 +665,6 @@ def test_states_that_gates_are_multiplied_with_are_fixed(
         assert torch.allclose(model(x), before, rtol=1e-10, atol=1e-12)
 
 
-def test_taps_that_meet_zeros_of_their_channel_are_on_no_path() -> None:
-    """Only the first of two results is read, for which half of the channels begin with a zero."""
-
-    class Placed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Conv1d(2, 3, 1), nn.Conv1d(6, 4, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            h = F.relu(self.first(x))
-            return self.second(torch.cat([F.pad(h, (0, 1)), F.pad(h, (1, 0))], 1))[..., :1]
-
-    certificate = ps.verify(Placed(), torch.randn(5, 2, 2))
-    assert certificate.weights == (3 * 2 + 3) + (4 * (3 * 2 + 3) + 4)
-    assert certificate.units == 3 and certificate.holds, certificate
-
-
 @pytest.mark.parametrize(
     ("kernel", "padding", "stride", "length"), [(1, 1, 1, 6), (3, 3, 2, 9), (1, 2, 1, 7)]
 )

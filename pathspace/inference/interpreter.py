@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor, dtype, fx, strided
@@ -18,9 +18,8 @@ from ..graph.parts import Pin
 from ..models.values import has_values
 from .decompose import decomposed
 from .folding import fold_constant, held_by
-from .liveness import Live, fitted, live_elements, without_dead
 from .regions import REGIONS
-from .registry import RULES, facts_of, operation_name
+from .registry import RULES, operation_name
 from .rules.normalization import WITH_STATISTICS
 from .semantics import Place, Semantics, as_stored, is_free
 from .values import NEUTRAL, Weight, constant, shape_of, unknown, value_of, with_value
@@ -82,9 +81,7 @@ def interpret(
     for node in captured.graph.graph.nodes:
         if node.op == "placeholder":
             values[node.name] = _placeholder(node, captured, semantics, elsewhere)
-    live = live_elements(captured.graph, values) if semantics.drops_dead else {}
-    values = {name: without_dead(value, live.get(name, True)) for name, value in values.items()}
-    outputs = GraphInterpreter(semantics, strict, live=live).run(captured.graph, values)
+    outputs = GraphInterpreter(semantics, strict).run(captured.graph, values)
     semantics.place = Place("output")
     flat = []
     for number, value in enumerate(flat_values(outputs)):
@@ -210,13 +207,11 @@ class GraphInterpreter(Generic[S]):
         semantics: the interpretation.
         strict: raise an error for an operation without a rule that fixes a scale.
         outer: module and source line of the region, for operations that have none.
-        live: operation -> mask of the elements that reach an output, if not all do.
     """
 
     semantics: S
     strict: bool = False
     outer: tuple[str, str] = ("", "")
-    live: Mapping[str, Live] = field(default_factory=dict)
 
     def run(self, module: fx.GraphModule, values: Mapping[str, Any]) -> Any:
         """Interpret a graph whose placeholders have the given values.
@@ -242,7 +237,7 @@ class GraphInterpreter(Generic[S]):
             if node.op == "get_attr":
                 env[node.name] = held_by(module, str(node.target))
             elif node.op == "call_function":
-                env[node.name] = self.live_part(node, env, number)
+                env[node.name] = self.call(node, env, number)
             for source in dead.get(node, ()):
                 env.pop(source.name, None)
         return None
@@ -255,24 +250,6 @@ class GraphInterpreter(Generic[S]):
         )
         return within.run(module, dict(zip(names, operands, strict=False)))
 
-    def live_part(self, node: fx.Node, env: Mapping[str, Any], run: int) -> Any:
-        """Interpret one operation as far as its result reaches an output;
-        the rest counts as zero.
-        """
-        live = self.live.get(node.name, True)
-        if live is False:
-            return pytree.tree_map(
-                lambda shown: constant(shape_of(shown), NEUTRAL), node.meta["val"]
-            )
-        if isinstance(live, Tensor) and facts_of(node).elementwise:
-            # (what is dropped must not restrict operands that are read elsewhere)
-            held = {operand.name: env[operand.name] for operand in node.all_input_nodes}
-            env = {
-                k: without_dead(v, fitted(live, v.shape)) if isinstance(v, Tensor) else v
-                for k, v in held.items()
-            }
-        return without_dead(self.call(node, env, run), live)
-
     def call(self, node: fx.Node, env: Mapping[str, Any], run: int) -> Any:
         """Interpret one operation."""
         args: Any = fx.node.map_arg(node.args, lambda n: env[n.name])
@@ -282,9 +259,7 @@ class GraphInterpreter(Generic[S]):
         name, shown = operation_name(node.target), node.meta.get("val")
         here = place(node)
         module, line = here if any(here) else self.outer
-        self.semantics.place = Place(
-            name, module, line, shown, node, run, self.live.get(node.name, True)
-        )
+        self.semantics.place = Place(name, module, line, shown, node, run)
         if name in REGIONS:
             return REGIONS[name](self, *args, **kwargs)
         for operand in node.all_input_nodes:

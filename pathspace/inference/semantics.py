@@ -36,7 +36,6 @@ class Place:
         result: its result as a fake tensor (shape and dtype).
         node: its node in the graph.
         run: number of the current run of a graph; a node has one value in each run.
-        live: mask of the elements of its result that reach an output, ``True`` for all.
     """
 
     op: str = ""
@@ -45,7 +44,6 @@ class Place:
     result: Any = None
     node: fx.Node | None = None
     run: int = 0
-    live: bool | Tensor = True
 
 
 class Semantics(ABC):
@@ -58,8 +56,6 @@ class Semantics(ABC):
 
     # whether elements at the border of a padded tensor are treated like those inside
     uniform = True
-    # whether elements that reach no output are left out
-    drops_dead = False
 
     def __init__(self, offsets: dict[str, int], shapes: dict[str, tuple[int, ...]]) -> None:
         self.offsets = offsets

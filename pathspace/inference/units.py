@@ -39,8 +39,6 @@ EXACT_RESULTS = 20_000
 class Scales(ParameterScales):
     """The interpretation whose nodes are units: elements that must share a scale are unified."""
 
-    drops_dead = True
-
     def __init__(self, offsets: dict[str, int], shapes: dict[str, tuple[int, ...]]) -> None:
         super().__init__(offsets, shapes)
         self.running = RunningStatistics(self.equations)

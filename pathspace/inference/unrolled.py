@@ -35,7 +35,6 @@ class Unrolled(Semantics):
     """
 
     uniform = False
-    drops_dead = True
 
     def __init__(
         self,
@@ -153,23 +152,17 @@ class Unrolled(Semantics):
         turn, so that rows of several tables meet.
         """
         shape = tuple(rows)
-        live = self.place.live
-        read = torch.ones(shape, dtype=torch.bool)
-        if isinstance(live, Tensor) and tuple(live.shape[: len(shape)]) == shape:
-            # (rows at positions that reach no output are on no path)
-            read = live.reshape(*shape, -1).any(-1)
-        if int(read.sum()) >= weight.shape[0]:
+        count = prod(shape)
+        if count >= weight.shape[0]:
             picked = torch.zeros(shape, dtype=torch.long)
-            by_column = read.reshape(shape[0], -1)
-            columns = torch.nonzero(by_column.any(0)).reshape(-1)
-            if shape[0] >= weight.shape[0] and bool(by_column[:, columns].all()):
-                for column in columns.tolist():
+            if shape[0] >= weight.shape[0]:
+                for column in range(count // shape[0]):
                     picked.view(shape[0], -1)[:, column] = self._turn(
                         (self.place.run, node, column), shape[0], weight.shape[0]
                     )
             else:
-                turn = self._turn((self.place.run, node), int(read.sum()), weight.shape[0])
-                picked[read] = turn
+                turn = self._turn((self.place.run, node), count, weight.shape[0])
+                picked = turn.reshape(shape)
             return Weight(None, weight.positions(self.offsets)[picked])
         if self._few.setdefault((self.place.run, node), weight.name) != weight.name:
             raise UnsupportedError(

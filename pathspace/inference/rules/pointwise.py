@@ -157,9 +157,9 @@ def mul(semantics: Semantics, x: Any, y: Any) -> Value:
     """
     x, y = as_factor(x), as_factor(y)
     if not isinstance(y, Tensor | Weight):
-        return multiple(semantics, x, y)
+        return x  # type: ignore[no-any-return]
     if not isinstance(x, Tensor | Weight):
-        return multiple(semantics, y, x)
+        return y
     if isinstance(x, Weight) and isinstance(y, Weight):
         # (of two parts of one tensor, neither is an edge that the other enters)
         parts = _is_selected(semantics, x, y) or (x.name is not None and x.name == y.name)
@@ -184,17 +184,6 @@ def mul(semantics: Semantics, x: Any, y: Any) -> Value:
 def _is_selected(semantics: Semantics, *weights: Weight) -> bool:
     """Whether data selects rows of one of them: as edges, all of its rows would have one tail."""
     return any(weight.name in semantics.virtual for weight in weights)
-
-
-def multiple(semantics: Semantics, x: Value, factor: Any) -> Value:
-    """A value times a number: its scale, or exact zeros (which still have
-    the channels of the value).
-    """
-    if not (semantics.drops_dead and _is_number(factor) and factor == 0):
-        return x
-    if isinstance(x, Weight):
-        return x.masked(torch.zeros((), dtype=torch.bool).expand(x.shape))
-    return constant(x.shape, NEUTRAL)
 
 
 @rule(
