@@ -13,13 +13,13 @@ from torch.utils import _pytree as pytree
 from ..capture.aliasing import read_elsewhere
 from ..capture.captured import Captured, place
 from ..capture.refusals import first_line
-from ..errors import InputError, PathspaceError, UnsupportedError
+from ..errors import InputError, InputTypeError, PathspaceError, UnsupportedError
 from ..graph.parts import Pin
 from ..models.values import has_values
 from .decompose import decomposed
 from .folding import fold_constant, held_by
 from .regions import REGIONS
-from .registry import RULES, operation_name
+from .registry import RULES, Rule, is_own, operation_name
 from .rules.normalization import WITH_STATISTICS
 from .semantics import Place, Semantics, as_stored, is_free
 from .values import NEUTRAL, Weight, constant, shape_of, unknown, value_of, with_value
@@ -274,10 +274,10 @@ class GraphInterpreter(Generic[S]):
         if name in RULES:
             args, kwargs = as_stored(self.semantics, args, kwargs)
             try:
-                return _checked(RULES[name](self.semantics, *args, **kwargs), shown)
+                return self._by_rule(RULES[name], args, kwargs)
             except PathspaceError:
                 raise
-            except Exception as error:
+            except (ValueError, TypeError, IndexError, RuntimeError) as error:
                 # the rule does not support these arguments: the operation is pinned,
                 # which is sound and recorded
                 reason = _uncovered(error)
@@ -290,6 +290,40 @@ class GraphInterpreter(Generic[S]):
                 names = {operand.name: env[operand.name] for operand in node.all_input_nodes}
                 return GraphInterpreter(self.semantics, self.strict, here).run(smaller, names)
         return self.pinned(args, kwargs, shown, reason)
+
+    def _by_rule(self, function: Rule, args: Any, kwargs: Any) -> Any:
+        """What a rule makes of an operation.
+
+        Raises:
+            InputTypeError: a rule from outside of this library has a mistake.
+            ValueError: the rule does not cover this form.
+        """
+        shown = self.semantics.place.result
+        if is_own(function):
+            return _checked(function(self.semantics, *args, **kwargs), shown)
+        where = f"The rule of {self.semantics.place.op} ({function.__name__})"
+        known = self.semantics.known_ids(flat_values((args, kwargs)))
+        try:
+            result = function(self.semantics, *args, **kwargs)
+        except ValueError:
+            raise
+        except Exception as error:
+            raise InputTypeError(
+                f"{where} fails with {type(error).__name__}: {error}; correct it, or raise"
+                " a ValueError for a form that it does not cover."
+            ) from error
+        leaves = pytree.tree_leaves(result)
+        wanted = sum(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(shown))
+        if len(leaves) != wanted or not all(
+            isinstance(leaf, Weight) or (isinstance(leaf, Tensor) and known(leaf))
+            for leaf in leaves
+        ):
+            raise InputTypeError(
+                f"{where} returns {', '.join(type(leaf).__name__ for leaf in leaves) or result},"
+                f" expected ids for {wanted} tensors: operands, movements of them, or what methods"
+                " of the rule's first argument return."
+            )
+        return _checked(result, shown)
 
     def pinned(self, args: Any, kwargs: Any, shown: Any, reason: str) -> Any:
         """Fix the scales of all operands and results, which is sound for any operation."""

@@ -72,6 +72,10 @@ class Powers:
         _, base, exponent = self._known.get(memory(ids), (ids, ids, Fraction(1)))
         return base, exponent
 
+    def base(self, ids: Tensor) -> Tensor:
+        """The ids of which these are a power, which can be themselves."""
+        return self._of(ids)[0]
+
     def whole(self, ids: Tensor) -> tuple[Tensor, int] | None:
         """The base and the exponent of ids that are a whole power of others."""
         base, exponent = self._of(ids)

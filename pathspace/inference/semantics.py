@@ -157,6 +157,10 @@ class Semantics(ABC):
         """The ids of an ``"input"`` or a ``"buffer"``."""
         return constant(shape)
 
+    def known_ids(self, values: Iterable[Value]) -> Callable[[Tensor], bool]:
+        """A test, for use after a rule, of whether ids are its operands' or made by it."""
+        return lambda ids: ids.dtype == torch.int64
+
     def steps(self, length: int) -> int:
         """The number of steps to interpret of a recurrent operation over ``length`` steps: all if
         they are few. Else three, which contain every use of every parameter, with the initial, the

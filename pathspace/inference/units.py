@@ -5,7 +5,7 @@ Equations ``phi(a) = phi(b)`` are collected while the graph is interpreted, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from math import prod
@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..capture.captured import place as node_place
 from ..graph.parts import Pin
 from .eps_detection import constant_behind
 from .flows import use_of
 from .parameter_scales import ParameterScales
 from .powers import Memory, Powers, distinct_columns, expanded_ids, memory
+from .registry import facts_of, operation_name
 from .running_statistics import RunningStatistics
 from .values import (
     NEUTRAL,
@@ -78,6 +80,25 @@ class Scales(ParameterScales):
                 void = has_zeros(result)
         return result
 
+    def known_ids(self, values: Iterable[Value]) -> Callable[[Tensor], bool]:
+        """A test of whether ids are those of operands, those that represent them, or new."""
+        first, known, parameters = self.equations.size, [torch.tensor([ROOT, NEUTRAL])], False
+        for value in values:
+            if isinstance(value, Weight):
+                parameters = True
+            else:
+                forms = (value, self.activation(value), self._powers.base(value))
+                known += [distinct(ids).reshape(-1).abs() for ids in forms]
+
+        def test(ids: Tensor) -> bool:
+            if ids.dtype != torch.int64:
+                return False
+            few = distinct(ids).abs()
+            old = few[(few < first) | (few >= self.equations.size)]
+            return parameters or bool(torch.isin(old, torch.cat(known)).all())
+
+        return test
+
     def _representative(self, ids: Tensor, dims: Iterable[int]) -> Tensor:
         """Unify along dimensions and keep one entry of each (an exact zero
         only if there is no other).
@@ -114,9 +135,14 @@ class Scales(ParameterScales):
     def _meets_constant(self, elements: int) -> None:
         """Record a pin if a constant fixes the scales of the operation's operands."""
         place = self.place
-        found = "" if place.node is None else constant_behind(place.node, self.sources)
+        if place.node is None:
+            return
+        found, writer = constant_behind(place.node, self.sources)
         if found:
             key = (place.op, place.module, place.source, f"shares one scale with {found}")
+            if writer is not None and facts_of(place.node).linear == "each":
+                # (a sum over windows, say, has no constants of its own)
+                key = (operation_name(writer.target), *node_place(writer), key[-1])
             number = self._constants.setdefault(key, len(self.pins))
             if number == len(self.pins):
                 self.pins.append(Pin(*key, elements))
@@ -241,6 +267,11 @@ class Scales(ParameterScales):
             first = first.narrow(dim, 0, 1)
         if bool((small == first).all()):
             return first.expand(full), None
+        fixed, summed = small == ROOT, [d for d in range(len(full)) if d not in (*free, *kept)]
+        some = [fixed.any(dim=tuple(dims)) & ~fixed.all(dim=tuple(dims)) for dims in (free, summed)]
+        if summed and all(bool(mixed.any()) for mixed in some):
+            # (a window reads constants and others, and another window others alone)
+            self._meets_constant(len(torch.unique(small[~fixed & (small != NEUTRAL)])))
         change = self.equations.fresh(
             [
                 n if dim in free else small.shape[dim] if dim in kept else 1

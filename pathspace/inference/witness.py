@@ -113,7 +113,7 @@ class Witness(Scales):
             return OUTPUT
         if self._fixing or self.place.node is None:
             return FIXED
-        return f"shares one scale with {constant_behind(self.place.node, self.sources) or OTHER}"
+        return f"shares one scale with {constant_behind(self.place.node, self.sources)[0] or OTHER}"
 
     def pin(self, values: Iterable[Value], reason: str) -> None:
         """Fix scales for a given reason."""

@@ -27,6 +27,8 @@ from ..values import (
 )
 from .edges import as_factor, edges, has_fixed_scale, is_constant, negligible, power_product, times
 
+# a clamp at most here, as in F.normalize, is a floor that nothing but zero meets
+FLOOR = 1e-12
 INFINITE = (float("inf"), -float("inf"))
 
 
@@ -298,7 +300,8 @@ def bounded(semantics: Semantics, x: Value, low: Any, high: Any, how: str) -> Te
     sides = ((low, False), (high, True))
     numbers = [b for b, upper in sides if _is_number(b) and not _never_met(b, largest, upper)]
     # max(x, eps) protects a division: without eps it is a rectifier
-    guard = numbers == [low] and low > 0 and negligible(semantics, float(low), ids)
+    # (a norm is below the smallest of such floors only where it is zero)
+    guard = numbers == [low] and low > 0 and negligible(semantics, float(low), ids, low <= FLOOR)
     if numbers and not guard:
         return semantics.opaque([ids], how)
     return ids
