@@ -853,7 +853,7 @@ def test_a_rule_for_an_operation_that_does_not_exist_warns() -> None:
     ("name", "rule", "words"),
     [
         ("faulty", lambda semantics, x: semantics.activaton(x), "AttributeError.*activaton"),
-        ("empty", lambda semantics, x: None, "returns None, expected ids for 1 tensors"),
+        ("empty", lambda semantics, x: None, "returns NoneType, expected ids of 1 result:"),
         ("twice", lambda semantics, x: (x, x), "returns Tensor, Tensor, expected ids"),
         ("plus", lambda semantics, x: x + 1, "returns Tensor, expected ids"),
         ("real", lambda semantics, x: x.double(), "returns Tensor, expected ids"),
@@ -867,5 +867,5 @@ def test_a_mistake_in_a_rule_is_named(name: str, rule: Callable[..., Any], words
 
 
 def test_a_misspelled_fact_of_a_rule_names_the_rule() -> None:
-    with pytest.raises(ps.InputTypeError, match="ps.rule states degre="):
+    with pytest.raises(ps.InputTypeError, match=r"ps\.rule states degre="):
         ps.rule("pathspace_own.spelled", degre=(1,))

@@ -320,8 +320,8 @@ class GraphInterpreter(Generic[S]):
         ):
             raise InputTypeError(
                 f"{where} returns {', '.join(type(leaf).__name__ for leaf in leaves) or result},"
-                f" expected ids for {wanted} tensors: operands, movements of them, or what methods"
-                " of the rule's first argument return."
+                f" expected ids of {wanted} result{'s' * (wanted != 1)}: operands, movements of"
+                " them, or what methods of the rule's first argument return."
             )
         return _checked(result, shown)
 
