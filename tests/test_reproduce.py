@@ -21,7 +21,6 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from pathspace.files.json_lines import read_lines
 from recipe_meters import stand_in
 from rich.console import Console
 from rich.progress import Progress
@@ -31,6 +30,7 @@ from training_command import call, flat
 
 from pathspace.diagnostics import MarkovChain
 from pathspace.errors import InputError
+from pathspace.files.json_lines import read_lines
 from pathspace.training.experiments.intervals import t_interval
 from pathspace.training.experiments.models import Toy
 from pathspace.training.experiments.reproduce import EXPERIMENTS, Setting

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from ..inference.folding import fold_constant
+from ..inference.lowering import fold_constant
 from ..inference.registry import facts_of, operation_name
 from ..inference.values import value_of, with_value
 from ..models.values import has_values, with_numbers

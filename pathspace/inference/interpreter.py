@@ -16,9 +16,7 @@ from ..capture.refusals import first_line
 from ..errors import InputError, InputTypeError, PathspaceError, UnsupportedError
 from ..graph.parts import Pin
 from ..models.values import has_values
-from .decompose import decomposed
-from .folding import fold_constant, held_by
-from .regions import REGIONS
+from .lowering import REGIONS, decomposed, fold_constant, held_by
 from .registry import RULES, Rule, is_own, operation_name
 from .rules.normalization import WITH_STATISTICS
 from .semantics import Place, Semantics, as_stored, is_free

@@ -17,11 +17,9 @@ from torch import Tensor
 from ..capture.captured import place as node_place
 from ..graph.parts import Pin
 from .eps_detection import constant_behind
-from .flows import use_of
-from .parameter_scales import ParameterScales
-from .powers import Memory, Powers, distinct_columns, expanded_ids, memory
+from .parameter_scales import ParameterScales, RunningStatistics
+from .records import Memory, Powers, distinct_columns, expanded_ids, memory, use_of
 from .registry import facts_of, operation_name
-from .running_statistics import RunningStatistics
 from .values import (
     NEUTRAL,
     ROOT,
