@@ -299,7 +299,8 @@ class GraphInterpreter(Generic[S]):
         shown = self.semantics.place.result
         if is_own(function):
             return _checked(function(self.semantics, *args, **kwargs), shown)
-        where = f"The rule of {self.semantics.place.op} ({function.__name__})"
+        named = getattr(function, "__name__", type(function).__name__)
+        where = f"The rule of {self.semantics.place.op} ({named})"
         known = self.semantics.known_ids(flat_values((args, kwargs)))
         try:
             result = function(self.semantics, *args, **kwargs)

@@ -171,7 +171,8 @@ def rule(*operations: str, **stated: Any) -> Callable[[AnyRule], AnyRule]:
 
 def is_own(function: Rule) -> bool:
     """Whether a rule belongs to this library (names of older versions of torch are not missed)."""
-    return function.__module__.partition(".")[0] == __package__.partition(".")[0]
+    home = getattr(function, "__module__", None) or ""
+    return home.partition(".")[0] == __package__.partition(".")[0]
 
 
 def _exists(name: str) -> bool:

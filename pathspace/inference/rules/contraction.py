@@ -137,8 +137,10 @@ def addbmm(semantics: Semantics, bias: Value, x: Value, y: Value, **kwargs: Any)
     "aten.mm", "aten.matmul", "aten.bmm", "aten.mv", "aten.dot", "aten.vdot", "aten.linalg_matmul",
     "aten.chain_matmul", "aten._sparse_mm", "aten.hspmm", "aten.smm", **BILINEAR,
 )  # fmt: skip
-def matmul(semantics: Semantics, x: Value, y: Value) -> Tensor:
+def matmul(semantics: Semantics, x: Value, y: Value | None = None) -> Tensor:
     """A product of matrices or vectors, each a parameter or an activation."""
+    if y is None:
+        raise ValueError("a list of matrices")
     if len(y.shape) == 1:
         return _vector(semantics, semantics.activation(x), y)
     if len(x.shape) == 1:
