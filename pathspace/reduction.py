@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from .graph.structure import Structure
 from .inference.reasons import Reason, reasons
-from .inference.unroll import unroll
+from .inference.unrolled import unroll
 from .paths.basis import Path
 from .paths.norms import path_norm
 from .paths.skeleton import Skeleton, choose

@@ -27,7 +27,7 @@ from oracles.networks import Case, RandomConv, RandomDag, random_rnn
 from oracles.pathsets import enumerate_paths
 
 import pathspace as ps
-from pathspace.inference.unroll import unroll
+from pathspace.inference.unrolled import unroll
 
 MOST_PATHS = 3_000
 FAMILIES = ("dag", "tied", "conv", "rnn")

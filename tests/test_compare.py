@@ -19,7 +19,7 @@ def outputs(model: nn.Module, *inputs: Tensor) -> Any:
 
 
 def judged(a: nn.Module, b: nn.Module, *inputs: Tensor) -> Any:
-    """Comparison of two models whose outputs are equal (checked here) though their order differs."""
+    """Comparison of two models with equal outputs (checked here) though their order differs."""
     before, after = outputs(a, *inputs), outputs(b, *inputs)
     assert float((before - after).abs().max()) <= 2e-6 * float(before.abs().max())
     assert any(not torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))

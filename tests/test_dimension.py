@@ -22,7 +22,7 @@ from oracles.strategies import conv_specs, dag_specs, modest, rnn_specs, seeds, 
 from torch import Tensor, nn
 
 import pathspace as ps
-from pathspace.inference.unroll import unroll
+from pathspace.inference.unrolled import unroll
 
 pytestmark = pytest.mark.usefixtures("no_rule_fails")
 

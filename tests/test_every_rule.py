@@ -100,8 +100,6 @@ def compare(name: str, net: Net, wrong_rule: Any, monkeypatch: pytest.MonkeyPatc
         reached.append(name)
         return rule(*given, **named)
 
-    # what a rule says of values that nothing reads counts here, too
-    monkeypatch.setattr(Scales, "drops_dead", False)
     monkeypatch.setitem(RULES, key, watched)
     true, reasons = outcome(net, TOLERANCE.get(name, 1e-8))
     assert reached and not any("does not cover" in reason for reason in reasons)

@@ -77,21 +77,6 @@ USES: dict[str, tuple[Callable[[Masked, Tensor], Tensor], int, int]] = {
     ),
     "features under a condition": (lambda m, x: m.out(relu(x @ m.matrix) * THREE), 12 + 6 + 2, 3),
     "features beside a condition": (lambda m, x: m.out(relu(x @ m.matrix) + ~THREE), 16 + 8 + 2, 3),
-    "a function under a condition": (
-        lambda m, x: m.out((x @ m.matrix).tanh() * THREE),
-        12 + 6 + 2,
-        0,
-    ),
-    "a matrix times zero": (
-        lambda m, x: m.out(x * m.some()) + (x @ (m.matrix * 0))[:, :2],
-        3 + 6 + 2,
-        3,
-    ),
-    "features times zero": (
-        lambda m, x: m.out(x * m.some()) + ((x @ m.matrix).tanh() * 0)[:, :2],
-        3 + 6 + 2,
-        3,
-    ),
 }
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import pathspace as ps
-from pathspace.inference.powers import distinct_columns
+from pathspace.inference.records import distinct_columns
 from pathspace.inference.relations import Relations
 from pathspace.inference.values import NEUTRAL
 from pathspace.paths.counting_vectors import whole_product

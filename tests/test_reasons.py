@@ -16,7 +16,7 @@ from torch.nn import functional as F
 import pathspace as ps
 from pathspace.inference.build import ends_of
 from pathspace.inference.interpreter import interpret
-from pathspace.inference.witness import Chains, Witness
+from pathspace.inference.reasons import Chains, Witness
 
 EVERY_SECOND = torch.tensor([True, False] * 3)
 

@@ -665,23 +665,6 @@ def test_states_that_gates_are_multiplied_with_are_fixed(
         assert torch.allclose(model(x), before, rtol=1e-10, atol=1e-12)
 
 
-def test_taps_that_meet_zeros_of_their_channel_are_on_no_path() -> None:
-    """Only the first of two results is read, for which half of the channels begin with a zero."""
-
-    class Placed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Conv1d(2, 3, 1), nn.Conv1d(6, 4, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            h = F.relu(self.first(x))
-            return self.second(torch.cat([F.pad(h, (0, 1)), F.pad(h, (1, 0))], 1))[..., :1]
-
-    certificate = ps.verify(Placed(), torch.randn(5, 2, 2))
-    assert certificate.weights == (3 * 2 + 3) + (4 * (3 * 2 + 3) + 4)
-    assert certificate.units == 3 and certificate.holds, certificate
-
-
 @pytest.mark.parametrize(
     ("kernel", "padding", "stride", "length"), [(1, 1, 1, 6), (3, 3, 2, 9), (1, 2, 1, 7)]
 )
@@ -796,15 +779,93 @@ def test_weights_without_elements_restrict_nothing() -> None:
     assert ps.verify(model, torch.randn(5, 4)).holds
 
 
-@pytest.mark.parametrize(
-    ("error", "said"), [(ValueError("in words"), " (in words)"), (RuntimeError("of ids"), "")]
-)
-def test_a_pin_quotes_the_words_of_a_rule_and_not_those_of_torch(
-    error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pin_quotes_the_words_of_a_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*args: object) -> None:
-        raise error
+        raise ValueError("in words")
 
     monkeypatch.setitem(RULES, "aten.relu", fails)
     pins = ps.trace(Between(torch.relu), torch.randn(5, 4)).pinned
-    assert [pin.reason for pin in pins] == [f"its rule does not cover this form{said}"]
+    assert [pin.reason for pin in pins] == ["its rule does not cover this form (in words)"]
+
+
+class Normalised(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 4, bias=False), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(F.normalize(self.a(x), dim=-1))
+
+
+def test_the_scale_before_normalize_is_exact() -> None:
+    """A floor of 1e-12 below a norm is met by zeros alone."""
+    torch.manual_seed(0)
+    model, x = Normalised().double(), torch.randn(6, 3).double()
+    graph = ps.trace(model, x)
+    assert (graph.num_units, graph.num_exact_units) == (1, 1)
+    before = model(x)
+    with rescaled_in_place(model, graph, torch.tensor([5.0], dtype=torch.float64)):
+        assert torch.allclose(model(x), before, rtol=1e-12)
+
+
+class Framed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(F.pad(torch.relu(self.a(x)), [1, 1, 1, 1], value=1.0))
+
+
+def test_a_constant_padding_is_listed_as_what_fixes_the_scales() -> None:
+    graph = ps.trace(Framed(), torch.randn(1, 3, 5, 5))
+    (pin,) = graph.pinned
+    assert graph.num_units == 0
+    assert (pin.op, pin.elements) == ("aten.pad", 4) and "test_rules.py" in pin.source
+
+
+# --- rules of one's own
+
+
+def _with_operation(name: str) -> nn.Module:
+    """A new operation of torch, and a model that uses it once."""
+
+    @torch.library.custom_op(f"pathspace_own::{name}", mutates_args=())
+    def operation(x: Tensor) -> Tensor:
+        return torch.where(x > 0, x, 0.1 * x)
+
+    operation.register_fake(torch.empty_like)
+    return Between(operation)
+
+
+def test_a_rule_takes_torchs_own_spelling_of_an_operation() -> None:
+    model = _with_operation("spelled")
+    ps.rule("pathspace_own::spelled")(lambda semantics, x: x)
+    assert ps.trace(model, torch.randn(5, 4)).num_units == 6
+
+
+def test_a_rule_for_an_operation_that_does_not_exist_warns() -> None:
+    with pytest.warns(UserWarning, match="'pathspace_own.tyepd', which is no operation"):
+        ps.rule("pathspace_own.tyepd")(lambda semantics, x: x)
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "words"),
+    [
+        ("faulty", lambda semantics, x: semantics.activaton(x), "AttributeError.*activaton"),
+        ("empty", lambda semantics, x: None, "returns NoneType, expected ids of 1 result:"),
+        ("twice", lambda semantics, x: (x, x), "returns Tensor, Tensor, expected ids"),
+        ("plus", lambda semantics, x: x + 1, "returns Tensor, expected ids"),
+        ("real", lambda semantics, x: x.double(), "returns Tensor, expected ids"),
+    ],
+)
+def test_a_mistake_in_a_rule_is_named(name: str, rule: Callable[..., Any], words: str) -> None:
+    model = _with_operation(name)
+    ps.rule(f"pathspace_own.{name}")(rule)
+    with pytest.raises(ps.InputTypeError, match=f"The rule of pathspace_own.{name}.*{words}"):
+        ps.trace(model, torch.randn(5, 4))
+
+
+def test_a_misspelled_fact_of_a_rule_names_the_rule() -> None:
+    with pytest.raises(ps.InputTypeError, match=r"ps\.rule states degre="):
+        ps.rule("pathspace_own.spelled", degre=(1,))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..errors import UnsupportedError
 from ..graph.spanning_tree import SpanningTree
-from ..inference.unroll import UnrolledNetwork, unroll
+from ..inference.unrolled import UnrolledNetwork, unroll
 from ..inference.values import shape_of
 from ..models.modes import without_eps
 from ..models.running import LARGE, difference, rounding_decides, run_forward, switched, unread

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .flows import Use
-from .parameter_layout import Region, layout
+from .parameter_scales import Region, layout
+from .records import Use
 from .relations import Relations
 from .semantics import Place
 from .union_find import negated

@@ -53,17 +53,13 @@ def build_graph(
         scales.pins.append(Pin("power", "", "", TOO_HIGH, scales.equations.too_high))
     spoken = [ids for ends in raw.values() for ids in (ends.tail, ends.head)]
     solution = _divided(_named(solution, spoken, scales), spoken, scales)
-    graph = _graph(captured, scales, raw, solution, norm_eps)
-    exchanged = _on_edges(solution, spoken, graph)
     while True:
-        if exchanged is not solution:
-            solution = exchanged
-            graph = _graph(captured, scales, raw, solution, norm_eps)
+        graph = _graph(captured, scales, raw, solution, norm_eps)
         stuck = _stuck(graph)
         if not len(stuck):
             return graph
         scales.pins.append(Pin("power", "", "", POWERS_ONLY, len(stuck)))
-        exchanged = solution.fixed(stuck)
+        solution = solution.fixed(stuck)
 
 
 def ends_of(scales: Scales, traced: int | None = None) -> dict[str, Ends]:
@@ -227,49 +223,6 @@ def _divided(solution: Solution, ends: list[Tensor], scales: Scales) -> Solution
     forms = csr_array(solution.forms.copy())
     forms.data = forms.data // common[forms.indices]
     return Solution(solution.classes, count, forms).fixed(np.zeros(0, np.int64))
-
-
-def _on_edges(solution: Solution, ends: list[Tensor], graph: Structure) -> Solution:
-    """Replace each base unit that no weight has and no tree reaches by a product of
-    scales that a weight has.
-
-    For example, in ``(u . v) u`` the scales of ``u`` and ``v`` have one product ``c`` for all
-    elements; weights enter ``v_i = c / u_i``. With the base units ``u_i`` and ``v_1`` in place of
-    ``u_i`` and ``c``, weights have them all.
-    """
-    count = solution.units
-    if not solution.forms.shape[0]:
-        return solution
-    met = _met(solution, [lookup(torch.from_numpy(solution.classes), ids) for ids in ends])
-    lost = np.flatnonzero(~met[1 : count + 1])
-    if not len(lost):
-        return solution
-    trees = (
-        SpanningTreeBuilder(graph, entering=way, rule="modulo", seed=0, blind=True)
-        for way in (True, False)
-    )
-    lost = np.intersect1d(lost + 1, np.concatenate([tree.reach() for tree in trees])) - 1
-    if not len(lost):
-        return solution
-    classes, forms = solution.classes.copy(), csr_array(solution.forms.copy())
-    for unit in lost:
-        column = csr_array(forms[:, [unit]]).toarray()[:, 0]
-        rows = np.flatnonzero((np.abs(column) == 1) & met[count + 1 :])
-        if not len(rows):
-            continue
-        row = rows[np.argmin(np.diff(forms.indptr)[rows])]
-        # y = s x + rest, so x = s y - s rest, where y takes the number of x and x that of y
-        sign, old = column[row], forms[[row]]
-        step = csr_array(([1], ([0], [unit])), shape=(1, count), dtype=np.int64)
-        new = csr_array(step * sign - (old - step * sign) * sign)
-        forms = csr_array(forms + csr_array(column[:, None]) @ (new - step))
-        forms = csr_array(vstack([forms[:row], new, forms[row + 1 :]]).astype(np.int64))
-        forms.eliminate_zeros()
-        own, derived = (np.abs(classes) == number for number in (unit + 1, count + 1 + row))
-        classes[own] = np.sign(classes[own]) * (count + 1 + row)
-        classes[derived] = np.sign(classes[derived]) * (unit + 1)
-        met[count + 1 + row], met[unit + 1] = False, True
-    return Solution(classes, count, forms).fixed(np.zeros(0, np.int64))
 
 
 def _stuck(graph: Structure) -> np.ndarray:

@@ -166,7 +166,9 @@ MADE = frozenset(
 FARTHEST = 256
 
 
-def constant_behind(node: fx.Node, sources: Mapping[str, tuple[str, str]]) -> str:
+def constant_behind(
+    node: fx.Node, sources: Mapping[str, tuple[str, str]]
+) -> tuple[str, fx.Node | None]:
     """A constant from which the operands of ``node`` are computed by operations without parameters.
 
     Args:
@@ -175,7 +177,8 @@ def constant_behind(node: fx.Node, sources: Mapping[str, tuple[str, str]]) -> st
 
     Returns:
         ``"the constant 1e-05"``, ``"a constant tensor"``, ``"the buffer mask"``, or
-        ``""`` if there is none.
+        ``""`` if there is none; and the operation that writes it beside elements with free
+        scales, such as a padding.
     """
     pending, seen = [node], {node}
     while pending and len(seen) < FARTHEST:
@@ -187,7 +190,7 @@ def constant_behind(node: fx.Node, sources: Mapping[str, tuple[str, str]]) -> st
         )
         found = _constant(value, kind, sources)
         if found:
-            return found
+            return found, value if value.all_input_nodes else None
         operands = list(_operands(value, kind))
         if value is not node and any(
             sources.get(each.name, ("", ""))[0] == "parameter" for each in operands
@@ -195,13 +198,14 @@ def constant_behind(node: fx.Node, sources: Mapping[str, tuple[str, str]]) -> st
             continue
         facts = facts_of(value)
         # a product has the scale of its other factors
-        if (facts.linear == "each" or facts.kind in ("quotient", "power")) and len(operands) > 1:
+        product = facts.linear == "each" or facts.kind in ("quotient", "power")
+        if value is not node and product and len(operands) > 1:
             continue
         for each in operands:
             if each not in seen:
                 seen.add(each)
                 pending.append(each)
-    return ""
+    return "", None
 
 
 def _operands(node: fx.Node, kind: str) -> Iterator[fx.Node]:

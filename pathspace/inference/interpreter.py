@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor, dtype, fx, strided
@@ -13,14 +13,11 @@ from torch.utils import _pytree as pytree
 from ..capture.aliasing import read_elsewhere
 from ..capture.captured import Captured, place
 from ..capture.refusals import first_line
-from ..errors import InputError, PathspaceError, UnsupportedError
+from ..errors import InputError, InputTypeError, PathspaceError, UnsupportedError
 from ..graph.parts import Pin
 from ..models.values import has_values
-from .decompose import decomposed
-from .folding import fold_constant, held_by
-from .liveness import Live, fitted, live_elements, without_dead
-from .regions import REGIONS
-from .registry import RULES, facts_of, operation_name
+from .lowering import REGIONS, decomposed, fold_constant, held_by
+from .registry import RULES, Rule, is_own, operation_name
 from .rules.normalization import WITH_STATISTICS
 from .semantics import Place, Semantics, as_stored, is_free
 from .values import NEUTRAL, Weight, constant, shape_of, unknown, value_of, with_value
@@ -82,9 +79,7 @@ def interpret(
     for node in captured.graph.graph.nodes:
         if node.op == "placeholder":
             values[node.name] = _placeholder(node, captured, semantics, elsewhere)
-    live = live_elements(captured.graph, values) if semantics.drops_dead else {}
-    values = {name: without_dead(value, live.get(name, True)) for name, value in values.items()}
-    outputs = GraphInterpreter(semantics, strict, live=live).run(captured.graph, values)
+    outputs = GraphInterpreter(semantics, strict).run(captured.graph, values)
     semantics.place = Place("output")
     flat = []
     for number, value in enumerate(flat_values(outputs)):
@@ -210,13 +205,11 @@ class GraphInterpreter(Generic[S]):
         semantics: the interpretation.
         strict: raise an error for an operation without a rule that fixes a scale.
         outer: module and source line of the region, for operations that have none.
-        live: operation -> mask of the elements that reach an output, if not all do.
     """
 
     semantics: S
     strict: bool = False
     outer: tuple[str, str] = ("", "")
-    live: Mapping[str, Live] = field(default_factory=dict)
 
     def run(self, module: fx.GraphModule, values: Mapping[str, Any]) -> Any:
         """Interpret a graph whose placeholders have the given values.
@@ -242,7 +235,7 @@ class GraphInterpreter(Generic[S]):
             if node.op == "get_attr":
                 env[node.name] = held_by(module, str(node.target))
             elif node.op == "call_function":
-                env[node.name] = self.live_part(node, env, number)
+                env[node.name] = self.call(node, env, number)
             for source in dead.get(node, ()):
                 env.pop(source.name, None)
         return None
@@ -255,24 +248,6 @@ class GraphInterpreter(Generic[S]):
         )
         return within.run(module, dict(zip(names, operands, strict=False)))
 
-    def live_part(self, node: fx.Node, env: Mapping[str, Any], run: int) -> Any:
-        """Interpret one operation as far as its result reaches an output;
-        the rest counts as zero.
-        """
-        live = self.live.get(node.name, True)
-        if live is False:
-            return pytree.tree_map(
-                lambda shown: constant(shape_of(shown), NEUTRAL), node.meta["val"]
-            )
-        if isinstance(live, Tensor) and facts_of(node).elementwise:
-            # (what is dropped must not restrict operands that are read elsewhere)
-            held = {operand.name: env[operand.name] for operand in node.all_input_nodes}
-            env = {
-                k: without_dead(v, fitted(live, v.shape)) if isinstance(v, Tensor) else v
-                for k, v in held.items()
-            }
-        return without_dead(self.call(node, env, run), live)
-
     def call(self, node: fx.Node, env: Mapping[str, Any], run: int) -> Any:
         """Interpret one operation."""
         args: Any = fx.node.map_arg(node.args, lambda n: env[n.name])
@@ -282,9 +257,7 @@ class GraphInterpreter(Generic[S]):
         name, shown = operation_name(node.target), node.meta.get("val")
         here = place(node)
         module, line = here if any(here) else self.outer
-        self.semantics.place = Place(
-            name, module, line, shown, node, run, self.live.get(node.name, True)
-        )
+        self.semantics.place = Place(name, module, line, shown, node, run)
         if name in REGIONS:
             return REGIONS[name](self, *args, **kwargs)
         for operand in node.all_input_nodes:
@@ -299,10 +272,10 @@ class GraphInterpreter(Generic[S]):
         if name in RULES:
             args, kwargs = as_stored(self.semantics, args, kwargs)
             try:
-                return _checked(RULES[name](self.semantics, *args, **kwargs), shown)
+                return self._by_rule(RULES[name], args, kwargs)
             except PathspaceError:
                 raise
-            except Exception as error:
+            except (ValueError, TypeError, IndexError, RuntimeError) as error:
                 # the rule does not support these arguments: the operation is pinned,
                 # which is sound and recorded
                 reason = _uncovered(error)
@@ -315,6 +288,41 @@ class GraphInterpreter(Generic[S]):
                 names = {operand.name: env[operand.name] for operand in node.all_input_nodes}
                 return GraphInterpreter(self.semantics, self.strict, here).run(smaller, names)
         return self.pinned(args, kwargs, shown, reason)
+
+    def _by_rule(self, function: Rule, args: Any, kwargs: Any) -> Any:
+        """What a rule makes of an operation.
+
+        Raises:
+            InputTypeError: a rule from outside of this library has a mistake.
+            ValueError: the rule does not cover this form.
+        """
+        shown = self.semantics.place.result
+        if is_own(function):
+            return _checked(function(self.semantics, *args, **kwargs), shown)
+        named = getattr(function, "__name__", type(function).__name__)
+        where = f"The rule of {self.semantics.place.op} ({named})"
+        known = self.semantics.known_ids(flat_values((args, kwargs)))
+        try:
+            result = function(self.semantics, *args, **kwargs)
+        except ValueError:
+            raise
+        except Exception as error:
+            raise InputTypeError(
+                f"{where} fails with {type(error).__name__}: {error}; correct it, or raise"
+                " a ValueError for a form that it does not cover."
+            ) from error
+        leaves = pytree.tree_leaves(result)
+        wanted = sum(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(shown))
+        if len(leaves) != wanted or not all(
+            isinstance(leaf, Weight) or (isinstance(leaf, Tensor) and known(leaf))
+            for leaf in leaves
+        ):
+            raise InputTypeError(
+                f"{where} returns {', '.join(type(leaf).__name__ for leaf in leaves) or result},"
+                f" expected ids of {wanted} result{'s' * (wanted != 1)}: operands, movements of"
+                " them, or what methods of the rule's first argument return."
+            )
+        return _checked(result, shown)
 
     def pinned(self, args: Any, kwargs: Any, shown: Any, reason: str) -> Any:
         """Fix the scales of all operands and results, which is sound for any operation."""

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import breadth_first_order, connected_components
 from torch import Tensor
 
 from .assemble import Ends
 from .build import ends_of
+from .eps_detection import constant_behind
 from .interpreter import interpret
-from .values import NEUTRAL
-from .witness import Chains, ReasonLink, Witness
+from .parameter_scales import RunningStatistics
+from .relations import Relations
+from .union_find import Pairs
+from .units import Scales
+from .values import NEUTRAL, ROOT, Value
 
 if TYPE_CHECKING:
     from ..graph.structure import Structure
@@ -107,3 +113,277 @@ def _fixed(ids: Tensor, final: Tensor) -> np.ndarray:
     shape = torch.broadcast_shapes(ids.shape, final.shape)
     ids, final = ids.expand(shape), final.expand(shape)
     return np.unique(ids[(final == 0) & (ids != 0) & (ids != NEUTRAL)].abs().numpy())
+
+
+SHARED = "the scales that meet there are one"
+PRODUCT = "scales of a product add up"
+USES = "all uses of a weight have one factor"
+OTHER = "an input, or something else of fixed scale"
+OPPOSITE = "its scale would equal its own inverse"
+FIXED = "its result depends on the scale of its operand"
+OUTPUT = "outputs of the model have a fixed scale"
+
+
+@dataclass(frozen=True)
+class ReasonLink:
+    """One link of a chain of reasons.
+
+    Attributes:
+        op: name of the operation.
+        module: path of the module that runs it ("" for the model itself).
+        source: file and line, if known.
+        reason: its condition on the scales of its operands.
+    """
+
+    op: str
+    module: str
+    source: str
+    reason: str
+
+    def __str__(self) -> str:
+        place = " ".join(
+            part for part in (f"in {self.module}" if self.module else "", self.source) if part
+        )
+        return f"{self.op}{' ' + place if place else ''} ({self.reason})"
+
+
+class _Noted(Relations):
+    """Equations and relations, each with the number of its step."""
+
+    def __init__(self, step: Callable[[str], int]) -> None:
+        super().__init__()
+        self.step = step
+        self.pairs: list[tuple[np.ndarray, np.ndarray, int]] = []
+        self.rows: list[tuple[np.ndarray, np.ndarray, int]] = []
+
+    def copy(self) -> Relations:  # type: ignore[override]
+        """The equations without steps, because equations of a copy are not steps of the model."""
+        plain = Relations()
+        noted = ("step", "pairs", "rows")
+        plain.__dict__.update(
+            {name: value for name, value in self.__dict__.items() if name not in noted}
+        )
+        return plain.copy()
+
+    def unify(self, left: Tensor, right: Tensor) -> Pairs | None:
+        pairs = super().unify(left, right)
+        if pairs is not None:
+            one, other = pairs
+            root = (one == ROOT) | (other == ROOT)
+            for some, kind in ((root, FIXED), (~root, SHARED)):
+                if some.any():
+                    self.pairs.append((one[some], other[some], self.step(kind)))
+        return pairs
+
+    def relate_rows(self, coefficients: np.ndarray, ids: np.ndarray) -> None:
+        super().relate_rows(coefficients, ids)
+        self.rows.append((np.asarray(coefficients), np.asarray(ids), self.step(PRODUCT)))
+
+
+class Witness(Scales):
+    """Scales with the origin of every equation."""
+
+    def __init__(self, offsets: dict[str, int], shapes: dict[str, tuple[int, ...]]) -> None:
+        super().__init__(offsets, shapes)
+        self.steps_taken: dict[ReasonLink, int] = {}
+        self._reason, self._fixing = "", False
+        self.noted = _Noted(self._step)
+        self.equations = self.noted
+        self.running = RunningStatistics(self.noted)
+
+    def _step(self, kind: str) -> int:
+        place = self.place
+        step = ReasonLink(place.op, place.module, place.source, self._reason or self._said(kind))
+        return self.steps_taken.setdefault(step, len(self.steps_taken))
+
+    def _said(self, kind: str) -> str:
+        """The reason of an operation that gives none itself."""
+        if self.place.op.startswith("uses of"):
+            return USES
+        if kind != FIXED:
+            return kind
+        if self.place.op == "output":
+            return OUTPUT
+        if self._fixing or self.place.node is None:
+            return FIXED
+        return f"shares one scale with {constant_behind(self.place.node, self.sources)[0] or OTHER}"
+
+    def pin(self, values: Iterable[Value], reason: str) -> None:
+        """Fix scales for a given reason."""
+        self._reason = reason
+        super().pin(values, reason)
+        self._reason = ""
+
+    def fix(self, value: Tensor) -> None:
+        """Fix scales."""
+        self._fixing = True
+        super().fix(value)
+        self._fixing = False
+
+
+class Chains:
+    """Shortest chains of equations from ids to the root.
+
+    Args:
+        witness: the interpretation after its run, with the equations of the uses of weights.
+    """
+
+    def __init__(self, witness: Witness) -> None:
+        self.steps = [*witness.steps_taken]
+        self._size = witness.equations.size
+        noted = witness.noted
+        empty = np.zeros(0, np.int64)
+        self._left = np.concatenate([empty, *(left for left, _, _ in noted.pairs)])
+        self._right = np.concatenate([empty, *(right for _, right, _ in noted.pairs)])
+        self._step = np.concatenate(
+            [empty, *(np.full(len(left), step) for left, _, step in noted.pairs)]
+        )
+        self._search()
+        while self._derive(noted.rows):
+            self._search()
+
+    def _node(self, ids: np.ndarray) -> np.ndarray:
+        return np.asarray(2 * np.abs(ids) + (ids < 0))
+
+    def _search(self) -> None:
+        """Breadth-first search from the root, over ids and their opposites."""
+        ends = [self._node(side) for side in (self._left, self._right, -self._left, -self._right)]
+        rows, columns = (
+            np.concatenate([ends[0], ends[2], [0]]),
+            np.concatenate([ends[1], ends[3], [1]]),
+        )
+        count = 2 * self._size
+        graph = coo_array((np.ones(len(rows), bool), (rows, columns)), shape=(count, count)).tocsr()
+        _, self._label = connected_components(graph, directed=False)
+        order, before = breadth_first_order(graph, 0, directed=False, return_predecessors=True)
+        self._before = np.full(count, -1, np.int64)
+        self._before[order] = before[order]
+        self._before[0] = 0
+        self._depth = np.full(count, -1, np.int64)
+        self._depth[0] = 0
+        # predecessors come first in the order
+        for level in _levels(order, self._before):
+            self._depth[level] = self._depth[self._before[level]] + 1
+        # the step of an edge, in either direction
+        low, high = np.minimum(rows, columns), np.maximum(rows, columns)
+        step = np.concatenate([self._step, self._step, [-1]])
+        key = low * count + high
+        first = np.argsort(key, kind="stable")
+        self._keys, self._of_key = key[first], step[first]
+
+    def _fixed(self, ids: np.ndarray) -> np.ndarray:
+        result: np.ndarray = self._before[2 * np.abs(ids)] >= 0
+        return result
+
+    def _derive(self, rows: list[tuple[np.ndarray, np.ndarray, int]]) -> bool:
+        """Add equations that follow from relations and from opposite scales;
+        return whether there are any.
+        """
+        new: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        plus, minus = self._label[0::2], self._label[1::2]
+        root = self._label[0]
+        turned = np.flatnonzero((plus == minus) & (plus != root))
+        if len(turned):
+            _, first = np.unique(plus[turned], return_index=True)
+            own = turned[first]
+            new.append((own, np.zeros_like(own), np.full(len(own), self._opposite())))
+        lead = np.minimum(plus, minus)
+        sign = np.where(plus <= minus, 1, -1)
+        for coefficients, ids, step in rows:
+            c = np.broadcast_to(coefficients, ids.shape) * np.sign(ids) * sign[np.abs(ids)]
+            v = np.where(lead[np.abs(ids)] == min(root, self._label[1]), -1, lead[np.abs(ids)])
+            c = np.where(v < 0, 0, c)
+            width = ids.shape[1]
+            for i in range(width):
+                for j in range(i + 1, width):
+                    same = (v[:, i] == v[:, j]) & (c[:, j] != 0)
+                    c[:, i] += np.where(same, c[:, j], 0)
+                    c[:, j] = np.where(same, 0, c[:, j])
+            terms = (c != 0).sum(1)
+            single = np.flatnonzero(terms == 1)
+            own = ids[single, (c[single] != 0).argmax(1)]
+            # the link to the root goes through the term that was fixed last
+            depth = np.where(self._fixed(ids[single]), self._depth[2 * np.abs(ids[single])], -1)
+            other = np.where(depth.max(1) >= 0, ids[single, depth.argmax(1)], 0)
+            new.append((np.abs(own), np.abs(other), np.full(len(own), step)))
+            pair = np.flatnonzero(terms == 2)
+            if len(pair):
+                places = np.argsort(c[pair] == 0, 1, kind="stable")[:, :2]
+                ends, factors = (
+                    np.take_along_axis(table[pair], places, 1) for table in (np.abs(ids), c)
+                )
+                even = np.abs(factors[:, 0]) == np.abs(factors[:, 1])
+                one, two = ends[even].T
+                two = two * -np.sign(factors[even]).prod(1) * sign[one] * sign[two]
+                differ = self._label[self._node(one)] != self._label[self._node(two)]
+                new.append((one[differ], two[differ], np.full(int(differ.sum()), step)))
+        left, right, steps = (
+            np.concatenate([part[k] for part in new]) if new else np.zeros(0, int) for k in range(3)
+        )
+        if not len(left):
+            return False
+        self._left, self._right = (
+            np.concatenate([self._left, left]),
+            np.concatenate([self._right, right]),
+        )
+        self._step = np.concatenate([self._step, steps])
+        return True
+
+    def _opposite(self) -> int:
+        """A new step for opposite scales, with the place of the first equation
+        between opposite scales.
+        """
+        crossed = np.flatnonzero(np.sign(self._left) * np.sign(self._right) < 0)
+        place = self.steps[self._step[crossed[0]]] if len(crossed) else ReasonLink("", "", "", "")
+        self.steps.append(ReasonLink(place.op, place.module, place.source, OPPOSITE))
+        return len(self.steps) - 1
+
+    def before(self, ids: np.ndarray) -> np.ndarray:
+        """The next id on the chain to the root (a positive number); 0 without a chain."""
+        return np.asarray(np.maximum(self._before[2 * np.abs(ids)], 0) // 2)
+
+    def of(self, ids: np.ndarray) -> list[tuple[tuple[ReasonLink, ...], int]]:
+        """Chains of ids, with equal ones counted together, in order of the first id.
+
+        Args:
+            ids: positive numbers.
+
+        Returns:
+            Pairs of a chain, from the id to the root, and the number of ids with it; the chain is
+            empty if no single equation fixes the id.
+        """
+        current, columns = 2 * np.abs(ids), []
+        known = self._before[current] >= 0
+        while bool((known & (current > 1)).any()):
+            before = np.where(known, self._before[current], current)
+            low, high = np.minimum(current, before), np.maximum(current, before)
+            place = np.searchsorted(self._keys, low * (2 * self._size) + high)
+            moving = known & (current > 1)
+            columns.append(
+                np.where(moving, self._of_key[np.minimum(place, len(self._keys) - 1)], -1)
+            )
+            current = np.where(moving, before, current)
+        table = np.stack(columns, 1) if columns else np.full((len(ids), 1), -1)
+        rows, first, counts = np.unique(table, axis=0, return_index=True, return_counts=True)
+        found = []
+        for place in np.argsort(first):
+            chain: list[ReasonLink] = []
+            for number in rows[place]:
+                if number >= 0 and (not chain or chain[-1] != self.steps[number]):
+                    chain.append(self.steps[number])
+            found.append((tuple(chain), int(counts[place])))
+        return found
+
+
+def _levels(order: np.ndarray, before: np.ndarray) -> Iterable[np.ndarray]:
+    """The nodes of a breadth-first order, level by level, without the first."""
+    position = np.full(len(before), -1, np.int64)
+    position[order] = np.arange(len(order))
+    parents = position[before[order[1:]]]
+    start, end = 1, 1
+    while end < len(order):
+        # children of [.., end): parents come in rising order
+        start, end = end, 1 + int(np.searchsorted(parents, end))
+        if start == end:
+            break
+        yield order[start:end]

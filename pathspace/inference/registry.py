@@ -8,11 +8,14 @@ that hold for all arguments of an operation are stated once, with its rule.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import torch
+
+from ..errors import InputTypeError
 
 Rule = Callable[..., Any]
 AnyRule = TypeVar("AnyRule", bound=Rule)
@@ -113,8 +116,8 @@ FACTS: dict[str, Facts] = {}
 
 
 def rule(*operations: str, **stated: Any) -> Callable[[AnyRule], AnyRule]:
-    """Register a rule for operations, named like ``"aten.relu"`` (namespace and
-    name, without overload).
+    """Register a rule for operations, named like ``"aten.relu"`` or ``"aten::relu"`` (namespace
+    and name, without overload).
 
     Args:
         *operations: names; existing rules of these operations are replaced.
@@ -123,28 +126,59 @@ def rule(*operations: str, **stated: Any) -> Callable[[AnyRule], AnyRule]:
     Returns:
         A decorator that registers ``rule(semantics, *args, **kwargs)`` and returns it. A rule
         raises a ``ValueError`` for a form that it does not cover, and its message becomes
-        part of the pin's reason.
+        part of the pin's reason. It warns if torch has no operation of a name.
+
+    Raises:
+        InputTypeError: a property has an unknown name.
+        ValueError: the kind is unknown.
 
     Example:
         >>> from pathspace.inference.registry import RULES, rule
+        >>> library = torch.library.Library("mylib", "DEF")
+        >>> library.define("scaled_relu(Tensor x, float scale) -> Tensor")
+        'scaled_relu'
         >>> @rule("mylib.scaled_relu", kind="activation", degree=(1,), elementwise=True)
         ... def scaled_relu(semantics, x, scale):
         ...     return semantics.activation(x)  # positively homogeneous: the scale passes through
         >>> RULES.pop("mylib.scaled_relu") is scaled_relu
         True
     """
+    known = [field.name for field in fields(Facts)]
+    if wrong := sorted(stated.keys() - set(known)):
+        raise InputTypeError(
+            f"ps.rule states {wrong[0]}={stated[wrong[0]]!r}, expected one of {', '.join(known)}."
+        )
     facts = Facts(**stated)
     if facts.kind not in KINDS:
         raise ValueError(
             f"A rule states kind={facts.kind!r}, expected one of {', '.join(map(repr, KINDS))}."
         )
+    names = [name.replace("::", ".") for name in operations]
 
     def register(function: AnyRule) -> AnyRule:
-        for name in operations:
+        for name in names:
+            if not is_own(function) and not _exists(name):
+                warnings.warn(
+                    f"ps.rule names {name!r}, which is no operation of torch so far; the rule has"
+                    " no effect until an operation of this name is registered.",
+                    stacklevel=2,
+                )
             RULES[name], FACTS[name] = function, facts
         return function
 
     return register
+
+
+def is_own(function: Rule) -> bool:
+    """Whether a rule belongs to this library (names of older versions of torch are not missed)."""
+    home = getattr(function, "__module__", None) or ""
+    return home.partition(".")[0] == __package__.partition(".")[0]
+
+
+def _exists(name: str) -> bool:
+    """Whether torch has an operation of this name now."""
+    space, _, own = name.partition(".")
+    return hasattr(getattr(torch.ops, space), own)
 
 
 def operation_name(target: Any) -> str:

@@ -36,7 +36,6 @@ class Place:
         result: its result as a fake tensor (shape and dtype).
         node: its node in the graph.
         run: number of the current run of a graph; a node has one value in each run.
-        live: mask of the elements of its result that reach an output, ``True`` for all.
     """
 
     op: str = ""
@@ -45,7 +44,6 @@ class Place:
     result: Any = None
     node: fx.Node | None = None
     run: int = 0
-    live: bool | Tensor = True
 
 
 class Semantics(ABC):
@@ -58,8 +56,6 @@ class Semantics(ABC):
 
     # whether elements at the border of a padded tensor are treated like those inside
     uniform = True
-    # whether elements that reach no output are left out
-    drops_dead = False
 
     def __init__(self, offsets: dict[str, int], shapes: dict[str, tuple[int, ...]]) -> None:
         self.offsets = offsets
@@ -161,15 +157,9 @@ class Semantics(ABC):
         """The ids of an ``"input"`` or a ``"buffer"``."""
         return constant(shape)
 
-    def deferred(self, value: Tensor, exponent: int) -> Tensor | None:
-        """A power whose scale is determined when it is used; ``None`` if
-        it must be determined now.
-        """
-        return None
-
-    def compact(self, value: Tensor) -> Tensor:
-        """Equal ids replaced by one of them, as far as equality is known."""
-        return value
+    def known_ids(self, values: Iterable[Value]) -> Callable[[Tensor], bool]:
+        """A test, for use after a rule, of whether ids are its operands' or made by it."""
+        return lambda ids: ids.dtype == torch.int64
 
     def steps(self, length: int) -> int:
         """The number of steps to interpret of a recurrent operation over ``length`` steps: all if

@@ -14,22 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..capture.captured import place as node_place
 from ..graph.parts import Pin
 from .eps_detection import constant_behind
-from .flows import use_of
-from .parameter_scales import ParameterScales
-from .powers import Memory, Powers, distinct_columns, expanded_ids, memory
-from .registry import facts_of
-from .relations import representatives
-from .running_statistics import RunningStatistics
-from .union_find import lookup
+from .parameter_scales import ParameterScales, RunningStatistics
+from .records import Memory, Powers, distinct_columns, expanded_ids, memory, use_of
+from .registry import facts_of, operation_name
 from .values import (
     NEUTRAL,
     ROOT,
     Value,
     Weight,
     broadcast_shape,
-    compress,
     constant,
     distinct,
     has_zeros,
@@ -38,14 +34,10 @@ from .values import (
 # above these numbers of different scales at one weight, all are unified, which is sound
 EXACT_USES = 20_000
 EXACT_RESULTS = 20_000
-# kinds of operations that sum
-SUMS = ("total", "mean")
 
 
 class Scales(ParameterScales):
     """The interpretation whose nodes are units: elements that must share a scale are unified."""
-
-    drops_dead = True
 
     def __init__(self, offsets: dict[str, int], shapes: dict[str, tuple[int, ...]]) -> None:
         super().__init__(offsets, shapes)
@@ -64,33 +56,12 @@ class Scales(ParameterScales):
     def activation(self, value: Any) -> Tensor:
         """Any value as an activation; ids known to be equal are replaced by one of them."""
         ids = super().activation(value)
-        if hasattr(ids, "base"):
-            return self.product(ids.base)
         held = self._tied.get(memory(ids)) if ids.data_ptr() in self._tied_at else None
         if held is None:
             return ids
         # (what is read of the representatives is read of all the ids)
         self.flows.into(distinct(held[0]), distinct(held[1].expand(held[0].shape)))
         return expanded_ids(held[1], ids.shape)
-
-    def moved(self, function: Callable[[Tensor], Tensor], value: Value) -> Value:
-        """Apply a movement of data to the ids."""
-        return super().moved(function, self.activation(value) if hasattr(value, "base") else value)
-
-    def deferred(self, value: Tensor, exponent: int) -> Tensor | None:
-        """Defer a power that is only summed: the summands share one scale, so one power
-        after the sum is enough.
-        """
-        node = self.place.node
-        if (
-            node is None
-            or not node.users
-            or any(facts_of(user).kind not in SUMS for user in node.users)
-        ):
-            return None
-        waiting = value.view(value.shape)
-        waiting.base = exponent, value  # type: ignore[attr-defined]
-        return waiting
 
     def join(self, *values: Value) -> Tensor:
         """Unify the operands elementwise."""
@@ -106,6 +77,25 @@ class Scales(ParameterScales):
                 result = torch.where(result == NEUTRAL, other, result)
                 void = has_zeros(result)
         return result
+
+    def known_ids(self, values: Iterable[Value]) -> Callable[[Tensor], bool]:
+        """A test of whether ids are those of operands, those that represent them, or new."""
+        first, known, parameters = self.equations.size, [torch.tensor([ROOT, NEUTRAL])], False
+        for value in values:
+            if isinstance(value, Weight):
+                parameters = True
+            else:
+                forms = (value, self.activation(value), self._powers.base(value))
+                known += [distinct(ids).reshape(-1).abs() for ids in forms]
+
+        def test(ids: Tensor) -> bool:
+            if ids.dtype != torch.int64:
+                return False
+            few = distinct(ids).abs()
+            old = few[(few < first) | (few >= self.equations.size)]
+            return parameters or bool(torch.isin(old, torch.cat(known)).all())
+
+        return test
 
     def _representative(self, ids: Tensor, dims: Iterable[int]) -> Tensor:
         """Unify along dimensions and keep one entry of each (an exact zero
@@ -143,9 +133,14 @@ class Scales(ParameterScales):
     def _meets_constant(self, elements: int) -> None:
         """Record a pin if a constant fixes the scales of the operation's operands."""
         place = self.place
-        found = "" if place.node is None else constant_behind(place.node, self.sources)
+        if place.node is None:
+            return
+        found, writer = constant_behind(place.node, self.sources)
         if found:
             key = (place.op, place.module, place.source, f"shares one scale with {found}")
+            if writer is not None and facts_of(place.node).linear == "each":
+                # (a sum over windows, say, has no constants of its own)
+                key = (operation_name(writer.target), *node_place(writer), key[-1])
             number = self._constants.setdefault(key, len(self.pins))
             if number == len(self.pins):
                 self.pins.append(Pin(*key, elements))
@@ -159,8 +154,9 @@ class Scales(ParameterScales):
 
     def reduce(self, value: Value, dims: Iterable[int], keepdim: bool = False) -> Tensor:
         """Unify along the reduced dimensions."""
-        if hasattr(value, "base"):
-            exponent, base = value.base
+        if isinstance(value, Tensor) and (power := self._powers.whole(value)) is not None:
+            # the summands share one scale, so one power after the sum is enough
+            base, exponent = power
             return self.product((exponent, self.reduce(base, dims, keepdim)))
         ids = self._coarse(value, dims)
         wanted = sorted({dim % ids.dim() for dim in dims}, reverse=True)
@@ -269,6 +265,11 @@ class Scales(ParameterScales):
             first = first.narrow(dim, 0, 1)
         if bool((small == first).all()):
             return first.expand(full), None
+        fixed, summed = small == ROOT, [d for d in range(len(full)) if d not in (*free, *kept)]
+        some = [fixed.any(dim=tuple(dims)) & ~fixed.all(dim=tuple(dims)) for dims in (free, summed)]
+        if summed and all(bool(mixed.any()) for mixed in some):
+            # (a window reads constants and others, and another window others alone)
+            self._meets_constant(len(torch.unique(small[~fixed & (small != NEUTRAL)])))
         change = self.equations.fresh(
             [
                 n if dim in free else small.shape[dim] if dim in kept else 1
@@ -291,16 +292,6 @@ class Scales(ParameterScales):
         self._sink(value)
         self.observes = True
         return constant(value.shape)
-
-    def compact(self, value: Tensor) -> Tensor:
-        """Replace ids by representatives of the classes known so far."""
-        classes, small = self.equations.solve(), distinct(value)
-        first = torch.from_numpy(representatives(classes))
-        alike = lookup(first, lookup(torch.from_numpy(classes), small))
-        new = torch.where(small == NEUTRAL, NEUTRAL, alike)
-        # (what is read of the representatives is read of the ids that they stand for)
-        self.flows.into(small, new)
-        return compress(new).expand(value.shape)
 
     def statistics_of(
         self, mean: str, var: str, channels: Tensor, eps: float, frozen: bool

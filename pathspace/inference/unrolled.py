@@ -9,12 +9,17 @@ sequence of scalar weights on it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from math import lcm, prod
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import UnsupportedError
+from ..graph.structure import Structure
+from .interpreter import interpret
 from .semantics import Semantics
 from .values import NEUTRAL, ROOT, Value, Weight, compress, constant, distinct
 
@@ -35,7 +40,6 @@ class Unrolled(Semantics):
     """
 
     uniform = False
-    drops_dead = True
 
     def __init__(
         self,
@@ -153,23 +157,17 @@ class Unrolled(Semantics):
         turn, so that rows of several tables meet.
         """
         shape = tuple(rows)
-        live = self.place.live
-        read = torch.ones(shape, dtype=torch.bool)
-        if isinstance(live, Tensor) and tuple(live.shape[: len(shape)]) == shape:
-            # (rows at positions that reach no output are on no path)
-            read = live.reshape(*shape, -1).any(-1)
-        if int(read.sum()) >= weight.shape[0]:
+        count = prod(shape)
+        if count >= weight.shape[0]:
             picked = torch.zeros(shape, dtype=torch.long)
-            by_column = read.reshape(shape[0], -1)
-            columns = torch.nonzero(by_column.any(0)).reshape(-1)
-            if shape[0] >= weight.shape[0] and bool(by_column[:, columns].all()):
-                for column in columns.tolist():
+            if shape[0] >= weight.shape[0]:
+                for column in range(count // shape[0]):
                     picked.view(shape[0], -1)[:, column] = self._turn(
                         (self.place.run, node, column), shape[0], weight.shape[0]
                     )
             else:
-                turn = self._turn((self.place.run, node), int(read.sum()), weight.shape[0])
-                picked[read] = turn
+                turn = self._turn((self.place.run, node), count, weight.shape[0])
+                picked = turn.reshape(shape)
             return Weight(None, weight.positions(self.offsets)[picked])
         if self._few.setdefault((self.place.run, node), weight.name) != weight.name:
             raise UnsupportedError(
@@ -303,3 +301,51 @@ class Unrolled(Semantics):
                 else:
                     # the only arrival of the root is the start
                     stack.append((rest if before == ROOT else (*rest, before), (edge, *tail)))
+
+
+@dataclass(frozen=True)
+class UnrolledNetwork:
+    """The unrolled network of a captured model; a walk is a sequence of positions of scalars."""
+
+    semantics: Unrolled
+    number: np.ndarray
+
+    @property
+    def num_paths(self) -> int:
+        """Number of paths; an upper bound if several walks pass the same weights."""
+        return self.semantics.count()
+
+    def walks(self) -> Iterator[tuple[int, ...]]:
+        """Sequences of positions of scalars, from the root to a fixed scale."""
+        return self.semantics.walks()
+
+    def edges(self, walk: tuple[int, ...]) -> list[int]:
+        """Edge numbers of a walk in the reduction graph."""
+        return [int(self.number[position]) for position in walk]
+
+
+def unroll(graph: Structure, max_steps: int | None = None) -> UnrolledNetwork:
+    """Interpret the captured graph of ``graph`` again, with separate nodes for time
+    steps and repeated calls.
+
+    Args:
+        graph: a result of :func:`pathspace.trace`.
+        max_steps: largest number of recurrent steps to unroll; all by default.
+
+    Returns:
+        The unrolled network.
+
+    Raises:
+        UnsupportedError: the unrolled network is too large.
+    """
+    semantics, _ = interpret(
+        graph.captured,
+        partial(Unrolled, max_steps=max_steps),
+        norm_eps=graph.norm_eps,
+        affine=graph.affine,
+    )
+    total = sum(int(np.prod(shape, dtype=np.int64)) for shape in semantics.shapes.values())
+    number = np.full(total, -1, np.int64)
+    for i, block in enumerate(graph.blocks):
+        number[semantics.offsets[block.name] + block.places] = graph.edge_numbers(i, block.places)
+    return UnrolledNetwork(semantics, number)

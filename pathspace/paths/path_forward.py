@@ -17,8 +17,7 @@ from torch.utils import _pytree as pytree
 
 from ..capture.captured import Captured, place
 from ..errors import PathspaceError, UnsupportedError
-from ..inference.decompose import decomposed
-from ..inference.regions import REGIONS, once
+from ..inference.lowering import REGIONS, decomposed, once
 from ..inference.registry import RULES
 from ..models.finite import expect_finite
 from ..models.values import require_values

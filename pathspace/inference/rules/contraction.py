@@ -45,19 +45,13 @@ def contract_ids(semantics: Semantics, left: Tensor, right: Tensor, dims: Sequen
     summed = {d % len(full) for d in dims}
     if has_fixed_scale(left) or has_fixed_scale(right):
         return semantics.reduce(right if has_fixed_scale(left) else left, summed)
-    for attempt in range(2):
-        for dim in summed:
-            if left.stride(dim) == 0 and right.stride(dim) != 0:
-                right = semantics.reduce(right, [dim], keepdim=True).expand(full)
-            elif right.stride(dim) == 0 and left.stride(dim) != 0:
-                left = semantics.reduce(left, [dim], keepdim=True).expand(full)
-        if combination_count(left, right) <= LARGEST:
-            return semantics.reduce(times(semantics, left, right), summed)
-        if not attempt:
-            left, right = (
-                semantics.compact(left).expand(full),
-                semantics.compact(right).expand(full),
-            )
+    for dim in summed:
+        if left.stride(dim) == 0 and right.stride(dim) != 0:
+            right = semantics.reduce(right, [dim], keepdim=True).expand(full)
+        elif right.stride(dim) == 0 and left.stride(dim) != 0:
+            left = semantics.reduce(left, [dim], keepdim=True).expand(full)
+    if combination_count(left, right) <= LARGEST:
+        return semantics.reduce(times(semantics, left, right), summed)
     kept = [_not_zero(left, right, dim) for dim in range(len(full))]
     if any(len(places) < n for places, n in zip(kept, full, strict=True)):
         return _contract_kept(semantics, left, right, summed, kept)
@@ -143,8 +137,10 @@ def addbmm(semantics: Semantics, bias: Value, x: Value, y: Value, **kwargs: Any)
     "aten.mm", "aten.matmul", "aten.bmm", "aten.mv", "aten.dot", "aten.vdot", "aten.linalg_matmul",
     "aten.chain_matmul", "aten._sparse_mm", "aten.hspmm", "aten.smm", **BILINEAR,
 )  # fmt: skip
-def matmul(semantics: Semantics, x: Value, y: Value) -> Tensor:
+def matmul(semantics: Semantics, x: Value, y: Value | None = None) -> Tensor:
     """A product of matrices or vectors, each a parameter or an activation."""
+    if y is None:
+        raise ValueError("a list of matrices")
     if len(y.shape) == 1:
         return _vector(semantics, semantics.activation(x), y)
     if len(x.shape) == 1:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..registry import rule
 from ..semantics import Semantics
-from ..values import NEUTRAL, Value, Weight, compress, distinct, reshaped
+from ..values import NEUTRAL, Value, Weight, compress, reshaped
 from .contraction import contract_ids, with_bias
 from .edges import edges
 from .windows import per_dimension, windows
@@ -53,64 +53,6 @@ def _convolved(
     return reshaped(out, (batch, groups * outs, *sizes))
 
 
-def _met(
-    semantics: Semantics, ids: Tensor, weight: Value, steps: Sequence[int], margins: Sequence[int],
-    holes: Sequence[int], groups: int, transposed: bool = False,
-) -> Value:  # fmt: skip
-    """The kernel without the taps that meet only zeros where the result reaches an
-    output: they are on no path.
-
-    Args:
-        semantics: the interpretation.
-        ids: the operand (N, C, ...).
-        weight: its kernel.
-        steps: the stride.
-        margins: zeros before the operand, or, for a transposed convolution, positions
-            cut off from its result.
-        holes: the dilation.
-        groups: number of groups of channels.
-        transposed: whether the convolution is transposed.
-    """
-    live, rank = semantics.place.live, len(steps)
-    if not isinstance(live, Tensor):
-        return weight
-    read = distinct(live if live.dim() == rank + 2 else live.unsqueeze(0)).transpose(0, 1)
-    data = distinct(compress(distinct(ids) != NEUTRAL)).transpose(0, 1)
-    batch = (-1, max(read.shape[1], data.shape[1]))
-    read, data = read.expand(*batch, *live.shape[-rank:]), data.expand(*batch, *ids.shape[2:])
-    # tap k connects the place i of the one and the place i s + k h - margin of the other
-    small, large = (data, read) if transposed else (read, data)
-    pads: list[int] = []
-    for dim, (s, p, h) in enumerate(zip(steps, margins, holes, strict=True), 2):
-        pads = [
-            p,
-            (weight.shape[dim] - 1) * h + (small.shape[dim] - 1) * s + 1 - p - large.shape[dim],
-            *pads,
-        ]
-    large = torch.nn.functional.pad(large.double(), pads)
-    met = (
-        torch.convolution(
-            large, small.double(), None, holes, [0] * rank, steps, False, [0] * rank, 1
-        )
-        != 0
-    )
-    if bool(met.all()):
-        return weight
-    # (in, out, ...), of which every group has its own channels
-    met, kernel = met.transpose(0, 1) if transposed else met, weight.shape[2:]
-    ins, outs = (
-        (weight.shape[0], weight.shape[1] * groups)
-        if transposed
-        else (weight.shape[1] * groups, weight.shape[0])
-    )
-    split = met.expand(ins, outs, *kernel).reshape(
-        groups, ins // groups, groups, outs // groups, *kernel
-    )
-    own = split.diagonal(0, 0, 2).movedim(-1, 0)
-    met = (own if transposed else own.transpose(1, 2)).reshape(weight.shape)
-    return weight.masked(met) if isinstance(weight, Weight) else torch.where(met, weight, NEUTRAL)
-
-
 @rule("aten.conv1d", "aten.conv2d", "aten.conv3d", **CONVOLVED)
 def convolution(
     semantics: Semantics,
@@ -136,8 +78,7 @@ def convolution(
         margins = [(p, p) for p in per_dimension(padding, rank)]
     ids = ids if batched else ids.unsqueeze(0)
     shape = (groups, weight.shape[0] // groups, *weight.shape[1:])
-    met = _met(semantics, ids, weight, steps, [before for before, _ in margins], holes, groups)
-    own = semantics.moved(lambda t: t.reshape(shape), met)
+    own = semantics.moved(lambda t: t.reshape(shape), weight)
     out = _convolved(semantics, ids, own, steps, margins, holes)
     out = with_bias(semantics, out, bias, 1)
     return out if batched else out.squeeze(0)
@@ -170,8 +111,7 @@ def transposed_convolution(
     kernel = weight.shape[2:]
     # as a convolution's weight: (groups, out / groups, in / groups, kernel)
     split = (groups, weight.shape[0] // groups, *weight.shape[1:])
-    met = _met(semantics, ids, weight, steps, crops, holes, groups, transposed=True)
-    own = semantics.moved(lambda t: t.reshape(split).transpose(1, 2), met)
+    own = semantics.moved(lambda t: t.reshape(split).transpose(1, 2), weight)
     sizes = [(n - 1) * s - 2 * p + h * (k - 1) + e + 1
              for n, s, p, h, k, e
              in zip(ids.shape[2:], steps, crops, holes, kernel, extras, strict=True)]  # fmt: skip

@@ -85,12 +85,10 @@ def power_product(semantics: Semantics, *factors: tuple[int, Tensor]) -> Tensor:
     if all(has_fixed_scale(entry) for _, entry in factors):
         return constant(shape)
     if combination_count(*(entry for _, entry in factors)) > LARGEST:
-        factors = tuple((power, semantics.compact(entry)) for power, entry in factors)
-        if combination_count(*(entry for _, entry in factors)) > LARGEST:
-            semantics.pin(
-                [entry for _, entry in factors], "a product of more scales than can be followed"
-            )
-            return constant(shape)
+        semantics.pin(
+            [entry for _, entry in factors], "a product of more scales than can be followed"
+        )
+        return constant(shape)
     return semantics.product(*factors)
 
 
@@ -127,9 +125,15 @@ def with_positions(semantics: Semantics, values: Tensor, compared: Tensor) -> An
     return values, semantics.observe(compared) if used else constant(compared.shape)
 
 
-def negligible(semantics: Semantics, value: Any, operand: Any) -> bool:
+def negligible(semantics: Semantics, value: Any, operand: Any, exact: bool = False) -> bool:
     """Whether a number is the ``eps`` of a normalisation written out by hand and can be
     ignored; records it if so.
+
+    Args:
+        semantics: the interpretation.
+        value: the number.
+        operand: what it is added to, or what it bounds.
+        exact: whether no operand but zero comes near it.
     """
     node = semantics.place.node
     small = isinstance(value, float) and 0 < abs(value) <= EPS
@@ -143,5 +147,6 @@ def negligible(semantics: Semantics, value: Any, operand: Any) -> bool:
         return False
     semantics.negligible.append(node.name)
     semantics.folded_eps.append((semantics.place.source, float(value)))
-    semantics.approximate.append(semantics.activation(operand))
+    if not exact:
+        semantics.approximate.append(semantics.activation(operand))
     return True

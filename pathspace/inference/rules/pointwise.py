@@ -27,6 +27,8 @@ from ..values import (
 )
 from .edges import as_factor, edges, has_fixed_scale, is_constant, negligible, power_product, times
 
+# a clamp at most here, as in F.normalize, is a floor that nothing but zero meets
+FLOOR = 1e-12
 INFINITE = (float("inf"), -float("inf"))
 
 
@@ -157,9 +159,9 @@ def mul(semantics: Semantics, x: Any, y: Any) -> Value:
     """
     x, y = as_factor(x), as_factor(y)
     if not isinstance(y, Tensor | Weight):
-        return multiple(semantics, x, y)
+        return x  # type: ignore[no-any-return]
     if not isinstance(x, Tensor | Weight):
-        return multiple(semantics, y, x)
+        return y
     if isinstance(x, Weight) and isinstance(y, Weight):
         # (of two parts of one tensor, neither is an edge that the other enters)
         parts = _is_selected(semantics, x, y) or (x.name is not None and x.name == y.name)
@@ -184,17 +186,6 @@ def mul(semantics: Semantics, x: Any, y: Any) -> Value:
 def _is_selected(semantics: Semantics, *weights: Weight) -> bool:
     """Whether data selects rows of one of them: as edges, all of its rows would have one tail."""
     return any(weight.name in semantics.virtual for weight in weights)
-
-
-def multiple(semantics: Semantics, x: Value, factor: Any) -> Value:
-    """A value times a number: its scale, or exact zeros (which still have
-    the channels of the value).
-    """
-    if not (semantics.drops_dead and _is_number(factor) and factor == 0):
-        return x
-    if isinstance(x, Weight):
-        return x.masked(torch.zeros((), dtype=torch.bool).expand(x.shape))
-    return constant(x.shape, NEUTRAL)
 
 
 @rule(
@@ -262,14 +253,7 @@ def fixed_power(semantics: Semantics, x: Value) -> Value:
         "sqrt": Fraction(1, 2),
         "rsqrt": Fraction(-1, 2),
     }
-    return _result(semantics, semantics.activation(x), exponents[name])
-
-
-def _result(semantics: Semantics, ids: Tensor, exponent: Fraction) -> Tensor:
-    """A rational power that is the result of the operation, which can be deferred."""
-    whole = exponent.denominator == 1 and not has_fixed_scale(ids)
-    waiting = semantics.deferred(ids, exponent.numerator) if whole else None
-    return rational_power(semantics, ids, exponent) if waiting is None else waiting
+    return rational_power(semantics, semantics.activation(x), exponents[name])
 
 
 def rational_power(semantics: Semantics, ids: Tensor, exponent: Fraction) -> Tensor:
@@ -292,7 +276,7 @@ def pow_(semantics: Semantics, x: Any, exponent: Any) -> Value:
         if exponent == 0:
             return constant(ids.shape)
         if abs(float(close) - exponent) < 1e-12 and abs(close) <= 8:
-            return _result(semantics, ids, close)
+            return rational_power(semantics, ids, close)
     values = [semantics.activation(v) for v in (x, exponent)]
     return semantics.opaque(values, "a power with this exponent is not followed")
 
@@ -316,7 +300,8 @@ def bounded(semantics: Semantics, x: Value, low: Any, high: Any, how: str) -> Te
     sides = ((low, False), (high, True))
     numbers = [b for b, upper in sides if _is_number(b) and not _never_met(b, largest, upper)]
     # max(x, eps) protects a division: without eps it is a rectifier
-    guard = numbers == [low] and low > 0 and negligible(semantics, float(low), ids)
+    # (a norm is below the smallest of such floors only where it is zero)
+    guard = numbers == [low] and low > 0 and negligible(semantics, float(low), ids, low <= FLOOR)
     if numbers and not guard:
         return semantics.opaque([ids], how)
     return ids

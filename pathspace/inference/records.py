@@ -1,0 +1,225 @@
+"""What an interpretation keeps besides equations: ids that are powers of others, uses of weights,
+and what flows into what, in order of execution, so that one pass backwards finds what is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .values import NEUTRAL, ROOT, Weight, distinct, has_zeros
+
+Memory = tuple[int, tuple[tuple[int, int, int], ...]]
+
+
+def memory(ids: Tensor) -> Memory:
+    """A key for the ids of a tensor and their order, without expanded dimensions."""
+    steps = zip(range(-ids.dim(), 0), ids.shape, ids.stride(), strict=True)
+    return ids.data_ptr(), tuple(
+        (dim, size, stride) for dim, size, stride in steps if size > 1 and stride
+    )
+
+
+def expanded_ids(ids: Tensor, shape: Sequence[int]) -> Tensor:
+    """Ids expanded to a shape; leading dimensions in which they are constant are
+    dropped if it has fewer.
+    """
+    ids = distinct(ids)
+    while ids.dim() > len(shape):
+        ids = ids.select(0, 0)
+    return ids.expand(tuple(shape))
+
+
+def distinct_columns(columns: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct columns of ids without exact zeros.
+
+    Returns:
+        The distinct columns; and for each column the index of its distinct column, or their number
+        if it has an exact zero.
+    """
+    kept = (columns != NEUTRAL).all(0).nonzero().reshape(-1)
+    some = columns[:, kept]
+    rows = [_small(row) for row in some]
+    number = rows[0]
+    for row in rows[1:] or rows:
+        # (one number for both ids)
+        number = torch.unique(number * 2**32 + row, return_inverse=True)[1]
+    count = int(number.max()) + 1 if len(number) else 0
+    first = torch.zeros(count, dtype=torch.int64).scatter_(0, number, torch.arange(len(number)))
+    which = torch.full((columns.shape[1],), count)
+    which[kept] = number
+    return some[:, first], which
+
+
+def _small(ids: Tensor) -> Tensor:
+    """Numbers below ``2^31``, equal where the ids are equal."""
+    return (
+        ids
+        if not len(ids) or int(ids.abs().max()) < 2**31
+        else torch.unique(ids, return_inverse=True)[1]
+    )
+
+
+class Powers:
+    """Tensors of ids with the ids of which they are a power, and the exponent."""
+
+    def __init__(self) -> None:
+        # (the tensors are kept, so that their memory is not given to others)
+        self._known: dict[Memory, tuple[Tensor, Tensor, Fraction]] = {}
+
+    def _of(self, ids: Tensor) -> tuple[Tensor, Fraction]:
+        _, base, exponent = self._known.get(memory(ids), (ids, ids, Fraction(1)))
+        return base, exponent
+
+    def base(self, ids: Tensor) -> Tensor:
+        """The ids of which these are a power, which can be themselves."""
+        return self._of(ids)[0]
+
+    def whole(self, ids: Tensor) -> tuple[Tensor, int] | None:
+        """The base and the exponent of ids that are a whole power of others."""
+        base, exponent = self._of(ids)
+        if exponent.denominator > 1 or exponent == 1:
+            return None
+        return expanded_ids(base, ids.shape), exponent.numerator
+
+    def note(self, made: Tensor, base: Tensor, exponent: Fraction) -> None:
+        """Store that ids are a power of others."""
+        if made.numel():
+            first, own = self._of(base)
+            self._known[memory(made)] = made, expanded_ids(first, made.shape), own * exponent
+
+    def common(
+        self, exponents: Sequence[Fraction], ids: Sequence[Tensor]
+    ) -> tuple[Tensor, Fraction] | None:
+        """The base and the total exponent of a product of powers of the same ids.
+
+        Args:
+            exponents: one per factor.
+            ids: of the factors, of one shape.
+
+        Returns:
+            The base with that shape and the exponent; ``None`` if there is no common base,
+            or exact zeros are in it.
+        """
+        known = [self._of(entry) for entry in ids]
+        bases = [
+            expanded_ids(base, entry.shape) for (base, _), entry in zip(known, ids, strict=True)
+        ]
+        if len({memory(base) for base in bases}) > 1 or not bases[0].numel() or has_zeros(bases[0]):
+            return None
+        return bases[0], sum(
+            (power * own for power, (_, own) in zip(exponents, known, strict=True)), Fraction(0)
+        )
+
+
+@dataclass(frozen=True)
+class Use:
+    """One use of a weight, with ``tail`` and ``head`` ids that broadcast
+    to the shape of the view.
+    """
+
+    weight: Weight
+    tail: Tensor
+    head: Tensor
+
+
+class Flows:
+    """A log of uses of weights, of ids that flow into others, and of ids that reach a fixed scale.
+
+    Attributes:
+        uses: the uses of weights, in order of execution.
+    """
+
+    def __init__(self) -> None:
+        self.uses: list[Use] = []
+        # the number of a use, ids that reach a fixed scale, or ids that flow into others
+        self._events: list[int | Tensor | tuple[Tensor, Tensor]] = []
+
+    def use(self, use: Use) -> None:
+        """Record a use of a weight: its tail flows into its head."""
+        self._events.append(len(self.uses))
+        self.uses.append(use)
+
+    def into(self, source: Tensor, target: Tensor) -> None:
+        """Record that ids flow into others of as many dimensions, elementwise after broadcasting.
+
+        Raises:
+            ValueError: the numbers of dimensions differ.
+        """
+        if source.dim() != target.dim():
+            raise ValueError(f"flow from {source.dim()} into {target.dim()} dimensions")
+        self._events.append((source, target))
+
+    def end(self, ids: Tensor) -> None:
+        """Record that ids reach a fixed scale or a normalisation."""
+        self._events.append(ids)
+
+    def alive(self, size: int) -> list[Tensor]:
+        """For every use, a mask of the heads that reach a fixed scale or a normalisation.
+
+        Args:
+            size: number of ids.
+
+        Returns:
+            One mask per use, with the shape of its head.
+        """
+        reached = np.zeros(size + 1, bool)
+        result: list[Tensor] = [torch.zeros(0)] * len(self.uses)
+        for event in reversed(self._events):
+            if isinstance(event, int):
+                use = self.uses[event]
+                head = _reach(reached, use.tail.numpy(), use.head.numpy(), zeros=ROOT)
+                result[event] = torch.from_numpy(head)
+            elif isinstance(event, tuple):
+                source, target = event
+                _reach(reached, source.numpy(), target.numpy(), zeros=-1)
+            else:
+                reached[event.numpy()] = True
+        return result
+
+
+def use_of(weight: Weight, tail: Tensor, head: Tensor) -> Use:
+    """A use with size 1 for expanded dimensions of the view, which hold one scalar."""
+    view = distinct(weight.index)
+    lead = tail.dim() - view.dim()
+    view = (
+        view.reshape((1,) * lead + tuple(view.shape))
+        if weight.name is None
+        else view[(None,) * lead]
+    )
+
+    def fit(ids: Tensor) -> Tensor:
+        for dim, size in enumerate(view.shape):
+            if size == 1 and ids.shape[dim] > 1:
+                ids = ids.narrow(dim, 0, 1)
+        return ids
+
+    return Use(Weight(weight.name, view), fit(distinct(tail)), fit(distinct(head)))
+
+
+def _reach(reached: np.ndarray, source: np.ndarray, target: np.ndarray, zeros: int) -> np.ndarray:
+    """Mark ids that flow into marked ids, elementwise after broadcasting.
+
+    Args:
+        reached: marks by id; the last one is never set.
+        source: ids.
+        target: the ids that they flow into, with as many dimensions.
+        zeros: the place in ``reached`` that stands for exact zeros.
+
+    Returns:
+        The marks of ``target``.
+    """
+    marked = np.asarray(reached[np.where(target == NEUTRAL, zeros, np.abs(target))])
+    lost = tuple(
+        dim for dim, size in enumerate(marked.shape) if size > 1 and source.shape[dim] == 1
+    )
+    hit = marked.any(axis=lost, keepdims=True) if lost else marked
+    met = source if hit.all() else source[np.broadcast_to(hit, source.shape)]
+    reached[np.where(met == NEUTRAL, zeros, np.abs(met))] = True
+    reached[-1] = False
+    return marked
