@@ -236,6 +236,9 @@ class Recorder:
         finally:
             for handle in handles:
                 handle.remove()
+            # (no hook is called where code ends the program)
+            while self._entered:
+                self._leave()
         held = self.fake.held()
         after = self._attributes()
         state = [key for key in before if key in after and after[key] is not before[key]]
