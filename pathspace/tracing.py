@@ -39,11 +39,11 @@ def trace(
 ) -> ReductionGraph:
     """Build the reduction graph of a model, without changing it.
 
-    Edges and dimension are those of the model at the sizes of the example inputs. The scales should
-    be free at other lengths, batch and image sizes too. The example may not show this, for instance
-    if parts of parameters are not used or a sequence has length 1. Then the model is captured again
-    at larger sizes, if it runs there, and only scales that are free at all captured sizes are kept.
-    :attr:`ReductionGraph.range` states the result.
+    Edges and dimension are those of the model at the sizes of the example inputs. The scales are
+    free at all sizes at which the model runs the same operations with the same constants. Where the
+    example does not decide this (parts of parameters are not used, or a sequence has length 1), the
+    model is captured once more at larger sizes, if it runs there, and only scales that are free at
+    both are kept. :attr:`ReductionGraph.range` says what was captured.
 
     Args:
         model: any module; it is analysed in its current mode (train or eval). Its tensors, and the
