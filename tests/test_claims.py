@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import pathspace as ps
 from pathspace.cli.main import app
 from pathspace.evidence.claims import claim, hierarchical, printed_skeleton
-from pathspace.evidence.layered import LayeredMLP, by_size, count_selected, smallest_counterexample
+from pathspace.evidence.layered import LayeredMLP, by_width, count_selected, smallest_counterexample
 
 
 def selected(skeleton: ps.Skeleton) -> np.ndarray:
@@ -121,14 +121,14 @@ def test_the_smallest_counterexamples_are_the_smallest() -> None:
         == (smallest_counterexample(False, "random")["selections"])
     )
     assert smallest_counterexample(False, "modulo", most_weights=5) is None
-    for net in by_size(False, 5):
+    for net in by_width(False, 5):
         for skeleton in net.selections():
             assert net.count(skeleton) == net.num_weights - net.num_units
 
 
 @pytest.mark.slow
 def test_by_size_lists_every_network_once() -> None:
-    listed = [net.widths for net in by_size(False, 6)]
+    listed = [net.widths for net in by_width(False, 6)]
     everything = [w for n in range(3, 8) for w in itertools.product(range(1, 7), repeat=n)]
     small = [w for w in everything if LayeredMLP(w).num_weights <= 6]
     assert sorted(listed) == sorted(small)

@@ -33,7 +33,7 @@ from .refusals import (
     failed_capture,
     failed_run,
 )
-from .tracer import FakeModel, Recorder
+from .tracer import DEPENDS_ON_VALUES, FakeModel, Recorder
 from .writes import name_of, without_writes
 
 # torch's tracer has one state for all threads
@@ -70,8 +70,13 @@ def capture(
     with ONE_AT_A_TIME, torch.inference_mode(False), with_numbers(), untouched(model):
         args, kwargs = of_equal_lengths(ordinary((args, kwargs)))
         try:
-            fake = FakeModel(model)
-            found = _captured(model, fake, Recorder(fake, args, kwargs))
+            try:
+                fake = FakeModel(model)
+                found = _captured(model, fake, Recorder(fake, args, kwargs))
+            except DEPENDS_ON_VALUES:
+                # (this takes longer, and knows fewer numbers)
+                fake = FakeModel(model, sizes_of_data=True)
+                found = _captured(model, fake, Recorder(fake, args, kwargs))
         except PathspaceError:
             raise
         except (Exception, SystemExit) as error:

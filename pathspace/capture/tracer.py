@@ -26,6 +26,7 @@ from torch._subclasses.fake_tensor import (
 from torch.distributions import Distribution
 from torch.fx import traceback as provenance
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from ..models.copies import safe_deepcopy
@@ -46,6 +47,8 @@ class FakeModel:
 
     Args:
         model: any module.
+        sizes_of_data: let sizes that depend on values be unknown numbers, where they would stop
+            the run.
 
     Attributes:
         fakes: id of a tensor of the model -> the tensor in its place.
@@ -58,15 +61,16 @@ class FakeModel:
         [True, False]
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, sizes_of_data: bool = False) -> None:
+        shapes = ShapeEnv() if sizes_of_data else None
         with functorch_config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
-            self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+            self.mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes)
         model = unsharded(model)
         parameters, buffers = every_tensor(model, "_parameters"), every_tensor(model, "_buffers")
         attributes = [value for module in every_module(model) for value in vars(module).values()]
-        shapes = [each for each in attributes if isinstance(each, Tensor) and not has_values(each)]
+        empty = [each for each in attributes if isinstance(each, Tensor) and not has_values(each)]
         fakes = self.fakes = {
-            id(t): self.fake(t) for t in (*parameters.values(), *buffers.values(), *shapes)
+            id(t): self.fake(t) for t in (*parameters.values(), *buffers.values(), *empty)
         }
         # what the initialisation of a module computes, where the model has shapes only
         made = {
@@ -290,11 +294,12 @@ class Recorder:
             place.meta["val"] = tensor
             sources[place.name] = (kind, name)
         for node, name in zip(given, inputs, strict=True):
-            new = _identifier(name)
-            while new in sources:
-                new += "_"
-            node.name = node.target = new
-            sources[new] = ("input", new)
+            with graph.inserting_before(node):
+                place = graph.placeholder(_identifier(name))
+            place.meta = node.meta
+            node.replace_all_uses_with(place)
+            graph.erase_node(node)
+            sources[place.name] = ("input", place.name)
         self.places = {number: node.name for number, node in own.items()}
         # (functions may refer to the model itself, and so to its own tensors)
         for number, made in self.fake.fakes.items():

@@ -156,7 +156,7 @@ def smallest_counterexample(
         Widths, weights, skeleton, all selected paths, their number and rank; ``None`` if
         there is none that small.
     """
-    for net in by_size(recurrent, most_weights):
+    for net in by_width(recurrent, most_weights):
         skeletons = [net.modulo()] if rule == "modulo" else list(net.selections())
         wrong = [
             skeleton
@@ -300,7 +300,7 @@ class LayeredMLP:
         return ("RNN " if self.recurrent else "MLP ") + "-".join(map(str, self.widths))
 
 
-def by_size(recurrent: bool, most_weights: int) -> Iterator[LayeredMLP]:
+def by_width(recurrent: bool, most_weights: int) -> Iterator[LayeredMLP]:
     """LayeredMLP networks with up to ``most_weights`` weights, smallest first, then
     fewest layers and units.
     """

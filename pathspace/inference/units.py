@@ -159,7 +159,7 @@ class Scales(ParameterScales):
             base, exponent = power
             return self.product((exponent, self.reduce(base, dims, keepdim)))
         ids = self._coarse(value, dims)
-        wanted = sorted({dim % ids.dim() for dim in dims}, reverse=True)
+        wanted = sorted({dim % ids.dim() for dim in dims if ids.dim()}, reverse=True)
         ids = self._representative(ids, wanted)
         if not keepdim:
             for dim in wanted:
