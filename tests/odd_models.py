@@ -494,7 +494,7 @@ def returns_numpy() -> Any:
     return returning(lambda y: y.detach().numpy())
 
 
-@odd("values of tensors")
+@odd(units=4)
 def returns_a_float() -> Any:
     return returning(lambda y: y.sum().item())
 

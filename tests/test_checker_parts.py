@@ -241,7 +241,8 @@ class Wary(nn.Module):
         self.first, self.second = nn.Linear(3, 5), nn.Linear(5, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        if not torch.compiler.is_compiling() and float(x.abs().max()) > 20:
+        # (a trace runs on tensors without values)
+        if type(x) is Tensor and float(x.abs().max()) > 20:
             raise ValueError("expected inputs below 20")
         return self.second(self.first(x).relu())
 

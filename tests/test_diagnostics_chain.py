@@ -335,7 +335,8 @@ def test_a_model_that_runs_differently_is_refused() -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             x = x + self.f(x)
-            return x if torch.compiler.is_exporting() else x + self.f(x)
+            # (a trace runs on tensors without values)
+            return x + self.f(x) if type(x) is Tensor else x
 
     with pytest.raises(UnsupportedError, match="2 additions"):
         MarkovChain.trace(Fickle(), torch.ones(2, 3))

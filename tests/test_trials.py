@@ -77,7 +77,7 @@ def test_a_bias_of_zero_hides_nothing(wrong: Callable[[str, Any], None]) -> None
     """`x + 0 * b` looks homogeneous for as long as a bias is 0."""
     model, x = Between(lambda x: x), torch.randn(5, 3)
     model.shift = nn.Parameter(torch.zeros(4))
-    model.operation = lambda x: torch.relu(torch.add(x, model.shift))
+    model.operation = partial(lambda net, x: torch.relu(torch.add(x, net.shift)), model)
     # the shift said to be another layer's input, whose scale is fixed
     wrong("aten.add", lambda semantics, x, other, **kwargs: semantics.activation(x))
     certificate = ps.verify(model, x)

@@ -253,23 +253,6 @@ def test_gradients_that_are_not_the_functions_refute_nothing() -> None:
     assert certificate.invariance["gradient_balance"] < 1e-12
 
 
-def test_rectifiers_that_no_output_reads_refute_nothing() -> None:
-    class Dropped(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.n, self.b = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)
-            self.n.running_mean.normal_()
-
-        def forward(self, x: Tensor) -> Tensor:
-            every = self.n(torch.cat([self.a(x), self.a(x).tanh()])).relu()
-            return self.b(every[: len(x)])
-
-    found = ps.verify(Dropped().eval(), torch.randn(20, 3)).theorem2
-    assert (
-        found["holds"] and found["switched"] and "no output reads the others" in found["evidence"]
-    )
-
-
 def test_branches_run_after_they_were_verified() -> None:
     # what torch.cond compiles while operations are recorded would fail from then on
     class Branch(nn.Module):

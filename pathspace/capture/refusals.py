@@ -33,6 +33,8 @@ _INTERNAL = re.compile(
 )
 _MADE = re.compile(r"Creating a new Tensor subclass (\w+)")
 _LONGEST = 240
+# the message for a tensor that no recorded operation has made
+UNRECORDED = "a tensor without values comes from nowhere"
 # parts of messages about derivatives inside forward
 WITHOUT_GRADIENTS = ("is_gradtrackingtensor=True", "does not require grad")
 
@@ -259,16 +261,14 @@ def failed_capture(model: nn.Module, error: BaseException) -> CaptureError:
         )
     elif special is not None:
         what, advice = special
-    elif (
-        any(words in said for words in WITHOUT_GRADIENTS)
-        or any(PurePath(frame.filename).name == "eager_transforms.py" for frame in frames)
-        or "Cannot access storage of TensorWrapper" in said
-    ):
-        what = "it takes gradients inside forward"
-        advice = "pass the module that is differentiated, or write its derivative out"
-    elif "Cannot access storage of BatchedTensor" in said:
-        what = "it maps a function over a dimension (torch.vmap), which this dimension hides"
-        advice = "write the function for whole batches"
+    elif any(
+        words in said for words in (UNRECORDED, "Cannot access storage of", *WITHOUT_GRADIENTS)
+    ) or any(PurePath(frame.filename).name == "eager_transforms.py" for frame in frames):
+        what = (
+            "it takes gradients inside forward, writes into its weights there, or maps a function"
+            " over a dimension (torch.vmap)"
+        )
+        advice = "pass the module that is differentiated or mapped, or write this step out"
     elif "DynamicOutputShape" in type(error).__name__:
         what = "the size of a tensor depends on the values of tensors there"
         advice = (

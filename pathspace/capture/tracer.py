@@ -38,6 +38,7 @@ from ..models.values import LARGEST_BUFFER, has_values, initialise, unsharded
 from ..models.walk import every_module, every_path, every_tensor, holders, tensors_of
 from .known import KnownNumbers
 from .packed import PaddedSequences, equal_steps
+from .refusals import UNRECORDED
 
 DEPENDS_ON_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 
@@ -311,6 +312,8 @@ class Recorder:
             value = getattr(self.module, str(node.target))
             if not isinstance(value, Tensor):
                 continue
+            if not has_values(value) and id(value) not in own:
+                raise RuntimeError(UNRECORDED)
             if id(value) not in own:
                 with graph.inserting_before(first):
                     place = own[id(value)] = graph.placeholder(f"c_lifted_tensor_{len(constants)}")
