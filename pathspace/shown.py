@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 WIDTH = 120
 SHORT = (bool, int, float, str)
-# inherit the notebook's colours, so that the text is readable in dark themes
+# inherit the notebook's foreground, so that the text is readable in dark themes
 PAGE = (
     '<pre style="white-space: pre; overflow-x: auto; line-height: 1.3; color: inherit">{code}</pre>'
 )

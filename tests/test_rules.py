@@ -845,7 +845,7 @@ def test_a_rule_takes_torchs_own_spelling_of_an_operation() -> None:
 
 
 def test_a_rule_for_an_operation_that_does_not_exist_warns() -> None:
-    with pytest.warns(UserWarning, match="'pathspace_own.tyepd', which is no operation"):
+    with pytest.warns(UserWarning, match="'pathspace_own.tyepd', which is not an operation"):
         ps.rule("pathspace_own.tyepd")(lambda semantics, x: x)
 
 

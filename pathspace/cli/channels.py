@@ -89,7 +89,7 @@ def _misfit(own: Mapping[str, Any], state: Any) -> str:
 
 def _share(keep: float) -> float:
     if not 0 < keep <= 1:
-        raise typer.BadParameter(f"{keep:g} is no share above 0 and up to 1")
+        raise typer.BadParameter(f"{keep:g} is not a share above 0 and up to 1")
     return keep
 
 

@@ -65,9 +65,9 @@ def compare(a: nn.Module, b: nn.Module, graph: Structure, tolerance: float = SAM
     w^2`` (tilted where there is none), which is unique; then the channels of the second are matched
     with the first's, and the order inside of channels (features of a head, outputs of a group of a
     convolution), if they do not suffice. Both are run on random inputs, in evaluation mode and
-    float64: numbers may stand in the code of a model (a slope, an ``eps``), and models whose
-    weights differ may be equal for another reason, or in an order that was not searched or missed,
-    which can happen for channels that are nearly equal.
+    float64, because numbers may stand in the code of a model (a slope, an ``eps``). Models whose
+    weights differ may be equal for another reason, or in an order that was not searched. An order
+    can be missed where channels are nearly equal.
 
     Args:
         a: the traced model, or a copy with other weights.
