@@ -60,6 +60,8 @@ def sources() -> Iterator[tuple[str, int, str]]:
                     isinstance(node, ast.Constant)
                     and isinstance(node.value, str)
                     and node.value.count(" ") > 2
+                    # (markup is not a sentence)
+                    and not node.value.startswith("<")
                 ):
                     yield name, node.lineno, blank(CODE, blank(EXAMPLE, node.value))
 

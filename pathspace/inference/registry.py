@@ -159,8 +159,8 @@ def rule(*operations: str, **stated: Any) -> Callable[[AnyRule], AnyRule]:
         for name in names:
             if not is_own(function) and not _exists(name):
                 warnings.warn(
-                    f"ps.rule names {name!r}, which is not an operation of torch so far; the rule has"
-                    " no effect until an operation of this name is registered.",
+                    f"ps.rule names {name!r}, which is not an operation of torch so far; the"
+                    " rule has no effect until an operation of this name is registered.",
                     stacklevel=2,
                 )
             RULES[name], FACTS[name] = function, facts
