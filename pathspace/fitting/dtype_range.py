@@ -122,9 +122,9 @@ def fit_dtype(
     the type, and its root mean square above ``headroom`` times the smallest normal one. The same
     holds for matrices of weights. Units that are free only at ``eps = 0`` move too, if the outputs
     in the model's own type stay the same. A model that already fits does not change, and neither
-    does one that cannot be made to fit and is about as exact as it is. Activations with a fixed scale cannot be
-    rescaled; the table shows them. What the model computes in a wider type also when it is
-    converted does not count.
+    does one that cannot be made to fit and is about as exact as it is. Activations with a fixed
+    scale cannot be rescaled; the table shows them. What the model computes in a wider type also
+    when it is converted does not count.
 
     Args:
         model: any module; it is not changed.
