@@ -289,7 +289,7 @@ def failed_capture(model: nn.Module, error: BaseException) -> CaptureError:
             " around it"
         )
     elif decides_by_values(error):
-        what = "its Python control flow depends on the values of tensors"
+        what = "a branch, a number or a size in its code depends on the values of tensors"
         advice = (
             "write this step with torch.where or torch.cond, or pass the part of the model"
             " around it"

@@ -16,6 +16,8 @@ from ..errors import InputError
 from .nested import is_plain, leaves, mapped
 from .values import has_values
 
+# inputs of a list that are described
+MOST_SHOWN = 4
 # positional inputs, and inputs by keyword
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -83,11 +85,11 @@ def describe_inputs(values: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         if isinstance(value, torch.Tensor):
             shape = "x".join(map(str, value.shape)) or "scalar"
             return f"{shape}:{str(value.dtype).removeprefix('torch.')}"
-        return (
-            repr(value)
-            if isinstance(value, bool | int | float | str | None)
-            else type(value).__name__
-        )
+        if type(value) in (list, tuple):
+            shown = [one(part) for part in value[:MOST_SHOWN]] + ["..."] * (len(value) > MOST_SHOWN)
+            return f"[{', '.join(shown)}]"
+        simple = isinstance(value, bool | int | float | str | None)
+        return repr(value) if simple else type(value).__name__
 
     parts = [one(value) for value in values] + [
         f"{key}={one(value)}" for key, value in kwargs.items()

@@ -31,6 +31,16 @@ class Masks(dict[str, dict[str, Tensor]]):
         self.header = dict(header)
 
     @property
+    def incoming(self) -> dict[str, Tensor]:
+        """One entering edge of each unit, as :attr:`pathspace.Skeleton.incoming`."""
+        return self["incoming"]
+
+    @property
+    def outgoing(self) -> dict[str, Tensor]:
+        """One leaving edge of each unit, as :attr:`pathspace.Skeleton.outgoing`."""
+        return self["outgoing"]
+
+    @property
     def union(self) -> dict[str, Tensor]:
         """The paper's mask: entering or leaving."""
         return {name: mask | self["outgoing"][name] for name, mask in self["incoming"].items()}
