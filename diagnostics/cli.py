@@ -92,7 +92,7 @@ def diagnose(
 
     from rich.console import Console
 
-    from pathspace.cli.errors import show_progress, tell
+    from pathspace.cli.progress import show_progress, tell
     from pathspace.cli.target import load_target
     from pathspace.files.writing import ensure_writable, expect_outputs, make_folder, write_text
 

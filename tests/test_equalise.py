@@ -83,7 +83,8 @@ def test_without_data_inputs_are_made_up() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(7, 8), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
     graph = ps.trace(model, torch.randint(7, (2, 5)))
-    found = ps.equalise(ps.rescale(model, graph, torch.randn(graph.num_units)), graph, 6)
+    with pytest.warns(UserWarning, match="makes up random ones"):
+        found = ps.equalise(ps.rescale(model, graph, torch.randn(graph.num_units)), graph, 6)
     assert found.made_up and found.helped and "random inputs" in str(found)
 
 

@@ -185,9 +185,7 @@ def test_a_mask_that_is_made_under_tracing_only_is_named() -> None:
     )  # fmt: skip
     torch.manual_seed(0)
     model, words = transformers.NystromformerModel(config).eval(), torch.randint(0, WORDS, (2, 8))
-    with pytest.raises(
-        ps.CaptureError, match=r"an attention mask with all its dimensions, batch x 1 x 1 x length"
-    ):
+    with pytest.raises(ps.CaptureError, match="runs but cannot be captured as a graph"):
         ps.trace(model, words)
     certificate = ps.verify(
         model, kwargs={"input_ids": words, "attention_mask": torch.ones(2, 1, 1, 8)}

@@ -20,7 +20,7 @@ from torch import nn
 from zoo.entry import load
 
 import pathspace as ps
-from pathspace.cli.errors import stage_line
+from pathspace.cli.progress import stage_line
 from pathspace.diagnostics import Report, charts, report
 from pathspace.diagnostics.report import measure, sentences
 from pathspace.diagnostics.report.graph_layout import arrange, describe_layers

@@ -319,7 +319,7 @@ def fetch_data(
     """
     from pathlib import Path
 
-    from pathspace.cli.errors import show_progress
+    from pathspace.cli.progress import show_progress
 
     from .experiments.data import fetch, source
 

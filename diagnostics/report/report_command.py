@@ -69,7 +69,7 @@ def report(
     Exit codes: 0 written, whatever the certificate says; 2 bad input; an existing file stays whole
     unless the new one is complete.
     """
-    from pathspace.cli.errors import deliver, show_progress
+    from pathspace.cli.progress import deliver, show_progress
     from pathspace.cli.target import load_target
     from pathspace.files.writing import STDOUT, delivering, expect_outputs
 

@@ -33,7 +33,7 @@ from .refusals import (
     failed_capture,
     failed_run,
 )
-from .tracer import DEPENDS_ON_VALUES, FakeModel, Recorder
+from .tracer import FakeModel, Recorder
 from .writes import name_of, without_writes
 
 # torch's tracer has one state for all threads
@@ -73,8 +73,11 @@ def capture(
             try:
                 fake = FakeModel(model)
                 found = _captured(model, fake, Recorder(fake, args, kwargs))
-            except DEPENDS_ON_VALUES:
-                # (this takes longer, and knows fewer numbers)
+            except PathspaceError:
+                raise
+            except Exception:
+                # loops of torch, and sizes that depend on data (this takes longer, and knows fewer
+                # numbers)
                 fake = FakeModel(model, sizes_of_data=True)
                 found = _captured(model, fake, Recorder(fake, args, kwargs))
         except PathspaceError:

@@ -11,11 +11,11 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._dynamo import config as dynamo_config
 from torch._functorch import config as functorch_config
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -26,7 +26,6 @@ from torch._subclasses.fake_tensor import (
 from torch.distributions import Distribution
 from torch.fx import traceback as provenance
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from ..models.copies import safe_deepcopy
@@ -63,6 +62,8 @@ class FakeModel:
     """
 
     def __init__(self, model: nn.Module, sizes_of_data: bool = False) -> None:
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv  # slow to import
+
         shapes = ShapeEnv() if sizes_of_data else None
         with functorch_config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
             self.mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes)
@@ -195,16 +196,13 @@ class Recorder:
         torch.backends.mha.set_fastpath_enabled(False)
         Distribution.set_default_validate_args(False)
         try:
-            # (functions compiled within the model run as they are written)
-            nested = dynamo_config.patch(error_on_nested_fx_trace=False)
-            with (
-                quiet(),
-                as_written(),
-                nested,
-                torch.enable_grad(),
-                provenance.preserve_node_meta(),
-            ):
-                yield
+            with quiet(), as_written(), torch.enable_grad(), provenance.preserve_node_meta():
+                # slow to import, and draws random numbers
+                from torch._dynamo import config as dynamo_config
+
+                # (functions compiled within the model run as they are written)
+                with dynamo_config.patch(error_on_nested_fx_trace=False):
+                    yield
         finally:
             torch.backends.mha.set_fastpath_enabled(fast)
             Distribution.set_default_validate_args(checks)
@@ -309,7 +307,7 @@ class Recorder:
         constants: dict[str, Tensor] = {}
         first = next(node for node in graph.nodes if node.op not in ("placeholder", "get_attr"))
         for node in [node for node in graph.nodes if node.op == "get_attr"]:
-            value = getattr(self.module, str(node.target))
+            value = attrgetter(str(node.target))(self.module)
             if not isinstance(value, Tensor):
                 continue
             if not has_values(value) and id(value) not in own:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .errors import FAILED, NOT_COMPARED, deliver, show_progress
+from .errors import FAILED, NOT_COMPARED
 from .options import InputOption, JsonOption, SeedOption, TargetArgument
+from .progress import deliver, show_progress
 
 if TYPE_CHECKING:
     from torch import nn

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .errors import deliver, show_progress, tell
 from .options import InputOption, JsonOption, SeedOption
+from .progress import deliver, show_progress, tell
 
 if TYPE_CHECKING:
     from ..reduction import ReductionGraph

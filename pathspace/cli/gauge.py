@@ -10,8 +10,8 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from .errors import deliver, show_progress, tell
 from .options import InputOption, JsonOption, SeedOption, TargetArgument
+from .progress import deliver, show_progress, tell
 
 OutputOption = Annotated[
     str | None,

@@ -21,15 +21,7 @@ from rich.markup import escape
 from . import channels as channel_commands
 from . import checkpoints as checkpoint_commands
 from . import gauge as gauge_cli
-from .errors import (
-    FAILED,
-    NOT_COMPARED,
-    ErrorSentenceGroup,
-    guarded,
-    say,
-    show_progress,
-    tell,
-)
+from .errors import FAILED, NOT_COMPARED, ErrorSentenceGroup, guarded, say
 from .options import (
     InputOption,
     JsonOption,
@@ -41,6 +33,7 @@ from .options import (
     TargetArgument,
     TrainOption,
 )
+from .progress import show_progress, tell
 
 _GROUP = "pathspace.commands"
 

@@ -1,0 +1,104 @@
+"""What commands show: progress on a terminal, text, and results."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.markup import escape
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from ..errors import CaptureError
+from .errors import debugging
+
+
+@contextlib.contextmanager
+def show_progress(what: str, target: str) -> Iterator[Callable[..., None]]:
+    """Show the progress of a command on a terminal, and keep standard output for results.
+
+    It yields a function of the name of a stage and, for long work, the share that is done,
+    which is shown as a bar.
+
+    Text that the user's code and torch print meanwhile appears on standard error at the end.
+    After a failure it is dropped, because torch prints whole graphs before some exceptions; the
+    user sees only the error.
+    """
+    if debugging():
+        with contextlib.redirect_stdout(sys.stderr):
+            yield lambda _stage, _share=None: None
+        return
+    printed = io.StringIO()
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with (
+            Console(file=sys.stderr).status(f"{what} {escape(target)}") as status,
+            contextlib.redirect_stdout(printed),
+            contextlib.redirect_stderr(printed),
+        ):
+            yield lambda stage, share=None: status.update(
+                stage_line(f"{stage} {escape(target)}", share)
+            )
+    except SystemExit as error:
+        raise CaptureError(
+            f"The model of '{target}' ended the program, SystemExit ({error.code}), instead of"
+            " returning: raise an exception in its forward, not sys.exit()."
+        ) from error
+    finally:
+        logging.disable(disabled)
+    sys.stderr.write(printed.getvalue())
+
+
+def stage_line(text: str, share: float | None) -> RenderableType:
+    """Return the line for a stage: its name, after a bar if the share that is done is known.
+
+    Args:
+        text: the name, with rich's markup.
+        share: between 0 and 1, or ``None``.
+
+    Example:
+        >>> stage_line("Capturing net.py:Net", None)
+        'Capturing net.py:Net'
+    """
+    if share is None:
+        return text
+    line = Table.grid(padding=(0, 1))
+    line.add_row(ProgressBar(total=1.0, completed=share, width=24), f"{share:4.0%}", text)
+    return line
+
+
+def tell(text: str, aside: bool = False) -> None:
+    """Print what a command has done, without line breaks and without markup.
+
+    Args:
+        text: the sentence.
+        aside: print on standard error, because standard output holds the result.
+    """
+    Console(stderr=aside).print(text, soft_wrap=True, markup=False, highlight=False)
+
+
+def deliver(
+    facts: Mapping[str, Any], json: str | None, shown: RenderableType, aside: bool = False
+) -> None:
+    """Write facts as JSON if a file is given, and show them unless JSON goes to standard output.
+
+    Args:
+        facts: what the command found.
+        json: a file, ``-`` for JSON on standard output and nothing else, or ``None``.
+        shown: text, or an object that rich renders.
+        aside: show on standard error, because standard output holds the result.
+    """
+    from json import dumps
+
+    from ..files.json_lines import plain
+    from ..files.writing import STDOUT, write_text
+
+    write_text(dumps(plain(facts), indent=2, allow_nan=False), json)
+    if json != STDOUT:
+        tell(shown, aside) if isinstance(shown, str) else Console(stderr=aside).print(shown)
