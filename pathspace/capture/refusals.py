@@ -35,6 +35,8 @@ _MADE = re.compile(r"Creating a new Tensor subclass (\w+)")
 _LONGEST = 240
 # the message for a tensor that no recorded operation has made
 UNRECORDED = "a tensor without values comes from nowhere"
+# the message for a tensor that a branch or a loop of torch reads from outside
+FROM_OUTSIDE = "a graph inside of the graph reads a tensor from outside"
 # parts of messages about derivatives inside forward
 WITHOUT_GRADIENTS = ("is_gradtrackingtensor=True", "does not require grad")
 
@@ -269,6 +271,9 @@ def failed_capture(model: nn.Module, error: BaseException) -> CaptureError:
             " over a dimension (torch.vmap)"
         )
         advice = "pass the module that is differentiated or mapped, or write this step out"
+    elif FROM_OUTSIDE in said:
+        what = "a branch or a loop of torch in it reads tensors that are not among its operands"
+        advice = "pass them as operands"
     elif "DynamicOutputShape" in type(error).__name__:
         what = "the size of a tensor depends on the values of tensors there"
         advice = (

@@ -37,7 +37,7 @@ from ..models.values import LARGEST_BUFFER, has_values, initialise, unsharded
 from ..models.walk import every_module, every_path, every_tensor, holders, tensors_of
 from .known import KnownNumbers
 from .packed import PaddedSequences, equal_steps
-from .refusals import UNRECORDED
+from .refusals import FROM_OUTSIDE, UNRECORDED
 
 DEPENDS_ON_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 
@@ -175,6 +175,10 @@ class Recorder:
         self._paths: dict[int, list[str]] = {}
         for path, module in every_path(fake.module):
             self._paths.setdefault(id(module), []).append(path)
+        # graphs inside of the graph find tensors of the model only where these are given; for all
+        # others it is quicker to look up those that are used
+        self._lifted = fake.mode.shape_env is not None
+        own = [tensor for *_, tensor in self._registered] if self._lifted else []
         # (under the model's own mode: "real" leaves the fake tensors as they are)
         with self._conditions(), fake.mode:
             self.module = make_fx(
@@ -183,7 +187,7 @@ class Recorder:
                 pre_dispatch=True,
                 record_stack_traces=True,
                 _disable_torch_fn_metadata_mode=True,
-            )(*self._fakes)
+            )(*own, *self._fakes)
         self.read: list[Tensor] = [] if self._known is None else self._known.read
         self.sources, self.constants = self._places(_input_names(fake.module, *given))
         self._tidy()
@@ -288,10 +292,14 @@ class Recorder:
         first = given[0] if given else next(iter(graph.nodes))
         own: dict[int, fx.Node] = {}
         for kind, name, tensor in self._registered:
-            with graph.inserting_before(first):
+            node = given.pop(0) if self._lifted else first
+            with graph.inserting_before(node):
                 place = own[id(tensor)] = graph.placeholder(f"{kind[0]}_{_identifier(name)}")
             place.meta["val"] = tensor
             sources[place.name] = (kind, name)
+            if self._lifted:
+                node.replace_all_uses_with(place)
+                graph.erase_node(node)
         for node, name in zip(given, inputs, strict=True):
             with graph.inserting_before(node):
                 place = graph.placeholder(_identifier(name))
@@ -326,6 +334,9 @@ class Recorder:
         for part in self.module.modules():
             for node in part.graph.nodes if isinstance(part, fx.GraphModule) else ():
                 node.meta["nn_module_stack"] = node.meta.get("custom", {}).get("modules", {})
+                held = getattr(part, str(node.target), None) if node.op == "get_attr" else None
+                if part is not self.module and isinstance(held, Tensor) and not has_values(held):
+                    raise RuntimeError(FROM_OUTSIDE)
         for node in reversed(self.module.graph.nodes):
             # settings (gradients, autocast), and questions about values
             operation = isinstance(node.target, torch._ops.OperatorBase)
