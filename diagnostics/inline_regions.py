@@ -37,7 +37,7 @@ def inline_regions(module: fx.GraphModule) -> fx.Graph:
         >>> graph = capture(Net(), (torch.ones(2),), {}).graph
         >>> calls = lambda g: [node.name for node in g.nodes if node.op == "call_function"]
         >>> [calls(graph.graph), calls(inline_regions(graph))]
-        [['add', 'getitem'], ['add']]
+        [['add'], ['add']]
     """
     if not any(map(_region, module.graph.nodes)):
         return module.graph
