@@ -34,7 +34,7 @@ from ..models.isolation import quiet
 from ..models.modes import as_written
 from ..models.stand_in import make_recordable, outputs_of
 from ..models.values import LARGEST_BUFFER, has_values, initialise, unsharded
-from ..models.walk import every_module, every_path, every_tensor, holders, tensors_of
+from ..models.walk import every_module, every_path, every_tensor, holders
 from .known import KnownNumbers
 from .packed import PaddedSequences, equal_steps
 from .refusals import FROM_OUTSIDE, UNRECORDED
@@ -62,9 +62,11 @@ class FakeModel:
     """
 
     def __init__(self, model: nn.Module, sizes_of_data: bool = False) -> None:
-        from torch.fx.experimental.symbolic_shapes import ShapeEnv  # slow to import
+        shapes = None
+        if sizes_of_data:
+            from torch.fx.experimental.symbolic_shapes import ShapeEnv  # slow to import
 
-        shapes = ShapeEnv() if sizes_of_data else None
+            shapes = ShapeEnv()
         with functorch_config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
             self.mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes)
         model = unsharded(model)
@@ -81,8 +83,12 @@ class FakeModel:
             if not has_values(each) and each.numel() <= LARGEST_BUFFER
         }
         # (modules that torch does not register keep the model's own tensors, as constants)
-        others = [each for _, module, _ in holders(model) for each in tensors_of(module).values()]
-        shared = {id(each): each for each in others}
+        shared = {
+            id(each): each
+            for _, module, _ in holders(model)
+            for each in (*module._parameters.values(), *module._buffers.values())
+            if each is not None
+        }
         self.module = safe_deepcopy(model, share_tensors=True, replaced={**shared, **fakes, **made})
         make_recordable(self.module)
         for module in every_module(self.module):
