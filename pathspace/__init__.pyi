@@ -41,6 +41,7 @@ from .gauge.transport import register_transport as register_transport
 from .graph.parts import Pin as Pin
 from .graph.parts import WeightBlock as WeightBlock
 from .inference.registry import rule as rule
+from .models.carried import Carried as Carried
 from .models.values import without_weights as without_weights
 from .paths.basis import BasisPaths as BasisPaths
 from .paths.basis import Path as Path

@@ -154,7 +154,7 @@ def recapture(model: nn.Module, inputs: Inputs, thin_only: bool) -> tuple[Captur
     """
     try:
         with untouched(model), torch.inference_mode(False), with_numbers():
-            rehearsal = FakeModel(model)
+            rehearsal = FakeModel(model, numbers=True)
             other = other_sizes(lambda trial: rehearsal.runs(*trial), ordinary(inputs), thin_only)
         return None if other is None else (capture(model, *other), other)
     except PathspaceError:

@@ -49,6 +49,7 @@ class FakeModel:
         model: any module.
         sizes_of_data: let sizes that depend on values be unknown numbers, where they would stop
             the run.
+        numbers: let buffers of one element, as flags are, keep their values.
 
     Attributes:
         fakes: id of a tensor of the model -> the tensor in its place.
@@ -61,7 +62,9 @@ class FakeModel:
         [True, False]
     """
 
-    def __init__(self, model: nn.Module, sizes_of_data: bool = False) -> None:
+    def __init__(
+        self, model: nn.Module, sizes_of_data: bool = False, numbers: bool = False
+    ) -> None:
         shapes = None
         if sizes_of_data:
             from torch.fx.experimental.symbolic_shapes import ShapeEnv  # slow to import
@@ -76,6 +79,9 @@ class FakeModel:
         fakes = self.fakes = {
             id(t): self.fake(t) for t in (*parameters.values(), *buffers.values(), *empty)
         }
+        for buffer in buffers.values() if numbers else ():
+            if buffer.numel() == 1 and has_values(buffer):
+                fakes[id(buffer)].constant = buffer.detach().clone()
         # what the initialisation of a module computes, where the model has shapes only
         made = {
             id(each): torch.empty(each.shape, dtype=each.dtype)

@@ -81,7 +81,7 @@ def interpret(
             values[node.name] = _placeholder(node, captured, semantics, elsewhere)
     outputs = GraphInterpreter(semantics, strict).run(captured.graph, values)
     semantics.place = Place("output")
-    flat = []
+    flat: list[Tensor] = []
     for number, value in enumerate(flat_values(outputs)):
         if number >= captured.updates:
             _note_read(semantics, value)
@@ -90,6 +90,7 @@ def interpret(
             continue
         flat.append(semantics.activation(value))
     for ids in flat:
+        semantics.place = Place("output", result=ids)
         semantics.fix(ids)
     return semantics, flat
 

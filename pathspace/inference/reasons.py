@@ -203,10 +203,27 @@ class Witness(Scales):
         if kind != FIXED:
             return kind
         if self.place.op == "output":
-            return OUTPUT
+            return OUTPUT + self._fed_back(self.place.result)
         if self._fixing or self.place.node is None:
             return FIXED
         return f"shares one scale with {constant_behind(self.place.node, self.sources)[0] or OTHER}"
+
+    def _fed_back(self, output: Tensor) -> str:
+        """What to do if an output is the state of a recurrent model: one of its inputs looks
+        like it.
+        """
+        inputs = {
+            node.name: node.meta.get("val")
+            for node in (self.graph.nodes if self.graph is not None else ())
+            if node.op == "placeholder" and self.sources.get(node.name, ("",))[0] == "input"
+        }
+        alike = [n for n, val in inputs.items() if getattr(val, "shape", None) == output.shape]
+        if len(inputs) < 2 or not alike:
+            return ""
+        return (
+            f"; if one call gives it to the next as the state {alike[-1]!r}, trace"
+            " pathspace.Carried"
+        )
 
     def pin(self, values: Iterable[Value], reason: str) -> None:
         """Fix scales for a given reason."""
