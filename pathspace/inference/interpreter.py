@@ -279,6 +279,8 @@ class GraphInterpreter(Generic[S]):
             except (ValueError, TypeError, IndexError, RuntimeError) as error:
                 # the rule does not support these arguments: the operation is pinned,
                 # which is sound and recorded
+                if self.semantics.enlarged and isinstance(error, IndexError):
+                    raise
                 reason = _uncovered(error)
         if any(
             isinstance(value, Weight) or is_free(value) for value in flat_values((args, kwargs))
