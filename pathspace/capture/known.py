@@ -28,7 +28,7 @@ class KnownNumbers(TorchFunctionMode):
 
     Args:
         node_of: the node that a traced tensor comes from; ``None`` for other tensors.
-        constant: the constant that the graph holds under a name.
+        constant: the tensor of the model for which a node stands.
         known: id of a tensor without values -> its value.
         failures: what torch raises where a result depends on values.
     """
@@ -36,7 +36,7 @@ class KnownNumbers(TorchFunctionMode):
     def __init__(
         self,
         node_of: Callable[[Tensor], fx.Node | None],
-        constant: Callable[[str], Any],
+        constant: Callable[[fx.Node], Any],
         known: Mapping[int, Tensor],
         failures: tuple[type[Exception], ...],
     ) -> None:
@@ -133,8 +133,8 @@ class KnownNumbers(TorchFunctionMode):
 
     def _one(self, node: fx.Node, found: Mapping[fx.Node, Any]) -> Any:
         """The value of one node; ``None`` if it is unknown."""
-        if node.op == "get_attr":
-            held = self._value(self._constant(str(node.target)))
+        if node.op in ("get_attr", "placeholder"):
+            held = self._value(self._constant(node))
             return None if held is None else held.clone()
         tags = getattr(node.target, "tags", ())
         shown = [
