@@ -224,8 +224,8 @@ class Recorder:
         """What is traced: a call of the model; the arguments are its tensors, by identity."""
         proxies: Any = get_proxy_mode()
         # (from here on: lines of code say nothing of the arguments)
-        proxies.tracer.record_stack_traces = True
-        proxies.tracer._record_forward_stack_traces_only = True
+        for setting in ("record_stack_traces", "_record_forward_stack_traces_only"):
+            setattr(proxies.tracer, setting, True)
 
         def node_of(tensor: Tensor) -> fx.Node | None:
             slot = get_proxy_slot(tensor, proxies.tracer, None)

@@ -62,7 +62,8 @@ def untouched(model: nn.Module) -> Iterator[None]:
         model: the model whose code will run.
     """
     differentiating, default = torch.is_grad_enabled(), torch.get_default_dtype()
-    before = [(cached, cached.cache_info().misses) for cached in _cached_functions(len(sys.modules))]
+    caches = _cached_functions(len(sys.modules))
+    before = [(cached, cached.cache_info().misses) for cached in caches]
     try:
         with random_kept(), values_kept(plain_tensors(model)):
             yield
@@ -80,7 +81,7 @@ WITHOUT_TENSORS = frozenset(["torch", "triton", "sympy", __package__.partition("
 
 
 @functools.lru_cache(maxsize=1)
-def _cached_functions(modules: int) -> list[Any]:
+def _cached_functions(_: int) -> list[Any]:
     """All functions with a ``functools.lru_cache``, found once for a number of imported modules."""
     kind = type(functools.lru_cache(len))
     found = (each for each in gc.get_objects() if type(each) is kind)
