@@ -12,10 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx import traceback as provenance
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ..models.values import has_values, with_numbers
+from .captured import source_line
 from .writes import WriteError, storages, writes
 
 _READS_DATA, _SETS_DATA = Tensor.data.__get__, Tensor.data.__set__  # type: ignore[attr-defined]
@@ -50,6 +52,7 @@ class KnownNumbers(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        provenance.set_stack_trace([source_line()])
         if func == _READS_DATA:
             return args[0].detach()
         if func == _SETS_DATA:

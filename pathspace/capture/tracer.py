@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.distributions import Distribution
 from torch.fx import traceback as provenance
+from torch.fx._lazy_graph_module import _use_lazy_graph_module as without_code
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
 from torch.utils import _pytree as pytree
 
@@ -190,7 +191,7 @@ class Recorder:
         # (graphs inside of the graph find tensors of the model only where these are given)
         own = [tensor for *_, tensor in self._registered]
         # (under the model's own mode: "real" leaves the fake tensors as they are)
-        with self._conditions(), fake.mode:
+        with self._conditions(), without_code(True), fake.mode:
             self.module = make_fx(
                 self._run,
                 tracing_mode="real",
@@ -223,15 +224,14 @@ class Recorder:
     def _run(self, *_: Any) -> list[Tensor]:
         """What is traced: a call of the model; the arguments are its tensors, by identity."""
         proxies: Any = get_proxy_mode()
-        # (from here on: lines of code say nothing of the arguments)
-        for setting in ("record_stack_traces", "_record_forward_stack_traces_only"):
-            setattr(proxies.tracer, setting, True)
 
         def node_of(tensor: Tensor) -> fx.Node | None:
             slot = get_proxy_slot(tensor, proxies.tracer, None)
             return None if slot is None else slot.proxy.node
 
-        own = {node_of(tensor): tensor for *_, tensor in self._registered}
+        # (where sizes may be unknown, no number of a buffer need be read)
+        known_sizes = self.fake.mode.shape_env is None
+        own = {node_of(tensor): tensor for *_, tensor in self._registered if known_sizes}
 
         def constant(node: fx.Node) -> Any:
             return own.get(node, getattr(proxies.tracer.root, str(node.target), None))
