@@ -144,7 +144,7 @@ def prune(
         status("Finding channels")
         groups = channels(loaded.model, *loaded.args, kwargs=loaded.kwargs)
         status("Leaving channels out")
-        kept, small = groups.kept(keep, by.value), groups.remove(keep, by.value)
+        kept, small = groups.kept(keep, by.value), groups.remove(keep=keep, by=by.value)
         with delivering(output, ".pt", stdout) as file:
             try:
                 torch.save(small, file)
