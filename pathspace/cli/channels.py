@@ -54,8 +54,7 @@ class Format(StrEnum):
 
 def _with_weights(target: Target, path: str) -> nn.Module:
     """A copy of the target's model with the weights of a file."""
-    from ..capture.refusals import first_line
-    from ..errors import InputError
+    from ..errors import InputError, first_line
     from ..files.tensor_files import read_saved
     from ..models.copies import safe_deepcopy
 
@@ -131,8 +130,7 @@ def prune(
 
     import torch
 
-    from ..capture.refusals import first_line
-    from ..errors import InputError
+    from ..errors import InputError, first_line
     from ..files.writing import STDOUT, delivering, expect_outputs
     from ..pruning.channels import channels
     from .target import load_target

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..capture.capture import check_runs
 from ..gauge.moves import moved
 from ..gauge.rescale import rescale
 from ..graph.structure import Structure
 from ..models.modes import precision
 from ..models.nested import mapped
+from ..models.refusals import check_runs
 from ..models.restored_globals import values_kept
 from ..models.running import LARGE, ForwardRun, cast, run_forward
 from ..models.stand_in import repeatable, stand_in

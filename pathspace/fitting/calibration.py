@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from ..capture.captured import Captured
-from ..capture.refusals import check_capturable, failed_run, no_derivative
 from ..errors import InputError, InputTypeError, UnsupportedError
 from ..models.finite import check_finite
 from ..models.inputs import arranged
 from ..models.isolation import quiet
 from ..models.modes import IgnoreDetach, never_recomputed
 from ..models.nested import leaves, real_leaves
+from ..models.refusals import check_capturable, failed_run, no_derivative
 from ..models.restored_globals import plain_tensors, values_kept
 from ..models.running import evaluate
 from ..models.stand_in import repeatable, stand_in

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from ..capture.capture import capture
 from ..capture.captured import Captured
-from ..capture.refusals import first_line
-from ..errors import InputError, PathspaceError, UnsupportedError, expect_arguments
+from ..errors import InputError, PathspaceError, UnsupportedError, expect_arguments, first_line
 from ..inference.interpreter import interpret
 from ..inference.registry import rule
 from ..inference.semantics import Semantics
