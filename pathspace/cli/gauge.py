@@ -66,7 +66,7 @@ def _inputs(file: str | None, model: Any, given: tuple[tuple[Any, ...], dict[str
 
     from ..errors import InputError
     from ..files.writing import existing_file
-    from ..fitting.calibration import takes
+    from ..models.inputs import takes
 
     path = existing_file(file, "calibration", "save the inputs as .npy or .safetensors")
     try:
