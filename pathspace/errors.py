@@ -60,7 +60,13 @@ def first_line(error: BaseException) -> str:
     line = (lines[0] if lines else type(error).__name__).rstrip(".")
     if _INTERNAL.search(line):
         return "a step inside torch fails"
-    return line if len(line) <= _LONGEST else line[:_LONGEST].rsplit(" ", 1)[0] + " ..."
+    return on_one_line(line)
+
+
+def on_one_line(text: str) -> str:
+    """A message on one line, without its full stop; the end of a long one is left out."""
+    text = " ".join(text.split()).rstrip(".")
+    return text if len(text) <= _LONGEST else text[:_LONGEST].rsplit(" ", 1)[0] + " ..."
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -23,6 +23,25 @@ class NormEps(StrEnum):
 
     ignore = "ignore"
     respect = "respect"
+
+
+def output_option(help: str) -> Any:
+    """The option ``--output``.
+
+    Args:
+        help: what is written.
+    """
+    return typer.Option("--output", "-o", metavar="FILE", help=help, show_default=False)
+
+
+def weights_argument(metavar: str, help: str = "A safetensors file, or one of torch.save.") -> Any:
+    """A file or folder of weights.
+
+    Args:
+        metavar: its name in the usage.
+        help: what it may be.
+    """
+    return typer.Argument(metavar=metavar, help=help, show_default=False)
 
 
 TargetArgument = Annotated[
@@ -86,5 +105,18 @@ JsonOption = Annotated[
         metavar="FILE",
         help="Also write the result as JSON; - prints only JSON.",
         show_default=False,
+    ),
+]
+CalibrationOption = Annotated[
+    str | None,
+    typer.Option(
+        "--calibration",
+        metavar="FILE",
+        help=(
+            "Typical inputs, with samples along the first dimension: a .npy file, or .safetensors"
+            " with one tensor for each input: by the names of the inputs, or else in the order of"
+            " the names."
+        ),
+        show_default="the example inputs",
     ),
 ]

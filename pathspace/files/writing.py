@@ -7,11 +7,11 @@ import hashlib
 import os
 import secrets
 import stat
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
 
 from safetensors import SafetensorError
 
@@ -132,33 +132,24 @@ def expect_suffix(path: str | os.PathLike[str], owner: str, suffixes: Sequence[s
 
 
 @contextmanager
-def delivering(path: str, suffix: str, stdout: TextIO) -> Iterator[Path]:
-    """Yield a file that becomes ``path`` (see :func:`replacing`); for ``-`` its
-    bytes go to standard output.
+def delivering(path: str, suffix: str) -> Iterator[Path]:
+    """Yield a file that becomes ``path`` (see :func:`replacing`) when the body succeeds; for ``-``
+    its bytes go to standard output.
 
     Args:
         path: what the user gave.
         suffix: of the file that is yielded for ``-``.
-        stdout: standard output as it was before progress was shown.
     """
-    with spooled(suffix, stdout) if path == STDOUT else replacing(path) as temporary:
-        yield temporary
-
-
-@contextmanager
-def spooled(suffix: str, stdout: TextIO) -> Iterator[Path]:
-    """Yield the name of a file whose bytes go to standard output when the body succeeds.
-
-    Args:
-        suffix: of that file.
-        stdout: standard output as it was before progress was shown.
-    """
+    if path != STDOUT:
+        with replacing(path) as temporary:
+            yield temporary
+        return
     with tempfile.TemporaryDirectory() as folder:
         temporary = Path(folder) / f"output{suffix}"
         yield temporary
-        stdout.flush()
-        stdout.buffer.write(temporary.read_bytes())
-        stdout.buffer.flush()
+        sys.stdout.flush()
+        sys.stdout.buffer.write(temporary.read_bytes())
+        sys.stdout.buffer.flush()
 
 
 def make_folder(folder: str | os.PathLike[str]) -> Path:

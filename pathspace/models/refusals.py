@@ -61,6 +61,8 @@ def no_derivative(error: BaseException) -> str:
 def user_frame(error: BaseException) -> str:
     """``at file:line`` of the innermost frame outside torch, or ``in torch``."""
     place = "in torch"
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"at {error.filename}:{error.lineno}"
     for frame in traceback.extract_tb(error.__traceback__):
         name = frame.filename
         if not (name.startswith(LIBRARIES) or "<" in name or _is_standard(name)):
