@@ -9,9 +9,9 @@ moves so that its sum with ``eps`` scales.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
+from traceback import StackSummary, walk_stack
 from typing import Any
 
 import torch
@@ -114,16 +114,12 @@ class NoEps(TorchFunctionMode):
         """A constant, or ``eps`` where the analysis took the constant on this line for one."""
         if self.eps is None or not isinstance(value, float) or value not in self.constants:
             return value
-        if ("", value) in self.folded_eps:
-            # code without a source file (a notebook, exec) has no lines to
-            # tell its constants apart by
-            return self.eps if value > 0 else -self.eps
-        frame = sys._getframe(2)
-        while frame is not None:
-            if (f"{frame.f_code.co_filename}:{frame.f_lineno}", value) in self.folded_eps:
-                return self.eps if value > 0 else -self.eps
-            frame = frame.f_back  # type: ignore[assignment]
-        return value
+        stack = StackSummary.extract(walk_stack(None), lookup_lines=False)
+        # (code without a source file, a notebook or exec, has no lines to tell its constants by)
+        lines = ["", *(f"{frame.filename}:{frame.lineno}" for frame in stack)]
+        if not any((line, value) in self.folded_eps for line in lines):
+            return value
+        return self.eps if value > 0 else -self.eps
 
 
 @contextmanager
@@ -269,34 +265,25 @@ class InDouble(TorchFunctionMode):
         return func(*args, **kwargs) if func not in CASTS else torch.Tensor.double(*args, **kwargs)
 
 
-_SCAN, _RUN = "torch._higher_order_ops.scan", "_maybe_compile_and_run_fn"
+class _Loops(TorchFunctionMode):
+    """``scan`` is a loop over its function: without its compiler, torch's own returns the
+    results as lists, in another form than the function's.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") != "scan":
+            return func(*args, **(kwargs or {}))
+        step, passed, sequences = args[:3]
+        outputs = []
+        for number in range(len(sequences[0])):
+            parts = [sequence[number] for sequence in sequences]
+            passed, output = step(*pytree.tree_leaves(passed), *parts)
+            outputs.append(output)
+        return passed, pytree.tree_map(lambda *parts: torch.stack(parts), *outputs)
 
 
 @contextmanager
 def as_written() -> Iterator[None]:
-    """Nothing is compiled; ``scan`` is a loop (without its compiler torch's own returns its
-    results as a list, in another form than the function's).
-    """
-    with ExitStack() as stack:
-        # (a model with such operations has been captured by now, which has imported the compiler)
-        if "torch._dynamo" in sys.modules:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-        if hasattr(sys.modules.get(_SCAN), _RUN):
-            stack.enter_context(replaced((sys.modules[_SCAN], _RUN, _loop)))
+    """Nothing is compiled, and what is always compiled is a loop."""
+    with torch.compiler.set_stance("force_eager"), _Loops():
         yield
-
-
-def _loop(
-    _: Callable[..., Any],
-    step: Callable[..., tuple[Any, Any]],
-    state: Sequence[Tensor],
-    sequences: Sequence[Tensor],
-) -> tuple[Any, Any]:
-    """The last state, and the stacked outputs of all steps."""
-    passed: Any = list(state)
-    outputs = []
-    for number in range(len(sequences[0])):
-        parts = [sequence[number] for sequence in sequences]
-        passed, output = step(*pytree.tree_leaves(passed), *parts)
-        outputs.append(output)
-    return passed, pytree.tree_map(lambda *parts: torch.stack(parts), *outputs)

@@ -72,8 +72,8 @@ def make_recordable(twin: nn.Module) -> None:
             module.__dict__["forward"] = written.__call__
         if isinstance(module, nn.TransformerEncoder | nn.TransformerDecoder):
             module.register_forward_pre_hook(_told_of_masks, prepend=True, with_kwargs=True)
-        if isinstance(module, nn.modules.batchnorm._NormBase) and module.momentum is None:
-            module.momentum = 0.1
+        if hasattr(module, "running_mean") and getattr(module, "momentum", 0) is None:
+            module.momentum = 0.1  # type: ignore[assignment]
         config = getattr(module, "config", None)
         if getattr(config, "_experts_implementation", None) is not None:
             config._experts_implementation = "batched_mm"  # type: ignore[union-attr]

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
@@ -37,7 +36,8 @@ def has_values(tensor: Tensor) -> bool:
         >>> has_values(torch.ones(2)), has_values(torch.ones(2, device="meta"))
         (True, False)
     """
-    return not (tensor.is_meta or isinstance(tensor, FakeTensor) or is_cut(tensor))
+    # (by name, because the classes are private or slow to import)
+    return not tensor.is_meta and type(tensor).__name__ not in ("FakeTensor", "DTensor")
 
 
 def names_without_values(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
@@ -198,7 +198,6 @@ _KEPT = ("__composable_api", "_is_fsdp", "_fsdp")
 
 def is_cut(tensor: Tensor) -> bool:
     """Whether a tensor is sharded over devices, so that no process has all of its values."""
-    # (by name, because the class is slow to import)
     return type(tensor).__name__ == "DTensor"
 
 
