@@ -32,17 +32,6 @@ def arranged(
     """Inputs as ``forward`` takes them: a mapping as only input of a model with
     keyword inputs is its keywords.
 
-    Args:
-        model: the model that will be called.
-        args: positional inputs.
-        kwargs: inputs by keyword, any mapping (what a tokenizer returns is one).
-
-    Returns:
-        Positional inputs, and inputs by keyword.
-
-    Raises:
-        InputError: ``kwargs`` is not a mapping from names.
-
     Example:
         >>> import torch
         >>> arranged(torch.nn.Linear(2, 2), ({"input": 3},))
@@ -120,11 +109,7 @@ def mistaken_input(args: Sequence[Any]) -> str:
 
 
 def check_inputs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuse inputs of another kind or without samples.
-
-    Raises:
-        InputError: numpy arrays, or nothing but empty tensors.
-    """
+    """Refuse inputs of another kind or without samples."""
     name = type(model).__name__
     for value in (*args, *kwargs.values()):
         if type(value).__module__ == "numpy" and hasattr(value, "__array__"):
@@ -144,19 +129,14 @@ def ordinary(inputs: Any) -> Any:
     """Inputs that autograd can follow: those made in inference mode are copied, those
     without values become zeros.
     """
-    if all(
-        has_values(leaf) and not leaf.is_inference()
-        for leaf in leaves(inputs)
-        if isinstance(leaf, Tensor)
-    ):
-        return inputs
-    return mapped(_ordinary, inputs)
 
+    def one(tensor: Tensor) -> Tensor:
+        if not has_values(tensor):
+            return torch.zeros(tensor.shape, dtype=tensor.dtype)
+        return tensor.clone() if tensor.is_inference() else tensor
 
-def _ordinary(tensor: Tensor) -> Tensor:
-    if not has_values(tensor):
-        return torch.zeros(tensor.shape, dtype=tensor.dtype)
-    return tensor.clone() if tensor.is_inference() else tensor
+    tensors = [leaf for leaf in leaves(inputs) if isinstance(leaf, Tensor)]
+    return mapped(one, inputs) if any(one(tensor) is not tensor for tensor in tensors) else inputs
 
 
 def in_capture_order(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -170,16 +150,8 @@ def in_capture_order(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any
 def opened(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Tensor, ...] | None:
-    """Let a model take its inputs as tensors alone, where they come in objects
-    that torch does not know.
-
-    Args:
-        model: a stand-in that nobody else uses; it is changed.
-        args: positional inputs.
-        kwargs: inputs by keyword.
-
-    Returns:
-        The tensors to call the model with; ``None`` where the inputs can be passed as they are.
+    """Let a stand-in take its inputs as tensors alone, where they come in objects that torch does
+    not know: the tensors to call it with, or ``None`` where the inputs can be passed as they are.
     """
     if is_plain((args, kwargs)):
         return None
@@ -225,13 +197,8 @@ def takes(model: nn.Module, names: Sequence[str]) -> bool:
 def made_up(
     model: nn.Module, examples: Mapping[str, Any], seed: int = 0, finite: bool = True
 ) -> list[Any]:
-    """Random inputs like examples: normal numbers, and small whole ones.
-
-    Args:
-        model: the model, of which a copy is run on them.
-        examples: what it takes, by name.
-        seed: seed of the numbers.
-        finite: whether all outputs have to be real and finite.
+    """Random inputs like examples, on which a copy of the model runs: normal numbers, and small
+    whole ones; with ``finite``, all outputs have to be real and finite.
 
     Raises:
         InputError: the model takes something else than tensors, or fails on what was made up.

@@ -70,11 +70,8 @@ def _alone(input: Tensor, num_groups: int, *_: Any, **__: Any) -> bool:
 
 
 class NoEps(TorchFunctionMode):
-    """Run normalisations with (next to) no ``eps``, those by running statistics as they are.
-
-    Args:
-        eps: what to put in its place; ``None`` leaves it.
-        folded_eps: source lines and the constants there that were taken for an ``eps``.
+    """Run normalisations with another ``eps`` (``None``: their own), those by running statistics as
+    they are; ``folded_eps`` are source lines and constants there that were taken for an ``eps``.
     """
 
     def __init__(self, eps: float | None, folded_eps: Collection[tuple[str, float]] = ()) -> None:
@@ -127,12 +124,12 @@ def without_eps(model: nn.Module, folded_eps: Collection[tuple[str, float]] = ()
     """Set the ``eps`` of every normalisation by statistics of the data itself to
     (next to) 0 for a while.
 
+    Layers that are norms by name lose the value of their attribute, and get it back; those in
+    evaluation mode that hold a running variance keep it, as their scales are free whatever it is.
+
     Args:
-        model: layers that are norms by name lose their ``eps`` attribute's value, and get it
-            back; those in evaluation mode that hold a running variance keep it, as their scales
-            are free whatever ``eps`` is.
-        folded_eps: source lines and the constants there that were taken for an ``eps``
-            (:attr:`pathspace.ReductionGraph.folded_eps`).
+        model: the model.
+        folded_eps: see :attr:`pathspace.ReductionGraph.folded_eps`.
 
     Yields:
         How many layers there are.
@@ -165,14 +162,6 @@ def never_recomputed(as_in_training: bool = False) -> Iterator[None]:
     Args:
         as_in_training: reentrant checkpointing has no gradients if no tensor that enters it has
             one; without this option it has all of them.
-
-    Example:
-        >>> import torch
-        >>> w, x = torch.ones(1, requires_grad=True), torch.ones(1)
-        >>> with never_recomputed():
-        ...     y = torch_checkpoint.checkpoint(lambda x: w * x, x, use_reentrant=True)
-        >>> torch.autograd.grad(y, w)
-        (tensor([1.]),)
     """
 
     def apply(function: Callable[..., Any], _preserve: bool, *args: Any) -> Any:
@@ -198,11 +187,8 @@ def enters_gradient(args: tuple[Any, ...]) -> bool:
 
 
 def replace_reentrant(stack: ExitStack, apply: Callable[..., Any]) -> None:
-    """Replace reentrant checkpointing until the stack is closed.
-
-    Args:
-        stack: what restores it.
-        apply: called with the function, a flag and the arguments of the function.
+    """Replace reentrant checkpointing until the stack is closed, by a function of the function, a
+    flag, and its arguments.
     """
     reentrant = torch_checkpoint.CheckpointFunction
     stack.enter_context(replaced((reentrant, "apply", staticmethod(apply))))
@@ -215,16 +201,6 @@ class IgnoreDetach(TorchFunctionMode):
     """A context in which ``detach`` returns its operand, and ``no_grad`` has no effect.
 
     Enter it with gradients enabled, because it also ignores attempts to enable them.
-
-    Example:
-        >>> import torch
-        >>> x = torch.ones(1, requires_grad=True)
-        >>> with IgnoreDetach():
-        ...     y = x.detach() * 2
-        ...     with torch.no_grad():
-        ...         y = y + x
-        >>> torch.autograd.grad(y, x)[0]
-        tensor([3.])
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -244,14 +220,6 @@ class InDouble(TorchFunctionMode):
 
     Norms and softmaxes of language models are written so. Their rounding errors are larger than the
     derivatives that a null-space test has to tell from zero.
-
-    Example:
-        >>> import torch
-        >>> with InDouble():
-        ...     print(
-        ...         torch.ones(1).double().float().dtype, torch.zeros(1, dtype=torch.float16).dtype
-        ...     )
-        torch.float64 torch.float64
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -29,33 +29,9 @@ WITHOUT_GRADIENTS = ("is_gradtrackingtensor=True", "does not require grad")
 
 
 def no_derivative(error: BaseException) -> str:
-    """Why a model could not be differentiated.
-
-    Example:
-        >>> no_derivative(RuntimeError("expected scalar type Float but found Double"))
-        'one of its operations takes no float64, as those of fake quantisation do not'
-    """
-    said = str(error)
-    if "found Double" in said or "to have the same dtype" in said:
-        return "one of its operations takes no float64, as those of fake quantisation do not"
-    if any(
-        words in said
-        for words in (
-            "returned an invalid gradient",
-            "incorrect number of gradients",
-            "expected Variable",
-        )
-    ):
-        return (
-            "the backward pass of one of its autograd functions returns gradients of another number"
-            " or shape"
-        )
-    if not isinstance(error, RuntimeError):
-        return (
-            f"its backward pass raises {type(error).__name__} {user_frame(error)}:"
-            f" {first_line(error)}"
-        )
-    return first_line(error)
+    """Why a model could not be differentiated."""
+    kind = type(error).__name__
+    return f"its backward pass raises {kind} {user_frame(error)}: {first_line(error)}"
 
 
 def user_frame(error: BaseException) -> str:
@@ -75,12 +51,7 @@ def _is_standard(name: str) -> bool:
 
 
 def check_capturable(model: nn.Module) -> None:
-    """Refuse modules with special parameters or without a Python ``forward``.
-
-    Raises:
-        InputError: the module is scripted, wraps a model for several devices, or has parameters
-            that are sparse, without a shape or flattened.
-    """
+    """Refuse modules with special parameters or without a Python ``forward``."""
     name = type(model).__name__
     if type(model).__hash__ is None:
         raise InputError(
@@ -146,10 +117,6 @@ def check_runs(
         args: positional inputs.
         kwargs: inputs by keyword.
         copy: what to run; by default a copy with the values of the model.
-
-    Raises:
-        CaptureError: the model itself fails on these inputs.
-        InputError: it creates parameters when it runs.
     """
     copy = repeatable(stand_in(model, share_tensors=False)) if copy is None else copy
     known = {name for name, _ in copy.named_parameters()}
@@ -171,34 +138,22 @@ def check_runs(
 def failed_run(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], error: BaseException
 ) -> CaptureError:
-    """The error for a model that does not run on its inputs.
-
-    Args:
-        model: the model.
-        args: positional inputs.
-        kwargs: inputs by keyword.
-        error: the exception that the model raised.
-    """
+    """The error for a model that does not run on its inputs."""
     name = type(model).__name__
     if isinstance(error, SystemExit):
         return CaptureError(
             f"{name}.forward ended the program, SystemExit ({error.code}), {user_frame(error)};"
             " raise an exception there."
         )
+    types = {name: str(p.dtype).removeprefix("torch.") for name, p in model.named_parameters()}
     small = next(
-        (
-            n
-            for n, p in model.named_parameters()
-            if "float8" in str(p.dtype) or "float4" in str(p.dtype)
-        ),
-        None,
+        (name for name, kind in types.items() if kind.startswith(("float8", "float4"))), None
     )
     if small is not None and isinstance(error, RuntimeError | NotImplementedError | ValueError):
-        kind = str(dict(model.named_parameters())[small].dtype).removeprefix("torch.")
         return CaptureError(
-            f"{name}.forward computes with {small!r} in {kind} {user_frame(error)}, which the"
-            " operations there do not support; convert it in forward, weight.to(x.dtype) * scale,"
-            " or trace the model before it was quantised."
+            f"{name}.forward computes with {small!r} in {types[small]} {user_frame(error)}, which"
+            " the operations there do not support; convert it in forward, weight.to(x.dtype) *"
+            " scale, or trace the model before it was quantised."
         )
     if not kwargs and (mistake := mistaken_input(args)):
         return CaptureError(f"{name}.forward fails on {mistake}.")

@@ -8,7 +8,7 @@ model's own initialisation; if it has none, an error names the buffer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -46,15 +46,7 @@ def names_without_values(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
 
 
 def require_values(who: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Refuse tensors without values.
-
-    Args:
-        who: name of the function that needs values.
-        tensors: names and tensors.
-
-    Raises:
-        InputError: a tensor has no values.
-    """
+    """Refuse tensors without values, for a function that needs them."""
     named = dict(tensors)
     lazy = next((name for name, tensor in named.items() if is_lazy(tensor)), None)
     if lazy is not None:
@@ -71,21 +63,14 @@ def require_values(who: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
         )
     if missing:
         raise InputError(
-            f"{who} found {missing[0]!r}{others} without values (on the meta device or of "
-            "a fake mode), expected numbers; load or initialise the weights first."
+            f"{who} found {missing[0]!r}{others} without values (on the meta device or of a fake"
+            " mode), expected numbers; load or initialise the weights first."
         )
 
 
 def require_runnable(who: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
     """Refuse tensors without values before a model runs; sharded ones are
     whole while they are used.
-
-    Args:
-        who: name of the function that runs the model.
-        tensors: names and tensors.
-
-    Raises:
-        InputError: a tensor has no values.
     """
     require_values(
         who, ((name, each) for name, each in tensors if is_lazy(each) or not is_cut(each))
@@ -118,12 +103,8 @@ def on_cpu() -> Iterator[None]:
 
 
 def initialise(twin: nn.Module, wanted: set[int]) -> None:
-    """Call the initialisation of modules (``_init_weights``, ``reset_parameters``) to compute
-    buffers; after an error they have no values.
-
-    Args:
-        twin: a private copy of a model.
-        wanted: ids of the modules whose buffers have no values.
+    """Compute the buffers of some modules of a private copy, given by their ids, by their
+    initialisation (``_init_weights``, ``reset_parameters``); after an error they have no values.
     """
     with torch.no_grad(), torch_kept():
         for owner in every_module(twin):
@@ -142,25 +123,15 @@ def initialise(twin: nn.Module, wanted: set[int]) -> None:
 class _SmallTensors(TorchFunctionMode):
     """Creates large tensors on the meta device."""
 
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        named = dict(kwargs or {})
-        factory = (
-            func in _device_constructors()
-            and func is not torch.tensor
-            and named.get("device") is None
-        )
-        if factory:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        made = func in _device_constructors() and func is not torch.tensor
+        if made and kwargs.get("device") is None:
             with suppress(TypeError, RuntimeError):
-                shape = func(*args, **{**named, "device": "meta"})
+                shape = func(*args, **{**kwargs, "device": "meta"})
                 if isinstance(shape, Tensor) and shape.numel() > LARGEST_BUFFER:
                     return shape
-        return func(*args, **named)
+        return func(*args, **kwargs)
 
 
 @contextmanager
@@ -216,38 +187,24 @@ def written_class(module: nn.Module) -> type[nn.Module]:
 
 
 def unsharded(model: nn.Module) -> nn.Module:
-    """The modules of ``model`` without sharding; the tensors, sharded or not, are the same.
-
-    Args:
-        model: any module; it is not changed.
-
-    Returns:
-        New modules if the model is sharded, otherwise the model.
-
-    Example:
-        >>> import torch
-        >>> model = torch.nn.Linear(2, 2)
-        >>> unsharded(model) is model
-        True
+    """The modules of ``model`` without sharding: new modules with the same tensors if it is
+    sharded, otherwise the model.
     """
     every = every_module(model)
     hooks = [hook for module in every for name in _HOOKS for hook in getattr(module, name).values()]
-    if not any(map(of_wrapper, hooks)) and all(
-        written_class(module) is type(module) for module in every
-    ):
+    wrapped = any(written_class(module) is not type(module) for module in every)
+    if not wrapped and not any(map(of_wrapper, hooks)):
         return model
-    twins: dict[int, nn.Module] = {}
-    for module in every:
-        kind = written_class(module)
-        twins[id(module)] = object.__new__(kind)
+    twins = {id(module): object.__new__(written_class(module)) for module in every}
     for module in every:
         held = {key: value for key, value in vars(module).items() if not key.startswith(_KEPT)}
-        held["_modules"] = held["_modules"].copy()
-        for name in [key for key in held if key.endswith("_hooks")]:
-            held[name] = type(held[name])(
-                (key, hook) for key, hook in held[name].items() if not of_wrapper(hook)
-            )
-        for name, child in held["_modules"].items():
-            held["_modules"][name] = None if child is None else twins[id(child)]
-        twins[id(module)].__dict__.update(held)
+        for name, hooks in held.items():
+            if name.endswith("_hooks"):
+                own = [(key, hook) for key, hook in hooks.items() if not of_wrapper(hook)]
+                held[name] = type(hooks)(own)
+        held["_modules"] = {
+            name: None if child is None else twins[id(child)]
+            for name, child in module._modules.items()
+        }
+        vars(twins[id(module)]).update(held)
     return twins[id(model)]
