@@ -170,13 +170,8 @@ class _Sums(Table):
     """A table of which only the sums of rows and columns are kept.
 
     ``rows columns / sum`` stands in place of its sizes: the same sums, so the same value and
-    derivatives at this point, and nearly the same nearby.
-
-    Args:
-        table: the sizes.
-        up: logarithms of factors for its rows.
-        down: the same for its columns.
-        sample: see :meth:`Table.sample`.
+    derivatives at this point, and nearly the same nearby. ``up`` and ``down`` are logarithms of
+    factors of rows and columns.
     """
 
     def __init__(
