@@ -27,27 +27,20 @@ First = Annotated[str, weights_argument("A")]
 Second = Annotated[str, weights_argument("B", "Weights of the other model.")]
 
 
-class By(StrEnum):
-    """How channels are ranked."""
-
-    weights = "weights"
-    paths = "paths"
-
-
-class MatchBy(StrEnum):
-    """How channels of two models are compared."""
-
-    weights = "weights"
-    activations = "activations"
-
-
-class Format(StrEnum):
-    """Tools that use smoothing pairs."""
-
-    llm_compressor = "llm-compressor"
-    awq = "awq"
-    smoothquant = "smoothquant"
-    aimet = "aimet"
+# how channels are ranked
+By = StrEnum("By", ["weights", "paths"])
+# how channels of two models are compared
+MatchBy = StrEnum("MatchBy", ["weights", "activations"])
+# tools that use smoothing pairs
+Format = StrEnum(
+    "Format",
+    {
+        "llm_compressor": "llm-compressor",
+        "awq": "awq",
+        "smoothquant": "smoothquant",
+        "aimet": "aimet",
+    },
+)
 
 
 def _with_weights(loaded: Target, path: str) -> Target:

@@ -106,14 +106,8 @@ class Interrupted(Exception):
 
 
 def guarded(run: Callable[[], int], *, debug: bool = False) -> int:
-    """Call ``run`` and return its exit code, or say in one sentence why there is none.
-
-    Args:
-        run: does the work and returns the exit code.
-        debug: show the traceback above the sentence.
-
-    Returns:
-        What ``run`` returned; 2 after any error, 130 after an interrupt.
+    """Call ``run`` and return its exit code, or say in one sentence why there is none: 2 after any
+    error, 130 after an interrupt. With ``debug`` the traceback is above the sentence.
     """
     caught: BaseException
     try:
@@ -181,15 +175,8 @@ def _write_nowhere() -> None:
 
 
 def say(label: str, style: str, sentence: str) -> None:
-    """Print one sentence on standard error.
-
-    Args:
-        label: what it is, such as ``Error``.
-        style: how rich shows the label.
-        sentence: the sentence; it is never broken into lines.
-
-    Example:
-        >>> say("Warning", "yellow", "The masks of 2 layers are empty.")
+    """Print one sentence on standard error, never broken into lines, after a label such as
+    ``Error`` in a style of rich.
     """
     # (not at the top: its import draws one of Python's random numbers)
     from rich.console import Console
@@ -235,22 +222,12 @@ STEPS = {
 
 
 def next_step(command: str, given: Mapping[str, Any], well: bool = True) -> str | None:
-    """The command line that follows a command.
-
-    Args:
-        command: its name.
-        given: its arguments and options by name; those that are ``None`` were left out.
-        well: whether it ended with exit code 0.
-
-    Returns:
-        A line to type, or ``None``: after a command that delivered something on standard output, or
-        lacks what the next one needs.
+    """The command line that follows a command with its arguments and options by name; ``None``
+    after one that delivered something on standard output, or lacks what the next one needs.
 
     Example:
         >>> next_step("verify", {"target": "net.py:Net", "inputs": ["8x3"]})
         'pathspace masks net.py:Net --input 8x3 -o masks.safetensors'
-        >>> next_step("verify", {"target": "net.py:Net", "json": "-"}) is None
-        True
     """
     if "-" in (given.get("json"), given.get("output"), given.get("proof")):
         return None

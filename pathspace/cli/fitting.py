@@ -26,20 +26,10 @@ if TYPE_CHECKING:
 OutputOption = Annotated[str | None, output_option("Write the weights as safetensors.")]
 
 
-class Per(StrEnum):
-    """What shares one step."""
-
-    tensor = "tensor"
-    channel = "channel"
-
-
-class Small(StrEnum):
-    """Floating point types to fit."""
-
-    float16 = "float16"
-    bfloat16 = "bfloat16"
-    float8_e4m3fn = "float8_e4m3fn"
-    float8_e5m2 = "float8_e5m2"
+# what shares one step
+Per = StrEnum("Per", ["tensor", "channel"])
+# floating point types to fit
+Small = StrEnum("Small", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
 
 
 def _batches(file: str | None, loaded: Target) -> Any:

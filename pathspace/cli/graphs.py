@@ -28,19 +28,12 @@ from .progress import deliver, loading, show_progress, tell
 UNSEEN = 8
 
 
-class ClaimName(StrEnum):
-    """Statements from the literature that can be tested on a model."""
-
-    printed_skeleton = "printed-skeleton"
-    hierarchical = "hierarchical"
-
-
-class Level(StrEnum):
-    """Level of detail of the drawing."""
-
-    auto = "auto"
-    block = "block"
-    scalar = "scalar"
+# statements from the literature that can be tested on a model
+ClaimName = StrEnum(
+    "ClaimName", {"printed_skeleton": "printed-skeleton", "hierarchical": "hierarchical"}
+)
+# level of detail of the drawing
+Level = StrEnum("Level", ["auto", "block", "scalar"])
 
 
 def verify(

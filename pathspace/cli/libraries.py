@@ -29,28 +29,13 @@ Make = Callable[[], tuple[nn.Module, Example | None]]
 
 
 def is_library(spec: str) -> bool:
-    """Whether a target names a model of a library.
-
-    Example:
-        >>> is_library("timm:resnet50"), is_library("nets:net")
-        (True, False)
-    """
+    """Whether a target names a model of a library."""
     return spec.partition(":")[0] in _BUILDERS
 
 
 def build_library_model(spec: str) -> tuple[nn.Module, Example | None]:
-    """The model that a target names, in evaluation mode, and example inputs.
-
-    Args:
-        spec: ``transformers:`` and the path of a configuration, ``timm:`` or
-            ``torchvision:`` and a name.
-
-    Returns:
-        The model, without numbers in its parameters where there are more than :data:`LARGE`, and
-        its inputs, or nothing for inputs that cannot be made up.
-
-    Raises:
-        InputError: the library is not installed, knows no such model, or cannot build it.
+    """The model that a target names, in evaluation mode, without numbers in its parameters where
+    there are more than :data:`LARGE`, and example inputs, or ``None`` where none can be made up.
     """
     library, _, name = spec.partition(":")
     try:

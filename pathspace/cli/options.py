@@ -7,40 +7,19 @@ from typing import Annotated, Any
 
 import typer
 
-
-class SkeletonRule(StrEnum):
-    """How the skeleton chooses its trees."""
-
-    modulo = "modulo"
-    magnitude = "magnitude"
-    random = "random"
-
-
-class NormEps(StrEnum):
-    """How to treat a positive epsilon of a normalisation layer: ignore it, or let it
-    fix the scale of the input.
-    """
-
-    ignore = "ignore"
-    respect = "respect"
+# how the skeleton chooses its trees
+SkeletonRule = StrEnum("SkeletonRule", ["modulo", "magnitude", "random"])
+# whether the epsilon of a normalisation layer fixes the scale of its input
+NormEps = StrEnum("NormEps", ["ignore", "respect"])
 
 
 def output_option(help: str) -> Any:
-    """The option ``--output``.
-
-    Args:
-        help: what is written.
-    """
+    """The option ``--output``."""
     return typer.Option("--output", "-o", metavar="FILE", help=help, show_default=False)
 
 
 def weights_argument(metavar: str, help: str = "A safetensors file, or one of torch.save.") -> Any:
-    """A file or folder of weights.
-
-    Args:
-        metavar: its name in the usage.
-        help: what it may be.
-    """
+    """A file or folder of weights."""
     return typer.Argument(metavar=metavar, help=help, show_default=False)
 
 

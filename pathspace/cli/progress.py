@@ -62,13 +62,8 @@ def show_progress(what: str, target: str) -> Iterator[Callable[..., None]]:
 def loading(
     target: str, inputs: Sequence[str] | None, stage: str, **options: Any
 ) -> Iterator[Target]:
-    """Load a target, and show the progress of this and of the stage after it.
-
-    Args:
-        target: what the user gave.
-        inputs: one text per positional input.
-        stage: what a command does with the target.
-        **options: see :func:`pathspace.cli.target.load_target`.
+    """Load a target, and show the progress of this and of the stage after it; for the options see
+    :func:`pathspace.cli.target.load_target`.
     """
     from .target import load_target
 
@@ -79,15 +74,8 @@ def loading(
 
 
 def stage_line(text: str, share: float | None) -> RenderableType:
-    """Return the line for a stage: its name, after a bar if the share that is done is known.
-
-    Args:
-        text: the name, with rich's markup.
-        share: between 0 and 1, or ``None``.
-
-    Example:
-        >>> stage_line("Capturing net.py:Net", None)
-        'Capturing net.py:Net'
+    """Return the line for a stage: its name, with rich's markup, after a bar if the share that is
+    done is known.
     """
     if share is None:
         return text
@@ -99,10 +87,7 @@ def stage_line(text: str, share: float | None) -> RenderableType:
 def tell(shown: RenderableType, aside: bool = False, markup: bool = False) -> None:
     """Print what a command has found or done; text is not broken into lines.
 
-    Args:
-        shown: text, or an object that rich renders.
-        aside: print on standard error, because standard output holds the result.
-        markup: whether text has the markup of rich.
+    It goes to standard error (``aside``) where standard output holds the result.
     """
     console = Console(stderr=aside)
     if isinstance(shown, str):

@@ -62,20 +62,11 @@ class Target:
     kwargs: dict[str, Any] = field(default_factory=dict)
 
     def call(self, function: Callable[..., Any], **options: Any) -> Any:
-        """Call a function of a model and its example inputs, such as :func:`pathspace.trace`.
-
-        Args:
-            function: takes the model, positional inputs, and ``kwargs=``.
-            **options: what else it takes.
-        """
+        """Call a function of a model and its example inputs, such as :func:`pathspace.trace`."""
         return function(self.model, *self.args, kwargs=self.kwargs, **options)
 
     def of(self, model: nn.Module) -> Target:
-        """Another model with the same inputs.
-
-        Args:
-            model: the model.
-        """
+        """Another model with the same inputs."""
         return replace(self, model=model)
 
 
@@ -89,15 +80,6 @@ class InputSpec:
 
 def parse_input(text: str) -> InputSpec:
     """Read one ``--input`` value: sizes joined by ``x`` (or commas), then optionally ``:dtype``.
-
-    Args:
-        text: for instance ``"2x3x224x224"`` or ``"2x16:int64"``.
-
-    Returns:
-        The shape and the dtype; the dtype is ``None`` if the text has none.
-
-    Raises:
-        InputError: the text has another form, a size is zero, or the dtype is unknown.
 
     Example:
         >>> parse_input("2x16:int64")
@@ -145,12 +127,6 @@ def load_target(
         warn: warn on standard error about NaN or infinite weights; not needed by
             commands that refuse them.
 
-    Returns:
-        The model and its inputs.
-
-    Raises:
-        InputError: the target cannot be found, loaded or built, or the inputs do not fit it.
-
     Example:
         >>> target = load_target("torch.nn:Identity", ["2x3"])
         >>> target.model, target.args[0].shape
@@ -193,16 +169,8 @@ def _warn_of_bad_numbers(model: nn.Module) -> None:
 
 
 def find_object(spec: str) -> Any:
-    """Import the module or file in ``spec`` and return the object that it names.
-
-    Args:
-        spec: ``package.module:name`` or ``path/to/file.py:name``.
-
-    Returns:
-        The object, of any type.
-
-    Raises:
-        InputError: there is no such module, file or name.
+    """Import the module or file in ``package.module:name`` or ``path/to/file.py:name``, and return
+    the object that it names.
 
     Example:
         >>> find_object("torch.nn:Identity").__name__
@@ -329,32 +297,23 @@ def _make_inputs(
         dtype = spec.dtype or own_dtype
         try:
             if dtype.is_floating_point or dtype.is_complex:
-                drawn = (
-                    torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
-                )
+                wide = dtype in (torch.float64, torch.complex128)
+                drawn = torch.float64 if wide else torch.float32
                 tensor = torch.randn(spec.shape, dtype=drawn, generator=generator)
             else:
                 tensor = torch.randint(0, 2, spec.shape, generator=generator)
             tensors.append(tensor.to(device, dtype))
         except (RuntimeError, TypeError, MemoryError) as error:
-            text, size = (
-                "x".join(map(str, spec.shape)),
-                math.prod(spec.shape) * dtype.itemsize / 2**30,
-            )
+            text, size = "x".join(map(str, spec.shape)), math.prod(spec.shape) * dtype.itemsize
             raise InputError(
-                f"The input '{text}' of {size:.3g} GiB cannot be created on {device} "
+                f"The input '{text}' of {size / 2**30:.3g} GiB cannot be created on {device} "
                 f"({type(error).__name__}): give smaller sizes."
             ) from error
     return tuple(tensors)
 
 
 def _check_call(target: Target, given: bool) -> None:
-    """Compare the inputs with the signature of ``forward``: torch's own message is harder to read.
-
-    Args:
-        target: the model and its inputs.
-        given: whether there are example inputs.
-    """
+    """Compare the inputs with what ``forward`` takes: torch's own message is harder to read."""
     try:
         signature = inspect.signature(target.model.forward)
     except (TypeError, ValueError):  # a compiled forward may have none
