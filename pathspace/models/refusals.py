@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import sysconfig
+import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,12 +16,8 @@ from .isolation import quiet
 from .stand_in import repeatable, stand_in
 from .walk import every_path, every_tensor
 
-# folders whose code is not the user's: torch and this package, where they are installed
-LIBRARIES = tuple(
-    f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1])
-)
-_STANDARD = sysconfig.get_paths()["stdlib"] + os.sep
-_PACKAGES = tuple(sysconfig.get_paths()[key] + os.sep for key in ("purelib", "platlib"))
+# packages whose code is not the user's
+LIBRARIES = frozenset(["torch", "pathspace", *sys.stdlib_module_names])
 # parts of messages about derivatives inside forward
 WITHOUT_GRADIENTS = ("is_gradtrackingtensor=True", "does not require grad")
 
@@ -39,15 +33,12 @@ def user_frame(error: BaseException) -> str:
     place = "in torch"
     if isinstance(error, SyntaxError) and error.filename:
         return f"at {error.filename}:{error.lineno}"
-    for frame in traceback.extract_tb(error.__traceback__):
-        name = frame.filename
-        if not (name.startswith(LIBRARIES) or "<" in name or _is_standard(name)):
-            place = f"at {name}:{frame.lineno}"
+    lines = traceback.extract_tb(error.__traceback__)
+    for (frame, _), line in zip(traceback.walk_tb(error.__traceback__), lines, strict=True):
+        package = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if package not in LIBRARIES and "<" not in line.filename:
+            place = f"at {line.filename}:{line.lineno}"
     return place
-
-
-def _is_standard(name: str) -> bool:
-    return name.startswith(_STANDARD) and not name.startswith(_PACKAGES)
 
 
 def check_capturable(model: nn.Module) -> None:

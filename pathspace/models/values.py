@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import InputError
-from .isolation import replaced, torch_kept
+from .isolation import torch_kept
 from .walk import every_module
 
 # larger buffers are neither computed nor read
@@ -149,17 +150,20 @@ def without_weights() -> Iterator[None]:
         >>> layer.weight.numel(), layer.weight.device
         (1000000000000, device(type='meta'))
     """
-    register: Callable[..., None] = nn.Module.register_parameter
 
-    def registered(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        register(self, name, param)
-        if type(param) is nn.Parameter and has_values(param):
-            shape = nn.Parameter(param.detach().to("meta"), param.requires_grad)
-            shape.__dict__.update(param.__dict__)
-            self._parameters[name] = shape
+    def without_values(_module: nn.Module, _name: str, param: Any) -> Any:
+        if type(param) is not nn.Parameter or not has_values(param):
+            return None
+        shape = nn.Parameter(param.detach().to("meta"), param.requires_grad)
+        shape.__dict__.update(param.__dict__)
+        return shape
 
-    with replaced((nn.Module, "register_parameter", registered)), _SmallTensors():
-        yield
+    hook = register_module_parameter_registration_hook(without_values)
+    try:
+        with _SmallTensors():
+            yield
+    finally:
+        hook.remove()
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
