@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from pathspace.capture.refusals import check_capturable
 from pathspace.errors import AT_LEAST_1, SEED, PathspaceError, expect_arguments, expect_numbers
+from pathspace.models.refusals import check_capturable
 from pathspace.reduction import ReductionGraph
 from pathspace.tracing import trace
 

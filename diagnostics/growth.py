@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.autograd import functional
 from torch.utils._pytree import tree_map
 
-from pathspace.capture.refusals import check_capturable, first_line
 from pathspace.errors import (
     COUNT,
     SEED,
@@ -23,11 +22,13 @@ from pathspace.errors import (
     UnsupportedError,
     expect_arguments,
     expect_numbers,
+    first_line,
 )
 from pathspace.models.copies import safe_deepcopy
 from pathspace.models.inputs import check_inputs
 from pathspace.models.isolation import quiet, torch_kept
 from pathspace.models.modes import never_recomputed
+from pathspace.models.refusals import check_capturable
 from pathspace.models.running import evaluate
 
 from .model_calls import arguments, float64_errors_explained, main_output

@@ -14,11 +14,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from pathspace.capture.refusals import check_capturable, first_line
-from pathspace.errors import CaptureError
+from pathspace.errors import CaptureError, first_line
 from pathspace.inference.registry import facts_of
 from pathspace.models.inputs import arranged, check_inputs, describe_inputs
 from pathspace.models.modes import never_recomputed
+from pathspace.models.refusals import check_capturable
 from pathspace.models.values import require_values
 
 from .model_calls import main_output

@@ -8,16 +8,17 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pathspace.capture.refusals import failed_run, first_line, no_derivative
 from pathspace.errors import (
     CaptureError,
     InputError,
     InputTypeError,
     PathspaceError,
     UnsupportedError,
+    first_line,
 )
 from pathspace.models.inputs import arranged, check_inputs, describe_inputs
 from pathspace.models.nested import leaves
+from pathspace.models.refusals import failed_run, no_derivative
 
 from .real_tensors import is_real
 

@@ -15,8 +15,13 @@ from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pathspace.capture.refusals import first_line
-from pathspace.errors import InputError, UnsupportedError, expect_arguments, expect_numbers
+from pathspace.errors import (
+    InputError,
+    UnsupportedError,
+    expect_arguments,
+    expect_numbers,
+    first_line,
+)
 
 from .gradients import Loss, gradients
 from .model_calls import call, differentiating, lost, pairs_of

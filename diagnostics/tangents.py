@@ -16,8 +16,7 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
-from pathspace.capture.refusals import first_line
-from pathspace.errors import CaptureError, InputError
+from pathspace.errors import CaptureError, InputError, first_line
 from pathspace.models.inputs import arranged, check_inputs, describe_inputs
 
 from .layers import RecordedRun, hooked

@@ -10,9 +10,14 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from pathspace.models.restored_globals import untouched, values_kept
+from pathspace.models.restored_globals import (
+    generator_states,
+    restore_attributes,
+    save_attributes,
+    untouched,
+    values_kept,
+)
 from pathspace.models.running import LARGE
-from pathspace.models.stand_in import generator_states, restore_attributes, save_attributes
 from pathspace.models.values import has_values
 from pathspace.models.walk import every_module
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Callable, Iterable
 from numbers import Integral, Real
 from typing import Any
@@ -32,6 +33,40 @@ class UnsupportedError(PathspaceError, ValueError):
     """The request is meaningful, but outside what is supported; the
     message says what is supported.
     """
+
+
+# internal terms of torch, which users do not know
+_INTERNAL = re.compile(
+    r"aten|prims::|torch\._|torch\.fx|torch\.export|torch\.classes|__torch__|_export|Fake|Sym(Int|Float|Bool|Node)|Proxy"
+    r"|pytree|[Ff]unctor|[Dd]ynamo|unhinted|\bz?u[f]?\d+\b|[Gg]uard|github\.com|\bc10\b|C10|[Dd]ispatch|backend"
+    r"|tensor"
+    r" subclass|\bmeta\b|_impl|_cpu\b|_cuda\b|HigherOrder|autograd\.Function|tracing|Unsupported"
+)
+_LONGEST = 240
+
+
+def first_line(error: BaseException) -> str:
+    r"""The first line of an error's message without its full stop; a general phrase if it has
+    internal terms of torch.
+
+    Example:
+        >>> (
+        ...     first_line(RuntimeError("boom.\nmore")),
+        ...     first_line(RuntimeError("aten::copy_ has no kernel")),
+        ... )
+        ('boom', 'a step inside torch fails')
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    line = (lines[0] if lines else type(error).__name__).rstrip(".")
+    if _INTERNAL.search(line):
+        return "a step inside torch fails"
+    return on_one_line(line)
+
+
+def on_one_line(text: str) -> str:
+    """A message on one line, without its full stop; the end of a long one is left out."""
+    text = " ".join(text.split()).rstrip(".")
+    return text if len(text) <= _LONGEST else text[:_LONGEST].rsplit(" ", 1)[0] + " ..."
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:

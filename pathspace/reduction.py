@@ -6,7 +6,11 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from .graph.structure import Structure
+import numpy as np
+import torch
+from torch import Tensor
+
+from .graph.structure import LOG_2, Structure
 from .inference.reasons import Reason, reasons
 from .inference.unrolled import unroll
 from .paths.basis import Path
@@ -16,6 +20,9 @@ from .shown import Shown
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+# powers of random scales stay within 2^-64 and 2^64
+MOST_POWER = 64
 
 
 class ReductionGraph(Shown, Structure):
@@ -67,6 +74,44 @@ class ReductionGraph(Shown, Structure):
     ) -> float:
         """``(sum over paths |v|^p)^(1/p)``, or its logarithm; see :func:`pathspace.path_norm`."""
         return path_norm(self, p, log, batch_dim, until=until, bound=bound)
+
+    def random_powers(self, seed: int, largest: int = 12) -> Tensor:
+        """Log-scales of random powers of two between ``2^-largest`` and ``2^largest``, which no
+        type has to round.
+
+        Scales of which weights meet high powers are drawn so much closer to 1 that these powers
+        stay below ``2^64``: by fractional powers of two, where nothing else is left.
+
+        Args:
+            seed: seed of the draws.
+            largest: the largest exponent of two.
+
+        Returns:
+            The log-scales, shape ``(num_units,)``.
+
+        Example:
+            >>> import torch, pathspace as ps
+            >>> model = torch.nn.Sequential(
+            ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
+            ... )
+            >>> phi = ps.trace(model, torch.randn(1, 2)).random_powers(seed=0, largest=2)
+            >>> len(phi), bool(phi.exp().log2().abs().max() <= 2)
+            (3, True)
+        """
+        generator = torch.Generator().manual_seed(seed)
+        units = (self.num_units,)
+        exponents = torch.randint(-largest, largest + 1, units, generator=generator).double()
+        if self.forms.shape[0]:
+            sizes = abs(self.forms.astype(np.float64))
+            # what the most demanding of the products that a unit takes part in allows it
+            most = np.ones(self.num_units)
+            np.maximum.at(most, sizes.indices, np.repeat(sizes.sum(1), np.diff(sizes.indptr)))
+            room = torch.from_numpy(MOST_POWER / most)
+            fraction = 2 * torch.rand(units, generator=generator, dtype=torch.float64) - 1
+            closer = (fraction * (room.floor() + 0.5)).round()
+            closer = torch.where(room < 1, fraction * room, closer)
+            exponents = torch.where(room < largest, closer, exponents)
+        return exponents * LOG_2
 
     def __rich__(self) -> Table:
         from rich import box

@@ -271,7 +271,7 @@ def test_an_optimizer_that_cannot_be_transported_is_refused_before_anything_chan
     optimizer: torch.optim.Optimizer = torch.optim.Adafactor(model.parameters())
     train(model, optimizer, 1)
     before = [p.detach().clone() for p in model.parameters()]
-    with pytest.raises(ps.UnsupportedError, match="averages over rows and columns"):
+    with pytest.raises(ps.UnsupportedError, match="Adafactor"):
         ps.rescale(model, graph, phi_for(graph), optimizer=optimizer)
     with pytest.raises(ps.InputTypeError, match="SGD"):
         ps.rescale(model, graph, phi_for(graph), optimizer=optimizer, keep_trajectory=True)

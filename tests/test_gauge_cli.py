@@ -73,7 +73,7 @@ def test_fit_prints_a_table_and_its_verdict(target: str, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--calibration", "x.txt"], "neither .npy nor .safetensors"),
+        (["--calibration", "x.txt"], "expected a name ending in .npy, .safetensors"),
         (["--calibration", "no.npy"], "found no file 'no.npy'"),
     ],
 )

@@ -109,7 +109,7 @@ def test_inputs_of_other_kinds_are_asked_for(tmp_path: Path) -> None:
     path.write_text(
         json.dumps({"model_type": "time_series_transformer", "prediction_length": 2, "d_model": 8})
     )
-    with pytest.raises(ps.InputError, match=r"no example inputs.*past_values.*give --input"):
+    with pytest.raises(ps.InputError, match=r"past_values.*no example inputs.*give --input"):
         load_target(f"transformers:{path}")
 
 
@@ -198,17 +198,17 @@ def test_commands_take_a_model_without_numbers(
     ("text", "words"),
     [
         (None, "There is no configuration"),
-        ("{", "not a configuration of a transformers model: .*line 1 column 2.*expected JSON"),
-        ("{}", "has no model_type, expected"),
-        ("[]", "holds a list, expected entries by name"),
+        ("{", "not a configuration of a transformers model: .*expected JSON"),
+        ("{}", "not a configuration .*model_type"),
+        ("[]", "not a configuration .*model_type"),
         (
             '{"model_type": "llamma"}',
-            r"no model_type 'llamma' \(did you mean llama.*check its spelling",
+            r"llamma.*\(did you mean llama",
         ),
-        ('{"model_type": "own", "auto_map": {}}', "not run: name a function"),
+        ('{"model_type": "own", "auto_map": {}}', "name a function"),
         (
             json.dumps(SMALL | {"model_type": "llama", "num_attention_heads": 3}),
-            "not a multiple.*correct its entries",
+            "not a multiple",
         ),
         (
             BERT % '["BertModle"]',

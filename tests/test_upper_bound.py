@@ -281,18 +281,12 @@ class Rectifier(nn.Module):
         return WrongBackward.apply(x)  # type: ignore[no-any-return, no-untyped-call]
 
 
-@pytest.mark.parametrize(
-    ("between", "words"), [(Rectifier(), "another number or shape"), (OneType(), "no float64")]
-)
-def test_what_has_no_derivative_is_said_in_plain_words(between: nn.Module, words: str) -> None:
+@pytest.mark.parametrize("between", [Rectifier(), OneType()])
+def test_what_has_no_derivative_is_said_in_the_words_of_torch(between: nn.Module) -> None:
     model = nn.Sequential(nn.Linear(4, 3), between, nn.Linear(3, 2))
     bound = ps.verify(model, torch.randn(5, 4), upper_bound=True).upper_bound
     assert bound is not None and bound["at_most"] is None
-    assert (
-        words in bound["evidence"]
-        and "Backward" not in bound["evidence"]
-        and "Double" not in bound["evidence"]
-    )
+    assert "its backward pass raises RuntimeError" in bound["evidence"], bound["evidence"]
 
 
 def test_the_bracket_is_in_json_and_on_the_command_line(tmp_path: Path) -> None:

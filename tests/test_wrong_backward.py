@@ -78,7 +78,6 @@ def test_verify_says_that_gradients_do_not_apply(kind: str) -> None:
     assert certificate.units == 5
     for said in (certificate.invariance["evidence"], certificate.upper_bound["evidence"]):
         assert "backward pass" in said, said
-        assert "Backward" not in said, said
     assert certificate.units_at_most is None
 
 
@@ -90,7 +89,6 @@ def test_diagnostics_say_that_the_backward_pass_fails(kind: str, look: str) -> N
     ) as told:
         LOOKS[look](Network(BACKWARD[kind]), torch.randn(6, 4))
     assert "\n" not in str(told.value)
-    assert "Backward" not in str(told.value)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -108,6 +107,6 @@ def report(
         first, second = (weights or name for name, weights in models)
         found = versus(reports[0], reports[1], names=(first, second))
         told = found.sentences
-    with delivering(output, ".html", sys.stdout) as page:
+    with delivering(output, ".html") as page:
         found.save(page)
     deliver(found.to_dict(), json, "\n".join([*told, f"Wrote {output}"]), output == STDOUT)

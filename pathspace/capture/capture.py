@@ -8,31 +8,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from ..errors import InputError, InputTypeError, PathspaceError
+from ..errors import CaptureError, InputTypeError, PathspaceError
 from ..models.inputs import arranged, check_inputs, ordinary
-from ..models.isolation import quiet
+from ..models.refusals import check_capturable, check_runs
 from ..models.restored_globals import untouched
-from ..models.stand_in import repeatable, stand_in
 from ..models.values import has_values, with_numbers
 from ..models.walk import every_tensor
 from .aliasing import memory_of
 from .captured import Captured, canonical_names
 from .packed import of_equal_lengths
-from .refusals import (
-    WITHOUT_GRADIENTS,
-    check_capturable,
-    check_memory,
-    decides_by_values,
-    failed_capture,
-    failed_run,
-)
+from .refusals import check_memory, decides_by_values, failed_capture
 from .tracer import FakeModel, Recorder
 from .writes import name_of, without_writes
 
@@ -83,11 +74,11 @@ def capture(
         except PathspaceError:
             raise
         except (Exception, SystemExit) as error:
-            check_runs(model, args, kwargs)
+            _check_runs(model, args, kwargs)
             raise failed_capture(model, error) from error
         if _mixes_types(found.graph):
             # (without values, no operation checks the types of its operands)
-            check_runs(model, args, kwargs)
+            _check_runs(model, args, kwargs)
     return found
 
 
@@ -102,33 +93,20 @@ def _mixes_types(module: fx.GraphModule) -> bool:
     return False
 
 
-def check_runs(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Run a copy of the model once, and turn whatever it raises into one sentence.
-
-    Raises:
-        CaptureError: the model itself fails on these inputs.
-    """
-    shapes = not all(map(has_values, (*model.parameters(), *model.buffers())))
-    fake = FakeModel(model) if shapes else None
-    twin = repeatable(stand_in(model, share_tensors=False)) if fake is None else fake.module
-    known = {name for name, _ in twin.named_parameters()}
-    try:
-        with quiet(), torch.no_grad(), nullcontext() if fake is None else fake.mode:
-            if fake is not None:
-                args, kwargs = pytree.tree_map(fake.fake, (args, dict(kwargs)))
-            twin(*args, **kwargs)
-    except (Exception, SystemExit) as error:
-        if any(words in str(error) for words in WITHOUT_GRADIENTS):
-            return  # it would run where gradients are taken
-        if shapes and decides_by_values(error):
-            return  # it would run with values
-        raise failed_run(model, args, kwargs, error) from error
-    made = next((name for name, _ in twin.named_parameters() if name not in known), None)
-    if made is not None:
-        raise InputError(
-            f"{type(model).__name__} creates parameters when it runs, such as {made!r}; run the"
-            " model once on a batch, then trace it."
-        )
+def _check_runs(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """As :func:`check_runs`; a model without values runs on shapes alone."""
+    if all(map(has_values, (*model.parameters(), *model.buffers()))):
+        check_runs(model, args, kwargs)
+        return
+    fake = FakeModel(model)
+    with fake.mode:
+        args, kwargs = pytree.tree_map(fake.fake, (args, dict(kwargs)))
+        try:
+            check_runs(model, args, kwargs, fake.module)
+        except CaptureError as error:
+            # (what depends on values would run with them)
+            if not decides_by_values(error):
+                raise
 
 
 def _captured(model: nn.Module, fake: FakeModel, found: Recorder) -> Captured:

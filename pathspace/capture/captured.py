@@ -56,6 +56,13 @@ class Captured:
             value for i, value in enumerate(outputs) if i >= self.updates and i not in self.written
         ]
 
+    def examples(self) -> dict[str, Any]:
+        """The inputs on which the model was captured, without values, by name."""
+        values = {node.name: node.meta.get("val") for node in self.graph.graph.nodes}
+        return {
+            name: values[place] for place, (kind, name) in self.sources.items() if kind == "input"
+        }
+
     def outputs(self) -> list[fx.Node]:
         """The nodes that compute the model's own outputs."""
         node = next(node for node in self.graph.graph.nodes if node.op == "output")

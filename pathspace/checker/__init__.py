@@ -98,7 +98,7 @@ def check(
     """
     start = time.perf_counter()
     weights = units = 0
-    compared, blind, unseen = "nothing", "", list[str]()
+    accepted, compared, reason, unseen = False, "nothing", "", list[str]()
     try:
         loaded = read_document(document)
         blocks = list(read_tensors(loaded))
@@ -106,30 +106,26 @@ def check(
         count(loaded, blocks, weights, units)
         tensors, model = _compared(tensors, model, bool(args or kwargs))
         if model is not None and any(map(is_bare, model.parameters())):
-            blind = "the model has no numbers, so only shapes were compared"
+            reason = "the model has no numbers, so only shapes were compared"
             tensors, model = dict(model.named_parameters(remove_duplicate=False)), None
         if tensors is not None:
             compared = "shapes" if any(map(is_bare, tensors.values())) else "tensors"
             compare_tensors(loaded, blocks, tensors)
         if model is not None:
             compared = "outputs"
-            blind, unseen = rescale_copy(loaded, blocks, model, args, kwargs or {}, tolerance)
-            compared = "tensors" if blind else compared
+            reason, unseen = rescale_copy(loaded, blocks, model, args, kwargs or {}, tolerance)
+            compared = "tensors" if reason else compared
+        accepted = True
     except Rejected as rejection:
-        return Judgement(
-            False, str(rejection), weights, units, None, compared, time.perf_counter() - start
-        )
-    except (RecursionError, MemoryError) as error:
-        deep = isinstance(error, RecursionError)
-        reason = (
-            "the document is nested too deeply" if deep else "there is too little memory for it"
-        )
-        return Judgement(False, reason, weights, units, None, compared, time.perf_counter() - start)
+        reason = str(rejection)
+    except RecursionError:
+        reason = "the document is nested too deeply"
+    except MemoryError:
+        reason = "there is too little memory for it"
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         reason = f"the document is malformed: {type(error).__name__} ({error})"
-        return Judgement(False, reason, weights, units, None, compared, time.perf_counter() - start)
-    dimension, seconds = weights - units, time.perf_counter() - start
-    return Judgement(True, blind, weights, units, dimension, compared, seconds, tuple(unseen))
+    dimension, seconds = weights - units if accepted else None, time.perf_counter() - start
+    return Judgement(accepted, reason, weights, units, dimension, compared, seconds, tuple(unseen))
 
 
 def _compared(tensors: Any, model: Any, inputs: bool) -> tuple[Mapping[str, Any] | None, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -101,7 +101,7 @@ def with_tiny_eps(bench: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
         return bench, args, kwargs
     try:
         fine = duplicate(bench).double()
-        inputs = _wide(args), _wide(kwargs)
+        inputs = _mapped(_wide, args), _mapped(_wide, kwargs)
         with torch.no_grad(), states_kept():
             duplicate(fine)(*inputs[0], **inputs[1])
     except Exception:
@@ -117,32 +117,33 @@ def _alone(module: Any, args: tuple[Any, ...]) -> None:
     module.eps = 1.0 if args[0][:1].numel() == module.num_groups else 1e-30
 
 
-def _wide(value: Any) -> Any:
-    """Floating-point inputs in float64."""
+def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """Nested inputs with each leaf replaced."""
     if isinstance(value, Mapping):
-        return {key: _wide(entry) for key, entry in value.items()}
+        return {key: _mapped(function, entry) for key, entry in value.items()}
     if type(value) in (tuple, list):
-        return type(value)(_wide(entry) for entry in value)
+        return type(value)(_mapped(function, entry) for entry in value)
+    return function(value)
+
+
+def _wide(value: Any) -> Any:
+    """A floating-point input in float64."""
     real = hasattr(value, "is_floating_point") and value.is_floating_point()
     return value.double() if real else value
 
 
 def redrawn_inputs(value: Any, size: float, generator: Any, drawn: bool) -> Any:
-    """Inputs of other sizes and values.
+    """Nested inputs with finite floating-point numbers times a size.
 
-    Args:
-        value: nested inputs.
-        size: factor of finite floating-point inputs.
-        generator: of random numbers.
-        drawn: replace them by random numbers of the same magnitude, and whole numbers by others
-            in their range; masks (booleans, tensors with infinite entries) stay.
+    With ``drawn`` they are random numbers of the same magnitude, and whole numbers are others in
+    their range. Masks (booleans, tensors with infinite entries) stay.
     """
+    return _mapped(lambda leaf: _redrawn(leaf, size, generator, drawn), value)
+
+
+def _redrawn(value: Any, size: float, generator: Any, drawn: bool) -> Any:
     import torch
 
-    if isinstance(value, Mapping):
-        return {key: redrawn_inputs(entry, size, generator, drawn) for key, entry in value.items()}
-    if type(value) in (tuple, list):
-        return type(value)(redrawn_inputs(entry, size, generator, drawn) for entry in value)
     if "strided" not in str(getattr(value, "layout", "")) or not value.numel():
         return value
     if value.is_floating_point():
@@ -173,14 +174,8 @@ def numbers_of(model: Any) -> list[tuple[str, Any]]:
 
 
 def redrawn_values(name: str, value: Any, seed: int, manner: str) -> Any:
-    """Random values of the same magnitude.
-
-    Args:
-        name: ``"running_mean"``, ``"running_var"`` or ``""``.
-        value: the model's own.
-        seed: of the draw.
-        manner: ``"near"`` the model's own; ``"new"``, which turns on what is always off in the
-            model; or ``"signs"``, which keeps all signs, as running variances always do.
+    """Random values of the same magnitude: ``"near"`` the model's own; ``"new"``, which turns on
+    what is always off in the model; or with its ``"signs"``, as running variances always are.
     """
     import torch
 

@@ -2,90 +2,63 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import pathspace as ps
+
 from .errors import FAILED, NOT_COMPARED
-from .options import InputOption, JsonOption, SeedOption, TargetArgument
-from .progress import deliver, show_progress
+from .options import (
+    InputOption,
+    JsonOption,
+    SeedOption,
+    TargetArgument,
+    output_option,
+    weights_argument,
+)
+from .progress import deliver, loading
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from .target import Target
 
-First = Annotated[
-    str,
-    typer.Argument(
-        metavar="A", help="Weights: a file of safetensors or torch.save.", show_default=False
-    ),
-]
-Second = Annotated[
-    str, typer.Argument(metavar="B", help="Weights of the other model.", show_default=False)
-]
+First = Annotated[str, weights_argument("A")]
+Second = Annotated[str, weights_argument("B", "Weights of the other model.")]
 
 
-class By(StrEnum):
-    """How channels are ranked."""
-
-    weights = "weights"
-    paths = "paths"
-
-
-class MatchBy(StrEnum):
-    """How channels of two models are compared."""
-
-    weights = "weights"
-    activations = "activations"
-
-
-class Format(StrEnum):
-    """Tools that use smoothing pairs."""
-
-    llm_compressor = "llm-compressor"
-    awq = "awq"
-    smoothquant = "smoothquant"
-    aimet = "aimet"
+# how channels are ranked
+By = StrEnum("By", ["weights", "paths"])
+# how channels of two models are compared
+MatchBy = StrEnum("MatchBy", ["weights", "activations"])
+# tools that use smoothing pairs
+Format = StrEnum(
+    "Format",
+    {
+        "llm_compressor": "llm-compressor",
+        "awq": "awq",
+        "smoothquant": "smoothquant",
+        "aimet": "aimet",
+    },
+)
 
 
-def _with_weights(target: Target, path: str) -> nn.Module:
-    """A copy of the target's model with the weights of a file."""
-    from ..capture.refusals import first_line
+def _with_weights(loaded: Target, path: str) -> Target:
+    """The target with a copy of its model that has the weights of a file."""
     from ..errors import InputError
     from ..files.tensor_files import read_saved
     from ..models.copies import safe_deepcopy
 
-    state, model = read_saved(path), safe_deepcopy(target.model)
+    state, model = read_saved(path), safe_deepcopy(loaded.model)
     try:
         model.load_state_dict(state)
-    except Exception as error:
-        why = _misfit(model.state_dict(), state) or first_line(error)
+    except Exception as error:  # torch lists all tensors that do not fit
+        why = " ".join(str(error).split())
         raise InputError(
-            f"The weights in {path!r} do not fit {type(model).__name__} ({why}); give the state"
-            " dictionary of a model of this architecture."
+            f"The weights in {path!r} do not fit {type(model).__name__} ({why[:240]}); give the"
+            " state dictionary of a model of this architecture."
         ) from error
-    return model
-
-
-def _misfit(own: Mapping[str, Any], state: Any) -> str:
-    """The first tensor that a state lacks, has too many, or has in another shape."""
-    if not isinstance(state, Mapping):
-        return f"it is a {type(state).__name__}"
-    lacking = next((name for name in own if name not in state), None)
-    if lacking is not None:
-        return f"it lacks {lacking!r}"
-    strange = next((name for name in state if name not in own), None)
-    if strange is not None:
-        return f"it has {strange!r}, which the model has not"
-    shapes = (
-        (name, *(tuple(getattr(held[name], "shape", ())) for held in (state, own))) for name in own
-    )
-    wrong = next((entry for entry in shapes if entry[1] != entry[2]), None)
-    return f"{wrong[0]!r} has shape {wrong[1]}, expected {wrong[2]}" if wrong else ""
+    return loaded.of(model)
 
 
 def _share(keep: float) -> float:
@@ -96,15 +69,7 @@ def _share(keep: float) -> float:
 
 def prune(
     target: TargetArgument,
-    output: Annotated[
-        str,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="FILE",
-            help="File for the smaller module, written by torch.save.",
-        ),
-    ],
+    output: Annotated[str, output_option("File for the smaller module, written by torch.save.")],
     keep: Annotated[
         float, typer.Option(callback=_share, help="Share of the channels to keep.")
     ] = 0.5,
@@ -127,50 +92,40 @@ def prune(
 
     Exit codes: 0 written, 2 bad input.
     """
-    from pickle import PicklingError
-
     import torch
 
-    from ..capture.refusals import first_line
-    from ..errors import InputError
+    from ..errors import InputError, first_line
     from ..files.writing import STDOUT, delivering, expect_outputs
-    from ..pruning.channels import channels
-    from .target import load_target
 
     expect_outputs("prune", output, (".pt", ".pth"), json)
-    stdout = sys.stdout
-    with show_progress("Loading", target) as status:
-        loaded = load_target(target, inputs or (), seed=seed)
-        status("Finding channels")
-        groups = channels(loaded.model, *loaded.args, kwargs=loaded.kwargs)
-        status("Leaving channels out")
+    with (
+        delivering(output, ".pt") as file,
+        loading(target, inputs, "Leaving out channels of", seed=seed) as loaded,
+    ):
+        groups = loaded.call(ps.channels)
         kept, small = groups.kept(keep, by.value), groups.remove(keep=keep, by=by.value)
-        with delivering(output, ".pt", stdout) as file:
-            try:
-                torch.save(small, file)
-            except (PicklingError, AttributeError, TypeError) as error:
-                raise InputError(
-                    f"prune found {type(small).__name__}, which torch.save cannot write"
-                    f" ({first_line(error)}), expected classes that can be imported by name; define"
-                    " the classes in a module, or call ps.channels(model, x).remove() in Python."
-                ) from error
+        try:
+            torch.save(small, file)
+        except Exception as error:  # (pickle has no error of its own for all of it)
+            raise InputError(
+                f"prune found {type(small).__name__}, which torch.save cannot write"
+                f" ({first_line(error)}), expected classes that can be imported by name; define"
+                " the classes in a module, or call ps.channels(model, x).remove() in Python."
+            ) from error
     before, after = (sum(p.numel() for p in model.parameters()) for model in (loaded.model, small))
+    sizes = {group.name: len(group) for group in groups}
     facts = {
         "parameters_before": before,
         "parameters_after": after,
         "groups": {
-            name: {"channels": len(groups[name]), "kept": numbers.tolist()}
+            name: {"channels": sizes[name], "kept": numbers.tolist()}
             for name, numbers in kept.items()
         },
         "refused": groups.refused,
     }
-    counts = {group.name: f" {len(group)}" for group in groups}
-    lines = [
-        f"{name}: kept {len(numbers)} of {len(groups[name])} channels"
-        for name, numbers in kept.items()
-    ]
+    lines = [f"{name}: kept {len(kept[name])} of {sizes[name]} channels" for name in kept]
     lines += [
-        f"{name}: kept all{counts.get(name, '')}, {reason}"
+        f"{name}: kept all {sizes.get(name, 'channels')}, {reason}"
         for name, reason in groups.refused.items()
     ]
     lines.append(f"{before:,} parameters before, {after:,} after. Wrote {output}")
@@ -182,13 +137,7 @@ def match(
     first: First,
     second: Second,
     output: Annotated[
-        str,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="FILE",
-            help="File for checkpoint B with the channels in the order of A.",
-        ),
+        str, output_option("File for checkpoint B with the channels in the order of A.")
     ],
     by: Annotated[
         MatchBy, typer.Option(help="Compare weights, or activations on the example inputs.")
@@ -206,30 +155,23 @@ def match(
     from safetensors.torch import save_file
 
     from ..files.writing import STDOUT, delivering, expect_outputs
-    from ..pruning.channels import channels
-    from .target import load_target
 
     expect_outputs("match", output, (".safetensors",), json)
-    stdout = sys.stdout
-    with show_progress("Loading", target) as status:
-        loaded = load_target(target, inputs or (), seed=seed)
+    with (
+        delivering(output, ".safetensors") as file,
+        loading(target, inputs, "Matching channels of", seed=seed) as loaded,
+    ):
         one, two = (_with_weights(loaded, path) for path in (first, second))
-        status("Matching channels")
-        found = channels(one, *loaded.args, kwargs=loaded.kwargs).match(two, by.value, seed=seed)
-        with delivering(output, ".safetensors", stdout) as file:
-            save_file(
-                {name: tensor.clone() for name, tensor in found.model.state_dict().items()}, file
-            )
+        found = one.call(ps.channels).match(two.model, by.value, seed=seed)
+        state = found.model.state_dict()
+        save_file({name: tensor.clone() for name, tensor in state.items()}, file)
     facts = {
         "before": found.before,
         "after": found.after,
         "orders": {name: order.tolist() for name, order in found.orders.items()},
     }
-    line = (
-        f"Distance of the weights {found.before:.4g} before, {found.after:.4g} after. Wrote"
-        f" {output}"
-    )
-    deliver(facts, json, line, output == STDOUT)
+    line = f"Distance of the weights {found.before:.4g} before, {found.after:.4g} after."
+    deliver(facts, json, f"{line} Wrote {output}", output == STDOUT)
 
 
 def compare(
@@ -243,16 +185,11 @@ def compare(
     Exit codes: 0 the same, 1 different, 2 bad input, 3 outputs agree, but no order was found.
     """
     from ..files.writing import expect_outputs
-    from ..pruning.compare import compare as compared
-    from ..tracing import trace
-    from .target import load_target
 
     expect_outputs("compare", json)
-    with show_progress("Loading", target) as status:
-        loaded = load_target(target, inputs or (), seed=seed)
+    with loading(target, inputs, "Comparing checkpoints of", seed=seed) as loaded:
         one, two = (_with_weights(loaded, path) for path in (first, second))
-        status("Comparing")
-        found = compared(one, two, trace(one, *loaded.args, kwargs=loaded.kwargs))
+        found = ps.compare(one.model, two.model, one.call(ps.trace))
     names = ("same", "distance", "as_given", "rescaled", "differ", "outputs", "unsearched")
     agree = "Outputs agree" if found.outputs is not None else "The models cannot be run"
     verdicts = {
@@ -289,19 +226,9 @@ def smooth(
 
     Only pairs that are exact are printed. Exit codes: 0 printed, 2 bad input.
     """
-    from ..fitting.smoothing import smoothing_pairs, smoothing_recipe
-    from ..tracing import trace
-    from .target import load_target
-
-    with show_progress("Tracing", target) as status:
-        loaded = load_target(target, inputs or (), seed=seed)
-        graph = trace(loaded.model, *loaded.args, kwargs=loaded.kwargs)
-        status("Finding pairs")
-        pairs = smoothing_pairs(graph)
-    print(smoothing_recipe([pair for pair in pairs if pair.exact], form.value))
+    with loading(target, inputs, "Finding smoothing pairs of", seed=seed) as loaded:
+        pairs = [pair for pair in ps.smoothing_pairs(loaded.call(ps.trace)) if pair.exact]
+    print(ps.smoothing_recipe(pairs, form.value))
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    for command in (prune, match, compare, smooth):
-        app.command()(command)
+COMMANDS = (prune, match, compare, smooth)

@@ -1,48 +1,35 @@
-"""Commands on checkpoints: ``pathspace rescale`` and ``pathspace balance``."""
+"""``pathspace rescale`` and ``balance``: checkpoints, which may be larger than the memory."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
-from .options import InputOption, JsonOption, SeedOption
-from .progress import deliver, show_progress, tell
+import pathspace as ps
 
-if TYPE_CHECKING:
-    from ..reduction import ReductionGraph
+from .options import InputOption, JsonOption, SeedOption, weights_argument
+from .progress import deliver, loading, tell
 
 Target = Annotated[
     str,
-    typer.Argument(
-        metavar="[TARGET]",
-        help=(
-            "The model. You can omit it for a folder with the config.json of a transformers model."
-        ),
-        show_default=False,
+    weights_argument(
+        "[TARGET]",
+        "The model. You can omit it for a folder with the config.json of a transformers model.",
     ),
 ]
 Source = Annotated[
-    str,
-    typer.Argument(
-        metavar="SOURCE",
-        help="A safetensors file, or a folder with one or several.",
-        show_default=False,
-    ),
+    str, weights_argument("SOURCE", "A safetensors file, or a folder with one or several.")
 ]
 Destination = Annotated[
     str | None,
-    typer.Argument(
-        metavar="[DESTINATION]",
-        help="Output: a file or a folder, like SOURCE; - for standard output.",
-        show_default=False,
+    weights_argument(
+        "[DESTINATION]", "Output: a file or a folder, like SOURCE; - for standard output."
     ),
 ]
-
 ExactOption = Annotated[
     bool,
     typer.Option(
@@ -54,19 +41,9 @@ ExactOption = Annotated[
 
 def _three(target: str, source: str, destination: str | None) -> tuple[str, str, str]:
     """Target, source and destination, where the first may have been left out."""
-    return (
-        (f"transformers:{target}", target, source)
-        if destination is None
-        else (target, source, destination)
-    )
-
-
-def _traced(target: str, inputs: list[str] | None, seed: int) -> ReductionGraph:
-    from ..tracing import trace
-    from .target import load_target
-
-    loaded = load_target(target, inputs or (), seed=seed)
-    return trace(loaded.model, *loaded.args, kwargs=loaded.kwargs)
+    if destination is None:
+        return f"transformers:{target}", target, source
+    return target, source, destination
 
 
 @contextmanager
@@ -75,7 +52,7 @@ def _place(owner: str, source: str, destination: str) -> Iterator[str | Path]:
     standard output for ``-``.
     """
     from ..errors import InputError
-    from ..files.writing import STDOUT, spooled
+    from ..files.writing import STDOUT, delivering
 
     if destination != STDOUT:
         yield destination
@@ -85,8 +62,27 @@ def _place(owner: str, source: str, destination: str) -> Iterator[str | Path]:
             f"{owner} found the folder {source!r} for standard output, expected one file; name a"
             " folder."
         )
-    with spooled(".safetensors", sys.stdout) as file:
+    with delivering(STDOUT, ".safetensors") as file:
         yield file
+
+
+def _log_scales(file: str) -> Any:
+    """The log-scales in a file of numpy."""
+    import numpy as np
+    import torch
+
+    from ..errors import InputError
+    from ..files.writing import existing_file
+
+    path = existing_file(file, "rescale", "write the log-scales with numpy.save")
+    try:
+        return torch.from_numpy(
+            np.load(path, allow_pickle=False).astype(np.float64, casting="same_kind")
+        )
+    except Exception as error:  # a file of another format can raise any exception
+        raise InputError(
+            f"The log-scales in '{file}' cannot be read ({error}); write them with numpy.save."
+        ) from error
 
 
 def rescale(
@@ -113,37 +109,15 @@ def rescale(
     Exit codes: 0 written, 2 bad input. The same command completes a folder after a
     run that was broken off.
     """
-    import numpy as np
-    import torch
-
-    from ..errors import InputError
-    from ..evidence.bench import random_powers
-    from ..files.writing import STDOUT, existing_file
-    from ..gauge.streaming import rescale_files
-
     target, source, destination = _three(target, source, destination)
     with (
         _place("rescale", source, destination) as place,
-        show_progress("Tracing", target) as status,
+        loading(target, inputs, "Tracing and rescaling", seed=seed) as loaded,
     ):
-        graph = _traced(target, inputs, seed)
-        if phi is None:
-            scales = random_powers(graph, seed, 3)
-        else:
-            try:
-                file = existing_file(phi, "rescale", "write the log-scales with numpy.save")
-                read = np.load(file, allow_pickle=False)
-                if not isinstance(read, np.ndarray) or read.dtype.kind not in "fiu":
-                    raise ValueError("no array of real numbers")
-                scales = torch.from_numpy(read.astype(np.float64))
-            except (OSError, ValueError, EOFError) as error:
-                raise InputError(
-                    f"The log-scales in '{phi}' cannot be read ({error}); write them with"
-                    " numpy.save."
-                ) from error
-        status("Rescaling")
-        rescale_files(graph, scales, source, place, exact)
-    tell(f"Rescaled {graph.num_units:,} units. Wrote {destination}", destination == STDOUT)
+        graph = loaded.call(ps.trace)
+        scales = graph.random_powers(seed, 3) if phi is None else _log_scales(phi)
+        ps.rescale_files(graph, scales, source, place, exact)
+    tell(f"Rescaled {graph.num_units:,} units. Wrote {destination}", destination == "-")
 
 
 def balance(
@@ -175,17 +149,15 @@ def balance(
     run that was broken off.
     """
     from ..files.writing import STDOUT, expect_outputs
-    from ..gauge.streaming import balance_files
 
     target, source, destination = _three(target, source, destination)
     expect_outputs("balance", json, (), destination if destination == STDOUT else None)
     with (
         _place("balance", source, destination) as place,
-        show_progress("Tracing", target) as status,
+        loading(target, inputs, "Tracing and balancing", seed=seed) as loaded,
     ):
-        graph = _traced(target, inputs, seed)
-        status("Balancing")
-        found = balance_files(graph, source, place, p, tolerance, exact)
+        graph = loaded.call(ps.trace)
+        found = ps.balance_files(graph, source, place, p, tolerance, exact)
     facts = {
         "units": graph.num_units,
         "before": found.before,
@@ -197,7 +169,4 @@ def balance(
     deliver(facts, json, f"{found}\nWrote {destination}", destination == STDOUT)
 
 
-def register(app: typer.Typer) -> None:
-    """Add both commands."""
-    app.command()(rescale)
-    app.command()(balance)
+COMMANDS = (rescale, balance)

@@ -17,9 +17,11 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-from ..errors import PathspaceError
+from ..errors import PathspaceError, on_one_line
 
 FAILED, BAD_INPUT, NOT_COMPARED, INTERRUPTED = 1, 2, 3, 130
+# a full disk, a broken device, a closed file
+UNWRITABLE = (errno.ENOSPC, errno.EIO, errno.EBADF)
 EXHAUSTED = "The memory is exhausted: give smaller inputs or a smaller model."
 _debugging: ContextVar[bool] = ContextVar("debugging", default=False)
 
@@ -104,14 +106,8 @@ class Interrupted(Exception):
 
 
 def guarded(run: Callable[[], int], *, debug: bool = False) -> int:
-    """Call ``run`` and return its exit code, or say in one sentence why there is none.
-
-    Args:
-        run: does the work and returns the exit code.
-        debug: show the traceback above the sentence.
-
-    Returns:
-        What ``run`` returned; 2 after any error, 130 after an interrupt.
+    """Call ``run`` and return its exit code, or say in one sentence why there is none: 2 after any
+    error, 130 after an interrupt. With ``debug`` the traceback is above the sentence.
     """
     caught: BaseException
     try:
@@ -148,34 +144,25 @@ def _began_with_an_interrupt(error: BaseException | None) -> bool:
 
 def _unexpected(error: Exception) -> str:
     """Return the sentence for a usage error, an output that cannot be
-    written, or a defect of ours.
+    written, or what the library does not expect.
     """
-    if hasattr(
-        error, "format_message"
-    ):  # typer's usage errors, whose module differs between versions
+    if hasattr(error, "format_message"):  # of typer, whose module differs between versions
+        usage = re.sub(r"\. Did you mean (.*)\?$", r" (did you mean \1?)", error.format_message())
+        usage = usage.replace("Value error, ", "")
         context = getattr(error, "ctx", None)
-        path = context.command_path if context is not None else "pathspace"
-        usage = " ".join(error.format_message().split()).replace("Value error, ", "").rstrip(".")
-        usage = re.sub(r"\. Did you mean (.*)\?$", r" (did you mean \1?)", usage)
-        return f"{usage}; see '{path} --help'." if usage else ""  # empty after the help was shown
-    message = " ".join(str(error).split()).rstrip(".")
-    if (
-        isinstance(error, OSError)
-        and error.errno in (errno.ENOSPC, errno.EIO, errno.EBADF)
-        and not error.filename
-    ):
+        path = context.command_path if context else "pathspace"
+        # empty after the help was shown
+        return f"{on_one_line(usage)}; see '{path} --help'." if usage else ""
+    if isinstance(error, OSError) and error.errno in UNWRITABLE and not error.filename:
         _write_nowhere()
-        return (
-            f"Cannot write to standard output: {error.strerror or message}; send it to another"
-            " place."
-        )
+        return f"Cannot write to standard output: {error.strerror}; send it to another place."
     # (torch has an error of its own for devices, and none for processors)
-    found = ("can't allocate memory", "Storage size calculation overflowed")
-    if type(error).__name__ == "OutOfMemoryError" or any(words in message for words in found):
+    if type(error).__name__ == "OutOfMemoryError":
         return EXHAUSTED
     return (
-        f"Internal error, {type(error).__name__} ({message}): this is a defect of pathspace, not of"
-        " your input; run again with --debug and report what it shows."
+        f"Internal error, {type(error).__name__} ({on_one_line(str(error))}): unless the memory"
+        " is exhausted, this is a defect of pathspace, not of your input; run again with --debug"
+        " and report what it shows."
     )
 
 
@@ -188,15 +175,8 @@ def _write_nowhere() -> None:
 
 
 def say(label: str, style: str, sentence: str) -> None:
-    """Print one sentence on standard error.
-
-    Args:
-        label: what it is, such as ``Error``.
-        style: how rich shows the label.
-        sentence: the sentence; it is never broken into lines.
-
-    Example:
-        >>> say("Warning", "yellow", "The masks of 2 layers are empty.")
+    """Print one sentence on standard error, never broken into lines, after a label such as
+    ``Error`` in a style of rich.
     """
     # (not at the top: its import draws one of Python's random numbers)
     from rich.console import Console
@@ -242,22 +222,12 @@ STEPS = {
 
 
 def next_step(command: str, given: Mapping[str, Any], well: bool = True) -> str | None:
-    """The command line that follows a command.
-
-    Args:
-        command: its name.
-        given: its arguments and options by name; those that are ``None`` were left out.
-        well: whether it ended with exit code 0.
-
-    Returns:
-        A line to type, or ``None``: after a command that delivered something on standard output, or
-        lacks what the next one needs.
+    """The command line that follows a command with its arguments and options by name; ``None``
+    after one that delivered something on standard output, or lacks what the next one needs.
 
     Example:
         >>> next_step("verify", {"target": "net.py:Net", "inputs": ["8x3"]})
         'pathspace masks net.py:Net --input 8x3 -o masks.safetensors'
-        >>> next_step("verify", {"target": "net.py:Net", "json": "-"}) is None
-        True
     """
     if "-" in (given.get("json"), given.get("output"), given.get("proof")):
         return None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputError, did_you_mean
+from ..errors import InputError, did_you_mean, on_one_line
 from ..models.values import without_weights
 
 # models of more weights are built without numbers
@@ -30,28 +29,13 @@ Make = Callable[[], tuple[nn.Module, Example | None]]
 
 
 def is_library(spec: str) -> bool:
-    """Whether a target names a model of a library.
-
-    Example:
-        >>> is_library("timm:resnet50"), is_library("nets:net")
-        (True, False)
-    """
+    """Whether a target names a model of a library."""
     return spec.partition(":")[0] in _BUILDERS
 
 
 def build_library_model(spec: str) -> tuple[nn.Module, Example | None]:
-    """The model that a target names, in evaluation mode, and example inputs.
-
-    Args:
-        spec: ``transformers:`` and the path of a configuration, ``timm:`` or
-            ``torchvision:`` and a name.
-
-    Returns:
-        The model, without numbers in its parameters where there are more than :data:`LARGE`, and
-        its inputs, or nothing for inputs that cannot be made up.
-
-    Raises:
-        InputError: the library is not installed, knows no such model, or cannot build it.
+    """The model that a target names, in evaluation mode, without numbers in its parameters where
+    there are more than :data:`LARGE`, and example inputs, or ``None`` where none can be made up.
     """
     library, _, name = spec.partition(":")
     try:
@@ -112,47 +96,19 @@ def _configuration(package: Any, file: Path, path: str) -> Any:
     """The configuration in a file, without data types: a structure has none, and parts
     with their own do not run.
     """
-    wrong = f"'{path}' is not a configuration of a transformers model"
-    try:
-        held = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{wrong}: {_line(error)}; expected JSON, as config.save_pretrained writes it."
-        ) from error
-    if not isinstance(held, dict):
-        raise InputError(
-            f"{wrong}: it holds a {type(held).__name__}, expected entries by name, with a"
-            " model_type."
-        )
-    kind, known = held.get("model_type"), list(package.CONFIG_MAPPING)
-    if kind is None:
-        raise InputError(
-            f"'{path}' has no model_type, expected that of a transformers model; add it, such as"
-            " 'llama'."
-        )
-    if kind not in known:
-        hint, advice = (
-            did_you_mean(str(kind), known),
-            "check its spelling, or install a version that has it",
-        )
-        if "auto_map" in held:
-            hint, advice = (
-                "",
-                (
-                    "its code is in other files, which are not run: name a function that builds it,"
-                    " file.py:name"
-                ),
-            )
-        raise InputError(
-            f"{wrong}: transformers {package.__version__} has no model_type {kind!r}{hint};"
-            f" {advice}."
-        )
+    kind = ""
     try:
         # (as its own files are read: infinite numbers have a form of their own there)
         entries, _ = package.PretrainedConfig.get_config_dict(str(file))
+        kind = str(entries["model_type"])
         return type(package.AutoConfig.for_model(kind)).from_dict(_without_dtypes(entries))
     except Exception as error:  # classes of configurations have errors of their own
-        raise InputError(f"{wrong}: {_line(error)}; correct its entries.") from error
+        hint = did_you_mean(kind, package.CONFIG_MAPPING)
+        raise InputError(
+            f"'{path}' is not a configuration of a transformers model: {type(error).__name__}"
+            f" ({_line(error)}){hint}; expected JSON with the model_type of transformers"
+            f" {package.__version__}, or name a function that builds the model, file.py:name."
+        ) from error
 
 
 def _without_dtypes(entries: Any) -> Any:
@@ -168,21 +124,16 @@ def _without_dtypes(entries: Any) -> Any:
 
 def _architecture(package: Any, config: Any, path: str) -> Any:
     """The class of a model that a configuration names; ``None`` where it names none."""
-    named = config.architectures or ()
+    named = config.architectures or []
     names = [named] if isinstance(named, str) else list(named)
     kinds = [getattr(package, str(name), None) for name in names]
-    models = [
-        kind
-        for kind in kinds
-        if isinstance(kind, type) and issubclass(kind, package.PreTrainedModel)
-    ]
-    found = next((kind for kind in models if getattr(kind, "config_class", None) is not None), None)
+    # (of classes for several models, none is one)
+    found = next((kind for kind in kinds if getattr(kind, "config_class", None) is not None), None)
     if names and found is None:
-        hint = "" if kinds[0] is not None else did_you_mean(str(names[0]), dir(package))
         raise InputError(
             f"'{path}' names the architecture {names[0]!r}, which is not a model of transformers"
-            f" {package.__version__}{hint}; correct the entry architectures, or remove it for the"
-            " model without a head."
+            f" {package.__version__}{did_you_mean(str(names[0]), dir(package))}; correct the entry"
+            " architectures, or remove it for the model without a head."
         )
     return found
 
@@ -282,8 +233,7 @@ def _known(library: str, name: str, architecture: str, names: list[str]) -> None
 
 
 def _line(error: BaseException) -> str:
-    text = " ".join(str(error.__cause__ or error).split()).rstrip(".")
-    return text if len(text) <= 240 else text[:240].rsplit(" ", 1)[0] + " ..."
+    return on_one_line(str(error.__cause__ or error))
 
 
 _BUILDERS: dict[str, Callable[[Any, str], Make]] = {

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-
-class SkeletonRule(StrEnum):
-    """How the skeleton chooses its trees."""
-
-    modulo = "modulo"
-    magnitude = "magnitude"
-    random = "random"
+# how the skeleton chooses its trees
+SkeletonRule = StrEnum("SkeletonRule", ["modulo", "magnitude", "random"])
+# whether the epsilon of a normalisation layer fixes the scale of its input
+NormEps = StrEnum("NormEps", ["ignore", "respect"])
 
 
-class NormEps(StrEnum):
-    """How to treat a positive epsilon of a normalisation layer: ignore it, or let it
-    fix the scale of the input.
-    """
+def output_option(help: str) -> Any:
+    """The option ``--output``."""
+    return typer.Option("--output", "-o", metavar="FILE", help=help, show_default=False)
 
-    ignore = "ignore"
-    respect = "respect"
+
+def weights_argument(metavar: str, help: str = "A safetensors file, or one of torch.save.") -> Any:
+    """A file or folder of weights."""
+    return typer.Argument(metavar=metavar, help=help, show_default=False)
 
 
 TargetArgument = Annotated[
@@ -86,5 +84,18 @@ JsonOption = Annotated[
         metavar="FILE",
         help="Also write the result as JSON; - prints only JSON.",
         show_default=False,
+    ),
+]
+CalibrationOption = Annotated[
+    str | None,
+    typer.Option(
+        "--calibration",
+        metavar="FILE",
+        help=(
+            "Typical inputs, with samples along the first dimension: a .npy file, or .safetensors"
+            " with one tensor for each input: by the names of the inputs, or else in the order of"
+            " the names."
+        ),
+        show_default="the example inputs",
     ),
 ]

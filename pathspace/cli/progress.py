@@ -6,8 +6,8 @@ import contextlib
 import io
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
 from rich.markup import escape
@@ -16,6 +16,9 @@ from rich.table import Table
 
 from ..errors import CaptureError
 from .errors import debugging
+
+if TYPE_CHECKING:
+    from .target import Target
 
 
 @contextlib.contextmanager
@@ -55,16 +58,24 @@ def show_progress(what: str, target: str) -> Iterator[Callable[..., None]]:
     sys.stderr.write(printed.getvalue())
 
 
+@contextlib.contextmanager
+def loading(
+    target: str, inputs: Sequence[str] | None, stage: str, **options: Any
+) -> Iterator[Target]:
+    """Load a target, and show the progress of this and of the stage after it; for the options see
+    :func:`pathspace.cli.target.load_target`.
+    """
+    from .target import load_target
+
+    with show_progress("Loading", target) as status:
+        loaded = load_target(target, inputs or (), **options)
+        status(stage)
+        yield loaded
+
+
 def stage_line(text: str, share: float | None) -> RenderableType:
-    """Return the line for a stage: its name, after a bar if the share that is done is known.
-
-    Args:
-        text: the name, with rich's markup.
-        share: between 0 and 1, or ``None``.
-
-    Example:
-        >>> stage_line("Capturing net.py:Net", None)
-        'Capturing net.py:Net'
+    """Return the line for a stage: its name, with rich's markup, after a bar if the share that is
+    done is known.
     """
     if share is None:
         return text
@@ -73,14 +84,16 @@ def stage_line(text: str, share: float | None) -> RenderableType:
     return line
 
 
-def tell(text: str, aside: bool = False) -> None:
-    """Print what a command has done, without line breaks and without markup.
+def tell(shown: RenderableType, aside: bool = False, markup: bool = False) -> None:
+    """Print what a command has found or done; text is not broken into lines.
 
-    Args:
-        text: the sentence.
-        aside: print on standard error, because standard output holds the result.
+    It goes to standard error (``aside``) where standard output holds the result.
     """
-    Console(stderr=aside).print(text, soft_wrap=True, markup=False, highlight=False)
+    console = Console(stderr=aside)
+    if isinstance(shown, str):
+        console.print(shown, soft_wrap=True, markup=markup, highlight=False)
+    else:
+        console.print(shown)
 
 
 def deliver(
@@ -101,4 +114,4 @@ def deliver(
 
     write_text(dumps(plain(facts), indent=2, allow_nan=False), json)
     if json != STDOUT:
-        tell(shown, aside) if isinstance(shown, str) else Console(stderr=aside).print(shown)
+        tell(shown, aside)

@@ -21,9 +21,8 @@ import math
 import pkgutil
 import re
 import sys
-import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,23 +30,26 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import InputError, did_you_mean
+from ..errors import InputError, did_you_mean, on_one_line
 from ..models.finite import check_finite
 from ..models.isolation import seed_torch, torch_kept
+from ..models.refusals import user_frame
+from ..models.values import has_values
 from . import libraries
 from .errors import say
 
 _DTYPES = {
     name: getattr(torch, name)
     for name in (
-        *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
-        *("bool", "uint8", "int8", "int16", "int32", "int64"),
-    )
+        "float16 bfloat16 float32 float64 complex64 complex128 bool uint8 int8 int16 int32 int64"
+    ).split()
 }
 _FORM = "package.module:name or path/to/file.py:name"
 _INPUT_FORM = "sizes joined by x, and a dtype if need be, such as 2x3x224x224 or 2x16:int64"
-_OWN_FOLDER = Path(__file__).parent
-_LIBRARY_FOLDERS = (Path(torch.__file__).parent, Path(inspect.__file__).parent)
+_EXAMPLES = "a tensor, a tuple or list of positional inputs, or a dict of keyword inputs by name"
+_EXPECTED = (
+    "a torch.nn.Module, its class, or a function that returns a model or (model, example inputs)"
+)
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,14 @@ class Target:
     model: nn.Module
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def call(self, function: Callable[..., Any], **options: Any) -> Any:
+        """Call a function of a model and its example inputs, such as :func:`pathspace.trace`."""
+        return function(self.model, *self.args, kwargs=self.kwargs, **options)
+
+    def of(self, model: nn.Module) -> Target:
+        """Another model with the same inputs."""
+        return replace(self, model=model)
 
 
 @dataclass(frozen=True)
@@ -70,15 +80,6 @@ class InputSpec:
 
 def parse_input(text: str) -> InputSpec:
     """Read one ``--input`` value: sizes joined by ``x`` (or commas), then optionally ``:dtype``.
-
-    Args:
-        text: for instance ``"2x3x224x224"`` or ``"2x16:int64"``.
-
-    Returns:
-        The shape and the dtype; the dtype is ``None`` if the text has none.
-
-    Raises:
-        InputError: the text has another form, a size is zero, or the dtype is unknown.
 
     Example:
         >>> parse_input("2x16:int64")
@@ -126,12 +127,6 @@ def load_target(
         warn: warn on standard error about NaN or infinite weights; not needed by
             commands that refuse them.
 
-    Returns:
-        The model and its inputs.
-
-    Raises:
-        InputError: the target cannot be found, loaded or built, or the inputs do not fit it.
-
     Example:
         >>> target = load_target("torch.nn:Identity", ["2x3"])
         >>> target.model, target.args[0].shape
@@ -149,8 +144,6 @@ def load_target(
         target = Target(spec, model, _make_inputs(model, specs, seed))
     elif example is None:
         target = Target(spec, model)
-        if need_inputs:
-            _require_no_inputs(target)
     elif isinstance(example, dict):
         target = Target(spec, model, kwargs=example)
     else:
@@ -158,39 +151,26 @@ def load_target(
             spec, model, (example,) if isinstance(example, torch.Tensor) else tuple(example)
         )
     if need_inputs or specs or example is not None:
-        _check_call(target)
+        _check_call(target, given=bool(specs) or example is not None)
     if train is not None:
         target.model.train(train)
     if warn:
-        _mark_bad_numbers(target.model)
+        _warn_of_bad_numbers(target.model)
     return target
 
 
-def _mark_bad_numbers(model: nn.Module) -> None:
-    """Warn once if a model has NaN or infinite values; its structure can
-    be analysed nevertheless.
-    """
-    if any(
-        tensor.is_meta for tensor in model.state_dict().values() if isinstance(tensor, torch.Tensor)
-    ):
-        return
-    try:
-        check_finite(model, ())
-    except InputError as error:
-        say("Warning", "yellow", str(error))
+def _warn_of_bad_numbers(model: nn.Module) -> None:
+    """A structure can be analysed whatever the numbers are."""
+    if all(map(has_values, (*model.parameters(), *model.buffers()))):
+        try:
+            check_finite(model, ())
+        except InputError as error:
+            say("Warning", "yellow", str(error))
 
 
 def find_object(spec: str) -> Any:
-    """Import the module or file in ``spec`` and return the object that it names.
-
-    Args:
-        spec: ``package.module:name`` or ``path/to/file.py:name``.
-
-    Returns:
-        The object, of any type.
-
-    Raises:
-        InputError: there is no such module, file or name.
+    """Import the module or file in ``package.module:name`` or ``path/to/file.py:name``, and return
+    the object that it names.
 
     Example:
         >>> find_object("torch.nn:Identity").__name__
@@ -228,37 +208,28 @@ def _load_module(name: str) -> ModuleType:
     importlib.invalidate_caches()
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        missing = error.name or ""
-        if name != missing and not name.startswith(missing + "."):
+    except (Exception, SystemExit) as error:
+        missing = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
+        if not missing or not f"{name}.".startswith(f"{missing}."):
             raise _user_error(f"The module '{name}' cannot be imported", error) from error
         package = missing.rpartition(".")[0]
-        where = (
-            getattr(sys.modules.get(package), "__path__", None) if package else [str(Path.cwd())]
-        )
-        names = [
-            package + "." * bool(package) + module.name
-            for module in pkgutil.iter_modules(where or [])
-        ]
-        names += libraries.LIBRARIES if not package else []
+        folders = getattr(sys.modules.get(package), "__path__", []) if package else [Path.cwd()]
+        names = [entry.name for entry in pkgutil.iter_modules(map(str, folders))]
+        names = [f"{package}.{entry}" for entry in names] if package else names
         raise InputError(
-            f"There is no module '{missing}'{did_you_mean(missing, names)}: install it, run from"
-            " the folder that contains it, or give the file as path/to/file.py:name."
+            f"There is no module '{missing}'{did_you_mean(missing, [*names, *libraries.LIBRARIES])}"
+            ": install it, run from the folder that contains it, or give the file as"
+            " path/to/file.py:name."
         ) from None
-    except (Exception, SystemExit) as error:
-        raise _user_error(f"The module '{name}' cannot be imported", error) from error
 
 
 def _load_file(path: Path) -> ModuleType:
-    if path.is_dir():
-        raise InputError(f"'{path}' is a folder: give a Python file, as in path/to/file.py:name.")
     if not path.is_file():
-        neighbours = (
-            [str(other) for other in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        )
+        what = "is a folder" if path.is_dir() else "does not exist"
+        near = did_you_mean(str(path), map(str, path.parent.glob("*.py")))
         raise InputError(
-            f"There is no file '{path}'{did_you_mean(str(path), neighbours)}: paths start from the"
-            f" current folder, '{Path.cwd()}'."
+            f"The file '{path}' {what}{near}: give a Python file, as in path/to/file.py:name, from"
+            f" the current folder, '{Path.cwd()}'."
         )
     folder = str(path.resolve().parent)
     if folder not in sys.path:
@@ -281,44 +252,37 @@ def _build(spec: str, found: Any) -> tuple[nn.Module, Any]:
     """Return the model that ``found`` is or builds, and its example inputs, or ``None``."""
     if isinstance(found, nn.Module):
         return found, None
-    expected = (
-        "a torch.nn.Module, its class, or a function that returns a model or (model, example"
-        " inputs)"
-    )
-    if isinstance(found, ModuleType) or not callable(found):
-        raise InputError(f"The target '{spec}' is {_kind(found)}: name {expected}.")
-    is_class = isinstance(found, type)
-    if isinstance(found, type) and not issubclass(found, nn.Module):
+    wrong = not callable(found) or (isinstance(found, type) and not issubclass(found, nn.Module))
+    if wrong or isinstance(found, ModuleType):
+        what = f"the class {found.__name__}" if isinstance(found, type) else _kind(found)
+        raise InputError(f"The target '{spec}' is {what}: name {_EXPECTED}.")
+    if needed := _required_parameters(found):
         raise InputError(
-            f"The target '{spec}' is a class but not a torch.nn.Module: name {expected}."
-        )
-    needed = _required_parameters(found)
-    if needed:
-        raise InputError(
-            f"The target '{spec}' needs the argument{'s' * (len(needed) > 1)} {', '.join(needed)}: "
-            "name a function without arguments that builds the model."
+            f"The target '{spec}' needs the arguments {', '.join(needed)}: name a function without"
+            " arguments that builds the model."
         )
     try:
         made = found()
     except (Exception, SystemExit) as error:
-        action = "building the model" if is_class else "calling the function"
-        raise _user_error(f"The target '{spec}' failed while {action}", error) from error
+        raise _user_error(f"The target '{spec}' failed when it was called", error) from error
     if isinstance(made, nn.Module):
         return made, None
-    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module):
-        example = made[1]
-        if isinstance(example, torch.Tensor | tuple | list):
-            return made[0], example
-        if isinstance(example, dict) and all(isinstance(key, str) for key in example):
-            return made[0], example
+    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
         raise InputError(
-            f"The target '{spec}' returned {_kind(example)} as example inputs: return a tensor, a"
-            " tuple or list of positional inputs, or a dict of keyword inputs by name."
+            f"The target '{spec}' returned {_kind(made)}: return a torch.nn.Module or (model,"
+            " example inputs)."
         )
-    raise InputError(
-        f"The target '{spec}' returned {_kind(made)}: return a torch.nn.Module or (model, example"
-        " inputs)."
-    )
+    model, example = made
+    by_name = isinstance(example, dict) and all(isinstance(key, str) for key in example)
+    if not by_name and not isinstance(example, torch.Tensor | tuple | list):
+        raise InputError(
+            f"The target '{spec}' returned {_kind(example)} as example inputs: return {_EXAMPLES}."
+        )
+    return model, example
+
+
+def _kind(value: Any) -> str:
+    return f"an object of type {type(value).__name__}"
 
 
 def _make_inputs(
@@ -333,61 +297,37 @@ def _make_inputs(
         dtype = spec.dtype or own_dtype
         try:
             if dtype.is_floating_point or dtype.is_complex:
-                drawn = (
-                    torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
-                )
+                wide = dtype in (torch.float64, torch.complex128)
+                drawn = torch.float64 if wide else torch.float32
                 tensor = torch.randn(spec.shape, dtype=drawn, generator=generator)
             else:
                 tensor = torch.randint(0, 2, spec.shape, generator=generator)
             tensors.append(tensor.to(device, dtype))
         except (RuntimeError, TypeError, MemoryError) as error:
-            text, size = (
-                "x".join(map(str, spec.shape)),
-                math.prod(spec.shape) * dtype.itemsize / 2**30,
-            )
+            text, size = "x".join(map(str, spec.shape)), math.prod(spec.shape) * dtype.itemsize
             raise InputError(
-                f"The input '{text}' of {size:.3g} GiB cannot be created on {device} "
+                f"The input '{text}' of {size / 2**30:.3g} GiB cannot be created on {device} "
                 f"({type(error).__name__}): give smaller sizes."
             ) from error
     return tuple(tensors)
 
 
-def _require_no_inputs(target: Target) -> None:
-    names = [*_forward_parameters(target)]
-    if names:
+def _check_call(target: Target, given: bool) -> None:
+    """Compare the inputs with what ``forward`` takes: torch's own message is harder to read."""
+    try:
+        signature = inspect.signature(target.model.forward)
+    except (TypeError, ValueError):  # a compiled forward may have none
+        return
+    why = "" if given or not signature.parameters else "the target has no example inputs"
+    try:
+        signature.bind(*target.args, **target.kwargs)
+    except TypeError as error:
+        why = why or f"{error}, given {len(target.args) + len(target.kwargs)}"
+    if why:
         raise InputError(
-            f"The target '{target.spec}' has no example inputs, and"
-            f" {type(target.model).__name__}.forward takes {', '.join(names)}: give --input once"
+            f"{type(target.model).__name__}.forward takes {signature} ({why}): give --input once"
             f" per tensor, {_INPUT_FORM}, or name a function that returns (model, example inputs)."
         )
-
-
-def _check_call(target: Target) -> None:
-    """Compare the inputs with the signature of ``forward``, because torch's own
-    message is harder to read.
-    """
-    parameters = _forward_parameters(target)
-    try:
-        inspect.Signature(list(parameters.values())).bind(*target.args, **target.kwargs)
-    except TypeError as error:
-        given = [f"{len(target.args)} positional"] if target.args or not target.kwargs else []
-        given += [f"the keyword {name}" for name in target.kwargs]
-        takes = ", ".join(map(str, parameters.values())) or "none"
-        raise InputError(
-            f"The inputs do not fit {type(target.model).__name__}.forward, which takes {takes}"
-            f" ({error}; given: {', '.join(given)}): give one input per argument, in order."
-        ) from None
-
-
-def _forward_parameters(target: Target) -> dict[str, inspect.Parameter]:
-    try:
-        return dict(inspect.signature(target.model.forward).parameters)
-    except (TypeError, ValueError):  # a compiled forward may have no signature: accept all inputs
-        anything = [
-            ("args", inspect.Parameter.VAR_POSITIONAL),
-            ("kwargs", inspect.Parameter.VAR_KEYWORD),
-        ]
-        return {name: inspect.Parameter(name, kind) for name, kind in anything}
 
 
 def _required_parameters(function: Callable[..., Any]) -> list[str]:
@@ -404,53 +344,7 @@ def _user_error(what: str, error: BaseException) -> InputError:
     way_out = "correct it there"
     if isinstance(error, SystemExit):
         way_out = "put what only a script should run under if __name__ == '__main__'"
-    elif isinstance(error, ImportError) and "relative import" in str(error):
-        way_out = "give the target as package.module:name"
-    elif isinstance(error, ModuleNotFoundError):
-        way_out = "install the missing module"
-    return InputError(f"{what}, {_described(error)}{_place(error)}: {way_out}.")
-
-
-def _described(error: BaseException) -> str:
-    """Return the exception on one line; a long message is cut."""
-    message = " ".join(
-        (error.msg if isinstance(error, SyntaxError) else str(error)).split()
-    ).rstrip(".")
-    if len(message) > 240:
-        message = message[:240].rsplit(" ", 1)[0] + " ..."
-    return type(error).__name__ + (f" ({message})" if message else "")
-
-
-def _place(error: BaseException) -> str:
-    """Return the innermost line of the user's code, outside libraries and pathspace."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f" in '{_shown(error.filename)}', line {error.lineno}"
-    frames = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)
-    ]
-    return f" in '{_shown(frames[-1].filename)}', line {frames[-1].lineno}" if frames else ""
-
-
-def _is_users(filename: str) -> bool:
-    if filename.startswith("<"):
-        return False
-    path = Path(filename)
-    if _OWN_FOLDER in path.parents or "site-packages" in path.parts:
-        return False
-    return not any(folder in path.parents for folder in _LIBRARY_FOLDERS)
-
-
-def _shown(filename: str) -> str:
-    path = Path(filename)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, ModuleType):
-        return f"the module {value.__name__}"
-    if value is None:
-        return "None"
-    if isinstance(value, type):
-        return f"the class {value.__name__}"
-    name = type(value).__name__
-    return f"a{'n' * (name[0] in 'aeiouAEIOU')} {name}"
+    elif isinstance(error, ImportError):
+        way_out = "install what is missing, or give the target as package.module:name"
+    kind = type(error).__name__
+    return InputError(f"{what}, {kind} ({on_one_line(str(error))}) {user_frame(error)}: {way_out}.")

@@ -9,21 +9,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..capture.capture import check_runs
 from ..gauge.moves import moved
 from ..gauge.rescale import rescale
 from ..graph.structure import Structure
 from ..models.modes import precision
 from ..models.nested import mapped
+from ..models.refusals import check_runs
 from ..models.restored_globals import values_kept
 from ..models.running import LARGE, ForwardRun, cast, run_forward
 from ..models.stand_in import repeatable, stand_in
 from ..models.walk import holders, tensors_of
+from ..reduction import ReductionGraph
 
 Inputs = tuple[Sequence[Any], Mapping[str, Any]]
 # largest change of the outputs, relative to the largest output, that counts as rounding
@@ -31,8 +31,6 @@ TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 3e-1, tor
 # powers of two by which units are rescaled at most; of sums with a constant, a type has only so
 # many digits
 LARGEST = {torch.float64: 12, torch.float32: 4}
-# scales drawn for a measurement stay within 2^-64 and 2^64, powers of them included
-MOST_POWER = 64
 
 
 def bench_copy(
@@ -114,34 +112,11 @@ def rounding_tolerance(graph: Structure, dtype: torch.dtype, tolerance: float) -
     return max(tolerance, 16 * largest_power(graph) * torch.finfo(dtype).eps)
 
 
-def random_powers(graph: Structure, seed: int, largest: int = 12) -> Tensor:
-    """Log-scales of random powers of two between ``2^-largest`` and ``2^largest``, shape
-    ``(num_units,)``.
-
-    Scales of which weights meet high powers are drawn so much closer to 1 that these powers stay
-    below ``2^64``: by fractional powers of two, which are rounded, where nothing else is left.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    exponents = torch.randint(
-        -largest, largest + 1, (graph.num_units,), generator=generator
-    ).double()
-    if graph.forms.shape[0]:
-        sizes = abs(graph.forms.astype(np.float64))
-        # what the most demanding of the products that a unit takes part in allows it
-        most = np.ones(graph.num_units)
-        np.maximum.at(most, sizes.indices, np.repeat(sizes.sum(1), np.diff(sizes.indptr)))
-        room = torch.from_numpy(MOST_POWER / most)
-        fraction = 2 * torch.rand(graph.num_units, generator=generator, dtype=torch.float64) - 1
-        closer = torch.where(room < 1, fraction * room, (fraction * (room.floor() + 0.5)).round())
-        exponents = torch.where(room < largest, closer, exponents)
-    return exponents * math.log(2)
-
-
-def powers_for(graph: Structure, dtype: torch.dtype, seed: int) -> Tensor:
+def powers_for(graph: ReductionGraph, dtype: torch.dtype, seed: int) -> Tensor:
     """Log-scales to measure with: as large as rounding in a precision allows, where constants
     stand beside a scale.
     """
-    return random_powers(graph, seed, LARGEST.get(dtype, 1) if graph.shifts else 12)
+    return graph.random_powers(seed, LARGEST.get(dtype, 1) if graph.shifts else 12)
 
 
 @contextmanager

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..capture.refusals import no_derivative
 from ..graph.structure import Structure
 from ..models.isolation import quiet, seed_torch
 from ..models.modes import never_recomputed, precision
 from ..models.nested import real_leaves
+from ..models.refusals import no_derivative
 from ..models.restored_globals import values_kept
 from ..models.running import ROUNDED, computing_in, evaluate
 from ..models.walk import tensors_of

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..graph.structure import Structure
 from ..models.modes import precision, without_eps
 from ..models.running import (
     LARGE,
@@ -58,7 +57,11 @@ WIDEST = 16.0
 
 
 def measure_invariance(
-    graph: Structure, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int
+    graph: ReductionGraph,
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    seed: int,
 ) -> tuple[dict[str, Any], tuple[int, int]]:
     """Measure the invariance on ``model`` (a copy, or a model that is left exactly as it was).
 

@@ -18,11 +18,11 @@ from scipy.sparse import block_diag, coo_array, csr_array, eye_array, hstack, vs
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from ..capture.refusals import no_derivative
 from ..graph.structure import Structure
 from ..models.isolation import quiet, seed_torch
 from ..models.modes import IgnoreDetach, InDouble
 from ..models.nested import mapped, real_leaves
+from ..models.refusals import no_derivative
 from ..models.running import computing_in, evaluate
 from ..models.walk import tensors_of
 from ..reduction import ReductionGraph

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..capture.refusals import check_capturable
 from ..errors import SEED, InputError, expect_arguments, expect_numbers
 from ..models.finite import check_finite
 from ..models.inputs import arranged, check_inputs, ordinary
 from ..models.nested import leaves
+from ..models.refusals import check_capturable
 from ..models.restored_globals import untouched
 from ..models.running import cast
 from ..models.values import has_values, with_numbers

@@ -30,12 +30,7 @@ Change = Callable[[slice, Tensor], Tensor]
 
 
 def bare(name: str) -> str:
-    """A parameter's name without what wrappers have put into it.
-
-    Example:
-        >>> bare("module._orig_mod.layers.0.weight")
-        'layers.0.weight'
-    """
+    """A parameter's name without what wrappers have put into it."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
@@ -57,12 +52,7 @@ class Checkpoint:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Checkpoint:
-        """Read the headers.
-
-        Raises:
-            InputError: neither a file of tensors nor a folder with such files,
-                or one of them is missing.
-        """
+        """Read the headers of a file of tensors, or of those in a folder."""
         expect_path(path, "Checkpoint.open")
         path = Path(path)
         if path.is_file() and path.name.endswith(".index.json"):
@@ -78,14 +68,7 @@ class Checkpoint:
                 outside = [name for name in names if Path(name).name != name]
                 if outside:
                     raise ValueError(f"{outside[0]!r} is outside of its folder")
-            except (
-                OSError,
-                ValueError,
-                KeyError,
-                TypeError,
-                AttributeError,
-                RecursionError,
-            ) as error:
+            except Exception as error:  # (whatever stands in the file)
                 raise InputError(
                     f"The index '{index}' cannot be read ({error}); give a whole checkpoint."
                 ) from error
@@ -113,9 +96,6 @@ class Checkpoint:
         Returns:
             Name -> names in the checkpoint (several, where a shared tensor
             was stored several times).
-
-        Raises:
-            InputError: a tensor is missing.
         """
         held: dict[str, list[str]] = {}
         for name in self.places():
@@ -146,9 +126,6 @@ class Checkpoint:
             destination: a file for a file, a folder for a folder.
             changes: tensor name -> what becomes of a slice of it.
             job: what tells this change from any other.
-
-        Raises:
-            InputError: the destination is the source, or cannot be written.
         """
         destination = Path(destination)
         if destination.resolve() == self.path.resolve():

@@ -13,17 +13,9 @@ from torch import Tensor
 
 
 def read_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a file in order.
+    """Yield the objects of a file in order; a missing file has none.
 
-    Args:
-        path: the file; a missing file has no objects.
-
-    Yields:
-        Each object. Lines that hold no complete object are left out: a kill cuts off the last one.
-
-    Example:
-        >>> list(read_lines("no-such-file.jsonl"))
-        []
+    Lines that hold no complete object are left out: a kill cuts off the last one.
     """
     if not Path(path).is_file():
         return
@@ -37,11 +29,7 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
 
 
 def append_lines(path: str | os.PathLike[str], objects: Iterable[Mapping[str, Any]]) -> None:
-    r"""Write objects to the end of a file, each on a line of its own.
-
-    Args:
-        path: the file; it is created where it is missing.
-        objects: what to write; plain values that JSON knows.
+    r"""Write objects of plain values to the end of a file, each on a line of its own.
 
     Example:
         >>> import tempfile

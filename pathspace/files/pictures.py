@@ -25,13 +25,6 @@ def save(
         figure: the figure.
         path: the file; an existing file is replaced.
         dpi: pixels per inch; those of the figure by default.
-
-    Returns:
-        The file.
-
-    Raises:
-        InputError: its suffix is unknown, or the file cannot be written.
-        InputTypeError: it is not a path.
     """
     import matplotlib
 

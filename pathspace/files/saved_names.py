@@ -52,9 +52,6 @@ def as_saved(
     Returns:
         Name on disk -> the name in the model, its part of the numbers (dimensions along which
         they repeat have size 1), and its shape.
-
-    Raises:
-        InputError: a conversion does more than to put entries elsewhere.
     """
     from transformers import core_model_loading
 

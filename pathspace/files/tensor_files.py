@@ -28,14 +28,9 @@ from .writing import existing_file
 TYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
-    "I8": torch.int8,
-    "I16": torch.int16,
-    "I32": torch.int32,
-    "I64": torch.int64,
-    "F16": torch.float16,
     "BF16": torch.bfloat16,
-    "F32": torch.float32,
-    "F64": torch.float64,
+    **{f"I{bits}": getattr(torch, f"int{bits}") for bits in (8, 16, 32, 64)},
+    **{f"F{bits}": getattr(torch, f"float{bits}") for bits in (16, 32, 64)},
 }
 # bytes per piece
 PIECE = 1 << 24
@@ -102,14 +97,10 @@ class TensorFile:
                     # (it reads the header alone, and checks every entry)
                     length = struct.unpack("<Q", file.read(8))[0]
                 header: dict[str, Any] = json.loads(file.read(length))
-        except SafetensorError as error:
+        except (SafetensorError, OSError) as error:
             raise InputError(
-                f"'{path}' is not a safetensors file ({error}); give a file written by"
-                " safetensors.torch.save_file."
-            ) from error
-        except OSError as error:
-            raise InputError(
-                f"The file '{path}' cannot be read: {(error.strerror or str(error)).lower()}."
+                f"The file '{path}' cannot be read as a safetensors file ({error}); give one"
+                " written by safetensors.torch.save_file."
             ) from error
         metadata = header.pop("__metadata__", None) or {}
         entries = {}
@@ -145,9 +136,6 @@ class TensorFile:
 def read_saved(path: str | os.PathLike[str]) -> Any:
     """Read a file from ``safetensors`` or ``torch.save``; code in it is not run.
 
-    Args:
-        path: the file.
-
     Returns:
         The saved object, for instance a dictionary of tensors.
 
@@ -155,16 +143,14 @@ def read_saved(path: str | os.PathLike[str]) -> Any:
         InputError: the path does not exist, is a folder, or is a file of another format.
     """
     file = existing_file(path, "Reading tensors", "check the path")
+    named = file.suffix == ".safetensors"
     try:
-        if file.suffix == ".safetensors":
-            return load_file(file)
-        return torch.load(file, map_location="cpu", weights_only=True)
+        return load_file(file) if named else torch.load(file, "cpu", weights_only=True)
     except Exception as error:  # a file of another format can raise any exception
+        what = "a safetensors file" if named else "tensors alone"
         raise InputError(
-            f"'{file}' cannot be read as"
-            f" {'a safetensors file' if file.suffix == '.safetensors' else 'tensors alone'}"
-            f" ({type(error).__name__}); write it again with safetensors, or with"
-            " torch.save(model.state_dict(), ...)."
+            f"'{file}' cannot be read as {what} ({type(error).__name__}); write it again with"
+            " safetensors, or with torch.save(model.state_dict(), ...)."
         ) from error
 
 
@@ -179,14 +165,9 @@ def write(
     data: Callable[[str], Iterable[bytes | memoryview]],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a file tensor by tensor.
+    """Write a file tensor by tensor; ``data`` yields a tensor's bytes in pieces, by its name.
 
-    Args:
-        path: the file; use :func:`pathspace.files.writing.replacing` to keep an old file until
-            the new one is complete.
-        entries: its tensors by name.
-        data: name -> the tensor's bytes, in pieces.
-        metadata: texts by name.
+    Use :func:`pathspace.files.writing.replacing` to keep an old file until the new one is complete.
     """
     # readers expect every tensor aligned to its type, so the widest types come first
     order = sorted(entries, key=lambda name: (-entries[name].itemsize, name))

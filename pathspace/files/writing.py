@@ -7,11 +7,11 @@ import hashlib
 import os
 import secrets
 import stat
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
 
 from safetensors import SafetensorError
 
@@ -23,10 +23,8 @@ STDOUT = "-"
 def ensure_writable(*paths: str | os.PathLike[str] | None) -> None:
     """Fail now, rather than after a long computation, if one of these files cannot be written.
 
-    An empty sibling file is created and removed again; an existing file is not touched.
-
-    Args:
-        *paths: where files are going to be written; ``-`` is standard output, ``None`` is nowhere.
+    An empty sibling file is created and removed again; an existing file is not touched. ``-`` is
+    standard output, ``None`` is nowhere.
 
     Raises:
         InputError: the folder is missing, a folder or device is named, or writing is not permitted.
@@ -38,11 +36,8 @@ def ensure_writable(*paths: str | os.PathLike[str] | None) -> None:
         pathspace.errors.InputError: Cannot write 'no-such-folder/masks.safetensors': the folder ...
     """
     for path in paths:
-        if path is None or path == STDOUT:
-            continue
-        temporary = _create_sibling(path, _destination(path))
-        with suppress(OSError):
-            temporary.unlink()
+        if path is not None and path != STDOUT:
+            _create_sibling(path, _destination(path)).unlink(missing_ok=True)
 
 
 def expect_outputs(
@@ -55,39 +50,20 @@ def expect_outputs(
         output: where its main result goes; ``None`` is nowhere, ``-`` is standard output.
         suffixes: endings that ``output`` may have; none stands for any.
         *others: where its other results go.
-
-    Raises:
-        InputError: two results would meet on standard output or in a file, the suffix promises
-            another format, or a file cannot be written.
-
-    Example:
-        >>> expect_outputs("report", "-", [".html"], "-")
-        Traceback (most recent call last):
-        ...
-        pathspace.errors.InputError: report was asked for two results on standard output; give one of them a file.
-    """  # noqa: E501
+    """
     given = [path for path in (output, *others) if path is not None]
-    if given.count(STDOUT) > 1:
-        raise InputError(
-            f"{owner} was asked for two results on standard output; give one of them a file."
-        )
-    files = [Path(path).resolve() for path in given if path != STDOUT]
-    twice = next((path for path in files if files.count(path) > 1), None)
+    places = [STDOUT if path == STDOUT else os.path.realpath(path) for path in given]
+    twice = next((place for place in places if places.count(place) > 1), None)
     if twice is not None:
-        raise InputError(
-            f"{owner} was asked for two results in the file '{twice}'; give each a file of its own."
-        )
+        where = "on standard output" if twice == STDOUT else f"in the file '{twice}'"
+        raise InputError(f"{owner} was asked for two results {where}; give each a file of its own.")
     ensure_writable(*given)
     if output is not None and output != STDOUT and suffixes:
         expect_suffix(output, owner, suffixes)
 
 
 def expect_path(path: object, owner: str) -> None:
-    """Refuse what names no file, such as a model given in its place.
-
-    Raises:
-        InputTypeError: it is neither a string nor a path.
-    """
+    """Refuse what names no file, such as a model given in its place."""
     if not isinstance(path, str | os.PathLike):
         raise InputTypeError(
             f"{owner} found a {type(path).__name__} as the name of a file, expected a string or a"
@@ -96,33 +72,18 @@ def expect_path(path: object, owner: str) -> None:
 
 
 def existing_file(path: str | os.PathLike[str], owner: str, way_out: str) -> Path:
-    """Return a path that names a file which can be read.
-
-    Args:
-        path: the file.
-        owner: who wants to read it, for the sentence.
-        way_out: what to do where there is none.
-
-    Raises:
-        InputError: it is a folder, or there is nothing.
-    """
+    """Return a path that names a file which can be read, or say the way out."""
     expect_path(path, owner)
+    name = os.fspath(path)
     if Path(path).is_dir():
-        raise InputError(
-            f"{owner} found the folder {os.fspath(path)!r}, expected a file; {way_out}."
-        )
+        raise InputError(f"{owner} found the folder {name!r}, expected a file; {way_out}.")
     if not Path(path).is_file():
-        raise InputError(f"{owner} found no file {os.fspath(path)!r}; {way_out}.")
+        raise InputError(f"{owner} found no file {name!r}; {way_out}.")
     return Path(path)
 
 
 def expect_suffix(path: str | os.PathLike[str], owner: str, suffixes: Sequence[str]) -> None:
-    """Refuse a file name that promises another format, or none.
-
-    Raises:
-        InputError: the name ends otherwise.
-        InputTypeError: it names no file.
-    """
+    """Refuse a file name that promises another format, or none."""
     expect_path(path, owner)
     if Path(path).suffix.lower() not in suffixes:
         raise InputError(
@@ -132,46 +93,24 @@ def expect_suffix(path: str | os.PathLike[str], owner: str, suffixes: Sequence[s
 
 
 @contextmanager
-def delivering(path: str, suffix: str, stdout: TextIO) -> Iterator[Path]:
-    """Yield a file that becomes ``path`` (see :func:`replacing`); for ``-`` its
-    bytes go to standard output.
-
-    Args:
-        path: what the user gave.
-        suffix: of the file that is yielded for ``-``.
-        stdout: standard output as it was before progress was shown.
+def delivering(path: str, suffix: str) -> Iterator[Path]:
+    """Yield a file that becomes ``path`` (see :func:`replacing`) when the body succeeds; for ``-``
+    its bytes go to standard output.
     """
-    with spooled(suffix, stdout) if path == STDOUT else replacing(path) as temporary:
-        yield temporary
-
-
-@contextmanager
-def spooled(suffix: str, stdout: TextIO) -> Iterator[Path]:
-    """Yield the name of a file whose bytes go to standard output when the body succeeds.
-
-    Args:
-        suffix: of that file.
-        stdout: standard output as it was before progress was shown.
-    """
+    if path != STDOUT:
+        with replacing(path) as temporary:
+            yield temporary
+        return
     with tempfile.TemporaryDirectory() as folder:
         temporary = Path(folder) / f"output{suffix}"
         yield temporary
-        stdout.flush()
-        stdout.buffer.write(temporary.read_bytes())
-        stdout.buffer.flush()
+        sys.stdout.flush()
+        sys.stdout.buffer.write(temporary.read_bytes())
+        sys.stdout.buffer.flush()
 
 
 def make_folder(folder: str | os.PathLike[str]) -> Path:
     """Create a folder, its parents included, unless it is there already.
-
-    Args:
-        folder: the folder's path.
-
-    Returns:
-        The same path.
-
-    Raises:
-        InputError: something else is in its place, or it cannot be created.
 
     Example:
         >>> make_folder("/dev/null/runs")
@@ -183,8 +122,9 @@ def make_folder(folder: str | os.PathLike[str]) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        reason = (error.strerror or "unknown reason").lower()
-        raise InputError(f"Cannot make the folder '{path}': {reason}; choose another.") from error
+        raise InputError(
+            f"Cannot make the folder '{path}': {_reason(error)}; choose another."
+        ) from error
     return path
 
 
@@ -201,9 +141,6 @@ def replacing(path: str | os.PathLike[str], alone: bool = False) -> Iterator[Pat
         path: the file to create or replace.
         alone: nobody else writes this file: a link is replaced, not followed, and what killed runs
             left beside it is removed.
-
-    Yields:
-        The temporary file, which exists and is empty.
 
     Raises:
         InputError: the folder is missing, a folder or device is named, writing is not
@@ -234,20 +171,12 @@ def replacing(path: str | os.PathLike[str], alone: bool = False) -> Iterator[Pat
     except (OSError, SafetensorError) as error:
         raise _cannot_write(path, _reason(error)) from error
     finally:
-        with suppress(OSError):
-            temporary.unlink()
+        temporary.unlink(missing_ok=True)
 
 
 def write_text(text: str, path: str | None) -> None:
     """Write a text and a line end to a file (see :func:`replacing`); ``-`` is standard
     output, ``None`` is nowhere.
-
-    Args:
-        text: the text.
-        path: what the user gave.
-
-    Raises:
-        InputError: the file cannot be written.
     """
     if path == STDOUT:
         print(text)
@@ -280,21 +209,16 @@ def _destination(path: str | os.PathLike[str], follow: bool = True) -> Path:
     except (OSError, ValueError) as error:
         raise _cannot_write(path, _reason(error)) from error
     folder = destination.parent
-    if folder.exists() and not folder.is_dir():
-        raise _cannot_write(path, f"'{folder}' is a file, not a folder")
+    if not folder.is_dir():
+        what = "is a file, not a folder" if folder.exists() else "does not exist"
+        raise _cannot_write(path, f"the folder '{folder}' {what}", "create it first")
     if stat.S_ISDIR(mode):
         raise _cannot_write(path, "it is a folder", "add a file name")
     if not stat.S_ISREG(mode):
         # Renaming over a device or a pipe would destroy it.
-        raise _cannot_write(
-            path, "it is a device or a pipe, not a regular file", "choose a regular file"
-        )
+        raise _cannot_write(path, "it is a device or a pipe", "choose a regular file")
     if destination.exists() and not os.access(destination, os.W_OK):
-        raise _cannot_write(
-            path, "the file is write-protected", "make it writable or choose another file"
-        )
-    if not folder.is_dir():
-        raise _cannot_write(path, f"the folder '{folder}' does not exist", "create it first")
+        raise _cannot_write(path, "the file is write-protected")
     return destination
 
 

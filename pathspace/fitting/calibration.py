@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -12,22 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..capture.captured import Captured
-from ..capture.refusals import check_capturable, failed_run, no_derivative
 from ..errors import InputError, InputTypeError, UnsupportedError
 from ..models.finite import check_finite
-from ..models.inputs import arranged
+from ..models.inputs import arranged, batch_inputs
 from ..models.isolation import quiet
 from ..models.modes import IgnoreDetach, never_recomputed
 from ..models.nested import leaves, real_leaves
+from ..models.refusals import check_capturable, failed_run, no_derivative
 from ..models.restored_globals import plain_tensors, values_kept
 from ..models.running import evaluate
 from ..models.stand_in import repeatable, stand_in
 from ..models.values import require_runnable
 
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
-# made-up batches where none are given
-SAMPLES = 4
 
 
 class Calibrated:
@@ -246,85 +242,3 @@ def _several(batches: Any) -> Iterable[Any]:
         f"calibration is of type {type(batches).__name__}, expected a tensor, a tuple of inputs, a"
         " mapping of keyword inputs, or an iterable of these."
     )
-
-
-def batch_inputs(one: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The positional and the keyword inputs of a batch."""
-    if isinstance(one, list | tuple):
-        return tuple(one), {}
-    return ((), dict(one)) if hasattr(one, "keys") and not isinstance(one, Tensor) else ((one,), {})
-
-
-def made_up(model: nn.Module, captured: Captured, seed: int = 0, finite: bool = True) -> list[Any]:
-    """Random inputs of the kinds that a model was captured with: normal
-    numbers, and small whole ones.
-
-    Args:
-        model: the model, which is run on them.
-        captured: the captured model.
-        seed: seed of the numbers.
-        finite: whether all outputs have to be real and finite.
-
-    Raises:
-        InputError: the model takes something else than tensors, or fails on what was made up.
-    """
-    nodes = [node for node in captured.graph.graph.nodes if node.op == "placeholder"]
-    kinds = {node: captured.sources.get(node.name, ("input", ""))[0] for node in nodes}
-    shown = [node.meta.get("val") for node in nodes if kinds[node] == "input"]
-    refusal = InputError(
-        f"No random inputs can be made for {type(model).__name__}, expected calibration batches;"
-        " pass some."
-    )
-    if not shown or not all(isinstance(value, Tensor) for value in shown):
-        raise refusal
-    generator = torch.Generator().manual_seed(seed)
-    sizes = [
-        module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)
-    ]
-    names = [captured.sources.get(node.name, ("", ""))[1] for node in nodes]
-    names = [name for node, name in zip(nodes, names, strict=True) if kinds[node] == "input"]
-    by_name = takes(model, names)
-    for most in sorted({*sizes, 2}, reverse=True):
-        batches: list[Any] = []
-        for _ in range(SAMPLES):
-            one = tuple(
-                (
-                    torch.randn(tuple(value.shape), generator=generator).to(value.dtype)
-                    if value.is_floating_point()
-                    else torch.randint(0, most, tuple(value.shape), generator=generator).to(
-                        value.dtype
-                    )
-                )
-                for value in shown
-            )
-            batches.append(dict(zip(names, one, strict=True)) if by_name else one)
-        try:
-            if not finite:
-                twin = repeatable(stand_in(model))
-                with torch.no_grad(), quiet():
-                    for args, kwargs in map(batch_inputs, batches):
-                        twin(*args, **kwargs)
-                return batches
-            if all(
-                bool(out.isfinite().all())
-                for outs in Calibrated(model, batches).reference()
-                for out in outs
-            ):
-                return batches
-        except Exception:
-            continue
-    raise refusal
-
-
-def takes(model: nn.Module, names: Sequence[str]) -> bool:
-    """Whether ``forward`` can be called with inputs of these names.
-
-    Example:
-        >>> takes(nn.Linear(2, 2), ["input"]), takes(nn.Linear(2, 2), ["x"])
-        (True, False)
-    """
-    try:
-        inspect.signature(model.forward).bind(**dict.fromkeys(names))
-    except (TypeError, ValueError):
-        return False
-    return True

@@ -82,7 +82,11 @@ class Gauge(Tensor):
     """
 
     certificate: GaugeCertificate
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """What is computed from it is an ordinary tensor."""
+        return Tensor.__torch_function__(func, (), args, kwargs)  # type: ignore[no-untyped-call]
 
     @classmethod
     def of(cls, phi: Tensor, certificate: GaugeCertificate) -> Gauge:

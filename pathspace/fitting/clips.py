@@ -4,7 +4,7 @@ unit in place of a constant.
 
 from __future__ import annotations
 
-import sys
+import inspect
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from ..capture.capture import capture
 from ..capture.captured import Captured
-from ..capture.refusals import first_line
-from ..errors import InputError, PathspaceError, UnsupportedError, expect_arguments
+from ..errors import InputError, PathspaceError, UnsupportedError, expect_arguments, first_line
 from ..inference.interpreter import interpret
 from ..inference.registry import rule
 from ..inference.semantics import Semantics
@@ -145,10 +144,10 @@ class _Probe(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         lines: list[tuple[Any, int]] = []
-        frame = sys._getframe(1)
+        frame = inspect.currentframe()
         while frame is not None and len(lines) < 40:
             lines.append((frame.f_code, frame.f_lasti))
-            frame = frame.f_back  # type: ignore[assignment]
+            frame = frame.f_back
         self.sites.append((self.name, tuple(lines)))
         result: Tensor = torch.ops.pathspace.lifted(x, len(self.sites) - 1)
         return result

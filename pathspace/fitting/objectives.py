@@ -14,9 +14,10 @@ from torch.nn import functional as F
 from ..errors import COUNT, InputError, expect_numbers
 from ..gauge.pairs import MatrixLayout, at
 from ..graph.structure import Structure
+from ..models.inputs import made_up
 from ..paths.norms import path_sensitivity
 from .activation_statistics import activation_sizes
-from .calibration import Calibrated, made_up
+from .calibration import Calibrated
 from .convex import Programme
 from .largest_entries import Logs, Peaks
 from .quantise import check_format, weight_axes
@@ -282,7 +283,9 @@ def calibrated(model: nn.Module, graph: Structure, calibration: Any) -> Calibrat
     """A model with its calibration batches, or with inputs made up."""
     if isinstance(calibration, Calibrated):
         return calibration
-    return Calibrated(model, made_up(model, graph.captured) if calibration is None else calibration)
+    return Calibrated(
+        model, made_up(model, graph.captured.examples()) if calibration is None else calibration
+    )
 
 
 def weight_peaks(

@@ -14,7 +14,6 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from ..graph.parts import WeightBlock
-from ..graph.structure import Structure
 from .pairs import Pairs
 
 # distinct rows of a linear programme that is solved for products of scales
@@ -94,7 +93,12 @@ def attained(pairs: Pairs, kept: Mapping[str, np.ndarray] | None = None) -> Atta
             result.fix(np.flatnonzero(mask), reason)
     if graph.forms.shape[0]:
         if (ends := pairs.ends(MOST_ROWS)) is not None:
-            _programmes(_change(graph, *ends), result)
+            expand = graph.expand[:, 1:]
+            tails, heads = (
+                expand[np.abs(ids)].multiply(np.sign(ids)[:, None]).tocsr() for ids in ends
+            )
+            # how log-scales of units move the logarithm of each pair's size
+            _programmes(csr_array(heads - tails), result)
             return result
         result.fix(np.flatnonzero(np.asarray(abs(graph.forms).sum(0)).reshape(-1)), PRODUCT)
     while True:
@@ -143,20 +147,9 @@ def _ends(block: WeightBlock) -> Iterator[tuple[Tensor, Tensor]]:
         yield head[kept], tail[kept]
 
 
-def _change(graph: Structure, tails: np.ndarray, heads: np.ndarray) -> csr_array:
-    """How log-scales of units move the logarithm of each pair's size, ``(pairs, H)``."""
-    expand = graph.expand[:, 1:]
-    sides = [expand[np.abs(ids)].multiply(np.sign(ids)[:, None]).tocsr() for ids in (heads, tails)]
-    return csr_array(sides[0] - sides[1])
-
-
 class _Arcs:
     """The doubled graph: arcs from tails to heads and, of opposite scales, from heads to
-    tails; kept units are root.
-
-    Args:
-        pairs: sizes of the weights.
-        free: which units are not kept, ``(H,)``.
+    tails; units that are not free are root.
     """
 
     def __init__(self, pairs: Pairs, free: np.ndarray) -> None:

@@ -15,15 +15,6 @@ def moved(tensor: Tensor, head: Tensor, tail: Tensor, constant: float = 0.0) -> 
     type may not tell the two apart, and ``tensor + constant`` would vanish or change its sign: then
     ``tensor * head / tail`` is taken if its sum is closer to what is wanted.
 
-    Args:
-        tensor: a parameter or a buffer.
-        head: log-scales of the far side as factors, broadcastable to it.
-        tail: those of the near side.
-        constant: what the model adds to the tensor wherever it uses it.
-
-    Returns:
-        A new tensor.
-
     Example:
         >>> import torch
         >>> moved(torch.tensor([0.5]), torch.tensor([0.25]), torch.tensor([1.0]), 1.0)
@@ -59,10 +50,6 @@ def move_together_(pairs: Sequence[tuple[Tensor, Tensor]], constant: float) -> N
     """:func:`move_` by one factor, for many short tensors as one vector.
 
     A running variance takes twenty operations of its own, whatever its length.
-
-    Args:
-        pairs: tensors and their factors, broadcastable to them.
-        constant: what the model adds to each of them.
     """
     for kind in {tensor.dtype for tensor, _ in pairs}:
         some = [(tensor, factor) for tensor, factor in pairs if tensor.dtype == kind]
@@ -71,6 +58,3 @@ def move_together_(pairs: Sequence[tuple[Tensor, Tensor]], constant: float) -> N
         after = moved(values, factors, torch.ones_like(factors), constant)
         for (tensor, _), part in zip(some, after.split([t.numel() for t, _ in some]), strict=True):
             tensor.copy_(part.view(tensor.shape))
-
-
-__all__ = ["move_", "move_together_", "moved"]

@@ -66,11 +66,8 @@ class MatrixLayout:
     def matrix(self, values: Tensor, largest: bool) -> Tensor:
         """Values as a matrix: the largest, or the sum, of those with the same ends."""
         if self.rest:
-            values = (
-                values.amax(self.rest, keepdim=True)
-                if largest
-                else values.sum(self.rest, keepdim=True)
-            )
+            combine = torch.amax if largest else torch.sum
+            values = combine(values, self.rest, keepdim=True)
         order = [*self.rows, *self.columns, *self.rest]
         return values.permute(order).reshape(len(self.head), len(self.tail)).contiguous()
 
@@ -157,23 +154,11 @@ class Table:
         )
 
 
-def edge_values(graph: Structure, block: WeightBlock, parameters: Mapping[str, Tensor]) -> Tensor:
-    """Values of a tensor's edges in float64, with 0 for scalars that are on no path."""
-    require_values("balance", [(block.name, parameters[block.name])])
-    value = parameters[block.name].detach().double().cpu() + graph.shifts.get(block.name, 0.0)
-    return value if block.unused is None else value.masked_fill(block.unused.expand(block.shape), 0)
-
-
 class Pairs:
     """``|w_e|^p`` for all edges of a graph, summed where edges have the same ends.
 
     A gauge transformation multiplies each by ``exp(p (A phi)_e)``. A sum over all edges reads every
-    weight once, without lists of ends.
-
-    Args:
-        graph: the reduction graph.
-        p: the exponent.
-        parameters: parameters by name, of the traced model or a copy; the graph's own by default.
+    weight once, without lists of ends. The parameters are those of the graph, or given by name.
     """
 
     def __init__(
@@ -181,9 +166,17 @@ class Pairs:
     ) -> None:
         self.graph, self.p = graph, p
         own = graph.parameters if parameters is None else parameters
+        require_values("balance", [(block.name, own[block.name]) for block in graph.blocks])
         self._lay_out(
-            (edge_values(graph, block, own), block.head, block.tail) for block in graph.blocks
+            (self._edges(block, own[block.name]), block.head, block.tail) for block in graph.blocks
         )
+
+    def _edges(self, block: WeightBlock, parameter: Tensor) -> Tensor:
+        """Values in float64, with 0 for scalars that are on no path."""
+        value = parameter.detach().double().cpu() + self.graph.shifts.get(block.name, 0.0)
+        if block.unused is None:
+            return value
+        return value.masked_fill(block.unused.expand(block.shape), 0)
 
     def _lay_out(self, values: Iterable[tuple[Tensor, Tensor, Tensor]]) -> None:
         """Store values with the ids of their ends."""
@@ -296,12 +289,7 @@ class Pairs:
 
 
 class Curvature:
-    """``A^T diag(value) A`` at one point.
-
-    Args:
-        pairs: the sizes.
-        factors: ``p`` times the log-scales of all ids.
-    """
+    """``A^T diag(value) A`` at ``p`` times the log-scales of all ids."""
 
     def __init__(self, pairs: Pairs, factors: Tensor) -> None:
         self.pairs = pairs

@@ -58,9 +58,6 @@ def minimise(
         tilt: wanted difference between entering and leaving sum, ``(H,)``.
         tolerance: largest allowed difference relative to the sum of both.
         start: initial log-scales, 0 where they are not free.
-
-    Raises:
-        InputError: the tolerance is not reached after 500 steps.
     """
     p, phi = pairs.p, np.zeros(len(free)) if start is None else start
     for step in range(STEPS):

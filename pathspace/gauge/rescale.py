@@ -15,6 +15,7 @@ from ..errors import InputError, InputTypeError, expect_arguments
 from ..graph.structure import Structure
 from ..models.finite import expect_scales
 from ..models.values import has_values, is_cut, require_values
+from ..models.walk import tensors_of
 from .moves import move_, moved
 from .transport import expect_transport, transported
 
@@ -31,13 +32,8 @@ def expect_blocks(
         model: the model.
         graph: the reduction graph.
         names: tensors that must be there, by default those with edges.
-
-    Raises:
-        InputError: one is missing, or has another shape.
     """
-    found = dict(model.named_parameters(remove_duplicate=False)) | dict(
-        model.named_buffers(remove_duplicate=False)
-    )
+    found = tensors_of(model)
     shapes = {block.name: block.shape for block in graph.blocks}
     for name in shapes if names is None else names:
         own = tuple(found[name].shape) if name in found else None
@@ -135,11 +131,7 @@ def rescale(
 
 
 def _expect_range(name: str, tensor: Tensor, head: Tensor, tail: Tensor, shift: float) -> None:
-    """Refuse factors that take a finite entry beyond the range of its type.
-
-    Raises:
-        InputError: an entry would be infinite.
-    """
+    """Refuse factors that take a finite entry beyond the range of its type."""
     if not tensor.is_floating_point() or not tensor.numel() or not has_values(tensor):
         return
     limit = torch.finfo(tensor.dtype).max

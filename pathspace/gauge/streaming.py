@@ -20,7 +20,7 @@ from ..files.checkpoints import Change, Checkpoint
 from ..files.saved_names import as_saved, conversions
 from ..files.tensor_files import StoredTensor
 from ..graph.structure import LOG_2, Structure
-from ..models.finite import expect_finite, expect_scales
+from ..models.finite import count_nonfinite, expect_finite, expect_scales
 from .attained import attained
 from .balance import Balancing
 from .moves import move_
@@ -149,9 +149,9 @@ def _change(name: str, head: Tensor, tail: Tensor, shift: float) -> Change:
     def change(place: slice, piece: Tensor) -> Tensor:
         # types with few digits are computed in float32 and rounded once
         wide = piece.float() if piece.element_size() < 4 else piece
-        _expect_finite("rescale_files", name, wide)
+        expect_finite("rescale_files", name, wide)
         after = move_(wide, _cut(head, place), _cut(tail, place), shift).to(piece.dtype)
-        if not _is_finite(after):
+        if count_nonfinite(after):
             raise InputError(
                 f"rescale_files found log-scales that take {name!r} beyond the range of"
                 f" {piece.dtype}, expected finite entries; use smaller ones, or convert the"
@@ -170,13 +170,8 @@ class _Sums(Table):
     """A table of which only the sums of rows and columns are kept.
 
     ``rows columns / sum`` stands in place of its sizes: the same sums, so the same value and
-    derivatives at this point, and nearly the same nearby.
-
-    Args:
-        table: the sizes.
-        up: logarithms of factors for its rows.
-        down: the same for its columns.
-        sample: see :meth:`Table.sample`.
+    derivatives at this point, and nearly the same nearby. ``up`` and ``down`` are logarithms of
+    factors of rows and columns.
     """
 
     def __init__(
@@ -258,7 +253,7 @@ class StreamedPairs(Pairs):
                 if not piece.numel():
                     continue
                 value = piece.double() if wide else piece.float()
-                _expect_finite("balance_files", held.name, value)
+                expect_finite("balance_files", held.name, value)
                 value = value + shift if shift else value
                 if bool(unused.any()):
                     value = value.masked_fill(_cut(unused, place).expand(value.shape), 0)
@@ -298,16 +293,6 @@ def _between(head: Tensor, tail: Tensor) -> bool:
     rows = {d for d, size in enumerate(head.shape) if size > 1}
     columns = {d for d, size in enumerate(tail.shape) if size > 1}
     return bool(rows and columns and not rows & columns)
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    """Whether all entries are finite, in one pass without a mask."""
-    return not tensor.numel() or all(bool(end.isfinite()) for end in tensor.aminmax())
-
-
-def _expect_finite(owner: str, name: str, tensor: Tensor) -> None:
-    if not _is_finite(tensor):
-        expect_finite(owner, name, tensor)
 
 
 def balance_files(

@@ -62,29 +62,17 @@ def register_transport(kind: type[Optimizer], powers: Mapping[str, Power]) -> No
 
 
 def expect_transport(owner: str, optimizer: Optimizer) -> None:
-    """Refuse the optimizers of torch whose state cannot be rescaled weight by weight.
-
-    Raises:
-        UnsupportedError: it is one of them.
-    """
+    """Refuse the optimizers of torch whose state cannot be rescaled weight by weight."""
+    # (a history of all weights together, averages over rows and columns)
     if isinstance(optimizer, LBFGS | Adafactor):
-        what = (
-            "a history of all weights together"
-            if isinstance(optimizer, LBFGS)
-            else "averages over rows and columns"
-        )
         raise UnsupportedError(
-            f"{owner} found {type(optimizer).__name__}, which keeps {what}, expected an optimizer"
-            " with buffers of the shapes of the weights; use another, such as AdamW."
+            f"{owner} found {type(optimizer).__name__}, expected one whose buffers have the"
+            " shapes of the weights; use another, such as AdamW."
         )
 
 
 def transported(optimizer: Optimizer, parameter: Tensor) -> Iterator[tuple[Tensor, int]]:
-    """An optimizer's buffers for a parameter that have its shape, each with its power.
-
-    Raises:
-        UnsupportedError: the power of a buffer is not declared.
-    """
+    """An optimizer's buffers for a parameter that have its shape, each with its power."""
     kind = type(optimizer)
     for key, buffer in optimizer.state.get(parameter, {}).items():
         if (

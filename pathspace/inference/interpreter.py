@@ -12,8 +12,7 @@ from torch.utils import _pytree as pytree
 
 from ..capture.aliasing import read_elsewhere
 from ..capture.captured import Captured, place
-from ..capture.refusals import first_line
-from ..errors import InputError, InputTypeError, PathspaceError, UnsupportedError
+from ..errors import InputError, InputTypeError, PathspaceError, UnsupportedError, first_line
 from ..graph.parts import Pin
 from ..models.values import has_values
 from .lowering import REGIONS, decomposed, fold_constant, held_by

@@ -34,18 +34,8 @@ def safe_deepcopy(
         share_tensors: let the copy have the same tensors as the model, so that it costs no memory.
         replaced: id of an object in the model -> what the copy has in its place.
 
-    Returns:
-        The copy.
-
     Raises:
         InputError: an object in the model cannot be copied.
-
-    Example:
-        >>> import torch
-        >>> model = torch.nn.Linear(2, 2)
-        >>> model.seen = model(torch.ones(1, 2))
-        >>> safe_deepcopy(model).seen.requires_grad
-        False
     """
     memo = dict(replaced or {})
     observers = {}
@@ -55,8 +45,8 @@ def safe_deepcopy(
                 made = _tensor(value, share_tensors)
                 if made is not None:
                     memo.setdefault(id(value), made)
-        for hook in _hooks(module).values():
-            if stays_behind(hook):
+        for held in _hooks(module):
+            for hook in filter(_stays_behind, held.values()):
                 observers[id(hook)] = memo[id(hook)] = hook
     try:
         try:
@@ -64,22 +54,16 @@ def safe_deepcopy(
         except (TypeError, pickle.PickleError):
             twin = copy.deepcopy(model, memo | _without_copies(model, memo))
     except Exception as error:
-        reason = str(error).strip().splitlines() or [""]
         raise InputError(
-            f"{type(model).__name__} cannot be copied ({type(error).__name__}: {reason[0]}),"
+            f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}),"
             " expected a module that copy.deepcopy can copy; remove the objects that cannot be"
             " copied."
         ) from error
-    _leave_out(twin, observers)
-    return twin
-
-
-def _leave_out(twin: nn.Module, observers: Mapping[int, Any]) -> None:
-    """Remove the hooks of what measures from outside."""
     for module in every_module(twin) if observers else ():
-        for held in (value for key, value in vars(module).items() if key.endswith("_hooks")):
+        for held in _hooks(module):
             for number in [number for number, hook in held.items() if id(hook) in observers]:
                 del held[number]
+    return twin
 
 
 def _without_copies(model: nn.Module, memo: dict[int, Any]) -> dict[int, Any]:
@@ -95,19 +79,14 @@ def _without_copies(model: nn.Module, memo: dict[int, Any]) -> dict[int, Any]:
     return found
 
 
-def _hooks(module: nn.Module) -> dict[Any, Any]:
-    """All hooks of a module."""
-    held = (value for key, value in vars(module).items() if key.endswith("_hooks") and value)
-    return {(id(hooks), number): hook for hooks in held for number, hook in hooks.items()}
+def _hooks(module: nn.Module) -> list[dict[int, Any]]:
+    """The dictionaries of hooks of a module (a graph module keeps hooks of its own in lists)."""
+    held = [value for key, value in vars(module).items() if key.endswith("_hooks")]
+    return [value for value in held if isinstance(value, dict)]
 
 
-def stays_behind(hook: Any) -> bool:
-    """Whether a hook belongs to what measures a model from outside.
-
-    Example:
-        >>> stays_behind(print)
-        False
-    """
+def _stays_behind(hook: Any) -> bool:
+    """Whether a hook belongs to what measures a model from outside."""
     while type(hook) is partial:
         hook = hook.func
     return type(hook) is types.MethodType and getattr(hook.__self__, "stays_behind", False) is True

@@ -8,32 +8,24 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError, InputTypeError
-from .nested import leaves
-
-
-def _entries(tensor: Tensor) -> Tensor:
-    """The entries that a tensor stores: of sparse ones, those that are not 0."""
-    if tensor.layout == torch.strided:
-        return tensor.detach().reshape(-1)
-    return (
-        (tensor.detach().coalesce() if tensor.layout == torch.sparse_coo else tensor.detach())
-        .values()
-        .reshape(-1)
-    )
+from .nested import real_leaves
 
 
 def count_nonfinite(tensor: Tensor, masks: bool = False) -> int:
     """How many entries are NaN or infinite, counted in pieces, without a large temporary.
 
-    Args:
-        tensor: what to look at.
-        masks: whether minus infinity is what masks of attention are made of.
+    With ``masks``, minus infinity is what masks of attention are made of. Of sparse tensors the
+    entries that they store count.
 
     Example:
         >>> count_nonfinite(torch.tensor([1.0, torch.nan, torch.inf]))
         2
     """
-    entries = _entries(tensor)
+    entries = tensor.detach()
+    if entries.layout != torch.strided:
+        sparse = entries.layout == torch.sparse_coo
+        entries = (entries.coalesce() if sparse else entries).values()
+    entries = entries.reshape(-1)
     # a sum is finite only if all of its terms are, and takes no memory
     if entries.element_size() > 1 and bool(torch.isfinite(entries.sum())):
         return 0
@@ -44,9 +36,6 @@ def count_nonfinite(tensor: Tensor, masks: bool = False) -> int:
 def check_finite(model: nn.Module, inputs: Any) -> None:
     """Refuse weights and inputs that are not numbers; buffers and inputs may be masks,
     with minus infinity in them.
-
-    Raises:
-        InputError: naming the first tensor with NaN or infinity.
     """
     observers = {
         name for name, module in model.named_modules() if hasattr(module, "calculate_qparams")
@@ -62,12 +51,8 @@ def check_finite(model: nn.Module, inputs: Any) -> None:
                     f"{type(model).__name__} has {bad} values in {kind} {name!r} that are NaN or"
                     " infinite, expected finite numbers; use a checkpoint from before it diverged."
                 )
-    for leaf in leaves(inputs):
-        if (
-            isinstance(leaf, Tensor)
-            and leaf.is_floating_point()
-            and count_nonfinite(leaf, masks=True)
-        ):
+    for leaf in real_leaves(inputs):
+        if count_nonfinite(leaf, masks=True):
             raise InputError(
                 "The example inputs contain NaN or infinite values, expected finite numbers (or"
                 " -inf in a mask); pass a real batch."
@@ -75,17 +60,8 @@ def check_finite(model: nn.Module, inputs: Any) -> None:
 
 
 def expect_finite(owner: str, name: str, tensor: Tensor) -> None:
-    """Refuse a tensor of weights with NaN or infinity.
-
-    Args:
-        owner: who needs numbers, for the sentence.
-        name: of the tensor.
-        tensor: its values.
-
-    Raises:
-        InputError: there are some.
-    """
-    if count_nonfinite(tensor, masks=False):
+    """Refuse a tensor of weights with NaN or infinity."""
+    if count_nonfinite(tensor):
         raise InputError(
             f"{owner} found values in {name!r} that are NaN or infinite, expected finite ones; give"
             " a checkpoint from before it diverged."
@@ -93,17 +69,7 @@ def expect_finite(owner: str, name: str, tensor: Tensor) -> None:
 
 
 def expect_scales(owner: str, phi: Any, units: int) -> None:
-    """Refuse what is not a vector of log-scales, one finite number per unit.
-
-    Args:
-        owner: who takes them, for the sentence.
-        phi: what was given.
-        units: how many units there are.
-
-    Raises:
-        InputTypeError: it is not a tensor.
-        InputError: it has another shape, or NaN or infinity in it.
-    """
+    """Refuse what is not a vector of log-scales, one finite number per unit."""
     if not isinstance(phi, Tensor):
         raise InputTypeError(
             f"{owner} found phi of type {type(phi).__name__}, expected a tensor of shape"
@@ -114,7 +80,7 @@ def expect_scales(owner: str, phi: Any, units: int) -> None:
             f"{owner} found phi of shape {tuple(phi.shape)}, expected ({units},): one log-scale per"
             " unit."
         )
-    if count_nonfinite(phi, masks=False):
+    if count_nonfinite(phi):
         raise InputError(
             f"{owner} found NaN or infinity in phi, expected finite log-scales; check the code that"
             " makes phi."

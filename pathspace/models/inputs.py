@@ -13,11 +13,15 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..errors import InputError
-from .nested import is_plain, leaves, mapped
+from .isolation import quiet
+from .nested import is_plain, leaves, mapped, real_leaves
+from .stand_in import repeatable, stand_in
 from .values import has_values
 
 # inputs of a list that are described
 MOST_SHOWN = 4
+# made-up batches where none are given
+SAMPLES = 4
 # positional inputs, and inputs by keyword
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -27,17 +31,6 @@ def arranged(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Inputs as ``forward`` takes them: a mapping as only input of a model with
     keyword inputs is its keywords.
-
-    Args:
-        model: the model that will be called.
-        args: positional inputs.
-        kwargs: inputs by keyword, any mapping (what a tokenizer returns is one).
-
-    Returns:
-        Positional inputs, and inputs by keyword.
-
-    Raises:
-        InputError: ``kwargs`` is not a mapping from names.
 
     Example:
         >>> import torch
@@ -116,11 +109,7 @@ def mistaken_input(args: Sequence[Any]) -> str:
 
 
 def check_inputs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuse inputs of another kind or without samples.
-
-    Raises:
-        InputError: numpy arrays, or nothing but empty tensors.
-    """
+    """Refuse inputs of another kind or without samples."""
     name = type(model).__name__
     for value in (*args, *kwargs.values()):
         if type(value).__module__ == "numpy" and hasattr(value, "__array__"):
@@ -140,19 +129,14 @@ def ordinary(inputs: Any) -> Any:
     """Inputs that autograd can follow: those made in inference mode are copied, those
     without values become zeros.
     """
-    if all(
-        has_values(leaf) and not leaf.is_inference()
-        for leaf in leaves(inputs)
-        if isinstance(leaf, Tensor)
-    ):
-        return inputs
-    return mapped(_ordinary, inputs)
 
+    def one(tensor: Tensor) -> Tensor:
+        if not has_values(tensor):
+            return torch.zeros(tensor.shape, dtype=tensor.dtype)
+        return tensor.clone() if tensor.is_inference() else tensor
 
-def _ordinary(tensor: Tensor) -> Tensor:
-    if not has_values(tensor):
-        return torch.zeros(tensor.shape, dtype=tensor.dtype)
-    return tensor.clone() if tensor.is_inference() else tensor
+    tensors = [leaf for leaf in leaves(inputs) if isinstance(leaf, Tensor)]
+    return mapped(one, inputs) if any(one(tensor) is not tensor for tensor in tensors) else inputs
 
 
 def in_capture_order(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -166,16 +150,8 @@ def in_capture_order(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any
 def opened(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Tensor, ...] | None:
-    """Let a model take its inputs as tensors alone, where they come in objects
-    that torch does not know.
-
-    Args:
-        model: a stand-in that nobody else uses; it is changed.
-        args: positional inputs.
-        kwargs: inputs by keyword.
-
-    Returns:
-        The tensors to call the model with; ``None`` where the inputs can be passed as they are.
+    """Let a stand-in take its inputs as tensors alone, where they come in objects that torch does
+    not know: the tensors to call it with, or ``None`` where the inputs can be passed as they are.
     """
     if is_plain((args, kwargs)):
         return None
@@ -193,3 +169,71 @@ def opened(
     model.register_forward_pre_hook(restored, prepend=True, with_kwargs=True)
     model.forward = taking
     return tuple(tensors)
+
+
+def batch_inputs(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The positional and the keyword inputs of a batch."""
+    if isinstance(batch, list | tuple):
+        return tuple(batch), {}
+    if hasattr(batch, "keys") and not isinstance(batch, Tensor):
+        return (), dict(batch)
+    return (batch,), {}
+
+
+def takes(model: nn.Module, names: Sequence[str]) -> bool:
+    """Whether ``forward`` can be called with inputs of these names.
+
+    Example:
+        >>> takes(nn.Linear(2, 2), ["input"]), takes(nn.Linear(2, 2), ["x"])
+        (True, False)
+    """
+    try:
+        inspect.signature(model.forward).bind(**dict.fromkeys(names))
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def made_up(
+    model: nn.Module, examples: Mapping[str, Any], seed: int = 0, finite: bool = True
+) -> list[Any]:
+    """Random inputs like examples, on which a copy of the model runs: normal numbers, and small
+    whole ones; with ``finite``, all outputs have to be real and finite.
+
+    Raises:
+        InputError: the model takes something else than tensors, or fails on what was made up.
+    """
+    refusal = InputError(
+        f"No random inputs can be made for {type(model).__name__}, expected calibration batches;"
+        " pass some."
+    )
+    if not examples or not all(isinstance(value, Tensor) for value in examples.values()):
+        raise refusal
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(value: Tensor, most: int) -> Tensor:
+        shape = tuple(value.shape)
+        if value.is_floating_point():
+            return torch.randn(shape, generator=generator).to(value.dtype)
+        return torch.randint(0, most, shape, generator=generator).to(value.dtype)
+
+    twin = repeatable(stand_in(model, share_tensors=False))
+    by_name = takes(model, list(examples))
+    sizes = {part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)}
+    for most in sorted({*sizes, 2}, reverse=True):
+        batches: list[Any] = []
+        for _ in range(SAMPLES):
+            batch = {name: drawn(value, most) for name, value in examples.items()}
+            batches.append(batch if by_name else tuple(batch.values()))
+        try:
+            with torch.no_grad(), quiet():
+                outputs = [
+                    real_leaves(twin(*args, **kwargs))
+                    for args, kwargs in map(batch_inputs, batches)
+                ]
+        except Exception:  # (the model's code may raise anything)
+            continue
+        real = all(outs and all(bool(out.isfinite().all()) for out in outs) for outs in outputs)
+        if real or not finite:
+            return batches
+    raise refusal

@@ -16,10 +16,8 @@ import torch
 
 @contextmanager
 def torch_kept(seed: int | None = None) -> Iterator[None]:
-    """A context at whose end torch's random states are as before, on all devices in use.
-
-    Args:
-        seed: seed inside the context; ``None`` goes on with the present states.
+    """A context at whose end torch's random states are as before, on all devices in use; it
+    begins with a seed if one is given.
 
     Example:
         >>> state = torch.get_rng_state()
@@ -37,16 +35,7 @@ def torch_kept(seed: int | None = None) -> Iterator[None]:
 
 @contextmanager
 def random_kept() -> Iterator[None]:
-    """A context at whose end the random states of torch, Python and numpy are as before.
-
-    Example:
-        >>> import random
-        >>> state = random.getstate()
-        >>> with random_kept():
-        ...     _ = random.random()
-        >>> random.getstate() == state
-        True
-    """
+    """A context at whose end the random states of torch, Python and numpy are as before."""
     drawn, state = random.getstate(), np.random.get_state()
     try:
         with torch_kept():
@@ -75,34 +64,18 @@ def replaced(*places: tuple[Any, str, Any]) -> Iterator[None]:
     """Give attributes other values, and their own ones afterwards, whatever happens in between.
 
     Args:
-        places: owner (a module or class), name of the attribute, and the value.
-
-    Raises:
-        AttributeError: there is no such attribute; nothing is changed then.
-
-    Example:
-        >>> import math
-        >>> with replaced((math, "pi", 3)):
-        ...     print(math.pi)
-        3
-        >>> math.pi > 3
-        True
+        places: owner (a module or class), name of an attribute that it has, and the value.
     """
+    for owner, name, _ in places:
+        getattr(owner, name)
     # (an attribute that a class inherits is removed again)
-    before = [
-        (owner, name, vars(owner).get(name, _ABSENT))
-        for owner, name, _ in places
-        if hasattr(owner, name)
-    ]
-    if len(before) < len(places):
-        owner, name, _ = next(place for place in places if not hasattr(place[0], place[1]))
-        raise AttributeError(f"{owner!r} has no attribute {name!r}, expected one to replace.")
+    before = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in places]
     try:
         for owner, name, value in places:
             setattr(owner, name, value)
         yield
     finally:
-        for owner, name, value in before:
+        for owner, name, value in reversed(before):
             if value is _ABSENT:
                 delattr(owner, name)
             else:

@@ -9,9 +9,9 @@ moves so that its sum with ``eps`` scales.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
+from traceback import StackSummary, walk_stack
 from typing import Any
 
 import torch
@@ -70,11 +70,8 @@ def _alone(input: Tensor, num_groups: int, *_: Any, **__: Any) -> bool:
 
 
 class NoEps(TorchFunctionMode):
-    """Run normalisations with (next to) no ``eps``, those by running statistics as they are.
-
-    Args:
-        eps: what to put in its place; ``None`` leaves it.
-        folded_eps: source lines and the constants there that were taken for an ``eps``.
+    """Run normalisations with another ``eps`` (``None``: their own), those by running statistics as
+    they are; ``folded_eps`` are source lines and constants there that were taken for an ``eps``.
     """
 
     def __init__(self, eps: float | None, folded_eps: Collection[tuple[str, float]] = ()) -> None:
@@ -114,16 +111,12 @@ class NoEps(TorchFunctionMode):
         """A constant, or ``eps`` where the analysis took the constant on this line for one."""
         if self.eps is None or not isinstance(value, float) or value not in self.constants:
             return value
-        if ("", value) in self.folded_eps:
-            # code without a source file (a notebook, exec) has no lines to
-            # tell its constants apart by
-            return self.eps if value > 0 else -self.eps
-        frame = sys._getframe(2)
-        while frame is not None:
-            if (f"{frame.f_code.co_filename}:{frame.f_lineno}", value) in self.folded_eps:
-                return self.eps if value > 0 else -self.eps
-            frame = frame.f_back  # type: ignore[assignment]
-        return value
+        stack = StackSummary.extract(walk_stack(None), lookup_lines=False)
+        # (code without a source file, a notebook or exec, has no lines to tell its constants by)
+        lines = ["", *(f"{frame.filename}:{frame.lineno}" for frame in stack)]
+        if not any((line, value) in self.folded_eps for line in lines):
+            return value
+        return self.eps if value > 0 else -self.eps
 
 
 @contextmanager
@@ -131,12 +124,12 @@ def without_eps(model: nn.Module, folded_eps: Collection[tuple[str, float]] = ()
     """Set the ``eps`` of every normalisation by statistics of the data itself to
     (next to) 0 for a while.
 
+    Layers that are norms by name lose the value of their attribute, and get it back; those in
+    evaluation mode that hold a running variance keep it, as their scales are free whatever it is.
+
     Args:
-        model: layers that are norms by name lose their ``eps`` attribute's value, and get it
-            back; those in evaluation mode that hold a running variance keep it, as their scales
-            are free whatever ``eps`` is.
-        folded_eps: source lines and the constants there that were taken for an ``eps``
-            (:attr:`pathspace.ReductionGraph.folded_eps`).
+        model: the model.
+        folded_eps: see :attr:`pathspace.ReductionGraph.folded_eps`.
 
     Yields:
         How many layers there are.
@@ -169,14 +162,6 @@ def never_recomputed(as_in_training: bool = False) -> Iterator[None]:
     Args:
         as_in_training: reentrant checkpointing has no gradients if no tensor that enters it has
             one; without this option it has all of them.
-
-    Example:
-        >>> import torch
-        >>> w, x = torch.ones(1, requires_grad=True), torch.ones(1)
-        >>> with never_recomputed():
-        ...     y = torch_checkpoint.checkpoint(lambda x: w * x, x, use_reentrant=True)
-        >>> torch.autograd.grad(y, w)
-        (tensor([1.]),)
     """
 
     def apply(function: Callable[..., Any], _preserve: bool, *args: Any) -> Any:
@@ -202,11 +187,8 @@ def enters_gradient(args: tuple[Any, ...]) -> bool:
 
 
 def replace_reentrant(stack: ExitStack, apply: Callable[..., Any]) -> None:
-    """Replace reentrant checkpointing until the stack is closed.
-
-    Args:
-        stack: what restores it.
-        apply: called with the function, a flag and the arguments of the function.
+    """Replace reentrant checkpointing until the stack is closed, by a function of the function, a
+    flag, and its arguments.
     """
     reentrant = torch_checkpoint.CheckpointFunction
     stack.enter_context(replaced((reentrant, "apply", staticmethod(apply))))
@@ -219,16 +201,6 @@ class IgnoreDetach(TorchFunctionMode):
     """A context in which ``detach`` returns its operand, and ``no_grad`` has no effect.
 
     Enter it with gradients enabled, because it also ignores attempts to enable them.
-
-    Example:
-        >>> import torch
-        >>> x = torch.ones(1, requires_grad=True)
-        >>> with IgnoreDetach():
-        ...     y = x.detach() * 2
-        ...     with torch.no_grad():
-        ...         y = y + x
-        >>> torch.autograd.grad(y, x)[0]
-        tensor([3.])
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -248,14 +220,6 @@ class InDouble(TorchFunctionMode):
 
     Norms and softmaxes of language models are written so. Their rounding errors are larger than the
     derivatives that a null-space test has to tell from zero.
-
-    Example:
-        >>> import torch
-        >>> with InDouble():
-        ...     print(
-        ...         torch.ones(1).double().float().dtype, torch.zeros(1, dtype=torch.float16).dtype
-        ...     )
-        torch.float64 torch.float64
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -269,34 +233,25 @@ class InDouble(TorchFunctionMode):
         return func(*args, **kwargs) if func not in CASTS else torch.Tensor.double(*args, **kwargs)
 
 
-_SCAN, _RUN = "torch._higher_order_ops.scan", "_maybe_compile_and_run_fn"
+class _Loops(TorchFunctionMode):
+    """``scan`` is a loop over its function: without its compiler, torch's own returns the
+    results as lists, in another form than the function's.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") != "scan":
+            return func(*args, **(kwargs or {}))
+        step, passed, sequences = args[:3]
+        outputs = []
+        for number in range(len(sequences[0])):
+            parts = [sequence[number] for sequence in sequences]
+            passed, output = step(*pytree.tree_leaves(passed), *parts)
+            outputs.append(output)
+        return passed, pytree.tree_map(lambda *parts: torch.stack(parts), *outputs)
 
 
 @contextmanager
 def as_written() -> Iterator[None]:
-    """Nothing is compiled; ``scan`` is a loop (without its compiler torch's own returns its
-    results as a list, in another form than the function's).
-    """
-    with ExitStack() as stack:
-        # (a model with such operations has been captured by now, which has imported the compiler)
-        if "torch._dynamo" in sys.modules:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-        if hasattr(sys.modules.get(_SCAN), _RUN):
-            stack.enter_context(replaced((sys.modules[_SCAN], _RUN, _loop)))
+    """Nothing is compiled, and what is always compiled is a loop."""
+    with torch.compiler.set_stance("force_eager"), _Loops():
         yield
-
-
-def _loop(
-    _: Callable[..., Any],
-    step: Callable[..., tuple[Any, Any]],
-    state: Sequence[Tensor],
-    sequences: Sequence[Tensor],
-) -> tuple[Any, Any]:
-    """The last state, and the stacked outputs of all steps."""
-    passed: Any = list(state)
-    outputs = []
-    for number in range(len(sequences[0])):
-        parts = [sequence[number] for sequence in sequences]
-        passed, output = step(*pytree.tree_leaves(passed), *parts)
-        outputs.append(output)
-    return passed, pytree.tree_map(lambda *parts: torch.stack(parts), *outputs)

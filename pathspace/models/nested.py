@@ -5,7 +5,7 @@ objects of the user's own.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -13,48 +13,23 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-_CLOSED = (
-    str,
-    bytes,
-    int,
-    float,
-    complex,
-    type,
-    nn.Module,
-    FunctionType,
-    MethodType,
-    BuiltinFunctionType,
-    ModuleType,
-)
-_PLAIN = (
-    Tensor,
-    type(None),
-    str,
-    int,
-    float,
-    complex,
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-)
+# what holds no tensors, or is not looked into
+_FUNCTIONS = (type, nn.Module, FunctionType, MethodType, BuiltinFunctionType, ModuleType)
+_NUMBERS = (str, int, float, complex)
+_CLOSED = (bytes, *_NUMBERS, *_FUNCTIONS)
+_KINDS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+_PLAIN = (Tensor, type(None), *_NUMBERS, *_KINDS)
 
 
 def _attributes(value: Any) -> dict[str, Any]:
     """What an object holds in its ``__dict__`` and its slots."""
-    slots = [
-        name for kind in type(value).__mro__ for name in _names(kind.__dict__.get("__slots__", ()))
-    ]
-    held = {
-        name: getattr(value, name)
-        for name in slots
-        if name not in ("__dict__", "__weakref__") and hasattr(value, name)
-    }
+    slots: list[str] = []
+    for kind in type(value).__mro__:
+        own = kind.__dict__.get("__slots__", ())
+        slots += [own] if isinstance(own, str) else own
+    names = [name for name in slots if name not in ("__dict__", "__weakref__")]
+    held = {name: getattr(value, name) for name in names if hasattr(value, name)}
     return {**held, **getattr(value, "__dict__", {})}
-
-
-def _names(slots: str | Iterable[str]) -> Iterable[str]:
-    return (slots,) if isinstance(slots, str) else slots
 
 
 def leaves(value: Any) -> list[Any]:
@@ -62,12 +37,7 @@ def leaves(value: Any) -> list[Any]:
 
     Containers that torch knows are flattened as torch does it; other mappings, iterables and
     objects are looked into as they are. A generator is run to its end. Modules are not looked into.
-
-    Args:
-        value: what a model takes or returns.
-
-    Returns:
-        Tensors; numbers that follow from tensors while a model is traced count as tensors.
+    Numbers that follow from tensors while a model is traced count as tensors.
 
     Example:
         >>> import torch
@@ -106,13 +76,6 @@ def real_leaves(value: Any) -> list[Tensor]:
 def mapped(function: Callable[[Tensor], Any], value: Any) -> Any:
     """A value of the same make with every tensor replaced; what holds tensors is
     copied, and never changed.
-
-    Args:
-        function: takes a tensor.
-        value: what a model takes or returns.
-
-    Returns:
-        The new value.
 
     Example:
         >>> import torch

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import sys
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +16,10 @@ from torch import Tensor, nn
 
 from .isolation import random_kept
 from .values import has_values
-from .walk import SIMPLE, every_module
+from .walk import REGISTERED, SIMPLE, every_module
+
+# of every module: its attributes, what they were, and copies of its containers
+Attributes = list[tuple[dict[str, Any], dict[str, Any], list[tuple[Any, Any]]]]
 
 
 def plain_tensors(model: nn.Module) -> list[Tensor]:
@@ -31,9 +35,6 @@ def plain_tensors(model: nn.Module) -> list[Tensor]:
 @contextmanager
 def values_kept(tensors: Iterable[Tensor]) -> Iterator[None]:
     """A context at whose end tensors have the values that they had.
-
-    Args:
-        tensors: those that code may write into.
 
     Example:
         >>> import torch
@@ -57,9 +58,6 @@ def values_kept(tensors: Iterable[Tensor]) -> Iterator[None]:
 def untouched(model: nn.Module) -> Iterator[None]:
     """A context at whose end random states, torch's settings, and the tensors that the modules of
     a model hold as ordinary attributes are as before; cached functions forget what they computed.
-
-    Args:
-        model: the model whose code will run.
     """
     differentiating, default = torch.is_grad_enabled(), torch.get_default_dtype()
     caches = _cached_functions(len(sys.modules))
@@ -88,27 +86,35 @@ def _cached_functions(_: int) -> list[Any]:
     return [f for f in found if (f.__module__ or "").partition(".")[0] not in WITHOUT_TENSORS]
 
 
-def contents(value: Any) -> Any:
-    """What a container holds, for :func:`refill`."""
-    return dict(value) if isinstance(value, dict) else list(value)
+def generator_states(model: nn.Module) -> list[tuple[torch.Generator, Tensor]]:
+    """The generators that modules hold, and their states."""
+    return [
+        (value, value.get_state())
+        for module in every_module(model)
+        for value in vars(module).values()
+        if type(value) is torch.Generator
+    ]
 
 
-def refill(value: Any, before: Any) -> None:
-    """Give a container back what it held, if it holds something else.
+def save_attributes(model: nn.Module) -> Attributes:
+    """What every module holds besides what it has registered, for :func:`restore_attributes`."""
+    before = []
+    for part in every_module(model):
+        kept = {key: value for key, value in vars(part).items() if key not in REGISTERED}
+        filled = [value for value in kept.values() if type(value) in (list, dict, set, OrderedDict)]
+        before.append((vars(part), kept, [(value, copy.copy(value)) for value in filled]))
+    return before
 
-    (Torch iterates over the dictionary of hooks while it calls them, so it must not
-    be changed without need.)
-    """
-    if not _same(value, before):
-        value.clear()
-        (value.extend if isinstance(value, list | deque) else value.update)(before)
 
-
-def _same(value: Any, before: Any) -> bool:
-    """Whether a container holds the same objects as before."""
-    if len(value) != len(before):
-        return False
-    if isinstance(value, dict):
-        pairs = zip(value.items(), before.items(), strict=True)
-        return all(key is other and entry is former for (key, entry), (other, former) in pairs)
-    return all(one is other for one, other in zip(value, before, strict=True))
+def restore_attributes(before: Attributes) -> None:
+    """Give modules back the attributes they had, with containers of the same contents."""
+    for held, kept, containers in before:
+        for key in held.keys() - kept.keys() - set(REGISTERED):
+            del held[key]
+        held.update(kept)
+        for value, content in containers:
+            # (torch iterates over ordered dictionaries of hooks while it calls them)
+            if type(value) is OrderedDict and value.keys() == content.keys():
+                continue
+            value.clear()
+            (value.extend if isinstance(value, list) else value.update)(content)

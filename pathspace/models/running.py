@@ -24,13 +24,8 @@ from .walk import every_tensor, holders
 LARGE = 30_000_000
 # a sum is told from 0 where it is this many times larger than its rounding error
 ROUNDED = 64
-GATES = (
-    "aten.relu",
-    "aten.relu_",
-    "aten.leaky_relu",
-    "aten.leaky_relu_",
-    "aten._prelu_kernel",
-    "aten.threshold",
+GATES = frozenset(
+    f"aten.{name}" for name in "relu relu_ leaky_relu leaky_relu_ _prelu_kernel threshold".split()
 )
 
 
@@ -50,26 +45,19 @@ class Activations(TorchDispatchMode):
             # signs, with 0 where rounding alone could decide
             value = args[0].detach()
             size = value.abs().amax() if value.numel() else 0
-            self.seen.append(
-                torch.where(value.abs() > self._rounding() * size, value.sign(), 0).to(torch.int8)
-            )
+            # relative to the largest, in the types seen so far
+            rounding = max([1e-9, *(ROUNDED * torch.finfo(dtype).eps for dtype in self.types)])
+            known = value.abs() > rounding * size
+            self.seen.append(torch.where(known, value.sign(), 0).to(torch.int8))
         result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor) and result.is_floating_point():
             self.types.add(result.dtype)
         return result
 
-    def _rounding(self) -> float:
-        """The error of a value, relative to the largest, that rounding may leave
-        in the types seen so far.
-        """
-        return max([1e-9, *(ROUNDED * torch.finfo(dtype).eps for dtype in self.types)])
-
 
 class Disturbed(Activations):
-    """Change the results of some rectifiers, to see whether an output reads them.
-
-    Args:
-        chosen: for every call of a rectifier, a mask of what to change.
+    """Change the results of rectifiers where masks, one for each call, say so: does an output read
+    them?
     """
 
     def __init__(self, chosen: Sequence[Tensor]) -> None:
@@ -143,14 +131,20 @@ def run_forward(
 
 def difference(before: ForwardRun, after: ForwardRun) -> float:
     """Largest difference of outputs, relative to the largest finite output."""
-    one, other = before.outputs, after.outputs
-    size = float(torch.where(torch.isfinite(one), one.abs(), 0).max()) if len(one) else 0.0
-    # masked outputs may be infinite or no numbers, and have to stay so
-    same = (one == other) | (one.isnan() & other.isnan())
-    worst = float(torch.where(same, 0, (one - other).abs()).max()) if len(one) else 0.0
-    if math.isnan(worst):
-        return math.inf
+    worst, size = _gap(before.outputs, after.outputs)
     return worst / size if size else worst
+
+
+def _gap(before: Tensor, after: Tensor) -> tuple[float, float]:
+    """Largest difference, and largest finite entry; what is masked may be infinite or no number,
+    and has to stay so.
+    """
+    if not before.numel():
+        return 0.0, 0.0
+    same = (before == after) | (before.isnan() & after.isnan())
+    worst = float(torch.where(same, 0, (before - after).abs()).max())
+    size = float(torch.where(before.isfinite(), before.abs(), 0).max())
+    return math.inf if math.isnan(worst) else worst, size
 
 
 def seen(run: ForwardRun) -> bool:
@@ -225,21 +219,14 @@ def outputs(
 
 
 def distance(one: Sequence[Tensor], two: Sequence[Tensor]) -> float:
-    """Largest difference, relative to the largest entry; infinite for different shapes."""
-    worst = 0.0
-    if len(one) != len(two):
-        return float("inf")
-    for a, b in zip(one, two, strict=True):
-        if a.shape != b.shape:
-            return float("inf")
-        if a.numel() and a.dtype.is_floating_point:
-            same = (
-                torch.nan_to_num(a - b, nan=0.0) if bool((a.isnan() == b.isnan()).all()) else a - b
-            )
-            worst = max(
-                worst, float(same.abs().max()) / max(float(b.nan_to_num().abs().max()), 1e-30)
-            )
-    return math.inf if math.isnan(worst) else worst
+    """Largest difference of real tensors, relative to the largest entry of the second; infinite for
+    different shapes.
+    """
+    if [part.shape for part in one] != [part.shape for part in two]:
+        return math.inf
+    pairs = [(a, b) for a, b in zip(one, two, strict=True) if a.dtype.is_floating_point]
+    gaps = (_gap(b, a) for a, b in pairs)
+    return max((worst / max(size, 1e-30) for worst, size in gaps), default=0.0)
 
 
 def evaluate(
@@ -252,15 +239,7 @@ def evaluate(
     under two names changed, does not find a module of the name of a method, and does not look
     into modules and tensors in lists.
 
-    Args:
-        model: any module.
-        tensors: what to use instead, by the name of a parameter or buffer; a shared tensor is
-            replaced everywhere, whichever of its names is given.
-        args: inputs.
-        kwargs: inputs by keyword.
-
-    Returns:
-        What the model returns.
+    A shared tensor is replaced everywhere, whichever of its names is given.
 
     Example:
         >>> import torch
@@ -292,23 +271,8 @@ def evaluate(
 def replacements(
     model: nn.Module, given: Mapping[int, Tensor]
 ) -> list[tuple[dict[str, Any], str, Any]]:
-    """Every place in a model where tensors are held that are to be replaced.
-
-    Args:
-        model: any module.
-        given: id of a tensor -> what to use instead.
-
-    Returns:
-        The dictionary, the key, and the value to put there: a tensor, or a container with the
-        given tensors in it.
-
-    Example:
-        >>> import torch
-        >>> layer = torch.nn.Linear(1, 1)
-        >>> layer.read = [layer.weight]
-        >>> found = replacements(layer, {id(layer.weight): torch.zeros(1, 1)})
-        >>> [(key, value) for _, key, value in found]
-        [('weight', tensor([[0.]])), ('read', [tensor([[0.]])])]
+    """Every place in a model where tensors are held that are to be replaced, by their ids: the
+    dictionary, the key, and the value to put there, a tensor or a container with tensors in it.
     """
     found: list[tuple[dict[str, Any], str, Any]] = []
     for _, module, attributes in holders(model):

@@ -8,21 +8,21 @@ model's own initialisation; if it has none, an error names the buffer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import InputError
-from .isolation import replaced, torch_kept
+from .isolation import torch_kept
 from .walk import every_module
 
 # larger buffers are neither computed nor read
@@ -37,7 +37,8 @@ def has_values(tensor: Tensor) -> bool:
         >>> has_values(torch.ones(2)), has_values(torch.ones(2, device="meta"))
         (True, False)
     """
-    return not (tensor.is_meta or isinstance(tensor, FakeTensor) or is_cut(tensor))
+    # (by name, because the classes are private or slow to import)
+    return not tensor.is_meta and type(tensor).__name__ not in ("FakeTensor", "DTensor")
 
 
 def names_without_values(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
@@ -46,15 +47,7 @@ def names_without_values(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
 
 
 def require_values(who: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Refuse tensors without values.
-
-    Args:
-        who: name of the function that needs values.
-        tensors: names and tensors.
-
-    Raises:
-        InputError: a tensor has no values.
-    """
+    """Refuse tensors without values, for a function that needs them."""
     named = dict(tensors)
     lazy = next((name for name, tensor in named.items() if is_lazy(tensor)), None)
     if lazy is not None:
@@ -71,21 +64,14 @@ def require_values(who: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
         )
     if missing:
         raise InputError(
-            f"{who} found {missing[0]!r}{others} without values (on the meta device or of "
-            "a fake mode), expected numbers; load or initialise the weights first."
+            f"{who} found {missing[0]!r}{others} without values (on the meta device or of a fake"
+            " mode), expected numbers; load or initialise the weights first."
         )
 
 
 def require_runnable(who: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
     """Refuse tensors without values before a model runs; sharded ones are
     whole while they are used.
-
-    Args:
-        who: name of the function that runs the model.
-        tensors: names and tensors.
-
-    Raises:
-        InputError: a tensor has no values.
     """
     require_values(
         who, ((name, each) for name, each in tensors if is_lazy(each) or not is_cut(each))
@@ -118,12 +104,8 @@ def on_cpu() -> Iterator[None]:
 
 
 def initialise(twin: nn.Module, wanted: set[int]) -> None:
-    """Call the initialisation of modules (``_init_weights``, ``reset_parameters``) to compute
-    buffers; after an error they have no values.
-
-    Args:
-        twin: a private copy of a model.
-        wanted: ids of the modules whose buffers have no values.
+    """Compute the buffers of some modules of a private copy, given by their ids, by their
+    initialisation (``_init_weights``, ``reset_parameters``); after an error they have no values.
     """
     with torch.no_grad(), torch_kept():
         for owner in every_module(twin):
@@ -142,25 +124,15 @@ def initialise(twin: nn.Module, wanted: set[int]) -> None:
 class _SmallTensors(TorchFunctionMode):
     """Creates large tensors on the meta device."""
 
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        named = dict(kwargs or {})
-        factory = (
-            func in _device_constructors()
-            and func is not torch.tensor
-            and named.get("device") is None
-        )
-        if factory:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        made = func in _device_constructors() and func is not torch.tensor
+        if made and kwargs.get("device") is None:
             with suppress(TypeError, RuntimeError):
-                shape = func(*args, **{**named, "device": "meta"})
+                shape = func(*args, **{**kwargs, "device": "meta"})
                 if isinstance(shape, Tensor) and shape.numel() > LARGEST_BUFFER:
                     return shape
-        return func(*args, **named)
+        return func(*args, **kwargs)
 
 
 @contextmanager
@@ -178,17 +150,20 @@ def without_weights() -> Iterator[None]:
         >>> layer.weight.numel(), layer.weight.device
         (1000000000000, device(type='meta'))
     """
-    register: Callable[..., None] = nn.Module.register_parameter
 
-    def registered(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        register(self, name, param)
-        if type(param) is nn.Parameter and has_values(param):
-            shape = nn.Parameter(param.detach().to("meta"), param.requires_grad)
-            shape.__dict__.update(param.__dict__)
-            self._parameters[name] = shape
+    def without_values(_module: nn.Module, _name: str, param: Any) -> Any:
+        if type(param) is not nn.Parameter or not has_values(param):
+            return None
+        shape = nn.Parameter(param.detach().to("meta"), param.requires_grad)
+        shape.__dict__.update(param.__dict__)
+        return shape
 
-    with replaced((nn.Module, "register_parameter", registered)), _SmallTensors():
-        yield
+    hook = register_module_parameter_registration_hook(without_values)
+    try:
+        with _SmallTensors():
+            yield
+    finally:
+        hook.remove()
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
@@ -198,7 +173,6 @@ _KEPT = ("__composable_api", "_is_fsdp", "_fsdp")
 
 def is_cut(tensor: Tensor) -> bool:
     """Whether a tensor is sharded over devices, so that no process has all of its values."""
-    # (by name, because the class is slow to import)
     return type(tensor).__name__ == "DTensor"
 
 
@@ -217,38 +191,24 @@ def written_class(module: nn.Module) -> type[nn.Module]:
 
 
 def unsharded(model: nn.Module) -> nn.Module:
-    """The modules of ``model`` without sharding; the tensors, sharded or not, are the same.
-
-    Args:
-        model: any module; it is not changed.
-
-    Returns:
-        New modules if the model is sharded, otherwise the model.
-
-    Example:
-        >>> import torch
-        >>> model = torch.nn.Linear(2, 2)
-        >>> unsharded(model) is model
-        True
+    """The modules of ``model`` without sharding: new modules with the same tensors if it is
+    sharded, otherwise the model.
     """
     every = every_module(model)
     hooks = [hook for module in every for name in _HOOKS for hook in getattr(module, name).values()]
-    if not any(map(of_wrapper, hooks)) and all(
-        written_class(module) is type(module) for module in every
-    ):
+    wrapped = any(written_class(module) is not type(module) for module in every)
+    if not wrapped and not any(map(of_wrapper, hooks)):
         return model
-    twins: dict[int, nn.Module] = {}
-    for module in every:
-        kind = written_class(module)
-        twins[id(module)] = object.__new__(kind)
+    twins = {id(module): object.__new__(written_class(module)) for module in every}
     for module in every:
         held = {key: value for key, value in vars(module).items() if not key.startswith(_KEPT)}
-        held["_modules"] = held["_modules"].copy()
-        for name in [key for key in held if key.endswith("_hooks")]:
-            held[name] = type(held[name])(
-                (key, hook) for key, hook in held[name].items() if not of_wrapper(hook)
-            )
-        for name, child in held["_modules"].items():
-            held["_modules"][name] = None if child is None else twins[id(child)]
-        twins[id(module)].__dict__.update(held)
+        for name, hooks in held.items():
+            if name.endswith("_hooks"):
+                own = [(key, hook) for key, hook in hooks.items() if not of_wrapper(hook)]
+                held[name] = type(hooks)(own)
+        held["_modules"] = {
+            name: None if child is None else twins[id(child)]
+            for name, child in module._modules.items()
+        }
+        vars(twins[id(module)]).update(held)
     return twins[id(model)]

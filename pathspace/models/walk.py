@@ -20,52 +20,25 @@ SIMPLE = frozenset([type(None), bool, int, float, str])
 
 
 def is_simple(values: Iterable[Any]) -> bool:
-    """Whether all that one meets in a collection are numbers, names or nothing.
-
-    Example:
-        >>> is_simple((1, 2.0, "three", None)), is_simple([[]])
-        (True, False)
-    """
+    """Whether all that one meets in a collection are numbers, names or nothing."""
     return all(type(value) in SIMPLE for value in values)
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether a hook may change what enters or leaves a module.
-
-    Example:
-        >>> has_hooks(nn.ReLU())
-        False
-    """
+    """Whether a hook may change what enters or leaves a module."""
     return any(vars(module).get(name) for name in ("_forward_hooks", "_forward_pre_hooks"))
 
 
 def every_module(model: nn.Module) -> list[nn.Module]:
-    """All modules of a model, each once, in the order of ``model.modules()``.
-
-    Example:
-        >>> shared = nn.ReLU()
-        >>> len(every_module(nn.Sequential(shared, shared)))
-        2
-    """
-    found: dict[int, nn.Module] = {}
-
-    def walk(module: nn.Module) -> None:
-        found[id(module)] = module
-        for inner in module._modules.values():
-            if inner is not None and id(inner) not in found:
-                walk(inner)
-
-    walk(model)
-    return list(found.values())
+    """All modules of a model, each once, in the order of ``model.modules()``."""
+    return [module for _, module in every_path(model, repeated=False)]
 
 
 def every_path(model: nn.Module, repeated: bool = True) -> list[tuple[str, nn.Module]]:
     """All paths and their modules, as
     ``model.named_modules(remove_duplicate=not repeated)`` gives them.
 
-    Args:
-        model: any module; with ``repeated``, no module may hold itself.
-        repeated: list a module of several paths under each of them.
+    With ``repeated``, no module may hold itself.
 
     Example:
         >>> shared = nn.ReLU()
@@ -90,15 +63,6 @@ def every_path(model: nn.Module, repeated: bool = True) -> list[tuple[str, nn.Mo
 def module_at(model: nn.Module, path: str) -> nn.Module:
     """The module that is registered under a path, as ``model.get_submodule`` returns it; a
     module of the name of a method, such as ``parameters``, is found as well.
-
-    Raises:
-        AttributeError: there is none.
-
-    Example:
-        >>> model = nn.Sequential(nn.Linear(1, 1))
-        >>> model._modules["parameters"] = model._modules.pop("0")
-        >>> module_at(model, "parameters")
-        Linear(in_features=1, out_features=1, bias=True)
     """
     module = model
     for part in path.split(".") if path else ():
@@ -112,12 +76,6 @@ def module_at(model: nn.Module, path: str) -> nn.Module:
 def unregistered_attributes(module: nn.Module) -> list[tuple[str, Any]]:
     """Names and values of a module's attributes beside what it has registered, of those that can
     hold tensors or modules.
-
-    Example:
-        >>> layer = nn.Linear(1, 1)
-        >>> layer.sizes, layer.read = (1, 2), [layer.weight]
-        >>> [name for name, _ in unregistered_attributes(layer)]
-        ['read']
     """
     return [
         (key, value)
@@ -158,25 +116,14 @@ def holders(model: nn.Module) -> list[tuple[str, nn.Module, list[tuple[str, Any]
 
 
 def unregistered_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """The :func:`holders` that torch does not register, by the place where they are.
-
-    Example:
-        >>> model = nn.Module()
-        >>> model.layers = [nn.Linear(1, 1), nn.ReLU()]
-        >>> list(unregistered_modules(model))
-        ['layers[0]', 'layers[1]']
-    """
-    registered = {id(module) for module in every_module(model)}
+    """The :func:`holders` that torch does not register, by the place where they are."""
+    registered = set(map(id, every_module(model)))
     return {place: module for place, module, _ in holders(model) if id(module) not in registered}
 
 
 def every_tensor(model: nn.Module, kind: Kind, repeated: bool = True) -> dict[str, Tensor]:
     """All names of parameters or buffers and their tensors; a tensor of several names
     stands there several times.
-
-    Example:
-        >>> list(every_tensor(nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1)), "_buffers"))
-        ['1.running_mean', '1.running_var', '1.num_batches_tracked']
     """
     return {
         f"{path}.{key}" if path else key: tensor

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..capture.capture import capture, check_runs
+from ..capture.capture import capture
 from ..errors import (
     SEED,
     InputError,
@@ -22,6 +22,7 @@ from ..errors import (
 )
 from ..models.finite import check_finite
 from ..models.inputs import arranged
+from ..models.refusals import check_runs
 from ..models.walk import tensors_of
 from ..shown import Shown
 from .declared_sizes import check_no_masks, declare_norms, follow_config

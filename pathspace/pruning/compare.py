@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from ..capture.captured import Captured
 from ..errors import InputError, expect_arguments, expect_numbers
-from ..fitting.calibration import batch_inputs, made_up
 from ..gauge.balance import canonical_copy
 from ..graph.structure import Structure
 from ..models.copies import safe_deepcopy
 from ..models.finite import check_finite
+from ..models.inputs import batch_inputs, made_up
 from ..models.running import cast, outputs
 from ..models.running import distance as largest_difference
 from ..models.walk import tensors_of
@@ -179,7 +179,7 @@ def _apart(pair: tuple[nn.Module, nn.Module], given: nn.Module, captured: Captur
     code that takes no float64, as they are; ``None`` if the given model takes none.
     """
     try:
-        batch = batch_inputs(made_up(given, captured, finite=False)[0])
+        batch = batch_inputs(made_up(given, captured.examples(), finite=False)[0])
     except InputError:
         return None
     for wide in (True, False):

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..capture.refusals import first_line
-from ..errors import UnsupportedError
+from ..errors import UnsupportedError, first_line
 from ..inference.channels import Side
 from ..models.copies import safe_deepcopy
 from ..models.running import cast, distance, outputs, replacements

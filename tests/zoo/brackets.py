@@ -17,8 +17,7 @@ from typing import Any
 
 import torch
 
-from pathspace.capture.refusals import first_line
-from pathspace.errors import PathspaceError
+from pathspace.errors import PathspaceError, first_line
 from pathspace.evidence.bench import bench_copy
 from pathspace.evidence.upper_bound import upper_bound
 from pathspace.models.running import cast

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from pathspace import trace
-from pathspace.capture.refusals import first_line
 from pathspace.diagnostics import degeneracy
+from pathspace.errors import first_line
 from zoo import transformers_models
 from zoo.entry import Entry, load
 from zoo.rows import keep

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from oracles.diagnosis import CHECKS, Subject, diagnose
 
-from pathspace.capture.refusals import first_line
+from pathspace.errors import first_line
 from pathspace.files.writing import replacing
 from zoo.entry import load
 

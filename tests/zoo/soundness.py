@@ -17,7 +17,6 @@ from torch.utils import _pytree as pytree
 
 import pathspace as ps
 from pathspace.capture.capture import capture
-from pathspace.evidence.bench import random_powers
 from pathspace.inference.build import build_graph
 from pathspace.inference.interpreter import interpret
 from pathspace.inference.units import Scales
@@ -295,7 +294,7 @@ def rescaled(graph: ps.ReductionGraph, runner: Runner, seed: int = 0) -> float:
     """Largest relative change of the outputs after a random rescaling by
     powers of two up to 4096.
     """
-    factors = graph.gauge_factors(random_powers(graph, seed))
+    factors = graph.gauge_factors(graph.random_powers(seed))
     moved = dict(runner.moving())
     for name in moved.keys() & factors.keys():
         (head, tail), constant = (

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pathspace.capture.capture import capture
-from pathspace.capture.refusals import first_line
+from pathspace.errors import first_line
 from pathspace.files.writing import replacing
 from pathspace.inference.build import build_graph
 from pathspace.inference.interpreter import interpret

@@ -25,8 +25,8 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 import pathspace as ps
-from pathspace.capture.refusals import first_line
 from pathspace.diagnostics import MarkovChain, report
+from pathspace.errors import first_line
 from pathspace.evidence.explain import account
 from pathspace.files.writing import replacing
 from pathspace.training import GSGD

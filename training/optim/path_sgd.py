@@ -26,7 +26,6 @@ from torch.func import grad, jvp, vmap
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
-from pathspace.capture.refusals import first_line
 from pathspace.errors import (
     AT_LEAST_1,
     InputError,
@@ -35,6 +34,7 @@ from pathspace.errors import (
     UnsupportedError,
     expect_arguments,
     expect_numbers,
+    first_line,
 )
 from pathspace.inference.registry import facts_of, operation_name
 from pathspace.models.modes import never_recomputed, precision

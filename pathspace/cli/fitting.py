@@ -1,0 +1,180 @@
+"""``pathspace equalise`` and ``fit``: rescaled models, for rounding and for small types."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import pathspace as ps
+
+from .errors import FAILED
+from .options import (
+    CalibrationOption,
+    InputOption,
+    JsonOption,
+    SeedOption,
+    TargetArgument,
+    output_option,
+)
+from .progress import deliver, loading, tell
+
+if TYPE_CHECKING:
+    from .target import Target
+
+OutputOption = Annotated[str | None, output_option("Write the weights as safetensors.")]
+
+
+# what shares one step
+Per = StrEnum("Per", ["tensor", "channel"])
+# floating point types to fit
+Small = StrEnum("Small", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
+
+
+def _batches(file: str | None, loaded: Target) -> Any:
+    """Calibration batches: those of a file, or the example inputs."""
+    if file is None:
+        return loaded.kwargs or loaded.args
+    import numpy as np
+    import torch
+    from safetensors.torch import load_file
+
+    from ..errors import InputError
+    from ..files.writing import existing_file, expect_suffix
+    from ..models.inputs import takes
+
+    path = existing_file(file, "calibration", "save the inputs as .npy or .safetensors")
+    expect_suffix(path, "calibration", (".npy", ".safetensors"))
+    try:
+        if path.suffix == ".npy":
+            return torch.from_numpy(np.load(path, allow_pickle=False))
+        held = load_file(path)
+    except Exception as error:  # a file of another format can raise any exception
+        raise InputError(
+            f"{file!r} cannot be read ({error}), expected tensors; check the file."
+        ) from error
+    by_name = takes(loaded.model, list(held))
+    return held if by_name else tuple(held[name] for name in sorted(held))
+
+
+def _tell(
+    facts: dict[str, Any], json: str | None, shown: Any, model: Any, output: str | None
+) -> None:
+    """Write the model, and say what was found."""
+    if output is not None:
+        from safetensors.torch import save_model
+
+        from ..files.writing import delivering
+
+        with delivering(output, ".safetensors") as file:
+            save_model(model, str(file))
+    deliver(facts, json, shown, output == "-")
+    if output is not None and json != "-":
+        tell(f"Wrote {output}", aside=output == "-")
+
+
+def equalise(
+    target: TargetArgument,
+    inputs: InputOption = None,
+    bits: Annotated[int, typer.Option(help="Bits of each weight.")] = 8,
+    per: Annotated[
+        Per,
+        typer.Option(help="One quantisation step for each tensor, or for each output channel."),
+    ] = Per.tensor,
+    calibration: CalibrationOption = None,
+    fold: Annotated[
+        bool, typer.Option("--fold/--keep-norms", help="Fold batch norms first, if there are any.")
+    ] = True,
+    lift: Annotated[
+        bool,
+        typer.Option("--lift/--keep-clips", help="Rescale the bounds of ReLU6 with the gauge."),
+    ] = True,
+    output: OutputOption = None,
+    json: JsonOption = None,
+    seed: SeedOption = 0,
+) -> None:
+    """Rescale a model so that rounded weights give the least noise; the function does not change.
+
+    [bold]pathspace equalise net.py:Net --input 8x3x32x32 --bits 6 -o net.safetensors[/]
+
+    Exit codes: 0 success (also if no gauge is better), 2 bad input.
+    """
+    from ..errors import InputError
+    from ..files.writing import expect_outputs
+
+    expect_outputs("equalise", output, (".safetensors",), json)
+    done = []
+    with loading(target, inputs, "Tracing and equalising", seed=seed, train=False) as loaded:
+        batches = _batches(calibration, loaded)
+        steps = {"batch norms folded": ps.fold_norms} if fold else {}
+        steps |= {"clips lifted": ps.lift_clips} if lift else {}
+        for word, change in steps.items():
+            try:
+                loaded = loaded.of(loaded.call(change))
+                done.append(word)
+            except InputError:
+                # nothing of the kind is there
+                continue
+        graph = loaded.call(ps.trace)
+        found = ps.equalise(loaded.model, graph, bits, per.value, batches)
+    certificate = found.gauges[0].certificate
+    facts = {
+        "bits": bits,
+        "per": per.value,
+        "changed": done,
+        "units": graph.num_units,
+        "before": found.before,
+        "after": found.after,
+        "helped": found.helped,
+        "predicted": {
+            "before": certificate.before,
+            "after": certificate.after,
+            "at_least": certificate.bound,
+        },
+    }
+    scales = ", ".join([*done, f"{graph.num_units:,} free scales"])
+    _tell(facts, json, f"{found} ({scales})", found.model, output)
+
+
+def fit(
+    target: TargetArgument,
+    inputs: InputOption = None,
+    dtype: Annotated[Small, typer.Option(help="The data type to fit.")] = Small.float16,
+    headroom: Annotated[
+        float,
+        typer.Option(help="Safety factor between the largest values and the limit of the type."),
+    ] = 4.0,
+    calibration: CalibrationOption = None,
+    output: OutputOption = None,
+    json: JsonOption = None,
+    seed: SeedOption = 0,
+) -> None:
+    """Rescale a model so that activations and weights are within the range of a smaller data type.
+
+    [bold]pathspace fit net.py:Net --input 8x3x32x32 --dtype float16 -o net.safetensors[/]
+
+    Exit codes: 0 everything fits, 1 values with a fixed scale do not fit, 2 bad input.
+    """
+    from dataclasses import asdict
+
+    from ..files.writing import expect_outputs
+
+    expect_outputs("fit", output, (".safetensors",), json)
+    with loading(target, inputs, "Tracing and fitting", seed=seed, train=False) as loaded:
+        import torch
+
+        batches = _batches(calibration, loaded)
+        found = ps.fit_dtype(loaded.model, batches, getattr(torch, dtype.value), headroom)
+    facts = {
+        "dtype": dtype.value,
+        "fitted_before": found.fitted_before,
+        "fits": found.fits,
+        "error": {"before": found.error_before, "after": found.error},
+        "table": [asdict(row) for row in found.table],
+    }
+    _tell(facts, json, found, found.model, output)
+    raise typer.Exit(0 if found.fits else FAILED)
+
+
+COMMANDS = (equalise, fit)
