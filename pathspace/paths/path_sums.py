@@ -187,12 +187,6 @@ def added(*sums: Sum) -> Sum:
     return Sum.of(total, log)
 
 
-def joined(parts: Sequence[Sum], function: Callable[[list[Tensor]], Tensor]) -> Sum:
-    """Several sums in one tensor."""
-    log = common_log(parts)
-    return Sum.of(function([part.at(log) for part in parts]), log)
-
-
 def sum_power(one: Sum, exponent: float) -> Sum:
     """A power of sums; 0 where no path arrives, for negative exponents too."""
     size = float(one.values.detach().max()) if one.values.numel() else 0.0
@@ -302,18 +296,13 @@ class AffineMap:
         )
         self.places = {i: leaf for i, leaf in enumerate(self.flat) if isinstance(leaf, Sum)}
 
-    def at(self, values: Mapping[int, Tensor], absolute: bool = False) -> Any:
-        """The result for these operands, and for 0 in all other places.
-
-        Args:
-            values: number of a place -> operand.
-            absolute: whether tensors of the model count with their absolute values.
-        """
+    def at(self, values: Mapping[int, Tensor]) -> Any:
+        """The result for these operands, by the number of their place, and for 0 in all others."""
         small = any(not value.dim() for value in values.values())
 
         def operand(i: int, leaf: Any) -> Any:
             if not isinstance(leaf, Sum):
-                return leaf.abs() if absolute and is_float(leaf) else leaf
+                return leaf
             zero = torch.zeros(() if small else leaf.values.shape, dtype=torch.float64)
             found = values.get(i, zero)
             return found.to(torch.complex128) if i in self.complexes else found
@@ -349,15 +338,15 @@ class AffineMap:
                  for each in (start, a, b, c, a + b - c, a + d)]  # fmt: skip
         return start if max(sizes[4:]) <= AGREEMENT * max(sizes[:4]) else None
 
-    def has_coefficients(self, expected: Callable[[list[Tensor]], Tensor]) -> bool:
-        """Whether the map with absolute values of the model's tensors agrees with another one."""
-        drawn = {i: value.abs() for i, value in self.drawn(2).items()}
-        found = self.at(drawn, absolute=True) - self.at({}, absolute=True)
-        wanted = expected(list(drawn.values()))
-        if self.complexes or found.shape != wanted.shape or not found.numel():
-            return not self.complexes and found.shape == wanted.shape
-        size = max(float(found.abs().max()), float(wanted.abs().max()))
-        return float((found - wanted).abs().max()) <= AGREEMENT * size
+    def moves(self, start: Tensor) -> bool:
+        """Whether every result is a constant or an element of an operand, of a map that is
+        ``start`` at 0.
+        """
+        if self.complexes or start.is_complex():
+            return False
+        drawn = self.drawn(0)
+        known = torch.cat([torch.zeros(1), *(value.reshape(-1) for value in drawn.values())])
+        return bool(torch.isin(self.at(drawn) - start, known).all())
 
     def sums(self) -> Sum:
         """``sum_i |A_oi|^p x_i`` of the linear part ``A``, and the constants.
