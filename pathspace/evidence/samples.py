@@ -91,13 +91,6 @@ class Family:
 def family(graph: Structure, most: int | None = None) -> Family:
     """The log-scales of a traced model's tensors.
 
-    Args:
-        graph: the reduction graph.
-        most: largest number of log-scales.
-
-    Raises:
-        Untested: there are more.
-
     Example:
         >>> import torch, pathspace as ps
         >>> model = torch.nn.Sequential(
@@ -198,14 +191,6 @@ def _not_differentiable(error: Exception) -> Untested:
 
 class Sampler:
     """Samples of the derivatives of a model by the log-scales of a family.
-
-    Args:
-        graph: the reduction graph.
-        scales: its log-scales.
-        units: symmetries that were found, sparse ``(R, H)``.
-        model: a float64 copy.
-        inputs: example inputs.
-        seed: seed of inputs, weights and cotangents.
 
     Attributes:
         alive: which scalars have had an effect.

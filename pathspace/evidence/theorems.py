@@ -60,9 +60,6 @@ def enumerable(graph: ReductionGraph) -> UnrolledNetwork | None:
 def tree_problem(graph: ReductionGraph, tree: SpanningTree) -> str | None:
     """Check against the weight blocks that each edge of a tree connects its unit
     to units reached before.
-
-    Returns:
-        The first problem in words, or ``None``.
     """
     reached = np.zeros(graph.num_units + 1, bool)
     reached[0] = True
@@ -89,11 +86,8 @@ def tree_problem(graph: ReductionGraph, tree: SpanningTree) -> str | None:
 def theorem1(
     basis: BasisPaths, network: UnrolledNetwork | None, problem: str | None
 ) -> tuple[dict[str, Any], np.ndarray | None]:
-    """Theorem 1: every path of the unrolled network is an integer combination of basis paths.
-
-    Returns:
-        Evidence, and the counting vectors of the enumerated paths (``None`` if
-        no path was enumerated).
+    """Theorem 1: every path of the unrolled network is an integer combination of basis paths; with
+    the counting vectors of the enumerated paths.
     """
     graph = basis.graph
     matrix = None if network is None else _matrix(basis)
@@ -263,9 +257,6 @@ def theorem3(
     independent because each changes the edge of ``T_in`` that enters its unit. The lower bound
     follows from the triangular form of the two-tree basis, or from a rank modulo a prime if the
     graph is small enough for a matrix.
-
-    Returns:
-        Evidence, exact rank or ``None``, and the method.
     """
     graph = basis.graph
     count, wanted = len(basis), graph.dimension

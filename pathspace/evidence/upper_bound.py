@@ -117,17 +117,6 @@ def upper_bound(
     """Bound the number of scale symmetries of a model from above, with ``eps = 0`` in its
     normalisations.
 
-    Args:
-        graph: its reduction graph.
-        model: a copy in float64; it is not changed.
-        args: example inputs.
-        kwargs: example inputs by keyword.
-        seed: seed of inputs, weights and cotangents.
-        most_seconds: limit on the processor time of the samples (600 by default).
-
-    Returns:
-        The bound, or the reason why there is none.
-
     Example:
         >>> import torch, pathspace as ps
         >>> model = torch.nn.Sequential(

@@ -89,10 +89,6 @@ class Calibrated:
     def noise(self, reference: Sequence[Sequence[Tensor]], tensors: Mapping[str, Tensor]) -> Tensor:
         """Squared relative change of the outputs, one number for each sample; their
         mean is that of all samples.
-
-        Args:
-            reference: what :meth:`reference` returned.
-            tensors: replacements for tensors of the model.
         """
         found = []
         energies = [energy / max(count, 1) for energy, count in _totals(reference)]
@@ -131,10 +127,6 @@ class Calibrated:
         logits along their last dimension, the cotangent is that of the log-probability of
         a class drawn from them, and the result is the mean over all draws. Models whose outputs
         have no gradient are differentiated as if they did not detach it.
-
-        Args:
-            draws: backward passes for each batch.
-            fisher: the Fisher information in place of the outputs' sensitivity.
         """
         generator = torch.Generator().manual_seed(0)
         total = {
@@ -216,15 +208,7 @@ def _change(old: Tensor, new: Tensor, count: int, energy: float) -> Tensor:
 def cotangent(
     out: Tensor, fisher: bool, generator: torch.Generator, energy: float, rows: int
 ) -> Tensor:
-    """What a backward pass starts from, see :meth:`Calibrated.sensitivity`.
-
-    Args:
-        out: an output.
-        fisher: whether it has logits.
-        generator: draws the signs or the classes.
-        energy: of this output on all batches.
-        rows: how many rows it has on all batches.
-    """
+    """What a backward pass starts from, see :meth:`Calibrated.sensitivity`."""
     if fisher:
         chances = out.float().softmax(-1)
         flat = chances.reshape(-1, out.shape[-1]).cpu().nan_to_num(1.0)

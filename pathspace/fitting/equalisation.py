@@ -218,14 +218,7 @@ WIDTH = 0.1
 
 
 class Rounded:
-    """Tensors of a model in other gauges, with the quantised ones rounded to a few bits.
-
-    Args:
-        model: the model; it is not changed.
-        graph: its reduction graph.
-        bits: bits of each weight.
-        per: one rounding step per ``"tensor"`` or per ``"channel"``.
-    """
+    """Tensors of a model in other gauges, with the quantised ones rounded to a few bits."""
 
     def __init__(self, model: nn.Module, graph: Structure, bits: int, per: str) -> None:
         self.graph, self.bits, self.per, self.axes = graph, bits, per, weight_axes(model)
@@ -236,10 +229,6 @@ class Rounded:
     def at(self, phi: Tensor, start: Tensor | None = None) -> dict[str, Tensor]:
         """All tensors at ``phi``; with ``start``, only those that differ from
         the tensors at ``start``.
-
-        Args:
-            phi: log-scales, ``(H,)``.
-            start: log-scales to compare with, ``(H,)``.
         """
         factors = self.graph.gauge_factors(phi)
         names = set(self.own if start is None else factors)
@@ -281,16 +270,6 @@ def searched(
     To first order the noise depends only on the rounding steps; the rounding errors behave like
     random numbers, and a small change of a scale gives new ones. Each trial moves the output units
     of one tensor at random, and keeps the move if the noise falls.
-
-    Args:
-        rounded: the tensors of the model.
-        phi: log-scales to start from, ``(H,)``.
-        noise: the quantity to reduce, as a function of the model's tensors.
-        trials: number of trials.
-        seed: seed of the random moves.
-
-    Returns:
-        The log-scales with the least noise.
     """
     groups, generator = rounded.groups(), torch.Generator().manual_seed(seed)
     if not groups or trials < 1:

@@ -27,11 +27,6 @@ class LocalPaths(Unrolled):
     """The unrolled network of one operation, as its rule says: every element that enters is a
     node of its own.
 
-    Args:
-        call: the operation with its operands.
-        sources: placeholder name -> (kind, name).
-        exact: whether the ``eps`` of normalisations counts.
-
     Attributes:
         ends: ids of elements whose scale the operation fixes, as often as it does.
         restarts: whether paths start again, or follow a sign or an order alone.

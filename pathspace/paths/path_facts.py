@@ -110,12 +110,7 @@ class OperationCall:
 
 
 class ByFacts(fx.Interpreter):
-    """Passes sums over paths through operations by their properties.
-
-    Args:
-        module: the graph.
-        request: what is asked.
-    """
+    """Passes sums over paths through operations by their properties."""
 
     def __init__(self, module: fx.GraphModule, request: Request) -> None:
         super().__init__(module)

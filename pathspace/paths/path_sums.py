@@ -201,15 +201,7 @@ def sum_power(one: Sum, exponent: float) -> Sum:
 def multiplied(
     run: Operation, facts: Facts, args: Sequence[Any], kwargs: Mapping[str, Any], p: float
 ) -> Sum:
-    """An operation that is linear in each of its operands: products of paths, one through each.
-
-    Args:
-        run: the operation.
-        facts: its properties; the bias is added to the products.
-        args: operands, sums and weights.
-        kwargs: its keyword operands.
-        p: exponent of the norm.
-    """
+    """An operation that is linear in each of its operands: products of paths, one through each."""
     operands, place = list(args), len(args) if facts.bias is None else facts.bias
     bias = None
     if place < len(operands) and operands[place] is not None:
@@ -271,14 +263,6 @@ def _finite(leaf: Any) -> Any:
 class AffineMap:
     """An operation that is affine in all sums among its operands, with coefficients that are
     measured. Every place is an operand of its own: ``x - relu(x)`` has the paths of both.
-
-    Args:
-        run: the operation.
-        args: its operands: sums, tensors of the model, numbers.
-        kwargs: its keyword operands.
-        p: exponent of the norm.
-        elementwise: whether it acts elementwise.
-        complexes: numbers of the places that hold complex numbers.
     """
 
     def __init__(
@@ -397,12 +381,6 @@ def separated(run: Operation, x: Sum, p: float, rank: int) -> Sum:
     of all ``B_d`` therefore has the factor ``prod_d r_d[c]`` too often: once for every dimension
     but one. For a maximum over windows the same calls give the windows, and all of their elements
     count. The sizes of the other dimensions do not change a map, so small sizes are used.
-
-    Args:
-        run: the operation on a tensor of shape (batch, channels, sizes).
-        x: sums of that shape.
-        p: exponent of the norm.
-        rank: number of image dimensions.
     """
     sizes = x.values.shape[-rank:]
     try:
