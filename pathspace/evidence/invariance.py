@@ -30,7 +30,6 @@ from ..models.running import (
     seen,
     switched,
 )
-from ..reduction import ReductionGraph
 from .bench import (
     LARGEST,
     TOLERANCE,
@@ -142,7 +141,7 @@ def _ignores(model: nn.Module, inputs: Inputs, before: ForwardRun, seed: int) ->
 
 
 def measure_levels(
-    graph: ReductionGraph,
+    graph: Structure,
     model: nn.Module,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
@@ -245,7 +244,7 @@ def levels_in_words(levels: Mapping[str, Any]) -> str:
 
 
 def trials(
-    graph: ReductionGraph,
+    graph: Structure,
     model: nn.Module,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
@@ -306,7 +305,7 @@ def trials_in_words(found: Mapping[str, Any]) -> str:
 
 
 def _try(
-    graph: ReductionGraph,
+    graph: Structure,
     model: nn.Module,
     inputs: tuple[Any, Any],
     before: ForwardRun,
@@ -338,7 +337,7 @@ def _run(model: nn.Module, inputs: tuple[Any, Any], seed: int) -> ForwardRun | N
         return None
 
 
-def _unused(graph: ReductionGraph, model: nn.Module, seed: int) -> dict[str, Tensor]:
+def _unused(graph: Structure, model: nn.Module, seed: int) -> dict[str, Tensor]:
     """Parameters with unused scalars, in which these are redrawn."""
     generator = torch.Generator().manual_seed(seed)
     held = dict(model.named_parameters(remove_duplicate=False))

@@ -24,7 +24,6 @@ from ..models.modes import IgnoreDetach, InDouble
 from ..models.nested import mapped, real_leaves
 from ..models.running import computing_in, evaluate
 from ..models.walk import tensors_of
-from ..reduction import ReductionGraph
 from .bench import Inputs
 
 # products w dL/dw below this, relative to the largest of a sample, are rounding errors
@@ -200,7 +199,7 @@ class Sampler:
 
     def __init__(
         self,
-        graph: ReductionGraph,
+        graph: Structure,
         scales: Family,
         units: csr_array,
         model: nn.Module,

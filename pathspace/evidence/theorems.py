@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..errors import UnsupportedError
 from ..graph.spanning_tree import SpanningTree
+from ..graph.structure import Structure
 from ..inference.unrolled import UnrolledNetwork, unroll
 from ..inference.values import shape_of
 from ..models.modes import without_eps
@@ -23,7 +24,6 @@ from ..paths.basis import BasisPaths
 from ..paths.counting_vectors import modular_rank, whole_product
 from ..paths.symbolic import MOST_WEIGHTS, symbolic
 from ..paths.two_trees import TwoTrees
-from ..reduction import ReductionGraph
 from .bench import holding, resolution
 
 MATRIX_WEIGHTS = 2_500
@@ -39,7 +39,7 @@ ROUNDED_AWAY = (
 )
 
 
-def enumerable(graph: ReductionGraph) -> UnrolledNetwork | None:
+def enumerable(graph: Structure) -> UnrolledNetwork | None:
     """The unrolled network, or ``None`` if it is too large to enumerate or has
     quotients, which have no paths.
     """
@@ -57,7 +57,7 @@ def enumerable(graph: ReductionGraph) -> UnrolledNetwork | None:
     return network if few else None
 
 
-def tree_problem(graph: ReductionGraph, tree: SpanningTree) -> str | None:
+def tree_problem(graph: Structure, tree: SpanningTree) -> str | None:
     """Check against the weight blocks that each edge of a tree connects its unit
     to units reached before.
     """

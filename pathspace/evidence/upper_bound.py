@@ -24,12 +24,12 @@ from scipy.sparse import csr_array
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ..graph.structure import Structure
 from ..models.inputs import describe_inputs
 from ..models.modes import InDouble, NoEps, precision, without_eps
 from ..models.nested import mapped
 from ..models.running import LARGE, cast, run_forward
 from ..models.stand_in import repeatable, stand_in
-from ..reduction import ReductionGraph
 from .bench import Inputs, in_double
 from .samples import Family, Sampler, Untested, family
 
@@ -107,7 +107,7 @@ class UpperBound:
 
 
 def upper_bound(
-    graph: ReductionGraph,
+    graph: Structure,
     model: nn.Module,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
