@@ -77,45 +77,42 @@ class Calibrated:
             )
         return values
 
-    @torch.no_grad()
+    @cached_property
     def reference(self) -> list[list[Tensor]]:
         """Outputs of the model as it stands, for all batches."""
-        with quiet():
+        with quiet(), torch.no_grad():
             return [
                 [out.detach().clone() for out in self.outputs(batch, {})] for batch in self.batches
             ]
 
-    @torch.no_grad()
-    def noise(self, reference: Sequence[Sequence[Tensor]], tensors: Mapping[str, Tensor]) -> Tensor:
-        """Squared relative change of the outputs, one number for each sample; their
-        mean is that of all samples.
-        """
-        found = []
-        energies = [energy / max(count, 1) for energy, count in _totals(reference)]
-        with quiet():
-            for batch, wanted in zip(self.batches, reference, strict=True):
-                pairs = list(zip(wanted, self.outputs(batch, tensors), strict=True))
-                count = _samples(wanted)
-                parts = [
-                    _change(old.double().cpu(), new.double().cpu(), count, energy)
-                    for (old, new), energy in zip(pairs, energies, strict=False)
-                ]
-                found.append(torch.stack(parts).mean(0))
-        return torch.cat(found)
-
     @cached_property
     def totals(self) -> list[tuple[float, int]]:
         """Energy of each output on all batches, and how many rows it has."""
-        energies = [energy for energy, _ in _totals(self._own)]
-        rows = [0] * len(energies)
-        for outputs in self._own:
+        found = [(0.0, 0)] * max(map(len, self.reference))
+        for outputs in self.reference:
             for place, out in enumerate(outputs):
-                rows[place] += out.numel() // max(out.shape[-1] if out.dim() else 1, 1)
-        return list(zip(energies, rows, strict=True))
+                energy = float(torch.where(out.isfinite(), out, 0).double().square().sum())
+                rows = out.numel() // max(out.shape[-1] if out.dim() else 1, 1)
+                found[place] = (found[place][0] + energy, found[place][1] + rows)
+        return found
 
-    @cached_property
-    def _own(self) -> list[list[Tensor]]:
-        return self.reference()
+    @torch.no_grad()
+    def noise(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Squared relative change of the outputs with other tensors, one number for each sample;
+        their mean is that of all samples.
+        """
+        found = []
+        samples = max(sum(map(_samples, self.reference)), 1)
+        with quiet():
+            for batch, wanted in zip(self.batches, self.reference, strict=True):
+                pairs = zip(wanted, self.outputs(batch, tensors), strict=True)
+                count = _samples(wanted)
+                parts = [
+                    _change(old.double().cpu(), new.double().cpu(), count, energy / samples)
+                    for (old, new), (energy, _) in zip(pairs, self.totals, strict=False)
+                ]
+                found.append(torch.stack(parts).mean(0))
+        return torch.cat(found)
 
     @cache  # noqa: B019  (it lives as long as its model)
     def sensitivity(self, draws: int = 4, fisher: bool = False) -> dict[str, Tensor]:
@@ -184,18 +181,6 @@ def _samples(outputs: Sequence[Tensor]) -> int:
     """How many samples a batch has: the first size of its outputs, or 1 if that is not the same."""
     sizes = {out.shape[0] if out.dim() else 1 for out in outputs}
     return sizes.pop() if len(sizes) == 1 else 1
-
-
-def _totals(reference: Sequence[Sequence[Tensor]]) -> list[tuple[float, int]]:
-    """Energy of each output on all batches, and the number of samples."""
-    energies = [0.0] * max(map(len, reference))
-    count = 0
-    for outputs in reference:
-        count += _samples(outputs)
-        for place, out in enumerate(outputs):
-            kept = torch.where(out.isfinite(), out, 0)
-            energies[place] += float(kept.double().square().sum())
-    return [(energy, count) for energy in energies]
 
 
 def _change(old: Tensor, new: Tensor, count: int, energy: float) -> Tensor:
@@ -291,7 +276,7 @@ def made_up(model: nn.Module, captured: Captured, seed: int = 0, finite: bool = 
                 return batches
             if all(
                 bool(out.isfinite().all())
-                for outs in Calibrated(model, batches).reference()
+                for outs in Calibrated(model, batches).reference
                 for out in outs
             ):
                 return batches

@@ -144,14 +144,11 @@ def equalise(
             " real data; pass calibration=.",
             stacklevel=2,
         )
-    reference, rounded = held.reference(), Rounded(model, graph, bits, per)
+    rounded = Rounded(model, graph, bits, per)
     gauges = tuple(gauges or _gauges(model, graph, bits, per, held))
 
-    def noise(tensors: Mapping[str, Tensor]) -> Tensor:
-        return held.noise(reference, tensors)
-
     stay = torch.zeros(graph.num_units, dtype=torch.float64)
-    before = noise(rounded.at(stay))
+    before = held.noise(rounded.at(stay))
     judge = (
         torch.arange(len(before)) % HOLD == 1
         if len(before) >= MANY
@@ -160,7 +157,7 @@ def equalise(
     fit = ~judge if len(before) >= MANY else judge
 
     def seen(tensors: Mapping[str, Tensor]) -> float:
-        return float(noise(tensors)[fit].mean().nan_to_num(math.inf))
+        return float(held.noise(tensors)[fit].mean().nan_to_num(math.inf))
 
     first = min(
         (stay, *(step * gauge.phi for gauge in gauges for step in STEPS)),
@@ -168,7 +165,7 @@ def equalise(
     )
     phi, after = stay, before
     for one in (searched(rounded, first, seen, trials), first):
-        found = noise(rounded.at(one))
+        found = held.noise(rounded.at(one))
         if all(_is_safely_less(found[on], before[on]) for on in (judge, fit)):
             phi, after = one, found
             break
