@@ -11,14 +11,20 @@ import pytest
 import torch
 from cases import CASES, mlp
 from oracles.exact import exact_rank
+from oracles.layered import LayeredMLP, by_width
 from oracles.networks import LoopRNN, OpRNN, RandomConv
 from torch import nn
 from typer.testing import CliRunner
 
 import pathspace as ps
 from pathspace.cli.main import app
-from pathspace.evidence.claims import claim, hierarchical, printed_skeleton
-from pathspace.evidence.layered import LayeredMLP, by_width, count_selected, smallest_counterexample
+from pathspace.evidence.claims import (
+    COUNTEREXAMPLES,
+    claim,
+    count_selected,
+    hierarchical,
+    printed_skeleton,
+)
 
 
 def selected(skeleton: ps.Skeleton) -> np.ndarray:
@@ -111,19 +117,22 @@ def test_equal_widths_with_modulo_masks_are_upheld_and_unequal_refuted() -> None
         assert basis if len(set(hidden)) == 1 else (not basis or not recurrent)
 
 
-def test_the_smallest_counterexamples_are_the_smallest() -> None:
-    for rule in ("modulo", "random"):
-        plain, loops = (smallest_counterexample(recurrent, rule) for recurrent in (False, True))
-        assert plain is not None and plain["weights"] == 6
-        assert loops is not None and loops["weights"] == 10
-    assert (
-        smallest_counterexample(False, "random")["failing_selections"]
-        == (smallest_counterexample(False, "random")["selections"])
-    )
-    assert smallest_counterexample(False, "modulo", most_weights=5) is None
-    for net in by_width(False, 5):
-        for skeleton in net.selections():
-            assert net.count(skeleton) == net.num_weights - net.num_units
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_the_smallest_counterexamples_are_the_smallest(recurrent: bool) -> None:
+    """The rule fails there, whichever edges it chooses, and on no smaller network."""
+    kept = COUNTEREXAMPLES[recurrent]
+    for net in by_width(recurrent, kept["weights"]):
+        dimension = net.num_weights - net.num_units
+        wrong = [each for each in net.selections() if net.count(each) != dimension]
+        if wrong:
+            break
+    walks, rank = sorted(net.selected(wrong[0])), exact_rank(net.vectors(net.selected(wrong[0])))
+    names = [f"{n}.{i + 1}->{m}.{j + 1}" for (n, i), (m, j) in net.edges]
+    assert list(net.widths) == kept["widths"] and len(wrong) == len(list(net.selections()))
+    assert sorted(names[i] for i in net.modulo()) == sorted(kept["skeleton"])
+    assert [" ".join(names[i] for i in walk) for walk in walks] == kept["paths"]
+    assert (net.num_weights, dimension, rank) == (kept["weights"], kept["dimension"], kept["rank"])
+    assert kept["summary"].startswith(f"{net}: {net.num_weights} weights, {len(walks)} paths")
 
 
 @pytest.mark.slow

@@ -358,7 +358,7 @@ def test_batches_may_be_cut_anywhere() -> None:
     cuts = [[x], [x[:8], x[8:]], [x[9:], x[:9], x[:0]], [x, x]]
     for batches in cuts:
         held = Calibrated(model, batches)
-        noise = held.noise(held.reference(), tensors)
+        noise = held.noise(tensors)
         assert len(noise) == sum(map(len, batches))
         assert float(noise.mean()) == pytest.approx(
             float(changed.square().sum() / energy), rel=1e-5
@@ -404,7 +404,7 @@ def test_random_numbers_are_drawn_alike_and_the_generator_stays() -> None:
     assert set(range(1, graph.num_units + 1)) <= set(np.abs(sizes.ids).tolist())
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     held = Calibrated(model, x)
-    assert float(held.noise(held.reference(), {}).max()) == 0
+    assert float(held.noise({}).max()) == 0
     fitted = ps.fit_dtype(model, x)
     assert fitted.error < 0.01 and fitted.error_before < 0.01
     assert torch.equal(before[0], torch.get_rng_state()) and before[1] == random.getstate()

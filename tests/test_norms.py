@@ -55,6 +55,42 @@ def test_norms_of_recurrent_networks(last: bool, p: float) -> None:
     assert one == pytest.approx(two, rel=1e-12)
 
 
+class Outputs(nn.Module):
+    def __init__(self, layer: nn.LSTM) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layer(x)[0]
+        return found
+
+
+def test_a_layer_with_gates_has_the_norm_of_its_loop() -> None:
+    class Loop(nn.Module):
+        def __init__(self, layer: nn.LSTM) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: Tensor) -> Tensor:
+            layer, h = self.layer, x.new_zeros(1, 3)
+            c, seen = h, []
+            for step in x.unbind(1):
+                read = nn.functional.linear(step, layer.weight_ih_l0, layer.bias_ih_l0)
+                carried = nn.functional.linear(h, layer.weight_hh_l0, layer.bias_hh_l0)
+                i, f, g, o = (read + carried).chunk(4, 1)
+                c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+                h = o.sigmoid() * c.tanh()
+                seen.append(h)
+            return torch.stack(seen, 1)
+
+    torch.manual_seed(0)
+    layer, x = nn.LSTM(2, 3, batch_first=True).double(), torch.randn(1, 4, 2).double()
+    head = Outputs(layer)
+    for p in (1, 2):
+        one, two = (path_norm(model, x, p=p, until="fixed") for model in (head, Loop(layer)))
+        assert one == pytest.approx(two, rel=1e-12)
+
+
 def test_norms_of_one_recurrent_layer_are_sums_over_enumerated_paths() -> None:
     """Read at the last step, every unrolled path passes other weights, in other numbers."""
     torch.manual_seed(0)

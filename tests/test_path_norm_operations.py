@@ -5,8 +5,10 @@ refused, and the sums are right.
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from operations import Act, Par, network, registered
@@ -20,7 +22,8 @@ from pathspace.inference.interpreter import interpret
 from pathspace.inference.registry import FACTS
 from pathspace.inference.unrolled import Unrolled
 from pathspace.models.finite import count_nonfinite
-from pathspace.paths.norms import _norm
+from pathspace.paths.path_facts import Request
+from pathspace.paths.path_forward import ends_of_paths
 
 CASES: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     *((name, *case) for table in (TELLING, COPYING) for name, case in table.items()),
@@ -48,7 +51,8 @@ class Passed(Unrolled):
 
 
 def norm(net: Any, p: float, until: str | None = None) -> float:
-    return _norm(net.captured, False, p, batch_dim=None, until=until) ** p
+    ends = ends_of_paths(Request(net.captured, p, fixed_ends=until == "fixed"))
+    return math.exp(np.logaddexp.reduce([end.total for end in ends]))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])

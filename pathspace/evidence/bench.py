@@ -167,12 +167,8 @@ def run_rescaled(
 
 
 def redrawn(model: nn.Module, seed: int, gentle: bool = False) -> dict[str, Tensor]:
-    """Other values for all parameters and running statistics.
-
-    Args:
-        model: the model.
-        seed: seed of the draws.
-        gentle: keep signs, and draw zeros as small positive numbers.
+    """Other values for all parameters and running statistics; ``gentle`` ones keep their signs, and
+    are small positive numbers for zeros.
     """
     generator = torch.Generator().manual_seed(seed)
     parameters = dict(model.named_parameters())
@@ -197,11 +193,7 @@ def redrawn(model: nn.Module, seed: int, gentle: bool = False) -> dict[str, Tens
 
 @torch.no_grad()
 def draw_zeros(model: nn.Module, seed: int) -> int:
-    """Fill parameters that are 0 throughout with small random numbers.
-
-    Returns:
-        How many numbers were drawn.
-    """
+    """Fill parameters that are 0 throughout with small random numbers, and count these."""
     generator = torch.Generator().manual_seed(seed)
     count = 0
     for parameter in model.parameters():

@@ -8,18 +8,56 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from graphlib import TopologicalSorter
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from ..errors import InputError
+from ..graph.parts import WeightBlock
 from ..graph.structure import Structure
 from ..paths.counting_vectors import modular_rank
 from ..paths.skeleton import Skeleton
 from ..shown import Shown
 from .certificate import MARKS
-from .layered import LayeredMLP, count_selected, smallest_counterexample
+
+# largest matrix of counting vectors whose rank is taken
+MOST = 2_500
+# the smallest layered networks on which the printed rule gives no basis, whichever edges it
+# chooses, without and with recurrent layers (the tests go through all smaller ones)
+COUNTEREXAMPLES: dict[bool, dict[str, Any]] = {
+    False: {
+        "summary": "MLP 2-1-2-1: 6 weights, 4 paths selected, rank 3 (m - H = 3)",
+        "widths": [2, 1, 2, 1],
+        "recurrent": False,
+        "weights": 6,
+        "dimension": 3,
+        "skeleton": ["0.1->1.1", "1.1->2.1", "1.1->2.2", "2.1->3.1", "2.2->3.1"],
+        "paths": (
+            "0.1->1.1 1.1->2.1 2.1->3.1, 0.1->1.1 1.1->2.2 2.2->3.1, 0.2->1.1 1.1->2.1 2.1->3.1,"
+            " 0.2->1.1 1.1->2.2 2.2->3.1"
+        ).split(", "),
+        "rank": 3,
+    },
+    True: {
+        "summary": "RNN 1-2-1-1: 10 weights, 8 paths selected, rank 7 (m - H = 7)",
+        "widths": [1, 2, 1, 1],
+        "recurrent": True,
+        "weights": 10,
+        "dimension": 7,
+        "skeleton": ["0.1->1.1", "0.1->1.2", "1.1->2.1", "1.2->2.1", "2.1->3.1"],
+        "paths": (
+            "0.1->1.1 1.1->1.1 1.1->2.1 2.1->3.1, 0.1->1.1 1.1->1.2 1.2->2.1 2.1->3.1,"
+            " 0.1->1.1 1.1->2.1 2.1->2.1 2.1->3.1, 0.1->1.1 1.1->2.1 2.1->3.1,"
+            " 0.1->1.2 1.2->1.1 1.1->2.1 2.1->3.1, 0.1->1.2 1.2->1.2 1.2->2.1 2.1->3.1,"
+            " 0.1->1.2 1.2->2.1 2.1->2.1 2.1->3.1, 0.1->1.2 1.2->2.1 2.1->3.1"
+        ).split(", "),
+        "rank": 7,
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -97,14 +135,8 @@ def printed_skeleton(skeleton: Skeleton) -> Claim:
 
     Example:
         >>> import torch, pathspace as ps
-        >>> from torch.nn import Linear, ReLU, Sequential
-        >>> layers = [
-        ...     Linear(2, 1, bias=False),
-        ...     ReLU(),
-        ...     Linear(1, 2, bias=False),
-        ...     ReLU(),
-        ...     Linear(2, 1, bias=False),
-        ... ]
+        >>> from torch.nn import Linear, Sequential
+        >>> layers = (Linear(*sizes, bias=False) for sizes in [(2, 1), (1, 2), (2, 1)])
         >>> claim = printed_skeleton(ps.trace(Sequential(*layers), torch.randn(1, 2)).skeleton())
         >>> claim.verdict, claim.paths, claim.rank
         (False, 4, 3)
@@ -133,7 +165,7 @@ def printed_skeleton(skeleton: Skeleton) -> Claim:
     if total == graph.dimension:
         return result(True, f"{words} = m - H: a basis", paths=total, rank=graph.dimension)
     words += f" = m - H: {total - graph.dimension:,} too many, which depend on the others"
-    example = smallest_counterexample(recurrent, skeleton.rule)
+    example = COUNTEREXAMPLES[recurrent]
     return result(False, words, paths=total, rank=graph.dimension, counterexample=example)
 
 
@@ -155,14 +187,8 @@ def hierarchical(skeleton: Skeleton) -> Claim:
 
     Example:
         >>> import torch, pathspace as ps
-        >>> from torch.nn import Linear, ReLU, Sequential
-        >>> layers = [
-        ...     Linear(2, 1, bias=False),
-        ...     ReLU(),
-        ...     Linear(1, 2, bias=False),
-        ...     ReLU(),
-        ...     Linear(2, 1, bias=False),
-        ... ]
+        >>> from torch.nn import Linear, Sequential
+        >>> layers = (Linear(*sizes, bias=False) for sizes in [(2, 1), (1, 2), (2, 1)])
         >>> hierarchical(ps.trace(Sequential(*layers), torch.randn(1, 2)).skeleton()).verdict
         False
 
@@ -191,24 +217,23 @@ def hierarchical(skeleton: Skeleton) -> Claim:
             " a common edge, "
         )
         return result(False, f"{words}but {narrow[0]} x {narrow[1]} edges lie between two layers")
-    paths = _parallel(widths)
-    net = LayeredMLP(widths)
-    dimension = net.num_weights - net.num_units
-    chosen = frozenset(edge for path in paths for edge in path)
-    total = net.count(chosen)
+    chosen = _parallel(widths)
+    # (the ways to each unit by these edges alone, and by one edge more)
+    on, off = np.ones(widths[0], object), np.zeros(widths[0], object)
+    for mask in chosen:
+        step = mask.astype(object)
+        on, off = on @ step, off @ step + on @ (1 - step)
+    total = int((on + off).sum())
+    weights = sum(mask.size for mask in chosen)
+    dimension = weights - sum(widths[1:-1])
     words = (
         f"on widths {shown} {widest} paths without a common edge pass all hidden units; with the"
-        " paths that leave "
+        f" paths that leave their union by one edge there are {total:,}, and m - H = {dimension:,}"
     )
-    words += f"their union by one edge there are {total:,}, and m - H = {dimension:,}"
     words += " (biases set aside)" if dimension != graph.dimension else ""
     if total != dimension:
         return result(False, words + ": too many, so they depend on each other", paths=total)
-    rank = (
-        modular_rank(net.vectors(net.selected(chosen)))
-        if total <= 2_500 and net.num_weights <= 2_500
-        else None
-    )
+    rank = modular_rank(_leaving(chosen)) if max(total, weights) <= MOST else None
     return result(
         None if rank is None else rank == total, f"{words}, of rank {rank}", paths=total, rank=rank
     )
@@ -277,20 +302,149 @@ def _widths(graph: Structure) -> tuple[int, ...] | None:
     return tuple(widths) if not last.any() and len(widths) > 2 else None
 
 
-def _parallel(widths: tuple[int, ...]) -> list[list[int]]:
-    """As many paths as the widest hidden layer has units, no two with a common edge,
-    through every hidden unit.
+def _parallel(widths: tuple[int, ...]) -> list[np.ndarray]:
+    """As many paths as the widest hidden layer has units, no two with a common edge, through every
+    hidden unit: a mask of the edges of each layer.
     """
-    net, count = LayeredMLP(widths), max(widths[1:-1])
-    number = {edge: i for i, edge in enumerate(net.edges)}
-    here = [i % widths[0] for i in range(count)]
-    paths: list[list[int]] = [[] for _ in range(count)]
-    for layer, width in enumerate(widths[1:]):
-        # in order of where they are, paths from one unit get consecutive turns, hence
-        # different units to go to
-        order = sorted(range(count), key=lambda i: here[i])
-        there = {i: turn % width for turn, i in enumerate(order)}
-        for i in range(count):
-            paths[i].append(number[(layer, here[i]), (layer + 1, there[i])])
-            here[i] = there[i]
-    return paths
+    here = np.arange(max(widths[1:-1])) % widths[0]
+    masks = []
+    for before, width in pairwise(widths):
+        # in order of where they are, paths from one unit get consecutive turns, hence different
+        # units to go to
+        there = np.empty_like(here)
+        there[np.argsort(here, kind="stable")] = np.arange(len(here)) % width
+        mask = np.zeros((before, width), bool)
+        mask[here, there] = True
+        masks.append(mask)
+        here = there
+    return masks
+
+
+def _leaving(chosen: list[np.ndarray]) -> np.ndarray:
+    """Counting vectors of the paths with at most one edge that is not among the chosen ones."""
+    walks: list[tuple[tuple[int, ...], int, int]]
+    walks, first = [((), unit, 0) for unit in range(len(chosen[0]))], 0
+    for mask in chosen:
+        walks = [
+            ((*edges, first + here * mask.shape[1] + there), there, off + (not mask[here, there]))
+            for edges, here, off in walks
+            for there in range(mask.shape[1])
+            if off + (not mask[here, there]) <= 1
+        ]
+        first += mask.size
+    rows = np.zeros((len(walks), first), np.int64)
+    for row, (edges, *_) in zip(rows, walks, strict=True):
+        row[list(edges)] = 1
+    return rows
+
+
+def count_selected(skeleton: Skeleton) -> tuple[int, int, bool] | str:
+    """Number of skeleton-only paths, of all selected paths, and whether the graph is
+    recurrent; or why there is none.
+
+    Exact integers, in time linear in the ids of the graph: no path is listed, no edge
+    outside the skeleton is visited.
+    """
+    graph = skeleton.graph
+    if graph.forms.shape[0] or any(
+        bool((ids < 0).any()) for b in graph.blocks for ids in (b.tail, b.head)
+    ):
+        return "it relates products of scales, or opposite ones"
+    trees = (skeleton.tree_in, skeleton.tree_out)
+    if not all(tree.forward[1:].all() for tree in trees):
+        return (
+            "a tree of its skeleton walks an edge backwards (a normalisation cuts paths), and the"
+            " rule knows none"
+        )
+    component = _components(graph)
+    chosen: dict[tuple[int, int], tuple[int, int]] = {}
+    for tree in trees:
+        for block, units in tree.by_block():
+            flat = np.unique(tree.index[units])
+            tails, heads = (ids.tolist() for ids in graph.blocks[block].ends_at(flat))
+            edges = [(block, place) for place in flat.tolist()]
+            chosen |= dict(zip(edges, zip(tails, heads, strict=True), strict=True))
+    if any(u and v and component[u] == component[v] for u, v in chosen.values()):
+        return "its skeleton runs in a circle (a residual stream), and the rule speaks of layers"
+    before, after = _ways(chosen.values(), graph.num_units)
+    alone = sum(after[v] for u, v in chosen.values() if u == 0)
+    total = alone - sum(before[u] * after[v] for u, v in chosen.values())
+    for entry in graph.blocks:
+        total += _through(entry, before, after)
+    sizes = np.bincount(component[1:])
+    loops = any(bool((b.tail == b.head).any() and (b.tail != 0).any()) for b in graph.blocks)
+    return alone, total, bool((sizes > 1).any()) or loops
+
+
+def _components(graph: Structure) -> np.ndarray:
+    """Strongly connected components of the units, the root left out: edges
+    within one are recurrent.
+
+    A matrix joins all its tails to all its heads, so one node in its middle
+    stands for all of its edges.
+    """
+    count = graph.num_units + 1
+    tails, heads, extra = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], count
+    for block in graph.blocks:
+        both = [
+            d
+            for d in range(block.tail.dim())
+            if block.tail.shape[d] > 1 and block.head.shape[d] > 1
+        ]
+        sides = []
+        for ids in (block.tail, block.head):
+            rest = [d for d in range(ids.dim()) if d not in both]
+            table = ids.permute(*both, *rest) if ids.dim() else ids
+            sides.append(
+                table.reshape(int(np.prod([ids.shape[d] for d in both], dtype=int)), -1).numpy()
+            )
+        middle = extra + np.arange(len(sides[0]))[:, None]
+        extra += len(sides[0])
+        for near, own in ((sides[0], True), (sides[1], False)):
+            kept = near != 0
+            wide = np.broadcast_to(middle, near.shape)
+            tails.append((near if own else wide)[kept])
+            heads.append((wide if own else near)[kept])
+    ends = np.concatenate(tails), np.concatenate(heads)
+    matrix = coo_array((np.ones(len(ends[0]), bool), ends), shape=(extra, extra))
+    return np.asarray(connected_components(matrix, directed=True, connection="strong")[1][:count])
+
+
+def _ways(edges: Any, units: int) -> tuple[list[int], list[int]]:
+    """Numbers of walks root -> v and v -> root along skeleton edges, exact;
+    the skeleton has no circle.
+    """
+    entering: list[list[int]] = [[] for _ in range(units + 1)]
+    leaving: list[list[int]] = [[] for _ in range(units + 1)]
+    for u, v in edges:
+        entering[v].append(u)
+        leaving[u].append(v)
+
+    def along(steps: list[list[int]]) -> list[int]:
+        known = [1] + [0] * units
+        for unit in TopologicalSorter(dict(enumerate(steps[1:], 1))).static_order():
+            if unit:
+                known[unit] = sum(known[other] for other in steps[unit])
+        return known
+
+    return along(entering), along(leaving)
+
+
+def _through(block: WeightBlock, before: list[int], after: list[int]) -> int:
+    """``sum over all edges of a block of pre(tail) suf(head)``, without looking at single
+    edges where ends factor.
+    """
+    pre = np.array(before, dtype=object)[block.tail.numpy()]
+    suf = np.array(after, dtype=object)[block.head.numpy()]
+    if block.unused is not None:
+        every = np.broadcast_to(pre, block.shape) * np.broadcast_to(suf, block.shape)
+        return int(every.reshape(-1)[block.used].sum())
+    times = 1
+    for d, size in enumerate(block.shape):
+        if pre.shape[d] > 1 and suf.shape[d] == 1:
+            pre = pre.sum(d, keepdims=True)
+        elif suf.shape[d] > 1 and pre.shape[d] == 1:
+            suf = suf.sum(d, keepdims=True)
+        elif pre.shape[d] == suf.shape[d] == 1:
+            times *= size
+    return int((pre * suf).sum()) * times

@@ -153,12 +153,6 @@ def explain(
 def account(graph: ReductionGraph) -> Explanation:
     """Account for every parameter of a traced model.
 
-    Args:
-        graph: its reduction graph.
-
-    Returns:
-        The explanation.
-
     Example:
         >>> import torch, pathspace as ps
         >>> account(ps.trace(torch.nn.Linear(3, 2), torch.randn(1, 3))).totals

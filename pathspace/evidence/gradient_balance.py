@@ -33,16 +33,7 @@ def _product(weight: Tensor, grad: Tensor) -> Tensor:
 def sums(
     graph: Structure, weights: Mapping[str, Tensor], grads: Mapping[str, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """``sum_in w g - sum_out w g`` and ``sum |w g|`` for the root and every unit.
-
-    Args:
-        graph: the reduction graph.
-        weights: parameter name -> weights.
-        grads: parameter name -> gradients.
-
-    Returns:
-        The two sums, shape ``(H + 1,)`` each, the root first.
-    """
+    """``sum_in w g - sum_out w g`` and ``sum |w g|`` for the root and every unit."""
     net = torch.zeros(graph.expand.shape[0], dtype=torch.float64)
     size = torch.zeros_like(net)
     for block in graph.blocks:
@@ -105,16 +96,8 @@ def imbalances(
 def measure_balance(
     graph: Structure, model: nn.Module, inputs: Inputs, seed: int, tolerance: float, rescales: bool
 ) -> tuple[float | None, str]:
-    """The largest imbalance, or ``None`` and why there is none.
-
-    Args:
-        graph: the reduction graph.
-        model: the model, unchanged at the end.
-        inputs: inputs, and inputs by keyword.
-        seed: seed of the random function of its outputs.
-        tolerance: what counts as rounding.
-        rescales: whether a rescaling changes no output, so that an imbalance can only be the
-            fault of the gradients.
+    """The largest imbalance, or ``None`` and why there is none: where a rescaling changes no output
+    (``rescales``), an imbalance can be the fault of the gradients.
     """
     try:
         grads = random_loss_gradients(graph, model, *inputs, seed)

@@ -154,13 +154,6 @@ def measure_levels(
     """How much the outputs of a model as it stands change when the units of
     each level are rescaled.
 
-    Args:
-        graph: the model's reduction graph.
-        model: the model, which is left exactly as it was.
-        args: inputs.
-        kwargs: inputs by keyword.
-        seed: seed of the random rescalings.
-
     Returns:
         ``exact`` and ``all``, each ``{"units": H, "dimension": m - H, "changes": [...]}``, where a
         change ``{"deviation": d, "change": c}`` is the largest change of the outputs, relative to
@@ -263,13 +256,6 @@ def trials(
 ) -> dict[str, Any]:
     """Rescale redrawn models at inputs of several magnitudes, and redraw
     scalars that count as unused.
-
-    Args:
-        graph: the reduction graph.
-        model: a copy of the model, unchanged at the end; models too large to copy are not tested.
-        args: inputs.
-        kwargs: inputs by keyword.
-        seed: seed of all draws.
 
     Returns:
         ``rescaling`` and ``unused``, the largest relative changes of the outputs (``None`` without

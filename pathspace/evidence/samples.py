@@ -7,7 +7,7 @@ another pattern of units in a tensor, the pattern is a side of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from scipy.sparse import block_diag, coo_array, csr_array, eye_array, hstack, vstack
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 
 from ..graph.structure import Structure
 from ..models.isolation import quiet, seed_torch
@@ -25,7 +24,6 @@ from ..models.nested import mapped, real_leaves
 from ..models.refusals import no_derivative
 from ..models.running import computing_in, evaluate
 from ..models.walk import tensors_of
-from ..reduction import ReductionGraph
 from .bench import Inputs
 
 # products w dL/dw below this, relative to the largest of a sample, are rounding errors
@@ -89,28 +87,18 @@ class Family:
         return table
 
 
-def family(graph: Structure, model: nn.Module, most: int | None = None) -> Family:
+def family(graph: Structure, most: int | None = None) -> Family:
     """The log-scales of a traced model's tensors.
-
-    Args:
-        graph: the reduction graph.
-        model: the model, for the groups of its convolutions.
-        most: largest number of log-scales.
-
-    Raises:
-        ValueError: there are more.
 
     Example:
         >>> import torch, pathspace as ps
         >>> model = torch.nn.Sequential(
         ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
         ... )
-        >>> scales = family(ps.trace(model, torch.randn(1, 2)), model)
+        >>> scales = family(ps.trace(model, torch.randn(1, 2)))
         >>> scales.matrix.shape, scales.units.shape
         ((13, 12), (12, 3))
     """
-    groups = {id(m.weight): m.groups for m in model.modules() if isinstance(m, _ConvNd)}
-    named = dict(model.named_parameters(remove_duplicate=False))
     blocks = {block.name: block for block in graph.blocks}
     tensors: list[ScaledTensor] = []
     parts: list[csr_array] = []
@@ -129,7 +117,8 @@ def family(graph: Structure, model: nn.Module, most: int | None = None) -> Famil
         if not (parameter.is_floating_point() or parameter.is_complex()) or not parameter.numel():
             continue
         shape = tuple(parameter.shape)
-        sides = list(_sides(shape, groups.get(id(named.get(name, parameter)))))
+        # rows and columns: the taps of a kernel have no scales of their own
+        sides = [_along(shape, d) for d, n in enumerate(shape[:2]) if n > 1] or [_along(shape)]
         block = blocks.get(name)
         ends = () if block is None else ((block.head, 1), (block.tail, -1))
         for ids, _ in ends:
@@ -145,7 +134,7 @@ def family(graph: Structure, model: nn.Module, most: int | None = None) -> Famil
             )
             moves.append((start + np.arange(len(units)), np.abs(units), sign * np.sign(units)))
         if most is not None and starts[-1] > most:
-            raise ValueError(
+            raise Untested(
                 f"it has more than {most:,} rows and columns, and a factorisation is made for at"
                 " most as many; test parts of the model"
             )
@@ -176,29 +165,6 @@ def _along(shape: tuple[int, ...], *dims: int) -> Tensor:
     return torch.arange(int(np.prod(wide, dtype=np.int64))).reshape(wide)
 
 
-def _sides(shape: tuple[int, ...], groups: int | None) -> Iterator[Tensor]:
-    """Classes that a tensor usually has: its rows and columns; the channels of a kernel, those
-    that enter group by group; rows and columns of each matrix in a stack.
-    """
-    long = [d for d, n in enumerate(shape) if n > 1]
-    if groups is not None:
-        yield _along(shape, 0)
-        group = torch.arange(shape[0]) // max(1, shape[0] // groups)
-        entering = group[:, None] * shape[1] + torch.arange(shape[1]) if groups > 1 else None
-        yield (
-            _along(shape, 1)
-            if entering is None
-            else entering.reshape(*shape[:2], *[1] * (len(shape) - 2))
-        )
-    elif len(long) == 3:
-        yield _along(shape, long[0], long[1])
-        yield _along(shape, long[0], long[2])
-    else:
-        yield from (_along(shape, d) for d in long)
-        if not long:
-            yield _along(shape)
-
-
 def _incidence(side: Tensor, shape: tuple[int, ...]) -> csr_array:
     """Scalars of a tensor and their classes, as a sparse matrix."""
     index = side.expand(shape).reshape(-1).numpy()
@@ -214,20 +180,16 @@ def _by_class(side: Tensor, ids: Tensor) -> np.ndarray | None:
     return units.numpy() if bool((units[side] == ids).all()) else None
 
 
-class NoDerivativeError(Exception):
-    """Why a model has no derivatives, in a sentence."""
+class Untested(Exception):
+    """Why nothing is tested."""
+
+
+def _not_differentiable(error: Exception) -> Untested:
+    return Untested(f"the model cannot be differentiated ({no_derivative(error)})")
 
 
 class Sampler:
     """Samples of the derivatives of a model by the log-scales of a family.
-
-    Args:
-        graph: the reduction graph.
-        scales: its log-scales.
-        units: symmetries that were found, sparse ``(R, H)``.
-        model: a float64 copy.
-        inputs: example inputs.
-        seed: seed of inputs, weights and cotangents.
 
     Attributes:
         alive: which scalars have had an effect.
@@ -237,7 +199,7 @@ class Sampler:
 
     def __init__(
         self,
-        graph: ReductionGraph,
+        graph: Structure,
         scales: Family,
         units: csr_array,
         model: nn.Module,
@@ -258,9 +220,6 @@ class Sampler:
         self.alive = np.zeros(scales.matrix.shape[0], bool)
         self.runs = self.taken = self.wrong = 0
         self.problem = ""
-        # whether backward passes can be batched (some batching rules of torch are missing or
-        # wrong); None: not tested
-        self.together: bool | None = None
         # whether the model runs without detaching anything, so that its derivatives are those
         # of its function
         self.through = True
@@ -284,7 +243,7 @@ class Sampler:
                 grads = self._gradients(joined, weights, cotangents)
         except Exception as error:
             # (torch's engine and backward passes of the model's own, which may raise anything)
-            raise NoDerivativeError(no_derivative(error)) from error
+            raise _not_differentiable(error) from error
         products = self.scales.products(weights, grads)
         size = np.abs(products).max(1, initial=0)
         output = (cotangents.abs() @ joined.detach().abs()).numpy()
@@ -305,45 +264,15 @@ class Sampler:
     def _gradients(
         self, joined: Tensor, weights: Mapping[str, Tensor], cotangents: Tensor
     ) -> dict[str, Tensor]:
-        """Gradients by the name of a tensor, one row for each cotangent; batched where that
-        gives the same result.
-        """
+        """Gradients by the name of a tensor, one row for each cotangent."""
         leaves = list(weights.values())
-
-        def derivatives(cotangent: Tensor, batched: bool) -> list[Tensor]:
-            found = torch.autograd.grad(
-                joined,
-                leaves,
-                cotangent,
-                retain_graph=True,
-                allow_unused=True,
-                is_grads_batched=batched,
-            )
-            empty = cotangent.shape[:1] if batched else ()
-            return [
-                torch.zeros(*empty, *leaf.shape, dtype=leaf.dtype) if g is None else g.to_dense()
-                for leaf, g in zip(leaves, found, strict=True)
-            ]
-
-        if len(cotangents) > 1 and self.together is not False:
-            try:
-                rows = derivatives(cotangents, True)
-            except RuntimeError:
-                self.together = False
-            else:
-                if self.together is None:
-                    pairs = list(zip(rows, derivatives(cotangents[-1], False), strict=True))
-                    largest = max(float(one.abs().max()) for _, one in pairs if one.numel())
-                    self.together = all(
-                        torch.allclose(row[-1], one, 1e-6, NOISE * largest, True)
-                        for row, one in pairs
-                    )
-                if self.together:
-                    return dict(zip(weights, rows, strict=True))
-        each = [derivatives(cotangent, False) for cotangent in cotangents]
+        rows = [
+            torch.autograd.grad(joined, leaves, each, retain_graph=True, materialize_grads=True)
+            for each in cotangents
+        ]
         return {
-            name: torch.stack(rows)
-            for name, rows in zip(weights, zip(*each, strict=True), strict=True)
+            name: torch.stack([gradient.to_dense() for gradient in column])
+            for name, column in zip(weights, zip(*rows, strict=True), strict=True)
         }
 
     def _outputs(self) -> tuple[dict[str, Tensor], Tensor | None]:
@@ -365,7 +294,7 @@ class Sampler:
                 # (whatever the model's code raises)
                 reason = error
         else:
-            raise NoDerivativeError(no_derivative(reason)) from reason
+            raise _not_differentiable(reason) from reason
         self.through = through
         found = [leaf.reshape(-1) for leaf in real_leaves(outputs) if leaf.requires_grad]
         if not found:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..errors import UnsupportedError
 from ..graph.spanning_tree import SpanningTree
+from ..graph.structure import Structure
 from ..inference.unrolled import UnrolledNetwork, unroll
 from ..inference.values import shape_of
 from ..models.modes import without_eps
@@ -23,7 +24,6 @@ from ..paths.basis import BasisPaths
 from ..paths.counting_vectors import modular_rank, whole_product
 from ..paths.symbolic import MOST_WEIGHTS, symbolic
 from ..paths.two_trees import TwoTrees
-from ..reduction import ReductionGraph
 from .bench import holding, resolution
 
 MATRIX_WEIGHTS = 2_500
@@ -39,7 +39,7 @@ ROUNDED_AWAY = (
 )
 
 
-def enumerable(graph: ReductionGraph) -> UnrolledNetwork | None:
+def enumerable(graph: Structure) -> UnrolledNetwork | None:
     """The unrolled network, or ``None`` if it is too large to enumerate or has
     quotients, which have no paths.
     """
@@ -57,12 +57,9 @@ def enumerable(graph: ReductionGraph) -> UnrolledNetwork | None:
     return network if few else None
 
 
-def tree_problem(graph: ReductionGraph, tree: SpanningTree) -> str | None:
+def tree_problem(graph: Structure, tree: SpanningTree) -> str | None:
     """Check against the weight blocks that each edge of a tree connects its unit
     to units reached before.
-
-    Returns:
-        The first problem in words, or ``None``.
     """
     reached = np.zeros(graph.num_units + 1, bool)
     reached[0] = True
@@ -89,11 +86,8 @@ def tree_problem(graph: ReductionGraph, tree: SpanningTree) -> str | None:
 def theorem1(
     basis: BasisPaths, network: UnrolledNetwork | None, problem: str | None
 ) -> tuple[dict[str, Any], np.ndarray | None]:
-    """Theorem 1: every path of the unrolled network is an integer combination of basis paths.
-
-    Returns:
-        Evidence, and the counting vectors of the enumerated paths (``None`` if
-        no path was enumerated).
+    """Theorem 1: every path of the unrolled network is an integer combination of basis paths; with
+    the counting vectors of the enumerated paths.
     """
     graph = basis.graph
     matrix = None if network is None else _matrix(basis)
@@ -263,9 +257,6 @@ def theorem3(
     independent because each changes the edge of ``T_in`` that enters its unit. The lower bound
     follows from the triangular form of the two-tree basis, or from a rank modulo a prime if the
     graph is small enough for a matrix.
-
-    Returns:
-        Evidence, exact rank or ``None``, and the method.
     """
     graph = basis.graph
     count, wanted = len(basis), graph.dimension

@@ -21,18 +21,17 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.sparse import csr_array
-from scipy.sparse.csgraph import connected_components
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ..graph.structure import Structure
 from ..models.inputs import describe_inputs
 from ..models.modes import InDouble, NoEps, precision, without_eps
 from ..models.nested import mapped
 from ..models.running import LARGE, cast, run_forward
 from ..models.stand_in import repeatable, stand_in
-from ..reduction import ReductionGraph
 from .bench import Inputs, in_double
-from .samples import Family, NoDerivativeError, Sampler, family
+from .samples import Family, Sampler, Untested, family
 
 # largest number of log-scales: one singular value decomposition
 MOST_SCALES = 8_000
@@ -108,7 +107,7 @@ class UpperBound:
 
 
 def upper_bound(
-    graph: ReductionGraph,
+    graph: Structure,
     model: nn.Module,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
@@ -117,17 +116,6 @@ def upper_bound(
 ) -> UpperBound:
     """Bound the number of scale symmetries of a model from above, with ``eps = 0`` in its
     normalisations.
-
-    Args:
-        graph: its reduction graph.
-        model: a copy in float64; it is not changed.
-        args: example inputs.
-        kwargs: example inputs by keyword.
-        seed: seed of inputs, weights and cotangents.
-        most_seconds: limit on the processor time of the samples (600 by default).
-
-    Returns:
-        The bound, or the reason why there is none.
 
     Example:
         >>> import torch, pathspace as ps
@@ -143,16 +131,16 @@ def upper_bound(
     seconds = MOST_SECONDS if most_seconds is None else most_seconds
     found, exact = graph.num_units, graph.num_exact_units
     try:
-        _expect(
-            graph.num_weights <= LARGE, f"it needs a copy in float64, of at most {LARGE:,} weights"
-        )
+        if graph.num_weights > LARGE:
+            raise Untested(f"it needs a copy in float64, of at most {LARGE:,} weights")
         if precision(model) != torch.float64:
             # a model with casts to a lower precision runs in float64 if they are ignored
             written = graph.captured.written.values()
             model = repeatable(in_double(stand_in(model, share_tensors=False)), written)
             args, kwargs = cast(args, torch.float64), cast(kwargs, torch.float64)
-        scales = family(graph, model, MOST_SCALES)
-        _expect(scales.tensors, "the model has no floating-point parameter")
+        scales = family(graph, MOST_SCALES)
+        if not scales.tensors:
+            raise Untested("the model has no floating-point parameter")
         given = (tuple(args), dict(kwargs))
         sizes = [*_larger_batches(model, given), given]
 
@@ -161,10 +149,8 @@ def upper_bound(
                 try:
                     sampler = Sampler(graph, scales, units, model, inputs, seed)
                     return _bounded(scales, units, sampler, limit), inputs
-                except _Refused as refusal:
+                except Untested as refusal:
                     reason = refusal
-                except NoDerivativeError as error:
-                    reason = _Refused(f"the model cannot be differentiated ({error})")
             raise reason
 
         def first(inputs: Inputs) -> np.ndarray:
@@ -173,18 +159,16 @@ def upper_bound(
         with without_eps(model, graph.folded_eps):
             bound, inputs = bounded(scales.units, seconds)
             row = first(inputs)
-    except (_Refused, ValueError) as refusal:
+    except Untested as refusal:
         return UpperBound(None, found, None, f"not attempted: {refusal}")
     with NoEps(None):
         if exact == found and np.array_equal(row, first(inputs)):
             # without an eps both models, and both bounds, are the same
             return replace(bound, exact_found=exact, exact_at_most=bound.at_most)
         left = seconds - (time.thread_time() - start)
-        if left < seconds / 2:
-            return replace(bound, exact_found=exact)
         try:
             held, _ = bounded(csr_array(scales.units @ graph.exact), left)
-        except _Refused:
+        except Untested:
             return replace(bound, exact_found=exact)
     words = f"; with every eps unchanged {exact:,} found, at most {held.at_most:,}"
     return replace(
@@ -224,15 +208,6 @@ def _larger_batches(model: nn.Module, inputs: Inputs) -> list[Inputs]:
     return [larger]
 
 
-class _Refused(Exception):
-    """The reason why nothing is tested."""
-
-
-def _expect(condition: Any, reason: str) -> None:
-    if not condition:
-        raise _Refused(reason)
-
-
 def _bounded(scales: Family, units: csr_array, sampler: Sampler, seconds: float) -> UpperBound:
     """The bound for one treatment of ``eps``."""
     start = time.thread_time()
@@ -243,9 +218,10 @@ def _bounded(scales: Family, units: csr_array, sampler: Sampler, seconds: float)
         gram = csr_array(alive.T @ alive)
         used = np.flatnonzero(gram.diagonal())
         gram = csr_array(gram[used][:, used])
-        values, size = _singular_values(rows[:, used])
+        values, table, size = _singular_values(rows[:, used])
         rank = int((values >= ZERO).sum())
-        idle = redundant(gram)
+        # (log-scales that move no scalar: of each matrix its rows against its columns)
+        idle = len(used) - int(np.linalg.matrix_rank(gram.toarray(), hermitian=True))
         # units that move nothing but scalars without effect are no null vectors here
         moved = found if sampler.alive.all() else _rank((gram @ units[used]).toarray())
         more = max(0, len(used) - rank - idle - moved)
@@ -253,7 +229,8 @@ def _bounded(scales: Family, units: csr_array, sampler: Sampler, seconds: float)
             break
     over = []
     if more:
-        over = _left_over(scales, gram, used, units, _null_vectors(rows[:, used] / size, size))
+        null = np.linalg.svd(table)[2][rank:].T / size[:, None]
+        over = _left_over(scales, gram, used, units, null / np.linalg.norm(null, axis=0))
     kept, dropped = values[:rank], values[rank:]
     smallest, largest = float(min(kept, default=0.0)), float(max(dropped, default=0.0))
     weights = (tensor for tensor in scales.tensors if not tensor.statistic)
@@ -299,55 +276,26 @@ def _sampled(sampler: Sampler, rows: np.ndarray, number: int, seconds: float) ->
         empty = 0 if len(block) else empty + 1
         if empty > 20 or (runs >= RUNS and 2 * sampler.wrong > sampler.taken):
             wrong = "its gradients are not those of its function (detached, or of its own backward"
-            raise _Refused(f"{wrong} pass)" if sampler.wrong else sampler.problem)
+            raise Untested(f"{wrong} pass)" if sampler.wrong else sampler.problem)
         passed = time.thread_time() - start
         if runs > 3 and passed / (count - begin or 1) * (wanted - begin) > seconds:
             expected = passed / (count - begin or 1) * wanted
-            raise _Refused(f"{wanted:,} samples would take about {expected:,.0f} seconds")
+            raise Untested(f"{wanted:,} samples would take about {expected:,.0f} seconds")
     return np.concatenate(blocks)
 
 
-def _singular_values(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Singular values of rows of norm 1, with even columns, relative to the largest; and the
-    norms of the columns.
+def _singular_values(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Singular values, relative to the largest, of rows of norm 1 with even columns; a triangle
+    that has them, and the norms of the columns.
     """
     # a column of small entries must not count as zero
     norms = np.linalg.norm(rows, axis=0)
     size = np.maximum(norms, EVEN * norms.max(initial=0) or 1.0)
     table = torch.from_numpy(rows / size)
     table /= table.norm(dim=1, keepdim=True).clamp_min(1e-300)
-    values = torch.linalg.svdvals(torch.linalg.qr(table, mode="r").R).numpy()
-    return values / max(values.max(initial=0), 1e-300), size
-
-
-def _null_vectors(table: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """A basis of the null space, in columns; all of norm 1."""
-    table = table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1e-300)
-    _, values, vectors = np.linalg.svd(np.linalg.qr(table, mode="r"))
-    values = np.concatenate([values, np.zeros(len(vectors) - len(values))])
-    null = vectors[values < ZERO * values[0]].T / size[:, None]
-    return np.asarray(null / np.linalg.norm(null, axis=0))
-
-
-def redundant(gram: csr_array) -> int:
-    """``dim ker P``, from ``P^T P``: log-scales that move no scalar.
-
-    What shares no scalar is taken by itself: a matrix has one such combination, its rows against
-    its columns.
-
-    Example:
-        >>> redundant(csr_array([[2.0, 1.0, 1.0], [1.0, 1.0, 0.0], [1.0, 0.0, 1.0]]))
-        1
-    """
-    count, label = connected_components(gram, directed=False)
-    order = np.argsort(label, kind="stable")
-    total = 0
-    for part in np.split(order, np.cumsum(np.bincount(label, minlength=count))[:-1]):
-        if len(part) > 1:
-            table = gram[part][:, part].toarray()
-            values = np.linalg.eigvalsh(table)
-            total += int((values <= 1e-9 * values.max()).sum())
-    return total
+    triangle = torch.linalg.qr(table, mode="r").R
+    values = torch.linalg.svdvals(triangle).numpy()
+    return values / max(values.max(initial=0), 1e-300), triangle.numpy(), size
 
 
 def _rank(table: np.ndarray) -> int:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -131,21 +131,17 @@ def verify(
         rank=rank,
         method=method,
         theorem1=first,
-        theorem2=found.theorem2,
         theorem3=third,
-        invariance=found.invariance,
         parameters={"total": sum(totals.values()), **totals},
         units_exact=graph.num_exact_units,
         dimension_exact=graph.exact_dimension,
         approximate_units=graph.num_units - graph.num_exact_units,
-        levels=found.levels,
         pinned=[asdict(pin) for pin in graph.pinned],
         unused=list(graph.unused),
         range=graph.range,
         skeleton={"rule": rule, "seed": seed},
-        units_at_most=found.bound.get("at_most"),
-        upper_bound=found.bound,
         seconds=round(time.perf_counter() - start, 3),
+        **found,
     )
 
 
@@ -167,18 +163,8 @@ def _check_own(graph: ReductionGraph, model: nn.Module) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _Measured:
-    """Measurements on the running model."""
-
-    invariance: dict[str, Any]
-    levels: dict[str, Any]
-    theorem2: dict[str, Any]
-    bound: dict[str, Any] = field(default_factory=dict)
-
-
-def _unmeasured(graph: ReductionGraph) -> _Measured:
-    """The result for a model without values."""
+def _unmeasured(graph: ReductionGraph) -> dict[str, Any]:
+    """What the certificate says of a model without values."""
     words = "tensors of the model or of its inputs have no values, so nothing was run"
     none = {"holds": None, "evidence": words}
     levels = {
@@ -186,9 +172,11 @@ def _unmeasured(graph: ReductionGraph) -> _Measured:
         for name, units in (("exact", graph.num_exact_units), ("all", graph.num_units))
     }
     unseen = {"max_relative_violation": None, "tolerance": None}
-    return _Measured(
-        none | unseen, levels | {"holds": None, "tolerance": None}, none | {"rebuilt": False}
-    )
+    return {
+        "invariance": none | unseen,
+        "levels": levels | {"holds": None, "tolerance": None},
+        "theorem2": none | {"rebuilt": False},
+    }
 
 
 def _measured(
@@ -198,7 +186,7 @@ def _measured(
     given: Any,
     seed: int,
     upper_bound: bool,
-) -> _Measured:
+) -> dict[str, Any]:
     """Rescale, rebuild and redraw a copy, and compare its outputs."""
     bench, dtype = bench_copy(model, graph, given)
     inputs = (cast(given[0], dtype), cast(given[1], dtype))
@@ -215,6 +203,12 @@ def _measured(
             and worst <= invariance["tolerance"]
         )
         invariance["evidence"] += f"; {levels_in_words(levels)}{trials_in_words(tried)}"
-    second = theorem2(basis, bench, inputs, (invariance, switches), seed)
-    bound = bound_from_above(graph, bench, *inputs, seed=seed).to_dict() if upper_bound else {}
-    return _Measured(invariance, levels, second, bound)
+    found: dict[str, Any] = {
+        "invariance": invariance,
+        "levels": levels,
+        "theorem2": theorem2(basis, bench, inputs, (invariance, switches), seed),
+    }
+    if upper_bound:
+        bound = bound_from_above(graph, bench, *inputs, seed=seed)
+        found |= {"upper_bound": bound.to_dict(), "units_at_most": bound.at_most}
+    return found

@@ -67,10 +67,6 @@ Key = tuple[str, str, tuple[int, ...], int]
 class Record(TorchDispatchMode):
     """Records the results of operations, except views, copies of the model's own tensors and memory
     that nothing has been written into.
-
-    Args:
-        own: the model's own tensors.
-        model: its modules are named in the keys.
     """
 
     supports_higher_order_operators = True
@@ -125,12 +121,6 @@ def activation_sizes(
     left_out: frozenset[Key] = frozenset(),
 ) -> Sizes:
     """Measure the activations of every scale.
-
-    Args:
-        graph: the reduction graph.
-        calibrated: the model and its batches.
-        exact: units that are free only at ``eps = 0`` count as fixed.
-        left_out: results that do not count.
 
     Returns:
         The sizes. Activations whose scale is a product of scales that no weight block has as an end

@@ -73,49 +73,42 @@ class Calibrated:
             )
         return values
 
-    @torch.no_grad()
+    @cached_property
     def reference(self) -> list[list[Tensor]]:
         """Outputs of the model as it stands, for all batches."""
-        with quiet():
+        with quiet(), torch.no_grad():
             return [
                 [out.detach().clone() for out in self.outputs(batch, {})] for batch in self.batches
             ]
 
-    @torch.no_grad()
-    def noise(self, reference: Sequence[Sequence[Tensor]], tensors: Mapping[str, Tensor]) -> Tensor:
-        """Squared relative change of the outputs, one number for each sample; their
-        mean is that of all samples.
-
-        Args:
-            reference: what :meth:`reference` returned.
-            tensors: replacements for tensors of the model.
-        """
-        found = []
-        energies = [energy / max(count, 1) for energy, count in _totals(reference)]
-        with quiet():
-            for batch, wanted in zip(self.batches, reference, strict=True):
-                pairs = list(zip(wanted, self.outputs(batch, tensors), strict=True))
-                count = _samples(wanted)
-                parts = [
-                    _change(old.double().cpu(), new.double().cpu(), count, energy)
-                    for (old, new), energy in zip(pairs, energies, strict=False)
-                ]
-                found.append(torch.stack(parts).mean(0))
-        return torch.cat(found)
-
     @cached_property
     def totals(self) -> list[tuple[float, int]]:
         """Energy of each output on all batches, and how many rows it has."""
-        energies = [energy for energy, _ in _totals(self._own)]
-        rows = [0] * len(energies)
-        for outputs in self._own:
+        found = [(0.0, 0)] * max(map(len, self.reference))
+        for outputs in self.reference:
             for place, out in enumerate(outputs):
-                rows[place] += out.numel() // max(out.shape[-1] if out.dim() else 1, 1)
-        return list(zip(energies, rows, strict=True))
+                energy = float(torch.where(out.isfinite(), out, 0).double().square().sum())
+                rows = out.numel() // max(out.shape[-1] if out.dim() else 1, 1)
+                found[place] = (found[place][0] + energy, found[place][1] + rows)
+        return found
 
-    @cached_property
-    def _own(self) -> list[list[Tensor]]:
-        return self.reference()
+    @torch.no_grad()
+    def noise(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Squared relative change of the outputs with other tensors, one number for each sample;
+        their mean is that of all samples.
+        """
+        found = []
+        samples = max(sum(map(_samples, self.reference)), 1)
+        with quiet():
+            for batch, wanted in zip(self.batches, self.reference, strict=True):
+                pairs = zip(wanted, self.outputs(batch, tensors), strict=True)
+                count = _samples(wanted)
+                parts = [
+                    _change(old.double().cpu(), new.double().cpu(), count, energy / samples)
+                    for (old, new), (energy, _) in zip(pairs, self.totals, strict=False)
+                ]
+                found.append(torch.stack(parts).mean(0))
+        return torch.cat(found)
 
     @cache  # noqa: B019  (it lives as long as its model)
     def sensitivity(self, draws: int = 4, fisher: bool = False) -> dict[str, Tensor]:
@@ -127,10 +120,6 @@ class Calibrated:
         logits along their last dimension, the cotangent is that of the log-probability of
         a class drawn from them, and the result is the mean over all draws. Models whose outputs
         have no gradient are differentiated as if they did not detach it.
-
-        Args:
-            draws: backward passes for each batch.
-            fisher: the Fisher information in place of the outputs' sensitivity.
         """
         generator = torch.Generator().manual_seed(0)
         total = {
@@ -190,18 +179,6 @@ def _samples(outputs: Sequence[Tensor]) -> int:
     return sizes.pop() if len(sizes) == 1 else 1
 
 
-def _totals(reference: Sequence[Sequence[Tensor]]) -> list[tuple[float, int]]:
-    """Energy of each output on all batches, and the number of samples."""
-    energies = [0.0] * max(map(len, reference))
-    count = 0
-    for outputs in reference:
-        count += _samples(outputs)
-        for place, out in enumerate(outputs):
-            kept = torch.where(out.isfinite(), out, 0)
-            energies[place] += float(kept.double().square().sum())
-    return [(energy, count) for energy in energies]
-
-
 def _change(old: Tensor, new: Tensor, count: int, energy: float) -> Tensor:
     """``count`` numbers: squared change of each sample over the mean energy of a sample."""
     change = torch.where(old.isfinite(), new - old, 0).square()
@@ -212,15 +189,7 @@ def _change(old: Tensor, new: Tensor, count: int, energy: float) -> Tensor:
 def cotangent(
     out: Tensor, fisher: bool, generator: torch.Generator, energy: float, rows: int
 ) -> Tensor:
-    """What a backward pass starts from, see :meth:`Calibrated.sensitivity`.
-
-    Args:
-        out: an output.
-        fisher: whether it has logits.
-        generator: draws the signs or the classes.
-        energy: of this output on all batches.
-        rows: how many rows it has on all batches.
-    """
+    """What a backward pass starts from, see :meth:`Calibrated.sensitivity`."""
     if fisher:
         chances = out.float().softmax(-1)
         flat = chances.reshape(-1, out.shape[-1]).cpu().nan_to_num(1.0)

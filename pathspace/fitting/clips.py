@@ -290,15 +290,6 @@ def capture_examples(
 ) -> tuple[Captured, tuple[Any, ...], Mapping[str, Any]]:
     """Capture a model on example inputs, or on the first made-up ones that it takes.
 
-    Args:
-        owner: the function, for the sentence.
-        model: any module.
-        args: example inputs.
-        kwargs: example inputs by keyword.
-
-    Returns:
-        The capture and its inputs.
-
     Raises:
         InputError: inputs are needed.
         CaptureError: the model fails on the inputs that are given.

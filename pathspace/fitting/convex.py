@@ -43,12 +43,7 @@ class Found:
 
 @dataclass(eq=False)
 class Programme:
-    """``total(peaks(phi), logs(phi))``, convex in both arguments and growing in the first.
-
-    Attributes:
-        peaks: tensors whose largest entries matter.
-        total: the function; its second argument are log-scales of ids.
-    """
+    """``total(peaks(phi), logs(phi))``, convex in both arguments and growing in the first."""
 
     peaks: Peaks
     total: Total
@@ -93,15 +88,7 @@ def minimise_convex(
     steps: int | None = None,
     floor: np.ndarray | None = None,
 ) -> Found:
-    """The minimum over ``|phi| <= limit``, by smooth problems of growing sharpness.
-
-    Args:
-        programme: the function.
-        limit: the largest log-scale.
-        floor: the smallest of each, where that is more than ``-limit``.
-        tolerance: stop where value and bound are as close as this.
-        steps: of each smooth problem, by default many where there are few log-scales.
-    """
+    """The minimum over ``|phi| <= limit``, by smooth problems of growing sharpness."""
     phi = np.zeros(programme.scales.count)
     before = programme.value(phi)
     if not len(phi):

@@ -23,7 +23,6 @@ from ..models.isolation import quiet
 from ..models.nested import real_leaves
 from ..models.running import cast, computing_in
 from ..models.stand_in import repeatable, stand_in
-from ..reduction import ReductionGraph
 from ..shown import Shown
 from ..tracing import trace
 from .activation_statistics import Key, Record, Sizes, activation_sizes
@@ -293,7 +292,7 @@ def _within(sizes: Sizes, tensors: dict[str, Tensor], dtype: torch.dtype, headro
 
 def _table(
     model: nn.Module,
-    graph: ReductionGraph,
+    graph: Structure,
     before: Sizes,
     after: Sizes,
     old: dict[str, Tensor],

@@ -144,14 +144,11 @@ def equalise(
             " real data; pass calibration=.",
             stacklevel=2,
         )
-    reference, rounded = held.reference(), Rounded(model, graph, bits, per)
+    rounded = Rounded(model, graph, bits, per)
     gauges = tuple(gauges or _gauges(model, graph, bits, per, held))
 
-    def noise(tensors: Mapping[str, Tensor]) -> Tensor:
-        return held.noise(reference, tensors)
-
     stay = torch.zeros(graph.num_units, dtype=torch.float64)
-    before = noise(rounded.at(stay))
+    before = held.noise(rounded.at(stay))
     judge = (
         torch.arange(len(before)) % HOLD == 1
         if len(before) >= MANY
@@ -160,7 +157,7 @@ def equalise(
     fit = ~judge if len(before) >= MANY else judge
 
     def seen(tensors: Mapping[str, Tensor]) -> float:
-        return float(noise(tensors)[fit].mean().nan_to_num(math.inf))
+        return float(held.noise(tensors)[fit].mean().nan_to_num(math.inf))
 
     first = min(
         (stay, *(step * gauge.phi for gauge in gauges for step in STEPS)),
@@ -168,7 +165,7 @@ def equalise(
     )
     phi, after = stay, before
     for one in (searched(rounded, first, seen, trials), first):
-        found = noise(rounded.at(one))
+        found = held.noise(rounded.at(one))
         if all(_is_safely_less(found[on], before[on]) for on in (judge, fit)):
             phi, after = one, found
             break
@@ -218,14 +215,7 @@ WIDTH = 0.1
 
 
 class Rounded:
-    """Tensors of a model in other gauges, with the quantised ones rounded to a few bits.
-
-    Args:
-        model: the model; it is not changed.
-        graph: its reduction graph.
-        bits: bits of each weight.
-        per: one rounding step per ``"tensor"`` or per ``"channel"``.
-    """
+    """Tensors of a model in other gauges, with the quantised ones rounded to a few bits."""
 
     def __init__(self, model: nn.Module, graph: Structure, bits: int, per: str) -> None:
         self.graph, self.bits, self.per, self.axes = graph, bits, per, weight_axes(model)
@@ -236,10 +226,6 @@ class Rounded:
     def at(self, phi: Tensor, start: Tensor | None = None) -> dict[str, Tensor]:
         """All tensors at ``phi``; with ``start``, only those that differ from
         the tensors at ``start``.
-
-        Args:
-            phi: log-scales, ``(H,)``.
-            start: log-scales to compare with, ``(H,)``.
         """
         factors = self.graph.gauge_factors(phi)
         names = set(self.own if start is None else factors)
@@ -281,16 +267,6 @@ def searched(
     To first order the noise depends only on the rounding steps; the rounding errors behave like
     random numbers, and a small change of a scale gives new ones. Each trial moves the output units
     of one tensor at random, and keeps the move if the noise falls.
-
-    Args:
-        rounded: the tensors of the model.
-        phi: log-scales to start from, ``(H,)``.
-        noise: the quantity to reduce, as a function of the model's tensors.
-        trials: number of trials.
-        seed: seed of the random moves.
-
-    Returns:
-        The log-scales with the least noise.
     """
     groups, generator = rounded.groups(), torch.Generator().manual_seed(seed)
     if not groups or trials < 1:

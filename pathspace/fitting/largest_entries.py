@@ -16,12 +16,8 @@ from ..graph.structure import Structure
 
 
 class Logs:
-    """Log-scales of all ids as linear functions of free variables.
-
-    Args:
-        graph: the reduction graph.
-        exact: the variables are those of the gauge transformations that are exact for the unchanged
-            model; otherwise there is one for each unit.
+    """Log-scales of all ids as linear functions of free variables: those of the gauge
+    transformations that are exact for the unchanged model, or one for each unit.
     """
 
     def __init__(self, graph: Structure, exact: bool = True) -> None:
@@ -65,9 +61,6 @@ class LogTensor:
 class Peaks:
     """The largest entry of every group: a smooth function of a few entries,
     or exact from all entries.
-
-    Args:
-        scales: log-scales of ids.
     """
 
     def __init__(self, scales: Logs) -> None:
@@ -86,14 +79,7 @@ class Peaks:
         weights: Tensor | None = None,
         shared: bool = False,
     ) -> None:
-        """Add a tensor.
-
-        Args:
-            layout: its ends.
-            sizes: absolute values, as :meth:`MatrixLayout.matrix` gives them.
-            weights: weights of the squares in the sums of :meth:`sums`.
-            shared: whether all tensors share groups, numbered by the ids of the graph.
-        """
+        """Add a tensor; those that share groups have them numbered by the ids of the graph."""
         self.entries.append(LogTensor(layout, sizes.log(), 0 if shared else self.count, weights))
         self.known.append(set())
         self.count = self.scales.ids if shared else self.count + layout.count

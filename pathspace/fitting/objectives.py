@@ -294,20 +294,33 @@ def weight_peaks(
     exact: bool,
     per: str,
     felt: Mapping[str, Tensor] | None = None,
+    axes: Mapping[str, int] | None = None,
 ) -> Peaks:
-    """Largest entries of all weights that are quantised and that the gauge moves.
-
-    Args:
-        model: the model.
-        graph: its reduction graph.
-        exact: see :class:`pathspace.fitting.largest_entries.Logs`.
-        per: groups are ``"tensor"``, ``"channel"``, or ``"tail"`` for the
-            weights that leave one unit.
-        felt: weights of the squares.
+    """Largest entries of all weights that are quantised (or have an axis) and that the gauge moves,
+    with one group per ``"tensor"``, per ``"channel"``, or per ``"tail"`` for the weights that leave
+    one unit; ``felt`` are weights of their squares.
     """
-    return _peaks(
-        Peaks(Logs(graph, exact)), graph, _present(model, graph, weight_axes(model)), per, felt
-    )
+    peaks, parameters = Peaks(Logs(graph, exact)), dict(model.named_parameters())
+    axes, ends = weight_axes(model) if axes is None else axes, graph.whole_ends
+    for block in graph.blocks:
+        name = block.name
+        if name not in parameters:
+            raise InputError(
+                f"The reduction graph has a parameter {name!r} that {type(model).__name__} lacks,"
+                " expected the traced model or a copy of it."
+            )
+        # (of a shifted tensor not the tensor scales, but its sum with a constant)
+        if name not in axes or name in graph.shifts:
+            continue
+        layout = MatrixLayout(*ends[name], block.shape, axes[name] if per == "channel" else None)
+        if per == "tail":
+            layout.group_by_tail()
+        size = parameters[name].detach().cpu().double().abs()
+        own = None
+        if felt is not None:
+            own = layout.matrix(torch.where(size > 0, felt[name], 0), largest=False)
+        peaks.add(layout, layout.matrix(size, largest=True), own, shared=per == "tail")
+    return peaks
 
 
 def every_peak(model: nn.Module, graph: Structure, exact: bool) -> Peaks:
@@ -318,46 +331,4 @@ def every_peak(model: nn.Module, graph: Structure, exact: bool) -> Peaks:
         for name, p in model.named_parameters()
         if name in moving and p.is_floating_point() and p.numel()
     }
-    return _peaks(Peaks(Logs(graph, exact)), graph, _present(model, graph, own), "tensor", None)
-
-
-def _present(
-    model: nn.Module, graph: Structure, axes: Mapping[str, int]
-) -> dict[str, tuple[Tensor, int]]:
-    parameters = dict(model.named_parameters())
-    missing = [block.name for block in graph.blocks if block.name not in parameters]
-    if missing:
-        raise InputError(
-            f"The reduction graph has a parameter {missing[0]!r} that {type(model).__name__} lacks,"
-            " expected the traced model or a copy of it."
-        )
-    return {
-        block.name: (parameters[block.name], axes[block.name])
-        for block in graph.blocks
-        if block.name in axes
-    }
-
-
-def _peaks(
-    peaks: Peaks,
-    graph: Structure,
-    tensors: Mapping[str, tuple[Tensor, int]],
-    per: str,
-    felt: Mapping[str, Tensor] | None,
-) -> Peaks:
-    ends = graph.whole_ends
-    for name, (parameter, axis) in tensors.items():
-        if name in graph.shifts:
-            # (not the tensor scales, but its sum with a constant)
-            continue
-        layout = MatrixLayout(*ends[name], parameter.shape, axis if per == "channel" else None)
-        if per == "tail":
-            layout.group_by_tail()
-        size = parameter.detach().cpu().double().abs()
-        own = (
-            None
-            if felt is None
-            else layout.matrix(torch.where(size > 0, felt[name], 0), largest=False)
-        )
-        peaks.add(layout, layout.matrix(size, largest=True), own, shared=per == "tail")
-    return peaks
+    return weight_peaks(model, graph, exact, "tensor", axes=own)

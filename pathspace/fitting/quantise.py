@@ -33,9 +33,6 @@ def weight_axes(model: nn.Module) -> dict[str, int]:
     These are the weights of linear, convolution and embedding layers, and all other parameters with
     at least two dimensions of size greater than 1.
 
-    Args:
-        model: any module.
-
     Example:
         >>> from torch import nn
         >>> weight_axes(
@@ -60,11 +57,6 @@ def weight_axes(model: nn.Module) -> dict[str, int]:
 def quantised(weight: Tensor, bits: int, axis: int | None = None) -> Tensor:
     """``step * round(w / step)`` with ``step = max |w| / (2^(bits - 1) - 1)``
     per tensor or per channel.
-
-    Args:
-        weight: a tensor.
-        bits: number of bits of each weight.
-        axis: the dimension of the channels; ``None`` for one step for the tensor.
 
     Example:
         >>> import torch

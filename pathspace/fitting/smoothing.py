@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, expect_arguments
-from ..graph.parts import WeightBlock
+from ..graph.parts import WeightBlock, owner
 from ..graph.structure import Structure
 from ..inference.random_run import graph_outputs, graph_values
 from ..models.isolation import quiet
@@ -50,10 +50,6 @@ class SmoothingPair:
 
 def _units(ids: Tensor, count: int) -> frozenset[int]:
     return frozenset(unit for unit in ids.abs().unique().tolist() if 0 < unit <= count)
-
-
-def _owner(name: str) -> str:
-    return name.rpartition(".")[0]
 
 
 def smoothing_pairs(graph: Structure) -> list[SmoothingPair]:
@@ -110,12 +106,12 @@ def smoothing_pairs(graph: Structure) -> list[SmoothingPair]:
     for (units, readers), writers in sets.items():
         ids = torch.tensor(sorted(units))
         sides = tuple(writers), readers
-        owners = [tuple(dict.fromkeys(map(_owner, names))) for names in sides]
+        owners = [tuple(dict.fromkeys(map(owner, names))) for names in sides]
         # what the rows of writers and the columns of readers are, biases included
         moved = {*writers, *readers} | {
             block.name
             for block in graph.blocks
-            if _owner(block.name) in owners[0] and _is_bias(block, graph.blocks)
+            if owner(block.name) in owners[0] and _is_bias(block, graph.blocks)
         }
         change = None if before is None else _change(graph, before, ids, moved)
         # (other tensors that are of the same units would have to follow)
@@ -127,7 +123,7 @@ def smoothing_pairs(graph: Structure) -> list[SmoothingPair]:
 
 
 def _is_bias(block: WeightBlock, blocks: Sequence[WeightBlock]) -> bool:
-    beside = [other for other in blocks if _owner(other.name) == _owner(block.name)]
+    beside = [other for other in blocks if owner(other.name) == owner(block.name)]
     return len(block.shape) == 1 and block.name.endswith("bias") and len(beside) > 1
 
 
@@ -183,7 +179,7 @@ def _left_out(
         return f"{len(owners)} modules write the units"
     every = [name for side in parameters for name in side]
     for name in every:
-        if name != f"{_owner(name)}.weight" or len(parameters[0]) > 1:
+        if name != f"{owner(name)}.weight" or len(parameters[0]) > 1:
             return f"{name} is not the weight of a module"
     sides = []
     for name in every:

@@ -37,15 +37,7 @@ def _selection(chosen: np.ndarray, count: int) -> csr_array:
 
 
 def counting_matrix(skeleton: TwoTrees) -> csr_array:
-    """Counting vectors of all basis paths, sparse ``int64`` of shape ``(m - H, m)``.
-
-    Args:
-        skeleton: the two trees.
-
-    Raises:
-        UnsupportedError: the matrix would have more than 200 million entries, or
-            an entry beyond 64 bits.
-    """
+    """Counting vectors of all basis paths, sparse ``int64`` of shape ``(m - H, m)``."""
     graph = skeleton.graph
     m, every = graph.num_weights, graph.expand.shape[0]
     if m > MAX_ENTRIES // 4:
@@ -99,9 +91,6 @@ def coefficient_maps(skeleton: TwoTrees) -> tuple[csr_array, csr_array]:
 
     The coefficient of ``p_k`` collects the edges of the trees, as ``P(e)`` is ``p_head`` on
     ``T_in`` and ``p_tail`` on ``T_out``, less the flow through its units.
-
-    Args:
-        skeleton: the two trees.
     """
     graph = skeleton.graph
     m, count, every = graph.num_weights, graph.num_units + 1, graph.expand.shape[0]
@@ -123,13 +112,6 @@ def coefficient_maps(skeleton: TwoTrees) -> tuple[csr_array, csr_array]:
 
 def whole_product(left: np.ndarray | sparray, right: np.ndarray | sparray) -> np.ndarray | sparray:
     """``left @ right`` of whole numbers of 64 bits, each entry exact.
-
-    Args:
-        left: integers, shape ``(a, b)``, dense or sparse.
-        right: integers, shape ``(b, c)``.
-
-    Returns:
-        The product, shape ``(a, c)``, ``int64``.
 
     Raises:
         UnsupportedError: an entry might not fit into 64 bits, where numpy and scipy would
@@ -161,12 +143,6 @@ def modular_rank(matrix: np.ndarray | sparray) -> int:
     rank over the rationals.
 
     Together with an upper bound that it meets, it is the exact rank.
-
-    Args:
-        matrix: integers, dense or sparse.
-
-    Returns:
-        The rank modulo the prime.
 
     Example:
         >>> import numpy as np

@@ -162,9 +162,6 @@ def scalar_graph(skeleton: Skeleton, chosen: Path | None) -> nx.MultiDiGraph:
 def unit_groups(graph: Structure) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
     """Units that meet the same tensors on the same sides get the same number.
 
-    Args:
-        graph: a reduction graph.
-
     Returns:
         One number per unit, 0 for the root, shape ``(H + 1,)``; and for every block the
         units at its tails and heads.

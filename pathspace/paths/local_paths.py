@@ -27,11 +27,6 @@ class LocalPaths(Unrolled):
     """The unrolled network of one operation, as its rule says: every element that enters is a
     node of its own.
 
-    Args:
-        call: the operation with its operands.
-        sources: placeholder name -> (kind, name).
-        exact: whether the ``eps`` of normalisations counts.
-
     Attributes:
         ends: ids of elements whose scale the operation fixes, as often as it does.
         restarts: whether paths start again, or follow a sign or an order alone.
@@ -101,10 +96,6 @@ class LocalPaths(Unrolled):
         ]
         return pytree.tree_unflatten(values, self.spec)
 
-    def linear(self, p: float, entering: Sequence[Tensor] | None = None) -> Sum:
-        """The single result without constants, perhaps for other operands."""
-        return _summed(self.ids[0], self._logs(p, entering, -math.inf))
-
     def ended(self, p: float) -> list[Sum]:
         """The sums over paths that end in the operation, of those that have come through an
         operand: tensors of the model that it uses end no path.
@@ -117,17 +108,11 @@ class LocalPaths(Unrolled):
         logs = self._logs(p)
         return [_summed(ids, logs) for ids in self.ends if bool(_summed(ids, through).values.any())]
 
-    def _logs(
-        self, p: float, entering: Sequence[Tensor] | None = None, start: float = 0.0
-    ) -> Tensor:
+    def _logs(self, p: float) -> Tensor:
         """Logarithms of the sums over paths to every node."""
-        operands = (
-            [_log(one.values) + one.log for one in self.call.entering]
-            if entering is None
-            else [_log(value) for value in entering]
-        )
+        operands = [_log(one.values) + one.log for one in self.call.entering]
         own = [_log(absolute_power(weight, p)) for weight in self.weights]
-        return self._along(torch.cat([*operands, *own]), start)
+        return self._along(torch.cat([*operands, *own]), 0.0)
 
     def _along(self, edges: Tensor, start: float) -> Tensor:
         """The same from logarithms of what enters and of the weights, and of the value with

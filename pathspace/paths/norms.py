@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,36 +25,15 @@ from .path_sums import Sum, added, is_real_or_complex
 from .two_trees import TwoTrees
 
 
-@overload
-def path_norm(
-    model: Structure,
-    p: float = 1,
-    log: bool = False,
-    batch_dim: int | None = 0,
-    *,
-    until: str | None = None,
-    bound: bool = False,
-) -> float: ...
-
-
-@overload
-def path_norm(
-    model: nn.Module,
-    *inputs: Any,
-    kwargs: Mapping[str, Any] | None = None,
-    p: float = 1,
-    log: bool = False,
-    batch_dim: int | None = 0,
-    until: str | None = None,
-    bound: bool = False,
-) -> float: ...
-
-
 def path_norm(
     model: Structure | nn.Module,
     *inputs: Any,
     kwargs: Mapping[str, Any] | None = None,
-    **options: Any,
+    p: float = 1,
+    log: bool = False,
+    batch_dim: int | None = 0,
+    until: str | None = None,
+    bound: bool = False,
 ) -> float:
     """``(sum over paths |v_path|^p)^(1/p)``, by one forward pass of the
     network with weights ``|w|^p``.
@@ -91,10 +70,12 @@ def path_norm(
         *inputs: example inputs of a model; of a graph ``p``, ``log`` and
             ``batch_dim``, in this order.
         kwargs: keyword example inputs of a model.
-        **options: ``p``, the exponent, positive (1); ``log``, return the natural logarithm of the
-            norm (``False``); ``batch_dim``, the dimension of the first output that counts samples,
-            which are all alike, or ``None`` (0); ``until``, where paths end (the outputs);
-            ``bound``, pass functions by their slopes (``False``).
+        p: the exponent, positive.
+        log: return the natural logarithm of the norm.
+        batch_dim: the dimension of the first output that counts samples, which are all alike, or
+            ``None``.
+        until: where paths end (the outputs).
+        bound: pass functions by their slopes.
 
     Returns:
         The norm, or its logarithm (``-inf`` where every path vanishes).
@@ -135,22 +116,11 @@ def path_norm(
                 " graph, expected at most p, log and batch_dim, in this order; a graph needs no"
                 " example inputs."
             )
-        options = dict(zip(("p", "log", "batch_dim"), inputs, strict=False)) | options
+        given = dict(enumerate(inputs))
+        p, log, batch_dim = given.get(0, p), given.get(1, log), given.get(2, batch_dim)
         captured, exact_norms = model.captured, model.norm_eps == "respect"
     else:
         captured, exact_norms = capture(model, inputs, kwargs), False
-    return _norm(captured, exact_norms, **options)
-
-
-def _norm(
-    captured: Captured,
-    exact_norms: bool,
-    p: float = 1,
-    log: bool = False,
-    batch_dim: int | None = 0,
-    until: str | None = None,
-    bound: bool = False,
-) -> float:
     expect_numbers("path_norm", "a positive number", p=p)
     fixed = until == "fixed"
     if bound and fixed:

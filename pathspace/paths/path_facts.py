@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from abc import abstractmethod
 from dataclasses import dataclass, field
@@ -111,12 +110,7 @@ class OperationCall:
 
 
 class ByFacts(fx.Interpreter):
-    """Passes sums over paths through operations by their properties.
-
-    Args:
-        module: the graph.
-        request: what is asked.
-    """
+    """Passes sums over paths through operations by their properties."""
 
     def __init__(self, module: fx.GraphModule, request: Request) -> None:
         super().__init__(module)
@@ -124,8 +118,7 @@ class ByFacts(fx.Interpreter):
         self.by_kind = {
             "dropout": lambda call: call.kept(call.args[0]) if call.facts.degree else None,
             "copy": lambda call: call.kept(call.args[0]),
-            "power": self._raised, "normalisation": self._frozen, "recurrence": self._recurrent,
-            "gated recurrence": self._recurrent, "attention": self._attended,
+            "power": self._raised, "normalisation": self._frozen,
         }  # fmt: skip
 
     @abstractmethod
@@ -308,74 +301,3 @@ class ByFacts(fx.Interpreter):
             parts = [shift - added, added.expand_as(shift)]
         scaled = Sum(x.values * (end - shift).abs() ** self.p, x.log)
         return call.kept(sums.added(scaled, *(Sum(part.abs() ** self.p) for part in parts)))
-
-    def _recurrent(self, call: OperationCall) -> Any:
-        """A recurrent layer step by step, ``h_t = W_ih x_t + b_ih + W_hh h_(t-1) + b_hh``; with
-        gates, which fix all scales, paths end in those of every step and hidden states start
-        again at 1.
-        """
-        gated = call.facts.kind != "recurrence"
-        if len(call.args) != 9 or any(isinstance(one, Sum) for one in call.args[2]):
-            # (one step, or weights that are computed)
-            return None
-        x, given, weights, biases, layers, _, _, both, batch_first = call.args
-        given = given if isinstance(given, list | tuple) else [given]
-        per, ways = (4 if biases else 2), (2 if both else 1)
-        if gated and (not self.request.fixed_ends or len(weights) != per * ways * layers):
-            return None
-        x, state = (sums.as_sum(each, self.p) for each in (x, given[0]))
-        time = 1 if batch_first and x.values.dim() == 3 else 0
-        steps, last = [Sum(part, x.log) for part in x.values.unbind(time)], []
-        for layer in range(layers):
-            found: list[list[Sum]] = []
-            for number in range(layer * ways, (layer + 1) * ways):
-                own = [sums.absolute_power(each, self.p) for each in weights[number * per :][:per]]
-                shift = [Sum(own[2] + own[3])] if biases else []
-                hidden, seen = Sum(state.values[number], state.log), []
-                for step in steps[::-1] if number % ways else steps:
-                    read, carried = (
-                        Sum(one.values @ w.T, one.log)
-                        for one, w in zip((step, hidden), own, strict=False)
-                    )
-                    hidden = sums.added(read, carried, *shift)
-                    if gated:
-                        self.request.ends.append(hidden)
-                        hidden = Sum.start(state.values[number].shape)
-                    seen.append(hidden)
-                last.append(hidden)
-                found.append(seen[::-1] if number % ways else seen)
-            steps = [
-                sums.joined(parts, lambda rows: torch.cat(rows, -1))
-                for parts in zip(*found, strict=True)
-            ]
-        out = sums.joined(steps, lambda rows: torch.stack(rows, time))
-        return (out, *[sums.joined(last, torch.stack)] * len(given))
-
-    def _attended(self, call: OperationCall) -> Any:
-        """Attention as one operation: paths end in ``scale q k^T + mask`` and start again in the
-        chances that a softmax makes of it, which count as 1. ``None`` for one with projections,
-        or where paths may not end: the rule does not say by what the products are divided.
-        """
-        given = call.given
-        named = {"query", "key", "value"} <= given.keys() and "num_heads" not in given
-        if not named or not self.request.fixed_ends:
-            return None
-        q, k, v = (sums.as_sum(given[name], self.p) for name in ("query", "key", "value"))
-        if k.values.dim() > 2 and q.values.shape[-3] != k.values.shape[-3]:
-            groups = q.values.shape[-3] // k.values.shape[-3]
-            k, v = (Sum(one.values.repeat_interleave(groups, -3), one.log) for one in (k, v))
-        scale = given.get("scale")
-        scale = 1 / math.sqrt(q.values.shape[-1]) if scale is None else abs(float(scale))
-        scores = q.values @ k.values.mT * scale**self.p
-        kept = torch.ones(scores.shape[-2:], dtype=torch.bool)
-        kept = kept.tril() if given.get("is_causal") else kept
-        mask = given.get("attn_mask", given.get("attn_bias"))
-        if isinstance(mask, Tensor) and not isinstance(mask, Chosen):
-            # (no path passes an infinite entry)
-            kept = kept & (mask if mask.dtype == torch.bool else torch.isfinite(mask))
-        parts = [Sum.of(scores * kept, q.log + k.log)]
-        if isinstance(mask, Sum) or is_float(mask):
-            parts.append(sums.as_sum(mask, self.p))
-        self.request.ends.append(sums.added(*parts))
-        tokens = v.values.sum(-2, keepdim=True)
-        return call.kept(Sum(tokens.expand(*q.values.shape[:-1], -1), v.log))

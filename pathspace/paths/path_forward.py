@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from ..capture.captured import Captured, place
@@ -20,6 +21,7 @@ from ..errors import PathspaceError, UnsupportedError
 from ..inference.lowering import REGIONS, decomposed, once
 from ..inference.registry import RULES
 from ..models.finite import expect_finite
+from ..models.isolation import quiet
 from ..models.values import require_values
 from . import path_sums as sums
 from .local_paths import LocalPaths
@@ -35,6 +37,8 @@ _NO_SUM = {
 _NUMBERS = ("sum", "combination", "quotient", "concatenation")
 # the positions of what is not zero, as many as there are
 _COUNTS = ("aten.nonzero", "aten.nonzero_numpy", "aten.argwhere")
+# kinds of operations that are taken step by step
+_STEPS = ("recurrence", "gated recurrence", "attention")
 # what an operation raises that does not take these arguments
 _WRONG = (ValueError, TypeError, RuntimeError, IndexError, NotImplementedError)
 
@@ -160,22 +164,9 @@ class PathSums(ByFacts):
             self.refuse(call, "data decide how many positions there are")
         if call.facts.kind in ("movement", "part", "split"):
             return target(*call.args, **call.kwargs)
+        wide = call.mapped(sums.wide)
         try:
-            wide = call.mapped(sums.wide)
             return target(*wide.args, **wide.kwargs)
-        except _WRONG:
-            # (an operation with types of its own)
-            pass
-        shown = iter(sums.leaves_of((call.node.args, call.node.kwargs)))
-
-        def typed(leaf: Any) -> Any:
-            real: Any = getattr(next(shown), "meta", {}).get("val")
-            same = isinstance(leaf, Tensor) and isinstance(real, Tensor)
-            return leaf.to(real.dtype) if same else leaf
-
-        own = call.mapped(typed)
-        try:
-            return target(*own.args, **own.kwargs)
         except _WRONG:
             self.refuse(call, "its operands have other types here than in the model")
 
@@ -197,16 +188,24 @@ class PathSums(ByFacts):
             found = self.by_facts(wide)
             if found is not None:
                 return found
-            if call.name in RULES:
+            if call.name in RULES and call.facts.kind not in _STEPS:
                 return self.by_rule(call)
         except PathspaceError:
             raise
         except _WRONG:
             # the rule does not support these arguments: torch may decompose the operation
             pass
-        smaller = decomposed(call.node)
+        # (with the steps that the operation is defined by, and not the processor's own kernel)
+        with quiet(), sdpa_kernel(SDPBackend.MATH), torch.backends.mkldnn.flags(enabled=False):
+            smaller = decomposed(call.node)
         if smaller is None:
             return self.stopped(call, "no rule says what it does to paths")
+        if "recurrence" in call.facts.kind:
+            # (the first state is on paths, and not computed with the weights that read it)
+            state = sums.map_sums(
+                lambda leaf: sums.as_sum(leaf, self.p) if is_float(leaf) else leaf, call.args[1]
+            )
+            call = OperationCall(call.node, (call.args[0], state, *call.args[2:]), call.kwargs)
         own = sums.leaves_of((call.node.args, call.node.kwargs))
         named = {
             leaf.name: value
@@ -236,9 +235,7 @@ class PathSums(ByFacts):
         try:
             read = LocalPaths(call, request.captured.sources, request.exact_norms)
         except UnsupportedError:
-            gated = facts.kind == "gated recurrence"
-            why = "gates fix the scale of what they read" if gated else "too many paths"
-            return self.stopped(call, why)
+            return self.stopped(call, "too many paths")
         ended = read.ended(p)
         if ended and request.bound and facts.slope is not None and facts.elementwise:
             slope = facts.slope**p
@@ -249,7 +246,7 @@ class PathSums(ByFacts):
             why = pins[0].reason if pins else _NO_SUM.get(facts.kind, "not positively homogeneous")
             self.refuse(call, why)
         request.ends.extend(ended)
-        measured = None if ended else self._measured(call, read)
+        measured = None if ended else self._measured(call)
         if measured is not None:
             return measured
         real = any(map(sums.is_real_or_complex, pytree.tree_leaves(call.shown)))
@@ -257,21 +254,23 @@ class PathSums(ByFacts):
             self.refuse(call, "it has no largest slope")
         return read.results(p)
 
-    def _measured(self, call: OperationCall, read: LocalPaths) -> Any:
+    def _measured(self, call: OperationCall) -> Any:
         """The sums with the coefficients of an affine operation, of which a rule says nothing;
         ``None`` for other operations, and where data select elements.
         """
         if "embedding_bag" in call.name:
             return self.bags(call)
-        if any(map(sums.is_condition, call.leaves)) or not isinstance(call.shown, Tensor):
+        data = call.facts.kind == "random" or any(map(sums.is_condition, call.leaves))
+        if data or not isinstance(call.shown, Tensor):
             return None
         own = sums.leaves_of((call.node.args, call.node.kwargs))
         shown = [leaf.meta.get("val") if isinstance(leaf, fx.Node) else None for leaf in own]
         complexes = frozenset(
             i for i, each in enumerate(shown) if isinstance(each, Tensor) and each.is_complex()
         )
-        elementwise = call.facts.elementwise
-        found = AffineMap(call.run, call.args, call.kwargs, self.p, elementwise, complexes)
+        found = AffineMap(
+            call.run, call.args, call.kwargs, self.p, call.facts.elementwise, complexes
+        )
         try:
             start = found.constant()
         except _WRONG:
@@ -279,12 +278,10 @@ class PathSums(ByFacts):
             return None
         if start is None:
             return None
-        constant = Sum(sums.absolute_power(start.abs(), self.p))
-        # all coefficients are 1, or weights
-        counted = not elementwise and found.has_coefficients(
-            lambda entering: read.linear(1.0, entering).at(0.0)
-        )
-        return sums.added(read.linear(self.p), constant) if counted else found.sums()
+        if found.moves(start):
+            wide = call.mapped(sums.wide)
+            return sums.moved_sums(wide.run, wide.args, wide.kwargs, self.p, True)
+        return found.sums()
 
     def stopped(self, call: OperationCall, reason: str) -> Any:
         """End paths in all operands of an operation that they cannot pass, or refuse

@@ -187,12 +187,6 @@ def added(*sums: Sum) -> Sum:
     return Sum.of(total, log)
 
 
-def joined(parts: Sequence[Sum], function: Callable[[list[Tensor]], Tensor]) -> Sum:
-    """Several sums in one tensor."""
-    log = common_log(parts)
-    return Sum.of(function([part.at(log) for part in parts]), log)
-
-
 def sum_power(one: Sum, exponent: float) -> Sum:
     """A power of sums; 0 where no path arrives, for negative exponents too."""
     size = float(one.values.detach().max()) if one.values.numel() else 0.0
@@ -207,15 +201,7 @@ def sum_power(one: Sum, exponent: float) -> Sum:
 def multiplied(
     run: Operation, facts: Facts, args: Sequence[Any], kwargs: Mapping[str, Any], p: float
 ) -> Sum:
-    """An operation that is linear in each of its operands: products of paths, one through each.
-
-    Args:
-        run: the operation.
-        facts: its properties; the bias is added to the products.
-        args: operands, sums and weights.
-        kwargs: its keyword operands.
-        p: exponent of the norm.
-    """
+    """An operation that is linear in each of its operands: products of paths, one through each."""
     operands, place = list(args), len(args) if facts.bias is None else facts.bias
     bias = None
     if place < len(operands) and operands[place] is not None:
@@ -277,14 +263,6 @@ def _finite(leaf: Any) -> Any:
 class AffineMap:
     """An operation that is affine in all sums among its operands, with coefficients that are
     measured. Every place is an operand of its own: ``x - relu(x)`` has the paths of both.
-
-    Args:
-        run: the operation.
-        args: its operands: sums, tensors of the model, numbers.
-        kwargs: its keyword operands.
-        p: exponent of the norm.
-        elementwise: whether it acts elementwise.
-        complexes: numbers of the places that hold complex numbers.
     """
 
     def __init__(
@@ -302,18 +280,13 @@ class AffineMap:
         )
         self.places = {i: leaf for i, leaf in enumerate(self.flat) if isinstance(leaf, Sum)}
 
-    def at(self, values: Mapping[int, Tensor], absolute: bool = False) -> Any:
-        """The result for these operands, and for 0 in all other places.
-
-        Args:
-            values: number of a place -> operand.
-            absolute: whether tensors of the model count with their absolute values.
-        """
+    def at(self, values: Mapping[int, Tensor]) -> Any:
+        """The result for these operands, by the number of their place, and for 0 in all others."""
         small = any(not value.dim() for value in values.values())
 
         def operand(i: int, leaf: Any) -> Any:
             if not isinstance(leaf, Sum):
-                return leaf.abs() if absolute and is_float(leaf) else leaf
+                return leaf
             zero = torch.zeros(() if small else leaf.values.shape, dtype=torch.float64)
             found = values.get(i, zero)
             return found.to(torch.complex128) if i in self.complexes else found
@@ -349,15 +322,15 @@ class AffineMap:
                  for each in (start, a, b, c, a + b - c, a + d)]  # fmt: skip
         return start if max(sizes[4:]) <= AGREEMENT * max(sizes[:4]) else None
 
-    def has_coefficients(self, expected: Callable[[list[Tensor]], Tensor]) -> bool:
-        """Whether the map with absolute values of the model's tensors agrees with another one."""
-        drawn = {i: value.abs() for i, value in self.drawn(2).items()}
-        found = self.at(drawn, absolute=True) - self.at({}, absolute=True)
-        wanted = expected(list(drawn.values()))
-        if self.complexes or found.shape != wanted.shape or not found.numel():
-            return not self.complexes and found.shape == wanted.shape
-        size = max(float(found.abs().max()), float(wanted.abs().max()))
-        return float((found - wanted).abs().max()) <= AGREEMENT * size
+    def moves(self, start: Tensor) -> bool:
+        """Whether every result is a constant or an element of an operand, of a map that is
+        ``start`` at 0.
+        """
+        if self.complexes or start.is_complex():
+            return False
+        drawn = self.drawn(0)
+        known = torch.cat([torch.zeros(1), *(value.reshape(-1) for value in drawn.values())])
+        return bool(torch.isin(self.at(drawn) - start, known).all())
 
     def sums(self) -> Sum:
         """``sum_i |A_oi|^p x_i`` of the linear part ``A``, and the constants.
@@ -408,12 +381,6 @@ def separated(run: Operation, x: Sum, p: float, rank: int) -> Sum:
     of all ``B_d`` therefore has the factor ``prod_d r_d[c]`` too often: once for every dimension
     but one. For a maximum over windows the same calls give the windows, and all of their elements
     count. The sizes of the other dimensions do not change a map, so small sizes are used.
-
-    Args:
-        run: the operation on a tensor of shape (batch, channels, sizes).
-        x: sums of that shape.
-        p: exponent of the norm.
-        rank: number of image dimensions.
     """
     sizes = x.values.shape[-rank:]
     try:

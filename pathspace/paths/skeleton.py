@@ -100,12 +100,7 @@ def choose(graph: Structure, rule: str = "modulo", seed: int = 0) -> Skeleton:
 
 
 def warn_of_dead(owner: str, skeleton: Skeleton) -> None:
-    """Warn about units that are left out because only weights of 0 connect them.
-
-    Args:
-        owner: name of the function or class that leaves them out.
-        skeleton: the skeleton.
-    """
+    """Warn about units that are left out because only weights of 0 connect them."""
     dead = skeleton.dead
     if not len(dead):
         return
