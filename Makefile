@@ -34,7 +34,7 @@ elsewhere: $(READY)
 	rm -rf build/torch
 	git clone --quiet . build/torch/pathspace
 	cd build/torch/pathspace && PYTHONPATH=.:tests OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=$(HYPOTHESIS_PROFILE) ../../../$(BIN)/python -m pytest -m "not slow" \
-		tests/test_capture.py tests/test_writes.py tests/test_sizes.py tests/test_odd_models.py tests/test_rules.py tests/test_grouped_norms.py tests/test_verify.py tests/test_golden.py
+		tests/capture/test_capture.py tests/capture/test_writes.py tests/capture/test_sizes.py tests/models/test_odd_models.py tests/inference/test_units.py tests/inference/rules/test_normalization.py tests/evidence/test_verify.py tests/project/test_golden.py
 	rm -rf build/torch
 
 lint: $(READY)
@@ -49,27 +49,27 @@ lint: $(READY)
 # The pages of 'pathspace report', and those that 'make docs' has made, in a real browser, which has to be there
 # (PATHSPACE_BROWSER names another one).
 browser: $(READY)
-	PYTHONPATH=tests $(BIN)/python -c 'import sys, test_report_browser as t; sys.exit(None if t.CHROME else "found no browser: install chromium, or set PATHSPACE_BROWSER")'
-	$(BIN)/pytest tests/test_report_browser.py
-	[ ! -d site ] || PYTHONPATH=tests $(BIN)/python tests/overflow.py site
+	PYTHONPATH=.:tests $(BIN)/python -c 'import sys, tests.diagnostics.test_report_browser as t; sys.exit(None if t.CHROME else "found no browser: install chromium, or set PATHSPACE_BROWSER")'
+	$(BIN)/pytest tests/diagnostics/test_report_browser.py
+	[ ! -d site ] || PYTHONPATH=.:tests $(BIN)/python tests/overflow.py site
 
 # The optimizers on a GPU, which has to be there, with a build of torch that knows it: tests and benchmarks, one file, one page.
 gpu: $(READY)
-	PYTHONPATH=tests $(BIN)/python -m benchmarks.gpu
+	PYTHONPATH=.:tests $(BIN)/python -m benchmarks.gpu
 
 # Does a test fail where the code is wrong? A fixed sample of changes, each on its own; goes on where it was stopped.
 mutants: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,mutants]'
-	PYTHONPATH=tests HYPOTHESIS_PROFILE=same OMP_NUM_THREADS=1 $(BIN)/python tests/mutants.py
+	PYTHONPATH=.:tests HYPOTHESIS_PROFILE=same OMP_NUM_THREADS=1 $(BIN)/python tests/mutants.py
 
 # Is what the library says of about a thousand small models still what tests/golden/answers.jsonl keeps? 'make golden-write'
 # keeps the answers of today; ONLY=PATTERN chooses models by a part of their names.
 ONLY ?= *
 golden: $(READY)
-	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m golden compare --jobs 2 --only '$(ONLY)'
+	PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(BIN)/python -m golden compare --jobs 2 --only '$(ONLY)'
 
 golden-write: $(READY)
-	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m golden write --jobs 2 --only '$(ONLY)'
+	PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(BIN)/python -m golden write --jobs 2 --only '$(ONLY)'
 
 docs: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
@@ -93,7 +93,7 @@ matrix:
 	$(PYTHON) tests/matrix.py
 
 bench: $(READY)
-	PYTHONPATH=tests $(BIN)/python -m benchmarks
+	PYTHONPATH=.:tests $(BIN)/python -m benchmarks
 
 setup: $(READY)
 

@@ -1,5 +1,5 @@
 """Fused sweeps against those of whole tensors: on a GPU, or in Triton's interpreter
-(``test_optim_fused.py``).
+(``training/test_optim_fused.py``).
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from cases import CASES
-from test_exchangeable import BETWEEN, Between, Biased
 from torch import Tensor, nn
 from training_cases import TRAINED
 from zoo.entry import Entry, load
@@ -34,6 +33,7 @@ from pathspace.training import (
     penalize,
     suggest,
 )
+from tests.pruning.test_exchangeable import BETWEEN, Between, Biased
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ENTRIES = [entry for entry in load().values() if entry.fast]

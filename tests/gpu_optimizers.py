@@ -8,12 +8,12 @@ import copy
 
 import pytest
 import torch
-from test_optim_device import MEMBERS, MODELS
 from training_pairs import Problem, largest_difference
 
 import pathspace as ps
 from pathspace.training import GSGD, init_skeleton
 from pathspace.training.optim.kernels import LAUNCHED
+from tests.training.test_optim_device import MEMBERS, MODELS
 
 DEVICE = "cuda"
 

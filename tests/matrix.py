@@ -49,10 +49,14 @@ STEPS = {
         "explain",
         "torchvision:resnet18",
     ],
-    "capture of models": ["-m", "pytest", "tests/test_capture.py"],
-    "masks as files": ["-m", "pytest", "tests/test_masks.py"],
-    "two spanning trees": ["-m", "pytest", "tests/test_two_trees.py"],
-    "G-SGD against differentiated path values": ["-m", "pytest", "tests/test_gsgd_oracle.py"],
+    "capture of models": ["-m", "pytest", "tests/capture/test_capture.py"],
+    "masks as files": ["-m", "pytest", "tests/paths/test_masks.py"],
+    "two spanning trees": ["-m", "pytest", "tests/paths/test_two_trees.py"],
+    "G-SGD against differentiated path values": [
+        "-m",
+        "pytest",
+        "tests/training/test_gsgd_oracle.py",
+    ],
 }
 QUIET = ["--tb=no", "-p", "no:logging", "-W", "ignore::DeprecationWarning"]
 

@@ -276,9 +276,7 @@ def run(
                 if mutant is not None:
                     sys.meta_path.insert(0, Changed(module_name(mutant.path), mutant.source()))
                 files = [
-                    f"tests/test_{name}.py"
-                    for name in tests
-                    if (ROOT / f"tests/test_{name}.py").exists()
+                    str(file) for name in tests for file in ROOT.glob(f"tests/**/test_{name}.py")
                 ]
                 flags = ["-x", "-q", "-rfE", "--no-header", "--tb=no"]
                 code = int(pytest.main([*first, *flags])) if first else 0

@@ -15,7 +15,7 @@ import tempfile
 from html import unescape
 from pathlib import Path
 
-from test_report_browser import browser, dump
+from tests.diagnostics.test_report_browser import browser, dump
 
 WIDTHS = (1400, 1200, 390)
 PROBE = """<!doctype html><meta charset="utf-8"><pre id="found"></pre><iframe id="page" height="900"></iframe><script>

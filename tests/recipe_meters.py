@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from test_training_data import write_cifar, write_mnist
 from torch import nn
 
 from pathspace.training.experiments.augment import crop_and_flip
@@ -25,6 +24,7 @@ from pathspace.training.experiments.models import (
 )
 from pathspace.training.experiments.models.swin import Scores
 from pathspace.training.trainer import Trainer
+from tests.training.test_training_data import write_cifar, write_mnist
 
 IMAGES, PHOTOGRAPHS, TOKENS, PLACES = 24, 100, 40_000, 100
 

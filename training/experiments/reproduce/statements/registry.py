@@ -121,7 +121,7 @@ class Statement:
             return f"python -m pytest {' '.join(self.tests)}"
         pages = {Path(page.split("#")[0]).stem for page in self.pages}
         return (
-            f"python -m pytest tests/test_docs.py -k '{' or '.join(sorted(pages))}'"
+            f"python -m pytest tests/project/test_docs.py -k '{' or '.join(sorted(pages))}'"
             if pages
             else ""
         )

@@ -1,0 +1,222 @@
+"""Capture leaves the model alone, and says clearly why it fails."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention.bias import causal_lower_right
+
+import pathspace as ps
+from pathspace.capture.capture import capture
+
+
+def layered() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Dropout(),
+        nn.Flatten(),
+        nn.Linear(4 * 16, 2),
+    )
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_model_is_left_untouched(training: bool) -> None:
+    model = layered().train(training)
+    model[0].weight.grad = torch.ones_like(model[0].weight)
+    calls: list[int] = []
+    handle = model[2].register_forward_hook(lambda *_: calls.append(1))
+    before = copy.deepcopy(model.state_dict())
+    identities = {name: id(p) for name, p in model.named_parameters()}
+    state = torch.get_rng_state()
+    (
+        capture(model, (torch.randn(2, 3, 6, 6),))
+        if training
+        else ps.trace(model, torch.zeros(2, 3, 6, 6))
+    )
+    if not training:
+        assert torch.equal(torch.get_rng_state(), state)
+    assert model.training == training
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert {name: id(p) for name, p in model.named_parameters()} == identities
+    assert torch.equal(model[0].weight.grad, torch.ones_like(model[0].weight))
+    calls.clear()
+    model(torch.randn(2, 3, 6, 6))
+    assert calls == [1]
+    handle.remove()
+
+
+def test_recurrent_layers_keep_their_weights() -> None:
+    rnn = nn.RNN(2, 3, nonlinearity="relu")
+    ps.trace(rnn, torch.randn(4, 1, 2))
+    assert all(a is b for a, b in zip(rnn._flat_weights, rnn.parameters(), strict=True))
+    assert rnn(torch.randn(4, 1, 2))[0].shape == (4, 1, 3)
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        if y.sum() > 0:
+            return y
+        return -y
+
+
+class Keyword(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, *, scale: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        hidden = torch.relu(self.first(x)) * scale
+        return {"both": (self.second(hidden), self.second(2 * hidden))}
+
+
+class Covariance(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cov(x)
+
+
+class Holding(nn.Module):
+    """Reads a tensor of a special kind, which is neither parameter nor buffer."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.a, self.b, self.kind = nn.Linear(3, 4), nn.Linear(4, 2), kind
+        if kind == "quantised":
+            with warnings.catch_warnings():
+                # (torch will remove such tensors)
+                warnings.simplefilter("ignore")
+                self.held = torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8)
+        elif kind == "8-bit":
+            self.held = torch.ones(4).to(torch.float8_e4m3fn)
+        else:
+            self.held = torch.eye(4).to_sparse()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.a(x))
+        if self.kind == "quantised":
+            return self.b(h * self.held.dequantize())
+        if self.kind == "8-bit":
+            return self.b(h * self.held.to(h.dtype))
+        if self.kind == "bias":
+            h = h[None, None]
+            mask = causal_lower_right(len(x), len(x))
+            return self.b(F.scaled_dot_product_attention(h, h, h, attn_mask=mask))
+        made = torch.eye(4).to_sparse() if self.kind == "sparse, made" else self.held
+        return self.b(torch.sparse.mm(made, h))
+
+
+def test_keyword_inputs_and_nested_outputs() -> None:
+    graph = ps.trace(Keyword(), torch.randn(2, 3), kwargs={"scale": torch.ones(1)})
+    assert (graph.num_weights, graph.num_units) == (26, 4)
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "words"),
+    [
+        (nn.Linear(3, 3), (torch.randn(2, 4),), "2x4:float32"),
+        (nn.Linear(3, 3), (torch.ones(2, 3, dtype=torch.long),), "int64"),
+        (nn.Linear(3, 3).double(), (torch.randn(2, 3),), "dtype"),
+        (Branching(), (torch.randn(2, 3),), "capture/test_capture.py:"),
+        (Covariance(), (torch.randn(2, 3),), "a function of torch compares the values of tensors"),
+        (nn.LazyLinear(3), (torch.randn(2, 3),), "run the model once"),
+        (nn.DataParallel(nn.Linear(3, 3)), (torch.randn(2, 3),), "model.module"),
+        pytest.param(
+            Holding("quantised"),
+            (torch.randn(2, 3),),
+            "computes with a quantised tensor",
+            marks=pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
+        ),
+        (Holding("bias"), (torch.randn(2, 3),), "a class of its own, CausalBias"),
+    ],
+)
+def test_failures_are_one_sentence(
+    model: nn.Module, inputs: tuple[Tensor, ...], words: str
+) -> None:
+    with pytest.raises(ps.PathspaceError) as caught:
+        ps.trace(model, *inputs)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["sparse", "sparse, made", "8-bit"])
+def test_constants_of_any_storage_are_constants(kind: str) -> None:
+    model, x = Holding(kind), torch.randn(4, 3)
+    graph, before = ps.trace(model, x), model(x)
+    assert graph.num_units == 4 and not graph.pinned
+    ps.rescale(model, graph, torch.randn(4, dtype=torch.float64))
+    assert torch.allclose(model(x), before, atol=1e-5)
+
+
+def test_batch_norms_that_average_all_batches_are_traced() -> None:
+    model = nn.Sequential(
+        nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=None), nn.ReLU(), nn.Linear(4, 2)
+    )
+    certificate = ps.verify(model, torch.randn(5, 3))
+    assert certificate.holds and certificate.units == 8
+    assert model[1].momentum is None and model[1].num_batches_tracked == 0
+
+
+def test_products_over_no_elements_are_zero() -> None:
+    class Empty(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
+            self.down, self.up = nn.Parameter(torch.zeros(4, 0)), nn.Parameter(torch.zeros(0, 2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.relu(self.a(x))
+            return self.b(h) + h @ self.down @ self.up + (self.down @ self.up).sum()
+
+    graph = ps.trace(Empty(), torch.randn(5, 3))
+    assert graph.num_units == 4 and graph.num_weights == 26 and not graph.pinned
+
+
+def test_only_modules_are_traced() -> None:
+    with pytest.raises(ps.InputTypeError, match="function"):
+        ps.trace(lambda x: x, torch.randn(1))  # type: ignore[arg-type]
+
+
+SWITCH = """
+import torch
+
+class Switch(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(4, 3), torch.nn.Linear(3, 2)
+
+    def forward(self, x):
+        h = self.a(x)
+        return self.b(torch.relu(h) if x.shape[0] <= 4 else torch.tanh(h))
+"""
+
+
+@pytest.mark.parametrize("folder", ["torch", "pathspace", "sympy", "site-packages"])
+def test_the_name_of_a_folder_changes_no_answer(tmp_path: Path, folder: str) -> None:
+    found = []
+    for place in ("plain", folder):
+        path = tmp_path / place / "net" / "net.py"
+        path.parent.mkdir(parents=True)
+        path.write_text(SWITCH)
+        spec = importlib.util.spec_from_file_location(f"{place}_net", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        torch.manual_seed(0)
+        graph = ps.trace(module.Switch(), torch.randn(2, 4))
+        found.append((graph.num_units, graph.range))
+        with pytest.raises(ps.CaptureError, match=rf"{path}:10"):
+            ps.trace(module.Switch(), torch.randn(2, 5))
+    assert found[0] == found[1] and "the same operations" in found[0][1]

@@ -1,0 +1,742 @@
+"""The command line: results, exit codes, JSON on standard output, and one
+sentence for whatever is wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from importlib.metadata import EntryPoint, version
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from command_line import importable
+from typer.testing import CliRunner, Result
+
+import pathspace as ps
+from pathspace.cli import errors as cli_errors
+from pathspace.cli import main as cli
+
+NETS = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 2)
+    def forward(self, x):
+        return self.second(self.first(x).relu())
+
+class Chatty(Net):
+    def __init__(self):
+        super().__init__()
+        print("building")
+    def forward(self, x):
+        print("running")
+        return super().forward(x)
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.out = nn.Embedding(5, 3), nn.Linear(3, 2)
+    def forward(self, tokens):
+        return self.out(self.table(tokens).relu())
+
+class Branching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+    def forward(self, x):
+        return self.layer(x) if x.sum() > 0 else x
+
+class Fragile(Net):
+    def forward(self, x):
+        return {}["lost"]
+
+class Leaving(Net):
+    def forward(self, x):
+        raise SystemExit(7)
+
+class Interrupted(Net):
+    def forward(self, x):
+        raise KeyboardInterrupt
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.norm, self.out = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)
+    def forward(self, x):
+        return self.out(self.norm(self.layer(x)).relu())
+
+def with_example():
+    return Net(), torch.ones(2, 3)
+
+def by_name():
+    return Net(), {"x": torch.ones(2, 3)}
+
+def broken(value):
+    net = Net()
+    with torch.no_grad():
+        net.first.weight[0, 0] = value
+    return net, torch.ones(2, 3)
+
+def with_nan():
+    return broken(float("nan"))
+
+def with_inf():
+    return broken(float("inf"))
+
+def evaluated():
+    return Normed().eval(), torch.randn(4, 3)
+
+def frozen():
+    return Normed().train(), torch.randn(4, 3)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A current folder with ``nets.py`` in it."""
+    yield from importable(tmp_path, monkeypatch, "nets", NETS)
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(cli.app, list(words), env={"COLUMNS": "160"})
+
+
+def refused(result: Result) -> str:
+    """The sentence on standard error, after checking that there is nothing else."""
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    return one_sentence(result.stderr)
+
+
+def one_sentence(text: str) -> str:
+    assert text.startswith("Error: ")
+    assert text.endswith(".\n")
+    assert text.count("\n") == 1
+    assert "Traceback" not in text
+    return text
+
+
+def console(*words: str, folder: Path, **more: object) -> subprocess.CompletedProcess[str]:
+    """Run the installed command in a process of its own."""
+    command = [str(Path(sys.executable).with_name("pathspace")), *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "160"}
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
+    return subprocess.run(
+        command, cwd=folder, env=environment, text=True, timeout=120, check=False, **options
+    )
+
+
+# What the commands do
+
+
+def test_verify_prints_a_certificate(folder: Path) -> None:
+    result = run("verify", "nets.py:Net", "--input", "2x3")
+    assert result.exit_code == 0, result.output
+    assert "Theorem 3" in result.stdout
+    assert "holds" in result.stdout
+    assert result.stderr == ""
+
+
+def test_verify_json_on_standard_output_is_json_only(folder: Path) -> None:
+    result = run("verify", "nets.py:Chatty", "--input", "2x3", "--json", "-")
+    assert result.exit_code == 0, result.output
+    record = json.loads(result.stdout)
+    assert record["weights"] == 3 * 4 + 4 + 4 * 2 + 2
+    assert record["units"] == 4
+    assert record["dimension"] == record["basis_paths"] == 22
+    assert record["rank"] in (22, None)
+    assert {record[f"theorem{number}"]["holds"] for number in (1, 2, 3)} == {True}
+    assert record["invariance"]["max_relative_violation"] <= record["invariance"]["tolerance"]
+    assert record["pinned"] == []
+    assert record["seconds"] > 0
+    assert record["method"] in ("exact", "certificate")
+    assert "building" in result.stderr
+
+
+def test_verify_json_to_a_file_besides_the_table(folder: Path) -> None:
+    (folder / "out.json").write_text("old")
+    result = run("verify", "nets:Net", "--input", "2x3", "--json", "out.json")
+    assert result.exit_code == 0, result.output
+    assert "Theorem 3" in result.stdout
+    assert json.loads((folder / "out.json").read_text())["dimension"] == 22
+    assert sorted(os.listdir(folder)) == ["nets.py", "out.json"]
+
+
+def record_of(*words: str) -> dict[str, object]:
+    result = run("verify", *words, "--json", "-")
+    assert result.exit_code == 0, result.output
+    return {key: value for key, value in json.loads(result.stdout).items() if key != "seconds"}
+
+
+def test_the_same_seed_gives_the_same_certificate(folder: Path) -> None:
+    words = ["nets.py:Net", "--input", "2x3", "--rule", "random"]
+    assert record_of(*words, "--seed", "5") == record_of(*words, "--seed", "5")
+    assert record_of(*words, "--seed", "5") != record_of(*words, "--seed", "6")
+
+
+@pytest.mark.parametrize("rule", ["modulo", "magnitude", "random"])
+def test_every_rule(folder: Path, rule: str) -> None:
+    assert record_of("nets.py:Net", "--input", "2x3", "--rule", rule)["dimension"] == 22
+
+
+@pytest.mark.parametrize("target", ["with_example", "by_name"])
+def test_inputs_from_the_target(folder: Path, target: str) -> None:
+    assert record_of(f"nets.py:{target}")["dimension"] == 22
+
+
+def test_inputs_of_whole_numbers(folder: Path) -> None:
+    assert record_of("nets.py:Words", "--input", "2x6:int64")["weights"] == 5 * 3 + 3 * 2 + 2
+
+
+@pytest.mark.parametrize(
+    ("words", "training"),
+    [
+        (["nets.py:evaluated"], False),
+        (["nets.py:evaluated", "--train"], True),
+        (["nets.py:frozen"], True),
+        (["nets.py:frozen", "--eval"], False),
+    ],
+)
+def test_the_mode_is_kept_unless_asked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], training: bool
+) -> None:
+    seen = []
+    real = ps.verify
+
+    def verify(model, *args, **options):
+        seen.append(model.training)
+        return real(model, *args, **options)
+
+    monkeypatch.setattr("pathspace.verify", verify)
+    assert run("verify", *words).exit_code == 0
+    assert seen == [training]
+
+
+def test_norm_eps(folder: Path) -> None:
+    free = record_of("nets.py:frozen", "--norm-eps", "ignore")
+    kept = record_of("nets.py:frozen", "--norm-eps", "respect")
+    assert free["units"] == 8
+    assert kept["units"] == 4
+
+
+def test_something_failing_is_exit_code_1(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import dataclasses
+
+    import torch
+
+    model = torch.nn.Linear(2, 2)
+    good = ps.verify(model, torch.ones(1, 2))
+    bad = dataclasses.replace(
+        good, theorem3={**good.theorem3, "holds": False, "evidence": "made up"}
+    )
+    monkeypatch.setattr("pathspace.verify", lambda *_args, **_options: bad)
+    result = run("verify", "nets.py:Net", "--input", "2x3", "--json", "out.json")
+    assert result.exit_code == 1
+    assert "fails" in result.stdout
+    assert json.loads((folder / "out.json").read_text())["holds"] is False
+
+
+def test_scales_are_explained(folder: Path) -> None:
+    result = run("explain", "nets.py:Net", "--input", "2x3", "--json", "why.json")
+    assert result.exit_code == 0, result.output
+    assert "outputs of the model" in " ".join(result.stdout.split())
+    record = json.loads((folder / "why.json").read_text())
+    assert {"totals", "parameters", "reasons", "pinned"} <= set(record)
+    assert record["reasons"][-1]["chain"][-1]["op"] == "output"
+    result = run("explain", "nets.py:Net", "--input", "2x3", "--json", "-")
+    assert json.loads(result.stdout) == record
+
+
+@pytest.mark.parametrize("rule", ["modulo", "magnitude", "random"])
+def test_masks_are_written(folder: Path, rule: str) -> None:
+    result = run(
+        "masks", "nets.py:Net", "--input", "2x3", "-o", "masks.safetensors", "--rule", rule
+    )
+    assert result.exit_code == 0, result.output
+    assert "Wrote masks.safetensors" in result.stdout
+    assert "first.weight" in result.stdout
+    masks = ps.load_masks("masks.safetensors")
+    assert sum(int(mask.sum()) for mask in masks["incoming"].values()) == 4
+    assert sum(int(mask.sum()) for mask in masks["outgoing"].values()) == 4
+    assert masks.header["rule"] == rule
+    assert sorted(os.listdir(folder)) == ["masks.safetensors", "nets.py"]
+
+
+# What is shown
+
+
+def test_version() -> None:
+    assert run("--version").stdout == f"pathspace {version('pathspace')}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["--help"],
+            [
+                "verify",
+                "masks",
+                "TARGET",
+                "path/to/file.py:name",
+                "Exit codes",
+                "--debug",
+                "--version",
+            ],
+        ),
+        (
+            ["verify", "--help"],
+            ["pathspace verify net.py:Net --input 2x3x32x32", "--json", "--norm-eps", "Exit codes"],
+        ),
+        (["masks", "--help"], ["-o masks.safetensors", "--rule", "Exit codes"]),
+        (["masks", "-h"], ["-o masks.safetensors"]),
+    ],
+)
+def test_help_teaches(words: list[str], said: list[str]) -> None:
+    result = run(*words)
+    assert result.exit_code == 0
+    assert [text for text in said if text not in result.stdout] == []
+
+
+def test_no_command_shows_help() -> None:
+    result = run()
+    assert result.exit_code == 2
+    assert "verify" in result.output
+    assert "Error" not in result.output
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["vrify"], "No such command 'vrify' (did you mean 'verify'?); see 'pathspace --help'"),
+        (["verify"], "Missing argument 'TARGET'; see 'pathspace verify --help'"),
+        (["masks", "nets.py:Net"], "Missing option"),
+        (
+            ["verify", "nets.py:Net", "--rule", "best"],
+            "'best' is not one of 'modulo', 'magnitude', 'random'",
+        ),
+        (["verify", "nets.py:Net", "--seed", "-1"], "'--seed'"),
+        (["verify", "nets.py:Net", "--seed", "one"], "'--seed'"),
+        (["verify", "nets.py:Net", "--colour"], "No such option: --colour"),
+        (["verify", "nets.py:Net", "more"], "unexpected extra argument"),
+        (["--colour"], "No such option: --colour"),
+    ],
+)
+def test_usage_errors(words: list[str], said: str) -> None:
+    assert said in refused(CliRunner().invoke(cli.app, words, prog_name="pathspace"))
+
+
+@pytest.mark.parametrize("command", [["verify"], ["masks", "-o", "out.safetensors"]])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nets.py"], "has no 'place:name'"),
+        (["nest.py:Net"], "did you mean nets.py"),
+        (["nets:Nut"], "did you mean Net"),
+        (["nets.py:Net"], "give --input once per tensor"),
+        (["nets.py:Net", "--input", "2;3"], "The input '2;3' cannot be read"),
+        (["nets.py:Net", "--input", "2x3:flaot32"], "did you mean float32"),
+        (["nets.py:Net", "--input", "2x3", "--input", "2x3"], "too many positional arguments"),
+        (["nets.py:Net", "--input", "2x5"], "2x5:float32"),
+        (["nets.py:Net", "--input", "2x3:int64"], "2x3:int64"),
+        (["nets.py:Words", "--input", "2x6"], "2x6:float32"),
+        (["nets.py:Branching", "--input", "2x3"], "torch.where"),
+        (["nets.py:Fragile", "--input", "2x3"], "KeyError"),
+        (["nets.py:Leaving", "--input", "2x3"], "SystemExit (7)"),
+    ],
+)
+def test_wrong_input_is_one_sentence_and_harms_no_file(
+    folder: Path, command: list[str], words: list[str], said: str
+) -> None:
+    (folder / "out.safetensors").write_text("old")
+    assert said in refused(run(*command, *words))
+    assert (folder / "out.safetensors").read_text() == "old"
+    assert sorted(os.listdir(folder)) == ["nets.py", "out.safetensors"]
+
+
+@pytest.mark.parametrize("target", ["with_nan", "with_inf"])
+def test_weights_that_are_not_finite(folder: Path, target: str) -> None:
+    assert "first.weight" in refused(run("verify", f"nets.py:{target}", "--json", "out.json"))
+    assert not (folder / "out.json").exists()
+
+
+@pytest.mark.parametrize("command", [["verify", "--json"], ["masks", "-o"]])
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("missing/out", "does not exist"),
+        (".", "is a folder"),
+        ("nets.py/out", "not a folder"),
+        ("/dev/full", "device"),
+    ],
+)
+def test_what_cannot_be_written_is_said_before_the_work(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], path: str, said: str
+) -> None:
+    def never(*_arguments: object, **_options: object) -> None:
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr("pathspace.cli.target.load_target", never)
+    assert said in refused(run(*command, path, "nets.py:Net", "--input", "2x3"))
+    assert (folder / "nets.py").read_text() == NETS
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_debug_shows_the_traceback_above_the_sentence(folder: Path, place: str) -> None:
+    words = ["verify", "nets.py:Nut"]
+    result = run(*(["--debug", *words] if place == "before" else [*words, "--debug"]))
+    assert result.exit_code == 2
+    assert "Traceback" in result.stderr
+    assert "There is no 'Nut'" in one_sentence(result.stderr.splitlines(keepends=True)[-1])
+
+
+def test_a_word_after_two_dashes_is_not_an_option(folder: Path) -> None:
+    assert "The target '--debug' has no" in refused(run("verify", "--", "--debug"))
+
+
+def test_a_defect_of_our_own_is_called_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_arguments: object, **_options: object) -> None:
+        raise ZeroDivisionError("one\ntwo")
+
+    monkeypatch.setattr("pathspace.verify", fail)
+    said = refused(run("verify", "nets.py:Net", "--input", "2x3"))
+    assert "Internal error, ZeroDivisionError (one two)" in said and "defect of pathspace" in said
+    assert "--debug" in said
+
+
+@pytest.mark.parametrize(
+    "library", ["python", "torch on a CPU", "torch beyond numbers", "torch on a device"]
+)
+def test_exhausted_memory_is_not_called_a_defect(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, library: str
+) -> None:
+    def fail(*_arguments: object, **_options: object) -> None:
+        if library == "torch on a CPU":
+            torch.empty(10**15)
+        if library == "torch beyond numbers":
+            torch.empty(2**62, 8)
+        raise MemoryError if library == "python" else torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("pathspace.verify", fail)
+    assert "memory is exhausted" in refused(run("verify", "nets.py:Net", "--input", "2x3"))
+
+
+@pytest.mark.slow
+def test_what_a_failing_model_prints_gives_way_to_the_sentence(folder: Path) -> None:
+    # torch prints the captured graph and logs a warning before it raises
+    done = console("verify", "nets.py:Branching", "--input", "2x3", folder=folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "torch.where" in one_sentence(done.stderr)
+
+
+@pytest.mark.slow
+def test_progress_is_shown_on_a_terminal_only(folder: Path) -> None:
+    import pty
+
+    reader, terminal = pty.openpty()
+    seen: list[bytes] = []
+
+    # all the time: a terminal holds a few thousand bytes, and what turns is drawn again and again
+    def read() -> None:
+        with contextlib.suppress(OSError):
+            while part := os.read(reader, 4096):
+                seen.append(part)
+
+    reading = threading.Thread(target=read)
+    reading.start()
+    words = ["verify", "nets.py:Chatty", "--input", "2x3", "--json", "-"]
+    done = console(*words, folder=folder, stderr=terminal)
+    os.close(terminal)
+    reading.join()
+    os.close(reader)
+    shown = b"".join(seen).decode()
+    assert json.loads(done.stdout)["holds"]
+    assert "Tracing and verifying nets.py:Chatty" in shown
+    assert "building" in shown
+
+
+def test_an_interrupt_is_one_sentence(folder: Path) -> None:
+    result = run("verify", "nets.py:Interrupted", "--input", "2x3")
+    assert result.exit_code == 130
+    assert one_sentence(result.stderr) == "Error: Interrupted before the end.\n"
+
+
+def test_what_an_interrupt_breaks_is_an_interrupt(capsys: pytest.CaptureFixture[str]) -> None:
+    def half_loaded() -> int:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise RecursionError("maximum recursion depth exceeded")  # noqa: B904
+
+    assert cli_errors.guarded(half_loaded) == 130
+    assert one_sentence(capsys.readouterr().err) == "Error: Interrupted before the end.\n"
+
+
+# Commands of other packages
+
+
+def register(app: typer.Typer) -> None:
+    """An extension as another package would write it."""
+
+    @app.command()
+    def greet(name: str) -> None:
+        if name == "nobody":
+            raise ps.InputError("There is nobody to greet: give a name.")
+        print(f"Hello, {name}")
+
+
+def break_down(app: typer.Typer) -> None:
+    """An extension that cannot be loaded."""
+    raise RuntimeError("not today")
+
+
+@pytest.fixture
+def extended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two entry points of which one fails, on a copy of the list of commands."""
+    points = [
+        EntryPoint("good", f"{__name__}:register", cli._GROUP),
+        EntryPoint("bad", f"{__name__}:break_down", cli._GROUP),
+    ]
+    monkeypatch.setattr(cli, "entry_points", lambda **_options: points)
+    monkeypatch.setattr(cli.app, "registered_commands", list(cli.app.registered_commands))
+
+
+def call_main(monkeypatch: pytest.MonkeyPatch, words: Sequence[str]) -> int:
+    monkeypatch.setattr(sys, "argv", ["pathspace", *words])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    return int(str(end.value.code))
+
+
+@pytest.mark.usefixtures("extended")
+def test_extensions_add_commands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call_main(monkeypatch, ["greet", "Ada"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "Hello, Ada\n"
+    assert shown.err.startswith("Warning: The commands of bad")
+    assert "RuntimeError (not today)" in shown.err
+    assert call_main(monkeypatch, ["greet", "nobody"]) == 2
+    assert "Error: There is nobody to greet: give a name.\n" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("extended")
+def test_own_commands_need_no_extension(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call_main(monkeypatch, ["verify", "nothing"]) == 2
+    one_sentence(capsys.readouterr().err)
+    assert call_main(monkeypatch, ["--version"]) == 0
+    assert capsys.readouterr().err == ""
+    assert call_main(monkeypatch, ["--help"]) == 0
+    assert "greet" in capsys.readouterr().out
+
+
+# The installed command
+
+
+@pytest.mark.slow
+def test_the_installed_command_verifies(folder: Path) -> None:
+    done = console("verify", "nets:Net", "--input", "2x3", "--json", "-", folder=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["dimension"] == 22
+
+
+@pytest.mark.slow
+def test_the_installed_command_refuses(folder: Path) -> None:
+    done = console("verify", "nets:Net", "--input", "2x4", "--json", "out.json", folder=folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    one_sentence(done.stderr)
+    assert not (folder / "out.json").exists()
+
+
+@pytest.mark.slow
+def test_a_full_standard_output_is_one_sentence(folder: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = console(
+            "verify", "nets:Net", "--input", "2x3", "--json", "-", folder=folder, stdout=full
+        )
+    assert done.returncode == 2
+    assert "Cannot write to standard output: No space left on device" in one_sentence(done.stderr)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("buffered", ["", "1"])
+def test_a_reader_that_leaves_early_is_no_error(
+    folder: Path, buffered: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # (an empty value is none)
+    monkeypatch.setenv("PYTHONUNBUFFERED", buffered)
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = console(
+        "verify", "nets:Net", "--input", "2x3", "--json", "-", folder=folder, stdout=writer
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
+    # a standard output that is closed is none to flush
+    close = partial(os.close, 1)
+    words = ("verify", "nets:Net", "--input", "2x3", "--json", "out.json")
+    done = console(*words, folder=folder, stdout=None, preexec_fn=close)
+    assert (done.returncode, done.stderr) == (0, "") and (folder / "out.json").exists()
+
+
+def _listen() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@pytest.mark.slow
+def test_control_c_ends_with_130(folder: Path) -> None:
+    (folder / "slow.py").write_text("import time\nopen('started', 'w').close()\ntime.sleep(100)\n")
+    command = [
+        str(Path(sys.executable).with_name("pathspace")),
+        "verify",
+        "slow.py:net",
+        "--json",
+        "out.json",
+    ]
+    # a run in the background inherits an ignored SIGINT, which a terminal would not have
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=folder, preexec_fn=_listen, **pipes) as process:  # type: ignore[call-overload]
+        deadline = time.monotonic() + 60
+        while not (folder / "started").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    assert one_sentence(err) == "Error: Interrupted before the end.\n"
+    assert sorted(os.listdir(folder)) == ["nets.py", "slow.py", "started"]
+
+
+# The guide
+
+GUIDE = Path(__file__).parents[2] / "docs" / "command-line.md"
+BLOCK = re.compile(r"```console\n\$ (?P<command>[^\n]+)\n(?P<output>.*?)```", re.DOTALL)
+
+
+def test_the_guide_shows_what_the_commands_print(folder: Path) -> None:
+    """Every console block is executed; ``PATHSPACE_WRITE_GUIDE=1`` writes
+    the output into the guide.
+    """
+    guide = GUIDE.read_text()
+    net, checkpoints = (block.split("```")[0] for block in guide.split("```python\n")[1:3])
+    (folder / "net.py").write_text(net)
+    sys.path.insert(0, str(folder))
+    with torch.random.fork_rng():
+        exec(checkpoints)
+
+    def executed(block: re.Match[str]) -> str:
+        words = shlex.split(block["command"])[1:]
+        result = CliRunner().invoke(cli.app, words, prog_name="pathspace", env={"COLUMNS": "100"})
+        lines = "\n".join(line.rstrip() for line in result.output.splitlines())
+        return f"```console\n$ {block['command']}\n{lines.strip(chr(10))}\n```"
+
+    def comparable(text: str) -> list[str]:
+        # rounding errors differ between machines (on some there is none), and with
+        # them the width of a line
+        return re.sub(r"\d\.\d+e-\d+", "0", text).split()
+
+    fresh = BLOCK.sub(executed, guide)
+    if os.environ.get("PATHSPACE_WRITE_GUIDE"):
+        GUIDE.write_text(fresh)
+    assert len(BLOCK.findall(guide)) == 12
+    assert comparable(GUIDE.read_text()) == comparable(fresh)
+    assert json.loads((folder / "sequence.json").read_text())["dimension"] == 42
+
+
+def test_files_get_the_permissions_that_the_user_wants(folder: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        assert run("masks", "nets.py:with_example", "-o", "masks.safetensors").exit_code == 0
+        (folder / "private.safetensors").touch(0o600)
+        assert run("masks", "nets.py:with_example", "-o", "private.safetensors").exit_code == 0
+    finally:
+        os.umask(before)
+    modes = [
+        (folder / name).stat().st_mode & 0o777
+        for name in ("masks.safetensors", "private.safetensors")
+    ]
+    assert modes == [0o644, 0o600]
+
+
+@pytest.mark.parametrize(
+    ("words", "start"),
+    [
+        (("masks",), b'{"__metadata__"'),
+        (("draw",), b"<?xml"),
+        (("report", "--seed", "1"), b"<!DOCTYPE html>"),
+    ],
+)
+def test_a_dash_is_standard_output(
+    folder: Path,
+    words: tuple[str, ...],
+    start: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    assert call_main(monkeypatch, [*words, "nets.py:with_example", "-o", "-"]) == 0
+    written = capfdbinary.readouterr().out
+    assert written[8 if words == ("masks",) else 0 :].startswith(start)
+    assert sorted(path.name for path in folder.iterdir()) == ["nets.py"]
+
+
+def test_a_name_that_promises_another_format_is_refused(folder: Path) -> None:
+    from pathspace.diagnostics import cli as more
+
+    app = typer.Typer()
+    more.register(app)
+    result = CliRunner().invoke(app, ["report", "nets.py:with_example", "-o", "page.pdf"])
+    assert "expected a name ending in .html" in str(result.exception)
+    assert "expected a name ending in .svg" in refused(
+        run("draw", "nets.py:with_example", "-o", "graph.html")
+    )
+
+
+@pytest.mark.parametrize("command", ["masks", "draw", "explain"])
+def test_weights_that_are_no_numbers_are_marked(folder: Path, command: str) -> None:
+    result = run(
+        command,
+        "nets.py:with_nan",
+        *(
+            ()
+            if command == "explain"
+            else ("-o", f"out.{'svg' * (command == 'draw') or 'safetensors'}")
+        ),
+    )
+    assert result.exit_code == 0
+    assert result.stderr.startswith(
+        "Warning: Net has 1 values in parameter 'first.weight' that are NaN or infinite"
+    )
+
+
+def test_what_is_no_proof_is_bad_input(folder: Path) -> None:
+    (folder / "noise").write_bytes(bytes(range(255, 128, -1)))
+    assert "found no JSON in 'noise'" in refused(run("check", "noise"))
+    assert "found the folder '.', expected a file" in refused(run("check", "."))
+    assert "found no file 'absent'" in refused(run("check", "absent"))
+
+
+def test_a_proof_that_cannot_be_read_through_is_rejected(folder: Path) -> None:
+    (folder / "deep.json").write_text('{"format": ' + "[" * 100_000 + "]" * 100_000 + "}")
+    result = run("check", "deep.json")
+    assert result.exit_code == 1 and "nested too deeply" in result.stdout

@@ -1,0 +1,462 @@
+"""Diagnostics leave a model as it was, and measure checkpointed models like others."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cases import Autoencoder
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import pathspace as ps
+import pathspace.diagnostics as ds
+from pathspace.diagnostics.attention import attention_matrices, rollout
+from pathspace.fitting.calibration import Calibrated
+from tests.fitting.test_equalisation import Checkpointed
+
+X, Y = torch.randn(10, 4, generator=torch.Generator().manual_seed(0)), torch.arange(10) % 3
+BATCHES = [(X[:5], Y[:5]), (X[5:], Y[5:])]
+loss = nn.functional.cross_entropy
+
+
+class Stateful(nn.Module):
+    """Changes, when it runs, all that a model can hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.norm = (
+            nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3), nn.BatchNorm1d(4),
+        )  # fmt: skip
+        self.register_buffer("mean", torch.zeros(4))
+        self.plain = torch.zeros(4)
+        self.generator, self.count = torch.Generator().manual_seed(3), 0
+        self.log: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        h = self.last = self.a(x).relu()
+        self.log.append(h)
+        self.mean = 0.9 * self.mean + 0.1 * h.detach().mean(0)
+        self.plain.add_(1)
+        h = h * torch.rand(4, generator=self.generator) * random.random() * float(np.random.rand())
+        h = h + checkpoint(lambda x: self.norm(self.b(x)).relu(), h, use_reentrant=False)
+        return self.c(nn.functional.dropout(h, 0.5, self.training))
+
+
+def state(model: Stateful) -> dict[str, Any]:
+    attributes = {
+        (name, key): value if isinstance(value, int) else id(value)
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+    }
+    return {
+        "attributes": attributes,
+        "bindings": {name: id(buffer) for name, buffer in model.named_buffers()},
+        "buffers": {name: value.tolist() for name, value in model.state_dict().items()},
+        "plain": model.plain.tolist(),
+        "log": len(model.log),
+        "own generator": model.generator.get_state().tolist(),
+        "torch": torch.get_rng_state().tolist(),
+        "python": random.getstate(),
+        "numpy": np.random.get_state()[1].tolist(),
+        "gradients": [parameter.grad for parameter in model.parameters()],
+        "hooks": [len(part._forward_hooks) for part in model.modules()],
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    "measure",
+    [
+        lambda model: ds.signal(model, X),
+        lambda model: ds.gradients(model, loss, BATCHES),
+        lambda model: ds.trace_k(ds.jacobian(model, X), 4),
+        lambda model: ds.growth_exponent(model, X),
+        lambda model: ds.cost(model, X),
+        lambda model: ds.suggest_decay(model, loss, BATCHES),
+        lambda model: ds.degeneracy(model, X),
+        lambda model: ps.trace(model, X),
+        lambda model: Calibrated(model, X).sensitivity(),
+    ],
+)
+def test_all_that_running_changes_is_restored(
+    measure: Callable[[nn.Module], Any], training: bool
+) -> None:
+    torch.manual_seed(0)
+    with suppress(ps.CaptureError):
+        # (imports may draw random numbers)
+        measure(Stateful().train(training))
+    model = Stateful().train(training)
+    before = state(model)
+    with suppress(ps.CaptureError):
+        measure(model)
+    after = state(model)
+    assert [key for key in before if after[key] != before[key]] == []
+    copy.deepcopy(model)
+
+
+class Masked(nn.Module):
+    """A block that reads a mask without a gradient, in two checkpointed calls."""
+
+    def __init__(self, reentrant: bool | None) -> None:
+        super().__init__()
+        self.inner, self.out, self.reentrant = nn.Linear(4, 4), nn.Linear(4, 3), reentrant
+
+    def block(self, x: Tensor, mask: Tensor) -> Tensor:
+        return self.inner(x).relu() * self.inner(mask).sigmoid()
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = torch.ones_like(x)
+        for _ in range(2):
+            x = (
+                self.block(x, mask)
+                if self.reentrant is None
+                else checkpoint(self.block, x, mask, use_reentrant=self.reentrant)
+            )
+        return self.out(x)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_layers_inside_of_checkpoints_are_followed(reentrant: bool) -> None:
+    torch.manual_seed(0)
+    plain, model = Masked(None), Masked(reentrant)
+    model.load_state_dict(plain.state_dict())
+    one, other = ds.signal(plain, X), ds.signal(model, X)
+    assert one.to_dicts() == other.to_dicts() and len(one) == 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("from_inputs", [True, False])
+def test_derivatives_of_checkpointed_functions_are_those_of_the_function(
+    reentrant: bool, from_inputs: bool
+) -> None:
+    torch.manual_seed(0)
+    plain, model = Checkpointed(None).double(), Checkpointed(reentrant, from_inputs).double()
+    model.load_state_dict(plain.state_dict())
+    x, y = torch.randn(40, 4).double(), torch.randn(40, 3).double()
+    one, other = (ds.predict_growth(net, ["b.*"], x, y) for net in (plain, model))
+    assert one == other and one.measured
+    found = [ds.degeneracy(net, x) for net in (plain, model)]
+    assert found[0].rank == found[1].rank and found[0].gauge == found[1].gauge > 0
+
+
+class Constrained(nn.Module):
+    """Bounds the norm of its weights where it uses them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.c = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.a.weight.data.copy_(torch.renorm(self.a.weight.data, 2, 0, 0.1))
+        self.c.weight.data = torch.renorm(self.c.weight.data, 2, 0, 0.1)
+        return self.c(self.a(x).relu())
+
+
+def test_weights_that_a_model_writes_stay() -> None:
+    model = Constrained()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    ds.signal(model, X)
+    ds.gradients(model, loss, BATCHES)
+    Calibrated(model, X).sensitivity()
+    held = Calibrated(model, [X, X])
+    assert float(held.noise(dict(model.named_parameters())).max()) == 0
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+class Plain(nn.Module):
+    """Two layers of one kind, one of which a user's hook changes."""
+
+    def __init__(self, doubled: bool = False) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+        if doubled:
+            self.b.register_forward_hook(lambda _module, _args, output: 2 * output)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.b(self.a(x).relu()).relu())
+
+
+class Low(Plain):
+    """Runs in bfloat16, with weights in float32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(x)
+
+
+class Inferred(Plain):
+    """Reads a layer that runs in inference mode."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.inference_mode():
+            fixed = self.b(x)
+        return self.c(self.a(x).relu() + fixed)
+
+
+def spectral(normalise: Callable[[nn.Module], nn.Module]) -> nn.Module:
+    return nn.Sequential(normalise(nn.Linear(4, 5)), nn.Tanh(), nn.Linear(5, 3)).train()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Plain(doubled=True),
+        Low,
+        Inferred,
+        lambda: spectral(nn.utils.spectral_norm),
+        lambda: spectral(nn.utils.parametrizations.spectral_norm),
+        lambda: spectral(nn.utils.parametrizations.weight_norm),
+    ],
+)
+def test_both_gains_are_those_of_the_layer_that_ran(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = make()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    rows = ds.signal(model, X, types=nn.Linear, probes=600)
+    measured = [row for row in rows if row.vjp_gain is not None and row.jvp_gain is not None]
+    assert len(measured) >= 2
+    wide = {"a": 4, "b": 4, "c": 4, "0": 4, "2": 5}
+    for row in measured:
+        forward = row.jvp_gain.value * row.shape[-1] / wide[row.layer]
+        assert row.vjp_gain.value == pytest.approx(forward, rel=0.1), row.layer
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def mistaken(outputs: Tensor, targets: Tensor) -> Tensor:
+    raise KeyError("no such class")
+
+
+@pytest.mark.parametrize(
+    ("measure", "match"),
+    [
+        (lambda: ds.gradients(Plain(), mistaken, BATCHES), "The loss raised KeyError on outputs"),
+        (lambda: ds.gradients(Plain(), lambda *_: 3.0, BATCHES), "The loss returned a float"),
+        (lambda: ds.gradients(Plain(), loss, [(X[:, :3], Y)]), r"Plain.forward raised RuntimeErr"),
+        (lambda: ds.suggest_decay(Plain(), mistaken, BATCHES), "The loss raised KeyError"),
+        (lambda: ds.gradients(nn.LazyLinear(3), loss, BATCHES), "'weight' without a shape yet"),
+        (lambda: ds.cost(nn.LazyLinear(3), X), "'weight' without a shape yet"),
+        (lambda: ps.fit_dtype(Plain().to("meta"), X), "'a.weight' and others without values"),
+        (lambda: ps.fit_dtype(torch.jit.script(nn.Linear(4, 3)), X), "is a scripted module"),
+        (lambda: ds.predict_growth(torch.jit.script(nn.Linear(4, 3)), None, X, X), "scripted"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_cannot_be_measured_is_told_in_a_sentence(
+    measure: Callable[[], Any], match: str
+) -> None:
+    with pytest.raises(ps.PathspaceError, match=match):
+        measure()
+
+
+class Overwritten(nn.Module):
+    """Changes what its backward pass needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.c = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x).relu_()
+        h += 1
+        return self.c(h)
+
+
+def test_models_without_derivatives_or_weights_are_equalised_or_refused() -> None:
+    model = Overwritten()
+    with pytest.raises(ps.UnsupportedError, match="Overwritten cannot be differentiated"):
+        ps.equalise(model, ps.trace(model, X), 4, calibration=X)
+    model = nn.ReLU()
+    graph = ps.trace(model, X)
+    assert not ps.equalise(model, graph, 4, calibration=X).helped
+    assert len(ps.choose_gauge(model, graph, ps.Smooth(), X)) == 0
+
+
+def chain(in_place: bool) -> nn.Module:
+    torch.manual_seed(1)
+    widths = (4, 6, 6, 6, 3)
+    layers = [
+        layer
+        for into, out in itertools.pairwise(widths)
+        for layer in (nn.Linear(into, out), nn.ReLU(in_place))
+    ]
+    return nn.Sequential(*layers)
+
+
+def test_activations_in_place_grow_like_others() -> None:
+    one, other = (ds.growth_exponent(chain(in_place), X) for in_place in (False, True))
+    assert one == other
+    one, other = (ds.signal(chain(in_place), X) for in_place in (False, True))
+    assert one.to_dicts() == other.to_dicts()
+
+
+class Routed(nn.Module):
+    """Reads one layer or the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(x) if len(x) > 5 else self.b(x)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_batches_that_do_not_reach_a_weight_have_the_gradient_zero(order: Sequence[int]) -> None:
+    torch.manual_seed(0)
+    model = Routed()
+    cuts = [(X[:6], Y[:6]), (X[6:], Y[6:]), (X[2:9], Y[2:9])]
+    batches = [cuts[place] for place in order]
+    for row in ds.gradients(model, loss, batches):
+        weight = dict(model.named_parameters())[row.parameter]
+        found = torch.stack(
+            [
+                torch.autograd.grad(loss(model(x), y), weight, materialize_grads=True)[0].double()
+                for x, y in batches
+            ]
+        )
+        assert row.rms == pytest.approx(float(found.mean(0).square().mean().sqrt()))
+        assert row.noise == pytest.approx(float(found.var(0).mean()))
+
+
+@pytest.mark.parametrize(
+    "measure",
+    [
+        lambda model: ds.signal(model, X[:0]),
+        lambda model: ds.jacobian(model, X[:0]),
+        lambda model: ds.growth_exponent(model, X[:0]),
+        lambda model: ds.degeneracy(model, X[:0]),
+        lambda model: ds.cost(model, X[:0]),
+        lambda model: ds.gradients(model, loss, [(X, Y), (X[:0], Y[:0])]),
+        lambda model: ds.predict_growth(model, None, X[:0], torch.zeros(0, 3)),
+    ],
+)
+def test_batches_without_samples_are_refused(measure: Callable[[nn.Module], Any]) -> None:
+    with pytest.raises(ps.InputError, match="inputs with no samples"):
+        measure(chain(False))
+
+
+def test_losses_without_curvature_have_the_curvature_zero() -> None:
+    batches = [(X[:5], Y[:5]), (X[5:], Y[5:])]
+    found = ds.suggest_decay(nn.Linear(4, 12), lambda y, _: y.sum(), batches)
+    assert found.curvature == 0 and found.stable_lr is None
+
+
+def test_attention_is_read_before_dropout_and_changes_in_place() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, 5, 8)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.5, batch_first=True)
+    one, other = (attention_matrices(layer.train(mode), x)[0] for mode in (True, False))
+    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+    class Doubled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            attended = (x @ x.transpose(-1, -2)).softmax(-1)
+            attended *= 2
+            return attended @ x
+
+    found = attention_matrices(Doubled(), x.view(3, 5, 2, 4).transpose(1, 2))[0]
+    torch.testing.assert_close(found.sum(-1), torch.ones(3, 2, 5).double(), rtol=0, atol=1e-6)
+    with pytest.raises(ps.CaptureError, match="TransformerEncoderLayer"):
+        attention_matrices(layer, torch.randn(2, 7))
+    with pytest.raises(ps.InputError, match="expected one square shape"):
+        rollout([torch.eye(3), torch.eye(4)])
+
+
+def test_textbook_counts_are_those_of_activations_in_place() -> None:
+    one, other = (ds.cost(chain(in_place), X) for in_place in (False, True))
+    assert one.cached == other.cached and one.multiplications == other.multiplications
+
+
+@pytest.mark.slow
+def test_imports_draw_no_random_numbers() -> None:
+    code = (
+        "import random, numpy, torch\n"
+        "states = random.getstate(), str(numpy.random.get_state()), torch.get_rng_state()\n"
+        "import pathspace.diagnostics as ds\n"
+        "ds.watching, ds.signal, ds.MarkovChain, ds.degeneracy\n"
+        "assert random.getstate() == states[0]\n"
+        "assert str(numpy.random.get_state()) == states[1]\n"
+        "assert torch.equal(torch.get_rng_state(), states[2])\n"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+
+
+class Half(nn.Module):
+    """Two layers inside of a checkpoint, with dead units after the first."""
+
+    def __init__(self, reentrant: bool | None) -> None:
+        super().__init__()
+        self.up, self.inner, self.out = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.reentrant = reentrant
+        with torch.no_grad():
+            self.inner.bias[:3] = -100
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(x).relu()
+
+        def block(h: Tensor) -> Tensor:
+            return self.inner(h).relu()
+
+        if self.reentrant is None:
+            return self.out(block(h))
+        return self.out(checkpoint(block, h, use_reentrant=self.reentrant))
+
+
+def test_watching_sees_dead_units_inside_of_checkpoints() -> None:
+    shares = {}
+    for reentrant in (None, True, False):
+        torch.manual_seed(0)
+        model = Half(reentrant)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        with ds.watching(model) as watched:
+            for _ in range(2):
+                optimizer.zero_grad()
+                loss(model(X), Y).backward()
+                optimizer.step()
+        shares[reentrant] = [row["dead_share_largest"] for row in watched.rows]
+    assert shares[None] == shares[True] == shares[False] and shares[None][0] >= 3 / 8
+
+
+def test_a_model_with_means_of_centred_values_stays_about_as_exact_as_it_is() -> None:
+    torch.manual_seed(2)
+    # means of what a norm has centred are rounding errors
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(),
+        nn.ConvTranspose2d(4, 4, 2, groups=2), nn.LeakyReLU(0.2), nn.InstanceNorm2d(4),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2),
+    ).double().eval()  # fmt: skip
+    fitted = ps.fit_dtype(model, torch.randn(3, 2, 6, 6).double())
+    assert fitted.error <= 2 * fitted.error_before < 1e-3
+
+
+def test_scales_that_only_several_weights_determine_together_have_no_skeleton() -> None:
+    torch.manual_seed(0)
+    twice = nn.Linear(3, 3, bias=False)
+    model = nn.Sequential(
+        nn.Linear(4, 3), Autoencoder(3, 3), twice, nn.ReLU(), twice, Autoencoder(3, 3),
+        nn.Linear(3, 2),
+    ).double()  # fmt: skip
+    x = X.double()
+    graph = ps.trace(model, x)
+    with pytest.raises(ps.UnsupportedError, match=r"no tree for \d units \(the first is '0"):
+        graph.skeleton()
+    y = model(x)
+    phi = torch.randn(graph.num_units, dtype=torch.float64)
+    moved = ps.rescale(copy.deepcopy(model), graph, phi)
+    assert phi.abs().sum() > 1 and torch.allclose(moved(x), y, rtol=1e-9)
+    assert torch.allclose(ps.balance(moved, graph)(x), y, rtol=1e-9)

@@ -1,0 +1,373 @@
+"""The leaderboard of optimizers: runs that repeat themselves, starts that are one
+function, a journal that goes on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pathspace import InputError
+from pathspace.training.experiments.reproduce import (
+    Setting,
+    leaderboard,
+    leaderboard_contest,
+    leaderboard_run,
+    leaderboard_tasks,
+)
+from pathspace.training.experiments.reproduce.leaderboard_contest import (
+    Entry,
+    Journal,
+    asked,
+    cases,
+    contest,
+    priority,
+)
+from pathspace.training.experiments.reproduce.leaderboard_run import (
+    ARMS,
+    ONLY,
+    SIMPLE,
+    STARTS,
+    Result,
+    Run,
+    carry_out,
+    prepared,
+    rates,
+    score,
+)
+from pathspace.training.experiments.reproduce.leaderboard_tasks import BATCH, STEPS, TASKS
+from pathspace.training.experiments.reproduce.record import Record
+from pathspace.training.task import Split
+
+QUICK = Run("MLP", "default", "AdamW", 0.01, seed=3, steps=5)
+
+
+def test_a_run_repeats_itself() -> None:
+    assert replace(carry_out(QUICK), seconds=0.0) == replace(carry_out(QUICK), seconds=0.0)
+    assert carry_out(QUICK).valid != carry_out(replace(QUICK, seed=4)).valid
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_scrambled_starts_are_the_same_function(task: str) -> None:
+    run = Run(task, "default", "AdamW", 0.01, seed=0)
+    model, _ = prepared(run)
+    twin, _ = prepared(replace(run, start="scrambled 10"))
+    assert not all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True)
+    )
+    split = TASKS[task][1]("embedded")[1]
+    # (a norm's eps is seen where its inputs became small)
+    assert score(model, split)[0] == pytest.approx(score(twin, split)[0], rel=0.1)
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_every_contender_takes_steps(arm: str) -> None:
+    task = ONLY.get(arm, ("MLP",))[0]
+    assert not carry_out(
+        Run(task, "default", arm, rates(arm)[3], seed=0, steps=5)
+    ).reason.startswith(arm)
+    assert len(rates(arm)) == 8 and min(rates(arm)) == ARMS[arm][0]
+
+
+def test_what_fails_is_counted() -> None:
+    assert carry_out(replace(QUICK, arm="SGD", lr=1e4, steps=20)).failed
+    refused = carry_out(
+        Run("batch-norm ResNet", "default", "conditioned start, AdamW", 0.1, seed=0)
+    )
+    assert refused.failed and refused.reason not in ("", "diverged") and math.isnan(refused.test)
+
+
+def quick(**given: Any) -> Setting:
+    """Ten seeds, a tenth of the steps."""
+    return Setting(**{"run": lambda trials: [], "shrink": 10, "seeds": tuple(range(10)), **given})
+
+
+def pretending(monkeypatch: pytest.MonkeyPatch, result: Callable[[Run], Result]) -> list[Run]:
+    """Let runs end at once; the ones that are carried out are listed."""
+    done: list[Run] = []
+
+    def pretend(run: Run) -> Result:
+        done.append(run)
+        return result(run)
+
+    monkeypatch.setattr(leaderboard_contest, "carry_out", pretend)
+    return done
+
+
+@pytest.mark.slow
+def test_rates_are_chosen_by_the_tuning_seeds_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def result(run: Run) -> Result:
+        # the first tuning seed likes 0.003 best and 0.01 next, the second likes 0.01;
+        # others are best elsewhere
+        wish = {1000: (0.003, 0.01, 0.001), 1001: (0.01, 0.003, 0.001)}.get(run.seed, (3.0,))
+        valid = wish.index(run.lr) + 0.1 * (run.seed == 1000) if run.lr in wish else 9.0
+        return Result(valid * (1 + (run.seed == 1001)), run.lr, 0.5, run.lr > 0.5, "", 0.0)
+
+    done = pretending(monkeypatch, result)
+    chosen = [("default", "MLP", arm) for arm in ("SGD", "AdamW")]
+    found = contest(Journal(None), chosen, quick())
+    assert [(e.arm, e.lr, len(e.results)) for e in found] == [
+        ("SGD", 0.01, 10),
+        ("AdamW", 0.01, 10),
+    ]
+    tried = Counter((run.arm, run.seed) for run in done if run.seed >= 1000)
+    assert tried == {
+        (arm, seed): n for arm in ("SGD", "AdamW") for seed, n in ((1000, 8), (1001, 3))
+    }
+    assert {run.seed for run in done if run.seed < 1000} == set(range(5, 15))
+
+
+@pytest.mark.parametrize(
+    ("spread", "gap", "most", "expected"),
+    [
+        (0.01, 0.0, None, 10),
+        (0.06, 0.0, None, 31),
+        (0.06, 0.5, None, 10),
+        (0.18, 0.0, None, 191),
+        (0.18, 0.0, 60, 60),
+    ],
+)
+def test_the_pilot_says_how_many_seeds_are_needed(
+    monkeypatch: pytest.MonkeyPatch, spread: float, gap: float, most: int | None, expected: int
+) -> None:
+    """A wide spread needs more seeds, with no bound but the user's, a large effect fewer;
+    nothing of the pilot is reported.
+    """
+
+    def result(run: Run) -> Result:
+        swing = 0.0 if run.arm == "AdamW" else spread * math.cos(3 * run.seed) - gap
+        return Result(run.lr, 1.0 + swing, 0.5, False, "", 0.0)
+
+    done = pretending(monkeypatch, result)
+    chosen = [("scrambled 100", "MLP", arm) for arm in ("AdamW", "gauge-fixed AdamW", "G-Adam")]
+    setting = quick(by_power=True, most_seeds=most)
+    found = {e.arm: len(e.results) for e in contest(Journal(None), chosen, setting)}
+    assert (
+        found["AdamW"]
+        == found["gauge-fixed AdamW"]
+        == pytest.approx(expected, rel=0.3 * (expected not in (10, most)))
+    )
+    # no claim is about G-Adam
+    assert found["G-Adam"] == 5 and not any(run.arm == "G-Adam" and run.seed < 5 for run in done)
+
+
+def test_fresh_seeds_that_spread_more_than_the_pilot_ask_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And those that spread less give none back."""
+    chosen = [("scrambled 100", "MLP", arm) for arm in ("AdamW", "gauge-fixed AdamW")]
+    counts = {}
+    for early, late in ((0.01, 0.01), (0.01, 0.12), (0.06, 0.01)):
+
+        def result(run: Run, early: float = early, late: float = late) -> Result:
+            spread = early if run.seed < 5 else late
+            swing = 0.0 if run.arm == "AdamW" else spread * math.cos(3 * run.seed)
+            return Result(run.lr, 1.0 + swing, 0.5, False, "", 0.0)
+
+        pretending(monkeypatch, result)
+        found = contest(Journal(None), chosen, quick(by_power=True))
+        (counts[early, late],) = {len(entry.results) for entry in found}
+    assert counts[0.01, 0.01] == 10 < min(counts[0.01, 0.12], counts[0.06, 0.01])
+
+
+def test_a_run_that_failed_counts_as_a_guess() -> None:
+    bad = Result(9e9, 9e9, 0.9, True, "diverged", 1.0)
+    good = replace(bad, test=0.5, failed=False, reason="")
+    entry = Entry("default", "MLP", "SGD", 0.1, (good, bad, replace(bad, test=math.nan)))
+    assert entry.losses == [0.5, math.log(10), math.log(10)]
+
+
+def test_cases_leave_nothing_out_and_the_question_has_priority() -> None:
+    found = list(cases())
+    whole = sum(len(ONLY.get(arm, TASKS)) * (len(STARTS) if arm != SIMPLE else 1) for arm in ARMS)
+    assert len(found) == len(set(found)) == whole
+    first = [case for case in found if priority(case) == 0]
+    assert len(first) == 4 * len(TASKS) and {arm for *_, arm in first} == {
+        "AdamW",
+        "gauge-fixed AdamW",
+    }
+    assert asked() == {case for case in found if priority(case) <= 1}
+    assert {scale: set(tasks) for scale, tasks in STEPS.items()} == {
+        scale: set(TASKS) for scale in BATCH
+    }
+
+
+@pytest.mark.slow
+def test_the_record_counts_failures_and_compares_pairs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pretend(run: Run) -> Result:
+        if run.arm == "SGD":
+            return Result(math.nan, math.nan, math.nan, True, "diverged", 1.0)
+        test = (
+            0.9
+            if run.arm == SIMPLE
+            else 1.0
+            if run.arm == "AdamW" and run.start != "default"
+            else 0.5
+        )
+        test += run.seed / 1e3
+        return Result(test + run.lr, test, 0.1, False, "", 1.0)
+
+    monkeypatch.setattr(leaderboard_contest, "carry_out", pretend)
+    found = leaderboard.run(quick(folder=tmp_path))
+    found.write(tmp_path / "record.json")
+    again = Record.read(tmp_path / "record.json")
+    assert again.ours == found.ours and leaderboard.draw(again).axes
+    rows = {row[:2]: row[2:] for row in found.ours.rows}
+    assert len(rows) == sum(len(ONLY.get(arm, TASKS)) for arm in ARMS)
+    assert rows["MLP", "SGD"][0] == "2.303 ± 0.000 (1e-06*, 10 failed)"
+    assert rows["MLP", SIMPLE][1:] == ("–", "–", "–")
+    verdicts = {claim["statement"]: claim["verdict"] for claim in found.claims}
+    ours = "gauge-fixed AdamW ends lower than AdamW"
+    assert verdicts[f"MLP, scrambled 100 start: {ours}"] == "better"
+    assert verdicts[f"MLP, default start: {ours}"] != "better"
+    # SGD never learns here, so that a start that hurts it cannot be seen
+    slowed = "SGD ends lower from the default start than from the scrambled 100 one"
+    assert {c["nothing"] for c in found.claims if slowed in c["statement"]} == {
+        f"neither beats the {SIMPLE}"
+    }
+    # the first families are as large as there are tasks
+    assert [claim["count"] for claim in found.claims] == len(found.claims) * [10]
+    assert [ours in claim["statement"] for claim in found.claims[:12]] == 6 * [True] + 6 * [False]
+    (first, *_), columns = found.data["standing"]["rows"], found.data["standing"]["columns"]
+    told = dict(zip(columns, first, strict=True))
+    assert told["within AdamW's interval or better"] == told["as from the default start"] == "yes"
+    assert told["scrambling hurts AdamW"] == told["gauge-fixed lower when scrambled"] == "yes"
+    # later, when no time is left, the journal knows the same
+    monkeypatch.setattr(leaderboard_contest, "carry_out", lambda run: pytest.fail("run again"))
+    late = leaderboard.run(quick(folder=tmp_path, minutes=0.0))
+    assert late.claims == found.claims and late.ours == found.ours
+    none = leaderboard.run(Setting(run=lambda trials: [], folder=tmp_path, minutes=0.0))
+    assert not none.ours.rows and any("Not run: SGD, AdamW" in line for line in none.differs)
+
+
+def test_a_journal_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "runs" / "journal.jsonl"
+    failing = replace(QUICK, arm="SGD", lr=1e4, steps=20)
+    first = Journal(path)
+    first.carry_out([QUICK, failing, QUICK])
+    with path.open("a") as file:
+        file.write('{"run": {"task"')
+    Journal(path).carry_out([replace(QUICK, seed=9)])
+    monkeypatch.setattr(leaderboard_contest, "carry_out", lambda run: pytest.fail("run again"))
+    again = Journal(path)
+    again.carry_out([failing, QUICK, replace(QUICK, seed=9)])
+    assert again.known[QUICK] == first.known[QUICK]
+    assert again.known[failing].failed is first.known[failing].failed is True
+
+
+def test_other_data_runs_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels that changed must not lead to the result of the old ones."""
+    path = tmp_path / "journal.jsonl"
+    Journal(path).carry_out([QUICK])
+    kept = path.read_text()
+    build, data = TASKS[QUICK.task]
+    first, *rest = data(QUICK.scale)
+    turned = replace(first, targets=first.targets.flip(0)), *rest
+    for change in ("data", "nothing"):
+        path.write_text(kept)
+        with monkeypatch.context() as changed:
+            leaderboard_contest.run_data.cache_clear()
+            if change == "data":
+                changed.setitem(TASKS, QUICK.task, (build, lambda _: turned))
+            again = Journal(path)
+            before = again.known[QUICK].test
+            # without time, a journal is read as it is
+            Journal(path, minutes=0).carry_out([QUICK])
+            assert path.read_text() == kept
+            again.carry_out([QUICK])
+            assert (path.read_text() == kept) is (change == "nothing")
+            assert (again.known[QUICK].test == before) is (change == "nothing")
+    leaderboard_contest.run_data.cache_clear()
+
+
+def test_committed_runs_are_known_by_their_settings_and_their_data(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the data of that time, which are the same for all runs of a task."""
+    journal = Journal(Path(__file__).parents[2] / "docs" / "reproduction" / "optimizers.jsonl")
+    told = {(run.task, run.scale): data for run, data in journal.data.items()}
+    monkeypatch.setattr(leaderboard_contest, "run_data", lambda *task: told[task])
+    assert all(map(journal.has, journal.known)) and told.keys() == {
+        (task, "fetched") for task in TASKS
+    }
+
+
+@pytest.mark.slow
+def test_processes_find_what_one_finds(tmp_path: Path) -> None:
+    runs = [replace(QUICK, seed=seed) for seed in range(3)]
+    alone = Journal(None)
+    alone.carry_out(runs)
+    with Journal(tmp_path / "journal.jsonl", jobs=2) as both:
+        both.carry_out(runs[:2])
+        both.carry_out(runs)
+    tests = [
+        [journal.known[run].test for run in runs] for journal in (alone, both, Journal(both.path))
+    ]
+    assert tests[0] == tests[1] == tests[2]
+
+
+@pytest.mark.slow
+def test_fetched_data_takes_the_same_networks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each task, with a few random images and a text in place of what would be fetched."""
+    sizes = (70, 20, 20)
+    parts = [Split(torch.randn(n, 1, 28, 28), torch.arange(n) % 10) for n in sizes]
+    monkeypatch.setattr(leaderboard_tasks, "given", lambda *_: tmp_path)
+    monkeypatch.setattr(leaderboard_tasks, "mnist_splits", lambda _: parts)
+    monkeypatch.setattr(
+        leaderboard_tasks, "bible_tokens", lambda _: ([torch.arange(400) % 64] * 3, 64)
+    )
+    for cached in (leaderboard_tasks.images, leaderboard_tasks.text, leaderboard_run.graph_of):
+        cached.cache_clear()
+    try:
+        assert tuple(leaderboard_tasks.images("fetched")[1].inputs.shape) == (20, 1, 14, 14)
+        for task in TASKS:
+            for arm in ("gauge-fixed AdamW", SIMPLE):
+                assert not math.isnan(
+                    carry_out(Run(task, "default", arm, 1e-3, 0, 2, "fetched")).test
+                ), (task, arm)
+    finally:
+        for cached in (leaderboard_tasks.images, leaderboard_tasks.text, leaderboard_run.graph_of):
+            cached.cache_clear()
+
+
+def test_a_text_of_other_characters_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A journal is read without the data, so that the loss of a guess has to be known before."""
+    monkeypatch.setattr(leaderboard_tasks, "given", lambda *_: tmp_path)
+    monkeypatch.setattr(
+        leaderboard_tasks, "bible_tokens", lambda _: ([torch.arange(400) % 30] * 3, 30)
+    )
+    with pytest.raises(
+        InputError, match="found 30 different characters in the King James Bible, expected 64"
+    ):
+        leaderboard_tasks.text.__wrapped__("fetched")
+    assert leaderboard_tasks.chance("character GPT", "fetched") == pytest.approx(math.log(64))
+
+
+def test_a_journal_says_what_computed_its_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "optimizers.jsonl"
+    places = [{"commit": "a", "processor": "P"}, {"commit": "a", "processor": "Q"}]
+    for seed, place in enumerate([places[0], places[0], places[1]]):
+        monkeypatch.setattr(leaderboard_contest, "provenance", lambda place=place: place)
+        journal = Journal(path)
+        journal.carry_out([replace(QUICK, seed=seed)])
+        assert journal.origins == places[: 1 + (seed == 2)]
+    again = Journal(path)
+    assert (len(again.known), again.origins) == (3, places)
+    assert len(path.read_text().splitlines()) == 5
+    found = leaderboard.record((), Setting(lambda trials: [], "embedded"), again.origins)
+    assert found.versions == {"commit": "a", "processor": "P, Q"}

@@ -1,0 +1,546 @@
+"""The papers' recipes: every cell is there, says something of each field, and a run's
+differences are all listed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from pathspace.errors import InputError
+from pathspace.files.json_lines import read_lines
+from pathspace.training.experiments.data import fetched
+from pathspace.training.experiments.models import StackedReluLM
+from pathspace.training.experiments.reproduce import EXPERIMENTS, Setting
+from pathspace.training.experiments.reproduce.command import run_reproduction
+from pathspace.training.experiments.reproduce.recipes import (
+    FIELDS,
+    UNSAID,
+    Cell,
+    describe,
+    differences,
+    full_arms,
+    full_trial,
+    listed,
+    load_cells,
+    runnable,
+    settled,
+    table_cells,
+)
+from pathspace.training.experiments.reproduce.recipes.compare import (
+    DATA,
+    DROPPED,
+    FASHION_IMAGES,
+    training_images,
+)
+from pathspace.training.experiments.reproduce.recipes.full import full_arm
+from pathspace.training.experiments.reproduce.recipes.recognise import KNOWN, found_in
+from pathspace.training.experiments.reproduce.record import Record
+from pathspace.training.experiments.reproduce.trial import Outcome, Trial
+from pathspace.training.experiments.reproduce.tuning import measure
+from pathspace.training.experiments.tasks import load_task, task_names
+from pathspace.training.experiments.tasks.papers import CORPORA, mnist_splits
+from pathspace.training.recipe import Recipe, prepare
+from pathspace.training.task import task_options
+from tests.training.test_training_data import idx, write_mnist
+
+JOURNALS = sorted((Path(__file__).parents[2] / "docs" / "reproduction").glob("*-trials.jsonl"))
+SETTING = Setting(run=lambda trials: [], scale="full")
+RUNNABLE = [cell for cell in load_cells().values() if not runnable(cell)]
+# What a full run cannot take over from a recipe, by the fields that differ: one thread in place of
+# a GPU, five seeds, rates chosen on validation data, and details of Path-SGD.
+ALWAYS = {"device", "seeds", "search"}
+LEFT = {
+    "path-space-table-1": set(),
+    "path-space-table-7": set(),
+    "path-space-figure-6": set(),
+    "path-space-figure-4": {"decay", "scaling"},
+    "path-space-table-2": set(),
+    "path-space-table-4": set(),
+    "path-space-figure-7": set(),
+    "path-space-table-6": {"decay", "reported", "scaling"},
+    "markov-chain-table-1": set(),
+    "markov-chain-table-2": set(),
+    "markov-chain-table-3": set(),
+    "markov-chain-figure-4": set(),
+}
+
+
+def test_every_cell_of_the_papers_is_there() -> None:
+    found = Counter(name.split("/")[0] for name in load_cells())
+    assert found == {
+        "path-space-table-1": 4 * 3,
+        "path-space-table-2": 9 * 2,
+        "path-space-table-4": 9 * 3,
+        "path-space-table-6": 9 * 3 - 3,
+        "path-space-table-7": 4 * 2,
+        "path-space-figure-4": 4 * 3,
+        "path-space-figure-6": 4 * 3,
+        "path-space-figure-7": 3 * 2,
+        "markov-chain-table-1": 4 * 2,
+        "markov-chain-table-2": 4 * 5,
+        "markov-chain-table-3": 9 * 2,
+        "markov-chain-figure-2": 3,
+        "markov-chain-figure-4": 2,
+    }
+
+
+def test_what_is_unsaid_of_a_run_is_filled_in() -> None:
+    for cell in RUNNABLE:
+        assert [key for key in FIELDS if cell.value(key) == UNSAID] in ([], ["device"]), cell.name
+        assert cell.ours["task"] in task_names()
+
+
+def test_every_optimizer_of_a_recipe_has_its_decay() -> None:
+    trials = [full_trial(cell) for cell in RUNNABLE if cell.value("model") == "stacked ReLU RNN"]
+    assert {"recurrent-gsgd", "recurrent-path-sgd"} <= {trial.optimizer for trial in trials}
+    task = load_task("text-characters", hidden=4, layers=2, limit=20)
+    for kind, decay in sorted({(trial.optimizer, trial.decay) for trial in trials}):
+        prepare(task, Recipe(kind, decay=decay))
+
+
+def test_decays_are_chosen_from_those_of_the_recipe() -> None:
+    """All language models choose one of three decays, but for Path-SGD, which has none."""
+    cells = table_cells("path-space-figure-4")
+    for (row, column), cell in cells.items():
+        run = of_full(cell)
+        wanted = 0.0 if column == "Path-SGD" else [1e-5, 1e-6, 1e-7]
+        assert run["decay"] == wanted, (row, column)
+    seen: list[Trial] = []
+
+    def run_of(trials: Sequence[Trial]) -> list[Outcome]:
+        seen.extend(trials)
+        return [
+            Outcome((1.0,), (1.0,), (abs(t.decay - 1e-5) + t.lr / 100,), 2.0, False, 0.5, 0.5)
+            for t in trials
+        ]
+
+    arm = full_arm("x", cells["PTB", "G-SGD"], SETTING)
+    (found,) = measure([arm], run_of, (1000, 1001), (0, 1, 2))
+    assert len([t for t in seen if not t.test]) == len(set(seen)) - 3 == 3 * len(arm.rates) * 2
+    assert {(t.decay, t.lr) for t in seen if t.test} == {(1e-5, 0.1)}
+    assert (found.arm.base.decay, found.lr, found.to_dict()["decay"]) == (1e-5, 0.1, 1e-5)
+    assert found.seconds == 2.0 * len(seen)
+
+
+def test_a_recipe_that_lacks_a_field_is_refused() -> None:
+    cell = RUNNABLE[0]
+    with pytest.raises(InputError, match="lacks 'epochs'"):
+        replace(cell, recipe={key: value for key, value in cell.recipe.items() if key != "epochs"})
+    with pytest.raises(InputError, match="epoches"):
+        replace(cell, recipe={**cell.recipe, "epoches": 3})
+    with pytest.raises(InputError, match="table"):
+        table_cells("path-space-table-9")
+
+
+def of_full(cell: Cell, **more: Any) -> dict[str, Any]:
+    arm = full_arm("x", cell, SETTING)
+    return describe(replace(arm.base, **more), arm.rates, 5, 2, arm.decays)
+
+
+@pytest.mark.parametrize("table", LEFT)
+def test_the_full_scale_is_the_recipe(table: str) -> None:
+    """Whatever the paper says is done, but for the fields that are named above; what
+    is unsaid is as filled in.
+    """
+    for cell in RUNNABLE:
+        if cell.name.split("/")[0] != table:
+            continue
+        run, cell = of_full(cell), settled(cell)
+        for key, said in cell.recipe.items():
+            lines = differences(
+                replace(cell, recipe={**dict.fromkeys(FIELDS, 0), key: said}),
+                {**dict.fromkeys(FIELDS, 0), key: run[key]},
+            )
+            if said == UNSAID:
+                assert lines == (lines[0],) and lines[0].endswith("the paper does not say."), (
+                    cell.name,
+                    key,
+                )
+                assert key in ALWAYS or run[key] == cell.value(key), (cell.name, key)
+            elif key not in ALWAYS | LEFT[table]:
+                assert not lines, (cell.name, key, lines)
+
+
+@pytest.mark.parametrize("key", FIELDS)
+def test_each_field_that_differs_is_listed(key: str) -> None:
+    for cell in RUNNABLE[:: len(RUNNABLE) // 12]:
+        agreed = {field: "by us" if said == UNSAID else said for field, said in cell.recipe.items()}
+        before, after = (
+            differences(cell, agreed),
+            differences(cell, {**agreed, key: "something else"}),
+        )
+        assert len(before) == sum(said == UNSAID for said in cell.recipe.values())
+        (listed,) = set(after) - set(before)
+        assert listed.startswith(f"{FIELDS[key]}: something else")
+
+
+# a change of each field of a trial, and what it touches
+CHANGES: dict[str, tuple[Any, str]] = {
+    "task": ("fashion-28", "data"),
+    "optimizer": ("momentum", "momentum"),
+    "epochs": (9, "epochs"),
+    "batch_size": (9, "batch"),
+    "init": ("default", "start"),
+    "rule": ("random", "start"),
+    "tau": (9.0, "tau"),
+    "options": ((("hidden", 9),), "width"),
+    "device": ("cuda", "device"),
+    "schedule": ("linear", "schedule"),
+    "clip": (9.0, "clip"),
+    "decay": (9.0, "decay"),
+    "augment": ("crop-flip", "augmentation"),
+    "betas": ((0.9, 0.98), "betas"),
+    "eps": (1e-9, "eps"),
+    "precision": ("bf16-mixed", "device"),
+}
+
+
+def test_every_field_of_a_trial_is_looked_at() -> None:
+    # the rate is chosen from the grid, seeds are counted, and looking on changes nothing
+    assert CHANGES.keys() == {field.name for field in fields(Trial)} - {
+        "lr",
+        "seed",
+        "test",
+        "efficiency",
+    }
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_of_the_run_is_listed(name: str) -> None:
+    cell = table_cells("path-space-table-1")["sMNIST-28", "SGD"]
+    value, key = CHANGES[name]
+    # (SGD has no moments)
+    adam = {"optimizer": "adam"} if name in ("betas", "eps") else {}
+    before, after = (
+        differences(cell, of_full(cell, **{**adam, **more})) for more in ({}, {name: value})
+    )
+    assert any(line.startswith(f"{FIELDS[key]}: ") for line in set(after) - set(before))
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "key", "words"),
+    [
+        ("limit", 10_000, "data", "10,000 of 55,000 training examples"),
+        ("pool", 2, "data", "means over squares of 2 x 2 pixels"),
+        ("scale", 0.3, "model", "a learned factor from 0.3"),
+        ("drop", 0.05, "model", "5% of the branches dropped"),
+        ("activity", 3e-7, "model", "squares of activations penalised by 3e-07"),
+    ],
+)
+def test_options_of_a_task_are_described(option: str, value: Any, key: str, words: str) -> None:
+    resnet = (("network", "resnet"), ("depth", 8))
+    before, after = (
+        describe(Trial("fashion-images", "sgd", 0.1, 0, 1, options=options), (0.1,), 2, 1)
+        for options in (resnet, (*resnet, (option, value)))
+    )
+    assert words in after[key] and words not in before[key]
+    assert {k for k in FIELDS if before[k] != after[k]} == {key}
+
+
+def test_all_training_images_are_those_that_the_split_leaves(tmp_path: Path) -> None:
+    for part, count in (("train", FASHION_IMAGES), ("t10k", 10)):
+        images = np.zeros((count, 1, 1), np.uint8)
+        (tmp_path / f"{part}-images-idx3-ubyte").write_bytes(idx(images, 8))
+        (tmp_path / f"{part}-labels-idx1-ubyte").write_bytes(idx(images[:, 0, 0], 8))
+    assert len(mnist_splits(tmp_path)[0]) == training_images("fashion-images")
+    assert training_images("number-words") == 0
+
+
+@pytest.mark.parametrize("journal", JOURNALS, ids=lambda path: path.stem)
+def test_records_name_the_cut_of_their_data(journal: Path) -> None:
+    """Each run that a record reports is described as today's lists of differences do."""
+    record = Record.read(journal.with_name(journal.name.replace("-trials.jsonl", ".json")))
+    tests = {test for arm in record.data["arms"] for test in arm["tests"]}
+    data = set()
+    for run in read_lines(journal):
+        trial, told = run["trial"], run["trial"]["options"]
+        if run["outcome"]["test_metric"] in tests:
+            data.add((trial["task"], tuple((key, value) for key, value in told)))
+    assert data
+    for task, options in data:
+        said = describe(Trial(task, "sgd", 0.1, 0, 1, options=options), (0.1,), 2, 1)["data"]
+        assert any(line.startswith(f"Data: {said} in place of ") for line in record.differs)
+
+
+def test_no_option_of_a_task_is_left_out() -> None:
+    """Whatever a run changes of its task's options changes its description."""
+    others: dict[str, Any] = {"depth": 14, "hidden": 48}
+    for task in DATA:
+        for option, default in task_options(task).items():
+            if option == "data":
+                continue
+            if option == "network":
+                other: Any = {"resnet": "recurrent", "deep-resnet": "vit"}.get(default, "resnet")
+            else:
+                other = not default if isinstance(default, bool) else others.get(option, 7)
+            # (the recurrent network alone has two ways to halve images)
+            network = (("network", "recurrent"),) if option == "overlapping" else ()
+            trial = Trial(task, "sgd", 0.1, 0, 1, options=network)
+            before, after = (
+                describe(one, (0.1,), 2, 1)
+                for one in (trial, replace(trial, options=(*network, (option, other))))
+            )
+            assert before != after, (task, option)
+
+
+def test_rates_seeds_and_warm_up_are_listed() -> None:
+    cell = table_cells("path-space-table-1")["sMNIST-28", "SGD"]
+    arm = full_arm("x", cell, SETTING)
+    assert not [
+        line
+        for line in differences(cell, describe(arm.base, arm.rates, 3, 2))
+        if line.startswith("Seeds")
+    ]
+    fewer = differences(cell, describe(arm.base, arm.rates[1:], 4, 2))
+    assert [line.split(":")[0] for line in fewer if line.startswith(("Seeds", "Learning"))] == [
+        "Learning rates",
+        "Seeds",
+    ]
+    warm = describe(replace(arm.base, schedule="cosine 0.05"), arm.rates, 3, 2)
+    assert (warm["schedule"], warm["warmup"]) == ("cosine", 20)
+
+
+def test_the_full_scale_has_the_papers_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("path-space-table-1", "path-space-table-7"):
+        said = {cell.recipe["seeds"] for cell in table_cells(name).values()}
+        assert said == {EXPERIMENTS["smnist"].full_seeds} == {3}
+    seen: list[Setting] = []
+    monkeypatch.setattr(
+        "pathspace.training.experiments.reproduce.command.show_estimate",
+        lambda experiment, setting, *more: seen.append(setting),
+    )
+    for scale in ("embedded", "full"):
+        run_reproduction(
+            "smnist", Console(quiet=True), scale=scale, data=str(tmp_path), dry_run=True
+        )
+    assert [len(setting.seeds) for setting in seen] == [5, 3]
+
+
+def test_other_data_in_the_format_of_the_papers_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of MNIST's format are those of MNIST, of Fashion-MNIST, or unknown."""
+    write_mnist(tmp_path, packed=True)
+    arms = full_arms("path-space-table-1", replace(SETTING, data=tmp_path))
+    place = "sMNIST-28", "SGD"
+    pairs = [(table_cells("path-space-table-1")[place], arms[place])]
+
+    def said() -> list[str]:
+        lines = listed(pairs, replace(SETTING, data=tmp_path))
+        return [line for line in lines if line.startswith("Data: ")]
+
+    wanted = "in place of MNIST in 28 steps of 28 pixels."
+    assert said() == [f"Data: files that are not recognised as MNIST {wanted}"]
+    own = {
+        name: hashlib.md5(gzip.decompress((tmp_path / f"{name}.gz").read_bytes())).hexdigest()
+        for name in KNOWN["MNIST"]["files"]
+    }
+    for name, lines in (
+        ("Fashion-MNIST", [f"Data: Fashion-MNIST in 28 steps of 28 pixels {wanted}"]),
+        ("MNIST", []),
+    ):
+        with monkeypatch.context() as changed:
+            changed.setitem(KNOWN, name, KNOWN[name] | {"files": own})
+            assert said() == lines
+    (tmp_path / "wiki.train.tokens").write_text("a")
+    assert found_in(tmp_path, "wikitext-2", DATA["wikitext-2"]) == (
+        "WikiText-2, words",
+        "Data: no digests of WikiText-2, words are known here, so the files were not checked.",
+    )
+    assert {task for known in KNOWN.values() for task in known["tasks"]} <= DATA.keys()
+    # the copy that is fetched is known
+    if (folder := fetched("fashion-mnist")) is not None:
+        assert found_in(folder, "mnist-images", "MNIST") == ("Fashion-MNIST", "")
+
+
+def test_cells_that_cannot_be_trained_say_why() -> None:
+    left = [cell for cell in load_cells().values() if runnable(cell)]
+    assert {cell.name.split("/")[0] for cell in left} == {
+        "markov-chain-figure-2",
+        "path-space-table-4",
+    }
+    for cell in left:
+        assert runnable(cell).endswith(".")
+        with pytest.raises(InputError, match="cannot be trained here"):
+            full_trial(cell)
+
+
+def test_what_holds_for_all_contenders_is_listed_once() -> None:
+    cells, arms = (
+        table_cells("path-space-table-1"),
+        full_arms("path-space-table-1", replace(SETTING, shrink=100)),
+    )
+    assert arms.keys() == cells.keys()
+    lines = listed(
+        [(cells[place], arm) for place, arm in arms.items()], replace(SETTING, device="cuda")
+    )
+    assert (
+        lines.count("Epochs: 4 in place of 400.") == 1
+        and "Computer: cuda in place of one Nvidia GPU." in lines
+    )
+    some = [line for line in lines if line.startswith("Start")]
+    assert some == ["Start: unit skeleton; the paper does not say."]
+    mixed = listed(
+        [(cells["sMNIST-28", "SGD"], arms["sMNIST-28", column]) for column in ("SGD", "G-SGD")],
+        SETTING,
+    )
+    assert "Optimizer: G-SGD in place of SGD. (sMNIST-28: G-SGD)" in mixed
+    with pytest.raises(InputError, match="No cell of markov-chain-figure-2"):
+        full_arms("markov-chain-figure-2", SETTING)
+
+
+def test_texts_are_described_as_their_models_are(tmp_path: Path) -> None:
+    """The dropouts that a description states are those of the model that the task makes."""
+    for part in ("train", "valid", "test"):
+        (tmp_path / f"ptb.{part}.txt").write_text("a b c d e\n" * 30)
+    assert "ptb" in CORPORA
+    model = load_task("ptb", hidden=4, layers=2, length=5, data=str(tmp_path)).make_model(0)
+    assert isinstance(model, StackedReluLM)
+    found = (
+        model.leave.p,
+        model.enter.p,
+        model.rnn.dropout,
+        model.dropout_words,
+        model.weight_drop,
+    )
+    assert found == tuple(DROPPED.values())
+    assert (
+        model.embedding.embedding_dim
+        == describe(Trial("ptb", "sgd", 1.0, 0, 1), (1.0,), 2, 1)["embedding"]
+    )
+
+
+def test_images_are_described_as_their_models_are() -> None:
+    for network, depth in (("recurrent", 2), ("resnet", 8)):
+        options = (("hidden", 4), ("network", network), ("depth", depth))
+        run = describe(Trial("digits-images", "sgd", 0.1, 0, 1, options=options), (0.1,), 2, 1)
+        model = load_task("digits-images", **dict(options)).make_model(0)
+        kernels = [m for m in model.modules() if isinstance(m, torch.nn.Conv2d)]
+        assert kernels[0].out_channels == run["width"]
+        # of a recurrent layer two kernels, of a residual network one more layer, the read-out
+        assert (
+            run["layers"]
+            == {"recurrent": 1 + (len(kernels) - 1) // 2, "resnet": len(kernels) + 1}[network]
+        )
+        assert run["normalisation"] == "batch norm"
+        assert any(isinstance(m, torch.nn.BatchNorm2d) for m in model.modules())
+    assert DATA.keys() <= set(task_names())
+
+
+def test_the_page_is_that_of_the_files(tmp_path: Path) -> None:
+    """If this fails, run: pathspace reproduce recipes --out docs/reproduction."""
+    run_reproduction("recipes", Console(quiet=True), out=str(tmp_path / "records"))
+    page = (tmp_path / "paper-recipes.md").read_text()
+    assert page == (Path(__file__).parents[2] / "docs" / "paper-recipes.md").read_text()
+    assert page.count("\n## ") == 13 and "–" in page
+
+
+def figures(cell: Cell) -> list[float]:
+    """The numbers of a cell as printed."""
+    return [
+        float(word.strip(",%"))
+        for word in cell.printed.replace("±", " ").split()
+        if word.strip(",%.").replace(".", "").isdigit()
+    ]
+
+
+def test_tables_2_and_4_disagree() -> None:
+    second, fourth = table_cells("path-space-table-2"), table_cells("path-space-table-4")
+    names = {"G-SGD": "G-SGD (our method)", "SGD": "SGD (our implementation)"}
+    wrong = [
+        (row, column) for (row, column), cell in second.items()
+        if figures(fourth[names[row], column.replace("160", "196")]) != figures(cell)
+    ]  # fmt: skip
+    assert wrong == [("G-SGD", "CIFAR-100 RCNN-96")]
+    assert {column.split("-")[-1] for _, column in second} - {
+        column.split("-")[-1] for _, column in fourth
+    } == {"160"}
+    published = {
+        column: figures(cell)[0] for (row, column), cell in fourth.items() if "Liang" in row
+    }
+    better = [
+        column
+        for column, error in published.items()
+        if figures(fourth[names["G-SGD"], column])[0] >= error
+    ]
+    assert sorted(better) == ["CIFAR-10 RCNN-96", "MNIST RCNN-96"]
+
+
+def test_the_increases_of_table_6_follow_from_its_times() -> None:
+    cells = table_cells("path-space-table-6")
+    printed = dict(
+        entry.rsplit(" ", 2)[:2]
+        for entry in next(iter(cells.values())).note.split(": ")[1].split(", ")
+    )
+    assert len(printed) == 9
+    for column, increase in printed.items():
+        ours, plain = (figures(cells[row, column])[0] for row in ("G-SGD", "SGD"))
+        assert 100 * (ours / plain - 1) == pytest.approx(float(increase), abs=0.1)
+
+
+def test_the_improvements_of_the_chain_paper_follow_from_its_figures() -> None:
+    first, third = table_cells("markov-chain-table-1"), table_cells("markov-chain-table-3")
+    improvements = {"WMT-16 DE/EN (Q)": (25.4, 33.6), "WMT-16 DE/EN (S)": (6.0, 4.0),
+                    "WMT-16 EN/DE (Q)": (25.5, 28.7), "WMT-16 EN/DE (S)": (4.9, 4.1)}  # fmt: skip
+    for row, (less, more) in improvements.items():
+        plain, chain = (figures(first[row, column]) for column in ("transformer", "Markov chain"))
+        assert (plain[0] - chain[0], chain[1] - plain[1]) == (
+            pytest.approx(less),
+            pytest.approx(more),
+        )
+    gains = dict(
+        zip(
+            (18, 20, 32, 34, 44, 50, 56, 101, 152),
+            (0.4, 0.2, 0.6, 0.4, 0.2, 0.6, 1.2, 0.4, 0.3),
+            strict=True,
+        )
+    )
+    for row in {row for row, _ in third}:
+        plain, chain = (figures(third[row, column])[0] for column in ("ResNet", "Markov chain"))
+        assert chain - plain == pytest.approx(gains[int(row.split(", ")[1].split()[0])])
+    best = {"ResNet50": 0.2, "ViT-S/16-224": 0.3, "DeiT-S/16-224": 0.2, "Swin-S/4-7-224": 0.2}
+    for row, gain in best.items():
+        mine = {
+            c: figures(cell)[0]
+            for (r, c), cell in table_cells("markov-chain-table-2").items()
+            if r == row
+        }
+        assert max(v for c, v in mine.items() if c != "baseline") - mine[
+            "baseline"
+        ] == pytest.approx(gain)
+
+
+def test_longer_training_worsens_the_perplexity_of_table_1() -> None:
+    cells = table_cells("markov-chain-table-1")
+    for pair in ("DE/EN", "EN/DE"):
+        short, long = (figures(cells[f"WMT-16 {pair} ({s})", "Markov chain"])[0] for s in "QS")
+        assert long > short
+
+
+def test_gains_in_table_3_do_not_grow_with_depth_everywhere() -> None:
+    cells = table_cells("markov-chain-table-3")
+    gains: dict[str, dict[int, float]] = {}
+    for row in dict.fromkeys(row for row, _ in cells):
+        data, layers = row.split(", ")
+        plain, chain = (figures(cells[row, column])[0] for column in ("ResNet", "Markov chain"))
+        gains.setdefault(data, {})[int(layers.split()[0])] = round(chain - plain, 6)
+    by_depth = {data: [found[depth] for depth in sorted(found)] for data, found in gains.items()}
+    # the deepest network gains most on two data sets, step by step on one of them
+    deepest = {data for data, found in by_depth.items() if max(found) == found[-1]}
+    assert deepest == {"CIFAR-10", "CIFAR-100"}
+    steady = {data for data, found in by_depth.items() if found == sorted(found)}
+    assert steady == {"CIFAR-100"}
+    assert by_depth["ImageNet-1k"] == [0.4, 0.3]

@@ -1,0 +1,302 @@
+"""The list of all statements: its entries, what they name, and the verdicts that are computed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from pathspace.errors import InputError
+from pathspace.training.experiments.names import EXPERIMENTS as NAMES
+from pathspace.training.experiments.reproduce.command import CLAIMS, PAGE, RECIPES, run_reproduction
+from pathspace.training.experiments.reproduce.record import Record
+from pathspace.training.experiments.reproduce.statements import (
+    Statement,
+    judge_all,
+    load_statements,
+    missing,
+    render,
+)
+from pathspace.training.experiments.reproduce.statements.errata import with_tables
+from pathspace.training.experiments.reproduce.statements.evidence import OF_CLAIMS, RULES
+from pathspace.training.experiments.reproduce.statements.registry import read_statements
+
+ROOT = Path(__file__).parents[2]
+RECORDS = ROOT / "docs" / "reproduction"
+ENTRY = {"id": "A-1", "kind": "theory", "source": "p. 1", "says": "One is one."}
+
+
+def one(**more: object) -> Statement:
+    (statement,) = read_statements({"title": "A paper", "statement": [ENTRY | more]})
+    return statement
+
+
+@pytest.mark.slow
+def test_what_statements_name_is_there() -> None:
+    assert missing(load_statements(), ROOT) == []
+    names = (
+        "tests/experiments/test_statements.py::test_nothing",
+        "docs/none.md",
+        "docs/errata.md#no-such-heading",
+    )
+    for key, name in zip(("tests", "files", "pages"), names, strict=True):
+        assert missing([one(verdict="true", **{key: [name]})], ROOT) == [
+            f"A-1 names '{name}', which is not there."
+        ]
+
+
+def test_records_and_rules_are_known() -> None:
+    for statement in load_statements():
+        assert statement.record in {"", *NAMES} - {PAGE, CLAIMS, RECIPES}
+        assert statement.measured in {"", *RULES}
+
+
+def test_no_verdict_on_an_experiment_is_typed() -> None:
+    typed = [
+        s
+        for s in load_statements()
+        if s.kind == "experiment" and s.verdict not in (None, "not tried")
+    ]
+    # figure 2(a) is a drawing, which a counterexample refutes
+    assert [s.id for s in typed] == ["M-figure-2a"]
+
+
+def test_each_statement_about_an_experiment_finds_its_claims() -> None:
+    for judged in judge_all([s for s in load_statements() if s.record], RECORDS):
+        assert judged.verdict != "not tried", judged.statement.id
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {"verdict": "true"},
+        {"verdict": "perhaps", "tests": ["a"]},
+        {"verdict": "changed", "tests": ["a"]},
+        {"verdict": "changed", "tests": ["a"], "right": "b"},
+        {"verdict": "true", "tests": ["a"], "range": "b"},
+        {"verdict": "not tried"},
+        {"verdict": "not tried", "why": "b", "tests": ["a"]},
+        {"verdict": "true", "record": "toy", "tests": ["a"]},
+        {"verdict": "true", "tests": ["a"], "kind": "rumour"},
+        {"verdict": "true", "tests": ["a"], "verdikt": "true"},
+    ],
+)
+def test_entries_that_contradict_themselves_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(InputError, match="A-1"):
+        one(**wrong)
+
+
+def record(*claims: tuple[str, str]) -> Record:
+    whole = Record.read(RECORDS / "toy.json")
+    return replace(
+        whole, claims=tuple({**whole.claims[0], "statement": s, "verdict": v} for s, v in claims)
+    )
+
+
+@pytest.mark.parametrize(
+    ("claims", "verdict", "turned"),
+    [
+        ((("x: a wins", "better"), ("y: a wins", "better")), "true", "false"),
+        ((("x: a wins", "better"), ("y: a wins", "undecided")), "undecided", "false"),
+        ((("x: a wins", "worse"), ("y: a wins", "undecided")), "false", "undecided"),
+        ((("x: a wins", "better"), ("p: a wins", "worse")), "true", "false"),
+        ((("x: a wins", "no difference that matters"),), "false", "false"),
+        ((("x: b wins", "better"),), "not tried", "not tried"),
+    ],
+)
+def test_verdicts_follow_the_record(
+    claims: tuple[tuple[str, str], ...], verdict: str, turned: str, tmp_path: Path
+) -> None:
+    record(*claims).write(tmp_path / "toy.json")
+    statement = one(record="toy", claims="a wins", without="p:", kind="experiment")
+    assert [
+        j.verdict for j in judge_all([statement, replace(statement, reversed=True)], tmp_path)
+    ] == [verdict, turned]
+
+
+def test_other_data_does_not_refute_a_statement(tmp_path: Path) -> None:
+    """What a stand-in does not show is no verdict on the document's data, which is named."""
+    lines = (
+        "Data: Fashion-MNIST in 28 steps of 28 pixels in place of MNIST. (G-SGD; SGD)",
+        "Data: digits in place of CIFAR-10.",
+    )
+    claims = (("fashion-28: a wins", "no difference that matters"),)
+    replace(record(*claims), name="smnist", differs=lines).write(tmp_path / "smnist.json")
+    statement = one(record="smnist", claims="a wins", kind="experiment")
+    (judged,) = judge_all([statement], tmp_path)
+    assert judged.verdict == "not shown"
+    assert judged.detail.endswith("On Fashion-MNIST in 28 steps of 28 pixels in place of MNIST.")
+    assert "**does not show on a stand-in**" in render([judged], tmp_path)
+    with pytest.raises(InputError, match="not shown"):
+        one(verdict="not shown", tests=["a"])
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "differs", "verdict", "said"),
+    [
+        ("toy", "embedded", (), "false", "The document's own task and size; "),
+        ("time", "embedded", ("One thread in place of a GPU.",), "not shown", "One thread in pl"),
+        ("optimizers", "fetched", ("Tasks: clothes.",), "not shown", "On a stand-in for"),
+        ("smnist", "full", ("Epochs: 4 in place of 400.",), "false", ""),
+        ("smnist", "full", ("Data: B in place of A. (SGD)",), "not shown", "On B in place of A."),
+    ],
+)
+def test_only_the_documents_own_setting_refutes(
+    name: str, scale: str, differs: tuple[str, ...], verdict: str, said: str, tmp_path: Path
+) -> None:
+    found = replace(record(("mnist-28: a wins", "worse")), name=name, scale=scale, differs=differs)
+    found.write(tmp_path / f"{name}.json")
+    (judged,) = judge_all([one(record=name, claims="a wins", kind="experiment")], tmp_path)
+    assert judged.verdict == verdict and f"worse. {said}".rstrip() in judged.detail
+
+
+def test_what_a_document_leaves_open_changes_a_statement(tmp_path: Path) -> None:
+    """Where it does not say a setting, a claim that fails at some refutes nothing."""
+    statement = one(record="toy", claims="a wins", kind="experiment", unsaid="at which size")
+    for last, verdict in (("worse", "changed"), ("better", "true"), ("undecided", "undecided")):
+        record(("x: a wins", "better"), ("y: a wins", last)).write(tmp_path / "toy.json")
+        (judged,) = judge_all([statement], tmp_path)
+        assert judged.verdict == verdict
+        assert ("does not say at which size" in judged.detail) == (verdict == "changed")
+
+
+def test_networks_below_logistic_regression_decide_nothing(tmp_path: Path) -> None:
+    def row(network: str, seed: int, tau: float, accuracy: float) -> dict[str, object]:
+        return {"network": network, "seed": seed, "tau": tau, "accuracy": accuracy + seed / 1000}
+
+    rows = [
+        row(network, seed, tau, accuracy)
+        for seed in range(4)
+        for network, tau, accuracy in (
+            ("MLP", 0.0, 0.80),
+            ("MLP", 3e-4, 0.81 + 0.03 * (-1) ** seed),
+            ("CNN", 0.0, 0.74),
+            ("CNN", 3e-4, 0.60 + 0.01 * (-1) ** seed),
+        )
+    ]
+    file = tmp_path / "figures.json"
+    # where the penal connection alone makes a network so poor, it decides
+    for bar, verdict in ((0.75, "undecided"), (0.7, "not shown"), (0.9, "undecided")):
+        file.write_text(json.dumps({"logistic": bar, "rows": rows}))
+        (judged,) = judge_all([one(measured="generalises", kind="experiment")], tmp_path, file)
+        assert judged.verdict == verdict
+        assert (f"logistic regression on {bar:.1%}" in judged.detail) == (verdict == "undecided")
+
+
+def test_a_claim_that_decides_nothing_does_not_count_beside_one_that_does(tmp_path: Path) -> None:
+    found = record(("x: a wins", "better"), ("y: a wins", "undecided"))
+    silent = {"nothing": "neither beats a guess"}
+    replace(found, claims=(found.claims[0], found.claims[1] | silent)).write(tmp_path / "toy.json")
+    statement = one(record="toy", claims="a wins", kind="experiment")
+    (judged,) = judge_all([statement], tmp_path)
+    assert judged.verdict == "true" and "y: a wins: neither beats a guess" in judged.detail
+    replace(found, claims=(found.claims[1] | silent,)).write(tmp_path / "toy.json")
+    assert judge_all([statement], tmp_path)[0].verdict == "undecided"
+
+
+def test_every_verdict_of_the_judge_has_a_meaning() -> None:
+    said = {
+        claim["verdict"] for path in RECORDS.glob("*.json") for claim in Record.read(path).claims
+    }
+    assert said <= OF_CLAIMS.keys()
+
+
+def test_without_records_experiments_are_not_tried(tmp_path: Path) -> None:
+    for judged in judge_all(
+        [s for s in load_statements() if s.record or s.measured], tmp_path / "none"
+    ):
+        assert judged.verdict == "not tried" and judged.statement.command in judged.detail
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rules_follow_the_figures(rule: str, tmp_path: Path) -> None:
+    """Figures that say yes in every run, and the same with the sign turned."""
+
+    def rows(up: bool) -> list[dict[str, object]]:
+        def low_high(tau: float) -> float:
+            return 0.6 + (0.2 if (tau > 0) is up else -0.2)
+
+        plain = {"gradient_above_one": 0.9 if up else 0.1, "fold": 0.5 if up else 0.1}
+        return [
+            {"network": "net", "seed": seed, "tau": tau, "accuracy": low_high(tau) + seed / 1000,
+             "trained": plain, "fold_at_start": plain["fold"],
+             "efficiency": (low_high(tau) if rule != "efficient_without_help" else 0.5 if up else -0.5) + seed / 1000,  # noqa: E501
+             "fold": 0.2 + seed / 1000}
+            for seed in range(4) for tau in (0.0, 3e-4)
+        ]  # fmt: skip
+
+    file = tmp_path / "figures.json"
+    for up, kind, verdict in (
+        (True, "experiment", "true"),
+        (False, "theory", "false"),
+        (False, "experiment", "not shown"),
+    ):
+        file.write_text(json.dumps({"rows": rows(up)}))
+        (judged,) = judge_all([one(measured=rule, kind=kind)], tmp_path, file)
+        assert judged.verdict == verdict
+
+
+def test_further_seeds_decide_and_small_differences_are_named(tmp_path: Path) -> None:
+    """The same spread: five seeds decide nothing, and fifty find a difference below the margin."""
+
+    def rows(seeds: range) -> list[dict[str, object]]:
+        return [
+            {"network": "net", "seed": seed, "tau": 0.0, "accuracy": 0.9,
+             "efficiency": 0.02 + (0.04 if seed % 2 else -0.04)}
+            for seed in seeds
+        ]  # fmt: skip
+
+    def rival(seeds: range) -> list[dict[str, object]]:
+        return [row | {"tau": 3e-4} for row in rows(seeds)]
+
+    file = tmp_path / "figures.json"
+    statement = one(measured="efficient_without_help", kind="experiment")
+    first, more = range(5), range(49, 4, -1)
+    figures: dict[str, object] = {"rows": rows(first) + rival(first)}
+    file.write_text(json.dumps(figures))
+    (judged,) = judge_all([statement], tmp_path, file)
+    assert judged.verdict == "undecided" and "5 seeds) (about" in judged.detail
+    file.write_text(json.dumps(figures | {"further": rows(more) + rival(more)}))
+    (judged,) = judge_all([statement], tmp_path, file)
+    assert judged.verdict == "true"
+    assert "better (smaller than the margin, +0.020 ± 0.011, 50 seeds)" in judged.detail
+
+
+def test_the_page_is_that_of_statements_and_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If this fails, run: pathspace reproduce claims --out docs/reproduction."""
+    monkeypatch.chdir(ROOT)
+    page = (ROOT / "docs" / "claims.md").read_text()
+    assert page == render(judge_all(load_statements(), RECORDS), Path("docs/reproduction"))
+    assert all(f"**{statement.id}**" in page for statement in load_statements())
+
+
+def test_the_page_of_errata_has_every_statement_that_is_not_right() -> None:
+    """If this fails, run: pathspace reproduce claims --out docs/reproduction."""
+    page = (ROOT / "docs" / "errata.md").read_text()
+    assert with_tables(page, load_statements()) == page
+    wrong = [s for s in load_statements() if s.verdict in ("changed", "false")]
+    for statement in wrong:
+        assert f"**{statement.id}**" in page, statement.id
+        assert statement.right and statement.range and statement.tests, statement.id
+    assert {s.id[0] for s in wrong} == {"P", "M", "E"}
+    # nothing else stands there, and no text of ours is lost
+    assert page.count("\n| **") == len(wrong)
+    first = replace(wrong[0], says="Another sentence.")
+    changed = with_tables(page, [first])
+    assert "Another sentence." in changed and changed.count("\n| **P-") == 1
+    assert changed.split("<!-- statements P -->")[0] == page.split("<!-- statements P -->")[0]
+    assert changed.split("<!-- end P -->")[1] == page.split("<!-- end P -->")[1]
+
+
+def test_the_command_writes_and_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    console = Console(record=True, width=200)
+    run_reproduction("claims", console, out="records")
+    assert "P-theorem-2-stacks" in console.export_text()
+    assert "**P-theorem-2-stacks**" in (tmp_path / "claims.md").read_text()

@@ -1,0 +1,146 @@
+"""Units that hang on others with the opposite scale: walks, products along the trees,
+bounded and clipped steps.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from training_pairs import problem
+
+import pathspace as ps
+from pathspace.training import GSGD, GAdam
+from tests.gauge.test_balance import change_and_sizes
+
+RULES = ("modulo", "magnitude", "random")
+NAME = "opposite_parents"
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_walks_with_opposite_parents_are_invariant(rule: str) -> None:
+    model = problem(NAME).model
+    graph = ps.trace(model, *problem(NAME).args)
+    skeleton = graph.skeleton(rule, seed=3)
+    assert (
+        not graph.forms.shape[0]
+        and (skeleton.tree_in.other < 0).any()
+        and (skeleton.tree_out.own < 0).any()
+    )
+    change, _ = change_and_sizes(model, graph)
+    basis = skeleton.basis()
+    matrix = basis.counting_matrix().toarray()
+    # a gauge transformation moves no path value
+    assert not (matrix @ change).any()
+    for number, row in enumerate(matrix):
+        assert (basis[number].counting_vector == row).all()
+    logs = matrix @ graph.weights().abs().log().numpy()
+    np.testing.assert_allclose(basis.values().abs().log().numpy(), logs, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_products_along_the_trees_move_with_their_units(rule: str) -> None:
+    model = copy.deepcopy(problem(NAME).model)
+    graph = ps.trace(model, *problem(NAME).args)
+    skeleton = graph.skeleton(rule, seed=3)
+    sides = (skeleton.log_prefixes, skeleton.log_suffixes)
+    before = [f()[: graph.num_units + 1] for f in sides]
+    values = [
+        f().abs().log().numpy()[: graph.num_units + 1]
+        for f in (skeleton.prefixes, skeleton.suffixes)
+    ]
+    for logs, products in zip(before, values, strict=True):
+        np.testing.assert_allclose(logs, products, atol=1e-12)
+    phi = torch.randn(graph.num_units, generator=torch.Generator().manual_seed(1)).double()
+    ps.rescale(model, graph, phi)
+    for log, old, sign in zip(sides, before, (1, -1), strict=True):
+        np.testing.assert_allclose(
+            log()[1 : graph.num_units + 1] - old[1:], sign * phi.numpy(), atol=1e-12
+        )
+
+
+@pytest.mark.parametrize("cap", [0.3, 1.0, 30.0])
+@pytest.mark.parametrize("rule", RULES)
+def test_bounded_steps_of_copies_are_the_same(cap: float, rule: str) -> None:
+    case, runs = problem(NAME), []
+    for model in case.twins(2):
+        skeleton = ps.trace(model, *case.args).skeleton(rule, seed=3)
+        runs.append(
+            case.train(
+                model,
+                lambda m, s=skeleton: GSGD(
+                    m.named_parameters(), lr=0.05, skeleton=s, max_multiplier=cap
+                ),
+                8,
+            )
+        )
+    np.testing.assert_allclose(runs[1], runs[0], rtol=1e-9)
+    assert runs[0][-1] < runs[0][0]
+
+
+@pytest.mark.parametrize("cap", [None, 0.3, 30.0])
+@pytest.mark.parametrize(
+    "name", [NAME, "rnn_op_2_layers", "residual_cnn", "tied_depth", "transformer_block"]
+)
+def test_the_norm_that_is_clipped_is_that_of_the_step(name: str, cap: float | None) -> None:
+    """Against the gradient itself: a step of length ``lr`` lowers the loss by ``lr``
+    times the square of the norm.
+    """
+    case, norms = problem(name), []
+    for model in case.twins(2, spread=0.5):
+        start = {key: p.detach().clone() for key, p in model.named_parameters()}
+        optimizer = GSGD(
+            model.named_parameters(),
+            lr=1e-9,
+            skeleton=ps.trace(model, *case.args).skeleton("modulo"),
+            max_multiplier=cap,
+        )
+        case.loss(model).backward()
+        grads = {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
+        norms.append(float(optimizer.clip_path_grad_norm_(float("inf"))))
+        lr = 1e-6 / max(norms[-1], 1.0) ** 2
+        optimizer.param_groups[0]["lr"] = lr
+        optimizer.step()
+        lowered = sum(
+            float(((start[key] - model.get_parameter(key).detach()) * grad).sum())
+            for key, grad in grads.items()
+        )
+        assert lowered / lr == pytest.approx(norms[-1] ** 2, rel=1e-3)
+    assert norms[0] == pytest.approx(norms[1], rel=1e-7)
+
+
+def test_clipping_a_bounded_step_leaves_it_its_length() -> None:
+    """Without the bound the norm is that of steps that nobody takes, and clipping
+    by it stops the training.
+    """
+    case = problem("rnn_op")
+    model = copy.deepcopy(case.model)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "weight" in name:
+                parameter.mul_(1e-3)
+    skeleton = ps.trace(model, *case.args).skeleton()
+    optimizer = GSGD(model.named_parameters(), lr=0.1, skeleton=skeleton, max_multiplier=1.0)
+    losses = []
+    for _ in range(50):
+        optimizer.zero_grad()
+        value = case.loss(model)
+        value.backward()
+        optimizer.clip_path_grad_norm_(1.0)
+        optimizer.step()
+        losses.append(value.item())
+    assert losses[-1] < losses[0] - 0.02
+
+
+def test_adam_on_opposite_chains_takes_the_same_way_from_copies() -> None:
+    case, runs = problem(NAME), []
+    for model in case.twins(2):
+        skeleton = ps.trace(model, *case.args).skeleton("magnitude")
+        runs.append(
+            case.train(
+                model, lambda m, s=skeleton: GAdam(m.named_parameters(), lr=1e-3, skeleton=s), 5
+            )
+        )
+    np.testing.assert_allclose(runs[1], runs[0], rtol=1e-8)

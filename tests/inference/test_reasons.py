@@ -1,0 +1,204 @@
+"""Why scales are fixed: every fixed one has a chain that ends at the root, and none is shorter."""
+
+from __future__ import annotations
+
+import inspect
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from cases import CASES
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import pathspace as ps
+from pathspace.inference.build import ends_of
+from pathspace.inference.interpreter import interpret
+from pathspace.inference.reasons import Chains, Witness
+
+EVERY_SECOND = torch.tensor([True, False] * 3)
+
+
+class Between(nn.Module):
+    """Linear 4 -> 6, an operation, Linear -> 2."""
+
+    def __init__(self, operation: Callable[[Tensor], Tensor], features: int = 6) -> None:
+        super().__init__()
+        self.first, self.operation, self.second = nn.Linear(4, 6), operation, nn.Linear(features, 2)
+        self.register_buffer("table", torch.linspace(1, 2, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.operation(self.first(x)))
+
+
+def with_ones(h: Tensor) -> Tensor:
+    return torch.cat([h, torch.ones_like(h[:, :1])], -1)
+
+
+# operation, features it leaves, operation of the pin, elements, what its reason says
+MEETINGS: dict[str, tuple[Callable[[Tensor], Tensor], int, str, int, str]] = {
+    "mask under a maximum": (
+        lambda h: F.relu(h).masked_fill(EVERY_SECOND, -1e9).amax(-1, keepdim=True), 1, "aten.amax",
+        3, "-1e+09"),
+    "column of ones": (lambda h: with_ones(h).cumsum(-1), 7, "aten.cumsum", 6, "constant tensor"),
+    "choice": (lambda h: torch.where(h > 0, h, 0.3), 6, "aten.where", 6, "0.3"),
+    "padding": (lambda h: F.avg_pool1d(F.pad(h, (1, 1), value=3.0).unsqueeze(1), 8).squeeze(1), 1,
+                "aten.avg_pool1d", 6, "constant 3"),
+    "a sum with a column of ones": (
+        lambda h: with_ones(h).sum(-1, keepdim=True), 1, "aten.sum", 6, "constant tensor"),
+    "numbers": (lambda h: torch.maximum(h, torch.arange(1, 7)), 6, "aten.maximum", 6,
+                "constant tensor"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MEETINGS)
+def test_constants_that_fix_a_scale_are_on_record(name: str) -> None:
+    operation, features, op, elements, said = MEETINGS[name]
+    graph = ps.trace(Between(operation, features), torch.randn(3, 4))
+    (pin,) = graph.pinned
+    assert (pin.op, pin.elements) == (op, elements)
+    assert said in pin.reason and "inference/test_reasons.py" in pin.source
+    first = next(reason for reason in graph.reasons() if reason.parameter == "first.weight")
+    assert first.scales == elements and first.chain[-1].op == op and said in first.chain[-1].reason
+
+
+def test_a_buffer_that_fixes_a_scale_is_named() -> None:
+    class Placed(Between):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(F.relu(self.first(x)) + self.table)
+
+    graph = ps.trace(Placed(F.relu), torch.randn(3, 4))
+    assert [pin.reason for pin in graph.pinned] == ["shares one scale with the buffer table"]
+
+
+class Averages(nn.Module):
+    """Averages of two layers, kept in buffers without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 4)
+        self.register_buffer("one", torch.zeros(4))
+        self.register_buffer("two", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.first(x))
+        with torch.no_grad():
+            self.one.mul_(0.9).add_(h.mean(0))
+        h = torch.relu(self.second(h))
+        with torch.no_grad():
+            self.two.mul_(0.9).add_(h.mean(0))
+        return h * 2
+
+
+def test_pins_name_the_line_of_a_write_without_gradients() -> None:
+    pins = ps.trace(Averages(), torch.randn(5, 3)).pinned
+    lines, first = inspect.getsourcelines(Averages.forward)
+    wanted = [f"{__file__}:{first + n}" for n, line in enumerate(lines) if "mul_" in line]
+    assert [pin.source for pin in pins if "buffer" in pin.reason] == wanted
+
+
+def test_inputs_are_no_constants() -> None:
+    graph = ps.trace(Between(lambda h: h, 6), torch.randn(3, 4))
+    assert not graph.pinned
+
+    class Skip(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.outer = nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.outer(x + self.inner(x))
+
+    graph = ps.trace(Skip(), torch.randn(3, 4))
+    assert not graph.pinned
+    (inner,) = (reason for reason in graph.reasons() if reason.parameter == "inner.weight")
+    assert [step.op for step in inner.chain] == ["aten.add"] and "input" in inner.chain[0].reason
+
+
+def test_chains_go_through_products_and_shared_weights() -> None:
+    product = ps.trace(
+        Between(lambda h: F.relu(h[:, :3]) * h[:, 3:] + h[:, :3].tanh() + h[:, :3] * 2, 3),
+        torch.randn(3, 4),
+    )
+    assert product.num_units == 0
+    chains = {reason.parameter: [step.op for step in reason.chain] for reason in product.reasons()}
+    assert set(chains) >= {"first.weight", "second.weight"} and all(chains.values())
+    shown = [str(reason) for reason in product.reasons() if reason.parameter == "first.weight"]
+    assert (
+        sum(reason.scales for reason in product.reasons() if reason.parameter == "first.weight")
+        == 6
+    )
+    assert any("aten.tanh" in text for text in shown)
+
+
+def oracle(witness: Witness) -> dict[int, int]:
+    """Distances to the root over plain equations, one scalar at a time."""
+    near: dict[int, set[int]] = {0: {0}}
+    for left, right, _ in witness.noted.pairs:
+        for a, b in zip(left.tolist(), right.tolist(), strict=True):
+            for one, two in ((a, b), (b, a), (-a, -b), (-b, -a)):
+                near.setdefault(one, set()).add(two)
+    distance, pending = {0: 0}, deque([0])
+    while pending:
+        here = pending.popleft()
+        for other in near.get(here, ()):
+            if other not in distance:
+                distance[other] = distance[here] + 1
+                pending.append(other)
+    return distance
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_fixed_scale_has_a_shortest_chain(name: str) -> None:
+    model, args = CASES[name]()
+    graph = ps.trace(model, *args)
+    witness, _ = interpret(graph.captured, Witness)
+    ends_of(witness)
+    chains, distance = Chains(witness), oracle(witness)
+    for number in range(1, witness.equations.size):
+        if number in distance and not witness.noted.rows:
+            current, length = number, 0
+            while current:
+                current, length = int(chains.before(np.array([current]))[0]), length + 1
+            assert length == distance[number]
+    for reason in graph.reasons():
+        assert reason.chain and reason.scales > 0
+        assert all(step.reason for step in reason.chain)
+    # what is free has no reason, what is fixed has one
+    listed = {reason.parameter for reason in graph.reasons() if reason.side == "out"}
+    for block in graph.blocks:
+        if len(block.shape) > 1 and bool((block.head != 0).all()):
+            assert block.name not in listed
+
+
+def test_models_with_gathered_tables_are_explained() -> None:
+    """Scales of rows that data picks are tried on a copy of the equations, without the
+    steps noted for reasons.
+    """
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(7, 5), nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 2))
+    found = ps.explain(model, torch.tensor([[1, 2, 6]])).reasons
+    assert {reason.parameter for reason in found} >= {"1.weight", "3.weight"}
+    assert all(reason.chain for reason in found)
+
+
+class SharedStatistics(nn.Module):
+    """One norm after two layers, one of which a sigmoid fixes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.out = nn.Linear(3, 4), nn.Linear(3, 4), nn.Linear(4, 2)
+        self.norm = nn.BatchNorm1d(4, affine=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.b(x)
+        rest = self.norm(h) + torch.sigmoid(h)
+        return self.out(self.norm(self.a(x)).relu()) + rest.sum(1, keepdim=True)
+
+
+def test_shared_running_statistics_are_a_reason() -> None:
+    found = ps.explain(SharedStatistics().eval(), torch.randn(5, 3)).reasons
+    (chain,) = (reason.chain for reason in found if reason.parameter == "a.weight")
+    assert [step.op for step in chain] == ["aten.batch_norm", "aten.sigmoid"]

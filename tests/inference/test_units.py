@@ -1,0 +1,872 @@
+"""What the rules say about single operations: units counted by hand, pins with their place."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from cases import Between
+from slow_names import slow_names
+from torch import Tensor, nn
+from torch._higher_order_ops.scan import scan
+from torch.nn import functional as F
+
+import pathspace as ps
+from pathspace.evidence.bench import rescaled_in_place
+from pathspace.inference.registry import RULES
+from pathspace.inference.rules import reductions
+from pathspace.inference.rules.experts import _chosen_by, _is_sorted
+
+PAIRS = torch.tensor([0, 0, 1, 1, 2, 2])
+# operation, features it leaves, free units
+OPERATIONS: dict[str, tuple[Callable[[Tensor], Tensor], int, int]] = {
+    "relu": (F.relu, 6, 6),
+    "leaky_relu": (F.leaky_relu, 6, 6),
+    "times a number": (lambda h: -3 * h / 2, 6, 6),
+    "plus a number": (lambda h: h + 1, 6, 0),
+    "gelu": (F.gelu, 6, 0),
+    "relu6": (F.relu6, 6, 0),
+    "hardtanh": (F.hardtanh, 6, 0),
+    "softmax": (lambda h: h.softmax(-1), 6, 0),
+    "pairwise maximum": (lambda h: F.max_pool1d(F.relu(h).unsqueeze(1), 2).squeeze(1), 3, 3),
+    "mean over features": (lambda h: F.relu(h).mean(-1, keepdim=True), 1, 1),
+    "padding with zeros": (lambda h: F.pad(F.relu(h), (1, 1)), 8, 6),
+    "padding with ones": (lambda h: F.pad(F.relu(h), (1, 1), value=1.0), 8, 6),
+    "flip and add": (lambda h: F.relu(h) + F.relu(h).flip(-1), 6, 3),
+    "roll": (lambda h: F.relu(h).roll(2, -1), 6, 6),
+    "glued to its double": (lambda h: torch.cat([F.relu(h), 2 * F.relu(h)], -1), 12, 6),
+    "cut in half and added": (lambda h: sum(F.relu(h).chunk(2, -1)), 3, 3),
+    "gate by sigmoid of itself": (lambda h: h * torch.sigmoid(h), 6, 0),
+    "gate by another half": (lambda h: h[:, :3] * torch.sigmoid(h[:, 3:]), 3, 3),
+    "bilinear": (lambda h: F.relu(h[:, :3]) * h[:, 3:], 3, 6),
+    "square": (lambda h: F.relu(h).square(), 6, 6),
+    "square by a tensor": (lambda h: F.relu(h) ** torch.tensor(2.0), 6, 6),
+    "root of a square": (lambda h: h.square().sqrt(), 6, 6),
+    "quotient": (lambda h: h[:, :3] / (h[:, 3:].abs()), 3, 6),
+    "layer norm": (lambda h: F.layer_norm(h, (6,)), 6, 1),
+    "length one": (lambda h: h / h.square().sum(-1, keepdim=True).sqrt(), 6, 1),
+    "masked": (lambda h: F.relu(h).masked_fill(torch.tensor([True, False] * 3), 0.0), 6, 3),
+    "trapezoid, with places": (
+        lambda h: torch.trapezoid(F.relu(h[:, :3]).unflatten(1, (3, 1)), h[:, 3:, None], dim=1),
+        1,
+        2,
+    ),
+    "adaptive mean of pairs": (
+        lambda h: F.adaptive_avg_pool1d(F.relu(h).view(-1, 3, 2), 1).squeeze(-1),
+        3,
+        3,
+    ),
+    "close, with a share alone": (lambda h: h * h.isclose(h.flip(-1), 0.5), 6, 0),
+    "to 8 bits and back": (lambda h: F.relu(h).to(torch.float8_e4m3fn).to(h.dtype), 6, 0),
+    "to 8 bits of a larger range": (lambda h: h.to(torch.float8_e5m2).to(h.dtype), 6, 0),
+    "added at known places": (
+        lambda h: torch.zeros_like(h).scatter_add(1, PAIRS.expand_as(h), F.relu(h)),
+        6,
+        3,
+    ),
+    "means at known places": (
+        lambda h: torch.zeros_like(h).scatter_reduce(
+            1, PAIRS.view(1, 6).expand_as(h), F.relu(h), "mean", include_self=False
+        ),
+        6,
+        3,
+    ),
+    "clamped from below": (lambda h: h.sign() * h, 6, 6),
+}
+
+
+@pytest.mark.usefixtures("no_rule_fails")
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_units_are_those_counted_by_hand(name: str) -> None:
+    operation, features, units = OPERATIONS[name]
+    torch.manual_seed(0)
+    model, x = Between(operation, features), torch.randn(5, 4)
+    certificate = ps.verify(model, x)
+    assert certificate.units == units
+    assert certificate.holds, certificate
+
+
+class Custom(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.ops.pathspace_tests.opaque(self.first(x)))
+
+
+@torch.library.custom_op("pathspace_tests::opaque", mutates_args=())
+def opaque(x: Tensor) -> Tensor:
+    return x.clamp(min=0)
+
+
+@opaque.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def test_an_unknown_operation_pins_and_is_named() -> None:
+    graph = ps.trace(Custom(), torch.randn(2, 3))
+    assert graph.num_units == 0
+    (pin,) = graph.pinned
+    assert pin.op == "pathspace_tests.opaque"
+    assert "inference/test_units.py" in pin.source
+    with pytest.raises(ps.UnsupportedError, match="opaque"):
+        ps.trace(Custom(), torch.randn(2, 3), strict=True)
+
+
+def test_a_rule_of_ones_own() -> None:
+    @ps.rule("pathspace_tests.opaque")
+    def opaque_rule(semantics: object, x: Tensor) -> Tensor:
+        return x
+
+    try:
+        assert ps.trace(Custom(), torch.randn(2, 3), strict=True).num_units == 4
+    finally:
+        del RULES["pathspace_tests.opaque"]
+
+
+def test_a_wrong_rule_is_noticed() -> None:
+    @ps.rule("pathspace_tests.opaque")
+    def opaque_rule(semantics: object, x: Tensor) -> Tensor:
+        return x.t()
+
+    try:
+        (pin,) = ps.trace(Custom(), torch.randn(2, 3)).pinned
+        assert "returned shape (4, 2), expected (2, 4)" in pin.reason
+    finally:
+        del RULES["pathspace_tests.opaque"]
+
+
+def test_every_parameter_is_accounted_for() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.idle = nn.Linear(3, 3), nn.Linear(2, 2)
+            self.strange = nn.Parameter(torch.randn(3, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) @ torch.linalg.inv(self.strange)
+
+    certificate = ps.verify(Odd(), torch.randn(2, 3))
+    assert certificate.parameters == {"total": 27, "path_space": 12, "pinned": 9, "unused": 6}
+    assert certificate.unused == ["idle.weight", "idle.bias"]
+    assert any("strange" in pin["parameters"] for pin in certificate.pinned)
+
+
+class Padded(nn.Module):
+    """Two convolutions, padded by themselves or by an operation of its own."""
+
+    def __init__(self, apart: bool) -> None:
+        super().__init__()
+        self.apart = apart
+        margin = 0 if apart else 1
+        self.first, self.second = (
+            nn.Conv2d(2, 4, 3, padding=margin),
+            nn.Conv2d(4, 3, 3, padding=margin, bias=False),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in (self.first, self.second):
+            x = F.relu(layer(F.pad(x, (1, 1, 1, 1)) if self.apart else x))
+        return x.mean((2, 3))
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 9])
+def test_padding_apart_is_padding_within(size: int) -> None:
+    apart, within = (
+        ps.trace(Padded(apart), torch.randn(2, 2, size, size)) for apart in (True, False)
+    )
+    assert (apart.num_units, apart.num_weights) == (within.num_units, within.num_weights)
+    # on a single pixel, all but the middle of a kernel meets zeros only
+    assert within.num_weights == (2 * 4 + 4 + 4 * 3 if size == 1 else 2 * 4 * 9 + 4 + 4 * 3 * 9)
+
+
+def test_slopes_of_margins_are_on_no_path() -> None:
+    class Sloped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enter, self.slopes, self.leave = (
+                nn.Linear(4, 6, bias=False),
+                nn.PReLU(8),
+                nn.Linear(8, 2, bias=False),
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.leave(self.slopes(F.pad(self.enter(x), (1, 1))))
+
+    graph = ps.trace(Sloped(), torch.randn(3, 4))
+    assert (graph.num_units, graph.num_weights) == (6, 4 * 6 + 6 + 6 * 2)
+
+
+@pytest.mark.parametrize("size", [4, 30])
+def test_windows_over_padded_maps_keep_their_units(size: int) -> None:
+    class Windows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enter, self.inner, self.leave = nn.Linear(3, 4), nn.Linear(4, 5), nn.Linear(5, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = F.pad(F.relu(self.enter(x)), (0, 0, 0, 2, 0, 2))
+            batch, height, width, channels = h.shape
+            parts = h.view(batch, height // 2, 2, width // 2, 2, channels).permute(0, 1, 3, 2, 4, 5)
+            return self.leave(F.relu(self.inner(parts.reshape(-1, 4, channels)))).mean((0, 1))
+
+    graph = ps.trace(Windows(), torch.randn(2, size, size, 3))
+    assert (graph.num_units, graph.num_weights) == (9, 3 * 4 + 4 + 4 * 5 + 5 + 5 * 2 + 2)
+
+
+class Normed(nn.Module):
+    """A network around batch norms whose running statistics are used in some way."""
+
+    def __init__(self, forward: Callable[[Normed, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.a, self.c, self.b = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+        self.norm, self.way = nn.BatchNorm1d(4, eps=1e-30), forward
+        self.register_buffer("means", torch.randn(2, 4))
+        self.register_buffer("vars", torch.rand(2, 4) + 0.5)
+        self.norm.running_mean.normal_()
+        self.norm.running_var.uniform_(0.5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.way(self, x)
+
+
+def frozen(net: Normed, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+    """A layer, normalised by given statistics, a layer."""
+    return net.b(F.relu(F.batch_norm(net.a(x), mean, var, None, None, False, 0.0, 1e-30)))
+
+
+def squared_in_place(h: Tensor) -> Tensor:
+    return F.relu(h).mul_(h)
+
+
+# how a network uses its statistics -> free units, entries in graph.statistics
+STATISTICS: dict[str, tuple[Callable[[Normed, Tensor], Tensor], int, int]] = {
+    "one call": (lambda m, x: m.b(F.relu(m.norm(m.a(x)))), 8, 1),
+    "two calls share channels": (
+        lambda m, x: m.b(F.relu(m.norm(m.c(F.relu(m.norm(m.a(x))))))),
+        8,
+        1,
+    ),
+    "two calls, functionalised": (lambda m, x: m.b(squared_in_place(m.norm(m.norm(m.a(x))))), 4, 1),
+    "part of a buffer": (lambda m, x: frozen(m, x, m.means[1], m.vars[1]), 0, 0),
+    "constants": (lambda m, x: frozen(m, x, x.new_ones(4), x.new_ones(4)), 0, 0),
+    "a mean of zero": (lambda m, x: frozen(m, x, x.new_zeros(4), x.new_ones(4)), 4, 0),
+    "computed": (lambda m, x: frozen(m, x, m.norm.running_mean, m.norm.running_var + 0.1), 0, 0),
+    "one buffer for both": (
+        lambda m, x: frozen(m, x, m.norm.running_var, m.norm.running_var),
+        0,
+        1,
+    ),
+    "read before": (lambda m, x: m.b(F.relu(m.norm(m.norm.running_var * m.a(x)))), 4, 1),
+    "read after": (lambda m, x: m.b(F.relu(m.norm(m.a(x))) * m.norm.running_var), 4, 1),
+    "an output": (lambda m, x: (m.b(F.relu(m.norm(m.a(x)))), m.norm.running_mean), 4, 1),  # type: ignore[dict-item]
+}
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", STATISTICS)
+def test_rescaling_keeps_what_frozen_statistics_compute(name: str, training: bool) -> None:
+    forward, units, entries = STATISTICS[name]
+    torch.manual_seed(0)
+    model, x = Normed(forward).double().train(training), torch.randn(5, 3).double()
+    graph = ps.trace(model, x)
+    assert (graph.num_units, len(graph.statistics)) == (units, entries)
+    model.eval()
+    before = model(x)
+    after = ps.rescale(model, graph, 3 * torch.randn(units).double())(x)
+    torch.testing.assert_close(after, before, rtol=1e-9, atol=1e-9)
+
+
+def test_a_norm_of_two_names_has_its_statistics_once() -> None:
+    model = Normed(lambda m, x: m.b(F.relu(m.twin(m.c(F.relu(m.norm(m.a(x)))))))).eval()
+    model.twin = model.norm
+    graph = ps.trace(model, torch.randn(5, 3))
+    assert graph.num_units == 8
+    assert [(entry.mean, entry.var) for entry in graph.statistics] == [
+        ("norm.running_mean", "norm.running_var")
+    ]
+
+
+# something that divides by h + eps, which is a normalisation at eps = 0 -> units it leaves
+NORMS: dict[str, tuple[Callable[[Tensor, float], Tensor], int]] = {
+    "RMS norm": (lambda h, eps: h * torch.rsqrt(h.square().mean(-1, keepdim=True) + eps), 1),
+    "RMS norm by a power": (
+        lambda h, eps: h * (h.square().mean(-1, keepdim=True) + eps).pow(-0.5),
+        1,
+    ),
+    "layer norm": (
+        lambda h, eps: (h - h.mean(-1, True)) / (h.var(-1, keepdim=True) + eps).sqrt(),
+        1,
+    ),
+    "standardised": (lambda h, eps: (h - h.mean(-1, True)) / (h.std(-1, keepdim=True) + eps), 1),
+    "length one": (lambda h, eps: F.normalize(h, dim=-1, eps=eps), 1),
+    "clamped in place": (lambda h, eps: h / h.norm(dim=-1, keepdim=True).clamp_(min=eps), 1),
+    "a sum of sizes": (lambda h, eps: h / (h.abs() + eps).sum(-1, keepdim=True), 1),
+    "parts of a sum": (lambda h, eps: F.relu(h) * (1 / (F.relu(h).sum(-1, keepdim=True) + eps)), 1),
+}
+# the same constant where it normalises nothing
+NO_NORMS: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "added": lambda h, eps: F.relu(h) + eps,
+    "clamped": lambda h, eps: h.clamp(min=eps),
+    "smooth size": lambda h, eps: torch.sqrt(h.square() + eps),
+    "threshold": lambda h, eps: F.threshold(h, eps, 20.0),
+    "divides and is used": lambda h, eps: (
+        h / (h.abs() + eps) + (h.abs() + eps).log() * 0 + F.relu(h + eps)
+    ),
+    "divides a number": lambda h, eps: 1 / (h.abs() + eps),
+    "seen under another name": lambda h, eps: (
+        h / h.abs().add_(eps).sqrt() + h.abs().view(-1, 6).add_(eps).view(-1, 6)
+    ),
+    "distance": lambda h, eps: F.pairwise_distance(h, -h, eps=eps, keepdim=True) + 0 * h,
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_a_small_constant_in_a_norm_written_out_is_its_eps(name: str) -> None:
+    function, units = NORMS[name]
+    torch.manual_seed(0)
+    x = torch.randn(5, 4)
+    graph = ps.trace(Between(lambda h: function(h, 1e-5), 6), x)
+    assert graph.num_units == len(graph.approximate) == units
+    assert ps.trace(Between(lambda h: function(h, 1e-5), 6), x, norm_eps="respect").num_units == 0
+    certificate = ps.verify(Between(lambda h: function(h, 1e-30), 6), x)
+    assert certificate.units == units and certificate.holds, certificate
+
+
+@pytest.mark.parametrize("name", NO_NORMS)
+def test_a_small_constant_elsewhere_is_a_constant(name: str) -> None:
+    torch.manual_seed(0)
+    certificate = ps.verify(
+        Between(lambda h: NO_NORMS[name](h, 1e-5), 6).double(), torch.randn(5, 4).double()
+    )
+    assert certificate.units == 0 and certificate.holds, certificate
+
+
+class Projected(nn.Module):
+    """An LSTM whose states are projected, read by its outputs or by its last states."""
+
+    def __init__(self, layers: int, bidirectional: bool, last: bool) -> None:
+        super().__init__()
+        self.last = last
+        self.lstm = nn.LSTM(2, 3, layers, proj_size=2, bidirectional=bidirectional)
+        self.out = nn.Linear(2 if last or not bidirectional else 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs, (states, _) = self.lstm(x)
+        return self.out(states if self.last else outputs)
+
+
+@pytest.mark.parametrize(
+    ("layers", "bidirectional", "last", "units"),
+    [
+        (1, False, False, 2),
+        (2, False, False, 4),
+        (1, True, False, 4),
+        (1, False, True, 2),
+        (2, True, True, 2),
+    ],
+)
+def test_a_projected_state_is_free_per_feature(
+    layers: int, bidirectional: bool, last: bool, units: int
+) -> None:
+    """(What reads the last states of all layers and directions has one
+    scale per feature for them.)
+    """
+    torch.manual_seed(0)
+    certificate = ps.verify(Projected(layers, bidirectional, last), torch.randn(3, 2, 2))
+    assert certificate.units == units and certificate.holds, certificate
+
+
+class Directed(nn.Module):
+    """Directions of activations, each line or column times a gain from other activations."""
+
+    def __init__(self, dim: int, gain: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.other, self.second = nn.Linear(3, 5), nn.Linear(3, 5), nn.Linear(5, 2)
+        self.dim, self.gain = dim, gain
+
+    def forward(self, x: Tensor) -> Tensor:
+        gains = self.gain(F.relu(self.other(x)))
+        return self.second(torch._weight_norm(F.relu(self.first(x)), gains, self.dim))
+
+
+@pytest.mark.parametrize(
+    ("dim", "gain", "units"),
+    [
+        (0, lambda g: g[:, :1], 2),  # one for each line: a unit of the direction, one of the gain
+        (
+            0,
+            lambda g: g,
+            1,
+        ),  # of a gain that is as large as the direction, torch reads the first numbers
+        (1, lambda g: g[:1], 10),
+        (1, lambda g: g, 5),
+        (-1, lambda g: g, 6),  # one norm for all, and a gain that is broadcast
+    ],
+)
+def test_gains_of_directions(dim: int, gain: Callable[[Tensor], Tensor], units: int) -> None:
+    torch.manual_seed(0)
+    model = Directed(dim, gain)
+    certificate = ps.verify(model, torch.randn(5, 3))
+    assert certificate.holds, certificate
+    assert certificate.units == units
+
+
+class Spectral(nn.Module):
+    """Complex weights on the lowest frequencies, as one complex parameter or as two real parts."""
+
+    def __init__(self, real: bool) -> None:
+        super().__init__()
+        weight = torch.randn(4, 4, 3, dtype=torch.complex64)
+        self.first, self.second, self.real = nn.Linear(2, 4), nn.Linear(4, 2), real
+        self.weight = nn.Parameter(torch.view_as_real(weight).clone() if real else weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.first(x)).transpose(1, 2)
+        weight = torch.view_as_complex(self.weight) if self.real else self.weight
+        low = torch.einsum("bik,iok->bok", torch.fft.rfft(h)[:, :, :3], weight)
+        return self.second(F.relu(torch.fft.irfft(F.pad(low, (0, 2)), n=8)).transpose(1, 2))
+
+
+def test_complex_weights_are_pinned_and_the_way_out_is_named() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 8, 2)
+    (pin,) = (
+        pin for pin in ps.trace(Spectral(real=False), x).pinned if pin.parameters == ("weight",)
+    )
+    assert "torch.view_as_real(weight)" in pin.reason
+    certificate = ps.verify(Spectral(real=True), x)
+    assert certificate.holds, certificate
+    assert certificate.units == 8
+
+
+class Renormed(nn.Module):
+    """An operation that torch decomposes into steps, one of which has the same name
+    as what it is applied to.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.renorm(self.up(x) + x.sum(1, keepdim=True), 2, 0, 1.0))
+
+
+def test_steps_of_a_decomposition_do_not_replace_its_operand() -> None:
+    torch.manual_seed(0)
+    certificate = ps.verify(Renormed(), torch.randn(2, 3))
+    assert certificate.holds, certificate
+    assert certificate.units == 0
+
+
+class Cell(nn.Module):
+    """A cell, or so many steps of a layer, whose input and states are rectified."""
+
+    def __init__(self, kind: str, steps: int = 0) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(3, 4), nn.Linear(3, 5), nn.Linear(3, 5)])
+        self.cell, self.last, self.kind, self.steps = (
+            getattr(nn, kind)(4, 5),
+            nn.Linear(5, 2),
+            kind,
+            steps,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, *states = (F.relu(layer(x)) for layer in self.layers)
+        if self.steps:
+            x, states = x.expand(self.steps, *x.shape), [state[None] for state in states]
+        found = self.cell(x, tuple(states) if "LSTM" in self.kind else states[0])
+        return self.last(found if isinstance(found, Tensor) else found[0])
+
+
+class Late(nn.Module):
+    """A recurrence whose sequence goes on with the outputs of another layer."""
+
+    def __init__(self, kind: str, late: int) -> None:
+        super().__init__()
+        self.early, self.late, self.steps = nn.Linear(3, 4), nn.Linear(3, 4), late
+        both = kind == "both ways"
+        self.rnn = nn.RNN(4, 5, nonlinearity="relu", batch_first=True, bidirectional=both)
+        self.scanned = kind == "scan"
+
+    def forward(self, x: Tensor) -> Tensor:
+        early, late = self.early(x[:, : -self.steps]), self.late(x[:, -self.steps :])
+        read = torch.cat([F.relu(early), F.relu(late)], 1)
+        if not self.scanned:
+            return self.rnn(read)[0].sum(1)
+
+        def step(state: Tensor, entered: Tensor) -> tuple[Tensor, Tensor]:
+            into, carried = self.rnn.weight_ih_l0, self.rnn.weight_hh_l0
+            state = F.relu(entered @ into.T + self.rnn.bias_ih_l0 + state @ carried.T)
+            return state, state.clone()
+
+        return scan(step, torch.zeros(len(x), 5), read.transpose(0, 1))[1].sum(0)
+
+
+@pytest.mark.parametrize("kind", slow_names(["one way", "both ways", "scan"], ["scan"]))
+@pytest.mark.parametrize("late", [1, 2, 3, 5])
+def test_late_inputs_of_a_recurrence_have_the_scales_of_the_first(late: int, kind: str) -> None:
+    """Few steps are interpreted; the others read what the last of them reads."""
+    certificate = ps.verify(Late(kind, late), torch.randn(5, 8, 3))
+    assert certificate.units == 4 and certificate.holds, certificate
+    unread = {"rnn.bias_hh_l0"} if kind == "scan" else set()
+    assert set(ps.trace(Late(kind, late), torch.randn(5, 8, 3), sizes="given").unused) == unread
+
+
+class Steps(nn.Module):
+    """A recurrence without bias, in which every step may have a scale of its own."""
+
+    def __init__(self, steps: int, scanned: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 2 * steps)
+        self.rnn = nn.RNN(2, 2, nonlinearity="relu", batch_first=True, bias=False)
+        self.steps, self.scanned = steps, scanned
+        self.start, self.last = nn.Linear(3, 2), nn.Linear(2, 2, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.scanned:
+            return self.last(self.rnn(self.first(x).unflatten(1, (self.steps, 2)))[1][0])
+
+        carried = self.rnn.weight_hh_l0.T
+
+        def step(state: Tensor, entered: Tensor) -> tuple[Tensor, Tensor]:
+            state = F.relu(state @ carried) * entered
+            return state, state.clone()
+
+        ones = x.new_ones(self.steps, 1, 1)
+        return self.last(scan(step, F.relu(self.start(x)), ones)[0])
+
+
+@pytest.mark.parametrize("scanned", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", [2, 4, 8, 9, 12])
+def test_scales_that_grow_from_step_to_step_are_right_or_left_out(
+    steps: int, scanned: bool
+) -> None:
+    """Of many steps few are interpreted, so that the scales of the others must be those of the
+    last; a factor per step is a unit only where every step is interpreted.
+    """
+    model, x = Steps(steps, scanned).double(), torch.randn(5, 3).double()
+    with torch.no_grad():
+        for weight in model.parameters():
+            # (a state that is zero could hide a wrong scale)
+            weight.abs_()
+    graph = ps.trace(model, x.abs_())
+    # (a capture runs every step of a scan)
+    assert graph.num_units == (2 if scanned else 4) + (scanned or steps <= 8)
+    phi = torch.randn(graph.num_units, dtype=torch.float64)
+    with torch.no_grad(), rescaled_in_place(model, graph, -phi):
+        before = model(x)
+    with torch.no_grad(), rescaled_in_place(model, graph, phi):
+        assert torch.allclose(model(x), before, rtol=1e-9, atol=0)
+    if steps < 8:
+        certificate = ps.verify(model, x)
+        assert certificate.holds, certificate
+
+
+POSITIONS: dict[str, Callable[[Tensor], Any]] = {
+    "windows": lambda h: F.max_pool1d(h, 2, return_indices=True),
+    "parts": lambda h: F.adaptive_max_pool1d(h, 3, return_indices=True),
+}
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_weights_that_decide_only_positions_are_used(name: str) -> None:
+    """Which element of a window is the largest depends on them, and not on their scale."""
+
+    class Places(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Conv1d(2, 3, 1), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(POSITIONS[name](self.first(x))[1].to(x.dtype))
+
+    certificate = ps.verify(Places().double(), torch.randn(4, 2, 6).double())
+    assert not certificate.unused and certificate.holds
+    assert (certificate.weights, certificate.units) == (3 * 3 + 2 * 4, 3)
+
+
+@pytest.mark.parametrize(
+    ("first", "length"),
+    [
+        (nn.Conv1d(2, 3, 1, padding=1, bias=False), 6),
+        (nn.ConvTranspose1d(2, 3, 2, stride=2, output_padding=1, bias=False), 9),
+        (nn.Sequential(nn.ZeroPad1d((0, 2)), nn.Conv1d(2, 3, 1, bias=False)), 6),
+    ],
+)
+def test_sums_within_a_margin_are_zero(first: nn.Module, length: int) -> None:
+    """Weights that read a sum of no data are on no path."""
+    model = nn.Sequential(first, nn.ReLU(), nn.Flatten(), nn.Linear(3 * length, 2)).double()
+    certificate = ps.verify(model, torch.randn(3, 2, 4).double())
+    assert certificate.holds, certificate
+    assert certificate.weights == sum(p.numel() for p in first.parameters()) + 2 + 2 * 3 * (
+        8 if isinstance(first, nn.ConvTranspose1d) else 4
+    )
+
+
+def test_a_small_constant_beside_a_large_factor_is_no_eps() -> None:
+    def quotient(h: Tensor) -> Tensor:
+        return h / torch.add(h.abs(), 1e-5, alpha=1e5)
+
+    assert ps.trace(Between(quotient), torch.randn(5, 4)).num_units == 0
+    assert ps.trace(Between(lambda h: h / (h.abs() + 1e-5)), torch.randn(5, 4)).num_units == 6
+
+
+def test_a_strict_trace_tells_why_a_rule_does_not_apply(monkeypatch: pytest.MonkeyPatch) -> None:
+    def halves(*_: Any) -> None:
+        raise ValueError("only halves")
+
+    monkeypatch.setitem(RULES, "aten.flip", halves)
+    why = r"is pinned, because its rule does not cover this form \(only halves\)"
+    with pytest.raises(ps.UnsupportedError, match=why):
+        ps.trace(Between(lambda h: h.flip(1)), torch.randn(5, 4), strict=True)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
+@pytest.mark.parametrize(("size", "factor"), [(10, 1.19), (14, 0.25), (11, 0.3)])
+def test_upsampling_by_a_factor_copies_the_elements_that_torch_copies(
+    size: int, factor: float, mode: str
+) -> None:
+    """The factor that is asked for, and not the ratio of the sizes, decides."""
+
+    def resize(h: Tensor) -> Tensor:
+        return F.interpolate(h, scale_factor=factor, mode=mode, recompute_scale_factor=False)
+
+    copied = resize(torch.arange(float(size)).reshape(1, 1, -1)).unique()
+    model = Between(lambda h: resize(h.unsqueeze(1)).squeeze(1), int(size * factor), 3, size)
+    certificate = ps.verify(model.double(), torch.randn(5, 3).double())
+    assert certificate.holds, certificate
+    assert certificate.units == len(copied)
+
+
+@pytest.mark.usefixtures("no_rule_fails")
+@pytest.mark.parametrize(
+    ("kind", "steps", "units", "fixed"),
+    [("LSTMCell", 0, 9, 5), ("GRUCell", 0, 4, 5), ("RNNCell", 0, 9, 0), ("LSTM", 1, 9, 5),
+     ("LSTM", 2, 4, 10), ("GRU", 1, 4, 5), ("RNN", 1, 9, 0), ("RNN", 2, 4, 5)],
+)  # fmt: skip
+def test_states_that_gates_are_multiplied_with_are_fixed(
+    kind: str, steps: int, units: int, fixed: int
+) -> None:
+    """Inputs are free, and the hidden states of one step of an LSTM and of a plain
+    cell; that of a GRU is not.
+    """
+    model, x = Cell(kind, steps).double(), torch.randn(2, 3).double()
+    graph = ps.trace(model, x)
+    assert (graph.num_units, sum(pin.elements for pin in graph.pinned)) == (units, fixed)
+    before = model(x)
+    with rescaled_in_place(model, graph, torch.randn(units, dtype=torch.float64)):
+        assert torch.allclose(model(x), before, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "padding", "stride", "length"), [(1, 1, 1, 6), (3, 3, 2, 9), (1, 2, 1, 7)]
+)
+def test_transposed_convolutions_that_leave_out_borders(
+    kernel: int, padding: int, stride: int, length: int
+) -> None:
+    layers = (
+        nn.Conv1d(2, 4, 1),
+        nn.ReLU(),
+        nn.ConvTranspose1d(4, 3, kernel, stride, padding),
+        nn.ReLU(),
+    )
+    graph = ps.trace(nn.Sequential(*layers, nn.Conv1d(3, 2, 1)), torch.randn(2, 2, length))
+    assert graph.num_units == 7 and not graph.pinned
+
+
+def test_only_a_sort_in_ascending_order_is_sorted() -> None:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    ascending = graph.call_function(torch.ops.aten.sort.default, (x,))
+    descending = graph.call_function(torch.ops.aten.sort.default, (x, -1, True))
+    largest = graph.call_function(torch.ops.aten.topk.default, (x, 2))
+    first = [
+        graph.call_function(operator.getitem, (node, 0))
+        for node in (ascending, descending, largest)
+    ]
+    assert [_is_sorted(node) for node in first] == [True, False, False]
+    assert not _is_sorted(graph.call_function(operator.getitem, (ascending, 1))) and not _is_sorted(
+        ascending
+    )
+
+
+def test_groups_are_those_of_rows_only_if_counted_in_sorted_order() -> None:
+    """The ends of groups are sums of how often each group occurs among sorted numbers."""
+    aten, graph = torch.ops.aten, torch.fx.Graph()
+    x = graph.placeholder("x")
+    ascending = graph.call_function(
+        operator.getitem, (graph.call_function(aten.sort.default, (x,)), 0)
+    )
+
+    def read(numbers: torch.fx.Node, *steps: Any) -> tuple[torch.fx.Node, torch.fx.Node]:
+        ends = numbers
+        for step in steps:
+            ends = graph.call_function(step, (ends,))
+        return _chosen_by(graph.call_function(aten.mm.default, (x, x, ends))), ends
+
+    counted = aten.bincount.default, aten.cumsum.default
+    assert read(ascending, *counted)[0] is ascending
+    found, ends = read(x, *counted)
+    assert found is ends
+    found, ends = read(ascending, aten.bincount.default)
+    assert found is ends
+
+
+def test_products_are_followed_up_to_a_number_of_factors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reductions, "FACTORS", 3)
+    for count, pins in ((3, 0), (4, 1)):
+        model = Between(lambda h, n=count: h[:, :n].prod(-1, keepdim=True), 1)
+        graph = ps.trace(model, torch.randn(2, 4))
+        assert len(graph.pinned) == pins
+
+
+def test_weights_and_values_without_dimensions_have_scales() -> None:
+    class Scalars(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.v, self.t, self.w = (
+                nn.Parameter(torch.tensor(value)) for value in (1.3, 0.2, 0.7)
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.w * (self.v * x + self.t).relu()
+
+    model, x = Scalars(), torch.tensor(2.0)
+    assert ps.verify(model, x).units == 1 and not ps.trace(model, x).pinned
+    assert ps.path_norm(model, x) == pytest.approx(0.7 * (1.3 + 0.2), rel=1e-6)
+
+
+# what is added to the six features, from tensors without elements
+NOTHING: dict[str, Callable[[Tensor], Tensor]] = {
+    "a sum": lambda h: h + h[:, :0].sum(-1, keepdim=True),
+    "a norm": lambda h: h + h[:, :0].norm(dim=-1, keepdim=True),
+    "a product": lambda h: h * h[:, :0].prod(-1, keepdim=True),
+    "a matrix product": lambda h: h + h[:, :0] @ h[:0],
+    "a linear map": lambda h: h + F.linear(h[:, :0], torch.ones(6, 0)),
+    "rows": lambda h: torch.cat([h, F.linear(h[:0], torch.ones(6, 6))]),
+    "no keys": lambda h: h + F.scaled_dot_product_attention(h[None], h[None, :0], h[None, :0])[0],
+    "an activation": lambda h: torch.cat([h, F.gelu(h[:, :0])], 1),
+    "a sort": lambda h: torch.cat([h, h[:, :0].sort(-1)[0]], 1),
+}
+
+
+@pytest.mark.usefixtures("no_rule_fails")
+@pytest.mark.parametrize("name", NOTHING)
+def test_tensors_without_elements_restrict_nothing(name: str) -> None:
+    model, x = Between(NOTHING[name]), torch.randn(5, 4)
+    certificate = ps.verify(model, x)
+    assert certificate.holds and certificate.theorem3["holds"]
+    assert certificate.units == 6 and not ps.trace(model, x).pinned
+    assert ps.channels(model, x).groups
+
+
+@pytest.mark.usefixtures("no_rule_fails")
+def test_weights_without_elements_restrict_nothing() -> None:
+    class Parts(Between):
+        def forward(self, x: Tensor) -> Tensor:
+            h, w = self.first(x), self.second.weight
+            return self.second(h) + F.linear(h[:, :0], w[:, :0]) + w[:, :0].sum(1)
+
+    model = Parts(F.relu)
+    assert ps.trace(model, torch.randn(5, 4)).num_units == 6
+    assert ps.verify(model, torch.randn(5, 4)).holds
+
+
+def test_a_pin_quotes_the_words_of_a_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: object) -> None:
+        raise ValueError("in words")
+
+    monkeypatch.setitem(RULES, "aten.relu", fails)
+    pins = ps.trace(Between(torch.relu), torch.randn(5, 4)).pinned
+    assert [pin.reason for pin in pins] == ["its rule does not cover this form (in words)"]
+
+
+class Normalised(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 4, bias=False), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(F.normalize(self.a(x), dim=-1))
+
+
+def test_the_scale_before_normalize_is_exact() -> None:
+    """A floor of 1e-12 below a norm is met by zeros alone."""
+    torch.manual_seed(0)
+    model, x = Normalised().double(), torch.randn(6, 3).double()
+    graph = ps.trace(model, x)
+    assert (graph.num_units, graph.num_exact_units) == (1, 1)
+    before = model(x)
+    with rescaled_in_place(model, graph, torch.tensor([5.0], dtype=torch.float64)):
+        assert torch.allclose(model(x), before, rtol=1e-12)
+
+
+class Framed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(F.pad(torch.relu(self.a(x)), [1, 1, 1, 1], value=1.0))
+
+
+def test_a_constant_padding_is_listed_as_what_fixes_the_scales() -> None:
+    graph = ps.trace(Framed(), torch.randn(1, 3, 5, 5))
+    (pin,) = graph.pinned
+    assert graph.num_units == 0
+    assert (pin.op, pin.elements) == ("aten.pad", 4) and "inference/test_units.py" in pin.source
+
+
+# --- rules of one's own
+
+
+def _with_operation(name: str) -> nn.Module:
+    """A new operation of torch, and a model that uses it once."""
+
+    @torch.library.custom_op(f"pathspace_own::{name}", mutates_args=())
+    def operation(x: Tensor) -> Tensor:
+        return torch.where(x > 0, x, 0.1 * x)
+
+    operation.register_fake(torch.empty_like)
+    return Between(operation)
+
+
+def test_a_rule_takes_torchs_own_spelling_of_an_operation() -> None:
+    model = _with_operation("spelled")
+    ps.rule("pathspace_own::spelled")(lambda semantics, x: x)
+    assert ps.trace(model, torch.randn(5, 4)).num_units == 6
+
+
+def test_a_rule_for_an_operation_that_does_not_exist_warns() -> None:
+    with pytest.warns(UserWarning, match="'pathspace_own.tyepd', which is not an operation"):
+        ps.rule("pathspace_own.tyepd")(lambda semantics, x: x)
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "words"),
+    [
+        ("faulty", lambda semantics, x: semantics.activaton(x), "AttributeError.*activaton"),
+        ("empty", lambda semantics, x: None, "returns NoneType, expected ids of 1 result:"),
+        ("twice", lambda semantics, x: (x, x), "returns Tensor, Tensor, expected ids"),
+        ("plus", lambda semantics, x: x + 1, "returns Tensor, expected ids"),
+        ("real", lambda semantics, x: x.double(), "returns Tensor, expected ids"),
+    ],
+)
+def test_a_mistake_in_a_rule_is_named(name: str, rule: Callable[..., Any], words: str) -> None:
+    model = _with_operation(name)
+    ps.rule(f"pathspace_own.{name}")(rule)
+    with pytest.raises(ps.InputTypeError, match=f"The rule of pathspace_own.{name}.*{words}"):
+        ps.trace(model, torch.randn(5, 4))
+
+
+def test_a_misspelled_fact_of_a_rule_names_the_rule() -> None:
+    with pytest.raises(ps.InputTypeError, match=r"ps\.rule states degre="):
+        ps.rule("pathspace_own.spelled", degre=(1,))
