@@ -24,7 +24,7 @@ from pathspace.errors import UnsupportedError
 from .recomputation import start_following, stop_following
 
 ADDITIONS = frozenset(
-    ["add", "add_", "__add__", "__radd__", "__iadd__", "sub", "sub_", "__sub__", "__isub__"]
+    ["add", "add_", "__add__", "__radd__", "__iadd__", "sub", "sub_", "__sub__", "__isub__", "lerp"]
 )
 _MINUS = frozenset(["sub", "sub_", "__sub__", "__isub__"])
 _IN_PLACE = frozenset(["add_", "__iadd__", "sub_", "__isub__"])
@@ -46,7 +46,9 @@ class Site(NamedTuple):
 
 
 class Addition(NamedTuple):
-    """An addition before it runs, ``left + alpha * right`` (a subtraction has a negative alpha)."""
+    """An addition before it runs, ``left + alpha * right`` (a subtraction has a negative alpha);
+    of ``lerp(x, y, weight)`` the operands are ``x`` and ``weight * (y - x)``.
+    """
 
     site: Site
     left: Tensor
@@ -284,8 +286,12 @@ class Sites:
         """Number an addition and pass it to the handler; operands other than two
         floating-point tensors just run.
         """
-        operands = (*args, *(kwargs[key] for key in ("input", "other") if key in kwargs))
-        run = partial(func, *args, **kwargs)
+        named = ("input", "other", "end", "weight")
+        operands = (*args, *(kwargs[key] for key in named if key in kwargs))
+        run, name = partial(func, *args, **kwargs), func.__name__
+        if name == "lerp":
+            start, end, weight = operands
+            operands = (start, weight * (end - start))
         floating = [
             isinstance(value, Tensor) and value.is_floating_point() for value in operands[:2]
         ]
@@ -296,7 +302,6 @@ class Sites:
             return run()
         frame = self.stack[-1]
         frame[2] += 1
-        name = func.__name__
         alpha = float(kwargs.get("alpha", 1)) * (-1 if name in _MINUS else 1)
         left, right = operands if name != "__radd__" else operands[::-1]
         frame[3].append((left.ndim, right.ndim, alpha))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from pathspace.capture.capture import capture
 from pathspace.capture.captured import place
@@ -19,6 +20,7 @@ from .dataflow import is_float_node, is_seen, short
 from .efficiency import ChainRecord, Watch, observe
 from .nodes import ChainNode, Example, Nodes, run_noting
 from .readout import readout
+from .real_tensors import is_real
 from .residual import Dismissed, Finder, Residual
 
 
@@ -84,6 +86,8 @@ class MarkovChain(Nodes):
         for index, residual in enumerate(finder.found):
             direction = finder.graph.operand(residual.node, residual.direction)
             weights, producer = readout(finder.graph, direction)
+            if short(residual.node) == "lerp":
+                weights = ()  # (it takes a share of the stream away, too)
             name = _branch_name(residual, producer)
             names[name] += 1
             name = name if names[name] == 1 else f"{name}@{names[name]}"
@@ -163,31 +167,62 @@ def _sites(
     for node in finder.graph.nodes:
         if (
             node.op == "call_function"
-            and short(node) in ("add", "add_", "sub", "sub_")
+            and short(node) in ("add", "add_", "sub", "sub_", "lerp")
             and is_seen(node)
         ):
-            operands = [a for a in (*node.args, *node.kwargs.values()) if is_float_node(a)]
+            operands = [a for a in (*node.args[:2], *node.kwargs.values()) if is_float_node(a)]
             if len(operands) == 2 and node.meta["val"].ndim:
                 module = place(node)[0]
                 drawn[first.get(module, module)].append(node)
+    if any(len(running[module]) > len(nodes) for module, nodes in drawn.items()):
+        # (a capture leaves out what no output depends on)
+        read = _read(model, example)
+        running = {
+            name: [pair for pair in pairs if pair[0] in read] for name, pairs in running.items()
+        }
     sites: dict[str, Site] = {}
     for residual in finder.found:
         module, source = place(residual.node)
         module = first.get(module, module)
-        both = list(zip(drawn[module], running[module], strict=False))
-        same = len(drawn[module]) == len(running[module])
+        both = list(zip(drawn[module], running.get(module, ()), strict=False))
+        same = len(drawn[module]) == len(running.get(module, ()))
         if not same or any(tuple(node.meta["val"].shape) != shape for node, (_, shape) in both):
             compiled = any("_orig_mod" in inner._modules for inner in model.modules())
             moment = (
                 "before its blocks are compiled" if compiled else "in the mode in which it will run"
             )
             raise UnsupportedError(
-                f"{type(model).__name__} makes {len(running[module])} additions in module"
+                f"{type(model).__name__} makes {len(running.get(module, ()))} additions in module"
                 f" {module!r} ({source}) when it runs and {len(drawn[module])} when it is"
                 f" captured; trace it {moment}."
             )
         sites[residual.node.name] = next(site for node, (site, _) in both if node is residual.node)
     return sites, {name: tuple(calls) for name, calls in additions.items()}
+
+
+def _read(model: nn.Module, example: Example) -> set[Site]:
+    """The additions on which some output of the running model depends."""
+    made: dict[Any, Site] = {}
+
+    def note(addition: Addition) -> Tensor:
+        result = addition.run()
+        made[result.grad_fn] = addition.site
+        return result
+
+    def sensitive(value: Any) -> Any:
+        # (not a leaf, so that the model may overwrite it)
+        return value.detach().requires_grad_().clone() if is_real(value) else value
+
+    args, kwargs = tree_map(sensitive, example)
+    output = run_noting(model, (args, kwargs), note, gradients=True)
+    waiting: list[Any] = [v.grad_fn for v in tree_leaves(output) if isinstance(v, Tensor)]
+    seen: set[Any] = {None}
+    while waiting:
+        each = waiting.pop()
+        if each not in seen:
+            seen.add(each)
+            waiting += [before for before, _ in each.next_functions]
+    return {site for step, site in made.items() if step in seen and step is not None}
 
 
 __all__ = ["ChainNode", "Dismissed", "MarkovChain"]

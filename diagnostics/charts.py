@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
@@ -37,6 +38,19 @@ _SVG = "http://www.w3.org/2000/svg"
 MOST_NAMES = 9
 
 
+# all that is not a character of XML, which the program that draws cannot survive
+_NO_TEXT = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def _legible(value: Any) -> Any:
+    """A specification whose texts can be drawn, whatever names are in it."""
+    if isinstance(value, str):
+        return _NO_TEXT.sub("\ufffd", value)
+    if isinstance(value, Mapping):
+        return {_legible(key): _legible(part) for key, part in value.items()}
+    return [_legible(part) for part in value] if isinstance(value, list | tuple) else value
+
+
 def svg_chart(spec: Spec, label: str, height: int = HEIGHT) -> Markup:
     """A Vega-Lite specification as SVG with a label, and a title for each mark with a ``tip``.
 
@@ -51,7 +65,7 @@ def svg_chart(spec: Spec, label: str, height: int = HEIGHT) -> Markup:
         "background": None,
         "padding": {"left": 18, "right": 8, "top": 5, "bottom": 5},
         "config": _CONFIG,
-        **spec,
+        **_legible(spec),
     }
     root = ElementTree.fromstring(vl_convert.vegalite_to_svg(whole))
     for parent in root.iter():
@@ -79,7 +93,7 @@ def _names(names: Sequence[str], title: str) -> Spec:
     """An axis of positions 0, 1, ..., labelled with as many names as fit."""
     step = -(-len(names) // MOST_NAMES) if names else 1
     shown = list(range(0, len(names), step))
-    short = json.dumps([shortened(name, 22) for name in names])
+    short = json.dumps([_legible(shortened(name, 22)) for name in names])
     axis: Spec = {
         "values": shown,
         "labelExpr": f"{short}[datum.value]",

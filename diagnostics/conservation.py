@@ -73,8 +73,9 @@ def unit_sums(graph: ReductionGraph, tensors: Mapping[str, Tensor]) -> tuple[Ten
 
 
 @torch.no_grad()
-def squared_weights(graph: ReductionGraph) -> dict[str, Tensor]:
-    """Squares of the current weights, by name of the block."""
-    return {
-        b.name: b.values(graph.parameters[b.name].detach()).double().square() for b in graph.blocks
-    }
+def squared_weights(
+    graph: ReductionGraph, weights: Mapping[str, Tensor] | None = None
+) -> dict[str, Tensor]:
+    """Squares of weights, by name of the block; the current ones where none are given."""
+    values = {**graph.parameters, **(weights or {})}
+    return {b.name: b.values(values[b.name].detach()).double().square() for b in graph.blocks}

@@ -66,6 +66,13 @@ def is_seen(node: fx.Node) -> bool:
     return not function or function.rsplit(".", 1)[-1] in ADDITIONS
 
 
+def _read(node: fx.Node) -> list[fx.Node]:
+    """The operands of which a node reads more than the shape, which no value depends on."""
+    if kind_of(node) == "creation":
+        return []
+    return node.all_input_nodes[:1] if short(node).endswith("_as") else node.all_input_nodes
+
+
 class Dataflow:
     """Dependences of every value on every other; after an in-place operation a name
     refers to its latest result.
@@ -80,7 +87,7 @@ class Dataflow:
         self.below_data: list[bool] = []
         latest: dict[fx.Node, fx.Node] = {}
         for i, node in enumerate(self.nodes):
-            inputs = [latest.get(operand, operand) for operand in node.all_input_nodes]
+            inputs = [latest.get(operand, operand) for operand in _read(node)]
             self.inputs.append(inputs)
             bits = 1 << i
             for operand in inputs:
@@ -148,6 +155,11 @@ class Dataflow:
             bits = max(above, key=int.bit_count) if kind_of(node) == "sum" else reduce(or_, above)
             passed[node] = bits | bool(self._own_weights(node)) << self.index[node]
         return passed[value].bit_count()
+
+    def only_scales(self, source: fx.Node, value: fx.Node) -> bool:
+        """Whether ``value`` is affine in ``source``, and weights only multiply its entries."""
+        weighted = filter(self._own_weights, self.between(source, value))
+        return all(kind_of(node) in SCALES for node in weighted) and self.affine(source, value)
 
     def weights(self, source: fx.Node, value: fx.Node) -> int:
         """Bit set of the parameters of the operations between two values."""

@@ -87,6 +87,7 @@ def diagnose(
     loss: str | Function | None = None,
     targets: Any = None,
     batches: int = 4,
+    loss_fn: Function | None = None,
     names: Names = None,
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
@@ -105,6 +106,7 @@ def diagnose(
             :func:`pathspace.diagnostics.losses.choose_loss`.
         targets: targets of the example inputs.
         batches: largest number of batches to use.
+        loss_fn: the same as ``loss``.
         names: patterns of the names of the layers whose signal is measured.
         seed: seed of random vectors, and of the stand-in loss.
         progress: called with the name of each stage.
@@ -133,7 +135,7 @@ def diagnose(
     what = {
         "checkpoint": checkpoint,
         "data": data,
-        "loss": loss,
+        "loss": loss_fn if loss is None else loss,
         "targets": targets,
         "batches": batches,
     }

@@ -209,12 +209,19 @@ class Nodes:
         return shown
 
 
-def run_noting(model: nn.Module, example: Example, handler: Any, end: End | None = None) -> Any:
-    """Run a model on its example inputs, without gradients, and pass every
-    addition to ``handler``.
+def run_noting(
+    model: nn.Module,
+    example: Example,
+    handler: Any,
+    end: End | None = None,
+    gradients: bool = False,
+) -> Any:
+    """Run a model on its example inputs, without gradients unless they are asked for, and pass
+    every addition to ``handler``.
     """
     require_runnable("the Markov chain", model.named_parameters())
-    with unchanged(model), quiet(), torch.no_grad(), Sites(handler, end=end).following(model):
+    followed = Sites(handler, end=end).following(model)
+    with unchanged(model), quiet(), torch.set_grad_enabled(gradients), followed:
         return model(*example[0], **example[1])
 
 

@@ -14,7 +14,18 @@ from torch import fx
 from pathspace.capture.captured import Captured, place
 from pathspace.inference.registry import facts_of
 
-from .dataflow import AFFINE, Dataflow, halves, is_float_node, is_seen, is_strided, kind_of, short
+from .dataflow import (
+    AFFINE,
+    MOVES,
+    SCALES,
+    Dataflow,
+    halves,
+    is_float_node,
+    is_seen,
+    is_strided,
+    kind_of,
+    short,
+)
 
 _RISES = ("transposed convolution", "upsampling")
 _NO_STREAM = "neither operand is carried to the sum unchanged or by an affine shortcut"
@@ -54,13 +65,16 @@ class Finder:
         for node in self.graph.nodes:
             self._judge(node)
         self._drop_skips_inside_branches()
+        self._drop_differences()
 
     def _judge(self, node: fx.Node) -> None:
         operation, facts = kind_of(node), facts_of(node)
         if short(node) == "cat" and len(self.graph.data_inputs(node)) > 1:
             self._dismiss(node, "joins features side by side; nothing is added to a stream")
+        between = short(node) == "lerp"
         if (
             operation == "combination"
+            and not between
             and len(node.args) > 2
             and len(self.graph.data_inputs(node)) > 1
         ):
@@ -72,7 +86,7 @@ class Finder:
             self._dismiss(node, "a fused product and sum: write x + a @ b to make it a chain node")
         if operation in ("total", "mean") and self._sums_stack(node):
             self._dismiss(node, "a sum of stacked values: write x + z to make it a chain node")
-        if operation != "sum":
+        if operation != "sum" and not between:
             return
         arguments = [*node.args[:2], node.kwargs.get("other")]
         operands = [value for value in arguments if isinstance(value, fx.Node)]
@@ -107,7 +121,7 @@ class Finder:
         return bool(node.meta["val"].shape == self.graph.data_inputs(stack)[0].meta["val"].shape)
 
     def _judge_pair(self, node: fx.Node, left: fx.Node, right: fx.Node) -> None:
-        directions = (1,) if short(node).startswith("sub") else (1, 0)
+        directions = (1,) if short(node).startswith(("sub", "lerp")) else (1, 0)
         reasons: list[str] = []
         best: Residual | None = None
         for direction in directions:
@@ -139,7 +153,7 @@ class Finder:
     def _route(self, stream: fx.Node, branch: fx.Node) -> tuple[str, fx.Node | None, str]:
         """Go back from the stream to a value from which the branch is computed."""
         graph, node, kind = self.graph, stream, "identity"
-        rises = position = False
+        rises = position = projected = False
         parts: list[fx.Node] = []  # parts that are cut out of the current value
         while not graph.depends(branch, node):
             if node in self.streams:
@@ -149,7 +163,8 @@ class Finder:
             if graph.is_part(node):
                 parts.append(node)
                 position |= graph.is_position(node)
-                kind = "shortcut" if is_strided(node) else kind
+                projected |= is_strided(node)
+                kind = "shortcut" if projected else kind
                 node = graph.whole(node)
                 continue
             data = graph.data_inputs(node)
@@ -157,13 +172,14 @@ class Finder:
                 if kind_of(node) not in AFFINE or len(data) != 1 or not graph.is_affine(node):
                     return "", None, _NO_STREAM
                 kind, parts = "shortcut", []
+                projected |= kind_of(node) not in SCALES
                 rises |= kind_of(node) in _RISES
             node = data[0]
         if graph.depends(stream, branch):
             return "", None, "the stream is computed from the branch"
-        why = self._no_residual(stream, branch, node, kind, parts, position) or self._long_skip(
-            stream, branch, node, rises
-        )
+        why = self._no_residual(
+            stream, branch, node, kind, projected, parts, position
+        ) or self._long_skip(stream, branch, node, rises)
         return ("", None, why) if why else (kind, node, "")
 
     def _no_residual(
@@ -172,6 +188,7 @@ class Finder:
         branch: fx.Node,
         node: fx.Node,
         kind: str,
+        projected: bool,
         parts: list[fx.Node],
         position: bool,
     ) -> str:
@@ -181,23 +198,28 @@ class Finder:
             return "both operands are one value"
         if parts and not graph.reaches(node, branch, lambda n: self._is_other_part(n, node, parts)):
             return "the operands are made from different parts of a split"
-        if position:
+        if position and not any(self._is_same_part(n, parts) for n in graph.between(node, branch)):
             return (
                 "one operand is made from a single position of a sequence: an input, not a stream"
             )
         if not graph.layers(node, branch):
             return "there is no learnable map from one operand to the other"
-        if kind == "shortcut" and graph.affine(node, branch):
+        if graph.only_scales(node, branch):
+            return "the branch is a weighted copy or shift of the stream, not a learnable map"
+        shared = graph.weights(node, stream) & graph.weights(node, branch)
+        # ((1 - a) x + a f(x) is x + a (f(x) - x))
+        interpolates = shared and not projected
+        if kind == "shortcut" and graph.affine(node, branch) and not interpolates:
             return (
                 "both operands are affine in one value: parallel linear maps, not a step along a"
                 " stream"
             )
-        if kind == "shortcut" and graph.layers(node, branch) < 2:
+        if projected and graph.layers(node, branch) < 2:
             return (
                 "the branch has a single layer: two readings of one value, not a block with a"
                 " shortcut"
             )
-        if kind == "shortcut" and graph.weights(node, stream) & graph.weights(node, branch):
+        if projected and shared:
             return (
                 "the shortcut's weights feed the branch, too: an input that is read again at every"
                 " step"
@@ -215,8 +237,14 @@ class Finder:
         return ""
 
     def _is_other_part(self, node: fx.Node, source: fx.Node, parts: list[fx.Node]) -> bool:
-        same = any(node.target is part.target and node.args[1:] == part.args[1:] for part in parts)
-        return not same and self.graph.is_part(node) and self.graph.cuts(node, source)
+        return (
+            not self._is_same_part(node, parts)
+            and self.graph.is_part(node)
+            and self.graph.cuts(node, source)
+        )
+
+    def _is_same_part(self, node: fx.Node, parts: list[fx.Node]) -> bool:
+        return any(node.target is part.target and node.args[1:] == part.args[1:] for part in parts)
 
     def _drop_skips_inside_branches(self) -> None:
         """Dismiss scaled or projected skips inside another node's branch, which continue no stream.
@@ -237,6 +265,18 @@ class Finder:
             if any(self._inside(end, source, branch) for end in ends for source, branch in others):
                 self._dismiss(residual.node, "a projected skip inside the branch of another node")
                 self.found.remove(residual)
+
+    def _drop_differences(self) -> None:
+        """Dismiss ``x - y`` in a step ``x - a (x - y)``, which takes the stream away again."""
+        graph = self.graph
+        for step in list(self.found):
+            value = graph.operand(step.node, step.direction)
+            while kind_of(value) in SCALES | MOVES and len(graph.data_inputs(value)) == 1:
+                value = graph.data_inputs(value)[0]
+            inner = next((r for r in self.found if r.node is value), None)
+            if inner is not None and self.streams[inner.node] is self.streams[step.node]:
+                self._dismiss(inner.node, "the difference in a step between two values")
+                self.found.remove(inner)
 
     def _dismiss(self, node: fx.Node, reason: str) -> None:
         self.dismissed.append(Dismissed(short(node), *place(node), reason))

@@ -36,7 +36,9 @@ def others(folder: Path) -> str:
         for entry in record.get("head_to_head", ()) if isinstance(record, dict) else ():
             file = f"[{path.name}](data/{path.name})"
             rows.append([entry["against"], entry["what"], entry["ours"], entry["theirs"], file])
-    return section("Other tools", ["other tool", "what was measured", "pathspace", "the tool", "record"], rows)
+    return section(
+        "Other tools", ["other tool", "what was measured", "pathspace", "the tool", "record"], rows
+    )
 
 
 def optimizers(path: Path) -> str:
@@ -69,13 +71,26 @@ def rounded(path: Path) -> str:
     """Signal to noise of outputs with rounded weights, for every way that was tried."""
     rows = [row for rows in (read(path) or {}).values() for row in rows]
     skip = ("change", "float")
-    ways = list(dict.fromkeys(key for row in rows for key in row if key not in skip and isinstance(row[key], float)))
+    ways = list(
+        dict.fromkeys(
+            key for row in rows for key in row if key not in skip and isinstance(row[key], float)
+        )
+    )
     ways = [way for way in ways if ": " not in way]
     body = [
-        [row["model"], str(row["bits"]), row["per"], *(f"{row[way]:.1f}" if way in row else "-" for way in ways)]
+        [
+            row["model"],
+            str(row["bits"]),
+            row["per"],
+            *(f"{row[way]:.1f}" if way in row else "-" for way in ways),
+        ]
         for row in rows
     ]
-    return section("Rounded weights: ratio of signal to noise in dB", ["model", "bits", "one step per", *ways], body)
+    return section(
+        "Rounded weights: ratio of signal to noise in dB",
+        ["model", "bits", "one step per", *ways],
+        body,
+    )
 
 
 def section(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

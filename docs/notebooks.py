@@ -26,7 +26,11 @@ NEEDS = re.compile(r"\A# needs: (.*)\n")
 def missing(source: str) -> list[str]:
     """Packages that a source needs and that are not installed."""
     found = NEEDS.match(source)
-    return [name for name in found[1].split() if importlib.util.find_spec(name) is None] if found else []
+    return (
+        [name for name in found[1].split() if importlib.util.find_spec(name) is None]
+        if found
+        else []
+    )
 
 
 def cells(source: str) -> Iterator[tuple[str, str]]:
@@ -49,7 +53,12 @@ def run(source: str) -> Iterator[dict[str, Any]]:
     space: dict[str, Any] = {"__name__": "__main__"}
     count = 0
     for number, (kind, text) in enumerate(cells(source)):
-        cell = {"cell_type": kind, "id": f"cell-{number}", "metadata": {}, "source": text.splitlines(keepends=True)}
+        cell = {
+            "cell_type": kind,
+            "id": f"cell-{number}",
+            "metadata": {},
+            "source": text.splitlines(keepends=True),
+        }
         if kind == "code":
             count += 1
             cell |= {"execution_count": count, "outputs": outputs(text, space, count)}
@@ -70,7 +79,14 @@ def outputs(code: str, space: dict[str, Any], count: int) -> list[dict[str, Any]
         data = {"text/plain": repr(value).splitlines(keepends=True)}
         if hasattr(value, "_repr_html_"):
             data["text/html"] = value._repr_html_().splitlines(keepends=True)
-        found.append({"output_type": "execute_result", "execution_count": count, "metadata": {}, "data": data})
+        found.append(
+            {
+                "output_type": "execute_result",
+                "execution_count": count,
+                "metadata": {},
+                "data": data,
+            }
+        )
     return found + figures()
 
 
@@ -111,9 +127,13 @@ def markdown(text: str) -> str:
         for output in cell.get("outputs", []):
             data = output.get("data", {})
             if "image/png" in data:
-                parts.append(f'<img alt="What the cell draws" src="data:image/png;base64,{data["image/png"]}">')
+                parts.append(
+                    f'<img alt="What the cell draws" src="data:image/png;base64,{data["image/png"]}">'
+                )
             elif "text/html" in data:
-                parts.append('<div class="output" markdown="0">' + "".join(data["text/html"]) + "</div>")
+                parts.append(
+                    '<div class="output" markdown="0">' + "".join(data["text/html"]) + "</div>"
+                )
             else:
                 plain = "".join(output.get("text", []) or data["text/plain"]).rstrip("\n")
                 parts.append(f"```text\n{plain}\n```")

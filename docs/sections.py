@@ -14,5 +14,7 @@ class Sections(griffe.Extension):
     def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
         """Called by griffe once for each object."""
         if obj.docstring is not None:
-            text = re.sub(r"^( *)Example:$", r"\1Examples:", obj.docstring.value, flags=re.MULTILINE)
+            text = re.sub(
+                r"^( *)Example:$", r"\1Examples:", obj.docstring.value, flags=re.MULTILINE
+            )
             obj.docstring.value = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text)

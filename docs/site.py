@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 PACKAGES = ("pathspace", "pathspace.diagnostics", "pathspace.training")
-SHIM = "https://unpkg.com/iframe-worker/shim"  # what the theme loads to search pages opened from disk
+SHIM = (
+    "https://unpkg.com/iframe-worker/shim"  # what the theme loads to search pages opened from disk
+)
 COMMAND = re.compile(r"^## (`pathspace .*)$", re.MULTILINE)
 CODE = re.compile(r"`[^`\n]*`")
 PAGE = "::: {target}\n    options:\n      heading: {path}\n      heading_level: 1\n      toc_label: {name}\n"
@@ -33,10 +35,15 @@ def sentence(found: object) -> str:
 
 def api() -> Iterator[tuple[str, str]]:
     """Address and Markdown of every page of the API; the first lists them all."""
-    index, pages = ["# API\n\nOne page for each public name, under the path by which it is imported.\n"], []
+    index, pages = (
+        ["# API\n\nOne page for each public name, under the path by which it is imported.\n"],
+        [],
+    )
     for package in PACKAGES:
         module = importlib.import_module(package)
-        index.append(f"\n## {package}\n\n{sentence(module)}\n\n| name | what it is |\n| --- | --- |\n")
+        index.append(
+            f"\n## {package}\n\n{sentence(module)}\n\n| name | what it is |\n| --- | --- |\n"
+        )
         for name in module.__all__:
             found, path = getattr(module, name), f"{package}.{name}"
             target = f"{found.__module__}.{found.__qualname__}"
@@ -51,7 +58,10 @@ def gallery() -> Iterator[tuple[str, str]]:
     for file in sorted((HERE / "gallery").glob("*.ipynb")):
         text = notebooks["markdown"](file.read_text(encoding="utf-8"))
         title, rest = text.split("\n", 1)
-        yield f"gallery/{file.stem}.md", f"{title}\n\n[This page as a notebook]({file.name}).\n{rest}"
+        yield (
+            f"gallery/{file.stem}.md",
+            f"{title}\n\n[This page as a notebook]({file.name}).\n{rest}",
+        )
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -61,7 +71,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         package, _, name = address.removeprefix("api/").removesuffix(".md").rpartition(".")
         if package:
             parts[package].append({name: address})
-    config.nav.append({"API": ["api/index.md", *({package: pages} for package, pages in parts.items())]})
+    config.nav.append(
+        {"API": ["api/index.md", *({package: pages} for package, pages in parts.items())]}
+    )
     return config
 
 
@@ -92,20 +104,33 @@ def options(name: str) -> str:
     """All options of a command as a table that opens with a click; what ``--help`` says."""
     rows = ['\n??? note "All options"\n', "    | option | |\n    | --- | --- |"]
     for parameter in command_line()[name].params:
-        flags = ", ".join(f"`{flag}`" for flag in [*parameter.opts, *parameter.secondary_opts] if flag.startswith("-"))
-        says = " ".join(re.sub(r"\[/?\w*\]", "", getattr(parameter, "help", None) or "").split()).replace("|", "\\|")
+        flags = ", ".join(
+            f"`{flag}`"
+            for flag in [*parameter.opts, *parameter.secondary_opts]
+            if flag.startswith("-")
+        )
+        says = " ".join(
+            re.sub(r"\[/?\w*\]", "", getattr(parameter, "help", None) or "").split()
+        ).replace("|", "\\|")
         rows.append(f"    | {flags or f'`{parameter.name.upper()}`'} | {says} |")
     return "\n".join(rows) + "\n"
 
 
 def commands(text: str) -> list[str]:
     """The commands that have a section in the guide, in order."""
-    return [name for title in COMMAND.findall(text) for name in re.findall(r"`pathspace (\w+)", title)]
+    return [
+        name for title in COMMAND.findall(text) for name in re.findall(r"`pathspace (\w+)", title)
+    ]
 
 
 def plain_bars(markdown: str) -> str:
     """``|`` for the ``\\|`` that other readers of Markdown want of code in tables, and this one would show."""
-    return re.sub(r"^ *\|.*$", lambda row: CODE.sub(lambda code: code[0].replace("\\|", "|"), row[0]), markdown, flags=re.M)
+    return re.sub(
+        r"^ *\|.*$",
+        lambda row: CODE.sub(lambda code: code[0].replace("\\|", "|"), row[0]),
+        markdown,
+        flags=re.M,
+    )
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:

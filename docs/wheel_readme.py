@@ -18,7 +18,10 @@ LINK = re.compile(r"(!?)(\[[^\]]*\])\((?![a-z]+:|#)([^)\s]+)\)")
 def absolute(text: str, repository: str) -> str:
     """Return Markdown with every link to a file as a link to the repository: pictures as files, all else as pages."""
     base = repository.rstrip("/")
-    return LINK.sub(lambda link: f"{link[1]}{link[2]}({base}/{'raw' if link[1] else 'blob'}/HEAD/{link[3]})", text)
+    return LINK.sub(
+        lambda link: f"{link[1]}{link[2]}({base}/{'raw' if link[1] else 'blob'}/HEAD/{link[3]})",
+        text,
+    )
 
 
 class Readme(MetadataHookInterface):
@@ -26,6 +29,9 @@ class Readme(MetadataHookInterface):
 
     def update(self, metadata: dict[str, Any]) -> None:
         """Called by Hatchling with the table ``[project]``."""
-        text, repository = Path(self.root, "README.md").read_text("utf-8"), metadata.get("urls", {}).get("Repository")
+        text, repository = (
+            Path(self.root, "README.md").read_text("utf-8"),
+            metadata.get("urls", {}).get("Repository"),
+        )
         text = absolute(text, repository) if repository else text
         metadata["readme"] = {"content-type": "text/markdown", "text": text}

@@ -5,7 +5,7 @@ build the reduction graph.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .capture.aliasing import storage_of
 from .capture.capture import ONE_AT_A_TIME, capture
 from .capture.captured import Captured
-from .capture.sizes import recapture, sentence, thin
+from .capture.sizes import GROWTHS, recapture, sentence, thin
 from .errors import InputError
 from .graph.parts import Pin, owner
 from .graph.structure import Structure
@@ -104,18 +104,27 @@ def _traced(
         if sizes == "given":
             stated = f"inputs ({describe_inputs(*inputs)}) only"
             return _graph(model, build_graph(captured, scales, norm_eps), stated)
-        before = _Interpretation.of(scales)
-        raw = ends_of(scales)
+        before, raw = _Interpretation.of(scales), ends_of(scales)
         unused = unused_in_part(captured, scales, raw)
         undecided = unused or thin(captured, inputs)
-    again = recapture(model, inputs, not unused) if undecided else None
-    with on_cpu():
+    for growth in GROWTHS if undecided else ():
+        again = recapture(model, inputs, not unused, growth)
         if again is None:
-            found = build_graph(captured, scales, norm_eps, raw=raw)
-        else:
-            uses = before.again(scales, [again[0]], norm_eps)
-            found = build_graph(captured, scales, norm_eps, uses)
-    return _graph(model, found, sentence(inputs, again and again[1], undecided))
+            break
+        try:
+            with on_cpu():
+                uses = before.again(scales, again[0], norm_eps)
+                found = build_graph(captured, scales, norm_eps, uses)
+        except IndexError:
+            # a table has no rows for such long inputs
+            with on_cpu():
+                scales, _ = interpret(captured, Scales, strict, norm_eps, affine)
+                before, raw = _Interpretation.of(scales), ends_of(scales)
+            continue
+        return _graph(model, found, sentence(inputs, again[1], undecided))
+    with on_cpu():
+        found = build_graph(captured, scales, norm_eps, raw=raw)
+    return _graph(model, found, sentence(inputs, None, undecided))
 
 
 @dataclass(frozen=True)
@@ -137,22 +146,25 @@ class _Interpretation:
         """The state of an interpretation after its run."""
         return cls(scales.equations.copy(), tuple(scales.approximate), tuple(scales.pins))
 
-    def again(self, scales: Scales, captures: Sequence[Captured], norm_eps: str) -> int:
-        """Restore an interpretation, and continue it with other captures of the model.
+    def again(self, scales: Scales, captured: Captured, norm_eps: str) -> int:
+        """Restore an interpretation, and continue it with another capture of the model.
 
         Args:
             scales: the interpretation of this snapshot.
-            captures: the same model, captured at other sizes.
+            captured: the same model, captured at other sizes.
             norm_eps: as in the first run.
 
         Returns:
             Number of uses of weights in the first run.
+
+        Raises:
+            IndexError: known positions are beyond the end of a table.
         """
+        # (an end that was looked at may have changed the equations)
         scales.equations, scales.approximate = self.equations, list(self.approximate)
-        scales.pins = list(self.pins)
-        uses = len(scales.flows.uses)
-        for captured in captures:
-            interpret(captured, lambda *_: scales, norm_eps=norm_eps, affine=scales.affine)
+        scales.pins, uses = list(self.pins), len(scales.flows.uses)
+        scales.enlarged = True
+        interpret(captured, lambda *_: scales, norm_eps=norm_eps, affine=scales.affine)
         known = {(pin.op, pin.module, pin.source, pin.reason) for pin in self.pins}
         new = [
             p

@@ -170,7 +170,9 @@ def test_channels_are_pruned_permuted_and_matched_there() -> None:
         by_activations = groups.match(other, by="activations", inputs=(y,))
         assert ps.compare(twin, moved_twin, ps.trace(twin, y)).same
         results.append([
-            groups.remove(0.5)(y), groups.masked(0.5)(y), groups.interpolate(by_activations)(y),
+            groups.remove(keep=0.5)(y),
+            groups.masked(keep=0.5)(y),
+            groups.interpolate(by_activations)(y),
             *groups.importance().values(),
         ])  # fmt: skip
     close(*results)

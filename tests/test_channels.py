@@ -269,13 +269,13 @@ def test_a_smaller_model_computes_what_hooks_leave(name):
         0.5,
         {group.name: torch.arange(len(group)) % 2 == 1 for group in groups.removable},
     ):
-        small, kept = groups.remove(keep), groups.kept(keep)
+        small, kept = groups.remove(keep=keep), groups.kept(keep)
         assert sum(p.numel() for p in small.parameters()) < 0.9 * sum(
             p.numel() for p in model.parameters()
         )
         expected = silenced(model, groups, kept, x)
         torch.testing.assert_close(small(x), expected, rtol=1e-10, atol=1e-10)
-        torch.testing.assert_close(groups.masked(keep)(x), expected, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(groups.masked(keep=keep)(x), expected, rtol=1e-10, atol=1e-10)
         assert not torch.allclose(expected, model(x))
     assert all(torch.equal(before[key], tensor) for key, tensor in model.state_dict().items())
 
@@ -307,14 +307,14 @@ def test_channels_of_known_layers():
 
 def test_sizes_in_modules_follow():
     model, x = build("grouped")
-    small = ps.channels(model, x).remove({"attention.qkv.weight": [1]})
+    small = ps.channels(model, x).remove(keep={"attention.qkv.weight": [1]})
     assert (small.attention.num_heads, small.attention.pairs, small.attention.head_dim) == (2, 1, 4)
     model, x = build("block")
-    small = ps.channels(model, x).remove({"attention.qkv.weight": [1]})
+    small = ps.channels(model, x).remove(keep={"attention.qkv.weight": [1]})
     assert (small.attention.num_heads, small.attention.inner, small.attention.head_dim) == (1, 4, 4)
     assert small.attention.proj.in_features == 4 and model.attention.num_heads == 4
     model, x = build("dense")
-    small = ps.channels(model, x).remove(0.5)
+    small = ps.channels(model, x).remove(keep=0.5)
     assert small.c[0].groups == 2 and small.norm.num_groups == 2 and small.b[0].in_channels == 4
 
 
@@ -349,7 +349,7 @@ def test_a_layer_is_not_refused_for_what_is_wrong_with_another(make):
     groups = ps.channels(model, x)
     # (the parts of a split are groups of their own)
     assert {name.split()[0] for name in groups.refused} == {"a.weight"}
-    small = groups.remove({"b.weight": [1, 3]})
+    small = groups.remove(keep={"b.weight": [1, 3]})
     assert small.b.weight.shape[0] == 2
     # nothing reads what the other rows give
     silent = copy.deepcopy(model)
@@ -367,7 +367,7 @@ def test_what_stays_is_refused_with_a_reason():
         and "number that cannot be adjusted" in groups.refused["attention.qkv.weight"]
     )
     with pytest.raises(ps.UnsupportedError, match="cannot be removed"):
-        groups.remove({"attention.qkv.weight": 0.5})
+        groups.remove(keep={"attention.qkv.weight": 0.5})
     for keep in (
         {"nothing": 0.5},
         {"up.weight": 0.0},
@@ -376,7 +376,7 @@ def test_what_stays_is_refused_with_a_reason():
         {"up.weight": [True]},
     ):
         with pytest.raises(ps.InputError):
-            groups.remove(keep)
+            groups.remove(keep=keep)
 
 
 def test_tables_of_heads_and_of_experts():
@@ -384,7 +384,7 @@ def test_tables_of_heads_and_of_experts():
     model, x = Tables().double(), TOKENS.double()
     groups = ps.channels(model, x)
     assert {group.name: len(group) for group in groups} == {"q": 4, "up": 8, "into.weight": 6}
-    small = groups.remove({"q": [0, 3], "up": [1, 2, 5]})
+    small = groups.remove(keep={"q": [0, 3], "up": [1, 2, 5]})
     assert (
         small.q.shape == (2, 6, 5) and small.up.shape == (3, 6, 6) and small.down.shape == (3, 3, 6)
     )
@@ -412,7 +412,7 @@ def test_states_of_a_recurrent_layer_of_torch():
             return self.out(self.rnn(x)[0])
 
     model, x = Net(), TOKENS.double()
-    small = ps.channels(model, x).remove({"rnn.weight_ih_l0": [0, 2, 5]})
+    small = ps.channels(model, x).remove(keep={"rnn.weight_ih_l0": [0, 2, 5]})
     assert small.rnn.hidden_size == 3
     by_hand = copy.deepcopy(model)
     with torch.no_grad():
@@ -425,9 +425,9 @@ def test_a_model_of_which_nothing_can_be_left_out():
     with pytest.raises(
         ps.UnsupportedError, match=r"No channel of Sequential can be removed \(.*layer_norm"
     ):
-        ps.channels(model, torch.randn(2, 3)).remove(0.5)
+        ps.channels(model, torch.randn(2, 3)).remove(keep=0.5)
     with pytest.raises(ps.UnsupportedError, match="nothing in it is a channel"):
-        ps.channels(nn.Sequential(nn.Linear(3, 2)), torch.randn(2, 3)).remove(0.5)
+        ps.channels(nn.Sequential(nn.Linear(3, 2)), torch.randn(2, 3)).remove(keep=0.5)
 
 
 def test_importance():
@@ -501,7 +501,7 @@ def test_any_chain(widths, seed, share):
     groups = ps.channels(model, x)
     assert [len(group) for group in groups] == widths
     expected = silenced(model, groups, groups.kept(share), x)
-    torch.testing.assert_close(groups.remove(share)(x), expected)
+    torch.testing.assert_close(groups.remove(keep=share)(x), expected)
 
 
 # --- order
@@ -627,7 +627,9 @@ def test_equal_parts_of_a_layer_lose_the_same_channels(parts):
     groups = ps.channels(model, x)
     assert [len(group) for group in groups] == [6 // parts]
     # (a shorter sum may be rounded otherwise)
-    torch.testing.assert_close(groups.remove(0.5)(x), groups.masked(0.5)(x), rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(
+        groups.remove(keep=0.5)(x), groups.masked(keep=0.5)(x), rtol=1e-13, atol=1e-13
+    )
 
 
 @pytest.mark.parametrize(
@@ -635,14 +637,13 @@ def test_equal_parts_of_a_layer_lose_the_same_channels(parts):
 )
 def test_shares_may_be_numbers_of_any_type(share):
     model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
-    assert len(ps.channels(model, torch.randn(4, 4)).remove(share)[0].weight) == 4
+    assert len(ps.channels(model, torch.randn(4, 4)).remove(keep=share)[0].weight) == 4
 
 
 @pytest.mark.parametrize(
     "keep",
     [
         "half",
-        None,
         [0, 1],
         {"0.weight": [0.5, 0.2]},
         {"0.weight": torch.ones(8)},
@@ -654,7 +655,7 @@ def test_what_is_no_share_and_no_mask_is_one_sentence(keep):
         nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2)), torch.randn(4, 4)
     )
     with pytest.raises(ps.InputTypeError, match="expected a share"):
-        groups.remove(keep)
+        groups.remove(keep=keep)
     with pytest.raises(ps.InputError, match="no channel group 5"):
         groups[5]
 
@@ -714,7 +715,7 @@ class Alike(nn.Module):
 def test_numbers_of_the_same_value_remain():
     model = Alike()
     groups = ps.channels(model, torch.randn(2, 3, 4))
-    small, masked = groups.remove(0.5), groups.masked(0.5)
+    small, masked = groups.remove(keep=0.5), groups.masked(keep=0.5)
     assert (small.width, small.longest, small.classes, small.factor) == (4, 8, 8, 8)
     assert small.every == (8, 3)
     x = torch.randn(2, 9, 4)
@@ -753,7 +754,7 @@ STORED = {
 @pytest.mark.parametrize("name", STORED)
 def test_sizes_that_modules_store_are_updated(name):
     build, shape, sizes = STORED[name]
-    small = ps.channels(nn.Sequential(*build()), torch.randn(shape)).remove(0.5)
+    small = ps.channels(nn.Sequential(*build()), torch.randn(shape)).remove(keep=0.5)
     assert {where: small.get_submodule(where[0]).__dict__[where[2:]] for where in sizes} == sizes
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -775,8 +776,28 @@ class Projected(nn.Module):
 def test_projected_states_and_bags_shrink():
     inputs = torch.randn(2, 4), torch.randint(0, 7, (2, 5))
     groups = ps.channels(Projected(), *inputs)
-    small = groups.remove(0.5)
+    small = groups.remove(keep=0.5)
     assert not groups.refused
     assert (small.b.input_size, small.b.hidden_size, small.b.proj_size) == (3, 5, 3)
     assert small.bag.embedding_dim == small.d.in_features == 2
-    torch.testing.assert_close(small(*inputs), groups.masked(0.5)(*inputs))
+    torch.testing.assert_close(small(*inputs), groups.masked(keep=0.5)(*inputs))
+
+
+@pytest.mark.parametrize("name", ["remove", "masked"])
+def test_what_stays_and_what_goes_have_names(name):
+    model = nn.Sequential(nn.Linear(4, 10), nn.GELU(), nn.Linear(10, 2))
+    groups = ps.channels(model, torch.randn(4, 4))
+    cut = getattr(groups, name)
+    for unnamed in (0.1, 1, torch.tensor(0.1), {"0.weight": [1, 2]}, None):
+        with pytest.raises(ps.InputTypeError, match=r"keep=0\.9.*remove=0\.1"):
+            cut(unnamed)
+    with pytest.raises(ps.InputTypeError, match=r"both keep=0\.5 and remove=0\.5"):
+        cut(keep=0.5, remove=0.5)
+    for share in (1, 1.5, -0.1, "a tenth", {"0.weight": 0.1}, True):
+        with pytest.raises(ps.InputError, match="share of channels from 0 to below 1"):
+            cut(remove=share)
+    x = torch.randn(3, 4)
+    for share in (0.0, 0.1, 0.25, 0.9):
+        assert torch.equal(cut(remove=share)(x), cut(keep=1 - share)(x))
+    assert torch.equal(cut()(x), cut(keep=0.5)(x))
+    assert len(groups.remove(remove=0.1)[0].weight) == 9

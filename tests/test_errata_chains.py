@@ -99,3 +99,24 @@ def test_no_distance_has_the_lower_inequality_of_definition_2() -> None:
         mixed = distance((a + b) / 2, c)
         assert distance(a, c) >= distance(b, c) >= mixed
         assert not mixed >= distance(b, c)
+
+
+@pytest.mark.parametrize("nodes", [2, 6, 24])
+def test_the_square_of_a_sum_over_nodes_keeps_the_sum(nodes: int) -> None:
+    """Eq. (11) and (18) go from ``|sum_k s_k|^2`` to ``|s_l|^2``, where ``s_l = 1 - eta cos_l``:
+    its derivative has the sum as a factor, so the printed one is too small by about the number
+    of nodes.
+    """
+    torch.manual_seed(0)
+    eta, g = 0.01, torch.randn(nodes, 5).double()
+    z = torch.randn(nodes, 5).double().requires_grad_()
+    terms = 1 - eta * torch.cosine_similarity(z, g, dim=1)
+    (exact,) = torch.autograd.grad(terms.sum().square(), z, retain_graph=True)
+    (own,) = torch.autograd.grad(terms.sum(), z, retain_graph=True)
+    printed = 2 * terms.detach()[:, None] * own
+    assert torch.allclose(exact, 2 * terms.detach().sum() * own)
+    ratio = (exact.norm(dim=1) / printed.norm(dim=1)).detach()
+    assert torch.allclose(ratio, torch.full_like(ratio, nodes), rtol=0.03)
+    # with the mean over nodes of eq. (4) in place of the sum, it is too large instead
+    (mean,) = torch.autograd.grad(terms.mean().square(), z)
+    assert torch.allclose(mean.norm(dim=1) / printed.norm(dim=1), 1 / ratio, rtol=0.03)

@@ -301,3 +301,48 @@ def test_residual_blocks_of_2015_have_norms_behind_and_a_relu_after_the_sum() ->
     torch.testing.assert_close(result, torch.relu(x + branch))
     before = x + second(torch.relu(norms[1](first(torch.relu(norms[0](x))))))
     assert not torch.allclose(result, before, atol=0.1)
+
+
+def test_a_sum_over_sampled_words_is_not_the_sum_over_all() -> None:
+    """Footnote 4.2: with ``k`` of ``n`` words the sum is too small by ``k / n``, and what is
+    divided by it can pass 1; times ``n / k`` its mean is right, and its logarithm is low by half
+    the relative variance.
+    """
+    torch.manual_seed(0)
+    words, sampled, draws = 2000, 100, 4000
+    scores = torch.randn(words).double()
+    whole = scores.exp().sum()
+    parts = torch.stack([scores[torch.randperm(words)[:sampled]].exp().sum() for _ in range(draws)])
+    naive, scaled = parts.log() - whole.log(), parts * words / sampled / whole
+    assert float(naive.mean()) == pytest.approx(math.log(sampled / words), abs=0.05)
+    assert float(scaled.mean()) == pytest.approx(1.0, abs=0.01)
+    assert float(scaled.log().mean()) == pytest.approx(-float(scaled.var()) / 2, rel=0.3)
+    # a target that the model is sure of, and that the sample has missed
+    target = math.exp(8)
+    assert target / (whole + target) < 1 < float((target / parts).min())
+    # it belongs into the sum, and then no probability passes 1
+    assert float((target / (parts + target)).max()) < 1
+
+
+def test_rows_of_the_read_out_are_not_the_vectors_nearest_to_contexts() -> None:
+    """A vector added to all rows of ``U`` leaves all probabilities and moves every distance; so
+    does a linear map of ``U`` against that of ``v``.
+    """
+    torch.manual_seed(0)
+    rows, contexts = torch.randn(12, 4).double(), torch.randn(50, 4).double()
+    chosen = (contexts @ rows.T).argmax(1)
+
+    def nearest(u: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.cdist(v, u).argmin(1)
+
+    shifted, map_ = rows + 5 * rows[0], torch.diag(torch.tensor([9.0, 1.0, 1.0, 0.1]).double())
+    same = (contexts @ shifted.T).softmax(1)
+    assert torch.allclose(same, (contexts @ rows.T).softmax(1))
+    mapped = (rows @ map_, contexts @ torch.linalg.inv(map_))
+    assert torch.allclose(mapped[0] @ mapped[1].T, rows @ contexts.T)
+    found = [nearest(*pair) for pair in ((rows, contexts), (shifted, contexts), mapped)]
+    assert not torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
+    assert all(bool((each != chosen).any()) for each in found)
+    # among rows of one length the most probable word is the nearest row
+    unit = F.normalize(rows, dim=1)
+    assert torch.equal(nearest(unit, contexts), (contexts @ unit.T).argmax(1))

@@ -68,7 +68,7 @@ def test_models_that_choose_rows_have_their_units(use: str) -> None:
     groups = ps.channels(model, x)
     # (the channel that decides stays)
     kept = 4 + (use == "by own values")
-    assert sum(p.numel() for p in groups.remove(0.5).parameters()) == kept * (3 + 1 + 2) + 2
+    assert sum(p.numel() for p in groups.remove(keep=0.5).parameters()) == kept * (3 + 1 + 2) + 2
     assert report(model, x) and degeneracy(model, x).rank and not len(MarkovChain.trace(model, x))
 
 

@@ -155,10 +155,10 @@ def test_rectifiers_that_are_off_on_the_example_hide_nothing():
     model.second.bias.data.fill_(-2.0)
     groups = ps.channels(model, x)
     with pytest.raises(ps.UnsupportedError, match="differs from what it should be"):
-        groups.remove({"first.weight": [0, 1, 2, 3]})
+        groups.remove(keep={"first.weight": [0, 1, 2, 3]})
     kept = {"first.weight": [0, 3, 4, 7]}
     torch.testing.assert_close(
-        groups.remove(kept)(100 * x), groups.masked(kept)(100 * x), rtol=1e-4, atol=1e-4
+        groups.remove(keep=kept)(100 * x), groups.masked(keep=kept)(100 * x), rtol=1e-4, atol=1e-4
     )
 
 

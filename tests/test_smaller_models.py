@@ -19,7 +19,7 @@ def smaller(model: nn.Module, *inputs: Tensor, **options: Any) -> tuple[Any, str
         warnings.simplefilter("always")
         groups = ps.channels(model, *inputs, **options)
         try:
-            half = groups.remove(0.5)
+            half = groups.remove(keep=0.5)
         except ps.PathspaceError as error:
             return None, str(error)
     return half, " ".join([str(w.message) for w in caught] + list(groups.refused.values()))
@@ -76,7 +76,7 @@ def llama(**settings: Any) -> tuple[Any, dict[str, Tensor]]:
 
 def test_a_pruned_language_model_is_saved_and_loaded(tmp_path: Path) -> None:
     model, ids = llama(num_attention_heads=6, num_key_value_heads=2, head_dim=4)
-    half = ps.channels(model, kwargs=ids).remove(0.5)
+    half = ps.channels(model, kwargs=ids).remove(keep=0.5)
     half.save_pretrained(tmp_path)  # type: ignore[operator]
     with torch.no_grad():
         again = type(model).from_pretrained(tmp_path).eval()

@@ -150,7 +150,7 @@ def compared_after_changes_of_channels(name: str, left: float) -> ps.Comparison:
     """
     subject = subject_of(name)
     groups = ps.channels(subject.model, *subject.args, kwargs=subject.kwargs)
-    small, large = groups.remove(0.5), groups.masked(0.5)
+    small, large = groups.remove(keep=0.5), groups.masked(keep=0.5)
     assert sum(p.numel() for p in small.parameters()) < left * sum(
         p.numel() for p in subject.model.parameters()
     )
@@ -252,7 +252,7 @@ def test_rescaling_for_small_types_is_the_same_network(name: str) -> None:
 def test_gated_recurrent_states_stay_in_their_places(name: str) -> None:
     subject = subject_of(name)
     with pytest.raises(ps.UnsupportedError, match="nothing in it is a channel"):
-        ps.channels(subject.model, *subject.args).remove(0.5)
+        ps.channels(subject.model, *subject.args).remove(keep=0.5)
     assert ps.compare(subject.model, subject.moved(0), subject.graph).same
 
 

@@ -242,7 +242,7 @@ def test_rows_are_what_a_slow_look_finds() -> None:
                         float((p.detach() - before[name]).norm()) / size, rel=1e-4
                     )
             units = Units(model, graph, fan_in(model))
-            incoming, outgoing = units.sums()
+            incoming, outgoing = units.sums(before)
             if start is None:
                 start = incoming - outgoing, incoming + outgoing
             drift = abs(incoming - outgoing - start[0])[start[1] > 0] / start[1][start[1] > 0]

@@ -46,8 +46,8 @@ def model(facts: Facts, chain: Facts) -> str:
                 if facts["approximate"]
                 else " in the unchanged model"
             )
-            + f", so {number_text(facts['dimension'])} independent path values determine it up to"
-            " scales"
+            + f", so {number_text(facts['dimension'])} independent path values, with one sign for"
+            " each unit, determine it up to scales"
         )
     else:
         text += (

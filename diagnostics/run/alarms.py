@@ -53,6 +53,7 @@ class AlarmRule:
         explains: kinds that are a consequence of this one if it came first.
         late: it concerns the update at the end of a step, and comes after the alarms about
             the pass of the same step.
+        own: whether a place has the problem by itself, whatever else is wrong in the run.
     """
 
     kind: str
@@ -60,12 +61,15 @@ class AlarmRule:
     advice: str
     explains: frozenset[str] = field(default_factory=frozenset)
     late: bool = False
+    own: Callable[[Sequence[Snapshot], str], bool] = lambda _run, _place: False
 
 
 _SIZES = frozenset(
     {"exploding", "vanishing", "overflow", "saturated", "eps", "not finite", "dead", "no gradient"}
 )
 _MOVES = frozenset({"rate", "slow", "pulled back"})
+# what a search for a lower loss within a step may do, as that of L-BFGS: its loss is the judge
+_SEARCHED = frozenset({"rate", "exploding", "vanishing", "saturated", "overflow", "unbalanced"})
 RULES = (
     AlarmRule(
         "inputs not finite",
@@ -97,6 +101,12 @@ RULES = (
         _MOVES | {"vanishing", "no gradient"},
     ),
     AlarmRule(
+        "broadcast targets",
+        passes_judged.loss_of("broadcast targets"),
+        "Give the targets the shape of the outputs, as by targets.view_as(outputs).",
+        _SIZES | _MOVES | {"uniform targets"},
+    ),
+    AlarmRule(
         "negated loss",
         passes_judged.loss_of("negated loss"),
         "Look at the sign of the loss: optimizers make it smaller.",
@@ -122,19 +132,21 @@ RULES = (
         passes_judged.exploding,
         "Initialise this layer smaller, or put a normalisation behind it.",
         _SIZES | _MOVES | {"unbalanced"},
+        own=passes_judged.of_unusual_weights,
     ),
     AlarmRule(
         "saturated",
         passes_judged.saturated,
         "Initialise the layer before it smaller, or normalise its input.",
-        _SIZES | _MOVES,
+        _SIZES | _MOVES | {"constant outputs"},
     ),
     AlarmRule(
         "vanishing",
         passes_judged.vanishing,
         "Initialise this layer larger, use an activation that keeps gradients, or add a residual"
         " connection.",
-        _SIZES | _MOVES | {"unbalanced"},
+        _SIZES | _MOVES | {"unbalanced", "constant outputs"},
+        own=passes_judged.of_unusual_weights,
     ),
     AlarmRule(
         "stale gradients",
@@ -169,8 +181,15 @@ RULES = (
     AlarmRule(
         "dead",
         passes_judged.dead,
-        "Lower the learning rate or the bias, or use a leaky activation.",
-        _SIZES | _MOVES,
+        "Bring the bias towards 0, lower the learning rate, or use a leaky activation.",
+        _SIZES | _MOVES | {"constant outputs"},
+        own=passes_judged.shut_from_the_start,
+    ),
+    AlarmRule(
+        "constant outputs",
+        passes_judged.constant_outputs,
+        "Look behind the last weights for a norm or a softmax over a single value.",
+        frozenset({"vanishing", "no gradient", "slow"}),
     ),
     AlarmRule(
         "eps",
@@ -181,7 +200,7 @@ RULES = (
     AlarmRule(
         "overflow",
         passes_judged.overflow,
-        "Use bfloat16, or balance the network with ps.balance or ps.fit_dtype.",
+        "Stay in float32 or bfloat16, or balance the network with ps.balance or ps.fit_dtype.",
     ),
     AlarmRule(
         "pulled back",
@@ -240,7 +259,10 @@ def new_alarms(run: Sequence[Snapshot], before: Sequence[Alarm] = ()) -> list[Al
     known, step = {alarm.kind: alarm for alarm in before}, run[-1].step
     fresh: list[tuple[AlarmRule, Alarm]] = []
     for rule in RULES:
-        found = [] if rule.kind in known else list(rule.find(run))
+        wanted = rule.kind not in known and not (
+            run[-1].searched and rule.kind in _SEARCHED and (rule.late or len(run) > 1)
+        )
+        found = list(rule.find(run)) if wanted else []
         if found:
             place, value, text = found[0]
             more = f" ({len(found) - 1} more like it)" if len(found) > 1 else ""
@@ -250,7 +272,8 @@ def new_alarms(run: Sequence[Snapshot], before: Sequence[Alarm] = ()) -> list[Al
     earlier = [rule for rule in RULES if rule.kind in known]
     result = []
     for rule, alarm in fresh:
-        cause = next((other.kind for other in earlier if rule.kind in other.explains), "")
+        explained = () if rule.own(run, alarm.place) else earlier
+        cause = next((other.kind for other in explained if rule.kind in other.explains), "")
         result.append(replace(alarm, because=cause))
         earlier.append(rule)
     return result

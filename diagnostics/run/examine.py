@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from torch import Tensor
+
 from pathspace.models.values import require_runnable
 from pathspace.reduction import ReductionGraph
 
@@ -9,6 +13,7 @@ from ..efficiency import ChainRecord
 from ..gradients import batch_gradient
 from ..subject import Subject
 from .alarms import Alarm, new_alarms
+from .outputs_judged import LossFault, broadcast_fault
 from .probe import Probe
 from .snapshot import Snapshot, UnitFacts
 from .weights import Units, fan_in, tensor_facts
@@ -41,13 +46,20 @@ def examine(
     alarms: list[Alarm] = []
     for number, (inputs, targets) in enumerate(subject.batches, 1):
         probe.attach()
+        faults: list[LossFault | None] = []
+
+        def loss(outputs: Any, wanted: Any, into: list[LossFault | None] = faults) -> Tensor:
+            into.append(broadcast_fault(subject.loss, outputs, wanted))
+            return subject.loss(outputs, wanted)
+
         try:
             weights = [p for _, p in named]
-            found = batch_gradient(model, subject.loss, inputs, targets, weights, summed=True)
+            found = batch_gradient(model, loss, inputs, targets, weights, summed=True)
         finally:
             seen = probe.detach()
         if not subject.loss.named:
             seen.judged = None
+        seen.judged = next(filter(None, faults), seen.judged)
         gradients = {name: g for (name, _), g in zip(named, found, strict=True) if g is not None}
         run.append(Snapshot(number, seen, tensor_facts(model, fans, gradients), units, record))
         alarms += new_alarms(run, alarms)

@@ -37,7 +37,7 @@ class Csv:
         if not fresh:
             return
         # columns for the chain and the units may be added with the second row
-        if self.written < 3:
+        if self.written < 3 or not self.path.exists():
             self.columns = list(dict.fromkeys(name for row in watch.rows for name in row))
             with replacing(self.path) as temporary:
                 self._append(temporary, watch.rows, header=True)

@@ -9,11 +9,15 @@ another form, and the loss has a lower bound above 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from ..real_tensors import first_real, is_real
 
 ROWS = 512
 # largest relative error of a form that fits (in 32 bits, in 16), and the factor by which
@@ -39,10 +43,10 @@ class LossFault:
     """A fault of a loss.
 
     Attributes:
-        kind: ``"squashed twice"``, ``"uniform targets"``, ``"negated loss"`` or
-            ``"rectified outputs"``.
+        kind: ``"squashed twice"``, ``"uniform targets"``, ``"broadcast targets"``,
+            ``"negated loss"`` or ``"rectified outputs"``.
         value: the loss of a perfect prediction, the number of classes, the target
-            value, or the share of zeros.
+            value, the number of targets that meet each output, or the share of zeros.
         text: one sentence.
     """
 
@@ -210,6 +214,43 @@ def _missed(g: Tensor, wanted: Tensor, where: Tensor) -> float:
         min=1e-30
     )
     return float((g - factor.clamp(min=0) * wanted).norm() / g.norm().clamp(min=1e-30))
+
+
+def broadcast_fault(
+    loss: Callable[[Any, Any], Tensor], outputs: Any, targets: Any
+) -> LossFault | None:
+    """Targets of another shape than the outputs, which the loss broadcasts.
+
+    Args:
+        loss: ``loss(outputs, targets)``.
+        outputs: the output of the model.
+        targets: passed to the loss.
+
+    Example:
+        >>> z, y = torch.randn(4, 1), torch.randn(4)
+        >>> broadcast_fault(torch.nn.functional.mse_loss, z, y).text
+        'The loss compares outputs of shape (4, 1) with targets of shape (4,) as tables of shape (4, 4).'
+        >>> broadcast_fault(lambda z, y: (z.squeeze(1) - y).square().sum(), z, y)
+    """  # noqa: E501
+    z = first_real(outputs)
+    if z is None or not is_real(targets) or z.shape == targets.shape:
+        return None
+    z = z.detach()
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            table = torch.broadcast_shapes(z.shape, targets.shape)
+            found = loss(outputs, targets)
+            wide = loss(z.expand(table), targets.expand(table))
+    except Exception:  # shapes that do not fit together, or a loss that takes no such tables
+        return None
+    if table.numel() == min(z.numel(), targets.numel()) or not torch.allclose(found, wide):
+        return None
+    text = (
+        f"The loss compares outputs of shape {tuple(z.shape)} with targets of shape"
+        f" {tuple(targets.shape)} as tables of shape {tuple(table)}."
+    )
+    return LossFault("broadcast targets", table.numel() / z.numel(), text)
 
 
 def judged_inside(loss: Tensor) -> LossFault | None:

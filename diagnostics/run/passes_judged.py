@@ -16,9 +16,11 @@ from torch import Tensor
 
 from .probe import LayerFacts
 from .snapshot import Snapshot
+from .weights import GroupFacts
 
 FLOAT16 = 65504.0
 HEADROOM = 4.0
+SMALL = -1.7
 Found = Iterator[tuple[str, float, str]]
 
 
@@ -109,12 +111,7 @@ def same_batch(run: Sequence[Snapshot]) -> bool:
 def unbalanced(run: Sequence[Snapshot]) -> Found:
     """Groups of units whose entering and leaving weights differ much in size."""
     for group in run[-1].units.groups:
-        # a large product means that the weights of one side are too large;
-        # rescaling does not help there
-        shifted = (
-            abs(group.ratio) > 1.5 and -abs(group.ratio) / 2 < group.product < abs(group.ratio) / 3
-        )
-        if shifted or group.spread > 2.2:
+        if _differ(group):
             value = max(abs(group.ratio), group.spread)
             text = (
                 f"incoming over outgoing weights are {10**group.ratio:.2g} of what layers start"
@@ -130,6 +127,23 @@ def unbalanced(run: Sequence[Snapshot]) -> Found:
                 value,
                 f"The units between {group.name} and {group.after} are unbalanced: {text}.",
             )
+
+
+def _differ(group: GroupFacts) -> bool:
+    # a large product means that the weights of one side are too large; rescaling does not help
+    shifted = (
+        abs(group.ratio) > 1.5 and -abs(group.ratio) / 2 < group.product < abs(group.ratio) / 3
+    )
+    return shifted or group.spread > 2.2
+
+
+def of_unusual_weights(run: Sequence[Snapshot], name: str) -> bool:
+    """Whether a layer's weights had another size than usual at the first snapshot already, and not
+    because of scales that another layer takes back.
+    """
+    size = _excess(run[0]).get(name, 0.0)
+    rescaled = [n for g in run[0].units.groups if _differ(g) for n in (g.name, g.after)]
+    return (size > 1 or size < SMALL) and name not in {n.rpartition(".")[0] for n in rescaled}
 
 
 def exploding(run: Sequence[Snapshot]) -> Found:
@@ -148,20 +162,15 @@ def exploding(run: Sequence[Snapshot]) -> Found:
                 gain,
                 f"Layer {shown(layer)} multiplies its input by {gain:.3g}: {text}.",
             )
-    sizes = [(layer.rms_out, layer) for layer in layers if layer.weighted and layer.rms_out > 0]
-    if sizes and max(sizes, key=lambda pair: pair[0])[0] > 1e4 * max(
-        last.layers.rms_inputs or 1.0, sizes[0][0], 1.0
-    ):
-        steps = [(b[0] / a[0], b[1]) for a, b in pairwise(sizes)]
-        growth, layer = max(steps, key=lambda pair: pair[0])
-        yield (
-            layer.name,
-            growth,
-            (
-                f"Activations grow by {sizes[-1][0] / sizes[0][0]:.2g} from the first layer to the"
-                " last."
-            ),
-        )
+    weighted = [layer for layer in layers if layer.weighted and layer.rms_out > 0]
+    # (a recurrent layer alone may be where they grow, from its own input to its output)
+    start = max(last.layers.rms_inputs or 1.0, weighted[0].rms_in, 1.0) if weighted else 1.0
+    sizes = [start, *(layer.rms_out for layer in weighted)]
+    if max(sizes) > 1e4 * start:
+        steps = [b / a if math.isfinite(a) else 0.0 for a, b in pairwise(sizes)]
+        growth, layer = max(zip(steps, weighted, strict=True), key=lambda pair: pair[0])
+        text = f"Activations grow by {max(sizes) / start:.2g} from the inputs on, most at "
+        yield layer.name, growth, f"{text}{shown(layer)}."
 
 
 def vanishing(run: Sequence[Snapshot]) -> Found:
@@ -172,13 +181,16 @@ def vanishing(run: Sequence[Snapshot]) -> Found:
     excess, layers = _excess(last), last.layers.layers
     for i, layer in enumerate(layers):
         size = excess.get(layer.name, 0.0)
-        if size < -1.7 and not _normed(layers, i):
+        if size < SMALL and not _normed(layers, i):
             yield (
                 layer.name,
                 10**size,
                 f"The weights of {shown(layer)} are {10**size:.2g} of their usual size.",
             )
     known = [(layer.gradient, layer) for layer in layers if layer.weighted and layer.gradient]
+    if last.layers.constant:
+        # (no gradient is left where outputs do not depend on the inputs)
+        return
     if len(known) > 2 and known[0][0] < 1e-6 * max(size for size, _ in known):
         steps = [(a[0] / b[0], b[1]) for a, b in pairwise(known)]
         fall, layer = min(steps, key=lambda pair: pair[0])
@@ -203,7 +215,8 @@ def dead(run: Sequence[Snapshot]) -> Found:
         hands_on = (
             following is not None and following.gradient is not None and following.gradient > 0
         )
-        if i + 1 < len(layers) and _normed(layers, i) and _share(layers[i + 1]) >= _share(layer):
+        if _normed(layers, i):
+            # (the norm is judged itself)
             continue
         if share == 1 and not (hands_on and following is not None and following.idle > 0.5):
             continue
@@ -215,6 +228,23 @@ def dead(run: Sequence[Snapshot]) -> Found:
                 f" {len(recent)} measured "
             )
             yield layer.name, share, f"{text}batches passes a gradient through them."
+
+
+def shut_from_the_start(run: Sequence[Snapshot], name: str) -> bool:
+    """Whether biases alone held most units of a layer below 0 at the first snapshot."""
+    return any(layer.name == name and layer.shut >= 0.75 for layer in run[0].layers.layers)
+
+
+def constant_outputs(run: Sequence[Snapshot]) -> Found:
+    """Outputs that do not depend on the inputs; in three snapshots if a layer starts at zero,
+    and has such outputs before its first step, or may be dead.
+    """
+    last = run[-1]
+    zero = any(t.matrix and t.norm == 0 and t.gradient for t in last.tensors)
+    may_be_dead = last.rate is not None and any(each.idle == 1 for each in last.layers.layers)
+    unsure = zero or may_be_dead
+    if all(snap.layers.constant for snap in run[-3:]) and (len(run) > 2 or not unsure):
+        yield "", 1.0, "The outputs are the same for all samples, although the inputs differ."
 
 
 def _dead_share(recent: Sequence[Snapshot], name: str, latest: Tensor) -> float:
@@ -259,8 +289,8 @@ def overflow(run: Sequence[Snapshot]) -> Found:
     if found:
         layer = max(found, key=lambda each: each.largest)
         text = (
-            f"An activation of {shown(layer)} reaches {layer.largest:.3g}; float16 ends at"
-            f" {FLOAT16:.0f}."
+            f"An activation of {shown(layer)} reaches {layer.largest:.3g}, which is not safe in"
+            f" float16: it ends at {FLOAT16:.0f}."
         )
         yield layer.name, layer.largest, text
 
@@ -289,10 +319,6 @@ def _normed(layers: Sequence[LayerFacts], i: int) -> bool:
     its size does not matter.
     """
     return i + 1 < len(layers) and layers[i + 1].direct and "Norm" in layers[i + 1].kind
-
-
-def _share(layer: LayerFacts) -> float:
-    return 0.0 if layer.live is None else 1 - float(layer.live.float().mean())
 
 
 def shown(layer: LayerFacts) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -51,6 +51,7 @@ class LayerFacts:
         direct: whether its input is exactly the output of the layer called before.
         flat: for a squashing activation, the share of outputs whose derivative is below 0.001.
         dropped: for dropout in training, the share that it sets to 0.
+        shut: share of units that their bias holds below 0, whatever comes in.
     """
 
     name: str
@@ -66,6 +67,7 @@ class LayerFacts:
     direct: bool = False
     flat: float | None = None
     dropped: float = 0.0
+    shut: float = 0.0
 
 
 @dataclass
@@ -76,6 +78,8 @@ class Pass:
     Attributes:
         batch: a digest of the inputs, the same for equal ones.
         judged: a fault of the loss, found in its gradient by the outputs.
+        constant: whether the outputs are the same for all samples, although the inputs differ.
+        slope: norm of the parameters' gradients at the end of the backward pass.
     """
 
     layers: list[LayerFacts] = field(default_factory=list)
@@ -85,6 +89,8 @@ class Pass:
     stale: bool = False
     batch: str = ""
     judged: LossFault | None = None
+    constant: float = 0.0
+    slope: float = math.nan
 
 
 class Probe:
@@ -116,7 +122,7 @@ class Probe:
         self.current, self.active, self.done = Pass(), False, False
         self.example: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self.held: set[int] = set()
-        self._later: list[tuple[LayerFacts, str, Tensor]] = []
+        self._later: list[tuple[LayerFacts | Pass, str, Tensor]] = []
         # calls without gradients, which reentrant checkpointing makes again in the backward pass
         self._again: dict[str, list[LayerFacts]] = {}
         self._last: Tensor | None = None
@@ -183,6 +189,9 @@ class Probe:
             self.current.loss = float(first.detach())
             self.current.judged = judged_inside(first)
         if first is not None and first.requires_grad:
+            constant = _constant(first.detach(), self.example)
+            if constant is not None:
+                self._later.append((self.current, "constant", constant))
             first.register_hook(partial(self._began, first.detach()))
 
     def _began(self, output: Tensor, gradient: Tensor) -> None:
@@ -197,6 +206,18 @@ class Probe:
         self._old = [
             (p, ref(p.grad)) for p in found[:3] if p.grad is not None and bool((p.grad != 0).any())
         ]
+        torch.autograd.Variable._execution_engine.queue_callback(
+            partial(self._passed, self.current)
+        )
+
+    @torch.no_grad()
+    def _passed(self, current: Pass) -> None:
+        """Note the size of the gradients before the loop changes them, as by clipping."""
+        slopes = [p.grad for p in self.model.parameters() if p.grad is not None]
+        slopes = [slope for slope in slopes if not slope.is_sparse]
+        if current is self.current and slopes:
+            sizes = torch.stack([s.float().cpu() for s in torch._foreach_norm(slopes)])
+            self._later.append((current, "slope", torch.linalg.vector_norm(sizes)))
 
     @torch.no_grad()
     def _layer(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -216,23 +237,8 @@ class Probe:
         if isinstance(module, DROPPING) and module.training:
             facts.dropped = module.p
         self.current.layers.append(facts)
-        later = self._later
         facts.direct, self._last = source is not None and source is self._last, result
-        largest = result.abs().amax()
-        if source is not None and "Norm" in facts.kind and source.numel():
-            largest = torch.maximum(largest, source.abs().amax())
-        later += [(facts, "rms_out", _rms(result)), (facts, "largest", largest)]
-        if source is not None and source.numel():
-            later.append((facts, "rms_in", _rms(source)))
-            if weighted and source.ndim > 1:
-                later.append(
-                    (facts, "idle", (~_any_by_unit(source, _axis(module, source))).float().mean())
-                )
-            share = _eps_share(module, source)
-            if share is not None:
-                later.append((facts, "eps_share", share))
-            if isinstance(module, SQUASHING):
-                later.append((facts, "flat", _flat(module, source)))
+        self._later += [(facts, what, value) for what, value in _sizes(module, source, result)]
         if result.requires_grad:
             result.register_hook(partial(self._back, facts, _axis(module, result)))
         else:
@@ -251,6 +257,29 @@ class Probe:
             self._later.append(
                 (facts, "gradient", torch.linalg.vector_norm(gradient, dtype=_wide(gradient)))
             )
+
+
+def _sizes(
+    module: nn.Module, source: Tensor | None, result: Tensor
+) -> Iterator[tuple[str, Tensor]]:
+    """Facts of one call of a layer by name, as numbers that no one waits for."""
+    normed = "Norm" in type(module).__name__
+    largest = result.abs().amax()
+    yield "rms_out", _rms(result)
+    if source is None or not source.numel():
+        yield "largest", largest
+        return
+    yield "largest", torch.maximum(largest, source.abs().amax()) if normed else largest
+    yield "rms_in", _rms(source)
+    if source.ndim > 1 and _has_matrix(module) and not isinstance(module, nn.Embedding):
+        yield "idle", (~_any_by_unit(source, _axis(module, source))).float().mean()
+    share, shut = _eps_share(module, source), _shut(module, result, source)
+    if share is not None:
+        yield "eps_share", share
+    if shut is not None:
+        yield "shut", shut
+    if isinstance(module, SQUASHING):
+        yield "flat", _flat(module, source)
 
 
 def _axis(module: nn.Module, value: Tensor) -> int:
@@ -307,6 +336,33 @@ def _any_by_unit(value: Tensor, axis: int) -> Tensor:
     dims = [dim for dim in range(value.ndim) if dim != axis % value.ndim]
     # NaN counts as a gradient; the largest absolute value is cheaper than a mask of booleans
     return value.abs().amax(dims) != 0
+
+
+def _shut(module: nn.Module, result: Tensor, source: Tensor) -> Tensor | None:
+    """Share of the units whose negative bias is three times as large as all that it is added to."""
+    axis = unit_axis(module, result)
+    bias = None if is_parametrized(module, "bias") else getattr(module, "bias", None)
+    if axis is None or not isinstance(bias, Tensor) or bias.shape != (result.shape[axis],):
+        return None
+    dims = [dim for dim in range(result.ndim) if dim != axis % result.ndim]
+    variance, mean = torch.var_mean(result.to(_wide(result)), dims, correction=0)
+    with torch._C.DisableTorchFunction():  # (an observer counts the additions of the model)
+        rest = (variance + (mean - bias).square()).sqrt()
+    if "Norm" not in type(module).__name__:
+        # (a small input is the fault of the layers before: with a usual one the bias counts less)
+        rest = rest / _rms(source).clamp(max=1)
+    return (bias < -3 * rest).float().mean()
+
+
+def _constant(output: Tensor, example: Any) -> Tensor | None:
+    """Whether all rows of the outputs are equal up to rounding, and those of an input are not."""
+    rows = len(output) if output.ndim else 0
+    inputs = [v for v in tree_leaves(example) if isinstance(v, Tensor) and v.ndim]
+    if rows < 2 or not any(len(v) == rows and bool((v != v[:1]).any()) for v in inputs):
+        return None
+    with torch._C.DisableTorchFunction():  # (an observer counts the additions of the model)
+        spread = (output - output[:1]).abs().amax()
+    return (spread <= 8 * torch.finfo(output.dtype).eps * output.abs().amax()).float()
 
 
 def _flat(module: nn.Module, source: Tensor) -> Tensor:

@@ -48,6 +48,8 @@ class Snapshot:
         units: the units, if the model could be traced.
         chain: the residual additions, if there are any.
         rate: the largest learning rate of the optimizer's groups; ``None`` outside of training.
+        searched: whether the optimizer computes the loss several times in a step, and the last
+            one that did so ended at a lower one.
         batches: number of batches in the data, if known.
         decay: the largest share of a weight that weight decay removes in a step.
         eps: the optimizer's eps over the largest root mean square of a
@@ -63,6 +65,7 @@ class Snapshot:
     rate: float | None = None
     decay: float | None = None
     eps: float | None = None
+    searched: bool = False
     batches: int | None = None
     seconds: float = 0.0
 

@@ -70,21 +70,26 @@ def slow(run: Sequence[Snapshot]) -> Found:
 
 
 def clipped(run: Sequence[Snapshot]) -> Found:
-    """The norm of all gradients is the same in every step, though what reaches the
-    layers is not, and too small.
+    """Gradients that shrink between the backward pass and the step to so little that no
+    tensor moves.
     """
     last = run[-4:]
     if len(last) < 4 or last[-1].rate is None:
         return
     norms = [math.hypot(*(t.gradient or 0.0 for t in snap.tensors)) for snap in last]
-    reach = [
-        max((layer.gradient or 0.0 for layer in snap.layers.layers), default=0.0) for snap in last
-    ]
+    sizes = [snap.layers.slope for snap in last]
+    shares = [norm / size if size else 0.0 for norm, size in zip(norms, sizes, strict=True)]
     moved = max((t.moved or 0.0 for snap in last for t in snap.tensors if t.matrix), default=0.0)
-    same = max(norms) < (1 + 1e-4) * min(norms)
-    if same and min(norms) > 0 and max(reach) > 1.01 * min(reach) and moved < 1e-5:
-        text = f"Gradients are clipped to the norm {norms[-1]:.3g} in every step"
+    if moved < 1e-5 and all(0 < share < 0.01 for share in shares) and not _scaled(shares):
+        text = (
+            f"Gradients are clipped to {shares[-1]:.1g} of their size, to the norm {norms[-1]:.3g}"
+        )
         yield "", norms[-1], f"{text}, and no tensor moves by more than {moved:.1g} of its size."
+
+
+def _scaled(shares: Sequence[float]) -> bool:
+    """Whether gradients lose a power of two by which the loss was multiplied for 16 bits."""
+    return all(abs(math.log2(share) - round(math.log2(share))) < 1e-5 for share in shares)
 
 
 def optimizer_eps(run: Sequence[Snapshot]) -> Found:
@@ -190,11 +195,11 @@ def evaluation_mode(run: Sequence[Snapshot]) -> Found:
 
 
 def copies(run: Sequence[Snapshot]) -> Found:
-    """Matrices with equal rows, whose units will learn the same."""
+    """Matrices with equal rows, whose units do the same."""
     for tensor in run[-1].tensors:
         if tensor.copies:
             yield (
                 tensor.name,
                 1.0,
-                f"All units of {tensor.name} have the same weights, and will learn the same.",
+                f"All units of {tensor.name} have the same weights, and do the same.",
             )

@@ -90,6 +90,7 @@ class Watching(RunLog):
         self._began: tuple[float, float, int] | None = None
         self._tensors: list[TensorFacts] = []
         self._before: dict[str, Tensor] = {}
+        self._losses: list[Tensor] = []
         self._pass = Pass()
         self._observer: Observer | None = None
         self._record: ChainRecord | None = None
@@ -178,6 +179,8 @@ class Watching(RunLog):
             loss = closure()
             if not self._tensors:
                 self._look()
+            if isinstance(loss, Tensor):
+                self._losses.append(loss.detach())
             return loss
 
         if "closure" in kwargs:
@@ -212,7 +215,6 @@ class Watching(RunLog):
         named = dict(self.model.named_parameters())
         for tensor in self._tensors:
             tensor.trained = id(named[tensor.name]) in self._held
-        self._before = {}
         groups = optimizer.param_groups
         decays = [float(g["lr"]) * float(g.get("weight_decay") or 0) for g in groups if "lr" in g]
         rates = [float(group["lr"]) for group in groups if "lr" in group]
@@ -221,9 +223,14 @@ class Watching(RunLog):
         )
         snapshot.decay, snapshot.batches = max(decays, default=None), self.batches
         snapshot.eps = eps_share(optimizer)
+        snapshot.searched = (
+            bool(self._losses[-1] < self._losses[0])
+            if len(self._losses) > 1
+            else bool(self.snapshots) and self.snapshots[-1].searched
+        )
         snapshot.seconds = time.perf_counter() - started
         self._keep(snapshot)
-        self._tensors = []
+        self._tensors, self._before, self._losses = [], {}, []
         self._write()
         self.seconds += time.perf_counter() - started
 
@@ -241,11 +248,21 @@ class Watching(RunLog):
             self.alarms.append(alarm)
             _log.warning("%s", alarm)
             if self.on_alarm is not None:
-                self.on_alarm(alarm)
+                self._tell(self.on_alarm, alarm)
 
     def _write(self) -> None:
         for output in self.outputs:
-            output(self)
+            self._tell(output, self)
+
+    def _tell(self, listener: Callable[[Any], None], what: Any) -> None:
+        """Call what is not part of the run, which goes on whatever happens there."""
+        try:
+            listener(what)
+        except Exception as error:
+            note = f"{_name(listener)} failed, and the run goes on: {error or type(error).__name__}"
+            if note not in self.notes:
+                self.notes.append(note)
+                _log.warning("%s", note)
 
     def _worth_tracing(self) -> bool:
         """Whether tracing is a small part of the run so far, or of the whole run if its
@@ -308,7 +325,8 @@ class Watching(RunLog):
         units = self._units
         if units is None or not units.graph.num_units:
             return UnitFacts()
-        incoming, outgoing = units.sums()
+        # (as the pass saw them: a step that is too large is not the fault of the weights before it)
+        incoming, outgoing = units.sums(self._before)
         facts = UnitFacts(units.facts(incoming, outgoing))
         if self._start is None:
             self._start = incoming, outgoing
@@ -340,6 +358,10 @@ class Watching(RunLog):
                 v / np.log(10) for v in (statistics.median, statistics.largest)
             )
         return facts
+
+
+def _name(listener: Any) -> str:
+    return str(getattr(listener, "__name__", type(listener).__name__))
 
 
 def watching(

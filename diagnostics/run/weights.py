@@ -31,7 +31,8 @@ class TensorFacts:
         gradient: norm of its gradient; ``None`` without one.
         excess: ``log10`` of its typical absolute value over ``1 / sqrt(3 fan_in)``, the initial
             size in torch's layers; ``None`` for tensors that are not matrices or are zero.
-        copies: whether all its units have exactly the same weights.
+        copies: whether all its units have exactly the same weights and do the same: they read
+            the same inputs, or get the same gradient.
         moved: norm of the last step over that of the weights (or over their initial
             size in torch, if larger).
         trained: whether an optimizer has it.
@@ -103,19 +104,30 @@ def tensor_facts(
     norms = _norms([p for _, p in named])
     slopes = {name: p.grad for name, p in named if p.grad is not None} if slopes is None else slopes
     gradients = dict(zip(slopes, _norms(list(slopes.values())), strict=True))
-    found = []
+    found, layers = [], layer_weights(model)
     for (name, p), norm in zip(named, norms, strict=True):
         excess, copies = None, False
         if name in fans:
             excess = _excess(p, fans[name])
-            copies = (
-                p.shape[0] > 1
-                and norm > 0
-                and bool((p[1] == p[0]).all())
-                and bool((p == p[:1]).all())
-            )
+            if norm > 0 and _alike(p):
+                copies = name in layers or (bool(gradients.get(name)) and _alike(slopes[name]))
         found.append(TensorFacts(name, name in fans, norm, gradients.get(name), excess, copies))
     return found
+
+
+def layer_weights(model: nn.Module) -> set[str]:
+    """Weights of layers all of whose units read the same inputs."""
+    return {
+        f"{name}.weight".removeprefix(".")
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | nn.modules.conv._ConvNd)
+        and getattr(module, "groups", 1) == 1
+    }
+
+
+def _alike(rows: Tensor) -> bool:
+    """Whether all rows are equal; the first two decide it for most tensors."""
+    return len(rows) > 1 and bool((rows[1] == rows[0]).all()) and bool((rows == rows[:1]).all())
 
 
 def _norms(tensors: Sequence[Tensor], power: int = 2) -> list[float]:
@@ -254,11 +266,15 @@ class Units:
         found = np.unique(ids.abs().numpy())
         return found[(found > 0) & (found <= self.graph.num_units)] - 1
 
-    def sums(self) -> tuple[np.ndarray, np.ndarray]:
-        """Sums of squares of the weights that enter and leave every unit, without biases."""
+    def sums(self, before: Mapping[str, Tensor] | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Sums of squares of the weights that enter and leave every unit, without biases.
+
+        Args:
+            before: weights by name; by default those that the model has now.
+        """
         values = {
             name: v if name in self.counted else torch.zeros(v.shape)
-            for name, v in squared_weights(self.graph).items()
+            for name, v in squared_weights(self.graph, before).items()
         }
         incoming, outgoing = unit_sums(self.graph, values)
         return incoming.numpy(), outgoing.numpy()

@@ -33,10 +33,16 @@ base = nn.Sequential(nn.Linear(12, 32), nn.GELU(), nn.Linear(32, 4))
 x, y = torch.randn(128, 12), torch.randint(0, 4, (128,))
 model = nn.Sequential(Adapted(base[0], 4), nn.GELU(), Adapted(base[2], 4))
 graph = ps.trace(model, x[:4])
-print(sum(p.numel() for p in model.parameters() if p.requires_grad), "trained weights,", graph.num_units, "free scales")
+print(
+    sum(p.numel() for p in model.parameters() if p.requires_grad),
+    "trained weights,",
+    graph.num_units,
+    "free scales",
+)
 
 # %% [markdown]
 # Rescale the adapters after some steps: the function does not change. `GaugeFixed` takes the same steps from both copies.
+
 
 # %%
 def steps(network, gauge_fixed, count=20):
@@ -58,7 +64,11 @@ for gauge_fixed in (False, True):
         second[0].a.weight.mul_(20)
         second[0].b.weight.div_(20)
     apart = abs(steps(first, gauge_fixed) / steps(second, gauge_fixed) - 1)
-    print("gauge-fixed AdamW" if gauge_fixed else "AdamW", "copies end", "alike" if apart < 1e-3 else "apart")
+    print(
+        "gauge-fixed AdamW" if gauge_fixed else "AdamW",
+        "copies end",
+        "alike" if apart < 1e-3 else "apart",
+    )
 
 # %% [markdown]
 # Next: [frozen weights and adapters](../gauge-fixed.md#frozen-weights-and-adapters).

@@ -18,7 +18,9 @@ x, y = torch.randn(256, 20), torch.randint(0, 3, (256,))
 
 def train(rate, scale=1.0, steps=20):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(20, 48), nn.ReLU(), nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, 3))
+    model = nn.Sequential(
+        nn.Linear(20, 48), nn.ReLU(), nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, 3)
+    )
     optimizer = torch.optim.Adam(model.parameters(), lr=rate)
     with watching(model, every=10) as watch:
         for _ in range(steps):

@@ -22,7 +22,12 @@ x = torch.randn(4, 1, 8, 8)
 # %%
 certificate = ps.verify(model, x)
 print(certificate.weights, "weights")
-print(certificate.units, "free scales, of which", certificate.units_exact, "are exact in the unchanged model")
+print(
+    certificate.units,
+    "free scales, of which",
+    certificate.units_exact,
+    "are exact in the unchanged model",
+)
 print(certificate.dimension, "independent path values; everything holds:", certificate.holds)
 
 # %% [markdown]

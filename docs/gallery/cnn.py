@@ -55,7 +55,11 @@ def fit(model, gauge_fixed, epochs=1):
 for gauge_fixed in (False, True):
     losses = [fit(model, gauge_fixed) for model in (first, second)]
     apart = abs(losses[0] / losses[1] - 1)
-    print("gauge-fixed AdamW" if gauge_fixed else "AdamW", "copies end", "alike" if apart < 0.02 else "apart")
+    print(
+        "gauge-fixed AdamW" if gauge_fixed else "AdamW",
+        "copies end",
+        "alike" if apart < 0.02 else "apart",
+    )
 
 # %% [markdown]
 # Next: [which optimizer, and when](../optimizers.md); `pathspace train digits-rows` trains a task of the library.

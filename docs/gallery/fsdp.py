@@ -17,7 +17,9 @@ import pathspace as ps
 from pathspace.training import GAdam, init_skeleton
 
 warnings.simplefilter("ignore")
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # torchrun sets this up elsewhere
+dist.init_process_group(
+    "gloo", store=dist.HashStore(), rank=0, world_size=1
+)  # torchrun sets this up elsewhere
 mesh = init_device_mesh("cpu", (1,))
 
 torch.manual_seed(0)

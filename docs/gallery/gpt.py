@@ -22,7 +22,9 @@ class Block(nn.Module):
         self.heads = heads
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attend, self.mix = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x):
         parts = self.attend(self.norm1(x)).chunk(3, -1)
@@ -36,7 +38,10 @@ class GPT(nn.Module):
     def __init__(self, width=32, heads=4, depth=2):
         super().__init__()
         self.token, self.place = nn.Embedding(len(letters), width), nn.Embedding(LENGTH, width)
-        self.blocks, self.norm = nn.Sequential(*(Block(width, heads) for _ in range(depth))), nn.LayerNorm(width)
+        self.blocks, self.norm = (
+            nn.Sequential(*(Block(width, heads) for _ in range(depth))),
+            nn.LayerNorm(width),
+        )
         self.leave = nn.Linear(width, len(letters))
 
     def forward(self, codes):
@@ -47,7 +52,12 @@ class GPT(nn.Module):
 torch.manual_seed(0)
 model = GPT()
 graph = ps.trace(model, codes[:LENGTH][None])
-print(graph.num_units, "free scales, of which", graph.num_exact_units, "do not depend on the eps of a norm")
+print(
+    graph.num_units,
+    "free scales, of which",
+    graph.num_exact_units,
+    "do not depend on the eps of a norm",
+)
 
 # %% [markdown]
 # `GaugeFixed` wraps any optimizer of torch but LBFGS and Adafactor. Learning rates, schedules and clipping work as before.
@@ -71,7 +81,7 @@ import matplotlib.pyplot as plt
 
 figure, axes = plt.subplots(figsize=(6, 2.6), layout="constrained")
 axes.plot(losses)
-axes.set(xlabel="step", ylabel="loss");
+axes.set(xlabel="step", ylabel="loss")
 
 # %% [markdown]
 # Next: [gauge-fixed optimizers](../gauge-fixed.md), and [watch a run](../watching.md) for alarms while it trains.

@@ -10,12 +10,21 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import pathspace as ps
 
-config = LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2)
+config = LlamaConfig(
+    vocab_size=64, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2
+)
 torch.manual_seed(0)
 model = LlamaForCausalLM(config).eval()
 inputs = {"input_ids": torch.arange(8)[None]}
 graph = ps.trace(model, kwargs=inputs)
-print(graph.num_weights, "weights,", graph.num_units, "free scales, of which", graph.num_exact_units, "are exact")
+print(
+    graph.num_weights,
+    "weights,",
+    graph.num_units,
+    "free scales, of which",
+    graph.num_exact_units,
+    "are exact",
+)
 
 # %% [markdown]
 # Rescale the units that are exact for the unchanged model: the logits do not change.

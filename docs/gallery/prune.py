@@ -35,21 +35,31 @@ for group in groups:
 # Half of the channels are kept. The library runs the smaller model and the masked model, and compares both, before it returns.
 
 # %%
-smaller = groups.remove(0.5)
-print(sum(p.numel() for p in model.parameters()), "->", sum(p.numel() for p in smaller.parameters()), "weights")
-print(torch.allclose(smaller(x), groups.masked(0.5)(x), atol=1e-5))
+smaller = groups.remove(keep=0.5)
+print(
+    sum(p.numel() for p in model.parameters()),
+    "->",
+    sum(p.numel() for p in smaller.parameters()),
+    "weights",
+)
+print(torch.allclose(smaller(x), groups.masked(keep=0.5)(x), atol=1e-5))
 
 # %% [markdown]
 # The ranking of channels should not depend on scales. With `"paths"`, all rescaled copies keep the same channels.
 
 # %%
-plain, x = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 3)), torch.randn(4, 6)
+plain, x = (
+    nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 3)),
+    torch.randn(4, 6),
+)
 graph = ps.trace(plain, x)
 rescaled = ps.rescale(copy.deepcopy(plain), graph, torch.randn(graph.num_units))
 for by in ("weights", "paths"):
     orders = []
     for found in (ps.channels(plain, x), ps.channels(rescaled, x)):
-        orders.append({name: scores.argsort().tolist() for name, scores in found.importance(by).items()})
+        orders.append(
+            {name: scores.argsort().tolist() for name, scores in found.importance(by).items()}
+        )
     print(by, "same order:", orders[0] == orders[1])
 
 # %% [markdown]

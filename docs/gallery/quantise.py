@@ -12,7 +12,13 @@ import pathspace as ps
 
 torch.manual_seed(0)
 model = nn.Sequential(
-    nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU6(), nn.Conv2d(16, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(256, 5)
+    nn.Conv2d(3, 16, 3),
+    nn.BatchNorm2d(16),
+    nn.ReLU6(),
+    nn.Conv2d(16, 16, 3),
+    nn.ReLU(),
+    nn.Flatten(),
+    nn.Linear(256, 5),
 ).eval()
 images = torch.randn(32, 3, 8, 8)
 

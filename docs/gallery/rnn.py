@@ -30,7 +30,14 @@ images, labels = torch.tensor(digits.images, dtype=torch.float32) / 16, torch.te
 torch.manual_seed(0)
 model = Rows()
 graph = ps.trace(model, images[:4])
-print(graph.num_weights, "weights,", graph.num_units, "free scales,", graph.dimension, "independent path values")
+print(
+    graph.num_weights,
+    "weights,",
+    graph.num_units,
+    "free scales,",
+    graph.dimension,
+    "independent path values",
+)
 
 # %%
 skeleton = graph.skeleton()

@@ -39,6 +39,7 @@ print(graph.num_units, [(pin.op, pin.reason) for pin in graph.pinned])
 # The function is positively homogeneous: $f(s x) = s f(x)$ for $s > 0$. A rule says so with one of the primitives of
 # `semantics`: `activation` lets the scale through, position by position.
 
+
 # %%
 @ps.rule("gallery.two_slopes", kind="activation", degree=(1,), elementwise=True)
 def two_slopes_rule(semantics, x, slope):

@@ -14,7 +14,9 @@ torch.manual_seed(0)
 model = timm.create_model("resnet10t", num_classes=10).eval()
 x = torch.randn(2, 3, 32, 32)
 graph = ps.trace(model, x)
-print(f"{graph.num_weights:,} weights, {graph.num_units:,} free scales, of which {graph.num_exact_units:,} are exact")
+print(
+    f"{graph.num_weights:,} weights, {graph.num_units:,} free scales, of which {graph.num_exact_units:,} are exact"
+)
 
 # %%
 with torch.no_grad():
@@ -27,7 +29,12 @@ with torch.no_grad():
 
 # %%
 groups = ps.channels(model, x)
-print(len(groups), "groups of channels; the largest has", max(len(group) for group in groups), "channels")
+print(
+    len(groups),
+    "groups of channels; the largest has",
+    max(len(group) for group in groups),
+    "channels",
+)
 
 # %% [markdown]
 # Next: `pathspace verify timm:resnet50`, `pathspace masks timm:resnet50 -o masks.safetensors`.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -76,8 +78,18 @@ def canonical_names(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str
     return {name: named[name] for name in first.values()}, canonical
 
 
-# where torch is installed: lines of its code tell users nothing of their models
+# where torch and this room are installed: lines of their code tell users nothing of their models
 TORCH = f"{PurePath(torch.__file__).parent}{os.sep}"
+OWN = f"{PurePath(__file__).parent}{os.sep}"
+
+
+def source_line() -> str:
+    """The line of the model's code that is running, in the form of a stack trace."""
+    for frame, number in traceback.walk_stack(None):
+        file = inspect.getfile(frame)
+        if not file.startswith((TORCH, OWN)):
+            return f'File "{file}", line {number}'
+    return ""
 
 
 def place(node: fx.Node) -> tuple[str, str]:

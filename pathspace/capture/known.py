@@ -12,10 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx import traceback as provenance
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ..models.values import has_values, with_numbers
+from .captured import source_line
 from .writes import WriteError, storages, writes
 
 _READS_DATA, _SETS_DATA = Tensor.data.__get__, Tensor.data.__set__  # type: ignore[attr-defined]
@@ -28,7 +30,7 @@ class KnownNumbers(TorchFunctionMode):
 
     Args:
         node_of: the node that a traced tensor comes from; ``None`` for other tensors.
-        constant: the constant that the graph holds under a name.
+        constant: the tensor of the model for which a node stands.
         known: id of a tensor without values -> its value.
         failures: what torch raises where a result depends on values.
     """
@@ -36,7 +38,7 @@ class KnownNumbers(TorchFunctionMode):
     def __init__(
         self,
         node_of: Callable[[Tensor], fx.Node | None],
-        constant: Callable[[str], Any],
+        constant: Callable[[fx.Node], Any],
         known: Mapping[int, Tensor],
         failures: tuple[type[Exception], ...],
     ) -> None:
@@ -50,6 +52,7 @@ class KnownNumbers(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        provenance.set_stack_trace([source_line()])
         if func == _READS_DATA:
             return args[0].detach()
         if func == _SETS_DATA:
@@ -133,8 +136,8 @@ class KnownNumbers(TorchFunctionMode):
 
     def _one(self, node: fx.Node, found: Mapping[fx.Node, Any]) -> Any:
         """The value of one node; ``None`` if it is unknown."""
-        if node.op == "get_attr":
-            held = self._value(self._constant(str(node.target)))
+        if node.op in ("get_attr", "placeholder"):
+            held = self._value(self._constant(node))
             return None if held is None else held.clone()
         tags = getattr(node.target, "tags", ())
         shown = [

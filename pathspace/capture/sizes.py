@@ -115,8 +115,12 @@ def linked_dims(inputs: Inputs, thin_only: bool) -> Iterator[tuple[int, list[Dim
         )
 
 
+# how much the sizes of inputs may grow: to twice the size, by one, or not at all
+GROWTHS = (2, 1, 0)
+
+
 def other_sizes(
-    runs: Callable[[Inputs], bool], inputs: Inputs, thin_only: bool, grow: bool = True
+    runs: Callable[[Inputs], bool], inputs: Inputs, thin_only: bool, growth: int = 2
 ) -> Inputs | None:
     """The inputs with every dimension enlarged that can be, and with one less where they cannot.
 
@@ -124,7 +128,7 @@ def other_sizes(
         runs: function that tells whether the model runs on inputs.
         inputs: example inputs, positional and by keyword.
         thin_only: change only dimensions of size 1.
-        grow: whether to enlarge at all.
+        growth: how much sizes may grow, one of :data:`GROWTHS`.
 
     Returns:
         Other inputs, or ``None`` if the model accepts no other sizes.
@@ -132,7 +136,7 @@ def other_sizes(
     sizes: dict[tuple[int, int], int] = {}
 
     def grown(dims: Dims, size: int) -> bool:
-        more = () if not grow else (4, 2) if size == 1 else (2 * size, size + 1)
+        more = ((4, 2) if size == 1 else (2 * size, size + 1))[len(GROWTHS) - 1 - growth :]
         # (a size of 1 would hide more than it shows)
         for new in (*more, *((size - 1,) if size > 2 else ())):
             trial = sizes | dict.fromkeys(dims, new)
@@ -148,14 +152,17 @@ def other_sizes(
     return resized(inputs, sizes) if sizes else None
 
 
-def recapture(model: nn.Module, inputs: Inputs, thin_only: bool) -> tuple[Captured, Inputs] | None:
-    """The model captured at larger sizes, and these inputs; ``None`` if it runs only at its own
-    sizes.
+def recapture(
+    model: nn.Module, inputs: Inputs, thin_only: bool, growth: int
+) -> tuple[Captured, Inputs] | None:
+    """The model captured at other sizes, and these inputs; ``None`` if it runs only at its own
+    sizes. The other arguments are those of :func:`other_sizes`.
     """
     try:
         with untouched(model), torch.inference_mode(False), with_numbers():
             rehearsal = FakeModel(model, numbers=True)
-            other = other_sizes(lambda trial: rehearsal.runs(*trial), ordinary(inputs), thin_only)
+            given = ordinary(inputs)
+            other = other_sizes(lambda trial: rehearsal.runs(*trial), given, thin_only, growth)
         return None if other is None else (capture(model, *other), other)
     except PathspaceError:
         # a model that cannot be captured again keeps its first capture

@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.distributions import Distribution
 from torch.fx import traceback as provenance
+from torch.fx._lazy_graph_module import _use_lazy_graph_module as without_code
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
 from torch.utils import _pytree as pytree
 
@@ -187,17 +188,14 @@ class Recorder:
         self._paths: dict[int, list[str]] = {}
         for path, module in every_path(fake.module):
             self._paths.setdefault(id(module), []).append(path)
-        # graphs inside of the graph find tensors of the model only where these are given; for all
-        # others it is quicker to look up those that are used
-        self._lifted = fake.mode.shape_env is not None
-        own = [tensor for *_, tensor in self._registered] if self._lifted else []
+        # (graphs inside of the graph find tensors of the model only where these are given)
+        own = [tensor for *_, tensor in self._registered]
         # (under the model's own mode: "real" leaves the fake tensors as they are)
-        with self._conditions(), fake.mode:
+        with self._conditions(), without_code(True), fake.mode:
             self.module = make_fx(
                 self._run,
                 tracing_mode="real",
                 pre_dispatch=True,
-                record_stack_traces=True,
                 _disable_torch_fn_metadata_mode=True,
             )(*own, *self._fakes)
         self.read: list[Tensor] = [] if self._known is None else self._known.read
@@ -231,6 +229,13 @@ class Recorder:
             slot = get_proxy_slot(tensor, proxies.tracer, None)
             return None if slot is None else slot.proxy.node
 
+        # (where sizes may be unknown, no number of a buffer need be read)
+        known_sizes = self.fake.mode.shape_env is None
+        own = {node_of(tensor): tensor for *_, tensor in self._registered if known_sizes}
+
+        def constant(node: fx.Node) -> Any:
+            return own.get(node, getattr(proxies.tracer.root, str(node.target), None))
+
         known = {
             id(tensor): self.fake.values[name]
             for kind, name, tensor in self._registered
@@ -245,9 +250,7 @@ class Recorder:
                 module.register_forward_hook(self._leave, always_call=True),
             )
         ]
-        self._known = KnownNumbers(
-            node_of, lambda name: getattr(proxies.tracer.root, name, None), known, DEPENDS_ON_VALUES
-        )
+        self._known = KnownNumbers(node_of, constant, known, DEPENDS_ON_VALUES)
         args, kwargs = self._given
         try:
             with self._known, PaddedSequences():
@@ -301,24 +304,19 @@ class Recorder:
         graph = self.module.graph
         sources: dict[str, tuple[str, str]] = {}
         given = [node for node in graph.nodes if node.op == "placeholder"]
-        first = given[0] if given else next(iter(graph.nodes))
         own: dict[int, fx.Node] = {}
-        for kind, name, tensor in self._registered:
-            node = given.pop(0) if self._lifted else first
+        names = [(kind, name, id(tensor)) for kind, name, tensor in self._registered]
+        names += [("input", name, 0) for name in inputs]
+        for node, (kind, name, number) in zip(given, names, strict=True):
+            prefix = "" if kind == "input" else f"{kind[0]}_"
             with graph.inserting_before(node):
-                place = own[id(tensor)] = graph.placeholder(f"{kind[0]}_{_identifier(name)}")
-            place.meta["val"] = tensor
-            sources[place.name] = (kind, name)
-            if self._lifted:
-                node.replace_all_uses_with(place)
-                graph.erase_node(node)
-        for node, name in zip(given, inputs, strict=True):
-            with graph.inserting_before(node):
-                place = graph.placeholder(_identifier(name))
+                place = graph.placeholder(f"{prefix}{_identifier(name)}")
             place.meta = node.meta
             node.replace_all_uses_with(place)
             graph.erase_node(node)
-            sources[place.name] = ("input", place.name)
+            sources[place.name] = (kind, place.name if kind == "input" else name)
+            if kind != "input":
+                own[number] = place
         self.places = {number: node.name for number, node in own.items()}
         # (functions may refer to the model itself, and so to its own tensors)
         for number, made in self.fake.fakes.items():

@@ -102,7 +102,7 @@ def prune(
         loading(target, inputs, "Leaving out channels of", seed=seed) as loaded,
     ):
         groups = loaded.call(ps.channels)
-        kept, small = groups.kept(keep, by.value), groups.remove(keep, by.value)
+        kept, small = groups.kept(keep, by.value), groups.remove(keep=keep, by=by.value)
         try:
             torch.save(small, file)
         except Exception as error:  # (pickle has no error of its own for all of it)

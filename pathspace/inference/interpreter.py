@@ -278,7 +278,7 @@ class GraphInterpreter(Generic[S]):
             except (ValueError, TypeError, IndexError, RuntimeError) as error:
                 # the rule does not support these arguments: the operation is pinned,
                 # which is sound and recorded
-                reason = _uncovered(error)
+                reason = self._uncovered(error)
         if any(
             isinstance(value, Weight) or is_free(value) for value in flat_values((args, kwargs))
         ):
@@ -324,6 +324,20 @@ class GraphInterpreter(Generic[S]):
             )
         return _checked(result, shown)
 
+    def _uncovered(self, error: Exception) -> str:
+        """Why an operation is pinned whose rule raised an error.
+
+        Raises:
+            IndexError: a table ends before the positions of enlarged inputs.
+        """
+        if self.semantics.enlarged and isinstance(error, IndexError):
+            raise error
+        told = first_line(error)
+        # (a ValueError is in the words of the rule; torch's own errors speak of ids)
+        return "its rule does not cover this form" + (
+            f" ({told})" if isinstance(error, ValueError) else ""
+        )
+
     def pinned(self, args: Any, kwargs: Any, shown: Any, reason: str) -> Any:
         """Fix the scales of all operands and results, which is sound for any operation."""
         before = len(self.semantics.pins)
@@ -338,15 +352,6 @@ class GraphInterpreter(Generic[S]):
         return pytree.tree_map(
             lambda value: constant(shape_of(value)) if isinstance(value, Tensor) else value, shown
         )
-
-
-def _uncovered(error: Exception) -> str:
-    """Why an operation is pinned whose rule raised an error."""
-    told = first_line(error)
-    # (a ValueError is in the words of the rule; torch's own errors speak of ids)
-    return "its rule does not cover this form" + (
-        f" ({told})" if isinstance(error, ValueError) else ""
-    )
 
 
 def _is_empty(shown: Any) -> bool:

@@ -65,6 +65,8 @@ class Semantics(ABC):
         self.place = Place()
         # number of graphs and regions run so far
         self.runs = 0
+        # whether the inputs are larger than the examples, so that tables may end before them
+        self.enlarged = False
         self.exact_norms = False
         # placeholder -> (kind, name)
         self.sources: Mapping[str, tuple[str, str]] = {}

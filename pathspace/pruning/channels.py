@@ -29,7 +29,7 @@ from .declared_sizes import check_no_masks, declare_norms, follow_config
 from .exchangeable import channel_groups, unused
 from .groups import ChannelGroup, Cut
 from .importance import importance
-from .kept_channels import is_share, kept_numbers, scalar, share_of, whole_numbers
+from .kept_channels import is_share, kept_numbers, scalar, share_of, what_stays, whole_numbers
 from .matching import Matching, by_activations, by_weights, interpolated, permuted, weight_distance
 from .removal import Adjustments, CutTester, masked, without
 
@@ -133,15 +133,24 @@ class ChannelGroups(Shown):
         scores = importance(self.model, self._inputs, by)
         return {group.name: scores(group.slices, group.readers) for group in self.groups}
 
-    def remove(self, keep: Keep = 0.5, by: str = "weights") -> nn.Module:
+    def remove(
+        self,
+        *unnamed: Any,
+        keep: Keep | None = None,
+        remove: float | None = None,
+        by: str = "weights",
+    ) -> nn.Module:
         """A smaller model that computes the same as :meth:`masked`.
 
         Copies of both are run with random biases and gains, in float64, and compared: rectifiers
         that are off on the example inputs would hide differences.
 
         Args:
+            *unnamed: nothing; what stays and what goes have names, so that they are not confused.
             keep: the share of channels to keep in every group where that is possible, or, by group,
-                a share, a boolean mask, or the numbers of the channels to keep.
+                a share, a boolean mask, or the numbers of the channels to keep. Without ``keep``
+                and ``remove`` a half stays.
+            remove: the share of channels to remove instead.
             by: what to keep where a share is given, see :meth:`importance`.
 
         Returns:
@@ -149,6 +158,7 @@ class ChannelGroups(Shown):
 
         Raises:
             InputError: unknown groups or channels, or nothing would be left.
+            InputTypeError: a share without a name, or both ``keep`` and ``remove``.
             UnsupportedError: channels of this group, or all channels, cannot be
                 removed, with the reason.
 
@@ -157,7 +167,7 @@ class ChannelGroups(Shown):
             >>> model = torch.nn.Sequential(
             ...     torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 2)
             ... )
-            >>> ps.channels(model, torch.randn(1, 4)).remove(0.25)
+            >>> ps.channels(model, torch.randn(1, 4)).remove(keep=0.25)
             Sequential(
               (0): Linear(in_features=4, out_features=2, bias=True)
               (1): GELU(approximate='none')
@@ -165,6 +175,7 @@ class ChannelGroups(Shown):
             )
         """
         check_no_masks(self.model)
+        keep = what_stays("remove", unnamed, keep, remove)
         if not isinstance(keep, Mapping) and share_of(keep) < 1 and not self.removable:
             reasons = (
                 "; ".join(dict.fromkeys(self.refused.values())) or "nothing in it is a channel"
@@ -191,17 +202,25 @@ class ChannelGroups(Shown):
         declare_norms(found, *self._inputs)
         return found
 
-    def masked(self, keep: Keep = 0.5, by: str = "weights") -> nn.Module:
+    def masked(
+        self,
+        *unnamed: Any,
+        keep: Keep | None = None,
+        remove: float | None = None,
+        by: str = "weights",
+    ) -> nn.Module:
         """The model at its full size, with zeros in the weights that read the removed channels.
 
         Args:
+            *unnamed: see :meth:`remove`.
             keep: see :meth:`remove`.
+            remove: see :meth:`remove`.
             by: see :meth:`remove`.
 
         Returns:
             A new model.
         """
-        return masked(self.model, self._cuts(keep, by))
+        return masked(self.model, self._cuts(what_stays("masked", unnamed, keep, remove), by))
 
     def kept(self, keep: Keep = 0.5, by: str = "weights") -> dict[str, Tensor]:
         """Numbers of the channels that :meth:`remove` keeps, by group.

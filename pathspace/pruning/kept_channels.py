@@ -37,6 +37,30 @@ def share_of(keep: Any) -> float:
     return float(share)
 
 
+def what_stays(owner: str, unnamed: tuple[Any, ...], keep: Any, remove: Any) -> Any:
+    """What to keep: ``keep`` itself, the rest of ``remove``, or a half.
+
+    Raises:
+        InputError: ``remove`` is not a share below 1.
+        InputTypeError: something has no name, or both are given.
+    """
+    if unnamed or (keep is not None and remove is not None):
+        found = repr(unnamed[0]) + " without a name" if unnamed else f"both {keep=} and {remove=}"
+        raise InputTypeError(
+            f"{owner} found {found}, expected keep= for the channels that stay (keep=0.9) or"
+            " remove= for the share that goes (remove=0.1); name one of them."
+        )
+    if remove is None:
+        return 0.5 if keep is None else keep
+    share = scalar(remove)
+    if not is_share(share) or not 0 <= share < 1:
+        raise InputError(
+            f"{owner} found {remove=}, expected a share of channels from 0 to below 1; keep= takes"
+            " numbers of channels by group."
+        )
+    return 1 - float(share)
+
+
 def whole_numbers(name: str, value: Any) -> Tensor:
     """Numbers of channels, or a boolean mask, as a tensor.
 

@@ -20,13 +20,11 @@ import sys
 import time
 from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
 
 import pathspace as ps
-import pathspace.capture.capture
 from pathspace.capture.capture import capture
 
 # seconds of processor time
@@ -98,14 +96,9 @@ def row(library: str, name: str) -> dict[str, Any]:
     """One model, at each of the tasks."""
     x = torch.randn(1, 3, *(299, 299) if name.startswith("inception") else (224, 224))
 
-    def export() -> object:
-        with mock.patch.object(pathspace.capture.capture, "recorded", lambda *_: None):
-            return capture(model, (x,), {})
-
     tasks: dict[str, Callable[[], object]] = {
         "capture_s": lambda: capture(model, (x,), {}),
         "trace_s": lambda: ps.trace(model, x),
-        "export_s": export,
         "torch_pruning_s": lambda: groups_of(model, x),
     }
     found: dict[str, float | None] = {}

@@ -89,10 +89,10 @@ def ours(model: nn.Module, inputs: Inputs) -> Row:
     """What is left, and how far the outputs are from those of the masked model."""
     groups = ps.channels(model, *inputs[0], kwargs=inputs[1])
     kept = groups.kept(0.5)
-    small = groups.remove(0.5)
+    small = groups.remove(keep=0.5)
     every = sum(len(group) for group in groups)
     gone = sum(len(groups[name]) - len(numbers) for name, numbers in kept.items())
-    far = distance(outputs(small, *inputs), outputs(groups.masked(0.5), *inputs))
+    far = distance(outputs(small, *inputs), outputs(groups.masked(keep=0.5), *inputs))
     return {
         "parameters": size_of(small) / size_of(model),
         "channels": 1 - gone / max(every, 1),

@@ -1,0 +1,349 @@
+"""Alarms name the fault itself, and stay away where nothing is wrong; watching ends no run."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import runs
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pathspace.diagnostics import diagnose, report, watching
+from pathspace.diagnostics.charts import svg_chart
+from pathspace.diagnostics.run.outputs_judged import broadcast_fault
+
+logging.getLogger("pathspace").setLevel(logging.ERROR)
+
+
+def causes(found: Any) -> dict[str, str]:
+    return {alarm.kind: alarm.place for alarm in found.alarms if not alarm.because}
+
+
+def spoiled(**factors: float) -> tuple[nn.Module, Tensor, Tensor]:
+    """A perceptron in which the third layer is shut by its bias, and others are scaled."""
+    torch.manual_seed(1)
+    model = runs.mlp((20, 32, 32, 32, 32, 3))
+    with torch.no_grad():
+        model[4].bias.fill_(-40.0)
+        for name, factor in factors.items():
+            model.get_parameter(name.replace("_", ".")).mul_(factor)
+    return model, *runs.vectors(64)
+
+
+@pytest.mark.parametrize(
+    "others", [{}, {"0_weight": 30.0}, {"2_weight": 1e-3}, {"6_weight": 30.0}, {"4_weight": 1e-3}]
+)
+def test_a_layer_that_its_own_bias_shuts_has_no_other_cause(others: dict[str, float]) -> None:
+    model, x, y = spoiled(**others)
+    found = diagnose(model, x, loss=F.cross_entropy, targets=y)
+    assert causes(found)["dead"] == "4"
+    (dead,) = (alarm for alarm in found.alarms if alarm.kind == "dead")
+    assert "Bring the bias towards 0" in dead.advice
+    decays = {"lr": 1e-3, "weight_decay": 30.0}
+    run = runs.Run(lambda: spoiled(**others)[0], optimizer=torch.optim.AdamW, options=decays)
+    watch = run.watched(structure=False)
+    assert "decay" in {alarm.kind for alarm in watch.causes}
+    assert {alarm.place for alarm in watch.causes if alarm.kind == "dead"} == {"4"}
+
+
+def test_a_layer_that_the_layer_before_it_kills_is_its_consequence() -> None:
+    torch.manual_seed(0)
+    model, (x, y) = runs.mlp((20, 32, 32, 32, 3)), runs.vectors(64)
+    with torch.no_grad():
+        model[2].weight.mul_(1000).abs_()
+        model[4].weight.abs_().neg_()
+    found = diagnose(model, x, loss=F.cross_entropy, targets=y)
+    assert {alarm.kind: alarm.because for alarm in found.alarms}["dead"] == "exploding"
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.LayerNorm])
+def test_scales_that_a_step_has_changed_are_not_the_cause_of_the_step(norm: Any) -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(20, 32), norm(32), nn.ReLU(), nn.Linear(32, 3))
+
+    watch = runs.Run(model, options={"lr": 1.0}).watched(structure=True)
+    assert [alarm.kind for alarm in watch.causes] == ["rate"]
+
+
+def clip_values(model: nn.Module) -> None:
+    nn.utils.clip_grad_value_(model.parameters(), 1e-9)
+
+
+def clip_norm(model: nn.Module) -> None:
+    nn.utils.clip_grad_norm_(model.parameters(), 1e-7)
+
+
+@pytest.mark.parametrize("clip", [clip_values, clip_norm])
+@pytest.mark.parametrize("same", [False, True])
+def test_gradients_that_clipping_takes_away_are_clipped(clip: Any, same: bool) -> None:
+    torch.manual_seed(0)
+    model, (x, y) = runs.mlp(), runs.vectors()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watching(model, every=10, structure=False) as watch:
+        for _ in range(12):
+            rows = slice(0, 64) if same else torch.randint(0, len(x), (64,))
+            optimizer.zero_grad()
+            F.cross_entropy(model(x[rows]), y[rows]).backward()
+            clip(model)
+            optimizer.step()
+    assert [alarm.kind for alarm in watch.causes] == ["clipped"]
+
+
+def test_a_loss_scale_is_not_clipping() -> None:
+    torch.manual_seed(0)
+    model, (x, y) = runs.mlp(), runs.vectors(64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    with watching(model, every=10, structure=False) as watch:
+        for _ in range(12):
+            optimizer.zero_grad()
+            (2**16 * F.cross_entropy(model(x), y)).backward()
+            for p in model.parameters():
+                assert p.grad is not None
+                p.grad.div_(2**16)
+            optimizer.step()
+    assert watch.alarms == []
+
+
+class Loop(nn.Module):
+    """A recurrence whose state grows at every step, as a layer of torch or in a loop of its own."""
+
+    def __init__(self, own: bool) -> None:
+        super().__init__()
+        self.own, self.head = own, nn.Linear(24, 3)
+        self.rnn = nn.RNN(4, 24, nonlinearity="relu", batch_first=True)
+        self.enter, self.stay = nn.Linear(4, 24), nn.Linear(24, 24)
+        nn.init.orthogonal_(self.rnn.weight_hh_l0, gain=6)
+        nn.init.orthogonal_(self.stay.weight, gain=6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.own:
+            return self.head(self.rnn(x)[0][:, -1])
+        h = torch.zeros(len(x), 24)
+        for step in x.unbind(1):
+            h = torch.relu(self.enter(step) + self.stay(h))
+        return self.head(h)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_state_that_grows_is_exploding_and_not_a_matter_of_float16(own: bool) -> None:
+    torch.manual_seed(0)
+    model, (x, y) = Loop(own), runs.sequences(32)
+    for found in (
+        diagnose(model, x, loss=F.cross_entropy, targets=y),
+        runs.Run(lambda: Loop(own), runs.sequences).watched(structure=False),
+    ):
+        kinds = {alarm.kind: alarm.because for alarm in found.alarms}
+        assert kinds["exploding"] == "" and kinds.get("overflow", "exploding") == "exploding"
+        assert not any(alarm.advice.startswith("Use bfloat16") for alarm in found.alarms)
+
+
+class OneKey(nn.Module):
+    """Probabilities of a single class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = runs.mlp((20, 16, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x).softmax(-1)
+
+
+IGNORES = {
+    "layer norm of one": lambda: nn.Sequential(*runs.mlp((20, 16, 1)), nn.LayerNorm(1)),
+    "norm inside": lambda: nn.Sequential(
+        *runs.mlp((20, 16, 1)), nn.LayerNorm(1), nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1)
+    ),
+    "softmax of one": OneKey,
+}
+
+
+@pytest.mark.parametrize("name", IGNORES)
+def test_a_network_that_ignores_its_input_is_told_so(name: str) -> None:
+    torch.manual_seed(0)
+    model, x, y = IGNORES[name](), torch.randn(32, 20), torch.rand(32, 1)
+    assert causes(diagnose(model, x, loss=F.mse_loss, targets=y)).keys() == {"constant outputs"}
+    optimizer = torch.optim.Adam(model.parameters())
+    with watching(model, every=10, structure=False) as watch:
+        for _ in range(8):
+            optimizer.zero_grad()
+            F.mse_loss(model(x), y).backward()
+            optimizer.step()
+    assert [alarm.kind for alarm in watch.causes] == ["constant outputs"]
+
+
+def test_equal_inputs_or_a_head_of_zeros_are_no_ignored_inputs() -> None:
+    torch.manual_seed(0)
+    model, x, y = runs.mlp((20, 16, 1)), torch.randn(32, 20), torch.rand(32, 1)
+    for spoil, given in ((False, torch.ones(32, 20)), (True, x)):
+        if spoil:
+            nn.init.zeros_(model[-1].weight)
+        found = diagnose(model, given, loss=F.mse_loss, targets=y)
+        assert "constant outputs" not in {alarm.kind for alarm in found.alarms}
+
+
+@pytest.mark.parametrize(
+    "given", [F.mse_loss, F.l1_loss, lambda z, y: (z - y).square().sum(), None]
+)
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_targets_that_a_loss_broadcasts_are_named(given: Any) -> None:
+    torch.manual_seed(0)
+    model, x = runs.mlp((20, 16, 1)), torch.randn(24, 20)
+    for targets in (torch.randn(24), torch.randn(24, 5)):
+        found = diagnose(model, x, loss=given, targets=targets)
+        assert list(causes(found)) == ["broadcast targets"]
+        assert str(tuple(targets.shape)) in found.alarms[0].text
+    assert not diagnose(model, x, loss=given, targets=torch.randn(24, 1)).alarms
+
+
+def test_losses_that_bring_their_targets_into_shape_broadcast_nothing() -> None:
+    z, y = torch.randn(6, 1, 4, 4), torch.randn(6, 4, 4)
+    assert broadcast_fault(F.mse_loss, z, y) is not None
+    for loss in (lambda z, y: F.mse_loss(z.squeeze(1), y), lambda z, y: F.mse_loss(z, y[:, None])):
+        assert broadcast_fault(loss, z, y) is None
+    assert broadcast_fault(F.cross_entropy, torch.randn(6, 3), torch.randint(0, 3, (6,))) is None
+
+
+class Rates(nn.Module):
+    """Rows that start equal in a tensor whose units differ by all their other weights."""
+
+    def __init__(self, alike: bool) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(20, 6), nn.Linear(6, 3)
+        self.rates = nn.Parameter(torch.linspace(0.5, 2.0, 4).repeat(6, 1))
+        if alike:
+            for layer in (self.enter, self.leave):
+                nn.init.constant_(layer.weight, 0.1)
+            nn.init.zeros_(self.enter.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.enter(x))
+        return self.leave(h * torch.exp(-self.rates).sum(1) + h)
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_equal_rows_are_copies_only_where_they_do_the_same(alike: bool) -> None:
+    torch.manual_seed(0)
+    x, y = runs.vectors(32)
+    found = diagnose(Rates(alike), x, loss=F.cross_entropy, targets=y)
+    assert ("copies" in {alarm.kind for alarm in found.alarms}) == alike
+    assert ("more like it" in str(found.alarms)) == alike
+
+
+def test_equal_filters_of_different_channels_are_no_copies() -> None:
+    torch.manual_seed(0)
+    blur = nn.Conv2d(3, 3, 3, padding=1, groups=3)
+    nn.init.constant_(blur.weight, 1 / 9)
+    model = nn.Sequential(blur, nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 3))
+    x, y = runs.images(16)
+    found = diagnose(model, x, loss=F.cross_entropy, targets=y)
+    assert "copies" not in {alarm.kind for alarm in found.alarms}
+
+
+@pytest.mark.parametrize("search", [None, "strong_wolfe"])
+@pytest.mark.parametrize("spoil", [False, True])
+def test_a_search_for_a_lower_loss_is_judged_by_its_loss(search: str | None, spoil: bool) -> None:
+    torch.manual_seed(0)
+    model, (x, y) = runs.mlp((20, 16, 3), nn.Tanh), runs.vectors(256)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=6, line_search_fn=search)
+    if spoil:
+        with torch.no_grad():
+            model[0].weight.mul_(1000)
+    with watching(model, every=10) as watch:
+        for _ in range(12):
+
+            def closure() -> Tensor:
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(x), y)
+                loss.backward()  # type: ignore[no-untyped-call]
+                return loss
+
+            optimizer.step(closure)
+    assert bool(watch.causes) == spoil and all(alarm.step == 1 for alarm in watch.causes)
+
+
+def trained(model: nn.Module, before: Any = None, **options: Any) -> Any:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watching(model, every=2, structure=False, **options) as watch:
+        for step in range(8):
+            if before is not None:
+                before(step)
+            optimizer.zero_grad()
+            model(torch.randn(8, 20)).square().mean().backward()
+            optimizer.step()
+    assert watch.steps == 8
+    return watch
+
+
+def fails(*_: Any) -> None:
+    raise OSError("no room is left")
+
+
+class Writer:
+    """A writer of events whose disc is full."""
+
+    add_scalar = flush = fails
+
+
+@pytest.mark.parametrize("what", ["page", "csv", "tensorboard", "on_alarm"])
+def test_what_fails_beside_a_run_does_not_end_it(
+    what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    model = runs.mlp((20, 8, 2))
+    nn.init.constant_(model[0].bias, -1e4)
+    given = {"tensorboard": Writer(), "on_alarm": fails}.get(what, folder / f"run.{what}")
+    with caplog.at_level(logging.WARNING, "pathspace"):
+        watch = trained(model, lambda step: step == 3 and shutil.rmtree(folder), **{what: given})
+    said = [text for text in caplog.messages if "the run goes on" in text]
+    assert said and len(said) == len(set(said)) and set(said) <= set(watch.notes)
+    assert "dead" in [alarm.kind for alarm in watch.alarms]
+
+
+def test_a_table_whose_folder_comes_back_is_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    folder.mkdir()
+
+    def moves(step: int) -> None:
+        if step == 5:
+            shutil.rmtree(folder)
+        if step == 7:
+            folder.mkdir()
+
+    watch = trained(runs.mlp((20, 8, 2)), moves, csv=folder / "run.csv")
+    lines = (folder / "run.csv").read_text().splitlines()
+    assert lines[0].startswith("step,") and len(lines) == len(watch.rows) + 1
+
+
+@pytest.mark.parametrize("letter", ["\x00", "\x07", "\x08", "\x0c", "\x1b", "\x7f", "\ufffe"])
+def test_names_of_any_letters_are_drawn(letter: str, tmp_path: Path) -> None:
+    model = nn.Sequential()
+    for number in range(2):
+        model.add_module(f"a{letter}{number}", nn.Linear(20, 20))
+    page = tmp_path / "page.html"
+    report(model, torch.randn(8, 20)).save(page)
+    assert "<svg" in page.read_text(encoding="utf-8")
+    trained(model, page=tmp_path / "run.html")
+    assert "<svg" in (tmp_path / "run.html").read_text(encoding="utf-8")
+    row = {"x": 1, "y": 1, "tip": letter}
+    encoding = {"x": {"field": "x", "title": letter}, "description": {"field": "tip"}}
+    assert svg_chart({"data": {"values": [row]}, "mark": "bar", "encoding": encoding}, "chart")
+
+
+def test_diagnosis_and_report_take_the_same_names_of_a_loss() -> None:
+    torch.manual_seed(0)
+    model, (x, y) = runs.mlp(), runs.vectors(32)
+    for name in ("loss", "loss_fn"):
+        given: dict[str, Any] = {name: F.cross_entropy, "targets": y}
+        assert diagnose(model, x, **given).subject.loss.says == "the loss that was given"
+        assert "the loss that was given" in str(report(model, x, **given).sentences)
+
+
+def test_a_report_says_that_values_and_signs_determine_a_network() -> None:
+    text = report(runs.mlp((4, 3, 2)), torch.randn(4, 4)).sentences["model"]
+    assert "path values, with one sign for each unit, determine it up to scales" in text

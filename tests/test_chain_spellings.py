@@ -1,0 +1,174 @@
+"""One function has one chain, however it is written, and what only mixes a stream is not a node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pathspace.diagnostics import MarkovChain
+from pathspace.errors import UnsupportedError
+from pathspace.training import penalize
+
+
+class Written(nn.Module):
+    """A block whose forward is a function of the module and its input."""
+
+    def __init__(self, forward: Callable[[Any, Tensor], Any]) -> None:
+        super().__init__()
+        self.f, self.g, self.h = (nn.Linear(4, 4) for _ in range(3))
+        self.share, self.written = nn.Parameter(torch.rand(4)), forward
+
+    def forward(self, x: Tensor) -> Any:
+        return self.written(self, x)
+
+
+def block(m: Written, x: Tensor) -> Tensor:
+    return m.g(torch.relu(m.f(x)))
+
+
+def gate(m: Written) -> Tensor:
+    return m.share.sigmoid()
+
+
+BETWEEN: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "difference": lambda m, x: x + gate(m) * (block(m, x) - x),
+    "function": lambda m, x: torch.lerp(x, block(m, x), gate(m)),
+    "method": lambda m, x: x.lerp(block(m, x), gate(m)),
+    "named": lambda m, x: torch.lerp(input=x, end=block(m, x), weight=gate(m)),
+    "shares": lambda m, x: (1 - gate(m)) * x + gate(m) * block(m, x),
+    "other order": lambda m, x: block(m, x) * gate(m) + x * (1 - gate(m)),
+    "taken away": lambda m, x: x - gate(m) * (x - block(m, x)),
+}
+SEVERAL: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "difference": lambda m, x: x + 0.3 * (torch.relu(m.f(x)) - x),
+    "number": lambda m, x: torch.lerp(x, torch.relu(m.f(x)), 0.3),
+    "shares": lambda m, x: 0.7 * x + 0.3 * torch.relu(m.f(x)),
+}
+
+
+@pytest.mark.parametrize(("forms", "how"), [(f, h) for f in (BETWEEN, SEVERAL) for h in f])
+def test_a_step_between_stream_and_branch_is_a_node_in_every_spelling(
+    forms: dict[str, Any], how: str
+) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(8, 4), torch.randn(8, 4)
+    first, second = (
+        nn.Sequential(*(Written(forms[name]) for _ in range(3))) for name in ("difference", how)
+    )
+    second.load_state_dict(first.state_dict())
+    assert torch.allclose(first(x), second(x), atol=1e-6)
+    chains = [MarkovChain.trace(model, x) for model in (first, second)]
+    assert [len(chain) for chain in chains] == [3, 3]
+    if "lerp" in chains[1].nodes[0].source or how in ("function", "method", "named", "number"):
+        records = [chain.observe(F.mse_loss, x, y) for chain in chains]
+        assert torch.allclose(records[0].cosines, records[1].cosines, atol=1e-5)
+        assert torch.allclose(records[0].norms, records[1].norms, atol=1e-5)
+
+
+def test_the_penalty_of_an_interpolation_is_that_of_its_direction() -> None:
+    torch.manual_seed(0)
+    x, tau = torch.randn(8, 4), 0.1
+    model = nn.Sequential(*(Written(BETWEEN["function"]) for _ in range(2)))
+    value, penalty, total = x, torch.zeros(()), torch.zeros(())
+    for layer in model:
+        direction = gate(layer) * (block(layer, value) - value)
+        penalty, value = penalty + direction.square().sum(), value + direction
+    total = value.square().sum() + tau / 2 * penalty
+    wanted = torch.autograd.grad(total, list(model.parameters()), allow_unused=True)
+    penalize(model, x, tau=tau)
+    model(x).square().sum().backward()
+    for p, slope in zip(model.parameters(), wanted, strict=True):
+        assert (p.grad is None) == (slope is None)
+        assert slope is None or torch.allclose(p.grad, slope, atol=1e-4)
+
+
+def moved(x: Tensor) -> Tensor:
+    return F.pad(x, (0, 0, 1, -1))
+
+
+SHIFTS: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "padded": lambda m, x: x + (moved(x) - x) * m.share,
+    "joined": lambda m, x: x + (torch.cat([0 * x[:, :1], x[:, :-1]], 1) - x) * m.share,
+    "rolled": lambda m, x: x + (x.roll(1, 1) - x) * m.share,
+    "lerp": lambda m, x: torch.lerp(x, moved(x), m.share),
+    "shares": lambda m, x: x * m.share + moved(x) * (1 - m.share),
+    "gain": lambda m, x: x + m.share * x,
+}
+
+
+@pytest.mark.parametrize("how", SHIFTS)
+def test_a_stream_mixed_with_its_own_copy_is_not_a_node(how: str) -> None:
+    torch.manual_seed(0)
+    mixed = nn.Sequential(
+        *(Written(lambda m, x: x + block(m, SHIFTS[how](m, x))) for _ in range(2))
+    )
+    assert len(MarkovChain.trace(mixed, torch.randn(2, 5, 4))) == 2
+    assert len(MarkovChain.trace(Written(SHIFTS[how]), torch.randn(2, 5, 4))) == 0
+
+
+def attends(m: Written, x: Tensor, rows: Any) -> Tensor:
+    y = F.layer_norm(x, (4,))
+    scores = m.f(y[:, rows]) @ m.g(y).transpose(1, 2)
+    return m.h(scores.softmax(-1) @ y)
+
+
+@pytest.mark.parametrize("rows", [slice(0, 1), slice(4, 5), slice(-1, None)])
+def test_one_position_that_asks_all_others_is_a_stream(rows: slice) -> None:
+    torch.manual_seed(0)
+    one = Written(lambda m, x: (x[:, rows] + attends(m, x, rows))[:, 0])
+    assert [node.kind for node in MarkovChain.trace(one, torch.randn(2, 5, 4)).nodes] == [
+        "identity"
+    ]
+    # a position that others alone speak to is an input
+    other = Written(lambda m, x: (x[:, rows] + attends(m, x, slice(1, 2)))[:, 0])
+    assert len(MarkovChain.trace(other, torch.randn(2, 5, 4))) == 0
+
+
+def dropped_last(m: Written, x: Tensor) -> Tensor:
+    y = 0 * x
+    for _ in range(3):
+        h = torch.relu(m.f(x))
+        y, x = y + m.g(h), x - m.h(h)
+    return y
+
+
+def dropped_first(m: Written, x: Tensor) -> Tensor:
+    for number in range(3):
+        other = x + m.f(x).relu()
+        x = x + m.g(x).relu() if number < 2 else other
+    return x
+
+
+def looked_at(m: Written, x: Tensor) -> Tensor:
+    assert (x + m.f(x)).shape == x.shape
+    return x + m.g(x)
+
+
+@pytest.mark.parametrize(
+    ("forward", "nodes"), [(dropped_last, 5), (dropped_first, 3), (looked_at, 1)]
+)
+@pytest.mark.parametrize("frozen", [False, True])
+def test_additions_that_no_output_needs_are_left_out(
+    forward: Any, nodes: int, frozen: bool
+) -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(4, 4), Written(forward)
+    model.requires_grad_(not frozen)
+    chain = MarkovChain.trace(model, x)
+    assert len(chain) == nodes
+    if frozen:
+        return
+    record = chain.observe(F.mse_loss, x, torch.randn(4, 4))
+    assert bool(record.cosines.isfinite().any(1).all())
+    assert all(p.grad is None for p in model.parameters()) and not x.requires_grad
+
+
+def test_a_model_that_adds_more_when_it_runs_is_refused_in_both_ways() -> None:
+    used = Written(lambda m, x: x + m.f(x) + (m.g(x) if type(x) is Tensor else 0))
+    with pytest.raises(UnsupportedError, match="2 additions"):
+        MarkovChain.trace(used, torch.ones(2, 4))
