@@ -45,7 +45,7 @@ Format = StrEnum(
 
 def _with_weights(loaded: Target, path: str) -> Target:
     """The target with a copy of its model that has the weights of a file."""
-    from ..errors import InputError
+    from ..errors import InputError, on_one_line
     from ..files.tensor_files import read_saved
     from ..models.copies import safe_deepcopy
 
@@ -53,10 +53,9 @@ def _with_weights(loaded: Target, path: str) -> Target:
     try:
         model.load_state_dict(state)
     except Exception as error:  # torch lists all tensors that do not fit
-        why = " ".join(str(error).split())
         raise InputError(
-            f"The weights in {path!r} do not fit {type(model).__name__} ({why[:240]}); give the"
-            " state dictionary of a model of this architecture."
+            f"The weights in {path!r} cannot be used: {on_one_line(str(error))}; give the state"
+            " dictionary of a model of this architecture."
         ) from error
     return loaded.of(model)
 

@@ -28,11 +28,6 @@ Example = dict[str, Tensor] | Tensor | tuple[Tensor, ...]
 Make = Callable[[], tuple[nn.Module, Example | None]]
 
 
-def is_library(spec: str) -> bool:
-    """Whether a target names a model of a library."""
-    return spec.partition(":")[0] in _BUILDERS
-
-
 def build_library_model(spec: str) -> tuple[nn.Module, Example | None]:
     """The model that a target names, in evaluation mode, without numbers in its parameters where
     there are more than :data:`LARGE`, and example inputs, or ``None`` where none can be made up.

@@ -134,12 +134,11 @@ def load_target(
     """
     specs = [parse_input(text) for text in inputs]
     with torch_kept(seed):
-        found = None if libraries.is_library(spec) else find_object(spec)
+        of_library = spec.partition(":")[0] in libraries.LIBRARIES
+        found = None if of_library else find_object(spec)
         # again, because the first import of a module may draw random numbers
         seed_torch(seed)
-        model, example = (
-            libraries.build_library_model(spec) if found is None else _build(spec, found)
-        )
+        model, example = libraries.build_library_model(spec) if of_library else _build(spec, found)
     if specs:
         target = Target(spec, model, _make_inputs(model, specs, seed))
     elif example is None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..errors import InputError
+from ..errors import InputError, first_line
 from .values import has_values
 from .walk import REGISTERED, every_module
 
@@ -54,10 +54,10 @@ def safe_deepcopy(
         except (TypeError, pickle.PickleError):
             twin = copy.deepcopy(model, memo | _without_copies(model, memo))
     except Exception as error:
+        why = f"{type(error).__name__}: {first_line(error)}"
         raise InputError(
-            f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}),"
-            " expected a module that copy.deepcopy can copy; remove the objects that cannot be"
-            " copied."
+            f"{type(model).__name__} cannot be copied ({why}), expected a module that copy.deepcopy"
+            " can copy; remove the objects that cannot be copied."
         ) from error
     for module in every_module(twin) if observers else ():
         for held in _hooks(module):
