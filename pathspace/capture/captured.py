@@ -79,7 +79,7 @@ def canonical_names(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str
 
 
 # where torch and this room are installed: lines of their code tell users nothing of their models
-TORCH = f"{PurePath(torch.__file__).parent}{os.sep}"
+TORCH = f"{PurePath(inspect.getfile(torch)).parent}{os.sep}"
 OWN = f"{PurePath(__file__).parent}{os.sep}"
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from operator import attrgetter
 from typing import Any
 
@@ -39,7 +41,10 @@ from ..models.walk import every_module, every_path, every_tensor, holders
 from .known import KnownNumbers
 from .packed import PaddedSequences, equal_steps
 from .refusals import FROM_OUTSIDE, UNRECORDED
+from .writes import without_writes
 
+# the type of operations
+OPERATION = type(torch.ops.aten.relu.default)
 DEPENDS_ON_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 
 
@@ -379,3 +384,43 @@ def _input_names(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
             start = known[first.idx] if first.idx < len(known) else f"args_{start}"
         names.append("_".join([start, *keys]))
     return names
+
+
+@cache
+def _decompositions() -> dict[Any, Any]:
+    """How torch computes operations in smaller steps."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch._decomp.core_aten_decompositions()
+
+
+def in_smaller_steps(
+    function: Callable[..., Any], shown: Sequence[Tensor], is_small: Callable[[Any], bool]
+) -> fx.GraphModule | None:
+    """A function of tensors as a graph of small operations without writes.
+
+    Args:
+        function: it is run on tensors without values.
+        shown: tensors of the shapes and types of its operands.
+        is_small: whether an operation may stay as it is.
+
+    Returns:
+        The graph, or ``None`` if torch knows no smaller steps for these operands.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    table = {op: steps for op, steps in _decompositions().items() if not is_small(op)}
+    try:
+        with warnings.catch_warnings(), mode, torch.no_grad():
+            warnings.simplefilter("ignore")
+            # (values on the meta device stand for the processor's)
+            operands = [
+                torch.empty_strided(
+                    x.shape, x.stride(), dtype=x.dtype, device="cpu" if x.is_meta else x.device
+                )
+                for x in shown
+            ]
+            graph = make_fx(function, decomposition_table=table)(*operands)
+            graph.graph, _ = without_writes(graph.graph)
+    except Exception:
+        return None
+    return graph

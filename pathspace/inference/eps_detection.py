@@ -13,9 +13,9 @@ import operator
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import fx
 
+from ..capture.tracer import OPERATION
 from .registry import facts_of, operation_name
 
 # kinds of operations that do not change elements
@@ -82,9 +82,7 @@ def may_be_infinite(node: fx.Node, sources: Mapping[str, tuple[str, str]]) -> bo
             isinstance(arg, float) and math.isinf(arg)
             for arg in (*source.args, *source.kwargs.values())
         )
-        known = (
-            isinstance(source.target, torch._ops.OpOverload) or source.target is operator.getitem
-        )
+        known = isinstance(source.target, OPERATION) or source.target is operator.getitem
         if number or not known or facts_of(source).infinite:
             return True
         pending += source.all_input_nodes

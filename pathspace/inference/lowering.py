@@ -8,18 +8,15 @@ selects, which entries a mask removes, and which entries of a tensor are exactly
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from ..capture.writes import without_writes
+from ..capture.tracer import OPERATION, in_smaller_steps
 from .registry import RULES, operation_name
 from .rules.attention import attention
 from .rules.edges import with_others
@@ -61,7 +58,7 @@ def fold_constant(node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any])
             if plain
             else None
         )
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OPERATION):
         plain = not any(
             isinstance(leaf, Tensor | Weight) for leaf in pytree.tree_leaves((args, kwargs))
         )
@@ -126,15 +123,6 @@ def held_by(module: fx.GraphModule, target: str) -> Any:
     return with_value(value) if isinstance(value, Tensor) else value
 
 
-@cache
-def _table() -> dict[Any, Any]:
-    """Torch's decompositions of all operations without a rule."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        every = torch._decomp.core_aten_decompositions()
-        return {op: every[op] for op in every if operation_name(op) not in RULES}
-
-
 def decomposed(node: fx.Node) -> fx.GraphModule | None:
     """The operation as a graph of smaller ones, with placeholders named like the operands' nodes.
 
@@ -144,22 +132,13 @@ def decomposed(node: fx.Node) -> fx.GraphModule | None:
     Returns:
         The graph, or ``None`` if torch has no decomposition.
     """
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, OPERATION):
         return None
     operands = node.all_input_nodes
     shapes = [shape for operand in operands if isinstance(shape := operand.meta.get("val"), Tensor)]
     if not shapes or len(shapes) < len(operands):
         return None
     target: Any = node.target
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with mode:
-        # (values on the meta device stand for the processor's)
-        fakes = [
-            torch.empty_strided(
-                x.shape, x.stride(), dtype=x.dtype, device="cpu" if x.is_meta else x.device
-            )
-            for x in shapes
-        ]
 
     def function(*tensors: Tensor) -> Any:
         by_node = dict(zip(operands, tensors, strict=True))
@@ -167,15 +146,8 @@ def decomposed(node: fx.Node) -> fx.GraphModule | None:
         kwargs = fx.node.map_arg(node.kwargs, by_node.__getitem__)
         return target(*args, **kwargs)
 
-    from torch.fx.experimental.proxy_tensor import make_fx  # slow to import
-
-    try:
-        with warnings.catch_warnings(), mode, torch.no_grad():
-            warnings.simplefilter("ignore")
-            graph = make_fx(function, decomposition_table=_table())(*fakes)
-            graph.graph, _ = without_writes(graph.graph)
-    except Exception:
-        # no decomposition for these operands: the caller pins
+    graph = in_smaller_steps(function, shapes, lambda op: operation_name(op) in RULES)
+    if graph is None:
         return None
     calls = [inner for inner in graph.graph.nodes if inner.op == "call_function"]
     if any(operation_name(inner.target) == operation_name(target) for inner in calls):
