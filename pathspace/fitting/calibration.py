@@ -224,34 +224,35 @@ def batch_inputs(one: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return ((), dict(one)) if hasattr(one, "keys") and not isinstance(one, Tensor) else ((one,), {})
 
 
-def made_up(model: nn.Module, captured: Captured, seed: int = 0, finite: bool = True) -> list[Any]:
+def made_up(model: nn.Module, captured: Captured, finite: bool = True) -> list[Any]:
     """Random inputs of the kinds that a model was captured with: normal
     numbers, and small whole ones.
 
     Args:
         model: the model, which is run on them.
         captured: the captured model.
-        seed: seed of the numbers.
         finite: whether all outputs have to be real and finite.
 
     Raises:
         InputError: the model takes something else than tensors, or fails on what was made up.
     """
-    nodes = [node for node in captured.graph.graph.nodes if node.op == "placeholder"]
-    kinds = {node: captured.sources.get(node.name, ("input", ""))[0] for node in nodes}
-    shown = [node.meta.get("val") for node in nodes if kinds[node] == "input"]
+    sources = [
+        (node, *captured.sources.get(node.name, ("input", "")))
+        for node in captured.graph.graph.nodes
+        if node.op == "placeholder"
+    ]
+    shown = [node.meta.get("val") for node, kind, _ in sources if kind == "input"]
+    names = [name for _, kind, name in sources if kind == "input"]
     refusal = InputError(
         f"No random inputs can be made for {type(model).__name__}, expected calibration batches;"
         " pass some."
     )
     if not shown or not all(isinstance(value, Tensor) for value in shown):
         raise refusal
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     sizes = [
         module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)
     ]
-    names = [captured.sources.get(node.name, ("", ""))[1] for node in nodes]
-    names = [name for node, name in zip(nodes, names, strict=True) if kinds[node] == "input"]
     by_name = takes(model, names)
     for most in sorted({*sizes, 2}, reverse=True):
         batches: list[Any] = []
