@@ -210,6 +210,6 @@ def _measured(
         "theorem2": theorem2(basis, bench, (invariance, switches)),
     }
     if upper_bound:
-        bound = bound_from_above(graph, copy, *bench.inputs, seed=seed)
+        bound = bound_from_above(bench)
         found |= {"upper_bound": bound.to_dict(), "units_at_most": bound.at_most}
     return found
