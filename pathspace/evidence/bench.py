@@ -168,7 +168,7 @@ def rescaled_in_place(model: nn.Module, graph: Structure, phi: Tensor) -> Iterat
 
 
 @dataclass(frozen=True, eq=False)
-class Bench:
+class Workbench:
     """A model on which theorems are measured, with its graph, its inputs and the seed of all draws;
     afterwards its weights are what they were.
     """

@@ -21,7 +21,7 @@ from ..models.nested import real_leaves
 from ..models.restored_globals import values_kept
 from ..models.running import ROUNDED, computing_in, evaluate
 from ..models.walk import tensors_of
-from .bench import Bench
+from .bench import Workbench
 
 
 def _product(weight: Tensor, grad: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ def imbalances(
     return relative[1:]
 
 
-def measure_balance(bench: Bench, tolerance: float, rescales: bool) -> tuple[float | None, str]:
+def measure_balance(bench: Workbench, tolerance: float, rescales: bool) -> tuple[float | None, str]:
     """The largest imbalance, or ``None`` and why there is none: where a rescaling changes no output
     (``rescales``), an imbalance can be the fault of the gradients.
     """
@@ -117,7 +117,7 @@ def measure_balance(bench: Bench, tolerance: float, rescales: bool) -> tuple[flo
     return worst, ""
 
 
-def _leaves(bench: Bench) -> dict[str, Tensor]:
+def _leaves(bench: Workbench) -> dict[str, Tensor]:
     """Parameters and running statistics as leaves to differentiate by; frozen statistics are
     constants of the function, and scale like weights do.
     """
@@ -130,7 +130,7 @@ def _leaves(bench: Bench) -> dict[str, Tensor]:
     return leaves
 
 
-def _loss(bench: Bench, leaves: Mapping[str, Tensor]) -> Tensor:
+def _loss(bench: Workbench, leaves: Mapping[str, Tensor]) -> Tensor:
     """A random linear function of all outputs."""
     seed_torch(bench.seed)
     outputs = evaluate(bench.model, leaves, *bench.inputs)
@@ -144,7 +144,7 @@ def _loss(bench: Bench, leaves: Mapping[str, Tensor]) -> Tensor:
     return loss
 
 
-def random_loss_gradients(bench: Bench) -> dict[str, Tensor]:
+def random_loss_gradients(bench: Workbench) -> dict[str, Tensor]:
     """Gradients of a random linear function of all outputs by every parameter it depends on."""
     leaves = _leaves(bench)
     with quiet(), computing_in(precision(bench.model)), torch.enable_grad(), never_recomputed():
@@ -156,7 +156,7 @@ def random_loss_gradients(bench: Bench) -> dict[str, Tensor]:
     return {name: grad for name, grad in zip(wanted, found, strict=True) if grad is not None}
 
 
-def rounded_otherwise(bench: Bench) -> Iterator[dict[str, Tensor]]:
+def rounded_otherwise(bench: Workbench) -> Iterator[dict[str, Tensor]]:
     """The gradients again, three times, of weights that are other in their last digits."""
     generator = torch.Generator().manual_seed(bench.seed)
     real = [parameter for parameter in bench.model.parameters() if parameter.is_floating_point()]
@@ -169,7 +169,7 @@ def rounded_otherwise(bench: Bench) -> Iterator[dict[str, Tensor]]:
             yield random_loss_gradients(bench)
 
 
-def misled(bench: Bench, grads: Mapping[str, Tensor], unit: int) -> str:
+def misled(bench: Workbench, grads: Mapping[str, Tensor], unit: int) -> str:
     """A weight tensor at a unit whose gradient by autograd is not the function's, or ``""``.
 
     ``detach``, ``no_grad`` and backward passes of one's own make them differ. Each tensor is moved

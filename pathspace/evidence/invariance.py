@@ -32,7 +32,7 @@ from ..models.running import (
 from .bench import (
     LARGEST,
     TOLERANCE,
-    Bench,
+    Workbench,
     draw_zeros,
     holding,
     largest_power,
@@ -53,7 +53,7 @@ DEVIATIONS = (1.0, 3.0)
 WIDEST = 16.0
 
 
-def measure_invariance(bench: Bench) -> tuple[dict[str, Any], tuple[int, int]]:
+def measure_invariance(bench: Workbench) -> tuple[dict[str, Any], tuple[int, int]]:
     """Measure the invariance.
 
     Returns:
@@ -124,7 +124,7 @@ def measure_invariance(bench: Bench) -> tuple[dict[str, Any], tuple[int, int]]:
     return evidence, switches
 
 
-def _ignores(bench: Bench, before: ForwardRun) -> bool:
+def _ignores(bench: Workbench, before: ForwardRun) -> bool:
     """Whether a model gives the same outputs for other inputs, up to rounding."""
     other = other_inputs((tuple(bench.inputs[0]), dict(bench.inputs[1])), bench.seed)
     after = None if other is None else _run(replace(bench, inputs=other))
@@ -133,7 +133,7 @@ def _ignores(bench: Bench, before: ForwardRun) -> bool:
     return difference(before, after) <= 64 * torch.finfo(precision(bench.model)).eps
 
 
-def measure_levels(bench: Bench) -> dict[str, Any]:
+def measure_levels(bench: Workbench) -> dict[str, Any]:
     """How much the outputs of a model as it stands change when the units of
     each level are rescaled.
 
@@ -151,7 +151,7 @@ def measure_levels(bench: Bench) -> dict[str, Any]:
         ...     torch.nn.Linear(2, 3), torch.nn.LayerNorm(3), torch.nn.Linear(3, 1)
         ... ).double()
         >>> x = torch.randn(4, 2).double()
-        >>> levels = measure_levels(Bench(ps.trace(model, x), model, ((x,), {})))
+        >>> levels = measure_levels(Workbench(ps.trace(model, x), model, ((x,), {})))
         >>> levels["exact"]["units"], levels["all"]["units"], levels["holds"]
         (3, 4, True)
     """
@@ -229,7 +229,7 @@ def levels_in_words(levels: Mapping[str, Any]) -> str:
     )
 
 
-def trials(bench: Bench) -> dict[str, Any]:
+def trials(bench: Workbench) -> dict[str, Any]:
     """Rescale redrawn models at inputs of several magnitudes, and redraw
     scalars that count as unused.
 
@@ -243,7 +243,7 @@ def trials(bench: Bench) -> dict[str, Any]:
         ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
         ... ).double()
         >>> x = torch.randn(4, 2).double()
-        >>> found = trials(Bench(ps.trace(model, x), model, ((x,), {})))
+        >>> found = trials(Workbench(ps.trace(model, x), model, ((x,), {})))
         >>> found["tried"], found["rescaling"] < 1e-12, found["unused"]
         (3, True, None)
     """
@@ -285,7 +285,7 @@ def trials_in_words(found: Mapping[str, Any]) -> str:
     )
 
 
-def _try(bench: Bench, before: ForwardRun, number: int, result: dict[str, Any]) -> None:
+def _try(bench: Workbench, before: ForwardRun, number: int, result: dict[str, Any]) -> None:
     result["tried"] += bool(seen(before))
 
     def note(kind: str, after: ForwardRun) -> None:
@@ -302,7 +302,7 @@ def _try(bench: Bench, before: ForwardRun, number: int, result: dict[str, Any]) 
             note("unused", bench.run())
 
 
-def _run(bench: Bench) -> ForwardRun | None:
+def _run(bench: Workbench) -> ForwardRun | None:
     """A run, or ``None`` if the model raises an error on these values."""
     try:
         return bench.run()

@@ -24,7 +24,7 @@ from ..models.modes import IgnoreDetach, InDouble
 from ..models.nested import mapped, real_leaves
 from ..models.running import computing_in, evaluate
 from ..models.walk import tensors_of
-from .bench import Bench, Inputs
+from .bench import Inputs, Workbench
 
 # products w dL/dw below this, relative to the largest of a sample, are rounding errors
 NOTHING = 1e-11
@@ -197,7 +197,7 @@ class Sampler:
         problem: why the last run gave no sample.
     """
 
-    def __init__(self, bench: Bench, scales: Family, units: csr_array) -> None:
+    def __init__(self, bench: Workbench, scales: Family, units: csr_array) -> None:
         model = bench.model
         self.scales, self.units, self.model = scales, units, model
         self.generator = torch.Generator().manual_seed(bench.seed)

@@ -22,7 +22,7 @@ from ..paths.basis import BasisPaths
 from ..paths.counting_vectors import modular_rank, whole_product
 from ..paths.symbolic import MOST_WEIGHTS, symbolic
 from ..paths.two_trees import TwoTrees
-from .bench import Bench, holding
+from .bench import Workbench, holding
 
 MATRIX_WEIGHTS = 2_500
 ENUMERATED = 50_000
@@ -172,7 +172,7 @@ def _sample(walks: list[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:
 
 
 def theorem2(
-    basis: BasisPaths, bench: Bench, invariance: tuple[dict[str, Any], tuple[int, int]]
+    basis: BasisPaths, bench: Workbench, invariance: tuple[dict[str, Any], tuple[int, int]]
 ) -> dict[str, Any]:
     """Theorem 2: path values and the signs of ``T_out`` determine outputs and
     activations: rebuild the network.

@@ -28,7 +28,7 @@ from ..models.modes import InDouble, NoEps, precision
 from ..models.nested import mapped
 from ..models.running import LARGE, cast, run_forward
 from ..models.stand_in import repeatable, stand_in
-from .bench import Bench, Inputs, in_double
+from .bench import Inputs, Workbench, in_double
 from .samples import Family, Sampler, Untested, family
 
 # largest number of log-scales: one singular value decomposition
@@ -104,7 +104,7 @@ class UpperBound:
         return asdict(self)
 
 
-def upper_bound(bench: Bench, most_seconds: float | None = None) -> UpperBound:
+def upper_bound(bench: Workbench, most_seconds: float | None = None) -> UpperBound:
     """Bound the number of scale symmetries of a model from above, with ``eps = 0`` in its
     normalisations.
 
@@ -114,7 +114,7 @@ def upper_bound(bench: Bench, most_seconds: float | None = None) -> UpperBound:
         ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
         ... ).double()
         >>> x = torch.randn(4, 2).double()
-        >>> bound = upper_bound(Bench(ps.trace(model, x), model, ((x,), {})))
+        >>> bound = upper_bound(Workbench(ps.trace(model, x), model, ((x,), {})))
         >>> bound.found, bound.at_most
         (3, 3)
     """

@@ -24,7 +24,7 @@ from ..models.values import has_values, with_numbers
 from ..paths.basis import BasisPaths
 from ..reduction import ReductionGraph
 from ..tracing import trace
-from .bench import Bench, bench_copy
+from .bench import Workbench, bench_copy
 from .certificate import Certificate
 from .explain import account
 from .invariance import (
@@ -190,7 +190,7 @@ def _measured(
 ) -> dict[str, Any]:
     """Rescale, rebuild and redraw a copy, and compare its outputs."""
     copy, dtype = bench_copy(model, graph, given)
-    bench = Bench(graph, copy, (cast(given[0], dtype), cast(given[1], dtype)), seed)
+    bench = Workbench(graph, copy, (cast(given[0], dtype), cast(given[1], dtype)), seed)
     invariance, switches = measure_invariance(bench)
     levels = measure_levels(bench)
     if invariance["holds"] is not None:

@@ -19,7 +19,7 @@ import torch
 
 from pathspace.capture.refusals import first_line
 from pathspace.errors import PathspaceError
-from pathspace.evidence.bench import Bench, bench_copy
+from pathspace.evidence.bench import Workbench, bench_copy
 from pathspace.evidence.upper_bound import upper_bound
 from pathspace.models.running import cast
 from pathspace.tracing import trace
@@ -96,7 +96,7 @@ def bracket(task: Task, seconds: float, size: int) -> dict[str, Any]:
         graph = trace(model, *args, kwargs=kwargs, sizes="given")
         row["found"] = graph.num_units
         copy, dtype = bench_copy(model, graph, (args, kwargs))
-        bench = Bench(graph, copy, cast((args, kwargs), dtype))
+        bench = Workbench(graph, copy, cast((args, kwargs), dtype))
         bound = upper_bound(bench, most_seconds=seconds).to_dict()
     except PathspaceError as error:
         bound = {"evidence": f"not attempted: {first_line(error).split(' (at ')[0]}"[:300]}
