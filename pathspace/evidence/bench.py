@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.utils import _pytree as pytree
 from ..gauge.moves import moved
 from ..gauge.rescale import rescale
 from ..graph.structure import Structure
-from ..models.modes import precision
+from ..models.modes import precision, without_eps
 from ..models.nested import mapped
 from ..models.refusals import check_runs
 from ..models.restored_globals import values_kept
@@ -81,23 +82,6 @@ def in_double(model: nn.Module) -> nn.Module:
     return model
 
 
-def resolution(
-    graph: Structure, model: nn.Module, before: ForwardRun, any_factor: bool = False
-) -> torch.dtype:
-    """The type to whose precision a rescaling can be seen: the model's, or a coarser one that it
-    computes in.
-
-    Powers of two pass through any type without rounding; other factors (``any_factor``) and sums
-    do not.
-    """
-    own = precision(model)
-    result: torch.dtype = max(
-        {own, *(before.types if graph.shifts or any_factor else ())},
-        key=lambda dtype: torch.finfo(dtype).eps,
-    )
-    return result
-
-
 def largest_power(graph: Structure) -> float:
     """The largest power of scales that a weight meets: 1 without products, 128 for a matrix used
     128 times in depth.
@@ -158,12 +142,47 @@ def rescaled_in_place(model: nn.Module, graph: Structure, phi: Tensor) -> Iterat
             rescale(model, graph, -phi)
 
 
-def run_rescaled(
-    model: nn.Module, graph: Structure, inputs: Inputs, phi: Tensor, seed: int
-) -> ForwardRun:
-    """A run of the rescaled model."""
-    with rescaled_in_place(model, graph, phi):
-        return run_forward(model, *inputs, seed=seed)
+@dataclass(frozen=True, eq=False)
+class Workbench:
+    """A model on which theorems are measured, with its graph, its inputs and the seed of all draws;
+    afterwards its weights are what they were.
+    """
+
+    graph: ReductionGraph
+    model: nn.Module
+    inputs: Inputs
+    seed: int = 0
+
+    @property
+    def large(self) -> bool:
+        """Whether a second copy of the weights would be too much."""
+        return self.graph.num_weights > LARGE
+
+    def run(self) -> ForwardRun:
+        """A run of the model as it stands; random operations draw the same numbers every time."""
+        return run_forward(self.model, *self.inputs, seed=self.seed)
+
+    def rescaled(self, phi: Tensor) -> ForwardRun:
+        """A run of the rescaled model."""
+        with rescaled_in_place(self.model, self.graph, phi):
+            return self.run()
+
+    def without_eps(self) -> AbstractContextManager[int]:
+        """A context in which normalisations have next to no ``eps``."""
+        return without_eps(self.model, self.graph.folded_eps)
+
+    def resolution(self, before: ForwardRun, any_factor: bool = False) -> torch.dtype:
+        """The type to whose precision a rescaling can be seen: the model's, or a coarser one that
+        it computes in.
+
+        Powers of two pass through any type without rounding; other factors (``any_factor``) and
+        sums do not.
+        """
+        coarser = before.types if self.graph.shifts or any_factor else ()
+        result: torch.dtype = max(
+            {precision(self.model), *coarser}, key=lambda dtype: torch.finfo(dtype).eps
+        )
+        return result
 
 
 def redrawn(model: nn.Module, seed: int, gentle: bool = False) -> dict[str, Tensor]:

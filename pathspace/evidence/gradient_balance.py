@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..graph.structure import Structure
 from ..models.isolation import quiet, seed_torch
@@ -22,7 +21,7 @@ from ..models.refusals import no_derivative
 from ..models.restored_globals import values_kept
 from ..models.running import ROUNDED, computing_in, evaluate
 from ..models.walk import tensors_of
-from .bench import Inputs
+from .bench import Workbench
 
 
 def _product(weight: Tensor, grad: Tensor) -> Tensor:
@@ -93,38 +92,36 @@ def imbalances(
     return relative[1:]
 
 
-def measure_balance(
-    graph: Structure, model: nn.Module, inputs: Inputs, seed: int, tolerance: float, rescales: bool
-) -> tuple[float | None, str]:
+def measure_balance(bench: Workbench, tolerance: float, rescales: bool) -> tuple[float | None, str]:
     """The largest imbalance, or ``None`` and why there is none: where a rescaling changes no output
     (``rescales``), an imbalance can be the fault of the gradients.
     """
     try:
-        grads = random_loss_gradients(graph, model, *inputs, seed)
+        grads = random_loss_gradients(bench)
     except Exception as error:
         # a model that cannot be differentiated (it overwrites what its backward pass needs, or
         # that raises, whatever its author chose) can still be rescaled
         return None, no_derivative(error)
-    weights = tensors_of(model)
-    found = imbalances(graph, weights, grads)
+    weights = tensors_of(bench.model)
+    found = imbalances(bench.graph, weights, grads)
     worst = float(found.max()) if len(found) else 0.0
     if math.isnan(worst):
         return None, "gradients are not finite"
     if worst > tolerance:
-        others = list(rounded_otherwise(graph, model, *inputs, seed))
-        found = imbalances(graph, weights, grads, others)
+        found = imbalances(bench.graph, weights, grads, list(rounded_otherwise(bench)))
         worst = float(found.max())
     if worst > tolerance and rescales:
-        wrong = misled(graph, model, inputs, grads, seed, int(found.argmax()) + 1)
+        wrong = misled(bench, grads, int(found.argmax()) + 1)
         if wrong:
             return None, f"detached or of its own: the gradient of {wrong} is not the function's"
     return worst, ""
 
 
-def _leaves(graph: Structure, model: nn.Module) -> dict[str, Tensor]:
+def _leaves(bench: Workbench) -> dict[str, Tensor]:
     """Parameters and running statistics as leaves to differentiate by; frozen statistics are
     constants of the function, and scale like weights do.
     """
+    graph, model = bench.graph, bench.model
     wanted = {*graph.parameters, *(name for s in graph.statistics for name in s.names)}
     held = (*model.named_parameters(), *model.named_buffers())
     leaves = {name: tensor.detach().clone() for name, tensor in held}
@@ -133,17 +130,11 @@ def _leaves(graph: Structure, model: nn.Module) -> dict[str, Tensor]:
     return leaves
 
 
-def _loss(
-    model: nn.Module,
-    leaves: Mapping[str, Tensor],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    seed: int,
-) -> Tensor:
+def _loss(bench: Workbench, leaves: Mapping[str, Tensor]) -> Tensor:
     """A random linear function of all outputs."""
-    seed_torch(seed)
-    outputs = evaluate(model, leaves, args, kwargs)
-    generator = torch.Generator().manual_seed(seed + 1)
+    seed_torch(bench.seed)
+    outputs = evaluate(bench.model, leaves, *bench.inputs)
+    generator = torch.Generator().manual_seed(bench.seed + 1)
     loss = torch.zeros((), dtype=torch.float64)
     for leaf in real_leaves(outputs):
         weight = torch.randn(leaf.shape, generator=generator, dtype=torch.float64)
@@ -153,13 +144,11 @@ def _loss(
     return loss
 
 
-def random_loss_gradients(
-    graph: Structure, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int
-) -> dict[str, Tensor]:
+def random_loss_gradients(bench: Workbench) -> dict[str, Tensor]:
     """Gradients of a random linear function of all outputs by every parameter it depends on."""
-    leaves = _leaves(graph, model)
-    with quiet(), computing_in(precision(model)), torch.enable_grad(), never_recomputed():
-        loss = _loss(model, leaves, args, kwargs, seed)
+    leaves = _leaves(bench)
+    with quiet(), computing_in(precision(bench.model)), torch.enable_grad(), never_recomputed():
+        loss = _loss(bench, leaves)
         if not loss.requires_grad:
             return {}
         wanted = [name for name in leaves if leaves[name].requires_grad]
@@ -167,41 +156,33 @@ def random_loss_gradients(
     return {name: grad for name, grad in zip(wanted, found, strict=True) if grad is not None}
 
 
-def rounded_otherwise(
-    graph: Structure, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int
-) -> Iterator[dict[str, Tensor]]:
+def rounded_otherwise(bench: Workbench) -> Iterator[dict[str, Tensor]]:
     """The gradients again, three times, of weights that are other in their last digits."""
-    generator = torch.Generator().manual_seed(seed)
-    real = [parameter for parameter in model.parameters() if parameter.is_floating_point()]
+    generator = torch.Generator().manual_seed(bench.seed)
+    real = [parameter for parameter in bench.model.parameters() if parameter.is_floating_point()]
     for _ in range(3):
         with values_kept(real):
             with torch.no_grad():
                 for parameter in real:
                     noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
                     parameter.mul_((1 + 4 * torch.finfo(parameter.dtype).eps * noise).to(parameter))
-            yield random_loss_gradients(graph, model, args, kwargs, seed)
+            yield random_loss_gradients(bench)
 
 
-def misled(
-    graph: Structure,
-    model: nn.Module,
-    inputs: Inputs,
-    grads: Mapping[str, Tensor],
-    seed: int,
-    unit: int,
-) -> str:
+def misled(bench: Workbench, grads: Mapping[str, Tensor], unit: int) -> str:
     """A weight tensor at a unit whose gradient by autograd is not the function's, or ``""``.
 
     ``detach``, ``no_grad`` and backward passes of one's own make them differ. Each tensor is moved
     along a random direction ``v``, and ``(L(w + h v) - L(w - h v)) / 2h`` compared with ``g . v``.
     The step ``h`` and the tolerance follow from the digits of the model's type.
     """
-    digits = torch.finfo(precision(model)).eps
+    graph, kind = bench.graph, precision(bench.model)
+    digits = torch.finfo(kind).eps
     step, share = digits**0.375, max(1e-3, 4 * digits**0.375)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(bench.seed)
     ends = torch.from_numpy(graph.expand[:, [unit]].nonzero()[0])
-    leaves = _leaves(graph, model)
-    with quiet(), computing_in(precision(model)), torch.no_grad():
+    leaves = _leaves(bench)
+    with quiet(), computing_in(kind), torch.no_grad():
         for block in graph.blocks:
             if not any(bool(torch.isin(ids.abs(), ends).any()) for ids in (block.head, block.tail)):
                 continue
@@ -210,7 +191,7 @@ def misled(
                 weight.shape, generator=generator, dtype=torch.float64
             ).to(weight)
             up, down = (
-                float(_loss(model, leaves | {block.name: weight + h * direction}, *inputs, seed))
+                float(_loss(bench, leaves | {block.name: weight + h * direction}))
                 for h in (step, -step)
             )
             moved = (up - down) / (2 * step)

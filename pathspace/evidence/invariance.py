@@ -13,36 +13,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..models.modes import precision, without_eps
+from ..graph.structure import Structure
+from ..models.modes import precision
 from ..models.running import (
-    LARGE,
     ForwardRun,
     difference,
     rounding_decides,
-    run_forward,
     seen,
     switched,
 )
-from ..reduction import ReductionGraph
 from .bench import (
     LARGEST,
     TOLERANCE,
-    Inputs,
+    Workbench,
     draw_zeros,
     holding,
     largest_power,
     other_inputs,
     powers_for,
     redrawn,
-    resolution,
     rounding_tolerance,
-    run_rescaled,
     scaled,
 )
 from .gradient_balance import measure_balance
@@ -56,44 +53,36 @@ DEVIATIONS = (1.0, 3.0)
 WIDEST = 16.0
 
 
-def measure_invariance(
-    graph: ReductionGraph,
-    model: nn.Module,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    seed: int,
-) -> tuple[dict[str, Any], tuple[int, int]]:
-    """Measure the invariance on ``model`` (a copy, or a model that is left exactly as it was).
+def measure_invariance(bench: Workbench) -> tuple[dict[str, Any], tuple[int, int]]:
+    """Measure the invariance.
 
     Returns:
         Evidence for the certificate, and how many rectifiers switched of how many seen under the
         rescaling.
     """
-    before, drawn = run_forward(model, args, kwargs, seed=seed), 0
-    dtype = resolution(graph, model, before)
+    graph, (before, drawn) = bench.graph, (bench.run(), 0)
+    dtype = bench.resolution(before)
     tolerance = rounding_tolerance(graph, dtype, TOLERANCE.get(dtype, 1e-3))
-    if not seen(before) and graph.num_weights <= LARGE:
+    if not seen(before) and not bench.large:
         # a head that starts at zero hides everything behind it
-        drawn = draw_zeros(model, seed)
-        before = run_forward(model, args, kwargs, seed=seed)
+        drawn = draw_zeros(bench.model, bench.seed)
+        before = bench.run()
     silent, undefined = not seen(before), int(before.outputs.isnan().sum())
-    constant = not silent and _ignores(model, (args, kwargs), before, seed)
+    constant = not silent and _ignores(bench, before)
     largest = LARGEST.get(dtype, 1) if graph.shifts else 12
-    phi = powers_for(graph, dtype, seed)
+    phi = powers_for(graph, dtype, bench.seed)
 
     def rescaled(before: ForwardRun) -> tuple[float, tuple[int, int]]:
-        after = run_rescaled(model, graph, (args, kwargs), phi, seed)
+        after = bench.rescaled(phi)
         return difference(before, after), switched(before, after)
 
     as_it_stands, switches = rescaled(before)
     exact, unbalanced, no_gradient = as_it_stands, None, ""
-    with without_eps(model, graph.folded_eps) as layers:
+    with bench.without_eps() as layers:
         if layers or graph.folded_eps or graph.has_cuts:
-            exact, switches = rescaled(run_forward(model, args, kwargs, seed=seed))
-        if graph.num_weights <= LARGE:
-            unbalanced, no_gradient = measure_balance(
-                graph, model, (args, kwargs), seed, tolerance, exact <= tolerance
-            )
+            exact, switches = rescaled(bench.run())
+        if not bench.large:
+            unbalanced, no_gradient = measure_balance(bench, tolerance, exact <= tolerance)
     worst = max(exact, unbalanced or 0.0)
     words = f"outputs differ by {exact:.1e} after random rescaling by up to {2**largest}"
     further = (
@@ -135,22 +124,16 @@ def measure_invariance(
     return evidence, switches
 
 
-def _ignores(model: nn.Module, inputs: Inputs, before: ForwardRun, seed: int) -> bool:
+def _ignores(bench: Workbench, before: ForwardRun) -> bool:
     """Whether a model gives the same outputs for other inputs, up to rounding."""
-    other = other_inputs((tuple(inputs[0]), dict(inputs[1])), seed)
-    after = None if other is None else _run(model, other, seed)
+    other = other_inputs((tuple(bench.inputs[0]), dict(bench.inputs[1])), bench.seed)
+    after = None if other is None else _run(replace(bench, inputs=other))
     if after is None or after.outputs.shape != before.outputs.shape:
         return False
-    return difference(before, after) <= 64 * torch.finfo(precision(model)).eps
+    return difference(before, after) <= 64 * torch.finfo(precision(bench.model)).eps
 
 
-def measure_levels(
-    graph: ReductionGraph,
-    model: nn.Module,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    seed: int = 0,
-) -> dict[str, Any]:
+def measure_levels(bench: Workbench) -> dict[str, Any]:
     """How much the outputs of a model as it stands change when the units of
     each level are rescaled.
 
@@ -168,27 +151,29 @@ def measure_levels(
         ...     torch.nn.Linear(2, 3), torch.nn.LayerNorm(3), torch.nn.Linear(3, 1)
         ... ).double()
         >>> x = torch.randn(4, 2).double()
-        >>> levels = measure_levels(ps.trace(model, x), model, (x,), {})
+        >>> levels = measure_levels(Workbench(ps.trace(model, x), model, ((x,), {})))
         >>> levels["exact"]["units"], levels["all"]["units"], levels["holds"]
         (3, 4, True)
     """
-    before = run_forward(model, args, kwargs, seed=seed)
-    dtype = resolution(graph, model, before, any_factor=True)
+    graph, before = bench.graph, bench.run()
+    dtype = bench.resolution(before, any_factor=True)
     # scales that are not powers of two are rounded to the coarsest type that the model computes in
     coarsest = max(TOLERANCE.get(each, 1e-3) for each in (dtype, *before.types))
     tolerance = rounding_tolerance(graph, dtype, coarsest)
     wanted = DEVIATIONS if dtype == torch.float64 else DEVIATIONS[:1]
     # weights that meet a high power of a scale stay within the floats
     deviations = sorted({min(deviation, WIDEST / largest_power(graph)) for deviation in wanted})
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(bench.seed)
     normal = torch.randn(graph.num_units, generator=generator, dtype=torch.float64)
-
-    def change(phi: Tensor) -> float:
-        return difference(before, run_rescaled(model, graph, (args, kwargs), phi, seed))
 
     def level(direction: Tensor, units: int) -> dict[str, Any]:
         changes = (
-            [{"deviation": d, "change": change(d * direction)} for d in deviations] if units else []
+            [
+                {"deviation": d, "change": difference(before, bench.rescaled(d * direction))}
+                for d in deviations
+            ]
+            if units
+            else []
         )
         return {"units": units, "dimension": graph.num_weights - units, "changes": changes}
 
@@ -196,11 +181,8 @@ def measure_levels(
     every = exact if graph.num_exact_units == graph.num_units else level(normal, graph.num_units)
     worst = max((entry["change"] for entry in exact["changes"]), default=0.0)
     holds = worst <= tolerance if exact["changes"] and seen(before) else None
-    if (
-        holds is False
-        and graph.num_weights <= LARGE
-        and rounding_decides(model, args, kwargs, seed, before, tolerance)
-    ):
+    rounded = (bench.model, *bench.inputs, bench.seed, before, tolerance)
+    if holds is False and not bench.large and rounding_decides(*rounded):
         holds = None
     return {
         "exact": exact,
@@ -247,13 +229,7 @@ def levels_in_words(levels: Mapping[str, Any]) -> str:
     )
 
 
-def trials(
-    graph: ReductionGraph,
-    model: nn.Module,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    seed: int,
-) -> dict[str, Any]:
+def trials(bench: Workbench) -> dict[str, Any]:
     """Rescale redrawn models at inputs of several magnitudes, and redraw
     scalars that count as unused.
 
@@ -267,22 +243,23 @@ def trials(
         ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
         ... ).double()
         >>> x = torch.randn(4, 2).double()
-        >>> found = trials(ps.trace(model, x), model, (x,), {}, seed=0)
+        >>> found = trials(Workbench(ps.trace(model, x), model, ((x,), {})))
         >>> found["tried"], found["rescaling"] < 1e-12, found["unused"]
         (3, True, None)
     """
     result: dict[str, Any] = {"tried": 0, "rescaling": None, "unused": None, "sizes": list(SIZES)}
-    if graph.num_weights > LARGE:
+    if bench.large:
         return result
-    with without_eps(model, graph.folded_eps):
+    args, kwargs = bench.inputs
+    with bench.without_eps():
         for number, size in enumerate(SIZES):
-            inputs = scaled(args, size), scaled(dict(kwargs), size)
+            here = replace(bench, inputs=(scaled(args, size), scaled(dict(kwargs), size)))
             for gentle in (False, True):
-                with holding(model, redrawn(model, seed + number, gentle)):
-                    before = _run(model, inputs, seed)
+                with holding(bench.model, redrawn(bench.model, bench.seed + number, gentle)):
+                    before = _run(here)
                     fine = before is not None and bool(before.outputs.isfinite().any())
                     if before is not None and fine:
-                        _try(graph, model, inputs, before, (seed, number), result)
+                        _try(here, before, number, result)
                 if fine:
                     break
     return result
@@ -308,40 +285,32 @@ def trials_in_words(found: Mapping[str, Any]) -> str:
     )
 
 
-def _try(
-    graph: ReductionGraph,
-    model: nn.Module,
-    inputs: tuple[Any, Any],
-    before: ForwardRun,
-    seeds: tuple[int, int],
-    result: dict[str, Any],
-) -> None:
+def _try(bench: Workbench, before: ForwardRun, number: int, result: dict[str, Any]) -> None:
     result["tried"] += bool(seen(before))
-    seed, number = seeds
 
     def note(kind: str, after: ForwardRun) -> None:
         gap = difference(before, after)
         result[kind] = gap if result[kind] is None else max(result[kind], gap)
 
     # (with the same random numbers as before)
-    if graph.num_units:
-        phi = powers_for(graph, precision(model), seed + number + 1)
-        note("rescaling", run_rescaled(model, graph, inputs, phi, seed))
-    unused = _unused(graph, model, seed + number)
+    if bench.graph.num_units:
+        phi = powers_for(bench.graph, precision(bench.model), bench.seed + number + 1)
+        note("rescaling", bench.rescaled(phi))
+    unused = _unused(bench.graph, bench.model, bench.seed + number)
     if unused:
-        with holding(model, unused):
-            note("unused", run_forward(model, *inputs, seed=seed))
+        with holding(bench.model, unused):
+            note("unused", bench.run())
 
 
-def _run(model: nn.Module, inputs: tuple[Any, Any], seed: int) -> ForwardRun | None:
+def _run(bench: Workbench) -> ForwardRun | None:
     """A run, or ``None`` if the model raises an error on these values."""
     try:
-        return run_forward(model, *inputs, seed=seed)
+        return bench.run()
     except (RuntimeError, ValueError, IndexError, ArithmeticError, AssertionError):
         return None
 
 
-def _unused(graph: ReductionGraph, model: nn.Module, seed: int) -> dict[str, Tensor]:
+def _unused(graph: Structure, model: nn.Module, seed: int) -> dict[str, Tensor]:
     """Parameters with unused scalars, in which these are redrawn."""
     generator = torch.Generator().manual_seed(seed)
     held = dict(model.named_parameters(remove_duplicate=False))

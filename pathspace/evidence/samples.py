@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.sparse import block_diag, coo_array, csr_array, eye_array, hstack, vstack
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..graph.structure import Structure
 from ..models.isolation import quiet, seed_torch
@@ -24,7 +24,7 @@ from ..models.nested import mapped, real_leaves
 from ..models.refusals import no_derivative
 from ..models.running import computing_in, evaluate
 from ..models.walk import tensors_of
-from .bench import Inputs
+from .bench import Inputs, Workbench
 
 # products w dL/dw below this, relative to the largest of a sample, are rounding errors
 NOTHING = 1e-11
@@ -197,17 +197,10 @@ class Sampler:
         problem: why the last run gave no sample.
     """
 
-    def __init__(
-        self,
-        graph: Structure,
-        scales: Family,
-        units: csr_array,
-        model: nn.Module,
-        inputs: Inputs,
-        seed: int,
-    ) -> None:
+    def __init__(self, bench: Workbench, scales: Family, units: csr_array) -> None:
+        model = bench.model
         self.scales, self.units, self.model = scales, units, model
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = torch.Generator().manual_seed(bench.seed)
         held = tensors_of(model)
         self.weights = {tensor.name: held[tensor.name].detach() for tensor in scales.tensors}
         self.buffers = {
@@ -215,7 +208,7 @@ class Sampler:
             for name, buffer in model.named_buffers(remove_duplicate=False)
             if name not in self.weights
         }
-        self.positive = {s.var for s in graph.statistics if s.var is not None}
+        self.positive = {s.var for s in bench.graph.statistics if s.var is not None}
         self.terms = abs(scales.matrix) @ abs(units)
         self.alive = np.zeros(scales.matrix.shape[0], bool)
         self.runs = self.taken = self.wrong = 0
@@ -223,7 +216,7 @@ class Sampler:
         # whether the model runs without detaching anything, so that its derivatives are those
         # of its function
         self.through = True
-        self.example = inputs
+        self.example = bench.inputs
 
     def draw(self, most: int) -> np.ndarray:
         """Rows of ``G``, at most ``most``, from one run with other weights and inputs."""

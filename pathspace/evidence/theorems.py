@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from math import prod
@@ -11,20 +10,19 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.sparse import csr_array
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import UnsupportedError
 from ..graph.spanning_tree import SpanningTree
 from ..graph.structure import Structure
 from ..inference.unrolled import UnrolledNetwork, unroll
 from ..inference.values import shape_of
-from ..models.modes import without_eps
-from ..models.running import LARGE, difference, rounding_decides, run_forward, switched, unread
+from ..models.running import difference, rounding_decides, switched, unread
 from ..paths.basis import BasisPaths
 from ..paths.counting_vectors import modular_rank, whole_product
 from ..paths.symbolic import MOST_WEIGHTS, symbolic
 from ..paths.two_trees import TwoTrees
-from .bench import holding, resolution
+from .bench import Workbench, holding
 
 MATRIX_WEIGHTS = 2_500
 ENUMERATED = 50_000
@@ -174,17 +172,13 @@ def _sample(walks: list[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:
 
 
 def theorem2(
-    basis: BasisPaths,
-    model: nn.Module,
-    inputs: tuple[Sequence[Any], Mapping[str, Any]],
-    invariance: tuple[dict[str, Any], tuple[int, int]],
-    seed: int,
+    basis: BasisPaths, bench: Workbench, invariance: tuple[dict[str, Any], tuple[int, int]]
 ) -> dict[str, Any]:
     """Theorem 2: path values and the signs of ``T_out`` determine outputs and
     activations: rebuild the network.
     """
-    graph, skeleton = basis.graph, basis.skeleton
-    if graph.num_weights > LARGE:
+    graph, skeleton, model = basis.graph, basis.skeleton, bench.model
+    if bench.large:
         evidence, (wrong, total) = invariance
         return {
             "holds": bool(evidence["holds"]) and wrong == 0,
@@ -213,25 +207,25 @@ def theorem2(
     weights_of = {name: value.to(named[name]) for name, value in rebuilt.items() if name in named}
     # a rectifier behind unused weights is on no path, so path values do not determine its scale
     dangling = any(block.unused is not None for block in graph.blocks) or bool(graph.unused)
-    with without_eps(model, graph.folded_eps):
-        before = run_forward(model, *inputs, seed=seed)
+    with bench.without_eps():
+        before = bench.run()
         with holding(model, weights_of):
-            after = run_forward(model, *inputs, seed=seed)
+            after = bench.run()
         if not bool(after.outputs.isfinite().all()) and bool(before.outputs.isfinite().all()):
             return _not_rebuilt(
                 "the activations of the network rebuilt with leaving weights of size 1 exceed the"
                 " range of floating point"
             )
-        tolerance = 1e-6 if resolution(graph, model, before) == torch.float64 else 1e-2
+        tolerance = 1e-6 if bench.resolution(before) == torch.float64 else 1e-2
         gap, (wrong, total) = difference(before, after), switched(before, after)
         words, idle = f"{total - wrong:,} of {total:,} rectifiers are switched alike", False
         if wrong and dangling:
             words += " (the others may lie on no path: some weights are unused)"
         elif wrong:
-            idle = unread(model, *inputs, seed, before, after)
+            idle = unread(model, *bench.inputs, bench.seed, before, after)
             words += " (no output reads the others)" if idle else ""
         holds: bool | None = gap <= tolerance and (wrong == 0 or dangling or idle)
-        if not holds and rounding_decides(model, *inputs, seed, before, tolerance):
+        if not holds and rounding_decides(model, *bench.inputs, bench.seed, before, tolerance):
             holds, words = None, f"{words}; {ROUNDED_AWAY}"
     return {
         "holds": holds,

@@ -14,7 +14,6 @@ units shows tensors with unexplained scales.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -24,13 +23,12 @@ from scipy.sparse import csr_array
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..graph.structure import Structure
 from ..models.inputs import describe_inputs
-from ..models.modes import InDouble, NoEps, precision, without_eps
+from ..models.modes import InDouble, NoEps, precision
 from ..models.nested import mapped
 from ..models.running import LARGE, cast, run_forward
 from ..models.stand_in import repeatable, stand_in
-from .bench import Inputs, in_double
+from .bench import Inputs, Workbench, in_double
 from .samples import Family, Sampler, Untested, family
 
 # largest number of log-scales: one singular value decomposition
@@ -106,14 +104,7 @@ class UpperBound:
         return asdict(self)
 
 
-def upper_bound(
-    graph: Structure,
-    model: nn.Module,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    seed: int = 0,
-    most_seconds: float | None = None,
-) -> UpperBound:
+def upper_bound(bench: Workbench, most_seconds: float | None = None) -> UpperBound:
     """Bound the number of scale symmetries of a model from above, with ``eps = 0`` in its
     normalisations.
 
@@ -123,40 +114,41 @@ def upper_bound(
         ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
         ... ).double()
         >>> x = torch.randn(4, 2).double()
-        >>> bound = upper_bound(ps.trace(model, x), model, (x,), {})
+        >>> bound = upper_bound(Workbench(ps.trace(model, x), model, ((x,), {})))
         >>> bound.found, bound.at_most
         (3, 3)
     """
     start = time.thread_time()
     seconds = MOST_SECONDS if most_seconds is None else most_seconds
+    graph, model, inputs = bench.graph, bench.model, bench.inputs
     found, exact = graph.num_units, graph.num_exact_units
     try:
-        if graph.num_weights > LARGE:
+        if bench.large:
             raise Untested(f"it needs a copy in float64, of at most {LARGE:,} weights")
         if precision(model) != torch.float64:
             # a model with casts to a lower precision runs in float64 if they are ignored
             written = graph.captured.written.values()
             model = repeatable(in_double(stand_in(model, share_tensors=False)), written)
-            args, kwargs = cast(args, torch.float64), cast(kwargs, torch.float64)
+            inputs = cast(inputs, torch.float64)
         scales = family(graph, MOST_SCALES)
         if not scales.tensors:
             raise Untested("the model has no floating-point parameter")
-        given = (tuple(args), dict(kwargs))
-        sizes = [*_larger_batches(model, given), given]
+        wide = replace(bench, model=model, inputs=inputs)
+        sizes = [*_larger_batches(model, inputs), inputs]
 
         def bounded(units: csr_array, limit: float) -> tuple[UpperBound, Inputs]:
             for inputs in sizes:
                 try:
-                    sampler = Sampler(graph, scales, units, model, inputs, seed)
+                    sampler = Sampler(replace(wide, inputs=inputs), scales, units)
                     return _bounded(scales, units, sampler, limit), inputs
                 except Untested as refusal:
                     reason = refusal
             raise reason
 
         def first(inputs: Inputs) -> np.ndarray:
-            return Sampler(graph, scales, scales.units, model, inputs, seed).draw(2)
+            return Sampler(replace(wide, inputs=inputs), scales, scales.units).draw(2)
 
-        with without_eps(model, graph.folded_eps):
+        with wide.without_eps():
             bound, inputs = bounded(scales.units, seconds)
             row = first(inputs)
     except Untested as refusal:

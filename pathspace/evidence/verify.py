@@ -23,7 +23,7 @@ from ..models.values import has_values, with_numbers
 from ..paths.basis import BasisPaths
 from ..reduction import ReductionGraph
 from ..tracing import trace
-from .bench import bench_copy
+from .bench import Workbench, bench_copy
 from .certificate import Certificate
 from .explain import account
 from .invariance import (
@@ -188,12 +188,12 @@ def _measured(
     upper_bound: bool,
 ) -> dict[str, Any]:
     """Rescale, rebuild and redraw a copy, and compare its outputs."""
-    bench, dtype = bench_copy(model, graph, given)
-    inputs = (cast(given[0], dtype), cast(given[1], dtype))
-    invariance, switches = measure_invariance(graph, bench, *inputs, seed=seed)
-    levels = measure_levels(graph, bench, *inputs, seed=seed)
+    copy, dtype = bench_copy(model, graph, given)
+    bench = Workbench(graph, copy, (cast(given[0], dtype), cast(given[1], dtype)), seed)
+    invariance, switches = measure_invariance(bench)
+    levels = measure_levels(bench)
     if invariance["holds"] is not None:
-        tried = trials(graph, bench, *inputs, seed=seed)
+        tried = trials(bench)
         worst = max(tried["rescaling"] or 0.0, tried["unused"] or 0.0)
         invariance["trials"] = tried
         invariance["max_relative_violation"] = max(invariance["max_relative_violation"], worst)
@@ -206,9 +206,9 @@ def _measured(
     found: dict[str, Any] = {
         "invariance": invariance,
         "levels": levels,
-        "theorem2": theorem2(basis, bench, inputs, (invariance, switches), seed),
+        "theorem2": theorem2(basis, bench, (invariance, switches)),
     }
     if upper_bound:
-        bound = bound_from_above(graph, bench, *inputs, seed=seed)
+        bound = bound_from_above(bench)
         found |= {"upper_bound": bound.to_dict(), "units_at_most": bound.at_most}
     return found

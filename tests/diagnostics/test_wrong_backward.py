@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import pathspace as ps
 from pathspace import diagnostics
+from pathspace.evidence.bench import Workbench
 from pathspace.evidence.invariance import measure_invariance
 
 
@@ -139,7 +140,7 @@ def test_gradients_of_another_function_refute_nothing_in_float32(
 ) -> None:
     torch.manual_seed(seed)
     model, x = Single(back), torch.randn(5, 4)
-    evidence, _ = measure_invariance(ps.trace(model, x), model, (x,), {}, seed)
+    evidence, _ = measure_invariance(Workbench(ps.trace(model, x), model, ((x,), {}), seed))
     assert evidence["holds"] and evidence["dtype"] == "float32", evidence["evidence"]
     own = back is None or torch.equal(back(x), x)
     assert (evidence["gradient_balance"] is not None) == own

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import pathspace as ps
 from pathspace.cli.main import app
 from pathspace.evidence import upper_bound
+from pathspace.evidence.bench import Workbench
 from pathspace.evidence.samples import Sampler, family
 from pathspace.inference.registry import RULES
 from pathspace.inference.values import constant
@@ -310,7 +311,8 @@ def test_random_weights_are_drawn_in_the_order_of_the_model() -> None:
     # in the order of a set, every process would have a bound of other samples
     model, args = CASES["mlp_2x4x1x3x2"]()
     graph = ps.trace(model, *args)
-    sampler = Sampler(graph, (scales := family(graph)), scales.units, model, (args, {}), 0)
+    scales = family(graph)
+    sampler = Sampler(Workbench(graph, model, (args, {})), scales, scales.units)
     assert list(sampler.weights) == [name for name, _ in model.named_parameters()]
 
 
@@ -399,5 +401,6 @@ def test_a_kernel_of_which_few_taps_are_used_is_looked_at_by_channels() -> None:
     scales = family(graph)
     kernel = next(tensor for tensor in scales.tensors if tensor.name == "2.weight")
     assert scales.matrix[kernel.scalars][:, kernel.columns].shape[1] > 8
-    bound = upper_bound.upper_bound(graph, model.double(), (torch.randn(2, 3, 1, 1).double(),), {})
+    x = torch.randn(2, 3, 1, 1).double()
+    bound = upper_bound.upper_bound(Workbench(graph, model.double(), ((x,), {})))
     assert bound.closed and bound.at_most == graph.num_units

@@ -118,8 +118,7 @@ def test_a_model_that_insists_on_single_precision() -> None:
 
 
 def test_large_models_are_verified_in_place_and_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("bench", "invariance", "theorems"):
-        monkeypatch.setattr(f"pathspace.evidence.{module}.LARGE", 10)
+    monkeypatch.setattr("pathspace.evidence.bench.LARGE", 10)
     monkeypatch.setattr("pathspace.evidence.theorems.MATRIX_WEIGHTS", 10)
     model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -24,6 +24,7 @@ from zoo.trained import load, params
 
 import pathspace as ps
 from pathspace.cli.main import app
+from pathspace.evidence.bench import Workbench
 from pathspace.evidence.invariance import measure_invariance
 from pathspace.fitting.activation_statistics import Record, activation_sizes
 from pathspace.fitting.calibration import Calibrated
@@ -491,7 +492,7 @@ def test_gradients_of_checkpointed_models_balance(reentrant: bool) -> None:
     for from_inputs in (True, False):
         model, x = Checkpointed(reentrant, from_inputs).double(), torch.randn(3, 4).double()
         graph = ps.trace(model, x)
-        evidence, _ = measure_invariance(graph, model, (x,), {}, 0)
+        evidence, _ = measure_invariance(Workbench(graph, model, ((x,), {})))
         assert evidence["gradient_balance"] is not None, evidence["evidence"]
         assert evidence["gradient_balance"] < 1e-10
 

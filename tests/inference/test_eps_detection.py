@@ -12,6 +12,7 @@ from slow_names import slow_names
 from torch import Tensor, nn
 
 import pathspace as ps
+from pathspace.evidence.bench import Workbench
 from pathspace.evidence.gradient_balance import (
     imbalances,
     random_loss_gradients,
@@ -202,13 +203,13 @@ def test_a_wrong_unit_stands_out_of_rounding() -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2), nn.ReLU(), nn.Linear(2, 2)).double()
     x = torch.randn(5, 3).double()
     graph = ps.trace(model, x)
-    grads = random_loss_gradients(graph, model, (x,), {}, 0)
-    others = list(rounded_otherwise(graph, model, (x,), {}, 0))
+    grads = random_loss_gradients(Workbench(graph, model, ((x,), {})))
+    others = list(rounded_otherwise(Workbench(graph, model, ((x,), {}))))
     held = dict(model.named_parameters())
     with without_eps(model):
         bare, others_bare = (
-            random_loss_gradients(graph, model, (x,), {}, 0),
-            list(rounded_otherwise(graph, model, (x,), {}, 0)),
+            random_loss_gradients(Workbench(graph, model, ((x,), {}))),
+            list(rounded_otherwise(Workbench(graph, model, ((x,), {})))),
         )
     assert imbalances(graph, held, bare).max() > 1e-3
     assert imbalances(graph, held, bare, others_bare).max() == 0

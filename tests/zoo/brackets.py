@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from pathspace.errors import PathspaceError, first_line
-from pathspace.evidence.bench import bench_copy
+from pathspace.evidence.bench import Workbench, bench_copy
 from pathspace.evidence.upper_bound import upper_bound
 from pathspace.models.running import cast
 from pathspace.tracing import trace
@@ -94,10 +94,9 @@ def bracket(task: Task, seconds: float, size: int) -> dict[str, Any]:
         model, args, kwargs = task.make()
         graph = trace(model, *args, kwargs=kwargs, sizes="given")
         row["found"] = graph.num_units
-        bench, dtype = bench_copy(model, graph, (args, kwargs))
-        bound = upper_bound(
-            graph, bench, cast(args, dtype), cast(kwargs, dtype), most_seconds=seconds
-        ).to_dict()
+        copy, dtype = bench_copy(model, graph, (args, kwargs))
+        bench = Workbench(graph, copy, cast((args, kwargs), dtype))
+        bound = upper_bound(bench, most_seconds=seconds).to_dict()
     except PathspaceError as error:
         bound = {"evidence": f"not attempted: {first_line(error).split(' (at ')[0]}"[:300]}
     except Exception as error:
