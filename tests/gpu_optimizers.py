@@ -13,7 +13,7 @@ from training_pairs import Problem, largest_difference
 
 import pathspace as ps
 from pathspace.training import GSGD, init_skeleton
-from pathspace.training.optim.kernels import LAUNCHED
+from pathspace.training.optim.scaling import LAUNCHED
 
 DEVICE = "cuda"
 

@@ -23,7 +23,7 @@ from benchmarks.gpu_steps import gpu_steps
 from benchmarks.measure import training
 
 FOLDER = Path(__file__).parent.parent
-TESTS = ("gpu_models.py", "gpu_optimizers.py", "test_fused_kernels.py", "fused_sweeps.py")
+TESTS = ("gpu_models.py", "gpu_optimizers.py")
 # the paper's sizes: sequential digits, the stack of four layers, recurrent convolutions
 MODELS = ("small_rnn", "stacked_rnn", "recurrent_cnn_96", "residual_cnn")
 ALONE = ("stacked_rnn", "recurrent_cnn_96")

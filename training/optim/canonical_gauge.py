@@ -38,7 +38,7 @@ from pathspace.gauge.pairs import Pairs
 from pathspace.gauge.programme import minimise
 from pathspace.graph.structure import Structure
 
-from .kernels import CACHED, by_column
+from .scaling import CACHED, by_column
 
 NORMS = ("unit", "tensor", "initial")
 BALANCED, ENTERED, LEFT, KEPT = 0, 1, -1, 2
