@@ -194,7 +194,7 @@ def test_a_state_brings_the_trees_that_its_rule_has_chosen(make: Make, first: st
     kept = resumed.fingerprint(), resumed.space, copy.deepcopy(resumed.state_dict())
     damaged = copy.deepcopy(state)
     next(
-        entry["path_space"] for entry in damaged["state"].values() if "start" in entry["path_space"]
+        entry["path_space"] for entry in damaged["state"].values() if "least" in entry["path_space"]
     ).pop("counts")
     with pytest.raises(InputError, match="damaged"):
         resumed.load_state_dict(damaged)

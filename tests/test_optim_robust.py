@@ -95,10 +95,10 @@ def test_damaged_states_are_refused_and_nothing_is_loaded() -> None:
         changed(path_space=None),
         {key: value for key, value in good.items() if key != "param_groups"},
         {key: value for key, value in good.items() if key != "state"},
-        changed(path_space={**inside, "start": [1.0]}),
+        changed(path_space={**inside, "least": [1.0]}),
         changed(path_space={key: value for key, value in inside.items() if key != "fingerprint"}),
         changed(path_space={key: value for key, value in inside.items() if key != "counts"}),
-        changed(path_space={**inside, "start": inside["start"][1:]}),
+        changed(path_space={**inside, "least": inside["least"][1:]}),
     )
     for bad in damaged:
         with pytest.raises(InputError, match="GSGD found a "):

@@ -2,10 +2,9 @@
 
 from pathspace.gauge.transport import register_transport
 
+from .descents import GSGD, GAdam, PathSGD
 from .gauge_fixed import GaugeFixed
-from .gsgd import GSGD, GAdam
 from .multipliers import init_skeleton
-from .path_sgd import PathSGD
 from .path_space import PathSpace
 
 # moments of gradients by path values, which no rescaling changes

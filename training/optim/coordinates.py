@@ -30,7 +30,7 @@ from pathspace.errors import UnsupportedError
 from pathspace.paths.skeleton import Skeleton
 
 from .canonical_gauge import canonical
-from .layout import Layout, PathTensor, held_chains, make_layout
+from .layout import held_chains, make_layout
 from .scaling import (
     Factors,
     Item,
@@ -41,29 +41,21 @@ from .scaling import (
     leave_relatively_,
     restore_,
 )
-from .sharding import Spread, local, local_gradient, whole
+from .settings import Manner
+from .tensors import (
+    Layout,
+    PathTensor,
+    Spread,
+    as_gradient,
+    fill,
+    like,
+    local,
+    local_gradient,
+    whole,
+)
 from .trees import TreeProducts
 
 HALF = (torch.float16, torch.bfloat16)
-
-
-@dataclass(frozen=True)
-class Manner:
-    """How a step depends on path values.
-
-    Attributes:
-        power: 2 for optimizers whose steps are linear in gradients, so that the learning rate of
-            an edge is multiplied by ``1 / (pre_tail s_head)^2``; 1 for those that divide by the
-            size of gradients.
-        cap: upper bound of this multiplier, in the balanced gauge at the start.
-        relative: whether steps are those of logarithms of path values, without multipliers.
-        min_ratio: smallest absolute ratio of a path value to that at the start.
-    """
-
-    power: int = 2
-    cap: float | None = None
-    relative: bool = False
-    min_ratio: float = 1e-12
 
 
 @dataclass(eq=False)
@@ -129,7 +121,7 @@ class PathCoordinates:
         self.layout: Layout = make_layout(skeleton, entries, spread, groups, rooted)
         self.entries = self.layout.entries
         self.device = self.layout.first.device
-        self.count = len(self.layout.first)
+        self.count = self.layout.first.shape[1]
         self.values = [
             nn.Parameter(self.layout.signs.new_ones(self.count, dtype=torch.float64)[chains])
             for chains in self.layout.chains
@@ -137,6 +129,7 @@ class PathCoordinates:
         self.held: Tensor | None = None
         self.waits: list[Tensor | None] = [None] * groups
         self._still: list[bool] = []
+        self._resting = True
         self.look_for_frozen()
 
     # --- frozen weights
@@ -146,6 +139,16 @@ class PathCoordinates:
 
         Tensors without ``requires_grad`` are frozen, and all tensors are if none has a gradient.
         """
+        # (a fast exit if nothing is frozen and all have gradients)
+        if (
+            self.held is None
+            and not self._resting
+            and all(
+                entry.parameter.requires_grad and entry.parameter.grad is not None
+                for entry in self.entries
+            )
+        ):
+            return
         asked = [
             entry.block is not None and entry.given and entry.parameter.requires_grad
             for entry in self.entries
@@ -159,7 +162,7 @@ class PathCoordinates:
         ]
         if still == self._still:
             return
-        self._still = still
+        self._still, self._resting = still, any(still)
         for entry, one in zip(self.entries, still, strict=True):
             entry.still = one
         blocks = [entry.block for entry in self.entries if entry.still and entry.block is not None]
@@ -178,9 +181,11 @@ class PathCoordinates:
         return TreeProducts.of(self.owner, self.layout, self.skeleton, self.spread)
 
     def start(self) -> dict[str, Tensor]:
-        """What belongs to the start of a run: path values and, for a bound, the balanced gauge."""
+        """What belongs to the start of a run: the smallest path values and, for a bound, the
+        balanced gauge.
+        """
         products = self.products()
-        found = {"start": products.chains(self.layout).abs()}
+        found = {"least": products.chains(self.layout).abs() * self.manner.min_ratio}
         if self.manner.cap is not None:
             blocks = self.skeleton.graph.blocks
             tensors = {
@@ -212,7 +217,7 @@ class PathCoordinates:
         power, scale = self.manner.power, self.scale(products, kept)
         values = products.chains(self.layout)
         bad = [self.manner.cap is None and not bool(values.square().reciprocal().isfinite().all())]
-        pieces = scale.split(self.layout.sizes)
+        pieces = scale.split_with_sizes(self.layout.sizes)
         for entry in self.entries:
             numbers, largest = torch.finfo(entry.parameter.dtype), []
             for side in (entry.tails, entry.heads):
@@ -392,7 +397,7 @@ class PathCoordinates:
         for entry, weight in inside.moved:
             if entry.count:
                 if weight.dtype not in rounded:
-                    pieces = tree.to(weight.dtype).split(layout.edge_counts)
+                    pieces = tree.to(weight.dtype).split_with_sizes(layout.edge_counts)
                     rounded[weight.dtype] = dict(zip(with_edges, pieces, strict=True))
                 fill(weight, entry.where, rounded[weight.dtype][id(entry)])
         for (entry, _), lent in zip(inside.moved, inside.lent, strict=True):
@@ -409,9 +414,8 @@ class PathCoordinates:
                 ratio[chains] = value.detach() / inside.values[chains]
         if self.held is not None:
             ratio.masked_fill_(self.held, 1.0)
-        least = kept["start"] * self.manner.min_ratio / inside.chains.abs()
-        size = ratio.abs()
-        kept["counts"] += torch.stack([ratio, size - least]).le_(0).sum(1).long()
+        least, size = kept["least"] / inside.chains.abs(), ratio.abs()
+        kept["counts"] += torch.stack([ratio, size - least]) <= 0
         # (a ratio of -0 is that of a value stopped at 0)
         return torch.maximum(size, least).copysign_(ratio.add_(0.0))
 
@@ -428,38 +432,4 @@ class PathCoordinates:
         return torch.stack([shared, *parts]).sum().sqrt()
 
 
-def like(weight: Tensor, gradient: Tensor) -> Tensor:
-    """A gradient in the type and memory layout of its weight."""
-    if gradient.dtype == weight.dtype and gradient.stride() == weight.stride():
-        return gradient
-    return torch.empty_like(weight).copy_(gradient)
-
-
-def as_gradient(entry: PathTensor, gradient: Tensor) -> Tensor:
-    """A local tensor as the gradient of a parameter, which may be sharded."""
-    whole_one = entry.parameter
-    held = local(whole_one)
-    gradient = gradient.view(held.shape)
-    if held is whole_one:
-        return gradient
-    from torch.distributed.tensor import DTensor
-
-    return DTensor.from_local(
-        gradient,
-        whole_one.device_mesh,  # type: ignore[attr-defined]
-        whole_one.placements,  # type: ignore[attr-defined]
-        run_check=False,
-        shape=whole_one.shape,
-        stride=whole_one.stride(),
-    )
-
-
-def fill(tensor: Tensor, where: Tensor, values: Tensor) -> None:
-    """Write some numbers of a tensor, at flat positions."""
-    if tensor.is_contiguous():
-        tensor.view(-1).index_copy_(0, where, values)
-    else:
-        tensor.put_(where, values)
-
-
-__all__ = ["Inside", "Manner", "PathCoordinates"]
+__all__ = ["Inside", "PathCoordinates"]

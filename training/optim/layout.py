@@ -8,7 +8,6 @@ a kernel), the heads (one per row), and the edges on the trees.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -16,119 +15,9 @@ from torch import Tensor
 
 from pathspace.paths.skeleton import Skeleton
 
-from .sharding import Indices, Spread, local
+from .tensors import Indices, Layout, PathTensor, Spread, local
 
 NONE = np.zeros(0, np.int64)
-
-
-@dataclass(eq=False)
-class PathTensor:
-    """One tensor in a step.
-
-    Attributes:
-        name: its name, if it has one.
-        parameter: the parameter.
-        group: the position of its group.
-        block: its block of the graph; ``None`` outside path space.
-        given: whether the optimizer has it; otherwise it is a constant weight of the traced model.
-        view: shape of the tensor as a matrix of contiguous rows, with one tail per column;
-            ``None``: its own dimensions.
-        tails: position of its factors by tail among those of all tensors, with the shape in which
-            they broadcast (``None``: as they are); ``None`` if all are 1.
-        heads: the same by head.
-        sums: number of its sums by tail; 0 if no tail is in a chain.
-        reduced: dimensions along which tails are constant.
-        taps: number of consecutive columns with the same tail, such as the taps of a kernel.
-        where: flat positions of the edges on the trees.
-        count: their number.
-        lost: whether some of its edges belong to dead units, and are constant.
-        still: whether it is frozen.
-    """
-
-    name: str | None
-    parameter: Tensor
-    group: int
-    block: int | None
-    given: bool = True
-    view: tuple[int, ...] | None = None
-    tails: tuple[int, tuple[int, ...] | None] | None = None
-    heads: tuple[int, tuple[int, ...] | None] | None = None
-    sums: int = 0
-    reduced: tuple[int, ...] = ()
-    taps: int = 1
-    where: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
-    count: int = 0
-    lost: bool = False
-    still: bool = False
-
-    @property
-    def grad(self) -> Tensor | None:
-        """Its gradient, if the optimizer has it."""
-        return self.parameter.grad if self.given else None
-
-    def seen(self, tensor: Tensor) -> Tensor:
-        """A tensor like the local part of the parameter, in the shape of a step."""
-        return tensor if self.view is None else tensor.view(self.view)
-
-
-def placement(entries: Iterable[PathTensor]) -> list[tuple[object, ...]]:
-    """What the layout depends on: type, device and contiguity of every tensor."""
-    held = [(entry.parameter, local(entry.parameter)) for entry in entries]
-    return [(id(p), t.dtype, t.device, t.shape, t.is_contiguous()) for p, t in held]
-
-
-@dataclass(frozen=True, eq=False)
-class Layout:
-    """Index vectors over all tensors, on the device of the weights.
-
-    TreeProducts of weights along both trees stand in one table: those of ``T_in`` by id, those of
-    ``T_out`` by id, then the reciprocals of both; ``[R, 1 / R]`` are the ratios of all chains and
-    their reciprocals.
-
-    Attributes:
-        entries: the tensors.
-        edges: for every unit and tree, the position of its edge among the edges on the trees (and
-            their reciprocals, after a final 1): the first factors of the products.
-        jumps: for every product, the product by which it is multiplied, once per doubling of the
-            length; ``None``: the trees have products of scales, and are walked.
-        both: whether the first factors already include the reciprocals of all products.
-        factors: positions in the table of all factors by tail, then by head.
-        bounded: the same for the factors to the balanced gauge.
-        sizes: numbers of factors of the tensors, in their order; the first ones by tail.
-        tail_pieces: number of the tensors with factors by tail.
-        edge_counts: numbers of edges on the trees of the tensors that have some.
-        of_tails: positions in ``[R, 1 / R]`` of ``1 / R_tail``, for all factors by tail.
-        of_edges: positions of ``R_head`` and, unless all are the root's, of ``1 / R_tail``, for the
-            edges on the trees on this device (the root's for constant weights).
-        target: the chain to which an entry contributes: first the sums by tail, then the edges.
-        signs: sign of the contribution; 0 if another device counts it.
-        shared: positions of the edges on this device among all edges on the trees, and 1 for those
-            that it counts; ``None`` without sharding.
-        total: number of all edges on the trees.
-        alive: mask of the factors that no dead unit has; ``None``: all.
-        first: the unit that represents each chain, the root's included.
-        chains: for each group, its chains; a range, where they follow each other.
-        spans: block -> range of its edges on the trees among all.
-    """
-
-    entries: tuple[PathTensor, ...]
-    edges: Tensor
-    jumps: tuple[Tensor, ...] | None
-    both: bool
-    factors: Tensor
-    sizes: list[int]
-    tail_pieces: int
-    edge_counts: list[int]
-    of_tails: Tensor
-    of_edges: tuple[Tensor, ...]
-    target: Tensor
-    signs: Tensor
-    shared: tuple[Tensor, Tensor] | None
-    total: int
-    alive: Tensor | None
-    first: Tensor
-    chains: tuple[Tensor | slice, ...]
-    spans: dict[int, range]
 
 
 def tree_edges(skeleton: Skeleton, block: int) -> tuple[np.ndarray, np.ndarray]:
@@ -409,18 +298,10 @@ def make_layout(
         shared=(put(places, np.int64), put(counts, np.float64)) if spread.groups else None,
         total=build.total,
         alive=put(~lost, np.bool_) if lost.any() else None,
-        first=put(representatives),
+        first=put(np.stack([representatives, representatives + build.ids])),
         chains=tuple(some if isinstance(some, slice) else put(some, np.int64) for some in chains),
         spans={b: range(start, start + len(flat)) for b, (flat, start) in build.spans.items()},
     )
 
 
-__all__ = [
-    "Layout",
-    "PathTensor",
-    "held_chains",
-    "ids_at",
-    "make_layout",
-    "placement",
-    "tree_edges",
-]
+__all__ = ["held_chains", "ids_at", "make_layout", "tree_edges"]

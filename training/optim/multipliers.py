@@ -21,10 +21,10 @@ from pathspace.errors import InputError, expect_arguments
 from pathspace.models.values import require_values
 from pathspace.paths.skeleton import Skeleton
 
-from .coordinates import Manner
 from .layout import ids_at, tree_edges
 from .matching import find_names
-from .sharding import find_indices, local
+from .settings import Manner
+from .tensors import find_indices, local
 
 # above this, the largest step overflows at learning rates that suit most weights
 LARGE = 1e4

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -16,14 +15,13 @@ from pathspace.errors import InputError, UnsupportedError, expect_arguments, exp
 from pathspace.models.values import is_cut, require_values
 from pathspace.paths.skeleton import Skeleton, warn_of_dead
 
-from .coordinates import Manner, PathCoordinates
-from .layout import PathTensor, placement
+from .coordinates import PathCoordinates
 from .matching import match, named
 from .multipliers import warn_of_multipliers, warn_of_zeros
-from .settings import SMALLEST, check_bound, check_group, expect_order, number, switch
-from .sharding import find_spread, local, sharded
+from .settings import SMALLEST, Manner, check_bound, check_group, expect_order, number, switch
 from .shell import Closure, Shell
-from .trees import digest, packed, unpacked
+from .tensors import Guest, PathTensor, find_spread, local, placement, sharded
+from .trees import digest, fingerprint, kept_of, mark_of, packed, unpacked
 
 # what a step of torch's that is not one of every number for itself would need
 UNFIT: dict[type[Optimizer], str] = {
@@ -31,25 +29,6 @@ UNFIT: dict[type[Optimizer], str] = {
     SparseAdam: "takes sparse gradients only",
     Muon: "takes matrices only, and chains have path values, too",
 }
-
-
-@dataclasses.dataclass
-class Guest:
-    """The path values of a group's chains in an inner optimizer, for one step.
-
-    Attributes:
-        optimizer: the optimizer.
-        group: its group.
-        value: the path values.
-        number: the position of the group among those of all optimizers.
-        rests: buffers before the step, where some path values are constant.
-    """
-
-    optimizer: Optimizer
-    group: dict[str, Any]
-    value: Tensor
-    number: int
-    rests: dict[str, Tensor]
 
 
 class PathSpace(Shell):
@@ -78,8 +57,8 @@ class PathSpace(Shell):
             ``torch.optim.SGD``, whose steps are linear in gradients; for all others its root.
             These are invariant under rescaling, and so is the bounded step.
         relative: take steps on logarithms of path values, ``v <- v (1 + u)`` with the step ``u``
-            for ``v dL/dv``: without multipliers, and invariant. A path value of 0 does not change.
-            A step then needs memory for a copy of the weights.
+            for ``v dL/dv``, without multipliers. A path value of 0 does not change. A step then
+            needs memory for a copy of the weights.
 
     Raises:
         InputError: a parameter of the skeleton is missing, given twice, of another shape or
@@ -114,9 +93,6 @@ class PathSpace(Shell):
         ...     losses.append(loss.item())
         >>> abs(losses[0] / losses[1] - 1) < 1e-9
         True
-
-    Reference:
-        The two-tree basis and its closed form: ``docs/g-sgd.md``.
     """
 
     _own: ClassVar[str] = "path_space"
@@ -206,8 +182,7 @@ class PathSpace(Shell):
         before 0 (two integers).
         """
         found = self._kept()
-        counts: Tensor = torch.zeros(2, dtype=torch.int64) if found is None else found["counts"]
-        return counts
+        return torch.zeros(2, dtype=torch.int64) if found is None else found["counts"].sum(1)
 
     @property
     def space(self) -> PathCoordinates:
@@ -308,14 +283,11 @@ class PathSpace(Shell):
 
     def _take(self, closure: Closure | None) -> Any:
         self._refuse_unwrapped()
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = self._loss(closure)
         if not self._ready():
             return loss
-        space = self.space
-        kept = self._take_own() or self._started()
+        # (other coordinates, where the memory of weights has changed)
+        kept, space = self._take_own() or self._started(), self.space
         try:
             inside = space.enter(kept, self._rests())
             try:
@@ -330,7 +302,7 @@ class PathSpace(Shell):
 
     def _started(self) -> dict[str, Any]:
         """The entry of a state at the first step."""
-        counts = torch.zeros(2, dtype=torch.int64, device=self.space.device)
+        counts = torch.zeros(2, self.space.count, dtype=torch.int32, device=self.space.device)
         return {**self.space.start(), "counts": counts, "chains": {}}
 
     def _attach(self, kept: dict[str, Any]) -> None:
@@ -405,11 +377,7 @@ class PathSpace(Shell):
         """A hash of the two trees, stored in the state, so that a state of
         another skeleton is refused.
         """
-        trees_hash = hashlib.sha256()
-        for tree in (self.skeleton.tree_in, self.skeleton.tree_out):
-            for array in (tree.block, tree.index, tree.forward, tree.parent):
-                trees_hash.update(np.ascontiguousarray(array).tobytes())
-        return trees_hash.hexdigest()
+        return fingerprint(self.skeleton)
 
     def _mark(self) -> Tensor:
         """A hash of the trees and of the classes of the optimizers."""
@@ -426,13 +394,10 @@ class PathSpace(Shell):
         expect_order(owner, state, self.param_groups)
         before = self.skeleton, self._space, self._memory
         other = unpacked(self.skeleton, found) if isinstance(found, Mapping) else None
-        if other is not None:
-            blocks, self.skeleton = self._blocks(), other
-            if not torch.equal(self._mark(), mark_of(found)):
-                self.skeleton = before[0]
-            else:
-                self._connect(blocks)
         try:
+            if other is not None:
+                blocks, self.skeleton = self._blocks(), other
+                self._connect(blocks)
             kept = self._checked(found)
         except Exception:
             self.skeleton, self._space, self._memory = before
@@ -448,45 +413,20 @@ class PathSpace(Shell):
         Raises:
             InputError: the state belongs to another optimizer or another skeleton, or is damaged.
         """
-        owner = self._owner
+        owner, space = self._owner, self.space
         if not isinstance(found, Mapping) or not torch.equal(self._mark(), mark_of(found)):
             raise InputError(
                 f"{owner} found a state dict of another optimizer or skeleton, expected one saved"
                 " with these two trees; rebuild the skeleton with the rule and seed it was trained"
                 " with."
             )
-        if "start" not in found:
+        if "least" not in found:
             return {}
-        count = len(self.skeleton.chain)
-        wanted: dict[str, tuple[int, ...]] = {"start": (self.space.count,), "counts": (2,)}
+        wanted: dict[str, tuple[int, ...]] = {"least": (space.count,), "counts": (2, space.count)}
         if self.manner.cap is not None:
-            wanted["balanced"] = (count,)
-        kept: dict[str, Any] = {"chains": {}}
-        for name, shape in wanted.items():
-            value = found.get(name)
-            if not isinstance(value, Tensor) or value.shape != torch.Size(shape):
-                raise InputError(
-                    f"{owner} found a damaged state: path_space[{name!r}] is not a tensor of shape"
-                    f" {shape}, expected what optimizer.state_dict() returned; load another"
-                    " checkpoint."
-                )
-            kept[name] = value.detach().to(self.space.device, copy=True)
-        chains = found.get("chains", {})
-        for key, entry in chains.items():
-            size = len(self.space.values[int(key)]) if int(key) < len(self.space.values) else 0
-            for name, value in entry.items():
-                if isinstance(value, Tensor) and value.ndim > 0 and len(value) != size:
-                    raise InputError(
-                        f"{owner} found a damaged state: the {name!r} of path values has"
-                        f" {len(value)} numbers, expected {size}; load another checkpoint."
-                    )
-            kept["chains"][key] = {
-                name: value.detach().clone().to(self.space.device if value.ndim else value.device)
-                if isinstance(value, Tensor)
-                else value
-                for name, value in entry.items()
-            }
-        return kept
+            wanted["balanced"] = (len(self.skeleton.chain),)
+        sizes = {str(number): len(value) for number, value in enumerate(space.values)}
+        return kept_of(owner, found, wanted, sizes, space.device)
 
     def __getstate__(self) -> dict[str, Any]:
         """State for copies and pickles, without the traced model."""
@@ -503,12 +443,6 @@ class PathSpace(Shell):
         """Restore a copy or a pickle."""
         super().__setstate__(state)
         self._connect(self.__dict__.pop("_given"))
-
-
-def mark_of(found: Mapping[str, Any]) -> Tensor:
-    """The hash in a state, if there is one."""
-    mark = found.get("fingerprint")
-    return mark.cpu() if isinstance(mark, Tensor) else torch.zeros(0, dtype=torch.uint8)
 
 
 __all__ = ["UNFIT", "PathSpace"]

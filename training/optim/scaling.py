@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from .layout import PathTensor
+from .tensors import PathTensor
 
 # number of elements that, with intermediate results, fit into the cache of a CPU
 CACHED = 1 << 17
@@ -17,21 +17,6 @@ CACHED = 1 << 17
 LAUNCHED = 1 << 22
 # an entry, its weights and its gradient, in the shape of a step
 Item = tuple[PathTensor, Tensor, Tensor | None]
-
-
-def by_column(first: Tensor, second: Tensor, count: int) -> Tensor:
-    """Sums over columns of the products of two matrices' entries, ``count`` rows at a time.
-
-    Example:
-        >>> by_column(torch.ones(5, 2), torch.full((5, 2), 3.0), 2)
-        tensor([15., 15.])
-    """
-    # add groups of rows elementwise in memory that fits into the cache, then sum over columns once
-    (start, *firsts), (other, *seconds) = first.split(count), second.split(count)
-    added: Tensor = start * other
-    for a, b in zip(firsts, seconds, strict=True):
-        added[: len(a)].addcmul_(a, b)
-    return added.sum(0)
 
 
 class Factors:
@@ -53,7 +38,7 @@ class Factors:
         if dtype not in self._cast:
             # (in half precision, factors would be rounded more than weights)
             kind = torch.promote_types(dtype, torch.float32)
-            self._cast[dtype] = self.values.to(kind).split(self.sizes)
+            self._cast[dtype] = self.values.to(kind).split_with_sizes(self.sizes)
         return self._cast[dtype]
 
     def tail(self, entry: PathTensor, dtype: torch.dtype) -> Tensor | None:
@@ -293,7 +278,6 @@ __all__ = [
     "CACHED",
     "Factors",
     "Item",
-    "by_column",
     "by_tail",
     "enter_",
     "leave_",

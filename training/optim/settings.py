@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
@@ -19,6 +20,25 @@ from pathspace.files.checkpoints import bare
 
 # the lower end of settings that must not be 0
 SMALLEST = sys.float_info.min
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How a step depends on path values.
+
+    Attributes:
+        power: 2 for optimizers whose steps are linear in gradients, so that the learning rate of
+            an edge is multiplied by ``1 / (pre_tail s_head)^2``; 1 for those that divide by the
+            size of gradients.
+        cap: upper bound of this multiplier, in the balanced gauge at the start.
+        relative: whether steps are those of logarithms of path values, without multipliers.
+        min_ratio: smallest absolute ratio of a path value to that at the start.
+    """
+
+    power: int = 2
+    cap: float | None = None
+    relative: bool = False
+    min_ratio: float = 1e-12
 
 
 def expect_parameters(owner: str, params: object) -> list[Any]:

@@ -136,16 +136,22 @@ class Shell(Optimizer):
         """The step of a subclass, without gradients; here that of the inner optimizers."""
         return self._inner_steps(closure)
 
+    @staticmethod
+    def _loss(closure: Closure | None) -> Any:
+        """The loss of a closure, which computes gradients."""
+        if closure is None:
+            return None
+        with torch.enable_grad():
+            return closure()
+
     def _inner_steps(self, closure: Closure | None = None) -> Any:
         """One step of each inner optimizer; returns the loss of the closure."""
-        self._stepping, loss = True, None
+        self._stepping = True
         try:
             if len(self.optimizers) == 1:
                 one = self.optimizers[0]
                 return one.step() if closure is None else one.step(closure)
-            if closure is not None:
-                with torch.enable_grad():
-                    loss = closure()
+            loss = self._loss(closure)
             for one in self.optimizers:
                 one.step()
         finally:

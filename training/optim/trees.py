@@ -12,12 +12,11 @@ import torch
 from scipy.sparse import coo_array, csr_array
 from torch import Tensor
 
-from pathspace.errors import UnsupportedError
+from pathspace.errors import InputError, UnsupportedError
 from pathspace.graph.spanning_tree import SpanningTree
 from pathspace.paths.skeleton import Skeleton
 
-from .layout import Layout
-from .sharding import Spread, local
+from .tensors import Layout, Spread, local
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,10 +70,8 @@ class TreeProducts:
 
     def chains(self, layout: Layout) -> Tensor:
         """The path values of all chains; 1 for the root."""
-        count = len(self.table) // 4
-        values = self.table.index_select(0, layout.first)
-        values = values * self.table.index_select(0, layout.first + count)
-        values[0] = 1
+        before, after = self.table.index_select(0, layout.first.view(-1)).view(2, -1)
+        values: Tensor = before * after
         return values
 
     def expect_numbers(self, owner: str, layout: Layout, skeleton: Skeleton) -> None:
@@ -119,6 +116,64 @@ def digest(text: str) -> Tensor:
 def choice(skeleton: Skeleton) -> Tensor:
     """A hash of the rule and the seed, which choose other trees for other weights."""
     return digest(f"{skeleton.rule} {skeleton.seed}")
+
+
+def fingerprint(skeleton: Skeleton) -> str:
+    """A hash of the two trees."""
+    trees_hash = hashlib.sha256()
+    for tree in (skeleton.tree_in, skeleton.tree_out):
+        for array in (tree.block, tree.index, tree.forward, tree.parent):
+            trees_hash.update(np.ascontiguousarray(array).tobytes())
+    return trees_hash.hexdigest()
+
+
+def mark_of(found: Mapping[str, Any]) -> Tensor:
+    """The hash in a state, if there is one."""
+    mark = found.get("fingerprint")
+    return mark.cpu() if isinstance(mark, Tensor) else torch.zeros(0, dtype=torch.uint8)
+
+
+def kept_of(
+    owner: str,
+    found: Mapping[str, Any],
+    wanted: Mapping[str, tuple[int, ...]],
+    sizes: Mapping[str, int],
+    device: torch.device,
+) -> dict[str, Any]:
+    """A copy of what a state holds of path space, besides the trees.
+
+    Args:
+        owner: the optimizer's class, for messages.
+        found: the entry of the state.
+        wanted: names of vectors, with their shapes.
+        sizes: for each group, the number of its chains.
+        device: where vectors belong.
+
+    Raises:
+        InputError: a vector is missing, or of another shape.
+    """
+    kept: dict[str, Any] = {"chains": {}}
+    for name, shape in wanted.items():
+        value = found.get(name)
+        if not isinstance(value, Tensor) or value.shape != torch.Size(shape):
+            raise InputError(
+                f"{owner} found a damaged state: path_space[{name!r}] is not a tensor of shape"
+                f" {shape}, expected what optimizer.state_dict() returned; load another checkpoint."
+            )
+        kept[name] = value.detach().to(device, copy=True)
+    for key, entry in found.get("chains", {}).items():
+        kept["chains"][key] = {}
+        for name, value in entry.items():
+            if isinstance(value, Tensor) and value.ndim and len(value) != sizes.get(key):
+                raise InputError(
+                    f"{owner} found a damaged state: the {name!r} of path values has {len(value)}"
+                    f" numbers, expected {sizes.get(key, 0)}; load another checkpoint."
+                )
+            if isinstance(value, Tensor):
+                # (numbers of steps stay where the optimizer has put them)
+                value = value.detach().to(device if value.ndim else value.device, copy=True)
+            kept["chains"][key][name] = value
+    return kept
 
 
 def packed(skeleton: Skeleton) -> dict[str, Tensor]:
@@ -198,4 +253,12 @@ def _tree(table: np.ndarray, rest: np.ndarray, number: int) -> SpanningTree:
     )
 
 
-__all__ = ["TreeProducts", "digest", "packed", "unpacked"]
+__all__ = [
+    "TreeProducts",
+    "digest",
+    "fingerprint",
+    "kept_of",
+    "mark_of",
+    "packed",
+    "unpacked",
+]
