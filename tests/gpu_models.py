@@ -21,14 +21,11 @@ from zoo.entry import Entry, load
 import pathspace as ps
 from pathspace import diagnostics
 from pathspace.training import (
-    EMASGD,
     GSGD,
     GAdam,
     GaugeFixed,
     PathNorm,
     PathSGD,
-    RescaleSGD,
-    SignProp,
     init_skeleton,
     penalize,
     suggest,
@@ -256,15 +253,12 @@ MAKERS: dict[str, Callable[[nn.Module, ps.ReductionGraph, Tensor], torch.optim.O
         m.parameters(), lr=0.01, skeleton=g.skeleton(), fused=True
     ),
     "path sgd": lambda m, g, x: PathSGD(m.parameters(), lr=0.01, model=m, example=(x,)),
-    "ema": lambda m, g, x: EMASGD(m.parameters(), lr=0.01),
-    "rescaled": lambda m, g, x: RescaleSGD(m.parameters(), lr=0.01),
-    "signs": lambda m, g, x: SignProp(m.parameters(), lr=0.01),
     "fixed adamw": lambda m, g, x: GaugeFixed(torch.optim.AdamW(m.parameters(), lr=0.01), g),
     "fixed sgd": lambda m, g, x: GaugeFixed(
         torch.optim.SGD(m.parameters(), lr=0.01, momentum=0.9), g, return_to="user"
     ),
     "fixed and fused": lambda m, g, x: GaugeFixed(
-        torch.optim.AdamW(m.parameters(), lr=0.01, fused=True), g, fused=gpu(x)
+        torch.optim.AdamW(m.parameters(), lr=0.01, fused=True), g
     ),
     "fixed and captured": lambda m, g, x: GaugeFixed(
         torch.optim.AdamW(m.parameters(), lr=0.01, capturable=gpu(x)), g

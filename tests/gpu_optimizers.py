@@ -12,7 +12,7 @@ from training_pairs import Problem, largest_difference
 
 import pathspace as ps
 from pathspace.training import GSGD, init_skeleton
-from pathspace.training.optim.kernels import LAUNCHED
+from pathspace.training.optim.scaling import LAUNCHED
 from tests.training.test_optim_device import MEMBERS, MODELS
 
 DEVICE = "cuda"

@@ -65,10 +65,10 @@ GROUPS: dict[str, tuple[int, Sequence[str], Sequence[str]]] = {
     "checker": (30, ["pathspace/checker/*.py"], ["checker_parts", "checker"]),
     "optimizers": (
         50, [f"training/optim/{name}.py" for name in
-             ("gsgd", "gadam", "pathwise", "space", "tree_products", "sweeps", "vectors",
-              "versions", "bounds", "path_sgd", "gauge_fixed",
-              "canonical_gauge", "initial", "multipliers", "layout")],
-        ["steps_by_hand", "gsgd_oracle", "optim_path_values", "optim_options", "gauge_fixed",
+             ("shell", "path_space", "coordinates", "layout", "trees", "scaling", "descents",
+              "gauge_fixed", "gauge_moves", "sweeps", "canonical_gauge", "multipliers")],
+        ["steps_by_hand", "gsgd_oracle", "path_space", "optim_path_values", "optim_options",
+         "gauge_fixed",
          "gauge_fixed_state", "optim_conventions", "optim_robust", "suggest"]),
     "diagnostics": (
         30, [f"diagnostics/{name}.py" for name in
@@ -234,7 +234,7 @@ class Changed(importlib.abc.MetaPathFinder):
 
 
 def module_name(path: str) -> str:
-    """``training/optim/gsgd.py`` -> ``pathspace.training.optim.gsgd``."""
+    """``training/optim/shell.py`` -> ``pathspace.training.optim.shell``."""
     name = path.removesuffix(".py").replace("/", ".")
     return name if name.startswith("pathspace.") else f"pathspace.{name}"
 

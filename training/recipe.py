@@ -15,7 +15,7 @@ import pathspace as ps
 from pathspace.errors import InputError
 from pathspace.paths.skeleton import Skeleton
 
-from .optim import EMASGD, GSGD, GAdam, PathSGD, RescaleSGD, SignProp, init_skeleton
+from .optim import GSGD, GAdam, PathSGD, init_skeleton
 from .recurrent_part import recurrent_gsgd, recurrent_path_sgd
 from .task import Task
 
@@ -136,36 +136,6 @@ OPTIMIZERS = {
         ),
         OptimizerKind(
             "gadam", "Adam on the values of basis paths", 0.002, "unit-skeleton", True, _gadam
-        ),
-        OptimizerKind(
-            "average",
-            "moving-average descent, 0.9",
-            0.05,
-            "default",
-            False,
-            lambda model, lr, skeleton, example: EMASGD(model.named_parameters(), lr=lr),
-        ),
-        OptimizerKind(
-            "rescaled",
-            "descent rescaled by tensor, 0.9",
-            0.001,
-            "default",
-            False,
-            lambda model, lr, skeleton, example: RescaleSGD(
-                model.named_parameters(), lr=lr, gamma=0.9
-            ),
-            None,
-        ),
-        OptimizerKind(
-            "signs",
-            "sign descent, 0.9",
-            0.0005,
-            "default",
-            False,
-            lambda model, lr, skeleton, example: SignProp(
-                model.named_parameters(), lr=lr, gamma=0.9
-            ),
-            None,
         ),
     )
 }

@@ -17,8 +17,8 @@ from pathspace.errors import InputError, InputTypeError, UnsupportedError, expec
 from pathspace.tracing import trace
 
 from .optim import GSGD, PathSGD
-from .optim.joined import Joined
-from .optim.path_sgd import evaluating
+from .optim.shell import Shell
+from .path_norm import evaluating
 
 # of a model: one tensor, or all in order
 Inputs = Tensor | tuple[Any, ...]
@@ -118,16 +118,16 @@ class RecurrentPart(nn.Module):
         one = sequence.narrow(batch, 0, 1) if sequence.dim() > 2 else sequence
         return (torch.ones_like(one),)
 
-    def joined(self, inner: torch.optim.Optimizer, model: nn.Module, lr: float) -> Joined:
+    def joined(self, inner: torch.optim.Optimizer, model: nn.Module, lr: float) -> Shell:
         """Return the optimizer of the layers together with SGD for all
         other weights of the model, if there are any.
         """
         mine = {id(p) for p in self.parameters()}
         rest = [p for p in model.parameters() if id(p) not in mine]
-        return Joined([inner, *([torch.optim.SGD(rest, lr=lr)] if rest else [])])
+        return Shell([inner, *([torch.optim.SGD(rest, lr=lr)] if rest else [])])
 
 
-def recurrent_gsgd(model: nn.Module, lr: float, inputs: Inputs) -> Joined:
+def recurrent_gsgd(model: nn.Module, lr: float, inputs: Inputs) -> Shell:
     """Return G-SGD for the recurrent layers and SGD for the rest; with a single layer it is SGD.
 
     Args:
@@ -154,7 +154,7 @@ def recurrent_gsgd(model: nn.Module, lr: float, inputs: Inputs) -> Joined:
     return part.joined(GSGD(part.named_parameters(), lr=lr, skeleton=skeleton), model, lr)
 
 
-def recurrent_path_sgd(model: nn.Module, lr: float, inputs: Inputs) -> Joined:
+def recurrent_path_sgd(model: nn.Module, lr: float, inputs: Inputs) -> Shell:
     """Return Path-SGD for the recurrent layers, whose inputs can be set to
     one, and SGD for the rest.
 

@@ -25,8 +25,8 @@ from pathspace.models.copies import safe_deepcopy
 from .optim.canonical_gauge import canonical
 from .optim.gauge_fixed import GaugeFixed
 from .optim.matching import blocks_of
-from .optim.movable import movable
 from .optim.multipliers import LARGE, Multipliers, multipliers
+from .optim.sweeps import movable
 
 # relative change of all matrices together in one step, without a test of rates; trained weights
 # that are not at a minimum of the loss tolerate it

@@ -56,7 +56,7 @@ def train(
             help=(
                 "On the values of basis paths: gsgd, gmomentum (0.9), gadam. On weights: sgd,"
                 " momentum (0.9), adam, "
-                "path-sgd (scaled by the path norm), average, rescaled, signs. For recurrent layers"
+                "path-sgd (scaled by the path norm). For recurrent layers"
                 " alone, and sgd for the "
                 "rest: recurrent-gsgd, recurrent-path-sgd. Or any optimizer of torch by the name of"
                 " its class, such as "
@@ -88,8 +88,7 @@ def train(
             min=0,
             help=(
                 "Weight decay; for gsgd, gmomentum and gadam, decay of the values of basis paths."
-                " Refused for path-sgd, recurrent-path-sgd, rescaled, signs and Rprop, which have"
-                " none."
+                " Refused for path-sgd, recurrent-path-sgd and Rprop, which have none."
             ),
             show_default="the optimizer's own: 0.01 AdamW, 0.1 Muon, else 0",
         ),

@@ -57,7 +57,7 @@ with tempfile.TemporaryDirectory() as folder:
     ps.save_masks(skeleton, file)
     loaded = ps.load_masks(file)
 print(loaded.header["weights"], loaded.header["units"])
-print(all(mask.equal(skeleton.masks[name]) for name, mask in loaded.union.items()))
+print(all(mask.equal(skeleton.masks[name]) for name, mask in loaded.masks.items()))
 
 # %% [markdown]
 # Next: `pathspace masks net.py:TwoStreams --input 2x5 -o masks.safetensors`, and `pathspace draw` for a picture.

@@ -89,8 +89,8 @@ def transported(optimizer: Optimizer, parameter: Tensor) -> Iterator[tuple[Tenso
             raise UnsupportedError(
                 f"{kind.__name__} keeps a buffer {key!r} of shape {tuple(buffer.shape)} for a"
                 f" weight of shape {tuple(parameter.shape)}, and pathspace does not know how it"
-                " scales with the weight; declare it with ps.register_transport, rescale before"
-                " training, or drop the optimizer's state."
+                " scales with the weight; declare it with ps.register_transport, or drop the"
+                " optimizer's state."
             )
         power = own[key]
         yield buffer, power if isinstance(power, int) else power(optimizer)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from scipy.sparse import csr_array
+from scipy.sparse import coo_array, csr_array
 from torch import Tensor
 
-from ..models.values import require_values
+from ..errors import InputError
+from ..models.values import has_values, require_values
 from .structure import Structure
 
 
@@ -42,6 +43,86 @@ class SpanningTree:
     rounds: tuple[np.ndarray, ...]
     rest: csr_array
     dead: np.ndarray
+
+    @classmethod
+    def of_edges(
+        cls, graph: Structure, entering: bool, edges: Mapping[int, np.ndarray]
+    ) -> SpanningTree:
+        """The tree with given edges: they determine its shape.
+
+        Args:
+            graph: the reduction graph.
+            entering: whether its edges enter their units.
+            edges: block -> flat positions of the edges in its tensor.
+
+        Raises:
+            InputError: they do not span all units.
+        """
+        ends, places = [], []
+        for block, flat in edges.items():
+            entry = graph.blocks[block]
+            pair = torch.broadcast_tensors(entry.tail, entry.head)
+            ends.append([ids.expand(entry.shape).reshape(-1)[flat].numpy() for ids in pair])
+            places.append(np.stack([np.full(len(flat), block), flat]))
+        (tail, head), (source, index) = np.concatenate(ends, 1), np.concatenate(places, 1)
+        count = graph.num_units + 1
+        sides = [
+            csr_array(graph.expand[np.abs(ids)].multiply(np.sign(ids)[:, None]))
+            for ids in (head, tail)
+        ]
+        change = csr_array(sides[0] - sides[1])
+        change.eliminate_zeros()
+        tree = cls(
+            block=np.full(count, -1, np.int64),
+            index=np.full(count, -1, np.int64),
+            forward=np.zeros(count, bool),
+            parent=np.zeros(count, np.int64),
+            own=np.ones(count, np.int64),
+            other=np.ones(count, np.int64),
+            rounds=(),
+            rest=csr_array((count, count), dtype=np.int64),
+            dead=np.zeros(count, bool),
+        )
+        reached, rounds, rest = np.arange(count) == 0, [], tree.rest
+        while not reached.all():
+            open_ = (~reached).astype(np.int64)
+            own = change @ open_
+            good = np.flatnonzero(((change != 0).astype(np.int64) @ open_ == 1) & (abs(own) == 1))
+            which = (change[good] != 0).astype(np.int64) @ (open_ * np.arange(count))
+            units, first = np.unique(which, return_index=True)
+            chosen = good[first]
+            if not len(units):
+                raise InputError(
+                    f"The masks reach {reached.sum() - 1} of {graph.num_units} units of the"
+                    " reduction graph, expected one edge for each; load masks of this architecture."
+                )
+            tree.block[units], tree.index[units] = source[chosen], index[chosen]
+            if graph.forms.shape[0]:
+                # (other factors of products stand apart, as in a tree that was grown)
+                tree.forward[units], tree.own[units] = True, own[chosen]
+                place = (units, np.arange(len(units)))
+                spread = coo_array((-own[chosen], place), shape=(count, len(units))).tocsr()
+                alone = coo_array((own[chosen], place[::-1]), shape=(len(units), count)).tocsr()
+                rest = rest + spread @ (change[chosen] - alone)
+            else:
+                ahead = np.abs(head[chosen]) == units
+                near, far = (
+                    np.where(ahead, one[chosen], other[chosen])
+                    for one, other in ((head, tail), (tail, head))
+                )
+                tree.forward[units] = ahead == entering
+                tree.parent[units] = np.abs(far)
+                tree.own[units] = np.where(near < 0, -1, 1)
+                tree.other[units] = np.where(far < 0, -1, 1)
+            reached[units] = True
+            rounds.append(units)
+        tree = replace(tree, rounds=tuple(rounds), rest=csr_array(rest))
+        if all(has_values(parameter) for parameter in graph.parameters.values()):
+            zero = (tree.gather(graph) == 0).numpy()
+            for units in rounds:
+                others = abs(tree.rest[units]) @ tree.dead.astype(np.int64) > 0
+                tree.dead[units] = zero[units] | tree.dead[tree.parent[units]] | others
+        return tree
 
     def without(self, units: np.ndarray) -> SpanningTree:
         """The tree without some units, which have no edge and the value 1.

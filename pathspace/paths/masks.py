@@ -10,9 +10,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, expect_arguments
 from ..files.tensor_files import StoredTensor, as_bytes, write
 from ..files.writing import existing_file, replacing
+from ..graph.spanning_tree import SpanningTree
+from ..graph.structure import Structure
 from .skeleton import Skeleton
 
 FORMAT = "pathspace-masks/1"
@@ -41,9 +43,56 @@ class Masks(dict[str, dict[str, Tensor]]):
         return self["outgoing"]
 
     @property
-    def union(self) -> dict[str, Tensor]:
-        """The paper's mask: entering or leaving."""
+    def masks(self) -> dict[str, Tensor]:
+        """The paper's mask, entering or leaving, as :attr:`pathspace.Skeleton.masks`."""
         return {name: mask | self["outgoing"][name] for name, mask in self["incoming"].items()}
+
+    def skeleton(self, graph: Structure) -> Skeleton:
+        """The skeleton with these masks.
+
+        Args:
+            graph: the reduction graph of a model of the same architecture.
+
+        Raises:
+            InputError: the masks are those of another architecture.
+
+        Example:
+            >>> import tempfile, torch, pathspace as ps
+            >>> model, x = (
+            ...     torch.nn.Sequential(
+            ...         torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1)
+            ...     ),
+            ...     torch.randn(1, 2),
+            ... )
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     ps.save_masks(ps.trace(model, x).skeleton(), f"{folder}/masks.safetensors")
+            ...     masks = ps.load_masks(f"{folder}/masks.safetensors")
+            >>> masks.skeleton(ps.trace(model, x)).rule
+            'modulo'
+        """
+        expect_arguments("Masks.skeleton", graph=graph)
+        found = []
+        for part in (self.incoming, self.outgoing):
+            for block in graph.blocks:
+                shape = tuple(part[block.name].shape) if block.name in part else None
+                if shape != block.shape:
+                    raise InputError(
+                        f"Masks.skeleton found {f'a mask of shape {shape}' if shape else 'no mask'}"
+                        f" of {block.name!r}, expected shape {block.shape}; load masks of this"
+                        " architecture."
+                    )
+            found.append(
+                {
+                    number: part[block.name].reshape(-1).nonzero()[:, 0].numpy()
+                    for number, block in enumerate(graph.blocks)
+                }
+            )
+        tree_in = SpanningTree.of_edges(graph, True, found[0])
+        # (with products of scales, one tree serves both directions)
+        one = bool(graph.forms.shape[0])
+        tree_out = tree_in if one else SpanningTree.of_edges(graph, False, found[1])
+        rule, seed = self.header.get("rule", "modulo"), int(self.header.get("seed", 0))
+        return Skeleton(graph, tree_in, tree_out, rule, seed)
 
 
 def save_masks(skeleton: Skeleton, path: str | PathLike[str]) -> None:

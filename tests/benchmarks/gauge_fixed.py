@@ -19,7 +19,7 @@ def gauge_fixed(name: str, device: str, rounds: int, threads: int) -> dict[str, 
 
     Training steps take turns, until every set of units was treated as often as the others (a
     sweep treats one of them): of the steps the mean counts, since some sets hold more weights
-    than others. On a GPU both also run with kernels of their own, ``fused=True``.
+    than others. On a GPU both also run with torch's fused AdamW.
     """
     torch.manual_seed(0)
     torch.set_num_threads(threads)
@@ -33,7 +33,7 @@ def gauge_fixed(name: str, device: str, rounds: int, threads: int) -> dict[str, 
         twins = copy.deepcopy(model), copy.deepcopy(model)
         plain, inner = (torch.optim.AdamW(m.parameters(), lr=1e-4, fused=fused) for m in twins)
         start = time.perf_counter()
-        fixed = GaugeFixed(inner, graph, model=twins[1], fused=bool(fused))
+        fixed = GaugeFixed(inner, graph, model=twins[1])
         made = time.perf_counter() - start
         arms |= {"adamw" + end: (twins[0], plain), "fixed" + end: (twins[1], fixed)}
     clock = time.process_time if device == "cpu" and threads == 1 else time.perf_counter

@@ -26,7 +26,7 @@ def test_round_trip(tmp_path: Path) -> None:
     for name, mask in chosen.masks.items():
         assert torch.equal(masks["incoming"][name], chosen.incoming[name])
         assert torch.equal(masks["outgoing"][name], chosen.outgoing[name])
-        assert torch.equal(masks.union[name], mask)
+        assert torch.equal(masks.masks[name], mask)
         assert mask.shape == chosen.graph.parameters[name].shape
     assert sum(int(mask.sum()) for mask in masks["incoming"].values()) == chosen.graph.num_units
 

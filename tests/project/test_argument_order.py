@@ -49,8 +49,6 @@ WRONG: dict[str, Case] = {
     "GSGD, graph": lambda m, g, x, path: training.GSGD(m.parameters(), skeleton=g),  # type: ignore[arg-type]
     "GAdam": lambda m, g, x, path: training.GAdam(g, skeleton=g.skeleton()),  # type: ignore[arg-type]
     "PathSGD": lambda m, g, x, path: training.PathSGD(m, model=m, example=(x,)),  # type: ignore[arg-type]
-    "EMASGD": lambda m, g, x, path: training.EMASGD(m),  # type: ignore[arg-type]
-    "SignProp": lambda m, g, x, path: training.SignProp(x),  # type: ignore[arg-type]
     "GaugeFixed": lambda m, g, x, path: training.GaugeFixed(g, m),  # type: ignore[arg-type]
     "init_skeleton": lambda m, g, x, path: training.init_skeleton(g.skeleton(), m),  # type: ignore[arg-type]
     "suggest": lambda m, g, x, path: training.suggest(g, m),  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ from pathspace import diagnostics, training
 from pathspace.diagnostics import dataflow
 from pathspace.inference import eps_detection
 from pathspace.inference.registry import FACTS, KINDS, RULES, Facts
-from pathspace.training.optim import path_sgd
+from pathspace.training import path_norm
 
 ROOT = Path(__file__).parents[2]
 WRITE_AGAIN = "write it again: python tests/project/test_docs.py"
@@ -219,7 +219,7 @@ def of_dataflow(facts: Facts) -> str:
 
 def of_path_sgd(facts: Facts) -> str:
     """When Path-SGD refuses an operation."""
-    if facts.kind in path_sgd.CROOKED:
+    if facts.kind in path_norm.CROOKED:
         return "refused"
     several = facts.linear == "each" or facts.kind == "quotient"
     return (

@@ -32,15 +32,11 @@ TWICE = {
     "match": f"the command of two models; and of parameters with weight blocks: {APART}",
     "sweep": f"the command of settings; and of weight scales: {PUBLIC}",
     **dict.fromkeys(["main", "register", "render", "run"], ENTRY),
-    **dict.fromkeys(
-        ["by_chain", "descend", "finish", "launch", "pass_on", "ratio_of", "reduce", "update"],
-        KERNEL,
-    ),
     "Claim": "about one network, which users know; and about the methods of an experiment",
     "Comparison": f"of two models, and of two reports: {PUBLIC}",
     "Estimate": "of a number, which users know; and of the time that an experiment takes",
     "versus": "of two reports, which users know; and of the results of two methods",
-    **dict.fromkeys(["Part", "Record", "Table", "address", "find", "given", "toy"], APART),
+    **dict.fromkeys(["Record", "Table", "find", "given", "toy"], APART),
     "show": "verdicts, and values of settings: in experiments alone",
     "together": "provenances, and verdicts: in experiments alone",
 }

@@ -205,7 +205,7 @@ def test_a_step_is_the_optimizers_step_and_a_rescaling(name: str, kind: str) -> 
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
         states = (optimizer.state_dict()["state"], slow.state_dict()["state"])
         for key in states[0]:
-            for part in states[0][key]:
+            for part in states[0][key].keys() - {"gauge"}:
                 torch.testing.assert_close(
                     states[0][key][part], states[1][key][part], rtol=1e-8, atol=1e-12
                 )
@@ -365,6 +365,7 @@ class Adapted(nn.Module):
 
 
 @pytest.mark.parametrize("listed", [True, False])
+@pytest.mark.filterwarnings("ignore:GaugeFixed found .* trained parameters:UserWarning")
 def test_adapters_have_a_gauge_of_their_own(listed: bool) -> None:
     torch.manual_seed(0)
     model, x, y = Adapted().double(), torch.randn(40, 5).double(), torch.arange(40) % 3
@@ -487,7 +488,6 @@ def test_wrong_use_is_refused_in_a_sentence() -> None:
     cases: list[tuple[Callable[[], Any], str]] = [
         (lambda: GaugeFixed(model, graph), "found an optimizer of type Sequential"),
         (lambda: GaugeFixed(inner(), model), "GaugeFixed found a Sequential as its graph"),
-        (lambda: GaugeFixed(inner(), graph, gauge="best"), "gauge='best'"),
         (lambda: GaugeFixed(inner(), graph, norms="rows"), "norms='rows'"),
         (lambda: GaugeFixed(inner(), graph, return_to="there"), "return_to='there'"),
     ]

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import pathspace as ps
 from pathspace import InputError
 from pathspace.training import GSGD, GAdam, GaugeFixed, PathSGD
-from pathspace.training.optim.joined import Joined
+from pathspace.training.optim.shell import Shell
 
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
 
@@ -35,9 +35,9 @@ def gauge_fixed(model: nn.Module) -> GaugeFixed:
     return GaugeFixed(torch.optim.AdamW(model.parameters(), lr=0.01), ps.trace(model, X))
 
 
-def joined(model: nn.Module) -> Joined:
+def joined(model: nn.Module) -> Shell:
     weights, biases = ([p for p in model.parameters() if p.dim() == dims] for dims in (2, 1))
-    return Joined([torch.optim.Muon(weights, lr=0.1), torch.optim.AdamW(biases, lr=0.01)])
+    return Shell([torch.optim.Muon(weights, lr=0.1), torch.optim.AdamW(biases, lr=0.01)])
 
 
 WRAPPERS: dict[str, Callable[[nn.Module], Any]] = {
@@ -67,11 +67,13 @@ def test_a_gauge_with_a_missing_or_damaged_part_is_refused(key: str) -> None:
     optimizer = gauge_fixed(model)
     step(model, optimizer)
     good = optimizer.state_dict()
-    gauge = good["gauge"]
+    first = good["state"][0]
+    gauge = first["gauge"]
     without = {name: value for name, value in gauge.items() if name != key}
     for bad in (without, {**gauge, key: None}, {**gauge, key: [1.0]}):
         with pytest.raises(InputError, match="GaugeFixed found a state"):
-            optimizer.load_state_dict({**good, "gauge": bad})
+            state = {**good["state"], 0: {**first, "gauge": bad}}
+            optimizer.load_state_dict({**good, "state": state})
     optimizer.load_state_dict(good)
 
 
@@ -192,10 +194,10 @@ def test_parameters_belong_to_one_optimizer_of_the_model() -> None:
     assert len(both.param_groups) == groups
 
 
-def path_and_plain(model: nn.Module) -> Joined:
+def path_and_plain(model: nn.Module) -> Shell:
     first, last = model[0].parameters(), model[2].parameters()
     path = PathSGD(first, lr=0.01, model=model, example=(X[:1],), every=3)
-    return Joined([path, torch.optim.SGD(last, lr=0.01)])
+    return Shell([path, torch.optim.SGD(last, lr=0.01)])
 
 
 def test_joined_states_hold_what_their_optimizers_add() -> None:

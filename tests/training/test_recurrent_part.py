@@ -14,7 +14,7 @@ from pathspace.errors import InputError, PathspaceError
 from pathspace.training import GSGD
 from pathspace.training.experiments.models import ReluRNN
 from pathspace.training.experiments.models.language import StackedReluLM
-from pathspace.training.optim.joined import Joined
+from pathspace.training.optim.shell import Shell
 from pathspace.training.recurrent_part import RecurrentPart, recurrent_gsgd, recurrent_path_sgd
 
 TOKENS = torch.arange(10).reshape(2, 5) % 7
@@ -163,7 +163,7 @@ MAKE = pytest.mark.parametrize("make", [recurrent_gsgd, recurrent_path_sgd])
 @MAKE
 @pytest.mark.parametrize("how", ["keyword", "packed", "a tensor", "a list", "samples alone"])
 def test_ways_to_hand_over_a_sequence_take_the_same_steps(
-    make: Callable[..., Joined], how: str
+    make: Callable[..., Shell], how: str
 ) -> None:
     inputs = {
         "a tensor": SEQUENCES,
@@ -182,7 +182,7 @@ def test_ways_to_hand_over_a_sequence_take_the_same_steps(
 
 
 @MAKE
-def test_recurrent_layers_may_be_the_whole_model(make: Callable[..., Joined]) -> None:
+def test_recurrent_layers_may_be_the_whole_model(make: Callable[..., Shell]) -> None:
     model = Sorts().rnn
     optimizer = make(model, 0.01, (SEQUENCES,))
     before = weights(model)
@@ -208,7 +208,7 @@ def test_recurrent_layers_may_be_the_whole_model(make: Callable[..., Joined]) ->
     ],
 )
 def test_what_has_no_path_space_is_refused(
-    make: Callable[..., Joined], model: object, inputs: object, words: str
+    make: Callable[..., Shell], model: object, inputs: object, words: str
 ) -> None:
     with pytest.raises(PathspaceError, match=words):
         make(model, 0.01, inputs)

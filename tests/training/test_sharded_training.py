@@ -4,7 +4,6 @@ the steps of one process.
 
 from __future__ import annotations
 
-import importlib.util
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -36,15 +35,14 @@ from torch.distributed.tensor.parallel import (
 )
 
 import pathspace as ps
-from pathspace.training import GSGD, GAdam, GaugeFixed, PathSGD, init_skeleton
-from pathspace.training.optim.pathwise import PathOptimizer
+from pathspace.training import GSGD, GAdam, GaugeFixed, PathSGD, PathSpace, init_skeleton
 
 # several processes
 pytestmark = pytest.mark.slow
 
 Found = dict[str, object]
 Go = Callable[[int], None]
-MAKERS: dict[str, Callable[..., PathOptimizer]] = {
+MAKERS: dict[str, Callable[..., PathSpace]] = {
     "gsgd": lambda m, s, **more: GSGD(m.named_parameters(), lr=0.02, skeleton=s, **more),
     "momentum": lambda m, s, **more: GSGD(
         m.named_parameters(), lr=0.01, momentum=0.9, weight_decay=0.1, skeleton=s, **more
@@ -88,7 +86,7 @@ def skeleton_of(dtype: torch.dtype = torch.float64) -> ps.Skeleton:
 
 def ready(
     way: str, member: str, dtype: torch.dtype = torch.float64, **more: Any
-) -> tuple[nn.Module, PathOptimizer, Go]:
+) -> tuple[nn.Module, PathSpace, Go]:
     """A model, cut, with its optimizer, and so many steps of it."""
     model, x, y = setting(dtype)
     init_skeleton(model, skeleton_of(dtype))
@@ -189,7 +187,7 @@ def backward(model: nn.Module, x: Tensor, y: Tensor, share: tuple[int, int]) -> 
 
 def train(
     model: nn.Module,
-    optimizer: PathOptimizer,
+    optimizer: PathSpace,
     x: Tensor,
     y: Tensor,
     share: tuple[int, int],
@@ -245,8 +243,7 @@ def work(rank: int, folder: Path) -> None:
         found |= load("both", "rows", member, folder) | load(
             "rows", "rows", member, folder, torch.float32
         )
-    if importlib.util.find_spec("numba"):
-        found |= fused(folder)
+    found |= fused(folder)
     torch.save(found, folder / f"{world}-{rank}.pt")
 
 
@@ -456,7 +453,6 @@ def test_four_processes_save_and_two_go_on(
 def test_fused_steps_on_shards_go_on_where_others_saved_them(
     results: dict[int, list[Found]],
 ) -> None:
-    pytest.importorskip("numba")
     four, two = results[4], results[2]
     for member in FUSED:
         model, _, go = ready("uncut", member)

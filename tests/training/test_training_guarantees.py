@@ -177,8 +177,10 @@ def turned(archive: bytes, rng: random.Random) -> bytes:
         entry = rng.choice(
             [entry for entry in file.infolist() if "/data/" in entry.filename and entry.file_size]
         )
-        content = file.read(entry)
-    place = archive.index(content, entry.header_offset) + rng.randrange(len(content))
+    # (a local header has 30 bytes, a name and padding)
+    lengths = struct.unpack_from("<HH", archive, entry.header_offset + 26)
+    start = entry.header_offset + 30 + sum(lengths)
+    place = start + rng.randrange(entry.file_size)
     return (
         archive[:place] + bytes([archive[place] ^ (1 << rng.randrange(8))]) + archive[place + 1 :]
     )

@@ -147,7 +147,7 @@ def test_every_record_says_the_decay_that_an_optimizer_has_by_itself(tmp_path: P
         (Recipe("AdamW"), 0.01),
         (Recipe("AdamW", decay=0.0), 0.0),
         (Recipe("Adam"), 0.0),
-        (Recipe("signs"), 0.0),
+        (Recipe("path-sgd"), 0.0),
     ):
         assert recipe.decay == decay and recipe.settings().get("decay", 0.0) == decay
         _, optimizer = prepare(task, recipe)
@@ -194,7 +194,6 @@ def test_inputs_that_are_no_images_cannot_be_cropped() -> None:
         (["digits-rows", "--schedule", "cosine 2"], "There is no schedule 'cosine 2'"),
         (["digits-rows", "--optimizer", "Rprop", "--schedule", "linear"], "from the signs"),
         (["digits-rows", "--optimizer", "Rprop", "--clip", "1"], "from the signs of gradients"),
-        (["digits-rows", "--optimizer", "signs", "--decay", "0.1"], "signs has no weight decay"),
         (["digits-rows", "--optimizer", "path-sgd", "--decay", "0.1"], "path-sgd has no weight"),
         (["digits-rows", "--optimizer", "recurrent-path-sgd", "--decay", "0.1"], "no weight decay"),
         (["digits-rows", "--optimizer", "Rprop", "--decay", "0.1"], "Rprop has no weight decay"),

@@ -84,7 +84,7 @@ def test_decay_is_handed_to_the_optimizer(kind: str) -> None:
 
 def test_decay_where_there_is_none_and_decay_that_is_none() -> None:
     with pytest.raises(InputError, match="has no weight decay"):
-        prepare(load_task("digits-rows", hidden=3), Recipe("signs", decay=0.1))
+        prepare(load_task("digits-rows", hidden=3), Recipe("path-sgd", decay=0.1))
     with pytest.raises(InputError, match="weight decay is -1"):
         Recipe("sgd", decay=-1.0)
     assert (

@@ -1,27 +1,29 @@
-"""Optimizers that work on path values instead of weights, and the three of the evolution notes."""
+"""Optimizers in coordinates of a network: path values, or a gauge that is kept."""
 
 from pathspace.gauge.transport import register_transport
 
-from .gadam import GAdam
+from .descents import GSGD, GAdam, PathSGD
 from .gauge_fixed import GaugeFixed
-from .gsgd import GSGD
-from .initial import init_skeleton
-from .path_sgd import PathNorm, PathSGD
-from .simple import EMASGD, RescaleSGD, SignProp
+from .multipliers import init_skeleton
+from .path_space import PathSpace
 
-# moments of gradients with respect to path values, which no rescaling changes
-register_transport(GAdam, {"exp_avg": 0, "exp_avg_sq": 0})
-# relative steps average derivatives with respect to logarithms of path values
-register_transport(GSGD, {"momentum_buffer": lambda optimizer: 0 if optimizer.relative else 1})
+# moments of gradients by path values, which no rescaling changes
+register_transport(
+    PathSpace,
+    dict.fromkeys(
+        (
+            *("momentum_buffer", "exp_avg", "exp_inf", "grad_avg", "prev", "exp_avg_sq"),
+            *("max_exp_avg_sq", "square_avg", "sum", "acc_delta", "ax", "step_size"),
+        ),
+        0,
+    ),
+)
 
 __all__ = [
-    "EMASGD",
     "GSGD",
     "GAdam",
     "GaugeFixed",
-    "PathNorm",
     "PathSGD",
-    "RescaleSGD",
-    "SignProp",
+    "PathSpace",
     "init_skeleton",
 ]

@@ -38,8 +38,6 @@ from pathspace.gauge.pairs import Pairs
 from pathspace.gauge.programme import minimise
 from pathspace.graph.structure import Structure
 
-from .kernels import CACHED, by_column
-
 NORMS = ("unit", "tensor", "initial")
 BALANCED, ENTERED, LEFT, KEPT = 0, 1, -1, 2
 _KINDS = {
@@ -54,10 +52,27 @@ _KINDS = {
 # large, and their squares 16 times.
 FRESH = 16.0
 ROUNDS = 100
+# number of elements of a group of rows that fits into the cache of a processor
+GROUP = 1 << 17
 # tolerance of the solution, about the rounding error
 TOLERANCE = 1e-13
 ROUNDED = 1e-11
 ENOUGH = 1e-9
+
+
+def by_column(first: Tensor, second: Tensor, count: int) -> Tensor:
+    """Sums over columns of the products of two matrices' entries, ``count`` rows at a time.
+
+    Example:
+        >>> by_column(torch.ones(5, 2), torch.full((5, 2), 3.0), 2)
+        tensor([15., 15.])
+    """
+    # add groups of rows elementwise in memory that fits into the cache, then sum over columns once
+    (start, *firsts), (other, *seconds) = first.split(count), second.split(count)
+    added: Tensor = start * other
+    for a, b in zip(firsts, seconds, strict=True):
+        added[: len(a)].addcmul_(a, b)
+    return added.sum(0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +113,7 @@ class Side:
         ):
             # ten times faster than a norm along the first dimension
             rows = value.view(len(value), -1)
-            found = by_column(rows, rows, max(1, CACHED // max(rows.shape[1], 1))).view(
+            found = by_column(rows, rows, max(1, GROUP // max(rows.shape[1], 1))).view(
                 1, *value.shape[1:]
             )
             return found.sum(dims[1:], keepdim=True).double() if dims[1:] else found.double()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 from weakref import ref
 
 import numpy as np
@@ -13,24 +14,21 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pathspace.errors import InputError, InputTypeError, UnsupportedError, expect_arguments
-from pathspace.gauge.moves import move_, move_together_, moved
-from pathspace.gauge.transport import expect_transport, transported
+from pathspace.gauge.transport import expect_transport
 from pathspace.graph.structure import Structure
 
-from .canonical_gauge import BALANCED, KEPT, canonical
-from .fused_sweep import FusedSweep
-from .joined import Joined
-from .kernels import taken, worth_compiling
-from .model_tensors import find_places, find_tensors, moved_away
-from .movable import movable
-from .sharding import refuse_shards
-from .state_order import expect_order, expect_shapes
-from .sweeps import unit_sets
+from .canonical_gauge import BALANCED, KEPT, canonical, incidence, sides
+from .gauge_moves import GaugeMoves, written
+from .matching import find_places, find_tensors
+from .settings import expect_order, expect_shapes
+from .shell import Closure
+from .sweeps import movable
+from .tensors import refuse_shards
 
 RETURNS = ("canonical", "user")
 
 
-class GaugeFixed(Joined):
+class GaugeFixed(GaugeMoves):
     r"""Run an optimizer in the canonical gauge, so that rescaled copies of a network
     have identical trajectories.
 
@@ -54,7 +52,6 @@ class GaugeFixed(Joined):
             such as ``Muon`` for matrices and ``AdamW`` for the rest.
         graph: the reduction graph of the model. Weights outside the optimizer, or without
             ``requires_grad``, keep their values: only the gauge of the others is used.
-        gauge: the canonical gauge; ``"balanced"``.
         norms: the fixed norms for scales on which the loss does not depend (and for units whose
             weights on one side are all 0, as in fresh adapters): ``"unit"``, the norm of each unit,
             at its expectation under torch's default initialisation (4 times that before weights
@@ -64,7 +61,6 @@ class GaugeFixed(Joined):
         return_to: ``"canonical"``: the model remains in the canonical gauge. ``"user"``: between
             steps it has its original gauge.
         model: the model, if it is a copy of the traced one.
-        fused: sweep in three kernels for any number of tensors (needs Triton and a CUDA device).
 
     Raises:
         InputTypeError: the optimizer or the graph has a wrong type.
@@ -96,31 +92,22 @@ class GaugeFixed(Joined):
         True
     """
 
+    _own: ClassVar[str] = "gauge"
+
     def __init__(
         self,
         optimizer: Optimizer | Sequence[Optimizer],
         graph: Structure,
-        gauge: str = "balanced",
         *,
         norms: str = "unit",
         return_to: str = "canonical",
         model: nn.Module | None = None,
-        fused: bool = False,
     ) -> None:
         expect_arguments("GaugeFixed", graph=graph)
         expect_arguments("GaugeFixed", or_none=True, model=model)
-        if gauge != "balanced":
-            raise InputError(
-                f"GaugeFixed found gauge={gauge!r}, expected 'balanced', the one there is."
-            )
         if return_to not in RETURNS:
             raise InputError(
                 f"GaugeFixed found return_to={return_to!r}, expected one of {', '.join(RETURNS)}."
-            )
-        if fused and return_to != "canonical":
-            raise InputError(
-                "GaugeFixed found fused=True with return_to='user', expected 'canonical'; leave one"
-                " out."
             )
         super().__init__(optimizer)
         for one in self.optimizers:
@@ -130,7 +117,7 @@ class GaugeFixed(Joined):
                     " gauge_fixed.unwrap()."
                 )
             expect_transport("GaugeFixed", one)
-        self.norms, self.return_to, self.fused = norms, return_to, fused
+        self.norms, self.return_to = norms, return_to
         self._tensors, self._places = (
             find_tensors(self.param_groups, graph, model),
             find_places(graph, model),
@@ -147,6 +134,11 @@ class GaugeFixed(Joined):
             for block in graph.blocks
             if id(self._tensors[block.name]) in given
         }
+        alone = [
+            block.name
+            for block in graph.blocks
+            if self._tensors[block.name].requires_grad and block.name not in self._asked
+        ]
         if graph.blocks and not self._asked:
             raise InputError(
                 "GaugeFixed found no weight of the reduction graph among the parameters of its"
@@ -162,53 +154,37 @@ class GaugeFixed(Joined):
                 " device; give every device a model of its own."
             )
         self._canonical = canonical(self._graph, self._tensors, norms)
+        if alone:
+            warnings.warn(
+                f"GaugeFixed found {len(alone)} trained parameters that no optimizer has (first:"
+                f" {alone[0]!r}), which keep their values, and so do the scales at them: rescaled"
+                " copies may train differently; give them to an optimizer of the list, such as"
+                " AdamW for biases, or freeze them with requires_grad_(False).",
+                stacklevel=2,
+            )
+        self._warn_of_kept()
         self._device = next(iter(devices), torch.device("cpu"))
         # log-scales from the user's gauge to the canonical one
         self._phi = torch.from_numpy(self._canonical.phi).to(self._device)
         self._find_sets()
         self._turns = 0
-        self._compiles = worth_compiling(
-            [p for group in self.param_groups for p in group["params"]]
-        )
         # (raises an error before anything is changed)
         self._buffers()
         with torch.no_grad():
-            for one in self.optimizers:
-                if isinstance(before := one.__dict__.get("wrapper"), GaugeFixed):
-                    before.unwrap()
-                one.__dict__["wrapper"] = self
+            self._wrap()
             # until the first step, for states that belong to the weights as they were
             self._given = {} if return_to == "user" else self._copies(self._phi)
             stays = return_to == "canonical"
             # (gradients too: a backward pass may have come before)
             self._move(self._phi, state=True, weights=stays, gradients=stays)
-            self._written = {name: _written(self._tensors[name]) for name in self._given}
+            self._written = {name: written(self._tensors[name]) for name in self._given}
 
     # --- the interface of optimizers
 
-    def unwrap(self) -> tuple[Optimizer, ...]:
-        """The inner optimizers, with their state in the gauge of the weights; this
-        wrapper takes no further step.
-
-        Example:
-            >>> import torch, pathspace as ps
-            >>> from pathspace.training import GaugeFixed
-            >>> model, x = (
-            ...     torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1)),
-            ...     torch.randn(3, 4),
-            ... )
-            >>> wrapped = GaugeFixed(
-            ...     torch.optim.SGD(model.parameters(), lr=0.1), ps.trace(model, x)
-            ... )
-            >>> _ = model[0].requires_grad_(False)
-            >>> wrapped = GaugeFixed(wrapped.unwrap(), ps.trace(model, x))
-        """
-        if self._wraps():
-            if self.return_to == "user":
-                self._move(-self._phi, state=True)
-            for one in self.optimizers:
-                del one.__dict__["wrapper"]
-        return self.optimizers
+    def _let_go(self) -> None:
+        """Move the states to the gauge of the weights."""
+        if self.return_to == "user":
+            self._move(-self._phi, state=True)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002
         """Refused, because the free scales depend on all trained parameters.
@@ -223,20 +199,20 @@ class GaugeFixed(Joined):
                 " that again."
             )
 
-    def _state(self) -> dict[str, Any]:
-        """The state of the optimizer and of the gauge."""
-        gauge = {
+    def _published(self) -> dict[str, Any]:
+        """The gauge, as it stands in a state."""
+        targets = {
+            str(key): torch.from_numpy(value.copy())
+            for key, value in self._canonical.targets.items()
+        }
+        return {
             "phi": self._phi.clone(),
             "turns": self._turns,
             "kinds": torch.from_numpy(self._canonical.kinds.copy()),
-            "targets": {
-                key: torch.from_numpy(value.copy())
-                for key, value in self._canonical.targets.items()
-            },
+            "targets": targets,
             "norms": self.norms,
             "return_to": self.return_to,
         }
-        return {**super()._state(), "gauge": gauge}
 
     def _fits(self, gauge: Mapping[str, Any]) -> bool:
         """Whether the gauge of a state has all parts, in the sizes of this model."""
@@ -254,7 +230,7 @@ class GaugeFixed(Joined):
         """Load a state; weights are loaded into the model as usual, at any
         time before the next step.
         """
-        gauge = state_dict.get("gauge")
+        state_dict, gauge = self._without_own(state_dict)
         if not isinstance(gauge, Mapping) or not self._fits(gauge):
             raise InputError(
                 "GaugeFixed found a state without the gauge of this model, expected what"
@@ -271,7 +247,7 @@ class GaugeFixed(Joined):
         given = [p for group in self.param_groups for p in group["params"]]
         expect_order("GaugeFixed", state_dict, self.param_groups)
         expect_shapes("GaugeFixed", state_dict, [p if id(p) in mine else None for p in given])
-        super()._load({key: value for key, value in state_dict.items() if key != "gauge"})
+        super()._load(state_dict)
         found = self._canonical
         self._follow()
         phi, turns = gauge["phi"].to(self._device, copy=True), int(gauge["turns"])
@@ -290,15 +266,10 @@ class GaugeFixed(Joined):
         """State for copies and pickles, without the traced model."""
         graph = replace(self._graph, captured=None, parameters={}, modules={})  # type: ignore[arg-type]
         return {
-            **{
-                key: value
-                for key, value in super().__getstate__().items()
-                if key not in ("sets", "_kernels")
-            },
+            **{key: value for key, value in super().__getstate__().items() if key != "sets"},
             "_graph": graph,
             # (weak references have no copies)
             "_places": {name: (module(), own) for name, (module, own) in self._places.items()},
-            "_last": self._wraps(),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -307,19 +278,29 @@ class GaugeFixed(Joined):
         self._places = {
             name: (ref(module), own) for name, (module, own) in state["_places"].items() if module
         }
-        if self.__dict__.pop("_last"):
-            for one in self.optimizers:
-                one.__dict__["wrapper"] = self
         self._find_sets()
 
     # --- the gauge
 
-    def _find_sets(self) -> None:
-        """Create the sets of units and their kernels."""
-        self.sets = unit_sets(self._graph, self._canonical, self._device, self.norms)
-        self._kernels = [
-            FusedSweep(chosen, self._tensors, self._phi) for chosen in self.sets if self.fused
-        ]
+    def _warn_of_kept(self) -> None:
+        """Warn about units with weights whose scale no gauge fixes."""
+        kept = np.flatnonzero(self._canonical.kinds == KEPT)
+        names: set[str] = set()
+        units: set[int] = set()
+        for side in sides(self._graph) if len(kept) else ():
+            squares = side.squares(self._tensors[side.name].detach()).reshape(-1).cpu().numpy()
+            pairs = incidence(self._graph, [side])
+            own = pairs.unit[squares[pairs.entry] > 0]
+            if found := set(own.tolist()) & set(kept.tolist()):
+                units |= found
+                names.add(side.name)
+        if units:
+            warnings.warn(
+                f"GaugeFixed leaves the scales of {len(units)} of {self._graph.num_units} units as"
+                f" they are (at {min(names)!r}; see fixed_units['nothing']), because weights only"
+                " enter or only leave them: rescaled copies may train differently there.",
+                stacklevel=3,
+            )
 
     @property
     def phi(self) -> Tensor:
@@ -340,25 +321,20 @@ class GaugeFixed(Joined):
             "norm": np.flatnonzero(~chosen["balanced"] & ~chosen["nothing"]) + 1,
         }
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of the optimizer in the canonical gauge, then a sweep; returns
-        the loss of the closure.
-        """
-        return taken(self._take, closure, self._compiles)
-
-    def _take(self, closure: Callable[[], Any] | None) -> Any:
+    def _take(self, closure: Closure | None) -> Any:
         self._look_at_model()
         if self.return_to == "user":
             return self._take_and_return(closure)
+        rests = self._rests() and self._without_gradients()
         loss = self._inner_steps(closure)
-        if self.sets:
+        if self.sets and not rests:
             self._sweep()
         return loss
 
-    def _take_and_return(self, closure: Callable[[], Any] | None) -> Any:
+    def _take_and_return(self, closure: Closure | None) -> Any:
         """A step that leaves the model in the user's gauge, whatever ends it."""
         runs = closure is not None
+        rests = self._rests() and self._without_gradients()
 
         def dense() -> Any:
             loss = closure() if closure else None
@@ -376,7 +352,7 @@ class GaugeFixed(Joined):
                 ends = self._carried_back(own, there)
                 # (before the sweep, which moves weights and state but no others)
                 self._move(-self._phi, gradients=True, statistics=runs)
-            if self.sets:
+            if self.sets and not rests:
                 self._sweep()
         finally:
             self._move(-self._phi, weights=True)
@@ -384,42 +360,15 @@ class GaugeFixed(Joined):
                 self._tensors[name].copy_(end)
         return loss
 
-    def _short(self) -> dict[str, Tensor]:
-        """Copies of the weights in half precision, which two moves would round."""
-        return {
-            name: self._tensors[name].clone()
-            for name in self._asked
-            if torch.finfo(self._tensors[name].dtype).bits < 32
-        }
+    def _without_gradients(self) -> bool:
+        """Whether all gradients are 0, as in a step that loaders take to make the state."""
+        every = [p.grad for group in self.param_groups for p in group["params"]]
+        return not any(bool(grad.any()) for grad in every if grad is not None)
 
-    def _carried_back(
-        self, own: Mapping[str, Tensor], there: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
-        """The weights in the user's gauge after a step: those before it and the change, rounded
-        once.
-
-        Args:
-            own: the weights before the step in the user's gauge.
-            there: the same in the canonical gauge.
-        """
-        if not own:
-            return {}
-        factors, ends = self._graph.gauge_factors(-self._phi.cpu()), {}
-        for name, before in own.items():
-            up, down = (side.to(self._device) for side in factors[name])
-            change = self._tensors[name].float() - there[name].float()
-            ends[name] = before.float().add_(moved(change, up, down)).to(before.dtype)
-        return ends
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _look_at_model(self) -> None:
         """Follow what other code has done to the model since the last step."""
         self._given = {}
-        if not self._wraps():
-            raise InputError(
-                "GaugeFixed found a step after unwrap(), or after another GaugeFixed has taken over"
-                " its optimizer; step the one that has it now."
-            )
+        self._refuse_unwrapped()
         self._follow()
         self._refuse_sparse()
         for name, asked in self._asked.items():
@@ -440,169 +389,6 @@ class GaugeFixed(Joined):
                     " expected dense ones: rows that are not there cannot be rescaled; use"
                     " return_to='canonical' or an embedding without sparse=True."
                 )
-
-    def _wraps(self) -> bool:
-        """Whether this wrapper is the last around its optimizers."""
-        return all(one.__dict__.get("wrapper") is self for one in self.optimizers)
-
-    def _follow(self) -> None:
-        """Follow the model to another device or type: parameters remain the same
-        objects there, buffers do not.
-        """
-        others = moved_away(self._tensors, self._places)
-        self._tensors |= others
-        device = next(
-            (self._tensors[block.name].device for block in self._graph.blocks), self._device
-        )
-        if others or device != self._device:
-            self._device, self._phi = device, self._phi.to(device)
-            self._find_sets()
-
-    def _copies(self, phi: Tensor) -> dict[str, Tensor]:
-        """Copies of the tensors that a gauge transformation changes."""
-        ones = {
-            name: bool((up == down).all())
-            for name, (up, down) in self._graph.gauge_factors(phi.cpu()).items()
-        }
-        return {
-            name: tensor.clone()
-            for name, tensor in self._tensors.items()
-            if not ones.get(name, True)
-        }
-
-    @torch.no_grad()
-    def _give_back(self, phi: Tensor) -> None:
-        """Undo the rescaling at construction in tensors that nothing has changed since:
-        a state belongs to them.
-
-        Args:
-            phi: the log-scales of that rescaling.
-        """
-        factors = self._graph.gauge_factors(phi)
-        for name, before in self._given.items():
-            up, down = (side.to(before.device) for side in factors[name])
-            tensor, there = (
-                self._tensors[name],
-                moved(before, up, down, self._graph.shifts.get(name, 0.0)),
-            )
-            address, count = _written(tensor)
-            # (a loaded weight may be equal to one that was rescaled, for example after steps of
-            # rate 0 in a run with the same seed)
-            loaded = address == self._written[name][0] and count != self._written[name][1]
-            if not loaded and torch.equal(tensor, there.to(tensor)):
-                tensor.copy_(before)
-        self._given = {}
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _sweep(self) -> None:
-        """Sweep one set of units, uncompiled, because each set would need its own
-        graph for few operations.
-        """
-        turn = self._turns % len(self.sets)
-        chosen = self.sets[turn]
-        self._turns += 1
-        if self.fused:
-            self._kernels[turn].step(self._buffers_of)
-            return
-        change, factors = chosen.step(self._tensors)
-        stay = self.return_to == "user"
-        scaled: list[tuple[Tensor, Tensor]] = []
-        shifted: dict[float, list[tuple[Tensor, Tensor]]] = {}
-        for side, factor, followed in factors:
-            tensor = self._tensors.get(side.name)
-            if tensor is None:
-                continue
-            if stay and not isinstance(tensor, nn.Parameter):
-                # running statistics have the gauge in which the model runs
-                continue
-            if side.shift:
-                shifted.setdefault(side.shift, []).append((tensor, factor))
-            else:
-                scaled.append((tensor, factor))
-            if followed is not None:
-                scaled += [
-                    (buffer, followed**-power)
-                    for buffer, power in self._buffers_of(tensor)
-                    if power
-                ]
-        for shift, pairs in shifted.items():
-            move_together_(pairs, shift)
-        if scaled:
-            rows = [in_rows(tensor, factor.to(tensor.dtype)) for tensor, factor in scaled]
-            torch._foreach_mul_([tensor for tensor, _ in rows], [factor for _, factor in rows])
-        self._phi[chosen.units] += change
-
-    def _buffers_of(self, tensor: Tensor) -> Iterable[tuple[Tensor, int]]:
-        for one in self.optimizers:
-            if tensor in one.state:
-                return transported(one, tensor)
-        return ()
-
-    def _fresh(self, tensor: Tensor) -> bool:
-        """Whether a state is that of no step, such as Adagrad's first sums:
-        constants without a scale.
-        """
-        return any(
-            one.state[tensor].get("step", 1) == 0 for one in self.optimizers if tensor in one.state
-        )
-
-    def _buffers(self) -> list[tuple[Tensor, int]]:
-        return [
-            pair
-            for block in self._graph.blocks
-            for pair in self._buffers_of(self._tensors[block.name])
-        ]
-
-    def _move(
-        self,
-        phi: Tensor,
-        state: bool = False,
-        weights: bool = False,
-        gradients: bool = False,
-        statistics: bool | None = None,
-    ) -> None:
-        """Apply a gauge transformation.
-
-        Args:
-            phi: its log-scales.
-            state: move the state of the optimizers.
-            weights: move the parameters.
-            gradients: move their gradients.
-            statistics: move running statistics; ``None``: with the weights of a model that
-                remains in the canonical gauge.
-        """
-        if statistics is None:
-            statistics = weights and self.return_to == "canonical"
-        for name, (head, tail) in self._graph.gauge_factors(phi.cpu()).items():
-            tensor = self._tensors.get(name)
-            if tensor is None:
-                continue
-            up, down = head.to(self._device), tail.to(self._device)
-            if not isinstance(tensor, nn.Parameter):
-                if statistics:
-                    move_(tensor, up, down, self._graph.shifts.get(name, 0.0))
-                continue
-            if gradients and tensor.grad is not None and not tensor.grad.is_sparse:
-                move_(tensor.grad, down, up)
-            if state and not self._fresh(tensor):
-                for buffer, power in self._buffers_of(tensor):
-                    buffer.mul_(((down / up) ** power).to(buffer.dtype))
-            if weights:
-                move_(tensor, up, down, self._graph.shifts.get(name, 0.0))
-
-
-def in_rows(tensor: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
-    """Kernels and their factors along inner dimensions as matrices, whose long
-    rows are multiplied faster.
-    """
-    if factor.dim() < 3 or len(factor) > 1 or not tensor.is_contiguous():
-        return tensor, factor
-    return tensor.view(len(tensor), -1), factor.expand(1, *tensor.shape[1:]).reshape(1, -1)
-
-
-def _written(tensor: Tensor) -> tuple[int, int]:
-    """Address of a tensor, and how often it was changed in place."""
-    return tensor.data_ptr(), tensor._version
 
 
 __all__ = ["GaugeFixed"]

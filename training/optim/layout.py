@@ -1,15 +1,13 @@
 """Index vectors of the values that a step needs from every tensor, computed once.
 
-The per-unit values of all tensors are concatenated, so that a step works on a few long vectors
-instead of several short ones per tensor: first the tails of the edges (one per column of a matrix,
-or channel of a kernel), then the edges on the trees.
+The values by unit of all tensors are concatenated, so that a step works on a few long vectors
+instead of several short ones per tensor: the tails of the edges (one per column of a matrix or of
+a kernel), the heads (one per row), and the edges on the trees.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import overload
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -17,145 +15,24 @@ from torch import Tensor
 
 from pathspace.paths.skeleton import Skeleton
 
-from .sharding import Indices, Spread
+from .tensors import Indices, Layout, PathTensor, Spread, local
 
-DYNAMIC, STATIC, PLAIN = "dynamic", "static", "plain"
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """One tensor in a step.
-
-    Attributes:
-        order: dimensions by decreasing stride (for channels-last weights), or
-            ``None`` for their own order.
-        view: shape of the tensor in a step: ``(rows, columns)`` if no tail depends on the row.
-        tail: ids of the tails, which broadcast to ``view`` after repetition over the taps.
-        head: ids of the heads, which broadcast to ``view``.
-        reduced: dimensions of ``view`` along which ``tail`` is constant.
-        tree: flat positions (in ``view``) of the edges on the trees.
-        kind: ``dynamic`` if factors depend on path values of chains, ``static`` if they are
-            constant, ``plain`` if they are all 1 (both ends at the root, or outside path space).
-        span: positions of its tails among those of all tensors; ``None`` if none of them moves.
-        edges: positions of its tree edges among those of all tensors.
-        indices: indices by dimension of the part of the tensor on this device; ``None`` for all.
-        among: the tensor's tree edges that are on this device.
-        taps: number of consecutive columns with the same tail, such as the taps of a kernel.
-    """
-
-    order: tuple[int, ...] | None
-    view: tuple[int, ...]
-    tail: Tensor
-    head: Tensor
-    reduced: tuple[int, ...]
-    tree: Tensor
-    kind: str
-    span: slice | None
-    edges: slice
-    indices: Indices | None = None
-    among: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    taps: int = 1
-
-    @overload
-    def spread(self, value: Tensor) -> Tensor: ...
-
-    @overload
-    def spread(self, value: None) -> None: ...
-
-    def spread(self, value: Tensor | None) -> Tensor | None:
-        """Values by tail in a shape that broadcasts to ``view``."""
-        if value is None or self.taps == 1 or value.shape[1] == 1:
-            return value
-        return value.unsqueeze(2).expand(-1, -1, self.taps).reshape(1, -1)
-
-    def gathered(self, value: Tensor) -> Tensor:
-        """Values by column, summed over the taps."""
-        return value if self.taps == 1 else value.view(-1, self.taps).sum(1)
-
-    def shaped(self, value: Tensor) -> Tensor:
-        """A tensor in the layout of the parameter, in the shape ``view`` (without
-        a copy if memory allows).
-        """
-        return (value if self.order is None else value.permute(self.order)).reshape(self.view)
-
-    @property
-    def by_rows(self) -> bool:
-        """Whether the tensor can be processed in groups of rows."""
-        return len(self.view) == 2 and self.tail.shape[0] == 1
-
-
-@dataclass(frozen=True, eq=False)
-class Layout:
-    """Index vectors over all tensors, on the device of the weights.
-
-    ``target`` has the chain to which an entry contributes, first for the ``tails`` tails, then for
-    the edges on the trees. ``of_tails`` and ``of_edges`` have the positions of the entries' factors
-    in ``[R, 1 / R]`` (ratios of all chains, then their reciprocals): ``1 / R_tail`` for the tails;
-    ``R_head`` and then ``1 / R_tail`` for the edges on the trees (for those in ``T_in`` alone; the
-    root's for constant weights). The last are left out if all are the root's.
-
-    Attributes:
-        parts: one per tensor.
-        places: flat positions of all edges on the trees, concatenated; the parts have views of it.
-        tails: number of tail entries.
-        edges: number of tree edges.
-        target: chain to which an entry contributes.
-        signs: sign of the contribution, 0 if another device counts it, or ``None`` if all are +1.
-        of_tails: positions in ``[R, 1 / R]`` of the factors of tails.
-        of_edges: positions of the factors of tree edges.
-        first: the unit that represents each chain.
-        count: number of chains, the root's included.
-    """
-
-    parts: tuple[Part, ...]
-    places: Tensor
-    tails: int
-    edges: int
-    target: Tensor
-    signs: Tensor | None
-    of_tails: Tensor
-    of_edges: Tensor
-    first: Tensor
-    count: int
-
-
-def memory_order(parameter: Tensor) -> tuple[int, ...] | None:
-    """Dimensions by decreasing stride, or ``None`` if this is their own order."""
-    order = tuple(sorted(range(parameter.ndim), key=lambda d: (-parameter.stride()[d], d)))
-    return None if parameter.is_contiguous() or order == tuple(range(parameter.ndim)) else order
-
-
-def plain_part(parameter: Tensor, edges: slice) -> Part:
-    """The part of a tensor outside path space."""
-    ids = torch.zeros([1] * parameter.ndim, dtype=torch.int64)
-    empty = torch.zeros(0, dtype=torch.int64, device=parameter.device)
-    order = memory_order(parameter)
-    view = tuple(parameter.shape[d] for d in order or range(parameter.ndim))
-    return Part(order, view, ids, ids, (), empty, PLAIN, None, edges)
-
-
-def _rows_and_columns(
-    tail: Tensor, head: Tensor, shape: tuple[int, ...]
-) -> tuple[Tensor, Tensor, int]:
-    """Ids of tails of shape ``(1, tails)`` and of heads of a tensor seen as
-    a matrix; taps per tail.
-    """
-    last = max((d + 1 for d in range(1, len(shape)) if tail.shape[d] != 1), default=1)
-    taps = max(1, int(np.prod(shape[last:], dtype=int)))
-    tail = tail.expand(1, *shape[1:last], *[1] * (len(shape) - last)).reshape(1, -1)
-    across = max(head.shape[1:], default=1) > 1
-    rest = int(np.prod(shape[1:], dtype=int))
-    return (
-        tail,
-        head.expand(-1, *shape[1:]).reshape(head.shape[0], rest) if across else head.reshape(-1, 1),
-        taps,
-    )
+NONE = np.zeros(0, np.int64)
 
 
 def tree_edges(skeleton: Skeleton, block: int) -> tuple[np.ndarray, np.ndarray]:
     """Flat positions of a tensor's edges that are in ``T_in`` alone, and of those in ``T_out``."""
     outer = np.unique(skeleton.tree_out.index[skeleton.tree_out.block == block])
     return np.setdiff1d(skeleton.tree_in.index[skeleton.tree_in.block == block], outer), outer
+
+
+def ids_at(ids: Tensor, flat: np.ndarray, view: tuple[int, ...], taps: int = 1) -> np.ndarray:
+    """Ids at flat positions of a view to which they broadcast after repetition over the taps."""
+    if not view:
+        return ids.reshape(1).expand(len(flat)).numpy()
+    index = np.unravel_index(flat, view)
+    index = (*index[:-1], index[-1] // taps)
+    return ids.numpy()[tuple(np.where(n > 1, i, 0) for i, n in zip(index, ids.shape, strict=True))]
 
 
 def ratio_places(
@@ -165,7 +42,8 @@ def ratio_places(
     multiplied or divided by them.
     """
     against = np.where(ids < 0, -1, 1) * skeleton.chain_sign[np.abs(ids)] < 0
-    return np.asarray(skeleton.chain[np.abs(ids)] + count * (divides != against), np.int32)
+    found: np.ndarray = skeleton.chain[np.abs(ids)] + count * (divides != against)
+    return found
 
 
 def find_held(
@@ -189,137 +67,241 @@ def find_held(
     )
 
 
-def make_part(
-    skeleton: Skeleton,
-    block: int,
-    parameter: Tensor,
-    indices: Indices | None,
-    start: tuple[int, int],
-) -> tuple[Part, np.ndarray, np.ndarray, np.ndarray]:
-    """Create the part of one tensor of path space.
+def held_chains(skeleton: Skeleton, frozen: Iterable[int], count: int) -> np.ndarray:
+    """Mask of the chains that are constant because of frozen weights.
+
+    The derivative with respect to the logarithm of ``p_k`` is a sum over the edges that a step on
+    ``p_k`` changes: those of ``T_in`` alone that enter ``k``, and those outside ``T_out`` that
+    leave it. If one of them is frozen, its term is unknown, and the step would change it.
 
     Args:
         skeleton: the skeleton.
-        block: position of the tensor's block in the graph.
-        parameter: the tensor, or its part on this device.
-        indices: indices of that part by dimension; ``None`` for all.
-        start: number of tails and of tree edges before those of this tensor.
+        frozen: positions of the frozen blocks in the graph.
+        count: number of chains, the root's included.
 
     Returns:
-        The part; head and tail ids of its tree edges (0 for edges of ``T_out``, which are
-        constant); ids of the units to whose chains these edges contribute.
+        A mask of shape ``(count,)``; the root's chain is never in it.
     """
-    entry = skeleton.graph.blocks[block]
-    order = memory_order(parameter)
-    tail, head, whole = entry.tail, entry.head, tuple(entry.shape)
-    inner, outer = tree_edges(skeleton, block)
-    among, flat = find_held(indices, whole, np.concatenate([inner, outer]))
-    if indices is not None:
-        for d, held in enumerate(indices):
-            tail, head = (
-                ids[(slice(None),) * d + (held,)] if ids.shape[d] > 1 else ids
-                for ids in (tail, head)
+    chain, edges, held = skeleton.chain, np.zeros(count, np.int64), np.zeros(count, bool)
+    for number in frozen:
+        block = skeleton.graph.blocks[number]
+        inner, outer = tree_edges(skeleton, number)
+        tails = chain[block.tail.abs().reshape(-1).numpy()]
+        np.add.at(edges, tails, int(np.prod(block.shape, dtype=int)) // max(block.tail.numel(), 1))
+        np.subtract.at(edges, chain[np.abs(ids_at(block.tail, outer, block.shape))], 1)
+        held[chain[np.abs(ids_at(block.head, inner, block.shape))]] = True
+    held |= edges > 0
+    held[0] = False
+    return held
+
+
+class _Builder:
+    """Collects the index vectors of all tensors."""
+
+    def __init__(self, skeleton: Skeleton, spread: Spread, rooted: bool) -> None:
+        self.skeleton, self.rooted = skeleton, rooted
+        self.spread = spread
+        self.ids, self.units = len(skeleton.chain), len(skeleton.tree_in.block)
+        self.count = int(skeleton.chain.max(initial=0)) + 1
+        self.tails: list[np.ndarray] = []
+        self.heads: list[np.ndarray] = []
+        self.sums: list[np.ndarray] = []
+        # per tensor: ends of its edges that move (0 for constant ones), the units to whose
+        # chains they contribute, and whether this device counts them
+        self.edges: list[tuple[np.ndarray, ...]] = []
+        # block -> flat positions of its tree edges and the number of those before
+        self.spans: dict[int, tuple[np.ndarray, int]] = {}
+        self.total = 0
+
+    def add(self, entry: PathTensor, indices: Indices | None, counted: bool) -> None:
+        """Find the index vectors of one tensor."""
+        tensor = local(entry.parameter)
+        if entry.block is None:
+            tail = head = torch.zeros([1] * tensor.ndim, dtype=torch.int64)
+            shape, flat, inner, among = tuple(tensor.shape), NONE, NONE, NONE
+        else:
+            block = self.skeleton.graph.blocks[entry.block]
+            tail, head, shape = block.tail, block.head, tuple(block.shape)
+            inner, outer = tree_edges(self.skeleton, entry.block)
+            every = np.concatenate([inner, outer])
+            self.spans[entry.block] = every, self.total
+            among, flat = find_held(indices, shape, every)
+            if indices is not None:
+                for d, held in enumerate(indices):
+                    tail, head = (
+                        ids[(slice(None),) * d + (held,)] if ids.shape[d] > 1 else ids
+                        for ids in (tail, head)
+                    )
+                shape = tuple(map(len, indices))
+        lost = torch.from_numpy(self.skeleton.lost)
+        entry.lost = bool(lost[tail.abs()].any() or lost[head.abs()].any())
+        view = shape
+        if len(shape) > 1 and tail.shape[0] == 1 and tensor.is_contiguous() and tensor.numel():
+            # as a matrix: each row is contiguous in memory, and each column has one tail
+            columns = int(np.prod(shape[1:], dtype=int))
+            last = max((d + 1 for d in range(1, len(shape)) if tail.shape[d] != 1), default=1)
+            if last > 1:
+                entry.taps = int(np.prod(shape[last:], dtype=int))
+                tail = tail.expand(1, *shape[1:last], *tail.shape[last:])
+            tail = tail.reshape(1, -1)
+            across = max(head.shape[1:], default=1) > 1
+            head = head.expand(-1, *shape[1:]) if across else head
+            head = head.reshape(head.shape[0], -1)
+            view = (shape[0], columns)
+            entry.view = None if view == shape else view
+        if bool(tail.any()) or self.rooted:
+            entry.tails = self._place(self.tails, tail)
+        if bool(head.any()) or self.rooted:
+            entry.heads = self._place(self.heads, head)
+        flat = np.asarray(flat, np.int64)
+        ends = [ids_at(tail, flat, view, entry.taps), ids_at(head, flat, view)]
+        if bool((torch.from_numpy(self.skeleton.chain)[tail.abs()] != 0).any()):
+            entry.reduced = tuple(d for d in range(len(view)) if tail.shape[d] == 1 and view[d] > 1)
+            entry.sums = tail.numel()
+            self.sums.append(np.where(counted, 1, 0) * tail.reshape(-1).numpy())
+        entry.where = torch.from_numpy(flat).to(tensor.device)
+        entry.count = len(flat)
+        moves = among < len(inner)
+        self.edges.append(
+            (
+                np.where(moves, ends[1], 0),
+                np.where(moves, ends[0], 0),
+                np.where(moves, ends[1], ends[0]),
+                np.full(len(flat), int(counted)),
+                among + self.total,
             )
-        whole = tuple(map(len, indices))
-    tail, head = (ids if order is None else ids.permute(order) for ids in (tail, head))
-    shape = view = whole if order is None else tuple(whole[d] for d in order)
-    taps, reduced = 1, tuple(d for d in range(len(shape)) if tail.shape[d] == 1 and shape[d] > 1)
-    if shape and tail.shape[0] == 1:
-        # as a matrix: each row is contiguous in memory, and each column has one tail
-        tail, head, taps = _rows_and_columns(tail, head, shape)
-        view, reduced = (shape[0], int(np.prod(shape[1:], dtype=int))), (0,)
-    if order is not None and len(flat):
-        index = np.unravel_index(flat, whole)
-        flat = np.ravel_multi_index([index[d] for d in order], shape)
-    flat = flat.astype(np.int64)
-    units = [ids_at(tail, flat, view, taps), ids_at(head, flat, view)]
-    chained = bool((torch.from_numpy(skeleton.chain)[tail.abs()] != 0).any())
-    rooted = not bool((tail != 0).any()) and not bool((head != 0).any())
-    kind = DYNAMIC if chained else PLAIN if rooted else STATIC
-    span = slice(start[0], start[0] + tail.numel()) if chained else None
-    edges = slice(start[1], start[1] + len(flat))
-    place = torch.from_numpy(flat).to(parameter.device)
-    part = Part(order, view, tail, head, reduced, place, kind, span, edges, indices, among, taps)
-    moves = among < len(inner)
-    return (
-        part,
-        np.where(moves, units[1], 0),
-        np.where(moves, units[0], 0),
-        np.where(moves, units[1], units[0]),
-    )
+        )
+        self.total += len(self.spans[entry.block][0]) if entry.block is not None else 0
+
+    @staticmethod
+    def _place(found: list[np.ndarray], ids: Tensor) -> tuple[int, tuple[int, ...] | None]:
+        found.append(ids.reshape(-1).numpy())
+        # (a vector broadcasts to the rows of a matrix as it is)
+        row = ids.ndim and ids.numel() == ids.shape[-1]
+        return len(found) - 1, None if row else tuple(ids.shape)
+
+    def positions(self) -> np.ndarray:
+        """For both trees, the position of every unit's edge among all edges; the last for none."""
+        places = np.full((2, self.units), self.total)
+        for tree, found in zip(
+            (self.skeleton.tree_in, self.skeleton.tree_out), places, strict=True
+        ):
+            for block, units in tree.by_block():
+                flat, start = self.spans[block]
+                order = np.argsort(flat)
+                found[units] = start + order[np.searchsorted(flat, tree.index[units], sorter=order)]
+        return places
+
+    def products(self) -> tuple[np.ndarray, list[np.ndarray] | None, bool]:
+        """The first factors of all products along the trees, and the jumps to the next ones."""
+        trees, places = (self.skeleton.tree_in, self.skeleton.tree_out), self.positions()
+        if self.skeleton.graph.forms.shape[0]:
+            return places.reshape(-1), None, False
+        ids = np.arange(self.ids)
+        power = np.concatenate([t.own * np.where(t.forward, 1, -1) for t in trees])
+        power[[0, self.ids]] = 1
+        against = np.concatenate([t.own * t.other < 0 for t in trees])
+        parent = np.concatenate([t.parent + n * self.ids for n, t in enumerate(trees)])
+        for n, tree in enumerate(trees):
+            parent[n * self.ids + ids[tree.block < 0]] = n * self.ids
+            against[n * self.ids + ids[tree.block < 0]] = False
+        size, both = len(parent), bool(against.any())
+        first = places.reshape(-1) + np.where(power < 0, self.total + 1, 0)
+        if both:
+            other = places.reshape(-1) + np.where(power < 0, 0, self.total + 1)
+            first = np.concatenate([first, other])
+            parent = np.concatenate(
+                [parent + np.where(against, size, 0), parent + np.where(against, 0, size)]
+            )
+        roots = np.isin(np.arange(len(parent)) % self.ids, 0)
+        jumps = []
+        while not roots[parent].all():
+            jumps.append(parent)
+            parent = parent[parent]
+        return first, jumps, both
 
 
-def ids_at(ids: Tensor, flat: np.ndarray, view: tuple[int, ...], taps: int = 1) -> np.ndarray:
-    """Ids at flat positions of a view to which they broadcast after repetition over the taps."""
-    if not view:
-        return ids.reshape(1).expand(len(flat)).numpy()
-    index = np.unravel_index(flat, view)
-    index = (*index[:-1], index[-1] // taps)
-    return ids.numpy()[tuple(np.where(n > 1, i, 0) for i, n in zip(index, ids.shape, strict=True))]
+def _as_slice(numbers: np.ndarray) -> np.ndarray | slice:
+    """Numbers that follow each other as a range, which is faster to take."""
+    if len(numbers) and numbers[-1] - numbers[0] + 1 == len(numbers):
+        return slice(int(numbers[0]), int(numbers[-1]) + 1)
+    return numbers
 
 
 def make_layout(
-    skeleton: Skeleton,
-    parameters: Sequence[Tensor],
-    blocks: Sequence[int | None],
-    spread: Spread,
-    index: torch.dtype = torch.int64,
+    skeleton: Skeleton, entries: Sequence[PathTensor], spread: Spread, groups: int, rooted: bool
 ) -> Layout:
     """Create the layout of all tensors of an optimizer.
 
     Args:
-        skeleton: the skeleton.
-        parameters: the tensors.
-        blocks: positions of their blocks in the graph, ``None`` for tensors outside path space.
+        skeleton: the skeleton, without dead units.
+        entries: the tensors; they are completed.
         spread: the parts of them on this device, and which of them this device counts.
-        index: type of positions; operations on whole tensors need int64, kernels int32.
+        groups: number of parameter groups.
+        rooted: whether the root has a factor of its own, too.
     """
-    chain, sign = skeleton.chain, skeleton.chain_sign
-    parts: list[Part] = []
-    none = np.zeros(0, np.int64)
-    found: list[tuple[np.ndarray, ...]] = [(none, none, none, none)]
-    tails = edges = 0
-    counted: tuple[list[np.ndarray], list[np.ndarray]] = ([none], [none])
-    for parameter, block, indices, counts in zip(
-        parameters, blocks, spread.indices, spread.counted, strict=True
-    ):
-        if block is None:
-            parts.append(plain_part(parameter, slice(edges, edges)))
-            continue
-        part, *ends = make_part(skeleton, block, parameter, indices, (tails, edges))
-        parts.append(part)
-        found.append((part.tail.reshape(-1).numpy() if part.span is not None else none, *ends))
-        tails, edges = tails + len(found[-1][0]), part.edges.stop
-        for side, ids in zip(counted, found[-1], strict=False):
-            side.append(np.full(len(ids), int(counts)))
-    tail, head, other, toward = (np.concatenate(side) for side in zip(*found, strict=True))
-    if not chain[np.abs(other)].any():
-        other = none
-    target = np.concatenate([tail, toward])
-    # parts on several devices are counted by one of them
-    signs = (
-        np.where(target < 0, -1, 1) * sign[np.abs(target)] * np.concatenate(counted[0] + counted[1])
-    )
-    first = np.unique(chain, return_index=True)[1]
-    device = parameters[0].device if parameters else torch.device("cpu")
+    build = _Builder(skeleton, spread, rooted)
+    for entry, indices, counted in zip(entries, spread.indices, spread.counted, strict=True):
+        build.add(entry, indices, counted)
+    chain, sign, count = skeleton.chain, skeleton.chain_sign, build.count
+    device = local(entries[0].parameter).device if entries else torch.device("cpu")
 
-    def put(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(device)
+    def put(array: np.ndarray, kind: type = np.int32) -> Tensor:
+        return torch.from_numpy(np.asarray(array, kind)).to(device)
 
-    places = torch.cat([put(none), *(part.tree for part in parts if len(part.tree))]).to(index)
-    sides = [(tail, True), (head, False), (other, True)]
-    of_tails, *of_edges = (
-        ratio_places(skeleton, len(first), ids, divides) for ids, divides in sides
+    def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+        return np.concatenate([NONE, *parts])
+
+    tails, heads, sums = joined(build.tails), joined(build.heads), joined(build.sums)
+    ends = [joined(side) for side in zip(*build.edges, strict=True)] or [NONE] * 5
+    head, tail, toward, counts, places = ends
+    for entry in entries:
+        if entry.heads is not None:
+            # (factors by head stand after those by tail)
+            place, shape = entry.heads
+            entry.heads = place + len(build.tails), shape
+    first, jumps, both = build.products()
+    reach = 2 * build.ids
+    factors = joined(
+        [
+            np.abs(tails) + np.where(tails < 0, reach, 0),
+            np.abs(heads) + build.ids + np.where(heads < 0, reach, 0),
+        ]
     )
+    target = np.concatenate([sums, toward])
+    signs = np.where(target < 0, -1, 1) * sign[np.abs(target)]
+    signs = signs * np.concatenate([np.full(len(sums), -1), counts])
+    lost = skeleton.lost[np.abs(np.concatenate([tails, heads]))]
+    representatives = np.unique(chain, return_index=True)[1]
+    # a chain has the settings of the group of its first unit's entering edge
+    group_of = {entry.block: entry.group for entry in entries if entry.given}
+    blocks = skeleton.tree_in.block
+    own = np.array([group_of.get(int(blocks[u]), -1) for u in representatives[1:].tolist()], int)
+    chains = [_as_slice(1 + np.flatnonzero(own == group)) for group in range(groups)]
     return Layout(
-        parts=tuple(replace(part, tree=places[part.edges]) for part in parts),
-        places=places,
-        tails=tails,
-        edges=edges,
-        target=put(chain[np.abs(target)].astype(np.int32)),
-        signs=put(signs.astype(np.float64)) if (signs < 1).any() else None,
-        of_tails=put(of_tails),
-        of_edges=put(np.concatenate(of_edges)),
-        first=put(first.astype(np.int32)),
-        count=len(first),
+        entries=tuple(entries),
+        edges=put(first),
+        jumps=None if jumps is None else tuple(put(jump) for jump in jumps),
+        both=both,
+        factors=put(factors),
+        sizes=[*map(len, build.tails), *map(len, build.heads)],
+        tail_pieces=len(build.tails),
+        edge_counts=[entry.count for entry in entries if entry.count],
+        of_tails=put(ratio_places(skeleton, count, tails, True)),
+        of_edges=tuple(
+            put(ratio_places(skeleton, count, ids, divides))
+            for ids, divides in ((head, False), (tail, True))
+            if chain[np.abs(ids)].any()
+        ),
+        target=put(chain[np.abs(target)]),
+        signs=put(signs, np.int8),
+        shared=(put(places, np.int64), put(counts, np.float64)) if spread.groups else None,
+        total=build.total,
+        alive=put(~lost, np.bool_) if lost.any() else None,
+        first=put(np.stack([representatives, representatives + build.ids])),
+        chains=tuple(some if isinstance(some, slice) else put(some, np.int64) for some in chains),
+        spans={b: range(start, start + len(flat)) for b, (flat, start) in build.spans.items()},
     )
+
+
+__all__ = ["held_chains", "ids_at", "make_layout", "tree_edges"]

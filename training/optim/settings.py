@@ -1,9 +1,14 @@
-"""Checks of the settings of optimizers."""
+"""Checks of the settings and states of optimizers.
+
+A state knows its parameters by their numbers alone, so that one loaded in another order would give
+moments to the wrong weights.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
@@ -11,9 +16,29 @@ import torch
 from torch import Tensor, nn
 
 from pathspace.errors import InputError, InputTypeError, UnsupportedError
+from pathspace.files.checkpoints import bare
 
 # the lower end of settings that must not be 0
 SMALLEST = sys.float_info.min
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How a step depends on path values.
+
+    Attributes:
+        power: 2 for optimizers whose steps are linear in gradients, so that the learning rate of
+            an edge is multiplied by ``1 / (pre_tail s_head)^2``; 1 for those that divide by the
+            size of gradients.
+        cap: upper bound of this multiplier, in the balanced gauge at the start.
+        relative: whether steps are those of logarithms of path values, without multipliers.
+        min_ratio: smallest absolute ratio of a path value to that at the start.
+    """
+
+    power: int = 2
+    cap: float | None = None
+    relative: bool = False
+    min_ratio: float = 1e-12
 
 
 def expect_parameters(owner: str, params: object) -> list[Any]:
@@ -132,28 +157,98 @@ def check_group(owner: str, group: dict[str, Any]) -> None:
         if name in group:
             switch(owner, name, group[name])
     for name in ("lr", "momentum", "weight_decay", "eps"):
-        if name in group:
+        # (Adafactor has two of the name)
+        if not isinstance(group.get(name, ()), tuple):
             number(owner, name, group[name])
     if "betas" in group:
         pair(owner, "betas", group["betas"])
 
 
-def modes(owner: str, fused: bool | None, differentiable: bool) -> None:
-    """Refuse modes of torch's optimizers that are not supported.
+def expect_order(owner: str, state: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a state of other groups, or of the same parameters in another order.
 
     Args:
-        owner: name of the optimizer.
-        fused: the user's argument.
-        differentiable: the user's argument.
+        owner: the optimizer, for messages.
+        state: the state, in torch's form.
+        groups: the parameter groups of the optimizer that loads it.
 
     Raises:
-        UnsupportedError: one of them is true.
-    """
-    if fused:
-        raise UnsupportedError(
-            f"{owner} found fused=True, expected False: its kernels are chosen for the device;"
-            " leave fused out."
+        InputError: the groups have other sizes, or parameters with the same names another order.
+
+    Example:
+        >>> groups = [{"params": [0, 1], "param_names": ["0.weight", "0.bias"]}]
+        >>> other = [{"params": [0, 1], "param_names": ["0.bias", "0.weight"]}]
+        >>> expect_order("GSGD", {"param_groups": groups}, groups)
+        >>> expect_order("GSGD", {"param_groups": other}, groups)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        pathspace.errors.InputError: GSGD found a state with parameter '0.bias' in place of '0.weight', ...
+    """  # noqa: E501
+    saved = state["param_groups"]
+    sizes, wanted = ([len(group["params"]) for group in each] for each in (saved, groups))
+    theirs, ours = _names(saved), _names(groups)
+    swapped = [(a, b) for a, b in zip(theirs, ours, strict=False) if bare(a) != bare(b)]
+    if swapped and sorted(map(bare, theirs)) == sorted(map(bare, ours)):
+        (other, own), *_ = swapped
+        raise InputError(
+            f"{owner} found a state with parameter {other!r} in place of {own!r}, expected the"
+            " parameters in the order of this optimizer; make it with the parameters and groups in"
+            " the order in which they were saved."
         )
+    if sizes != wanted:
+        raise InputError(
+            f"{owner} found a state with groups of {sizes} parameters, expected {wanted}; load the"
+            " state of an optimizer with the same groups."
+        )
+
+
+def _names(groups: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names of all parameters; none if one is missing."""
+    found: list[str] = []
+    for group in groups:
+        params = group["params"]
+        # (torch.distributed.checkpoint puts names in the place of numbers)
+        named = bool(params) and all(isinstance(each, str) for each in params)
+        names = params if named else group.get("param_names") or []
+        if len(names) != len(params):
+            return []
+        found += names
+    return found
+
+
+def expect_shapes(
+    owner: str, state: Mapping[str, Any], parameters: Sequence[Tensor | None]
+) -> None:
+    """Refuse a state with a tensor of another shape than its parameter.
+
+    Args:
+        owner: the optimizer, for messages.
+        state: the state, in torch's form.
+        parameters: all parameters, in their order; ``None`` for one that may have other tensors.
+
+    Raises:
+        InputError: a tensor has another shape.
+    """
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    for number, parameter in zip(numbers, parameters, strict=False):
+        entry = state["state"].get(number, {})
+        if parameter is None or not isinstance(entry, Mapping):
+            continue
+        for key, value in entry.items():
+            if isinstance(value, Tensor) and value.ndim > 0 and value.shape != parameter.shape:
+                raise InputError(
+                    f"{owner} found a state with {key!r} of shape {tuple(value.shape)} for a"
+                    f" parameter of shape {tuple(parameter.shape)}, expected the same shape; make"
+                    " the optimizer with the parameters in the order in which they were saved."
+                )
+
+
+def refuse_differentiable(owner: str, differentiable: bool) -> None:
+    """Refuse steps through which gradients flow.
+
+    Raises:
+        UnsupportedError: they are asked for.
+    """
     if differentiable:
         raise UnsupportedError(
             f"{owner} found differentiable=True, expected False: the step writes into the weights"

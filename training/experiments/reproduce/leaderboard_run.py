@@ -21,8 +21,8 @@ from pathspace.diagnostics.tables import plain
 from pathspace.errors import PathspaceError
 
 from ...optim import GSGD, GAdam, GaugeFixed, PathSGD, init_skeleton
-from ...optim.joined import Joined
-from ...optim.movable import movable
+from ...optim.shell import Shell
+from ...optim.sweeps import movable
 from ...task import Split
 from ...threads import one_thread
 from ..adapters import LoRARite, lora_plus
@@ -90,7 +90,7 @@ ARMS: dict[str, tuple[float, Maker]] = {
     "SGD": (1e-3, lambda m, _g, lr: SGD(_trained(m), lr=lr, momentum=0.9)),
     "AdamW": (1e-4, lambda m, _g, lr: AdamW(_trained(m), lr=lr)),
     "RMSProp": (3e-5, lambda m, _g, lr: RMSprop(_trained(m), lr=lr)),
-    "Muon": (1e-3, lambda m, _g, lr: Joined(_muon(m, lr))),
+    "Muon": (1e-3, lambda m, _g, lr: Shell(_muon(m, lr))),
     "gauge-fixed SGD": (
         1e-3,
         lambda m, g, lr: GaugeFixed(SGD(_trained(m), lr=lr, momentum=0.9), g, model=m),

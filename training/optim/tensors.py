@@ -1,5 +1,6 @@
-"""Sharded weights: whole on every device, or split along any dimension over
-the dimensions of a mesh.
+"""The tensors of a step: their parts on this device, and index vectors over all of them.
+
+Weights are whole on every device, or split along any dimension over the dimensions of a mesh.
 
 A step needs only sums over all edges of a unit from other devices. Each device sums over its
 own edges; edges on several devices are counted by the first of them. Then, for each
@@ -10,14 +11,15 @@ Weights and gradients are not sent.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.optim import Optimizer
 
 from pathspace.errors import InputError, UnsupportedError
 
@@ -83,11 +85,6 @@ def local_gradient(parameter: Tensor) -> Tensor | None:
 def whole(tensor: Tensor) -> Tensor:
     """The whole tensor; shards are gathered from all devices."""
     return tensor.full_tensor() if sharded(tensor) else tensor
-
-
-def version(tensor: Tensor) -> int:
-    """Number of in-place changes of a tensor, as a whole or on this device."""
-    return tensor._version + local(tensor)._version if sharded(tensor) else tensor._version
 
 
 def refuse_shards(owner: str, tensors: Sequence[Tensor], why: str) -> None:
@@ -196,14 +193,185 @@ def find_spread(owner: str, named: Sequence[tuple[str | None, Tensor]]) -> Sprea
     return Spread(tuple(groups.values()), indices, counted)
 
 
+@dataclass(eq=False)
+class PathTensor:
+    """One tensor in a step.
+
+    Attributes:
+        name: its name, if it has one.
+        parameter: the parameter.
+        group: the position of its group.
+        block: its block of the graph; ``None`` outside path space.
+        given: whether the optimizer has it; otherwise it is a constant weight of the traced model.
+        view: shape of the tensor as a matrix of contiguous rows, with one tail per column;
+            ``None``: its own dimensions.
+        tails: position of its factors by tail among those of all tensors, with the shape in which
+            they broadcast (``None``: as they are); ``None`` if all are 1.
+        heads: the same by head.
+        sums: number of its sums by tail; 0 if no tail is in a chain.
+        reduced: dimensions along which tails are constant.
+        taps: number of consecutive columns with the same tail, such as the taps of a kernel.
+        where: flat positions of the edges on the trees.
+        count: their number.
+        lost: whether some of its edges belong to dead units, and are constant.
+        still: whether it is frozen.
+    """
+
+    name: str | None
+    parameter: Tensor
+    group: int
+    block: int | None
+    given: bool = True
+    view: tuple[int, ...] | None = None
+    tails: tuple[int, tuple[int, ...] | None] | None = None
+    heads: tuple[int, tuple[int, ...] | None] | None = None
+    sums: int = 0
+    reduced: tuple[int, ...] = ()
+    taps: int = 1
+    where: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    count: int = 0
+    lost: bool = False
+    still: bool = False
+
+    @property
+    def grad(self) -> Tensor | None:
+        """Its gradient, if the optimizer has it."""
+        return self.parameter.grad if self.given else None
+
+    def seen(self, tensor: Tensor) -> Tensor:
+        """A tensor like the local part of the parameter, in the shape of a step."""
+        return tensor if self.view is None else tensor.view(self.view)
+
+
+@dataclass
+class Guest:
+    """The path values of a group's chains in an inner optimizer, for one step.
+
+    Attributes:
+        optimizer: the optimizer.
+        group: its group.
+        value: the path values.
+        number: the position of the group among those of all optimizers.
+        rests: buffers before the step, where some path values are constant.
+    """
+
+    optimizer: Optimizer
+    group: dict[str, Any]
+    value: Tensor
+    number: int
+    rests: dict[str, Tensor]
+
+
+def placement(entries: Iterable[PathTensor]) -> list[tuple[object, ...]]:
+    """What the layout depends on: type, device and contiguity of every tensor."""
+    held = [local(entry.parameter) for entry in entries]
+    return [(tensor.dtype, tensor.device, tensor.is_contiguous()) for tensor in held]
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Index vectors over all tensors, on the device of the weights.
+
+    TreeProducts of weights along both trees stand in one table: those of ``T_in`` by id, those of
+    ``T_out`` by id, then the reciprocals of both; ``[R, 1 / R]`` are the ratios of all chains and
+    their reciprocals.
+
+    Attributes:
+        entries: the tensors.
+        edges: for every unit and tree, the position of its edge among the edges on the trees (and
+            their reciprocals, after a final 1): the first factors of the products.
+        jumps: for every product, the product by which it is multiplied, once per doubling of the
+            length; ``None``: the trees have products of scales, and are walked.
+        both: whether the first factors already include the reciprocals of all products.
+        factors: positions in the table of all factors by tail, then by head.
+        bounded: the same for the factors to the balanced gauge.
+        sizes: numbers of factors of the tensors, in their order; the first ones by tail.
+        tail_pieces: number of the tensors with factors by tail.
+        edge_counts: numbers of edges on the trees of the tensors that have some.
+        of_tails: positions in ``[R, 1 / R]`` of ``1 / R_tail``, for all factors by tail.
+        of_edges: positions of ``R_head`` and, unless all are the root's, of ``1 / R_tail``, for the
+            edges on the trees on this device (the root's for constant weights).
+        target: the chain to which an entry contributes: first the sums by tail, then the edges.
+        signs: sign of the contribution; 0 if another device counts it.
+        shared: positions of the edges on this device among all edges on the trees, and 1 for those
+            that it counts; ``None`` without sharding.
+        total: number of all edges on the trees.
+        alive: mask of the factors that no dead unit has; ``None``: all.
+        first: positions of the products of the unit that represents each chain, the root's
+            included, along both trees; shape ``(2, chains)``.
+        chains: for each group, its chains; a range, where they follow each other.
+        spans: block -> range of its edges on the trees among all.
+    """
+
+    entries: tuple[PathTensor, ...]
+    edges: Tensor
+    jumps: tuple[Tensor, ...] | None
+    both: bool
+    factors: Tensor
+    sizes: list[int]
+    tail_pieces: int
+    edge_counts: list[int]
+    of_tails: Tensor
+    of_edges: tuple[Tensor, ...]
+    target: Tensor
+    signs: Tensor
+    shared: tuple[Tensor, Tensor] | None
+    total: int
+    alive: Tensor | None
+    first: Tensor
+    chains: tuple[Tensor | slice, ...]
+    spans: dict[int, range]
+
+
+def like(weight: Tensor, gradient: Tensor) -> Tensor:
+    """A gradient in the type and memory layout of its weight."""
+    if gradient.dtype == weight.dtype and gradient.stride() == weight.stride():
+        return gradient
+    return torch.empty_like(weight).copy_(gradient)
+
+
+def as_gradient(entry: PathTensor, gradient: Tensor) -> Tensor:
+    """A local tensor as the gradient of a parameter, which may be sharded."""
+    whole_one = entry.parameter
+    held = local(whole_one)
+    gradient = gradient.view(held.shape)
+    if held is whole_one:
+        return gradient
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        gradient,
+        whole_one.device_mesh,  # type: ignore[attr-defined]
+        whole_one.placements,  # type: ignore[attr-defined]
+        run_check=False,
+        shape=whole_one.shape,
+        stride=whole_one.stride(),
+    )
+
+
+def fill(tensor: Tensor, where: Tensor, values: Tensor) -> None:
+    """Write some numbers of a tensor, at flat positions."""
+    if tensor.is_contiguous():
+        tensor.view(-1).index_copy_(0, where, values)
+    else:
+        tensor.put_(where, values)
+
+
 __all__ = [
+    "Guest",
     "Indices",
+    "Layout",
+    "PathTensor",
     "Spread",
+    "as_gradient",
+    "fill",
     "find_indices",
     "find_spread",
+    "like",
     "local",
     "local_gradient",
+    "placement",
     "refuse_shards",
     "sharded",
-    "version",
+    "whole",
 ]

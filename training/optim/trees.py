@@ -1,0 +1,264 @@
+"""TreeProducts of weights along the two trees of a skeleton, in a few operations of any depth."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.sparse import coo_array, csr_array
+from torch import Tensor
+
+from pathspace.errors import InputError, UnsupportedError
+from pathspace.graph.spanning_tree import SpanningTree
+from pathspace.paths.skeleton import Skeleton
+
+from .tensors import Layout, Spread, local
+
+
+@dataclass(frozen=True, eq=False)
+class TreeProducts:
+    """The products along both trees.
+
+    Attributes:
+        tree: the weights on the trees of all devices, float64.
+        here: those on this device.
+        table: the products along ``T_in`` by id, along ``T_out`` by id, then all their reciprocals.
+    """
+
+    tree: Tensor
+    here: Tensor
+    table: Tensor
+
+    @classmethod
+    def of(cls, owner: str, layout: Layout, skeleton: Skeleton, spread: Spread) -> TreeProducts:
+        """The products of the current weights.
+
+        The products of a path of any length take one multiplication per doubling: of every
+        unit's product by that of the unit where it ends so far.
+
+        Args:
+            owner: the optimizer's class, for messages.
+            layout: the index vectors.
+            skeleton: the skeleton.
+            spread: how the tensors are sharded.
+        """
+        here = read(layout)
+        tree = here
+        if layout.shared is not None:
+            places, counts = layout.shared
+            tree = spread.sum(here.new_zeros(layout.total).index_copy_(0, places, here * counts))
+            here = tree.index_select(0, places)
+        # (numbers of a processor can be looked at without waiting)
+        if tree.device.type == "cpu" and not tree.numpy().all():
+            cls(tree, here, tree).expect_numbers(owner, layout, skeleton)
+        ends = torch.cat([tree, tree.new_ones(1)])
+        if layout.jumps is None:
+            weights = ends.index_select(0, layout.edges).view(2, -1).cpu()
+            table = torch.cat([skeleton.prefixes(weights[0]), skeleton.suffixes(weights[1])])
+            table = table.to(tree.device)
+        else:
+            table = torch.cat([ends, ends.reciprocal()]).index_select(0, layout.edges)
+            for jump in layout.jumps:
+                table = table * table.index_select(0, jump)
+        if not layout.both:
+            table = torch.cat([table, table.reciprocal()])
+        return cls(tree, here, table)
+
+    def chains(self, layout: Layout) -> Tensor:
+        """The path values of all chains; 1 for the root."""
+        before, after = self.table.index_select(0, layout.first.view(-1)).view(2, -1)
+        values: Tensor = before * after
+        return values
+
+    def expect_numbers(self, owner: str, layout: Layout, skeleton: Skeleton) -> None:
+        """Refuse weights on the trees that are 0, NaN or infinite.
+
+        Raises:
+            UnsupportedError: there is one.
+        """
+        bad = (self.tree == 0) | ~self.tree.isfinite()
+        if not bool(bad.any()):
+            return
+        place = int(bad.nonzero()[0])
+        found, name = float(self.tree[place]), ""
+        for block, span in layout.spans.items():
+            if place in span:
+                name = skeleton.graph.blocks[block].name
+        raise UnsupportedError(
+            f"{owner} found a skeleton weight of {found:g} in {name!r}, expected "
+            + (
+                "non-zero ones; choose the skeleton again from the model as it stands, or"
+                " init_skeleton(model, skeleton) first."
+                if found == 0
+                else "finite ones; load weights from before they diverged."
+            )
+        )
+
+
+def read(layout: Layout) -> Tensor:
+    """The weights on the trees on this device, in float64."""
+    some = []
+    for entry in layout.entries:
+        if entry.count:
+            some.append(local(entry.parameter).take(entry.where))
+    return torch.cat(some).double() if some else torch.zeros(0, dtype=torch.float64)
+
+
+def digest(text: str) -> Tensor:
+    """A hash of a text as a tensor, as states hold it."""
+    return torch.tensor(list(hashlib.sha256(text.encode()).digest()), dtype=torch.uint8)
+
+
+def choice(skeleton: Skeleton) -> Tensor:
+    """A hash of the rule and the seed, which choose other trees for other weights."""
+    return digest(f"{skeleton.rule} {skeleton.seed}")
+
+
+def fingerprint(skeleton: Skeleton) -> str:
+    """A hash of the two trees."""
+    trees_hash = hashlib.sha256()
+    for tree in (skeleton.tree_in, skeleton.tree_out):
+        for array in (tree.block, tree.index, tree.forward, tree.parent):
+            trees_hash.update(np.ascontiguousarray(array).tobytes())
+    return trees_hash.hexdigest()
+
+
+def mark_of(found: Mapping[str, Any]) -> Tensor:
+    """The hash in a state, if there is one."""
+    mark = found.get("fingerprint")
+    return mark.cpu() if isinstance(mark, Tensor) else torch.zeros(0, dtype=torch.uint8)
+
+
+def kept_of(
+    owner: str,
+    found: Mapping[str, Any],
+    wanted: Mapping[str, tuple[int, ...]],
+    sizes: Mapping[str, int],
+    device: torch.device,
+) -> dict[str, Any]:
+    """A copy of what a state holds of path space, besides the trees.
+
+    Args:
+        owner: the optimizer's class, for messages.
+        found: the entry of the state.
+        wanted: names of vectors, with their shapes.
+        sizes: for each group, the number of its chains.
+        device: where vectors belong.
+
+    Raises:
+        InputError: a vector is missing, or of another shape.
+    """
+    kept: dict[str, Any] = {"chains": {}}
+    for name, shape in wanted.items():
+        value = found.get(name)
+        if not isinstance(value, Tensor) or value.shape != torch.Size(shape):
+            raise InputError(
+                f"{owner} found a damaged state: path_space[{name!r}] is not a tensor of shape"
+                f" {shape}, expected what optimizer.state_dict() returned; load another checkpoint."
+            )
+        kept[name] = value.detach().to(device, copy=True)
+    for key, entry in found.get("chains", {}).items():
+        kept["chains"][key] = {}
+        for name, value in entry.items():
+            if isinstance(value, Tensor) and value.ndim and len(value) != sizes.get(key):
+                raise InputError(
+                    f"{owner} found a damaged state: the {name!r} of path values has {len(value)}"
+                    f" numbers, expected {sizes.get(key, 0)}; load another checkpoint."
+                )
+            if isinstance(value, Tensor):
+                # (numbers of steps stay where the optimizer has put them)
+                value = value.detach().to(device if value.ndim else value.device, copy=True)
+            kept["chains"][key][name] = value
+    return kept
+
+
+def packed(skeleton: Skeleton) -> dict[str, Tensor]:
+    """Both trees as tensors.
+
+    Returns:
+        ``choice``; ``trees``, shape ``(2, 8, H + 1)``: block, index, direction, parent, two signs,
+        round and whether it is dead, of every unit; ``rest``, shape ``(4, entries)``: tree, row,
+        column and exponent of other factors.
+    """
+    trees, rest = [], [np.zeros((4, 0), np.int64)]
+    for number, tree in enumerate((skeleton.tree_in, skeleton.tree_out)):
+        rounds = np.full(len(tree.block), -1)
+        for turn, units in enumerate(tree.rounds):
+            rounds[units] = turn
+        arrays = (
+            tree.block,
+            tree.index,
+            tree.forward,
+            tree.parent,
+            tree.own,
+            tree.other,
+            rounds,
+            tree.dead,
+        )
+        trees.append(np.stack([array.astype(np.int64) for array in arrays]))
+        entries = tree.rest.tocoo()
+        rest.append(
+            np.stack([np.full(entries.nnz, number), *entries.coords, entries.data]).astype(np.int64)
+        )
+    return {
+        "choice": choice(skeleton),
+        "trees": torch.from_numpy(np.stack(trees)),
+        "rest": torch.from_numpy(np.concatenate(rest, 1)),
+    }
+
+
+def unpacked(skeleton: Skeleton, kept: Mapping[str, Any]) -> Skeleton | None:
+    """A skeleton with the trees of a state, if the same rule and seed chose
+    them for the same graph.
+
+    Args:
+        skeleton: another skeleton of the graph.
+        kept: the entries of :func:`packed`, of a state that may be of any kind.
+    """
+    mark, trees, rest = (kept.get(name) for name in ("choice", "trees", "rest"))
+    count = len(skeleton.tree_in.block)
+    if not (isinstance(mark, Tensor) and isinstance(trees, Tensor) and isinstance(rest, Tensor)):
+        return None
+    if (
+        not torch.equal(mark.cpu(), choice(skeleton))
+        or trees.shape != (2, 8, count)
+        or rest.shape[:-1] != (4,)
+    ):
+        return None
+    found = [
+        _tree(table, rest.cpu().numpy(), number) for number, table in enumerate(trees.cpu().numpy())
+    ]
+    one = skeleton.tree_out is skeleton.tree_in
+    return replace(skeleton, tree_in=found[0], tree_out=found[0] if one else found[1])
+
+
+def _tree(table: np.ndarray, rest: np.ndarray, number: int) -> SpanningTree:
+    block, index, forward, parent, own, other, rounds, dead = table
+    rows, columns, values = rest[1:, rest[0] == number]
+    shape = (len(block), len(block))
+    return SpanningTree(
+        block=block,
+        index=index,
+        forward=forward.astype(bool),
+        parent=parent,
+        own=own,
+        other=other,
+        rounds=tuple(np.flatnonzero(rounds == turn) for turn in range(rounds.max(initial=-1) + 1)),
+        rest=csr_array(coo_array((values, (rows, columns)), shape=shape)),
+        dead=dead.astype(bool),
+    )
+
+
+__all__ = [
+    "TreeProducts",
+    "digest",
+    "fingerprint",
+    "kept_of",
+    "mark_of",
+    "packed",
+    "unpacked",
+]
