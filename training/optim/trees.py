@@ -53,7 +53,7 @@ class TreeProducts:
             tree = spread.sum(here.new_zeros(layout.total).index_copy_(0, places, here * counts))
             here = tree.index_select(0, places)
         # (numbers of a processor can be looked at without waiting)
-        if tree.device.type == "cpu" and not tree.numpy().all():
+        if tree.device.type == "cpu" and not np.from_dlpack(tree.detach()).all():
             cls(tree, here, tree).expect_numbers(owner, layout, skeleton)
         ends = torch.cat([tree, tree.new_ones(1)])
         if layout.jumps is None:
