@@ -20,6 +20,7 @@ from ..errors import (
     expect_arguments,
     expect_numbers,
 )
+from ..models.copies import safe_deepcopy
 from ..models.finite import check_finite
 from ..models.inputs import arranged
 from ..models.walk import tensors_of
@@ -29,8 +30,17 @@ from .exchangeable import channel_groups, unused
 from .groups import ChannelGroup, Cut
 from .importance import importance
 from .kept_channels import is_share, kept_numbers, scalar, share_of, what_stays, whole_numbers
-from .matching import Matching, by_activations, by_weights, interpolated, permuted, weight_distance
-from .removal import Adjustments, CutTester, masked, without
+from .matching import (
+    Matching,
+    Slices,
+    by_activations,
+    by_weights,
+    interpolated,
+    permuted,
+    reorder,
+    weight_distance,
+)
+from .removal import Adjustments, CutTester, shrink, silence
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -95,14 +105,17 @@ class ChannelGroups(Shown):
         Found by trying: half of the channels of every group are left out of a copy with random
         numbers, and its outputs are compared with those of the masked copy.
         """
-        found = dict(self._lost)
-        found |= {group.name: group.reason for group in self.groups if group.reason}
         cuts = {
-            group.name: self._cut(group, torch.arange(0, len(group), 2))
+            group.name: Cut(group, torch.arange(0, len(group), 2))
             for group in self.groups
             if not group.reason
         }
-        return found | self._tester.refusals(cuts)
+        return self._stated | self._tester.refusals(cuts)
+
+    @property
+    def _stated(self) -> dict[str, str]:
+        """What is refused without a test."""
+        return {**self._lost, **{group.name: group.reason for group in self if group.reason}}
 
     @cached_property
     def _tester(self) -> CutTester:
@@ -129,8 +142,7 @@ class ChannelGroups(Shown):
             InputError: unknown ``by``, or gradients are missing.
         """
         check_finite(self.model, ())
-        scores = importance(self.model, self._inputs, by)
-        return {group.name: scores(group.slices, group.readers) for group in self.groups}
+        return importance(self.model, self._inputs, by, self.groups)
 
     def remove(
         self,
@@ -175,7 +187,13 @@ class ChannelGroups(Shown):
         """
         check_no_masks(self.model)
         keep = what_stays("remove", unnamed, keep, remove)
-        if not isinstance(keep, Mapping) and share_of(keep) < 1 and not self.removable:
+        numbers = self._numbers(keep, by)
+        cuts = self._cuts(numbers, keep, self._stated)
+        # (groups are tested one by one only if all together do not pass)
+        failed = bool(self._tester.failure(cuts))
+        if failed:
+            cuts = self._cuts(numbers, keep, self.refused)
+        if not cuts and not isinstance(keep, Mapping) and share_of(keep) < 1 and not self.removable:
             reasons = (
                 "; ".join(dict.fromkeys(self.refused.values())) or "nothing in it is a channel"
             )
@@ -183,12 +201,13 @@ class ChannelGroups(Shown):
                 f"No channel of {type(self.model).__name__} can be removed ({reasons}); use the"
                 " model unchanged."
             )
-        cuts = self._cuts(keep, by)
-        twin = self._tester.model
-        self._tester.check(
-            without(twin, cuts, self._adjustments, share=True), masked(twin, cuts, share=True)
-        )
-        found = without(self.model, cuts, self._adjustments)
+        if failed:
+            self._tester.check(
+                lambda model: shrink(model, cuts, self._adjustments),
+                lambda model: silence(model, cuts),
+            )
+        found = safe_deepcopy(self.model)
+        shrink(found, cuts, self._adjustments)
         if cuts and self._unused:
             names = ", ".join(self._unused[:8]) + ", ..." * (len(self._unused) > 8)
             warnings.warn(
@@ -219,7 +238,10 @@ class ChannelGroups(Shown):
         Returns:
             A new model.
         """
-        return masked(self.model, self._cuts(what_stays("masked", unnamed, keep, remove), by))
+        keep = what_stays("masked", unnamed, keep, remove)
+        found = safe_deepcopy(self.model)
+        silence(found, self._cuts(self._numbers(keep, by), keep, self.refused))
+        return found
 
     def kept(self, keep: Keep = 0.5, by: str = "weights") -> dict[str, Tensor]:
         """Numbers of the channels that :meth:`remove` keeps, by group.
@@ -231,23 +253,32 @@ class ChannelGroups(Shown):
         Returns:
             Group -> ascending numbers of channels, for every group of which some are left out.
         """
+        cuts = self._cuts(self._numbers(keep, by), keep, self.refused)
+        return {cut.group.name: cut.kept for cut in cuts}
+
+    def _numbers(self, keep: Keep, by: str) -> dict[str, Tensor]:
+        """Group -> channels to keep, where they are not all."""
         if isinstance(keep, Mapping):
             chosen = {self[name].name: scalar(value) for name, value in keep.items()}
         else:
-            chosen = {group.name: share_of(keep) for group in self.removable}
+            chosen = {group.name: share_of(keep) for group in self}
         scores = self.importance(by) if any(map(is_share, chosen.values())) else {}
-        found = {}
-        for name, value in chosen.items():
-            numbers = kept_numbers(name, len(self[name]), value, scores.get(name))
-            if len(numbers) == len(self[name]):
-                continue
-            if name in self.refused:
+        found = {
+            name: kept_numbers(name, len(self[name]), value, scores.get(name))
+            for name, value in chosen.items()
+        }
+        return {name: numbers for name, numbers in found.items() if len(numbers) < len(self[name])}
+
+    def _cuts(
+        self, numbers: Mapping[str, Tensor], keep: Keep, refused: Mapping[str, str]
+    ) -> list[Cut]:
+        """Cuts of all groups but those that are refused, which must not be asked for by name."""
+        for name in numbers:
+            if name in refused and isinstance(keep, Mapping):
                 raise UnsupportedError(
-                    f"Channels of {name!r} cannot be removed: {self.refused[name]}; keep all of"
-                    " them."
+                    f"Channels of {name!r} cannot be removed: {refused[name]}; keep all of them."
                 )
-            found[name] = numbers
-        return found
+        return [Cut(self[name], kept) for name, kept in numbers.items() if name not in refused]
 
     def permute(self, orders: Mapping[str, Any]) -> nn.Module:
         """The same function with channels in another order; copies are run and compared.
@@ -288,10 +319,13 @@ class ChannelGroups(Shown):
         return self._permuted(self.model, chosen)
 
     def _permuted(self, model: nn.Module, orders: Mapping[str, Tensor]) -> nn.Module:
-        slices = {group.name: group.slices for group in self.groups}
         tester = CutTester.of(model, self._inputs, self._adjustments)
-        tester.check(permuted(tester.model, slices, orders), tester.model)
-        return permuted(model, slices, orders)
+        tester.check(lambda copy: reorder(copy, self._slices, orders), lambda _: None)
+        return permuted(model, self._slices, orders)
+
+    @property
+    def _slices(self) -> Slices:
+        return {group.name: group.slices for group in self}
 
     def match(
         self, other: nn.Module, by: str = "weights", inputs: Any = None, seed: int = 0
@@ -337,16 +371,13 @@ class ChannelGroups(Shown):
         for model in (self.model, other):
             check_finite(model, ())
         if by == "weights":
-            orders = by_weights(
-                self.model, other, {group.name: group.slices for group in self.groups}, seed
-            )
+            orders = by_weights(self.model, other, self._slices, seed)
         elif by == "activations":
             some = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
             given = self._inputs if inputs is None else arranged(self.model, some)
             for model in (self.model, other):
                 check_runs(model, *given)
-            read = [(group.name, group.slices, group.readers) for group in self.groups]
-            orders = by_activations(self.model, other, read, given)
+            orders = by_activations(self.model, other, self.groups, given)
         else:
             raise InputError(f"match found by={by!r}, expected 'weights' or 'activations'.")
         moved = self._permuted(other, orders)
@@ -372,13 +403,6 @@ class ChannelGroups(Shown):
         expect_arguments("interpolate", model=two)
         expect_numbers("interpolate", "a number", t=t)
         return interpolated(self.model, two, t)
-
-    def _cuts(self, keep: Keep, by: str) -> list[Cut]:
-        return [self._cut(self[name], numbers) for name, numbers in self.kept(keep, by).items()]
-
-    @staticmethod
-    def _cut(group: ChannelGroup, kept: Tensor) -> Cut:
-        return Cut(group.slices, group.readers, kept)
 
     def __repr__(self) -> str:
         """How many groups and channels there are."""

@@ -12,14 +12,15 @@ from ..capture.captured import Captured
 from ..errors import InputError, expect_arguments, expect_numbers
 from ..fitting.calibration import batch_inputs, made_up
 from ..gauge.balance import canonical_copy
-from ..graph.structure import Structure
 from ..models.copies import safe_deepcopy
 from ..models.finite import check_finite
 from ..models.running import cast, outputs
 from ..models.running import distance as largest_difference
 from ..models.walk import tensors_of
+from ..reduction import ReductionGraph
 from .exchangeable import channel_groups, nested_groups
-from .matching import Slices, by_size, by_weights, permuted, real
+from .groups import real
+from .matching import Slices, by_size, by_weights, permuted
 
 SAME = 1e-5
 # largest difference of outputs for one of weights, and the smallest of weights that rounding makes
@@ -58,7 +59,9 @@ class Comparison:
 
 
 @torch.no_grad()
-def compare(a: nn.Module, b: nn.Module, graph: Structure, tolerance: float = SAME) -> Comparison:
+def compare(
+    a: nn.Module, b: nn.Module, graph: ReductionGraph, tolerance: float = SAME
+) -> Comparison:
     """Compare two models of one architecture modulo rescaling and permutation.
 
     Both are brought to the canonical point of their orbits, the rescaled model of smallest ``sum

@@ -6,7 +6,7 @@ buffers; channels with equally many positions in the same dimensions belong toge
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -38,34 +38,56 @@ class ChannelGroup:
         """Number of channels."""
         return len(next(iter(self.slices.values())))
 
+    @property
+    def positions(self) -> set[int]:
+        """How many positions a channel has along the sides, and 1."""
+        return {1, *(where.shape[1] for where in self.slices.values())}
+
     def __repr__(self) -> str:
         """Name and size."""
         return f"ChannelGroup({self.name!r}, {len(self)} channels in {len(self.slices)} places)"
 
 
 class Cut(NamedTuple):
-    """Channels of one group to remove.
+    """Channels of one group to remove: all but those whose numbers are kept."""
 
-    Attributes:
-        slices: (tensor, dimension) -> positions of every channel, shape ``(channels, positions)``.
-        readers: sides along which a weight reads the channels.
-        kept: numbers of the channels to keep.
-    """
-
-    slices: Mapping[Side, Tensor]
-    readers: frozenset[Side]
+    group: ChannelGroup
     kept: Tensor
 
-    @property
-    def channels(self) -> int:
-        """Number of channels of the group."""
-        return len(next(iter(self.slices.values())))
+    def per_channel(self, value: Any) -> int:
+        """A number by that of the channels, if it may count them, their positions, or equal parts
+        of these (query heads that share a key head); else 0.
+        """
+        each, rest = divmod(value, len(self.group)) if type(value) is int else (0, 0)
+        fits = each and not rest and any(size % each == 0 for size in self.group.positions)
+        return each if fits else 0
 
     def removed(self, side: Side) -> Tensor:
         """Positions to remove along a side."""
-        gone = torch.ones(self.channels, dtype=torch.bool)
+        gone = torch.ones(len(self.group), dtype=torch.bool)
         gone[self.kept] = False
-        return self.slices[side][gone].reshape(-1)
+        return self.group.slices[side][gone].reshape(-1)
+
+
+def real(tensor: Tensor) -> Tensor:
+    """A tensor in float64 on the processor, complex numbers as pairs along a new last dimension."""
+    own = tensor.detach().cpu()
+    return torch.view_as_real(own.to(torch.complex128)) if own.is_complex() else own.double()
+
+
+def channel_sums(sides: Mapping[Side, Tensor], values: Callable[[str], Tensor]) -> Tensor:
+    """Sum over all entries of each channel, shape ``(channels,)``.
+
+    Args:
+        sides: see :attr:`ChannelGroup.slices`.
+        values: the numbers to sum in place of a tensor, by its name.
+    """
+    total = torch.zeros(len(next(iter(sides.values()))), dtype=torch.float64)
+    for (name, dim), where in sides.items():
+        entries = values(name)
+        others = [other for other in range(entries.dim()) if other != dim]
+        total += (entries.sum(others) if others else entries)[where].sum(1)
+    return total
 
 
 def part_of(group: ChannelGroup, channels: Tensor) -> ChannelGroup:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,9 @@ from ..inference.channels import Side
 from ..models.copies import safe_deepcopy
 from ..models.running import outputs
 from ..models.walk import module_at, tensors_of
+from .declared_sizes import CONV, TRANSPOSED
+from .groups import ChannelGroup, channel_sums, real
+from .removal import put
 
 Orders = Mapping[str, Tensor]
 Slices = Mapping[str, Mapping[Side, Tensor]]
@@ -51,23 +54,22 @@ def permuted(model: nn.Module, slices: Slices, orders: Orders) -> nn.Module:
         orders: group -> numbers of the channels in the new order.
     """
     copy = safe_deepcopy(model)
-    tensors = tensors_of(copy)
-    for name, moved in ordered(tensors, slices, orders).items():
-        if moved is not tensors[name]:
-            tensors[name].copy_(moved)
+    reorder(copy, slices, orders)
     return copy
+
+
+@torch.no_grad()
+def reorder(model: nn.Module, slices: Slices, orders: Orders) -> None:
+    """Bring the channels of a model into another order, see :func:`permuted`."""
+    tensors = tensors_of(model)
+    moved = ordered(tensors, slices, orders)
+    put(model, {id(old): moved[name] for name, old in tensors.items() if moved[name] is not old})
 
 
 def _moved(tensor: Tensor, dim: int, where: Tensor, order: Tensor) -> Tensor:
     index = torch.arange(tensor.shape[dim])
     index[where.reshape(-1)] = where[order].reshape(-1)
     return tensor.index_select(dim, index.to(tensor.device))
-
-
-def real(tensor: Tensor) -> Tensor:
-    """A tensor in float64 on the processor, complex numbers as pairs along a new last dimension."""
-    own = tensor.detach().cpu()
-    return torch.view_as_real(own.to(torch.complex128)) if own.is_complex() else own.double()
 
 
 def weight_distance(one: nn.Module, two: nn.Module) -> float:
@@ -149,16 +151,13 @@ def by_size(one: nn.Module, two: nn.Module, slices: Slices) -> dict[str, Tensor]
 
     Sums of cubes: a balanced gauge makes sums of squares equal for all units that nothing enters.
     """
-    both = [{name: real(p) for name, p in model.named_parameters()} for model in (one, two)]
+    cubes = [
+        {name: real(p).abs().pow(3) for name, p in model.named_parameters()} for model in (one, two)
+    ]
     orders = {}
     for name, sides in slices.items():
-        ranks = []
-        for held in both:
-            size = torch.zeros(len(next(iter(sides.values()))), dtype=torch.float64)
-            for (tensor, dim), where in sides.items():
-                if tensor in held:
-                    size += held[tensor].movedim(dim, 0)[where].flatten(1).abs().pow(3).sum(1)
-            ranks.append(size.argsort())
+        own = {side: where for side, where in sides.items() if side[0] in cubes[0]}
+        ranks = [channel_sums(own, held.__getitem__).argsort() for held in cubes]
         orders[name] = ranks[1][ranks[0].argsort()]
     return orders
 
@@ -195,37 +194,31 @@ def _improve(
 
 
 def by_activations(
-    one: nn.Module,
-    two: nn.Module,
-    groups: Iterable[tuple[str, Mapping[Side, Tensor], frozenset[Side]]],
-    inputs: Any,
+    one: nn.Module, two: nn.Module, groups: Sequence[ChannelGroup], inputs: Any
 ) -> dict[str, Tensor]:
     """Orders of the second model's channels that maximise the correlation of the layers' inputs."""
-    kept = list(groups)
-    sides = {name: sorted(readers) for name, _, readers in kept}
-    features = [
-        _read(model, {side for some in sides.values() for side in some}, inputs)
-        for model in (one, two)
-    ]
+    read = {side for group in groups for side in group.readers}
+    features = [_read(model, read, inputs) for model in (one, two)]
     orders = {}
-    for name, slices, _ in kept:
-        seen = [side for side in sides[name] if all(side[0] in held for held in features)]
+    for group in groups:
+        readers = sorted(group.readers)
+        seen = [side for side in readers if all(side[0] in held for held in features)]
         if not seen:
-            weights = ", ".join(repr(weight) for weight, _ in sides[name]) or "no weight"
+            weights = ", ".join(repr(weight) for weight, _ in readers) or "no weight"
             raise UnsupportedError(
-                f"match found the channels of {name!r} read by {weights}, expected a linear or"
-                " convolutional layer, whose inputs can be observed; use by='weights'."
+                f"match found the channels of {group.name!r} read by {weights}, expected a linear"
+                " or convolutional layer, whose inputs can be observed; use by='weights'."
             )
-        like = torch.zeros(len(slices[seen[0]]), len(slices[seen[0]]), dtype=torch.float64)
+        like = torch.zeros(len(group), len(group), dtype=torch.float64)
         for side in seen:
             if len(features[0][side[0]]) < 2:
                 raise InputError(
                     f"match found one sample of what {side[0]!r} reads, expected several to"
                     " correlate; pass more inputs, or use by='weights'."
                 )
-            rows = [_standard(held[side[0]][:, slices[side]]) for held in features]
-            like = like + torch.einsum("nap,nbp->ab", *rows)
-        orders[name] = torch.from_numpy(linear_sum_assignment(like.numpy(), maximize=True)[1])
+            rows = [_standard(held[side[0]][:, group.slices[side]]) for held in features]
+            like += torch.einsum("nap,nbp->ab", *rows)
+        orders[group.name] = torch.from_numpy(linear_sum_assignment(like, maximize=True)[1])
     return orders
 
 
@@ -247,12 +240,8 @@ def _read(
         place, _, own = name.rpartition(".")
         layer = module_at(model, place)
         # (a weight that is used transposed elsewhere reads other channels there)
-        transposed = isinstance(layer, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d)
-        if (
-            own == "weight"
-            and isinstance(layer, nn.Linear | nn.modules.conv._ConvNd)
-            and dim == 1 - transposed
-        ):
+        transposed = isinstance(layer, TRANSPOSED)
+        if own == "weight" and isinstance(layer, nn.Linear | CONV) and dim == 1 - transposed:
             # (counted from the end: a single sample needs no batch dimension)
             channels = -1 if isinstance(layer, nn.Linear) else 1 - layer.weight.dim()
 
