@@ -23,13 +23,14 @@ from ..errors import (
 from ..models.copies import safe_deepcopy
 from ..models.finite import check_finite
 from ..models.inputs import arranged
+from ..models.running import distance
 from ..models.walk import tensors_of
 from ..shown import Shown
 from .declared_sizes import check_no_masks, declare_norms, follow_config
 from .exchangeable import channel_groups, unused
 from .groups import ChannelGroup, Cut
 from .importance import importance
-from .kept_channels import is_share, kept_numbers, scalar, share_of, what_stays, whole_numbers
+from .kept_channels import kept_numbers, share_of, what_stays, whole_order
 from .matching import (
     Matching,
     Slices,
@@ -40,7 +41,7 @@ from .matching import (
     reorder,
     weight_distance,
 )
-from .removal import Adjustments, CutTester, shrink, silence
+from .removal import TOLERANCE, CutTester, mask_channels, remove_channels
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -60,9 +61,8 @@ class ChannelGroups(Shown):
     model: nn.Module
     groups: tuple[ChannelGroup, ...]
     _inputs: tuple[tuple[Any, ...], Mapping[str, Any]] = field(repr=False)
-    _lost: Mapping[str, str] = field(default_factory=dict, repr=False)
+    _mixed: dict[str, str] = field(default_factory=dict, repr=False)
     _unused: Sequence[str] = field(default=(), repr=False)
-    _adjustments: Adjustments = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         """Number of groups."""
@@ -76,11 +76,11 @@ class ChannelGroups(Shown):
         """A group by its number, or its name."""
         if isinstance(key, int) and -len(self.groups) <= key < len(self.groups):
             return self.groups[key]
-        found = next((group for group in self.groups if group.name == key), None)
-        if found is None:
-            names = ", ".join(group.name for group in self.groups[:8])
-            raise InputError(f"There is no channel group {key!r}; the first groups are {names}.")
-        return found
+        for group in self:
+            if group.name == key:
+                return group
+        names = ", ".join(group.name for group in self.groups[:8])
+        raise InputError(f"There is no channel group {key!r}; the first groups are {names}.")
 
     def __rich__(self) -> Table:
         from rich import box
@@ -108,18 +108,13 @@ class ChannelGroups(Shown):
         cuts = {
             group.name: Cut(group, torch.arange(0, len(group), 2))
             for group in self.groups
-            if not group.reason
+            if group.name not in self._mixed
         }
-        return self._stated | self._tester.refusals(cuts)
-
-    @property
-    def _stated(self) -> dict[str, str]:
-        """What is refused without a test."""
-        return {**self._lost, **{group.name: group.reason for group in self if group.reason}}
+        return self._mixed | self._tester.refusals(cuts)
 
     @cached_property
     def _tester(self) -> CutTester:
-        return CutTester.of(self.model, self._inputs, self._adjustments)
+        return CutTester.of(self.model, self._inputs)
 
     @property
     def removable(self) -> tuple[ChannelGroup, ...]:
@@ -188,26 +183,25 @@ class ChannelGroups(Shown):
         check_no_masks(self.model)
         keep = what_stays("remove", unnamed, keep, remove)
         numbers = self._numbers(keep, by)
-        cuts = self._cuts(numbers, keep, self._stated)
+        cuts = self._cuts(numbers, keep, self._mixed)
         # (groups are tested one by one only if all together do not pass)
-        failed = bool(self._tester.failure(cuts))
-        if failed:
+        if reason := self._tester.failure(cuts):
             cuts = self._cuts(numbers, keep, self.refused)
-        if not cuts and not isinstance(keep, Mapping) and share_of(keep) < 1 and not self.removable:
-            reasons = (
-                "; ".join(dict.fromkeys(self.refused.values())) or "nothing in it is a channel"
-            )
+            reason = self._tester.failure(cuts)
+        if not cuts and not isinstance(keep, Mapping) and keep < 1 and not self.removable:
+            reasons = "; ".join(dict.fromkeys(self.refused.values()))
             raise UnsupportedError(
-                f"No channel of {type(self.model).__name__} can be removed ({reasons}); use the"
-                " model unchanged."
+                f"No channel of {type(self.model).__name__} can be removed"
+                f" ({reasons or 'nothing in it is a channel'}); use the model unchanged."
             )
-        if failed:
-            self._tester.check(
-                lambda model: shrink(model, cuts, self._adjustments),
-                lambda model: silence(model, cuts),
+        if reason:
+            raise UnsupportedError(
+                f"These channels of {type(self.model).__name__} cannot be removed together"
+                f" ({reason}); give all groups of one layer the same share, or leave out the groups"
+                " that are new in this call."
             )
         found = safe_deepcopy(self.model)
-        shrink(found, cuts, self._adjustments)
+        remove_channels(found, cuts, self._tester.adjustments)
         if cuts and self._unused:
             names = ", ".join(self._unused[:8]) + ", ..." * (len(self._unused) > 8)
             warnings.warn(
@@ -238,9 +232,9 @@ class ChannelGroups(Shown):
         Returns:
             A new model.
         """
-        keep = what_stays("masked", unnamed, keep, remove)
+        kept = self.kept(what_stays("masked", unnamed, keep, remove), by)
         found = safe_deepcopy(self.model)
-        silence(found, self._cuts(self._numbers(keep, by), keep, self.refused))
+        mask_channels(found, [Cut(self[name], numbers) for name, numbers in kept.items()])
         return found
 
     def kept(self, keep: Keep = 0.5, by: str = "weights") -> dict[str, Tensor]:
@@ -253,16 +247,18 @@ class ChannelGroups(Shown):
         Returns:
             Group -> ascending numbers of channels, for every group of which some are left out.
         """
+        keep = what_stays("kept", (), keep, None)
         cuts = self._cuts(self._numbers(keep, by), keep, self.refused)
         return {cut.group.name: cut.kept for cut in cuts}
 
     def _numbers(self, keep: Keep, by: str) -> dict[str, Tensor]:
         """Group -> channels to keep, where they are not all."""
         if isinstance(keep, Mapping):
-            chosen = {self[name].name: scalar(value) for name, value in keep.items()}
+            chosen = {self[name].name: value for name, value in keep.items()}
         else:
-            chosen = {group.name: share_of(keep) for group in self}
-        scores = self.importance(by) if any(map(is_share, chosen.values())) else {}
+            chosen = {group.name: keep for group in self}
+        by_share = any(share_of(value) is not None for value in chosen.values())
+        scores = self.importance(by) if by_share else {}
         found = {
             name: kept_numbers(name, len(self[name]), value, scores.get(name))
             for name, value in chosen.items()
@@ -308,19 +304,22 @@ class ChannelGroups(Shown):
                 f"permute found a {type(orders).__name__}, expected a dict from groups to numbers"
                 " of channels."
             )
-        chosen = {}
-        for name, order in orders.items():
-            chosen[self[name].name] = numbers = whole_numbers(name, order).long().reshape(-1)
-            if sorted(numbers.tolist()) != list(range(len(self[name]))):
-                raise InputError(
-                    f"{name!r} found no permutation of its {len(self[name])} channels; give every"
-                    " number once."
-                )
+        chosen = {
+            self[name].name: whole_order(name, len(self[name]), order)
+            for name, order in orders.items()
+        }
         return self._permuted(self.model, chosen)
 
     def _permuted(self, model: nn.Module, orders: Mapping[str, Tensor]) -> nn.Module:
-        tester = CutTester.of(model, self._inputs, self._adjustments)
-        tester.check(lambda copy: reorder(copy, self._slices, orders), lambda _: None)
+        tester = CutTester.of(model, self._inputs)
+        found = tester.run(lambda copy: reorder(copy, self._slices, orders))
+        far = distance(found, tester.run(lambda _: None))
+        if far > 10 * TOLERANCE:
+            raise UnsupportedError(
+                f"The model with other channels differs from what it should be by {far:.1e} of the"
+                f" largest output, expected at most {TOLERANCE:.0e}; leave out the groups that are"
+                " new in this call."
+            )
         return permuted(model, self._slices, orders)
 
     @property
@@ -362,8 +361,8 @@ class ChannelGroups(Shown):
         """
         expect_arguments("match", model=other)
         expect_numbers("match", SEED, seed=seed)
-        shapes = {name: tensor.shape for name, tensor in tensors_of(other).items()}
-        if shapes != {name: tensor.shape for name, tensor in tensors_of(self.model).items()}:
+        own, others = (tensors_of(model).items() for model in (self.model, other))
+        if {name: p.shape for name, p in own} != {name: p.shape for name, p in others}:
             raise InputError(
                 f"match found a {type(other).__name__} with other tensors, expected the same"
                 " architecture."
@@ -390,7 +389,7 @@ class ChannelGroups(Shown):
 
         Args:
             other: a model of the same architecture, or what :meth:`match` found.
-            t: where between them.
+            t: where between them; integers and masks are those of this model.
 
         Returns:
             A new model; statistics of its batch norms may have to be computed again.
@@ -406,11 +405,8 @@ class ChannelGroups(Shown):
 
     def __repr__(self) -> str:
         """How many groups and channels there are."""
-        count = sum(len(group) for group in self.groups)
-        return (
-            f"ChannelGroups({type(self.model).__name__}, {count} channels in {len(self.groups)}"
-            " groups)"
-        )
+        count, name = sum(map(len, self)), type(self.model).__name__
+        return f"ChannelGroups({name}, {count} channels in {len(self)} groups)"
 
 
 def channels(
@@ -450,4 +446,5 @@ def channels(
     """
     captured = capture(model, args, kwargs)
     groups, lost = channel_groups(captured, model)
-    return ChannelGroups(model, groups, arranged(model, args, kwargs), lost, unused(captured))
+    mixed = {**lost, **{group.name: group.reason for group in groups if group.reason}}
+    return ChannelGroups(model, groups, arranged(model, args, kwargs), mixed, unused(captured))

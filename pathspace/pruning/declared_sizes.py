@@ -46,12 +46,7 @@ ALONE: Mapping[type[nn.Module], int] = {
 
 
 def declare(module: Any, before: Mapping[str, Any]) -> None:
-    """Write the new sizes of a module's tensors into its attributes.
-
-    Args:
-        module: the module; those of other libraries are not changed.
-        before: its tensors in their sizes before.
-    """
+    """Write the new sizes of a module's tensors into its attributes, if it is one of torch's."""
     new = {}
     for kind, key, attributes in SIZES:
         now = getattr(module, key, None)
@@ -71,13 +66,7 @@ def declare(module: Any, before: Mapping[str, Any]) -> None:
 
 @torch.no_grad()
 def declare_norms(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Write the number of channels that norms without tensors meet into their attributes.
-
-    Args:
-        model: the model, of which a copy is run.
-        args: example inputs.
-        kwargs: example inputs by keyword.
-    """
+    """Write the number of channels that norms without tensors meet into their attributes."""
     norms = {
         name: module
         for name, module in model.named_modules()
@@ -103,10 +92,6 @@ def follow_config(model: Any, cuts: Sequence[Cut]) -> None:
 
     A number of the configuration is replaced if the model built from it has more tensors of the new
     sizes then.
-
-    Args:
-        model: the smaller model.
-        cuts: what was removed.
     """
     config: Any = getattr(model, "config", None)
     if not cuts or not hasattr(config, "to_dict"):

@@ -38,11 +38,6 @@ class ChannelGroup:
         """Number of channels."""
         return len(next(iter(self.slices.values())))
 
-    @property
-    def positions(self) -> set[int]:
-        """How many positions a channel has along the sides, and 1."""
-        return {1, *(where.shape[1] for where in self.slices.values())}
-
     def __repr__(self) -> str:
         """Name and size."""
         return f"ChannelGroup({self.name!r}, {len(self)} channels in {len(self.slices)} places)"
@@ -54,12 +49,17 @@ class Cut(NamedTuple):
     group: ChannelGroup
     kept: Tensor
 
+    @property
+    def positions(self) -> set[int]:
+        """How many positions a channel has along the sides of its group, and 1."""
+        return {1, *(where.shape[1] for where in self.group.slices.values())}
+
     def per_channel(self, value: Any) -> int:
         """A number by that of the channels, if it may count them, their positions, or equal parts
         of these (query heads that share a key head); else 0.
         """
         each, rest = divmod(value, len(self.group)) if type(value) is int else (0, 0)
-        fits = each and not rest and any(size % each == 0 for size in self.group.positions)
+        fits = each and not rest and any(size % each == 0 for size in self.positions)
         return each if fits else 0
 
     def removed(self, side: Side) -> Tensor:
@@ -76,12 +76,7 @@ def real(tensor: Tensor) -> Tensor:
 
 
 def channel_sums(sides: Mapping[Side, Tensor], values: Callable[[str], Tensor]) -> Tensor:
-    """Sum over all entries of each channel, shape ``(channels,)``.
-
-    Args:
-        sides: see :attr:`ChannelGroup.slices`.
-        values: the numbers to sum in place of a tensor, by its name.
-    """
+    """Sums over all entries of each channel, of values by the names of tensors."""
     total = torch.zeros(len(next(iter(sides.values()))), dtype=torch.float64)
     for (name, dim), where in sides.items():
         entries = values(name)
@@ -96,12 +91,8 @@ def part_of(group: ChannelGroup, channels: Tensor) -> ChannelGroup:
 
 
 def alike_channels(found: Channels, model: nn.Module, known: set[Side]) -> Iterator[ChannelGroup]:
-    """The channels of one reading, those of one layout together: also single ones.
-
-    Args:
-        found: the reading.
-        model: the model, or another of the same architecture.
-        known: (tensor, dimension) of channels of an earlier reading, which are left out.
+    """The channels of one reading, those of one layout together: also single ones, but none of
+    known sides.
     """
     positions, mixed = found.solve()
     order = {name: number for number, name in enumerate(tensors_of(model))}

@@ -31,15 +31,6 @@ def importance(
     Where a normalisation hides a scale there is none, and ``sum w^2 - log w^2`` takes its place,
     over pairs of units. ``"gradients"``: ``|sum w dL/dw|`` over the weights that read it.
 
-    Args:
-        model: the model.
-        inputs: its example inputs, positional and by keyword.
-        by: one of :data:`CRITERIA`.
-        groups: the groups of channels.
-
-    Returns:
-        Group -> numbers, shape ``(channels,)``.
-
     Raises:
         InputError: unknown ``by``, or a gradient is missing.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,9 +18,11 @@ from ..models.running import outputs
 from ..models.walk import module_at, tensors_of
 from .declared_sizes import CONV, TRANSPOSED
 from .groups import ChannelGroup, channel_sums, real
-from .removal import put
+from .removal import replace_tensors
 
+# group -> numbers of the channels in the new order
 Orders = Mapping[str, Tensor]
+# group -> (tensor, dimension) -> positions, shape (channels, positions)
 Slices = Mapping[str, Mapping[Side, Tensor]]
 
 SWEEPS = 50
@@ -46,13 +49,7 @@ class Matching:
 
 @torch.no_grad()
 def permuted(model: nn.Module, slices: Slices, orders: Orders) -> nn.Module:
-    """A copy of a model with its channels in another order.
-
-    Args:
-        model: the model.
-        slices: group -> (tensor, dimension) -> positions, shape ``(channels, positions)``.
-        orders: group -> numbers of the channels in the new order.
-    """
+    """A copy of a model with its channels in another order."""
     copy = safe_deepcopy(model)
     reorder(copy, slices, orders)
     return copy
@@ -60,16 +57,12 @@ def permuted(model: nn.Module, slices: Slices, orders: Orders) -> nn.Module:
 
 @torch.no_grad()
 def reorder(model: nn.Module, slices: Slices, orders: Orders) -> None:
-    """Bring the channels of a model into another order, see :func:`permuted`."""
+    """Bring the channels of a model into another order."""
     tensors = tensors_of(model)
     moved = ordered(tensors, slices, orders)
-    put(model, {id(old): moved[name] for name, old in tensors.items() if moved[name] is not old})
-
-
-def _moved(tensor: Tensor, dim: int, where: Tensor, order: Tensor) -> Tensor:
-    index = torch.arange(tensor.shape[dim])
-    index[where.reshape(-1)] = where[order].reshape(-1)
-    return tensor.index_select(dim, index.to(tensor.device))
+    replace_tensors(
+        model, {id(old): moved[name] for name, old in tensors.items() if moved[name] is not old}
+    )
 
 
 def weight_distance(one: nn.Module, two: nn.Module) -> float:
@@ -90,16 +83,6 @@ def by_weights(
     2023, Algorithm 1), repeated with several random orders of groups; the best result is kept.
     If sorting channels by size already shows that the models are copies of one network, the
     ascent starts from that order.
-
-    Args:
-        one: the reference model.
-        two: the model whose channels are reordered.
-        slices: see :func:`permuted`.
-        seed: seed of the random orders of groups.
-        starts: number of repetitions.
-
-    Returns:
-        Group -> order.
     """
     a = {name: real(p) for name, p in one.named_parameters()}
     squares = [
@@ -136,12 +119,14 @@ def _agreement(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
 
 
 def ordered(tensors: Mapping[str, Tensor], slices: Slices, orders: Orders) -> dict[str, Tensor]:
-    """Tensors by name with channels in another order, see :func:`permuted`."""
+    """Tensors by name with channels in another order."""
     result = dict(tensors)
     for name, order in orders.items():
-        for (tensor, dim), where in slices[name].items():
-            if tensor in result:
-                result[tensor] = _moved(result[tensor], dim, where, order)
+        for (key, dim), where in slices[name].items():
+            if key in result:
+                index = torch.arange(result[key].shape[dim])
+                index[where.reshape(-1)] = where[order].reshape(-1)
+                result[key] = result[key].index_select(dim, index.to(result[key].device))
     return result
 
 
@@ -175,18 +160,11 @@ def _improve(
     for (tensor, dim), where in own.items():
         rows = [held[tensor].movedim(dim, 0)[where].flatten(1) for held in (a, b)]
         like += rows[0] @ rows[1].T
-    best = torch.from_numpy(linear_sum_assignment(like.numpy(), maximize=True)[1])
-    count = torch.arange(len(best))
-    gain = float(like[count, best].sum() - like.diagonal().sum())
-    if gain <= 1e-12 * float(like.abs().sum()):
-        return 0.0
-    before = sum(float((a[tensor] * b[tensor]).sum()) for tensor, _ in own)
-    moved = dict(b)
-    for (tensor, dim), where in own.items():
-        moved[tensor] = _moved(moved[tensor], dim, where, best)
+    best = torch.from_numpy(linear_sum_assignment(like, maximize=True)[1])
+    moved = ordered(b, {name: own}, {name: best})
     # (if a tensor has the group along two dimensions, the assignment may not be an improvement)
-    gain = sum(float((a[tensor] * moved[tensor]).sum()) for tensor, _ in own) - before
-    if gain <= 0:
+    gain = sum(float((a[key] * (moved[key] - b[key])).sum()) for key in {key for key, _ in own})
+    if gain <= 1e-12 * float(like.abs().sum()):
         return 0.0
     b.update(moved)
     orders[name] = orders[name][best]
@@ -234,34 +212,26 @@ def _read(
     ``(samples, features)``.
     """
     found: dict[str, list[Tensor]] = {}
+
+    def record(
+        name: str, channels: int, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        given = (args[0] if args else kwargs["input"]).detach()
+        # (a copy, because the model may overwrite it)
+        x = given.to("cpu", torch.float64, copy=True).movedim(channels, -1)
+        found.setdefault(name, []).append(x.reshape(-1, x.shape[-1]))
+
     # (a copy, because the model may write into its buffers)
     model = safe_deepcopy(model)
     for name, dim in sides:
         place, _, own = name.rpartition(".")
         layer = module_at(model, place)
         # (a weight that is used transposed elsewhere reads other channels there)
-        transposed = isinstance(layer, TRANSPOSED)
-        if own == "weight" and isinstance(layer, nn.Linear | CONV) and dim == 1 - transposed:
+        reads = own == "weight" and dim == 1 - isinstance(layer, TRANSPOSED)
+        if reads and isinstance(layer, nn.Linear | CONV):
             # (counted from the end: a single sample needs no batch dimension)
             channels = -1 if isinstance(layer, nn.Linear) else 1 - layer.weight.dim()
-
-            def hook(
-                _module: nn.Module,
-                args: tuple[Any, ...],
-                kwargs: dict[str, Any],
-                name: str = name,
-                channels: int = channels,
-            ) -> None:
-                # (a copy, because the model may overwrite it)
-                x = (
-                    (args[0] if args else kwargs["input"])
-                    .detach()
-                    .to("cpu", torch.float64, copy=True)
-                )
-                rows = x.movedim(channels, -1).reshape(-1, x.shape[channels])
-                found.setdefault(name, []).append(rows)
-
-            layer.register_forward_pre_hook(hook, with_kwargs=True)
+            layer.register_forward_pre_hook(partial(record, name, channels), with_kwargs=True)
     outputs(model, *inputs)
     # (a layer may be called several times)
     return {name: torch.cat(rows) for name, rows in found.items()}
@@ -275,13 +245,13 @@ def interpolated(one: nn.Module, two: nn.Module, t: float) -> nn.Module:
     Raises:
         InputError: the second model lacks a tensor of the first, or has it in another shape.
     """
-    copy, other = safe_deepcopy(one), tensors_of(two)
-    for name, tensor in tensors_of(copy).items():
-        if name not in other or other[name].shape != tensor.shape:
+    found, ends = safe_deepcopy(one), tensors_of(two)
+    for name, tensor in tensors_of(found).items():
+        if name not in ends or ends[name].shape != tensor.shape:
             raise InputError(
                 f"interpolate found no {name!r} of shape {tuple(tensor.shape)} in the second model,"
                 " expected two models of one architecture."
             )
         if tensor.is_floating_point() or tensor.is_complex():
-            tensor.copy_(tensors_of(one)[name].detach().lerp(other[name].detach().to(tensor), t))
-    return copy
+            tensor.lerp_(ends[name].to(tensor), t)
+    return found

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..capture.refusals import first_line
-from ..errors import UnsupportedError
 from ..inference.channels import Side
 from ..models.copies import safe_deepcopy
 from ..models.nested import mapped, real_leaves
@@ -25,12 +24,8 @@ TOLERANCE = 1e-5
 
 
 class Multiple(NamedTuple):
-    """An integer attribute of the user's modules that counts a group's channels.
-
-    Attributes:
-        module: the type of the modules.
-        attribute: name of the attribute.
-        each: its value per channel.
+    """An integer attribute of the user's modules of one type that counts a group's channels: its
+    value for each channel.
     """
 
     module: type
@@ -38,8 +33,8 @@ class Multiple(NamedTuple):
     each: int
 
 
-# kind of a group -> the attributes of modules that have to shrink with it
-Adjustments = dict[tuple[Any, ...], Sequence[Multiple]]
+# group -> the attributes of modules that have to shrink with it
+Adjustments = Mapping[str, Sequence[Multiple]]
 
 
 @contextmanager
@@ -59,7 +54,7 @@ def restored(model: nn.Module) -> Iterator[None]:
             part.update(values)
 
 
-def put(model: nn.Module, new: Mapping[int, Tensor]) -> None:
+def replace_tensors(model: nn.Module, new: Mapping[int, Tensor]) -> None:
     """Replace tensors of a model, by their ids; parameters by parameters."""
     old = {id(tensor): tensor for tensor in tensors_of(model).values()}
     of_kind = {
@@ -73,7 +68,7 @@ def put(model: nn.Module, new: Mapping[int, Tensor]) -> None:
 
 
 @torch.no_grad()
-def silence(model: nn.Module, cuts: Sequence[Cut]) -> None:
+def mask_channels(model: nn.Module, cuts: Sequence[Cut]) -> None:
     """Write 0 into all weights that read the removed channels."""
     tensors, new = tensors_of(model), dict[int, Tensor]()
     for cut in cuts:
@@ -81,22 +76,16 @@ def silence(model: nn.Module, cuts: Sequence[Cut]) -> None:
             old = tensors[name]
             gone = cut.removed((name, dim)).to(old.device)
             new[id(old)] = new.get(id(old), old.detach()).index_fill(dim, gone, 0)
-    put(model, new)
+    replace_tensors(model, new)
 
 
 @torch.no_grad()
-def shrink(model: nn.Module, cuts: Sequence[Cut], adjustments: Adjustments) -> None:
-    """Remove the channels from every tensor, and from the numbers that modules store.
-
-    Args:
-        model: the model, which changes.
-        cuts: what to remove.
-        adjustments: attributes of the user's modules that have to shrink.
-    """
+def remove_channels(model: nn.Module, cuts: Sequence[Cut], adjustments: Adjustments) -> None:
+    """Remove the channels from every tensor, and from the numbers that modules store."""
     multiples = [
         (module, multiple, cut)
         for cut in cuts
-        for multiple in adjustments.get(code_key(model, cut), ())
+        for multiple in adjustments.get(cut.group.name, ())
         for module in owners(model, cut)
         if type(module) is multiple.module
     ]
@@ -113,7 +102,7 @@ def shrink(model: nn.Module, cuts: Sequence[Cut], adjustments: Adjustments) -> N
     before = [
         (module, {**module._parameters, **module._buffers}) for _, module, _ in holders(model)
     ]
-    put(model, new)
+    replace_tensors(model, new)
     for module, own in before:
         if any(id(tensor) in new for tensor in own.values()):
             declare(module, own)
@@ -134,33 +123,27 @@ def owners(model: nn.Module, cut: Cut) -> list[nn.Module]:
     return [found[path] for path in inner if not type(found[path]).__module__.startswith("torch.")]
 
 
-def code_key(model: nn.Module, cut: Cut) -> tuple[Any, ...]:
-    """A key that is equal for groups of the same code: types of modules, names of tensors, and
-    positions of a channel.
-    """
-
-    def of(side: Side) -> tuple[Any, ...]:
-        path, _, own = side[0].rpartition(".")
-        types = (type(module_at(model, place)) for place in (path, path.rpartition(".")[0]))
-        return *types, own, side[1], cut.group.slices[side].shape[1]
-
-    return tuple(sorted(str(of(side)) for side in cut.group.slices))
-
-
 def multiples_of(model: nn.Module, cut: Cut) -> list[Multiple]:
     """Attributes that may have to shrink, the likeliest first.
 
-    The size of one channel, which does not change, may be such a multiple by chance (``head_dim``):
-    those whose names say so come last.
+    Such a multiple may by chance be a number that does not change, which comes last: the size of
+    one channel, where its name says so (``head_dim``), or a size of the module's own tensors that
+    stays.
     """
-    sizes = cut.group.positions
+    tensors, sizes = tensors_of(model), cut.positions
+    sides = {(id(tensors[name]), dim) for name, dim in cut.group.slices}
     found: dict[Multiple, tuple[bool, bool]] = {}
     for module in owners(model, cut):
+        own = [p for p in (module._parameters | module._buffers).values() if p is not None]
+        staying = {
+            size for p in own for dim, size in enumerate(p.shape) if (id(p), dim) not in sides
+        }
         for attribute, value in vars(module).items():
             each = cut.per_channel(value)
             if each and value > 1:
                 inside = each not in sizes - {1} and ("dim" in attribute or "size" in attribute)
-                found[Multiple(type(module), attribute, each)] = inside, each not in sizes
+                last = inside or value in staying
+                found[Multiple(type(module), attribute, each)] = last, each not in sizes
     return sorted(found, key=found.__getitem__)
 
 
@@ -193,22 +176,16 @@ def one_sample(inputs: Any) -> Any:
 
 @dataclass
 class CutTester:
-    """The one copy of a model, with redrawn weights, on which all cuts are tested.
-
-    Attributes:
-        model: the copy; it is as before after each test.
-        inputs: the smallest example inputs on which it runs, in its type.
-        adjustments: the attributes found so far that have to shrink.
+    """The one copy of a model, with redrawn weights, on which all cuts are tested, on the smallest
+    example inputs on which it runs. It is as before after each test.
     """
 
     model: nn.Module
     inputs: tuple[Sequence[Any], Mapping[str, Any]]
-    adjustments: Adjustments
+    adjustments: dict[str, Sequence[Multiple]] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls, model: nn.Module, inputs: tuple[Sequence[Any], Mapping[str, Any]], known: Adjustments
-    ) -> CutTester:
+    def of(cls, model: nn.Module, inputs: tuple[Sequence[Any], Mapping[str, Any]]) -> CutTester:
         """A tester in float64, or in the model's own type if its code fails in float64."""
         twin = redrawn_copy(model)
         wide = cast(inputs, torch.float64)
@@ -217,11 +194,11 @@ class CutTester:
                 outputs(twin, *some)
             except Exception:  # (the model's code may raise anything)
                 continue
-            return cls(twin, some, known)
+            return cls(twin, some)
         types = {name: tensor.dtype for name, tensor in tensors_of(model).items()}
         for name, tensor in tensors_of(twin).items():
             tensor.data = tensor.data.to(types[name])
-        return cls(twin, inputs, known)
+        return cls(twin, inputs)
 
     def run(self, change: Callable[[nn.Module], None]) -> list[Tensor]:
         """The outputs of the changed copy."""
@@ -234,11 +211,11 @@ class CutTester:
         return self._differs(cuts, self._wanted(cuts))
 
     def _wanted(self, cuts: Sequence[Cut]) -> list[Tensor]:
-        return self.run(lambda model: silence(model, cuts))
+        return self.run(lambda model: mask_channels(model, cuts))
 
     def _differs(self, cuts: Sequence[Cut], wanted: Sequence[Tensor]) -> str:
         try:
-            found = self.run(lambda model: shrink(model, cuts, self.adjustments))
+            found = self.run(lambda model: remove_channels(model, cuts, self.adjustments))
         except Exception as error:
             return (
                 f"the model's code contains a number that cannot be adjusted ({first_line(error)})"
@@ -250,46 +227,37 @@ class CutTester:
         """Find the attributes that have to shrink with one group; return why there are none, or
         ``""``.
 
-        More and more of the likeliest shrink, then all but one, until the outputs agree; those
-        without which they agree as well keep their values.
+        Those of earlier groups are tried, then more and more of the likeliest, then all but one,
+        until the outputs agree. Those without which they agree as well keep their values.
         """
-        wanted = self._wanted([cut])
-        key = code_key(self.model, cut)
+        wanted, name = self._wanted([cut]), cut.group.name
 
         def differs(some: Sequence[Multiple]) -> str:
-            self.adjustments[key] = some
+            self.adjustments[name] = some
             return self._differs([cut], wanted)
 
-        if not (reason := differs(())):
-            return ""
+        known = list(dict.fromkeys(map(tuple, self.adjustments.values())))
         every = multiples_of(self.model, cut)
         prefixes = [every[:end] for end in range(1, len(every) + 1)]
         others = [every[:one] + every[one + 1 :] for one in range(len(every) - 1)]
-        for found in prefixes + others:
+        if not (reason := differs(())):
+            return ""
+        for found in (*known, *prefixes, *others):
             if not differs(found):
                 for multiple in reversed(found):
                     fewer = [other for other in found if other != multiple]
                     found = found if differs(fewer) else fewer
-                self.adjustments[key] = found
+                self.adjustments[name] = found
                 return ""
-        del self.adjustments[key]
+        del self.adjustments[name]
         return reason
 
     def refusals(self, cuts: Mapping[str, Cut]) -> dict[str, str]:
         """Name of a group -> why its channels cannot be removed."""
-        refused: dict[str, str] = {}
         if not cuts or not self.failure(list(cuts.values())):
-            return refused
-        tried: dict[tuple[Any, ...], str] = {}
-        for name, cut in cuts.items():
-            key = code_key(self.model, cut)
-            if key not in tried:
-                tried[key] = reason = self.adjust(cut)
-            else:
-                # (layers of one kind in one module need not be used in the same way)
-                reason = tried[key] and self.failure([cut])
-            if reason:
-                refused[name] = reason
+            return {}
+        reasons = {name: self.adjust(cut) for name, cut in cuts.items()}
+        refused = {name: reason for name, reason in reasons.items() if reason}
         good, pending = list[Cut](), [[pair for pair in cuts.items() if pair[0] not in refused]]
         # (groups that fail together with those before them, found by halving)
         while pending:
@@ -302,24 +270,3 @@ class CutTester:
             else:
                 pending += [some[len(some) // 2 :], some[: len(some) // 2]]
         return refused
-
-    def check(self, change: Callable[[nn.Module], None], like: Callable[[nn.Module], None]) -> None:
-        """Compare the outputs of the copy after one change with those after another.
-
-        Raises:
-            UnsupportedError: they differ by more than rounding.
-        """
-        try:
-            far = distance(self.run(change), self.run(like))
-        except Exception as error:
-            raise UnsupportedError(
-                f"The model with other channels does not run ({first_line(error)}); groups of one"
-                " layer may have to shrink together: give all of them the same share, or leave out"
-                " the groups that are new in this call."
-            ) from error
-        if far > 10 * TOLERANCE:
-            raise UnsupportedError(
-                f"The model with other channels differs from what it should be by {far:.1e} of the"
-                f" largest output, expected at most {TOLERANCE:.0e}; leave out the groups that are"
-                " new in this call."
-            )
