@@ -149,8 +149,9 @@ def multiples_of(model: nn.Module, cut: Cut) -> list[Multiple]:
 
 @torch.no_grad()
 def redrawn_copy(model: nn.Module, seed: int = 0) -> nn.Module:
-    """A float64 copy with random values in vectors and in tensors of zeros, so that no
-    zero hides a difference.
+    """A float64 copy with random values in vectors and in tensors of zeros, and matrices that keep
+    the size of what they read, so that no small number hides a difference (attention with small
+    weights is uniform).
     """
     copy, generator = safe_deepcopy(model).double(), torch.Generator().manual_seed(seed)
     for name, tensor in tensors_of(copy).items():
@@ -161,9 +162,10 @@ def redrawn_copy(model: nn.Module, seed: int = 0) -> nn.Module:
         elif name.endswith("running_var"):
             drawn = torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype)
             tensor.mul_(0.5 + drawn.to(tensor.device))
-        elif isinstance(tensor, nn.Parameter) and not bool(tensor.any()):
-            drawn = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
-            tensor.copy_(drawn / tensor.shape[-1] ** 0.5)
+        elif isinstance(tensor, nn.Parameter):
+            if not bool(tensor.any()):
+                tensor.copy_(torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype))
+            tensor.mul_(tensor.shape[0] ** 0.5 / tensor.norm())
     switch_off_caches(copy)
     return copy
 
