@@ -127,14 +127,14 @@ def multiples_of(model: nn.Module, cut: Cut) -> list[Multiple]:
     """Attributes that may have to shrink, the likeliest first.
 
     Such a multiple may by chance be a number that does not change, which comes last: the size of
-    one channel, where its name says so (``head_dim``), or a size of the module's own tensors that
+    one channel, where its name says so (``head_dim``), or a size of its own parameters that
     stays.
     """
     tensors, sizes = tensors_of(model), cut.positions
     sides = {(id(tensors[name]), dim) for name, dim in cut.group.slices}
     found: dict[Multiple, tuple[bool, bool]] = {}
     for module in owners(model, cut):
-        own = [p for p in (module._parameters | module._buffers).values() if p is not None]
+        own = module.parameters(recurse=False)
         staying = {
             size for p in own for dim, size in enumerate(p.shape) if (id(p), dim) not in sides
         }
