@@ -20,18 +20,29 @@ from ..errors import (
     expect_arguments,
     expect_numbers,
 )
+from ..models.copies import safe_deepcopy
 from ..models.finite import check_finite
 from ..models.inputs import arranged
 from ..models.refusals import check_runs
+from ..models.running import distance
 from ..models.walk import tensors_of
 from ..shown import Shown
 from .declared_sizes import check_no_masks, declare_norms, follow_config
 from .exchangeable import channel_groups, unused
 from .groups import ChannelGroup, Cut
 from .importance import importance
-from .kept_channels import is_share, kept_numbers, scalar, share_of, what_stays, whole_numbers
-from .matching import Matching, by_activations, by_weights, interpolated, permuted, weight_distance
-from .removal import Adjustments, CutTester, masked, without
+from .kept_channels import kept_numbers, share_of, what_stays, whole_order
+from .matching import (
+    Matching,
+    Slices,
+    by_activations,
+    by_weights,
+    interpolated,
+    permuted,
+    reorder,
+    weight_distance,
+)
+from .removal import TOLERANCE, CutTester, mask_channels, remove_channels
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -51,9 +62,8 @@ class ChannelGroups(Shown):
     model: nn.Module
     groups: tuple[ChannelGroup, ...]
     _inputs: tuple[tuple[Any, ...], Mapping[str, Any]] = field(repr=False)
-    _lost: Mapping[str, str] = field(default_factory=dict, repr=False)
+    _mixed: dict[str, str] = field(default_factory=dict, repr=False)
     _unused: Sequence[str] = field(default=(), repr=False)
-    _adjustments: Adjustments = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         """Number of groups."""
@@ -67,11 +77,11 @@ class ChannelGroups(Shown):
         """A group by its number, or its name."""
         if isinstance(key, int) and -len(self.groups) <= key < len(self.groups):
             return self.groups[key]
-        found = next((group for group in self.groups if group.name == key), None)
-        if found is None:
-            names = ", ".join(group.name for group in self.groups[:8])
-            raise InputError(f"There is no channel group {key!r}; the first groups are {names}.")
-        return found
+        for group in self:
+            if group.name == key:
+                return group
+        names = ", ".join(group.name for group in self.groups[:8])
+        raise InputError(f"There is no channel group {key!r}; the first groups are {names}.")
 
     def __rich__(self) -> Table:
         from rich import box
@@ -96,18 +106,16 @@ class ChannelGroups(Shown):
         Found by trying: half of the channels of every group are left out of a copy with random
         numbers, and its outputs are compared with those of the masked copy.
         """
-        found = dict(self._lost)
-        found |= {group.name: group.reason for group in self.groups if group.reason}
         cuts = {
-            group.name: self._cut(group, torch.arange(0, len(group), 2))
+            group.name: Cut(group, torch.arange(0, len(group), 2))
             for group in self.groups
-            if not group.reason
+            if group.name not in self._mixed
         }
-        return found | self._tester.refusals(cuts)
+        return self._mixed | self._tester.refusals(cuts)
 
     @cached_property
     def _tester(self) -> CutTester:
-        return CutTester.of(self.model, self._inputs, self._adjustments)
+        return CutTester.of(self.model, self._inputs)
 
     @property
     def removable(self) -> tuple[ChannelGroup, ...]:
@@ -130,8 +138,7 @@ class ChannelGroups(Shown):
             InputError: unknown ``by``, or gradients are missing.
         """
         check_finite(self.model, ())
-        scores = importance(self.model, self._inputs, by)
-        return {group.name: scores(group.slices, group.readers) for group in self.groups}
+        return importance(self.model, self._inputs, by, self.groups)
 
     def remove(
         self,
@@ -176,20 +183,26 @@ class ChannelGroups(Shown):
         """
         check_no_masks(self.model)
         keep = what_stays("remove", unnamed, keep, remove)
-        if not isinstance(keep, Mapping) and share_of(keep) < 1 and not self.removable:
-            reasons = (
-                "; ".join(dict.fromkeys(self.refused.values())) or "nothing in it is a channel"
-            )
+        numbers = self._numbers(keep, by)
+        cuts = self._cuts(numbers, keep, self._mixed)
+        # (groups are tested one by one only if all together do not pass)
+        if reason := self._tester.failure(cuts):
+            cuts = self._cuts(numbers, keep, self.refused)
+            reason = self._tester.failure(cuts)
+        if not cuts and not isinstance(keep, Mapping) and keep < 1 and not self.removable:
+            reasons = "; ".join(dict.fromkeys(self.refused.values()))
             raise UnsupportedError(
-                f"No channel of {type(self.model).__name__} can be removed ({reasons}); use the"
-                " model unchanged."
+                f"No channel of {type(self.model).__name__} can be removed"
+                f" ({reasons or 'nothing in it is a channel'}); use the model unchanged."
             )
-        cuts = self._cuts(keep, by)
-        twin = self._tester.model
-        self._tester.check(
-            without(twin, cuts, self._adjustments, share=True), masked(twin, cuts, share=True)
-        )
-        found = without(self.model, cuts, self._adjustments)
+        if reason:
+            raise UnsupportedError(
+                f"These channels of {type(self.model).__name__} cannot be removed together"
+                f" ({reason}); give all groups of one layer the same share, or leave out the groups"
+                " that are new in this call."
+            )
+        found = safe_deepcopy(self.model)
+        remove_channels(found, cuts, self._tester.adjustments)
         if cuts and self._unused:
             names = ", ".join(self._unused[:8]) + ", ..." * (len(self._unused) > 8)
             warnings.warn(
@@ -220,7 +233,10 @@ class ChannelGroups(Shown):
         Returns:
             A new model.
         """
-        return masked(self.model, self._cuts(what_stays("masked", unnamed, keep, remove), by))
+        kept = self.kept(what_stays("masked", unnamed, keep, remove), by)
+        found = safe_deepcopy(self.model)
+        mask_channels(found, [Cut(self[name], numbers) for name, numbers in kept.items()])
+        return found
 
     def kept(self, keep: Keep = 0.5, by: str = "weights") -> dict[str, Tensor]:
         """Numbers of the channels that :meth:`remove` keeps, by group.
@@ -232,23 +248,34 @@ class ChannelGroups(Shown):
         Returns:
             Group -> ascending numbers of channels, for every group of which some are left out.
         """
+        keep = what_stays("kept", (), keep, None)
+        cuts = self._cuts(self._numbers(keep, by), keep, self.refused)
+        return {cut.group.name: cut.kept for cut in cuts}
+
+    def _numbers(self, keep: Keep, by: str) -> dict[str, Tensor]:
+        """Group -> channels to keep, where they are not all."""
         if isinstance(keep, Mapping):
-            chosen = {self[name].name: scalar(value) for name, value in keep.items()}
+            chosen = {self[name].name: value for name, value in keep.items()}
         else:
-            chosen = {group.name: share_of(keep) for group in self.removable}
-        scores = self.importance(by) if any(map(is_share, chosen.values())) else {}
-        found = {}
-        for name, value in chosen.items():
-            numbers = kept_numbers(name, len(self[name]), value, scores.get(name))
-            if len(numbers) == len(self[name]):
-                continue
-            if name in self.refused:
+            chosen = {group.name: keep for group in self}
+        by_share = any(share_of(value) is not None for value in chosen.values())
+        scores = self.importance(by) if by_share else {}
+        found = {
+            name: kept_numbers(name, len(self[name]), value, scores.get(name))
+            for name, value in chosen.items()
+        }
+        return {name: numbers for name, numbers in found.items() if len(numbers) < len(self[name])}
+
+    def _cuts(
+        self, numbers: Mapping[str, Tensor], keep: Keep, refused: Mapping[str, str]
+    ) -> list[Cut]:
+        """Cuts of all groups but those that are refused, which must not be asked for by name."""
+        for name in numbers:
+            if name in refused and isinstance(keep, Mapping):
                 raise UnsupportedError(
-                    f"Channels of {name!r} cannot be removed: {self.refused[name]}; keep all of"
-                    " them."
+                    f"Channels of {name!r} cannot be removed: {refused[name]}; keep all of them."
                 )
-            found[name] = numbers
-        return found
+        return [Cut(self[name], kept) for name, kept in numbers.items() if name not in refused]
 
     def permute(self, orders: Mapping[str, Any]) -> nn.Module:
         """The same function with channels in another order; copies are run and compared.
@@ -278,21 +305,27 @@ class ChannelGroups(Shown):
                 f"permute found a {type(orders).__name__}, expected a dict from groups to numbers"
                 " of channels."
             )
-        chosen = {}
-        for name, order in orders.items():
-            chosen[self[name].name] = numbers = whole_numbers(name, order).long().reshape(-1)
-            if sorted(numbers.tolist()) != list(range(len(self[name]))):
-                raise InputError(
-                    f"{name!r} found no permutation of its {len(self[name])} channels; give every"
-                    " number once."
-                )
+        chosen = {
+            self[name].name: whole_order(name, len(self[name]), order)
+            for name, order in orders.items()
+        }
         return self._permuted(self.model, chosen)
 
     def _permuted(self, model: nn.Module, orders: Mapping[str, Tensor]) -> nn.Module:
-        slices = {group.name: group.slices for group in self.groups}
-        tester = CutTester.of(model, self._inputs, self._adjustments)
-        tester.check(permuted(tester.model, slices, orders), tester.model)
-        return permuted(model, slices, orders)
+        tester = CutTester.of(model, self._inputs)
+        found = tester.run(lambda copy: reorder(copy, self._slices, orders))
+        far = distance(found, tester.run(lambda _: None))
+        if far > 10 * TOLERANCE:
+            raise UnsupportedError(
+                f"The model with other channels differs from what it should be by {far:.1e} of the"
+                f" largest output, expected at most {TOLERANCE:.0e}; leave out the groups that are"
+                " new in this call."
+            )
+        return permuted(model, self._slices, orders)
+
+    @property
+    def _slices(self) -> Slices:
+        return {group.name: group.slices for group in self}
 
     def match(
         self, other: nn.Module, by: str = "weights", inputs: Any = None, seed: int = 0
@@ -329,8 +362,8 @@ class ChannelGroups(Shown):
         """
         expect_arguments("match", model=other)
         expect_numbers("match", SEED, seed=seed)
-        shapes = {name: tensor.shape for name, tensor in tensors_of(other).items()}
-        if shapes != {name: tensor.shape for name, tensor in tensors_of(self.model).items()}:
+        own, others = (tensors_of(model).items() for model in (self.model, other))
+        if {name: p.shape for name, p in own} != {name: p.shape for name, p in others}:
             raise InputError(
                 f"match found a {type(other).__name__} with other tensors, expected the same"
                 " architecture."
@@ -338,16 +371,13 @@ class ChannelGroups(Shown):
         for model in (self.model, other):
             check_finite(model, ())
         if by == "weights":
-            orders = by_weights(
-                self.model, other, {group.name: group.slices for group in self.groups}, seed
-            )
+            orders = by_weights(self.model, other, self._slices, seed)
         elif by == "activations":
             some = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
             given = self._inputs if inputs is None else arranged(self.model, some)
             for model in (self.model, other):
                 check_runs(model, *given)
-            read = [(group.name, group.slices, group.readers) for group in self.groups]
-            orders = by_activations(self.model, other, read, given)
+            orders = by_activations(self.model, other, self.groups, given)
         else:
             raise InputError(f"match found by={by!r}, expected 'weights' or 'activations'.")
         moved = self._permuted(other, orders)
@@ -360,7 +390,7 @@ class ChannelGroups(Shown):
 
         Args:
             other: a model of the same architecture, or what :meth:`match` found.
-            t: where between them.
+            t: where between them; integers and masks are those of this model.
 
         Returns:
             A new model; statistics of its batch norms may have to be computed again.
@@ -374,20 +404,10 @@ class ChannelGroups(Shown):
         expect_numbers("interpolate", "a number", t=t)
         return interpolated(self.model, two, t)
 
-    def _cuts(self, keep: Keep, by: str) -> list[Cut]:
-        return [self._cut(self[name], numbers) for name, numbers in self.kept(keep, by).items()]
-
-    @staticmethod
-    def _cut(group: ChannelGroup, kept: Tensor) -> Cut:
-        return Cut(group.slices, group.readers, kept)
-
     def __repr__(self) -> str:
         """How many groups and channels there are."""
-        count = sum(len(group) for group in self.groups)
-        return (
-            f"ChannelGroups({type(self.model).__name__}, {count} channels in {len(self.groups)}"
-            " groups)"
-        )
+        count, name = sum(map(len, self)), type(self.model).__name__
+        return f"ChannelGroups({name}, {count} channels in {len(self)} groups)"
 
 
 def channels(
@@ -427,4 +447,5 @@ def channels(
     """
     captured = capture(model, args, kwargs)
     groups, lost = channel_groups(captured, model)
-    return ChannelGroups(model, groups, arranged(model, args, kwargs), lost, unused(captured))
+    mixed = {**lost, **{group.name: group.reason for group in groups if group.reason}}
+    return ChannelGroups(model, groups, arranged(model, args, kwargs), mixed, unused(captured))

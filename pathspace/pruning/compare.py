@@ -11,15 +11,16 @@ from torch import Tensor, nn
 from ..capture.captured import Captured
 from ..errors import InputError, expect_arguments, expect_numbers
 from ..gauge.balance import canonical_copy
-from ..graph.structure import Structure
 from ..models.copies import safe_deepcopy
 from ..models.finite import check_finite
 from ..models.inputs import batch_inputs, made_up
 from ..models.running import cast, outputs
 from ..models.running import distance as largest_difference
 from ..models.walk import tensors_of
+from ..reduction import ReductionGraph
 from .exchangeable import channel_groups, nested_groups
-from .matching import Slices, by_size, by_weights, permuted, real
+from .groups import real
+from .matching import Slices, by_size, by_weights, permuted
 
 SAME = 1e-5
 # largest difference of outputs for one of weights, and the smallest of weights that rounding makes
@@ -58,7 +59,9 @@ class Comparison:
 
 
 @torch.no_grad()
-def compare(a: nn.Module, b: nn.Module, graph: Structure, tolerance: float = SAME) -> Comparison:
+def compare(
+    a: nn.Module, b: nn.Module, graph: ReductionGraph, tolerance: float = SAME
+) -> Comparison:
     """Compare two models of one architecture modulo rescaling and permutation.
 
     Both are brought to the canonical point of their orbits, the rescaled model of smallest ``sum
@@ -152,12 +155,18 @@ def _inside(
 
 
 def _differ(one: nn.Module, two: nn.Module, tolerance: float) -> dict[str, float]:
-    held = tensors_of(one)
-    return {
-        name: far
-        for name, far in sorted(_parts(one, two).items(), key=lambda entry: -entry[1])
-        if far > (tolerance if _is_real(held[name]) else 0)
+    """Tensor -> its distance, or the share of entries that differ, largest first."""
+    far = {
+        name: (gap / max(size, 1e-60)) ** 0.5 for name, (gap, size) in _squares(one, two).items()
     }
+    found = {name: value for name, value in far.items() if value > tolerance}
+    every = tensors_of(two)
+    for name, tensor in tensors_of(one).items():
+        # (batch norms count the batches that they have seen)
+        counts = name in far or name.endswith("num_batches_tracked")
+        if not counts and name in every and tensor.numel():
+            found[name] = float((tensor != every[name].to(tensor.device)).double().mean())
+    return {name: found[name] for name in sorted(found, key=lambda key: -found[key]) if found[name]}
 
 
 def _unsearched(model: nn.Module, differ: Iterable[str], slices: Slices) -> tuple[str, ...]:
@@ -200,38 +209,21 @@ def _finite(out: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(infinite, 0.0, numbers), torch.where(infinite, numbers.sign(), 0.0)
 
 
-def _is_real(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    return {name: real(tensor) for name, tensor in tensors_of(model).items() if _is_real(tensor)}
-
-
-def _parts(one: nn.Module, two: nn.Module) -> dict[str, float]:
-    pairs, own = _tensors(two), _tensors(one)
-    parts = {
-        name: float((own[name] - pairs[name]).norm() / own[name].norm().clamp(min=1e-30))
-        for name in own
+def _squares(one: nn.Module, two: nn.Module) -> dict[str, tuple[float, float]]:
+    """``|a - b|^2`` and ``|a|^2`` for all tensors but integers and masks."""
+    other = tensors_of(two)
+    pairs = {
+        name: (real(tensor), real(other[name]))
+        for name, tensor in tensors_of(one).items()
+        if tensor.is_floating_point() or tensor.is_complex()
     }
-    every = tensors_of(two)
-    for name, tensor in tensors_of(one).items():
-        # integers and masks are the same or not; (batch norms count the
-        # batches that they have seen)
-        if (
-            name not in own
-            and name in every
-            and not name.endswith("num_batches_tracked")
-            and tensor.numel()
-        ):
-            parts[name] = float((tensor != every[name].to(tensor.device)).double().mean())
-    return parts
+    return {
+        name: (float((a - b).square().sum()), float(a.square().sum()))
+        for name, (a, b) in pairs.items()
+    }
 
 
 def _distance(one: nn.Module, two: nn.Module) -> float:
-    pairs, own = _tensors(two), _tensors(one)
-    total = sum(float((own[name] - pairs[name]).square().sum()) for name in own)
-    result: float = (
-        total / max(sum(float(tensor.square().sum()) for tensor in own.values()), 1e-300)
-    ) ** 0.5
-    return result
+    squares = _squares(one, two).values()
+    gap, size = (sum(pair[side] for pair in squares) for side in (0, 1))
+    return float((gap / max(size, 1e-300)) ** 0.5)

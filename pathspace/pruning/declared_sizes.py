@@ -1,4 +1,4 @@
-"""Sizes of tensors that torch's own modules store as attributes."""
+"""Sizes of tensors that torch's own modules, and configurations, store as numbers."""
 
 from __future__ import annotations
 
@@ -18,24 +18,27 @@ from ..models.isolation import quiet, random_kept
 from ..models.walk import tensors_of
 from .groups import Cut
 
-# attributes of torch's own modules that store the size of a tensor's dimension
-DECLARED: Sequence[tuple[type[nn.Module], str, tuple[str | None, ...]]] = (
+NORM, CONV = nn.modules.batchnorm._NormBase, nn.modules.conv._ConvNd
+TRANSPOSED = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
+# module, tensor -> attributes in proportion to the sizes of the tensor's dimensions
+SIZES: Sequence[tuple[Any, str, tuple[str, ...]]] = (
     (nn.Linear, "weight", ("out_features", "in_features")),
     (nn.Bilinear, "weight", ("out_features", "in1_features", "in2_features")),
-    (nn.Embedding, "weight", ("num_embeddings", "embedding_dim")),
-    (nn.EmbeddingBag, "weight", ("num_embeddings", "embedding_dim")),
-    (nn.modules.batchnorm._NormBase, "running_mean", ("num_features",)),
-    (nn.modules.batchnorm._NormBase, "weight", ("num_features",)),
+    (nn.Embedding | nn.EmbeddingBag, "weight", ("num_embeddings", "embedding_dim")),
+    (NORM, "running_mean", ("num_features",)),
+    (NORM, "weight", ("num_features",)),
     (nn.GroupNorm, "weight", ("num_channels",)),
+    (nn.GroupNorm, "weight", ("num_groups",)),
     (nn.PReLU, "weight", ("num_parameters",)),
-    (nn.RNNBase, "weight_ih_l0", (None, "input_size")),
-    (nn.RNNCellBase, "weight_ih", (None, "input_size")),
-    (nn.RNNCellBase, "weight_hh", (None, "hidden_size")),
+    (CONV, "weight", ("out_channels", "in_channels")),
+    (TRANSPOSED, "weight", ("in_channels", "out_channels")),
+    (nn.RNNBase, "weight_ih_l0", ("", "input_size")),
+    (nn.RNNBase, "weight_hh_l0", ("hidden_size", "proj_size")),
+    (nn.RNNCellBase, "weight_ih", ("", "input_size")),
+    (nn.RNNCellBase, "weight_hh", ("", "hidden_size")),
 )
-# rows of a recurrent layer's weights for each hidden unit
-GATES = {"LSTM": 4, "GRU": 3}
 # dimensions of a sample that has no dimension for the batch
-ALONE: dict[type[nn.Module], int] = {
+ALONE: Mapping[type[nn.Module], int] = {
     nn.InstanceNorm1d: 2,
     nn.InstanceNorm2d: 3,
     nn.InstanceNorm3d: 4,
@@ -43,52 +46,33 @@ ALONE: dict[type[nn.Module], int] = {
 
 
 def declare(module: Any, before: Mapping[str, Any]) -> None:
-    """Write the new sizes of a module's tensors into its attributes.
-
-    Args:
-        module: the module; those of other libraries are not changed.
-        before: its tensors in their sizes before.
-    """
-    for type_, key, attributes in DECLARED:
+    """Write the new sizes of a module's tensors into its attributes, if it is one of torch's."""
+    new = {}
+    for kind, key, attributes in SIZES:
         now = getattr(module, key, None)
-        if isinstance(module, type_) and isinstance(now, Tensor):
-            if isinstance(module, nn.GroupNorm) and module.num_groups > 1:
-                module.num_groups = module.num_groups * len(now) // module.num_channels
-            for attribute, size in zip(attributes, now.shape, strict=True):
-                if attribute is not None and hasattr(module, attribute):
-                    setattr(module, attribute, size)
-    if isinstance(module, nn.RNNBase):
-        recurrent: Any = module.weight_hh_l0
-        module.hidden_size = recurrent.shape[0] // GATES.get(module.mode, 1)
-        module.proj_size = recurrent.shape[1] if module.proj_size else 0
-    if isinstance(module, nn.modules.conv._ConvNd):
-        # whole groups are removed
-        split = 0 if not module.transposed else 1
-        first, second = module.weight.shape[:2]
-        module.groups = (
-            module.groups * first // before["weight"].shape[0] if module.groups > 1 else 1
-        )
-        wide = second * module.groups
-        module.out_channels, module.in_channels = (first, wide) if split == 0 else (wide, first)
+        if isinstance(module, kind) and isinstance(now, Tensor):
+            for name, size, old in zip(attributes, now.shape, before[key].shape, strict=False):
+                if hasattr(module, name):
+                    new[name] = getattr(module, name) * size // old
+    if isinstance(module, CONV) and module.groups > 1:
+        # (whole groups are removed, and the second dimension is that of one group)
+        second = "out_channels" if module.transposed else "in_channels"
+        for name in ("groups", second):
+            value = new.get(name, module.groups)
+            new[name] = value * module.weight.shape[0] // before["weight"].shape[0]
+    for name, size in new.items():
+        setattr(module, name, size)
 
 
 @torch.no_grad()
 def declare_norms(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Write the number of channels that norms without tensors meet into their attributes.
-
-    Args:
-        model: the model, of which a copy is run.
-        args: example inputs.
-        kwargs: example inputs by keyword.
-    """
-    places = [
-        name
+    """Write the number of channels that norms without tensors meet into their attributes."""
+    norms = {
+        name: module
         for name, module in model.named_modules()
-        if isinstance(module, nn.modules.batchnorm._NormBase)
-        and module.weight is None
-        and module.running_mean is None
-    ]
-    if not places:
+        if isinstance(module, NORM) and module.weight is None and module.running_mean is None
+    }
+    if not norms:
         return
     twin = safe_deepcopy(model).eval()
 
@@ -96,9 +80,8 @@ def declare_norms(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
         alone = ALONE.get(type(module)) == given[0].dim()
         own.num_features = given[0].shape[0 if alone else 1]
 
-    for place in places:
-        own = model.get_submodule(place)
-        twin.get_submodule(place).register_forward_pre_hook(partial(note, own))
+    for name, own in norms.items():
+        twin.get_submodule(name).register_forward_pre_hook(partial(note, own))
     with quiet():
         twin(*args, **kwargs)
 
@@ -109,10 +92,6 @@ def follow_config(model: Any, cuts: Sequence[Cut]) -> None:
 
     A number of the configuration is replaced if the model built from it has more tensors of the new
     sizes then.
-
-    Args:
-        model: the smaller model.
-        cuts: what was removed.
     """
     config: Any = getattr(model, "config", None)
     if not cuts or not hasattr(config, "to_dict"):
@@ -132,22 +111,15 @@ def follow_config(model: Any, cuts: Sequence[Cut]) -> None:
             return math.inf
         return sum(built[name].shape != shape for name, shape in wanted.items())
 
-    pairs = {
-        (cut.channels * positions // part, len(cut.kept) * positions // part)
-        for cut in cuts
-        for positions in {1, *(where.shape[1] for where in cut.slices.values())}
-        for part in range(1, positions + 1)
-        if positions % part == 0
-    }
-    options = [
-        (name, old, new)
+    options = dict.fromkeys(
+        (name, value, cut.per_channel(value) * len(cut.kept))
         for name, value in config.to_dict().items()
-        for old, new in sorted(pairs, reverse=True)
-        if type(value) is int and value == old
-    ]
+        for cut in cuts
+        if cut.per_channel(value)
+    )
     least = misfits()
     # (twice, because some numbers go together)
-    for name, old, new in 2 * options:
+    for name, old, new in (*options, *options):
         if 0 < least < math.inf and getattr(config, name, None) == old:
             now = misfits(**{name: new})
             if now < least:

@@ -7,7 +7,6 @@ each of them. A graph with random weights computes something else then when they
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -26,27 +25,21 @@ from .matching import ordered
 
 # differences above this, relative to the largest output, are not rounding errors of float64
 ROUNDING = 1e-7
-# how often weights are drawn, and of how many weights on one draw and its opposite are enough:
-# rectifiers that are on hide differences in small models
-DRAWS, MANY = 4, 100_000
-# largest number of tests for the channels of one group
-RUNS = 64
+# weights are drawn once if there are many, else twice, and taken with both signs: rectifiers that
+# are on hide differences
+MANY, SIGNS = 100_000, (1, -1)
+# largest number of tests for the channels of one group, and of passes over all groups
+RUNS, ROUNDS = 64, 3
 # models with more weights are not measured: it needs two copies of them in float64
 LARGE = 1 << 28
 # groups with so few channels may be permuted alike by chance
 FEW = 3
-ROUNDS = 3
 
 
 def channel_groups(
     captured: Captured, model: nn.Module
 ) -> tuple[tuple[ChannelGroup, ...], dict[str, str]]:
-    """The groups of channels of a captured model, and why other tensors have none.
-
-    Args:
-        captured: the capture.
-        model: the model, or another of the same architecture.
-    """
+    """The groups of channels of a captured model, and why other tensors have none."""
     with torch.device("cpu"), torch.inference_mode(False):
         found, _ = interpret(captured, Channels)
         alike = list(alike_channels(found, model, set()))
@@ -79,11 +72,6 @@ def nested_groups(
 ) -> tuple[ChannelGroup, ...]:
     """Channels inside the channels of some groups: features of one head, outputs of one group of a
     convolution.
-
-    Args:
-        captured: the capture.
-        model: the model, or another of the same architecture.
-        groups: the groups of channels.
     """
     tensors, owner, channels = tensors_of(model), dict[Side, Tensor](), 0
     for group in groups:
@@ -121,12 +109,8 @@ def exchangeable(
 ) -> list[ChannelGroup]:
     """Groups whose channels can be permuted; others in parts for which this holds.
 
-    Args:
-        groups: channels with the same layout.
-        captured: the model. Nothing is measured if it has no values, random results, or too many
-            weights.
-        certain: whether the groups are returned if nothing is measured: then only
-            :meth:`ChannelGroups.permute` compares.
+    Nothing is measured if the model has no values, random results, or too many weights. Groups that
+    are certain are returned then, and only :meth:`ChannelGroups.permute` compares.
     """
     drawn = RandomisedGraph.of(captured, groups)
     if drawn is None:
@@ -144,16 +128,12 @@ def exchangeable(
 
 @dataclass
 class RandomisedGraph:
-    """A captured graph with random weights, drawn several times.
-
-    Attributes:
-        captured: the model.
-        draws: parameters and buffers in float64 by name, with the outputs.
-        generator: draws the orders of channels.
+    """A captured graph with random weights, drawn several times: parameters and buffers in float64
+    by name, with the outputs.
     """
 
     captured: Captured
-    draws: Sequence[tuple[Mapping[str, Tensor], Sequence[Tensor]]]
+    draws: Sequence[tuple[Mapping[str, Tensor], Sequence[Sequence[Tensor]]]]
     generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(1))
 
     @classmethod
@@ -164,29 +144,31 @@ class RandomisedGraph:
             return None
         moving = {name for group in groups for name, _ in group.slices}
         try:
-            drawn = [_drawn(captured, moving, seed) for seed in range(1 if size > MANY else DRAWS)]
-            if size > MANY:
-                drawn.append(_opposite(captured, drawn[0]))
-            draws = [(tensors, _outputs(captured, tensors, 0)) for tensors in drawn]
-            again = _outputs(captured, drawn[0], 1) if _draws_numbers(captured) else draws[0][1]
+            drawn = [_drawn(captured, moving, seed) for seed in range(1 if size > MANY else 2)]
+            draws = [
+                (tensors, [_outputs(captured, tensors, sign) for sign in SIGNS])
+                for tensors in drawn
+            ]
+            first = draws[0][1][0]
+            again = _outputs(captured, drawn[0], 1, 1) if _draws_numbers(captured) else first
         except Exception:  # (the graph does not run in float64, or on random inputs)
             return None
-        random = distance(again, draws[0][1]) > ROUNDING
-        return None if random or not all(outputs for _, outputs in draws) else cls(captured, draws)
+        return cls(captured, draws) if first and distance(again, first) <= ROUNDING else None
 
-    def same(self, groups: Iterable[ChannelGroup]) -> bool:
+    def same(self, groups: Sequence[ChannelGroup]) -> bool:
         """Whether the outputs stay when the channels of each group go round."""
         slices = {str(number): group.slices for number, group in enumerate(groups)}
         for tensors, wanted in self.draws:
             orders = {}
-            for name, sides in slices.items():
+            for number, group in enumerate(groups):
                 # a random cycle moves every channel
-                cycle = torch.randperm(len(next(iter(sides.values()))), generator=self.generator)
-                orders[name] = torch.empty_like(cycle)
-                orders[name][cycle] = cycle.roll(1)
-            found = _outputs(self.captured, ordered(tensors, slices, orders), 0)
-            if distance(found, wanted) > ROUNDING:
-                return False
+                cycle = torch.randperm(len(group), generator=self.generator)
+                orders[str(number)] = torch.empty_like(cycle)
+                orders[str(number)][cycle] = cycle.roll(1)
+            moved = ordered(tensors, slices, orders)
+            for sign, before in zip(SIGNS, wanted, strict=True):
+                if distance(_outputs(self.captured, moved, sign), before) > ROUNDING:
+                    return False
         return True
 
     def wrong(self, groups: Sequence[ChannelGroup]) -> list[ChannelGroup]:
@@ -211,9 +193,7 @@ class RandomisedGraph:
         """
         left = iter(range(RUNS))
         sets: list[list[int]] = []
-        every, half = list(range(len(group))), len(group) // 2
-        halves = (self._alike(group, some, left) for some in (every[:half], every[half:]))
-        for part in itertools.chain(*halves):
+        for part in self._alike(group, list(range(len(group))), left):
             for other in sets:
                 if next(left, None) is None:
                     return []
@@ -245,10 +225,9 @@ def _drawn(captured: Captured, moving: set[str], seed: int) -> dict[str, Tensor]
     for name, tensor in (*captured.parameters.items(), *captured.buffers.items()):
         own = as_float64(tensor.detach().clone())
         if own.is_floating_point() and name in captured.parameters:
-            # (rectifiers are off for some of the samples)
-            noise = torch.randn(own.shape, generator=generator).double()
             rows = own.shape[0] if own.numel() > max(own.shape, default=1) else own.numel()
-            own = noise.to(own.device) * (rows / max(own.numel(), 1)) ** 0.5
+            noise = torch.rand(own.shape, generator=generator).to(own.device).sub_(0.5).double()
+            own = noise.mul_((12 * rows / max(own.numel(), 1)) ** 0.5)
         elif own.is_floating_point() and name in moving:
             factor = 0.5 + torch.rand(own.shape, generator=generator, dtype=torch.float64)
             own = own * factor.to(own.device)
@@ -267,20 +246,20 @@ def _draws_numbers(captured: Captured) -> bool:
     )
 
 
-def _opposite(captured: Captured, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same with parameters of the other sign, so that other rectifiers are on."""
-    return {
-        name: -own if name in captured.parameters and own.is_floating_point() else own
-        for name, own in tensors.items()
-    }
-
-
 @torch.no_grad()
-def _outputs(captured: Captured, tensors: Mapping[str, Tensor], seed: int) -> list[Tensor]:
-    """Outputs on the same inputs for every seed, which draws what is random in the graph; none
-    without values.
+def _outputs(
+    captured: Captured, tensors: Mapping[str, Tensor], sign: int, seed: int = 0
+) -> list[Tensor]:
+    """Outputs on the same inputs for every seed, which draws what is random in the graph, with
+    parameters of one sign; none without values.
     """
-    values = graph_values(captured, tensors.get)
+
+    def signed(name: str, own: Tensor) -> Tensor:
+        held = tensors.get(name, own)
+        real = name in captured.parameters and held.is_floating_point()
+        return -held if sign < 0 and real else held
+
+    values = graph_values(captured, signed)
     if values is None:
         return []
     with quiet():

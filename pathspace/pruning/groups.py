@@ -6,7 +6,7 @@ buffers; channels with equally many positions in the same dimensions belong toge
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -44,28 +44,45 @@ class ChannelGroup:
 
 
 class Cut(NamedTuple):
-    """Channels of one group to remove.
+    """Channels of one group to remove: all but those whose numbers are kept."""
 
-    Attributes:
-        slices: (tensor, dimension) -> positions of every channel, shape ``(channels, positions)``.
-        readers: sides along which a weight reads the channels.
-        kept: numbers of the channels to keep.
-    """
-
-    slices: Mapping[Side, Tensor]
-    readers: frozenset[Side]
+    group: ChannelGroup
     kept: Tensor
 
     @property
-    def channels(self) -> int:
-        """Number of channels of the group."""
-        return len(next(iter(self.slices.values())))
+    def positions(self) -> set[int]:
+        """How many positions a channel has along the sides of its group, and 1."""
+        return {1, *(where.shape[1] for where in self.group.slices.values())}
+
+    def per_channel(self, value: Any) -> int:
+        """A number by that of the channels, if it may count them, their positions, or equal parts
+        of these (query heads that share a key head); else 0.
+        """
+        each, rest = divmod(value, len(self.group)) if type(value) is int else (0, 0)
+        fits = each and not rest and any(size % each == 0 for size in self.positions)
+        return each if fits else 0
 
     def removed(self, side: Side) -> Tensor:
         """Positions to remove along a side."""
-        gone = torch.ones(self.channels, dtype=torch.bool)
+        gone = torch.ones(len(self.group), dtype=torch.bool)
         gone[self.kept] = False
-        return self.slices[side][gone].reshape(-1)
+        return self.group.slices[side][gone].reshape(-1)
+
+
+def real(tensor: Tensor) -> Tensor:
+    """A tensor in float64 on the processor, complex numbers as pairs along a new last dimension."""
+    own = tensor.detach().cpu()
+    return torch.view_as_real(own.to(torch.complex128)) if own.is_complex() else own.double()
+
+
+def channel_sums(sides: Mapping[Side, Tensor], values: Callable[[str], Tensor]) -> Tensor:
+    """Sums over all entries of each channel, of values by the names of tensors."""
+    total = torch.zeros(len(next(iter(sides.values()))), dtype=torch.float64)
+    for (name, dim), where in sides.items():
+        entries = values(name)
+        others = [other for other in range(entries.dim()) if other != dim]
+        total += (entries.sum(others) if others else entries)[where].sum(1)
+    return total
 
 
 def part_of(group: ChannelGroup, channels: Tensor) -> ChannelGroup:
@@ -74,12 +91,8 @@ def part_of(group: ChannelGroup, channels: Tensor) -> ChannelGroup:
 
 
 def alike_channels(found: Channels, model: nn.Module, known: set[Side]) -> Iterator[ChannelGroup]:
-    """The channels of one reading, those of one layout together: also single ones.
-
-    Args:
-        found: the reading.
-        model: the model, or another of the same architecture.
-        known: (tensor, dimension) of channels of an earlier reading, which are left out.
+    """The channels of one reading, those of one layout together: also single ones, but none of
+    known sides.
     """
     positions, mixed = found.solve()
     order = {name: number for number, name in enumerate(tensors_of(model))}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
@@ -12,37 +13,18 @@ from torch import Tensor
 from ..errors import InputError, InputTypeError
 
 
-def scalar(value: Any) -> Any:
-    """A tensor with one number and no dimension as that number; anything else as it is."""
-    return value.item() if isinstance(value, Tensor) and value.dim() == 0 else value
-
-
-def is_share(value: Any) -> bool:
-    """Whether a value is a share of channels."""
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def share_of(keep: Any) -> float:
-    """One share of channels for all groups.
-
-    Raises:
-        InputTypeError: it is not a number.
-    """
-    share = scalar(keep)
-    if not is_share(share):
-        raise InputTypeError(
-            f"Channels to keep were given as {keep!r}, expected a share, or a dict from groups to"
-            " shares, masks or numbers of channels."
-        )
-    return float(share)
+def share_of(value: Any) -> float | None:
+    """A share of channels; ``None`` for what is not a number."""
+    value = value.item() if isinstance(value, Tensor) and value.dim() == 0 else value
+    return float(value) if isinstance(value, Real) and not isinstance(value, bool) else None
 
 
 def what_stays(owner: str, unnamed: tuple[Any, ...], keep: Any, remove: Any) -> Any:
-    """What to keep: ``keep`` itself, the rest of ``remove``, or a half.
+    """What to keep: one share, or a mapping from groups.
 
     Raises:
         InputError: ``remove`` is not a share below 1.
-        InputTypeError: something has no name, or both are given.
+        InputTypeError: something has no name, both are given, or ``keep`` is neither.
     """
     if unnamed or (keep is not None and remove is not None):
         found = repr(unnamed[0]) + " without a name" if unnamed else f"both {keep=} and {remove=}"
@@ -50,23 +32,24 @@ def what_stays(owner: str, unnamed: tuple[Any, ...], keep: Any, remove: Any) -> 
             f"{owner} found {found}, expected keep= for the channels that stay (keep=0.9) or"
             " remove= for the share that goes (remove=0.1); name one of them."
         )
-    if remove is None:
-        return 0.5 if keep is None else keep
-    share = scalar(remove)
-    if not is_share(share) or not 0 <= share < 1:
-        raise InputError(
-            f"{owner} found {remove=}, expected a share of channels from 0 to below 1; keep= takes"
-            " numbers of channels by group."
+    if remove is not None:
+        gone = share_of(remove)
+        if gone is None or not 0 <= gone < 1:
+            raise InputError(
+                f"{owner} found {remove=}, expected a share of channels from 0 to below 1; keep="
+                " takes numbers of channels by group."
+            )
+        return 1 - gone
+    share = 0.5 if keep is None else share_of(keep)
+    if share is None and not isinstance(keep, Mapping):
+        raise InputTypeError(
+            f"{owner} found {keep=}, expected a share of channels, or a dict from groups to shares,"
+            " masks or numbers of channels."
         )
-    return 1 - float(share)
+    return keep if share is None else share
 
 
-def whole_numbers(name: str, value: Any) -> Tensor:
-    """Numbers of channels, or a boolean mask, as a tensor.
-
-    Raises:
-        InputTypeError: it is neither.
-    """
+def _whole_numbers(name: str, value: Any) -> Tensor:
     try:
         numbers: Tensor = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError):
@@ -79,28 +62,37 @@ def whole_numbers(name: str, value: Any) -> Tensor:
     return numbers
 
 
-def kept_numbers(name: str, size: int, value: Any, scores: Tensor | None) -> Tensor:
-    """The channels to keep, ascending.
+def whole_order(name: str, size: int, value: Any) -> Tensor:
+    """An order of all channels of a group.
 
-    Args:
-        name: of their group, for messages.
-        size: number of channels of the group.
-        value: a share, a mask or numbers.
-        scores: importance of each channel, for a share.
+    Raises:
+        InputError: it has not every number once.
+        InputTypeError: it has no numbers.
+    """
+    numbers = _whole_numbers(name, value).long().reshape(-1)
+    if sorted(numbers.tolist()) != list(range(size)):
+        raise InputError(
+            f"{name!r} found no permutation of its {size} channels; give every number once."
+        )
+    return numbers
+
+
+def kept_numbers(name: str, size: int, value: Any, scores: Tensor | None) -> Tensor:
+    """The channels to keep, ascending: a share of the highest scores, a mask, or numbers.
 
     Raises:
         InputError: no channel would be left, or there are no such channels.
         InputTypeError: the value is none of these.
     """
-    if is_share(value):
-        share = float(value)
+    share = share_of(value)
+    if share is not None:
         if not 0 < share <= 1:
             raise InputError(
                 f"{name!r} found keep={share!r}, expected a share of channels above 0 and up to 1."
             )
         assert scores is not None
         return scores.topk(max(1, math.ceil(share * size - 1e-9))).indices.sort().values
-    numbers: Tensor = whole_numbers(name, value)
+    numbers: Tensor = _whole_numbers(name, value)
     if numbers.dtype == torch.bool:
         if tuple(numbers.shape) != (size,):
             raise InputError(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,8 +16,13 @@ from ..inference.channels import Side
 from ..models.copies import safe_deepcopy
 from ..models.running import outputs
 from ..models.walk import module_at, tensors_of
+from .declared_sizes import CONV, TRANSPOSED
+from .groups import ChannelGroup, channel_sums, real
+from .removal import replace_tensors
 
+# group -> numbers of the channels in the new order
 Orders = Mapping[str, Tensor]
+# group -> (tensor, dimension) -> positions, shape (channels, positions)
 Slices = Mapping[str, Mapping[Side, Tensor]]
 
 SWEEPS = 50
@@ -43,31 +49,20 @@ class Matching:
 
 @torch.no_grad()
 def permuted(model: nn.Module, slices: Slices, orders: Orders) -> nn.Module:
-    """A copy of a model with its channels in another order.
-
-    Args:
-        model: the model.
-        slices: group -> (tensor, dimension) -> positions, shape ``(channels, positions)``.
-        orders: group -> numbers of the channels in the new order.
-    """
+    """A copy of a model with its channels in another order."""
     copy = safe_deepcopy(model)
-    tensors = tensors_of(copy)
-    for name, moved in ordered(tensors, slices, orders).items():
-        if moved is not tensors[name]:
-            tensors[name].copy_(moved)
+    reorder(copy, slices, orders)
     return copy
 
 
-def _moved(tensor: Tensor, dim: int, where: Tensor, order: Tensor) -> Tensor:
-    index = torch.arange(tensor.shape[dim])
-    index[where.reshape(-1)] = where[order].reshape(-1)
-    return tensor.index_select(dim, index.to(tensor.device))
-
-
-def real(tensor: Tensor) -> Tensor:
-    """A tensor in float64 on the processor, complex numbers as pairs along a new last dimension."""
-    own = tensor.detach().cpu()
-    return torch.view_as_real(own.to(torch.complex128)) if own.is_complex() else own.double()
+@torch.no_grad()
+def reorder(model: nn.Module, slices: Slices, orders: Orders) -> None:
+    """Bring the channels of a model into another order."""
+    tensors = tensors_of(model)
+    moved = ordered(tensors, slices, orders)
+    replace_tensors(
+        model, {id(old): moved[name] for name, old in tensors.items() if moved[name] is not old}
+    )
 
 
 def weight_distance(one: nn.Module, two: nn.Module) -> float:
@@ -88,16 +83,6 @@ def by_weights(
     2023, Algorithm 1), repeated with several random orders of groups; the best result is kept.
     If sorting channels by size already shows that the models are copies of one network, the
     ascent starts from that order.
-
-    Args:
-        one: the reference model.
-        two: the model whose channels are reordered.
-        slices: see :func:`permuted`.
-        seed: seed of the random orders of groups.
-        starts: number of repetitions.
-
-    Returns:
-        Group -> order.
     """
     a = {name: real(p) for name, p in one.named_parameters()}
     squares = [
@@ -134,12 +119,14 @@ def _agreement(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
 
 
 def ordered(tensors: Mapping[str, Tensor], slices: Slices, orders: Orders) -> dict[str, Tensor]:
-    """Tensors by name with channels in another order, see :func:`permuted`."""
+    """Tensors by name with channels in another order."""
     result = dict(tensors)
     for name, order in orders.items():
-        for (tensor, dim), where in slices[name].items():
-            if tensor in result:
-                result[tensor] = _moved(result[tensor], dim, where, order)
+        for (key, dim), where in slices[name].items():
+            if key in result:
+                index = torch.arange(result[key].shape[dim])
+                index[where.reshape(-1)] = where[order].reshape(-1)
+                result[key] = result[key].index_select(dim, index.to(result[key].device))
     return result
 
 
@@ -149,16 +136,13 @@ def by_size(one: nn.Module, two: nn.Module, slices: Slices) -> dict[str, Tensor]
 
     Sums of cubes: a balanced gauge makes sums of squares equal for all units that nothing enters.
     """
-    both = [{name: real(p) for name, p in model.named_parameters()} for model in (one, two)]
+    cubes = [
+        {name: real(p).abs().pow(3) for name, p in model.named_parameters()} for model in (one, two)
+    ]
     orders = {}
     for name, sides in slices.items():
-        ranks = []
-        for held in both:
-            size = torch.zeros(len(next(iter(sides.values()))), dtype=torch.float64)
-            for (tensor, dim), where in sides.items():
-                if tensor in held:
-                    size += held[tensor].movedim(dim, 0)[where].flatten(1).abs().pow(3).sum(1)
-            ranks.append(size.argsort())
+        own = {side: where for side, where in sides.items() if side[0] in cubes[0]}
+        ranks = [channel_sums(own, held.__getitem__).argsort() for held in cubes]
         orders[name] = ranks[1][ranks[0].argsort()]
     return orders
 
@@ -176,18 +160,11 @@ def _improve(
     for (tensor, dim), where in own.items():
         rows = [held[tensor].movedim(dim, 0)[where].flatten(1) for held in (a, b)]
         like += rows[0] @ rows[1].T
-    best = torch.from_numpy(linear_sum_assignment(like.numpy(), maximize=True)[1])
-    count = torch.arange(len(best))
-    gain = float(like[count, best].sum() - like.diagonal().sum())
-    if gain <= 1e-12 * float(like.abs().sum()):
-        return 0.0
-    before = sum(float((a[tensor] * b[tensor]).sum()) for tensor, _ in own)
-    moved = dict(b)
-    for (tensor, dim), where in own.items():
-        moved[tensor] = _moved(moved[tensor], dim, where, best)
+    best = torch.from_numpy(linear_sum_assignment(like, maximize=True)[1])
+    moved = ordered(b, {name: own}, {name: best})
     # (if a tensor has the group along two dimensions, the assignment may not be an improvement)
-    gain = sum(float((a[tensor] * moved[tensor]).sum()) for tensor, _ in own) - before
-    if gain <= 0:
+    gain = sum(float((a[key] * (moved[key] - b[key])).sum()) for key in {key for key, _ in own})
+    if gain <= 1e-12 * float(like.abs().sum()):
         return 0.0
     b.update(moved)
     orders[name] = orders[name][best]
@@ -195,37 +172,31 @@ def _improve(
 
 
 def by_activations(
-    one: nn.Module,
-    two: nn.Module,
-    groups: Iterable[tuple[str, Mapping[Side, Tensor], frozenset[Side]]],
-    inputs: Any,
+    one: nn.Module, two: nn.Module, groups: Sequence[ChannelGroup], inputs: Any
 ) -> dict[str, Tensor]:
     """Orders of the second model's channels that maximise the correlation of the layers' inputs."""
-    kept = list(groups)
-    sides = {name: sorted(readers) for name, _, readers in kept}
-    features = [
-        _read(model, {side for some in sides.values() for side in some}, inputs)
-        for model in (one, two)
-    ]
+    read = {side for group in groups for side in group.readers}
+    features = [_read(model, read, inputs) for model in (one, two)]
     orders = {}
-    for name, slices, _ in kept:
-        seen = [side for side in sides[name] if all(side[0] in held for held in features)]
+    for group in groups:
+        readers = sorted(group.readers)
+        seen = [side for side in readers if all(side[0] in held for held in features)]
         if not seen:
-            weights = ", ".join(repr(weight) for weight, _ in sides[name]) or "no weight"
+            weights = ", ".join(repr(weight) for weight, _ in readers) or "no weight"
             raise UnsupportedError(
-                f"match found the channels of {name!r} read by {weights}, expected a linear or"
-                " convolutional layer, whose inputs can be observed; use by='weights'."
+                f"match found the channels of {group.name!r} read by {weights}, expected a linear"
+                " or convolutional layer, whose inputs can be observed; use by='weights'."
             )
-        like = torch.zeros(len(slices[seen[0]]), len(slices[seen[0]]), dtype=torch.float64)
+        like = torch.zeros(len(group), len(group), dtype=torch.float64)
         for side in seen:
             if len(features[0][side[0]]) < 2:
                 raise InputError(
                     f"match found one sample of what {side[0]!r} reads, expected several to"
                     " correlate; pass more inputs, or use by='weights'."
                 )
-            rows = [_standard(held[side[0]][:, slices[side]]) for held in features]
-            like = like + torch.einsum("nap,nbp->ab", *rows)
-        orders[name] = torch.from_numpy(linear_sum_assignment(like.numpy(), maximize=True)[1])
+            rows = [_standard(held[side[0]][:, group.slices[side]]) for held in features]
+            like += torch.einsum("nap,nbp->ab", *rows)
+        orders[group.name] = torch.from_numpy(linear_sum_assignment(like, maximize=True)[1])
     return orders
 
 
@@ -241,38 +212,26 @@ def _read(
     ``(samples, features)``.
     """
     found: dict[str, list[Tensor]] = {}
+
+    def record(
+        name: str, channels: int, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        given = (args[0] if args else kwargs["input"]).detach()
+        # (a copy, because the model may overwrite it)
+        x = given.to("cpu", torch.float64, copy=True).movedim(channels, -1)
+        found.setdefault(name, []).append(x.reshape(-1, x.shape[-1]))
+
     # (a copy, because the model may write into its buffers)
     model = safe_deepcopy(model)
     for name, dim in sides:
         place, _, own = name.rpartition(".")
         layer = module_at(model, place)
         # (a weight that is used transposed elsewhere reads other channels there)
-        transposed = isinstance(layer, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d)
-        if (
-            own == "weight"
-            and isinstance(layer, nn.Linear | nn.modules.conv._ConvNd)
-            and dim == 1 - transposed
-        ):
+        reads = own == "weight" and dim == 1 - isinstance(layer, TRANSPOSED)
+        if reads and isinstance(layer, nn.Linear | CONV):
             # (counted from the end: a single sample needs no batch dimension)
             channels = -1 if isinstance(layer, nn.Linear) else 1 - layer.weight.dim()
-
-            def hook(
-                _module: nn.Module,
-                args: tuple[Any, ...],
-                kwargs: dict[str, Any],
-                name: str = name,
-                channels: int = channels,
-            ) -> None:
-                # (a copy, because the model may overwrite it)
-                x = (
-                    (args[0] if args else kwargs["input"])
-                    .detach()
-                    .to("cpu", torch.float64, copy=True)
-                )
-                rows = x.movedim(channels, -1).reshape(-1, x.shape[channels])
-                found.setdefault(name, []).append(rows)
-
-            layer.register_forward_pre_hook(hook, with_kwargs=True)
+            layer.register_forward_pre_hook(partial(record, name, channels), with_kwargs=True)
     outputs(model, *inputs)
     # (a layer may be called several times)
     return {name: torch.cat(rows) for name, rows in found.items()}
@@ -286,13 +245,13 @@ def interpolated(one: nn.Module, two: nn.Module, t: float) -> nn.Module:
     Raises:
         InputError: the second model lacks a tensor of the first, or has it in another shape.
     """
-    copy, other = safe_deepcopy(one), tensors_of(two)
-    for name, tensor in tensors_of(copy).items():
-        if name not in other or other[name].shape != tensor.shape:
+    found, ends = safe_deepcopy(one), tensors_of(two)
+    for name, tensor in tensors_of(found).items():
+        if name not in ends or ends[name].shape != tensor.shape:
             raise InputError(
                 f"interpolate found no {name!r} of shape {tuple(tensor.shape)} in the second model,"
                 " expected two models of one architecture."
             )
         if tensor.is_floating_point() or tensor.is_complex():
-            tensor.copy_(tensors_of(one)[name].detach().lerp(other[name].detach().to(tensor), t))
-    return copy
+            tensor.lerp_(ends[name].to(tensor), t)
+    return found
