@@ -13,8 +13,7 @@ from torch import nn
 
 from pathspace.errors import AT_LEAST_1, SEED, PathspaceError, expect_arguments, expect_numbers
 from pathspace.models.refusals import check_capturable
-from pathspace.reduction import ReductionGraph
-from pathspace.tracing import trace
+from pathspace.reduction import ReductionGraph, trace
 
 from .feature_spaces import added_vectors, feature_spaces
 from .gauge_directions import confirmed, count_broken, gauge_rank

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from pathspace.errors import SEED, PathspaceError, expect_arguments, expect_numbers
-from pathspace.tracing import trace
+from pathspace.reduction import trace
 
 from .chain import MarkovChain
 from .efficiency import ChainRecord

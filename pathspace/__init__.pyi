@@ -62,6 +62,6 @@ from .pruning.compare import compare as compare
 from .pruning.groups import ChannelGroup as ChannelGroup
 from .pruning.matching import Matching as Matching
 from .reduction import ReductionGraph as ReductionGraph
-from .tracing import trace as trace
+from .reduction import trace as trace
 
 __version__: str

@@ -34,7 +34,7 @@ from pathspace.inference.registry import facts_of, operation_name
 from pathspace.models.modes import never_recomputed, precision
 from pathspace.models.running import cast, evaluate
 from pathspace.models.values import require_values
-from pathspace.tracing import trace as trace_graph
+from pathspace.reduction import trace as trace_graph
 
 CHUNK = 256
 # random networks that are compared with kappa, and a factor that shows powers of weights

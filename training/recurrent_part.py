@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from pathspace.errors import InputError, InputTypeError, UnsupportedError, expect_arguments
-from pathspace.tracing import trace
+from pathspace.reduction import trace
 
 from .optim import GSGD, PathSGD
 from .optim.shell import Shell

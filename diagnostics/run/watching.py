@@ -30,7 +30,7 @@ from pathspace.errors import (
 )
 from pathspace.paths.norms import path_statistics
 from pathspace.paths.skeleton import Skeleton
-from pathspace.tracing import trace
+from pathspace.reduction import trace
 
 from ..chain import MarkovChain
 from ..efficiency import ChainRecord, as_record

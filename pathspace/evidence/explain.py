@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from ..inference.reasons import Reason
-from ..reduction import ReductionGraph
+from ..reduction import ReductionGraph, trace
 from ..shown import Shown
-from ..tracing import trace
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -21,8 +21,7 @@ from ..models.restored_globals import untouched
 from ..models.running import cast
 from ..models.values import has_values, with_numbers
 from ..paths.basis import BasisPaths
-from ..reduction import ReductionGraph
-from ..tracing import trace
+from ..reduction import ReductionGraph, trace
 from .bench import Workbench, bench_copy
 from .certificate import Certificate
 from .explain import account

@@ -23,8 +23,8 @@ from ..models.isolation import quiet
 from ..models.nested import real_leaves
 from ..models.running import cast, computing_in
 from ..models.stand_in import repeatable, stand_in
+from ..reduction import trace
 from ..shown import Shown
-from ..tracing import trace
 from .activation_statistics import Key, Record, Sizes, activation_sizes
 from .calibration import Calibrated
 from .objectives import every_peak

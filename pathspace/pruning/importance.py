@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..errors import InputError
 from ..gauge.balance import canonical_copy
 from ..models.walk import tensors_of
-from ..tracing import trace
+from ..reduction import trace
 from .groups import ChannelGroup, channel_sums, real
 
 CRITERIA = ("weights", "paths", "gradients")

@@ -21,7 +21,7 @@ from pathspace.errors import PathspaceError, first_line
 from pathspace.evidence.bench import Workbench, bench_copy
 from pathspace.evidence.upper_bound import upper_bound
 from pathspace.models.running import cast
-from pathspace.tracing import trace
+from pathspace.reduction import trace
 from zoo.brackets_page import DATA, PAGE, render
 from zoo.entry import Built, Entry
 from zoo.entry import load as load_zoo
