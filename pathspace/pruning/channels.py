@@ -66,11 +66,9 @@ class ChannelGroups(Shown):
     _unused: Sequence[str] = field(default=(), repr=False)
 
     def __len__(self) -> int:
-        """Number of groups."""
         return len(self.groups)
 
     def __iter__(self) -> Iterator[ChannelGroup]:
-        """One group after the other."""
         return iter(self.groups)
 
     def __getitem__(self, key: int | str) -> ChannelGroup:

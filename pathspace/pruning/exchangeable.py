@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..capture.captured import Captured
-from ..inference.channels import Channels, InnerChannels, NestedChannels, Side
+from ..inference.channels import Channels, Side
 from ..inference.interpreter import interpret
+from ..inference.nested_channels import InnerChannels, NestedChannels
 from ..inference.random_run import DoubleRun, as_float64, graph_outputs, graph_values
 from ..models.isolation import quiet, seed_torch
 from ..models.running import distance

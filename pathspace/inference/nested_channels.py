@@ -1,0 +1,32 @@
+"""Channels inside of channels: the order within heads, groups and tables of matrices."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .channels import Channels, varying
+
+
+class InnerChannels(Channels):
+    """The interpretation in which the channels of a table of matrices are inside the matrices."""
+
+    written = -1
+
+
+class NestedChannels(InnerChannels):
+    """The interpretation in which channels are inside of what :class:`Channels` makes one: inside
+    the heads of an attention, and the groups of a convolution.
+
+    It supposes that no reduction depends on the order of what it reduces.
+    """
+
+    certain = False
+
+    def _unordered(self, ids: Tensor, summed: set[int]) -> bool:
+        return bool(varying(ids) & summed)
+
+    def _whole(self, classes: Tensor) -> bool:
+        return False
+
+    def _rectangular(self, classes: Tensor) -> bool:
+        return False
