@@ -77,7 +77,6 @@ class Channels(Semantics):
         self._regrouped: list[tuple[Tensor, range]] = []
 
     # -- tensors of the model
-    # ----------------------------------------------------------------------------------
 
     def side(self, name: str, dim: int) -> Tensor:
         """Ids of the positions along one dimension of a parameter or buffer."""
@@ -151,7 +150,6 @@ class Channels(Semantics):
             self.equations.unify(self.side(name, 0), _blank(ids, ROOT, NEUTRAL))
 
     # -- primitives
-    # --------------------------------------------------------------------------------------------
 
     def _unify(self, left: Tensor, right: Tensor) -> None:
         left, right = (_blank(distinct(ids), ROOT, NEUTRAL) for ids in (left, right))
@@ -349,7 +347,6 @@ class Channels(Semantics):
             self._regrouped += [(value, run) for run in runs if set(run) & varying(value)]
 
     # -- the result
-    # --------------------------------------------------------------------------------------------
 
     def solve(self) -> tuple[dict[Side, Tensor], Mapping[int, str]]:
         """Channels of the positions of every side.

@@ -83,7 +83,6 @@ class Semantics(ABC):
         self.affine = True
 
     # -- defined by each interpretation
-    # ------------------------------------------------------------------------
 
     @abstractmethod
     def join(self, *values: Value) -> Tensor:
@@ -236,7 +235,6 @@ class Semantics(ABC):
         """
 
     # -- shared by all interpretations
-    # -------------------------------------------------------------------------
 
     def activation(self, value: Any) -> Tensor:
         """Any value as an activation: parameters are attached, numbers have a fixed
