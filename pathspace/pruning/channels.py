@@ -139,11 +139,7 @@ class ChannelGroups(Shown):
         return importance(self.model, self._inputs, by, self.groups)
 
     def remove(
-        self,
-        *unnamed: Any,
-        keep: Keep | None = None,
-        remove: float | None = None,
-        by: str = "weights",
+        self, remove: float | None = None, *, keep: Keep | None = None, by: str = "weights"
     ) -> nn.Module:
         """A smaller model that computes the same as :meth:`masked`.
 
@@ -151,11 +147,10 @@ class ChannelGroups(Shown):
         that are off on the example inputs would hide differences.
 
         Args:
-            *unnamed: nothing; what stays and what goes have names, so that they are not confused.
-            keep: the share of channels to keep in every group where that is possible, or, by group,
-                a share, a boolean mask, or the numbers of the channels to keep. Without ``keep``
-                and ``remove`` a half stays.
-            remove: the share of channels to remove instead.
+            remove: the share of channels to remove in every group where that is possible. Without
+                ``remove`` and ``keep`` a half goes.
+            keep: what stays instead: a share of the channels, or, by group, a share, a boolean
+                mask, or the numbers of the channels to keep.
             by: what to keep where a share is given, see :meth:`importance`.
 
         Returns:
@@ -163,7 +158,7 @@ class ChannelGroups(Shown):
 
         Raises:
             InputError: unknown groups or channels, or nothing would be left.
-            InputTypeError: a share without a name, or both ``keep`` and ``remove``.
+            InputTypeError: both ``remove`` and ``keep`` are given.
             UnsupportedError: channels of this group, or all channels, cannot be
                 removed, with the reason.
 
@@ -180,7 +175,7 @@ class ChannelGroups(Shown):
             )
         """
         check_no_masks(self.model)
-        keep = what_stays("remove", unnamed, keep, remove)
+        keep = what_stays("remove", keep, remove)
         numbers = self._numbers(keep, by)
         cuts = self._cuts(numbers, keep, self._mixed)
         # (groups are tested one by one only if all together do not pass)
@@ -214,24 +209,19 @@ class ChannelGroups(Shown):
         return found
 
     def masked(
-        self,
-        *unnamed: Any,
-        keep: Keep | None = None,
-        remove: float | None = None,
-        by: str = "weights",
+        self, remove: float | None = None, *, keep: Keep | None = None, by: str = "weights"
     ) -> nn.Module:
         """The model at its full size, with zeros in the weights that read the removed channels.
 
         Args:
-            *unnamed: see :meth:`remove`.
-            keep: see :meth:`remove`.
             remove: see :meth:`remove`.
+            keep: see :meth:`remove`.
             by: see :meth:`remove`.
 
         Returns:
             A new model.
         """
-        kept = self.kept(what_stays("masked", unnamed, keep, remove), by)
+        kept = self.kept(what_stays("masked", keep, remove), by)
         found = safe_deepcopy(self.model)
         mask_channels(found, [Cut(self[name], numbers) for name, numbers in kept.items()])
         return found
@@ -246,7 +236,7 @@ class ChannelGroups(Shown):
         Returns:
             Group -> ascending numbers of channels, for every group of which some are left out.
         """
-        keep = what_stays("kept", (), keep, None)
+        keep = what_stays("kept", keep, None)
         cuts = self._cuts(self._numbers(keep, by), keep, self.refused)
         return {cut.group.name: cut.kept for cut in cuts}
 

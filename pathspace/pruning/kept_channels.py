@@ -19,18 +19,17 @@ def share_of(value: Any) -> float | None:
     return float(value) if isinstance(value, Real) and not isinstance(value, bool) else None
 
 
-def what_stays(owner: str, unnamed: tuple[Any, ...], keep: Any, remove: Any) -> Any:
+def what_stays(owner: str, keep: Any, remove: Any) -> Any:
     """What to keep: one share, or a mapping from groups.
 
     Raises:
         InputError: ``remove`` is not a share below 1.
-        InputTypeError: something has no name, both are given, or ``keep`` is neither.
+        InputTypeError: both are given, or ``keep`` is neither a share nor a mapping.
     """
-    if unnamed or (keep is not None and remove is not None):
-        found = repr(unnamed[0]) + " without a name" if unnamed else f"both {keep=} and {remove=}"
+    if keep is not None and remove is not None:
         raise InputTypeError(
-            f"{owner} found {found}, expected keep= for the channels that stay (keep=0.9) or"
-            " remove= for the share that goes (remove=0.1); name one of them."
+            f"{owner} found both {keep=} and {remove=}, expected keep= for the channels that stay"
+            " or remove= for the share that goes; name one of them."
         )
     if remove is not None:
         gone = share_of(remove)
