@@ -294,7 +294,7 @@ def rescaled(graph: ps.ReductionGraph, runner: Runner, seed: int = 0) -> float:
     """Largest relative change of the outputs after a random rescaling by
     powers of two up to 4096.
     """
-    factors = graph.gauge_factors(graph.random_powers(seed))
+    factors = graph.gauge_factors(ps.ReductionGraph.random_powers(graph, seed))
     moved = dict(runner.moving())
     for name in moved.keys() & factors.keys():
         (head, tail), constant = (
