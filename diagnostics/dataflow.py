@@ -67,8 +67,10 @@ def is_seen(node: fx.Node) -> bool:
 
 
 def _read(node: fx.Node) -> list[fx.Node]:
-    """The operands of which a node reads more than the shape, which no value depends on."""
-    if kind_of(node) == "creation":
+    """The operands of which a node reads more than the type or the shape, which no value depends
+    on; zeros in the shape of a value start a stream in its place.
+    """
+    if kind_of(node) == "creation" and not short(node).endswith("_like"):
         return []
     return node.all_input_nodes[:1] if short(node).endswith("_as") else node.all_input_nodes
 
