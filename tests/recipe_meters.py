@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from pathspace.training import PathSpace
 from pathspace.training.experiments.augment import crop_and_flip
 from pathspace.training.experiments.models import (
     CifarResNet,
@@ -67,7 +68,11 @@ class Built:
         self.net: Any = getattr(self.outer, "network", self.outer)
         self.groups = trainer.optimizer.optimizer.param_groups
         optimizer = trainer.optimizer.optimizer
-        self.parts: list[Any] = list(getattr(optimizer, "optimizers", [optimizer]))
+        # (a shell around one optimizer of torch is one optimizer)
+        shell = isinstance(optimizer, PathSpace)
+        self.parts: list[Any] = list(
+            optimizer.optimizers if not shell and hasattr(optimizer, "optimizers") else [optimizer]
+        )
 
     def of(self, **by_type: Callable[[Any], Any] | Any) -> Any:
         """Return what stands under the type of the network, ``none`` where nothing does."""

@@ -344,3 +344,29 @@ def test_rows_of_the_read_out_are_not_the_vectors_nearest_to_contexts() -> None:
     # among rows of one length the most probable word is the nearest row
     unit = F.normalize(rows, dim=1)
     assert torch.equal(nearest(unit, contexts), (contexts @ unit.T).argmax(1))
+
+
+def test_moving_average_is_torchs_from_a_zero_buffer() -> None:
+    """``v <- b v + (1 - b) g`` is the heavy ball at a rate that is ``1 - b`` times as large."""
+    generator = torch.Generator().manual_seed(0)
+    first, second = (nn.Parameter(torch.ones(3, dtype=torch.float64)) for _ in range(2))
+    torchs = torch.optim.SGD([first], lr=0.1, momentum=0.9, dampening=0.9)
+    torchs.state[first]["momentum_buffer"] = torch.zeros_like(first)
+    heavy_ball = torch.optim.SGD([second], lr=0.1 * (1 - 0.9), momentum=0.9)
+    weight, v = torch.ones(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    for _ in range(5):
+        first.grad = second.grad = torch.randn(3, dtype=torch.float64, generator=generator)
+        v = 0.9 * v + (1 - 0.9) * first.grad
+        weight = weight - 0.1 * v
+        torchs.step(), heavy_ball.step()
+        assert torch.allclose(first, weight) and torch.allclose(second, weight)
+
+
+def test_sign_descent_without_memory_is_adam_without_memory() -> None:
+    first, second = (nn.Parameter(torch.ones(3, dtype=torch.float64)) for _ in range(2))
+    adam = torch.optim.Adam([first], lr=0.1, betas=(0.0, 0.0), eps=0.0)
+    for turn in range(3):
+        first.grad = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64) * (turn + 1)
+        adam.step()
+        second.data -= 0.1 * first.grad.sign()
+        assert torch.allclose(first, second)

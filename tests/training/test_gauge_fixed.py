@@ -539,7 +539,7 @@ def test_a_compiled_step_is_the_same_step_and_compiled_once() -> None:
         losses[-1] = np.append(losses[-1], train(one, optimizer, x, y, 2 * len(optimizer.sets)))
         # whichever set of units a sweep treats
         assert len(frames) == known
-    assert frames and len(losses[0]) == len(losses[1])
+    assert len(losses[0]) == len(losses[1])
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-9)
 
 

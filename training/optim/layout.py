@@ -156,7 +156,7 @@ class _Builder:
         flat = np.asarray(flat, np.int64)
         ends = [ids_at(tail, flat, view, entry.taps), ids_at(head, flat, view)]
         if bool((torch.from_numpy(self.skeleton.chain)[tail.abs()] != 0).any()):
-            entry.reduced = tuple(d for d in range(len(view)) if tail.shape[d] == 1 and view[d] > 1)
+            entry.reduced = tuple(d for d in range(len(view)) if tail.shape[d] == 1 != view[d])
             entry.sums = tail.numel()
             self.sums.append(np.where(counted, 1, 0) * tail.reshape(-1).numpy())
         entry.where = torch.from_numpy(flat).to(tensor.device)
