@@ -177,7 +177,8 @@ def compare(results: list[dict[str, object]], key: str, expected: dict[str, Tens
         assert found.keys() == expected.keys()
         for name, value in expected.items():
             assert torch.equal(found[name], results[0][key][name])  # type: ignore[index]
-            torch.testing.assert_close(found[name], value, rtol=1e-11, atol=1e-13)
+            # (Adam divides sums in another order by their own small squares)
+            torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.slow
