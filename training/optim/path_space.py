@@ -320,6 +320,9 @@ class PathSpace(Shell):
                         for key, buffer in one.state.get(value, {}).items()
                         if waits is not None and getattr(buffer, "shape", None) == value.shape
                     }
+                    if any(map(sharded, group["params"])):
+                        # (torch's kernels for many tensors take no mixture with whole ones)
+                        group.update({key: False for key in ("fused", "foreach") if key in group})
                     group["params"].append(value)
                     self._guests.append(Guest(one, group, value, number, rests))
                 number += 1
