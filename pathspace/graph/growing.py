@@ -70,17 +70,7 @@ class SpanningTreeBuilder:
         self.phi = np.zeros(graph.num_units) if phi is None else phi
         self.random = np.random.default_rng([seed, int(entering)])
         count = graph.num_units + 1
-        self.tree = SpanningTree(
-            block=np.full(count, -1, np.int64),
-            index=np.full(count, -1, np.int64),
-            forward=np.zeros(count, bool),
-            parent=np.zeros(count, np.int64),
-            own=np.ones(count, np.int64),
-            other=np.ones(count, np.int64),
-            rounds=(),
-            rest=csr_array((count, count), dtype=np.int64),
-            dead=np.zeros(count, bool),
-        )
+        self.tree = SpanningTree.without_edges(count)
         self.forms = csr_array(graph.forms)
         self._rest: list[tuple[np.ndarray, csr_array]] = []
         self.rounds: list[np.ndarray] = []

@@ -45,6 +45,21 @@ class SpanningTree:
     dead: np.ndarray
 
     @classmethod
+    def without_edges(cls, count: int) -> SpanningTree:
+        """A tree of the root alone, for so many units, the root included."""
+        return cls(
+            block=np.full(count, -1, np.int64),
+            index=np.full(count, -1, np.int64),
+            forward=np.zeros(count, bool),
+            parent=np.zeros(count, np.int64),
+            own=np.ones(count, np.int64),
+            other=np.ones(count, np.int64),
+            rounds=(),
+            rest=csr_array((count, count), dtype=np.int64),
+            dead=np.zeros(count, bool),
+        )
+
+    @classmethod
     def of_edges(
         cls, graph: Structure, entering: bool, edges: Mapping[int, np.ndarray]
     ) -> SpanningTree:
@@ -72,17 +87,7 @@ class SpanningTree:
         ]
         change = csr_array(sides[0] - sides[1])
         change.eliminate_zeros()
-        tree = cls(
-            block=np.full(count, -1, np.int64),
-            index=np.full(count, -1, np.int64),
-            forward=np.zeros(count, bool),
-            parent=np.zeros(count, np.int64),
-            own=np.ones(count, np.int64),
-            other=np.ones(count, np.int64),
-            rounds=(),
-            rest=csr_array((count, count), dtype=np.int64),
-            dead=np.zeros(count, bool),
-        )
+        tree = cls.without_edges(count)
         reached, rounds, rest = np.arange(count) == 0, [], tree.rest
         while not reached.all():
             open_ = (~reached).astype(np.int64)
