@@ -12,7 +12,6 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from operator import attrgetter
 from typing import Any
 
@@ -386,29 +385,27 @@ def _input_names(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
     return names
 
 
-@cache
-def _decompositions() -> dict[Any, Any]:
-    """How torch computes operations in smaller steps."""
+def decompositions() -> dict[Any, Any]:
+    """Operation -> how torch computes it in smaller steps."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch._decomp.core_aten_decompositions()
 
 
 def in_smaller_steps(
-    function: Callable[..., Any], shown: Sequence[Tensor], is_small: Callable[[Any], bool]
+    function: Callable[..., Any], shown: Sequence[Tensor], table: dict[Any, Any]
 ) -> fx.GraphModule | None:
     """A function of tensors as a graph of small operations without writes.
 
     Args:
         function: it is run on tensors without values.
         shown: tensors of the shapes and types of its operands.
-        is_small: whether an operation may stay as it is.
+        table: the decompositions to use, of :func:`decompositions`.
 
     Returns:
         The graph, or ``None`` if torch knows no smaller steps for these operands.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    table = {op: steps for op, steps in _decompositions().items() if not is_small(op)}
     try:
         with warnings.catch_warnings(), mode, torch.no_grad():
             warnings.simplefilter("ignore")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from operator import attrgetter
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from ..capture.tracer import OPERATION, in_smaller_steps
+from ..capture.tracer import OPERATION, decompositions, in_smaller_steps
 from .registry import RULES, operation_name
 from .rules.attention import attention
 from .rules.edges import with_others
@@ -123,6 +124,13 @@ def held_by(module: fx.GraphModule, target: str) -> Any:
     return with_value(value) if isinstance(value, Tensor) else value
 
 
+@cache
+def _table() -> dict[Any, Any]:
+    """Torch's decompositions of all operations without a rule."""
+    every = decompositions()
+    return {op: every[op] for op in every if operation_name(op) not in RULES}
+
+
 def decomposed(node: fx.Node) -> fx.GraphModule | None:
     """The operation as a graph of smaller ones, with placeholders named like the operands' nodes.
 
@@ -146,7 +154,7 @@ def decomposed(node: fx.Node) -> fx.GraphModule | None:
         kwargs = fx.node.map_arg(node.kwargs, by_node.__getitem__)
         return target(*args, **kwargs)
 
-    graph = in_smaller_steps(function, shapes, lambda op: operation_name(op) in RULES)
+    graph = in_smaller_steps(function, shapes, _table())
     if graph is None:
         return None
     calls = [inner for inner in graph.graph.nodes if inner.op == "call_function"]
