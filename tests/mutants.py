@@ -45,21 +45,20 @@ FIRST = 6  # tests that are tried before all others
 # group -> how many mutants, modules, tests (the quickest first)
 GROUPS: dict[str, tuple[int, Sequence[str], Sequence[str]]] = {
     "rules": (80, ["pathspace/inference/rules/*.py"],
-              ["rules", "rules_written_twice", "every_rule", "constants", "gathered", "facts",
-               "path_norm_operations", "liveness", "affine", "masked_weights", "packing",
+              ["units", "rules_written_twice", "every_rule", "constants", "gathered", "registry",
+               "path_norm_operations", "affine", "masked_weights", "packing",
                "odd_models", "zoo", "channels", "matching"]),
     "units and relations": (
         70, [f"pathspace/inference/{name}.py" for name in
-             ("units", "parameter_scales", "flows", "powers", "running_statistics", "relations",
-              "elimination", "union_find", "build",
-              "assemble", "parameter_layout", "values", "folding", "eps_detection", "gathered")],
-        ["values", "relations", "multiplicities", "rules", "rules_written_twice", "masked_weights",
-         "gathered", "eps", "levels", "constants", "reasons", "sizes", "dimension", "odd_models",
-         "zoo", "upper_bound"]),
+             ("units", "parameter_scales", "records", "relations", "elimination", "union_find",
+              "build", "assemble", "values", "lowering", "eps_detection", "gathered")],
+        ["values", "relations", "multiplicities", "units", "rules_written_twice", "masked_weights",
+         "gathered", "eps_detection", "levels", "constants", "reasons", "sizes", "dimension",
+         "odd_models", "zoo", "upper_bound"]),
     "trees and basis": (
-        50, [f"pathspace/{name}.py" for name in
-             ("two_trees", "trees", "edge_rows", "spanning_tree", "skeleton", "basis",
-              "counting_vectors", "local_paths")],
+        50, [*(f"pathspace/graph/{name}.py" for name in ("growing", "edge_rows", "spanning_tree")),
+             *(f"pathspace/paths/{name}.py" for name in
+               ("two_trees", "skeleton", "basis", "counting_vectors", "local_paths"))],
         ["two_trees", "dead_and_frozen", "dimension", "basis", "symbolic", "gsgd_oracle",
          "path_norm_operations", "path_norm_answers", "norms"]),
     "checker": (30, ["pathspace/checker/*.py"], ["checker_parts", "checker"]),
