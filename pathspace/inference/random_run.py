@@ -18,12 +18,17 @@ from .registry import facts_of, operation_name
 MOVES = ("copy", "movement", "part", "split", "repetition")
 
 
-def graph_values(captured: Captured, change: Callable[[str, Tensor], Tensor]) -> list[Any] | None:
+def graph_values(
+    captured: Captured,
+    change: Callable[[str, Tensor], Tensor],
+    part: Callable[[Any], Any] = lambda value: value,
+) -> list[Any] | None:
     """The values of a graph's placeholders: tensors of the model, and random inputs.
 
     Args:
         captured: the captured model; its tensors do not change.
         change: a tensor of the model in place of another, by its name.
+        part: what of an input is taken.
 
     Returns:
         One value for each placeholder; ``None`` if the model has no values.
@@ -42,7 +47,7 @@ def graph_values(captured: Captured, change: Callable[[str, Tensor], Tensor]) ->
         kind, name = captured.sources.get(node.name, ("input", node.name))
         own = held.get(kind, {}).get(name, captured.constants.get(node.name))
         if own is None:
-            values.append(_random(node, generator, home))
+            values.append(part(_random(node, generator, home)))
         elif not has_values(own):
             return None
         else:

@@ -7,8 +7,9 @@ each of them. A graph with random weights computes something else then when they
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -23,6 +24,7 @@ from ..models.running import distance
 from ..models.walk import tensors_of
 from .groups import ChannelGroup, alike_channels, part_of
 from .matching import ordered
+from .removal import corner
 
 # differences above this, relative to the largest output, are not rounding errors of float64
 ROUNDING = 1e-7
@@ -135,26 +137,33 @@ class RandomisedGraph:
 
     captured: Captured
     draws: Sequence[tuple[Mapping[str, Tensor], Sequence[Sequence[Tensor]]]]
+    part: Callable[[Any], Any]
     generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(1))
 
     @classmethod
     def of(cls, captured: Captured, groups: Sequence[ChannelGroup]) -> RandomisedGraph | None:
-        """The graph with its draws, or ``None`` if nothing can be measured."""
+        """The graph with its draws, on the smallest inputs on which it runs, or ``None`` if nothing
+        can be measured.
+        """
         size = sum(p.numel() for p in captured.parameters.values())
         if not groups or size > LARGE:
             return None
         moving = {name for group in groups for name, _ in group.slices}
-        try:
-            drawn = [_drawn(captured, moving, seed) for seed in range(1 if size > MANY else 2)]
-            draws = [
-                (tensors, [_outputs(captured, tensors, sign) for sign in SIGNS])
-                for tensors in drawn
-            ]
-            first = draws[0][1][0]
-            again = _outputs(captured, drawn[0], 1, 1) if _draws_numbers(captured) else first
-        except Exception:  # (the graph does not run in float64, or on random inputs)
-            return None
-        return cls(captured, draws) if first and distance(again, first) <= ROUNDING else None
+        for part in (corner, lambda value: value):
+            try:
+                drawn = [_drawn(captured, moving, seed) for seed in range(1 if size > MANY else 2)]
+                draws = [
+                    (tensors, [_outputs(captured, tensors, sign, part) for sign in SIGNS])
+                    for tensors in drawn
+                ]
+                first = again = draws[0][1][0]
+                if _draws_numbers(captured):
+                    again = _outputs(captured, drawn[0], 1, part, seed=1)
+            except Exception:  # (the graph does not run in float64, or on these inputs)
+                continue
+            if first and distance(again, first) <= ROUNDING:
+                return cls(captured, draws, part)
+        return None
 
     def same(self, groups: Sequence[ChannelGroup]) -> bool:
         """Whether the outputs stay when the channels of each group go round."""
@@ -168,7 +177,7 @@ class RandomisedGraph:
                 orders[str(number)][cycle] = cycle.roll(1)
             moved = ordered(tensors, slices, orders)
             for sign, before in zip(SIGNS, wanted, strict=True):
-                if distance(_outputs(self.captured, moved, sign), before) > ROUNDING:
+                if distance(_outputs(self.captured, moved, sign, self.part), before) > ROUNDING:
                     return False
         return True
 
@@ -249,9 +258,13 @@ def _draws_numbers(captured: Captured) -> bool:
 
 @torch.no_grad()
 def _outputs(
-    captured: Captured, tensors: Mapping[str, Tensor], sign: int, seed: int = 0
+    captured: Captured,
+    tensors: Mapping[str, Tensor],
+    sign: int,
+    part: Callable[[Any], Any],
+    seed: int = 0,
 ) -> list[Tensor]:
-    """Outputs on the same inputs for every seed, which draws what is random in the graph, with
+    """Outputs on a part of the same inputs for every seed, which draws what is random in the graph, with
     parameters of one sign; none without values.
     """
 
@@ -260,7 +273,7 @@ def _outputs(
         real = name in captured.parameters and held.is_floating_point()
         return -held if sign < 0 and real else held
 
-    values = graph_values(captured, signed)
+    values = graph_values(captured, signed, part)
     if values is None:
         return []
     with quiet():

@@ -100,10 +100,11 @@ def alike_channels(found: Channels, model: nn.Module, known: set[Side]) -> Itera
     members: dict[int, dict[Side, np.ndarray]] = {}
     for side in sorted(positions, key=lambda side: (order[side[0]], side[1])):
         numbers, counts = np.unique(positions[side].numpy(), return_counts=True)
-        places = np.split(np.argsort(positions[side].numpy(), kind="stable"), counts.cumsum()[:-1])
-        for channel, where in zip(numbers.tolist(), places, strict=True):
+        places, start = np.argsort(positions[side].numpy(), kind="stable"), 0
+        for channel, count in zip(numbers.tolist(), counts.tolist(), strict=True):
             if channel:
-                members.setdefault(channel, {})[side] = where
+                members.setdefault(channel, {})[side] = places[start : start + count]
+            start += count
     alike: dict[tuple[Any, ...], list[int]] = {}
     for channel, slices in members.items():
         signature = (channel in mixed, *((side, len(where)) for side, where in slices.items()))
