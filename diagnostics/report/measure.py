@@ -37,7 +37,8 @@ Facts = dict[str, Any]
 MOST_SIGNAL = 300_000_000
 MOST_DEGENERACY = 200_000
 MOST_PROOF = 200_000
-DEGENERACY_ROWS = 200
+# (each row is a backward pass: the whole page may cost sixty forward passes)
+DEGENERACY_ROWS = 24
 EXACT_DEGENERACY = 1_000
 BINS = 48
 _FINE = 0.02
