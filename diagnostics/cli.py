@@ -12,17 +12,17 @@ import typer
 
 from pathspace.cli.options import InputOption, JsonOption, SeedOption, TargetArgument, TrainOption
 
-from .options import BatchesOption, CheckpointOption, DataOption, LossOption
+from .shared.options import BatchesOption, CheckpointOption, DataOption, LossOption
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-    from .chain import MarkovChain
-    from .diagnosis import Diagnosis
-    from .efficiency import ChainRecord
-    from .first_steps import FirstSteps
-    from .signal import LayerSignal
-    from .tables import Table
+    from .chain.chain import MarkovChain
+    from .chain.efficiency import ChainRecord
+    from .chain.first_steps import FirstSteps
+    from .report.diagnosis import Diagnosis
+    from .shared.tables import Table
+    from .signal.signal import LayerSignal
 
 
 def register(app: typer.Typer) -> None:
@@ -103,8 +103,8 @@ def diagnose(
             ensure_writable(folder / name)
     with show_progress("Loading", target) as status:
         loaded = load_target(target, inputs or (), seed=seed, train=train, need_inputs=data is None)
-        from .diagnosis import diagnose as look
-        from .tables import plain
+        from .report.diagnosis import diagnose as look
+        from .shared.tables import plain
 
         what: dict[str, Any] = {
             "checkpoint": checkpoint,
@@ -141,8 +141,8 @@ def _summary(found: Diagnosis, record: ChainRecord) -> str:
     """One line about the whole chain; a node whose direction or gradient is zero has no cosine."""
     from .report.sentences import chain as sentence
     from .report.sentences import started
-    from .tables import plain
-    from .wording import plural
+    from .shared.tables import plain
+    from .shared.wording import plural
 
     more = {} if found.started is None else found.started.to_dict()
     facts = plain({**record.to_dict(), **more})
@@ -215,9 +215,9 @@ def _columns(first: str, names: Sequence[str], room: int, headings: Iterable[str
 def _draw(found: Diagnosis, folder: str) -> None:
     from pathspace.files.pictures import save
 
-    from .phase import draw_signal
-    from .plots import cosines_by_depth, walk_picture
-    from .walks import walks
+    from .chain.plots import cosines_by_depth, walk_picture
+    from .chain.walks import walks
+    from .signal.phase import draw_signal
 
     save(draw_signal(found.signal), f"{folder}/signal.png", dpi=150)
     if found.record is not None:

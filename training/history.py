@@ -8,7 +8,7 @@ import os
 from dataclasses import astuple, dataclass, fields
 from typing import Any
 
-from pathspace.diagnostics.tables import plain
+from pathspace.diagnostics.shared.tables import plain
 from pathspace.files.json_lines import append_lines
 from pathspace.files.writing import replacing
 

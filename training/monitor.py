@@ -27,8 +27,8 @@ import torch
 from torch import Tensor, nn
 
 import pathspace as ps
-from pathspace.diagnostics.chain import MarkovChain
-from pathspace.diagnostics.conservation import conserved
+from pathspace.diagnostics.chain.chain import MarkovChain
+from pathspace.diagnostics.parameters.conservation import conserved
 from pathspace.errors import InputError, PathspaceError
 from pathspace.files.json_lines import append_lines, read_lines
 from pathspace.files.writing import replacing

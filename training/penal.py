@@ -18,11 +18,11 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from pathspace.diagnostics.addition_hooks import Addition, Site, Sites, plus
-from pathspace.diagnostics.chain import ChainNode, MarkovChain
-from pathspace.diagnostics.check_traced import Traced
-from pathspace.diagnostics.nodes import Place, run_noting, unwrapped
-from pathspace.diagnostics.penalty_disabled import PENAL
+from pathspace.diagnostics.chain.addition_hooks import Addition, Site, Sites, plus
+from pathspace.diagnostics.chain.chain import ChainNode, MarkovChain
+from pathspace.diagnostics.chain.check_traced import Traced
+from pathspace.diagnostics.chain.nodes import Place, run_noting, unwrapped
+from pathspace.diagnostics.chain.penalty_disabled import PENAL
 from pathspace.errors import SEED, InputError, UnsupportedError, expect_arguments, expect_numbers
 from pathspace.models.nested import leaves
 

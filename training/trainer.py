@@ -16,7 +16,7 @@ from lightning_fabric.strategies import DDPStrategy, SingleDeviceStrategy  # typ
 from torch import nn
 from torch.utils.data import DataLoader
 
-from pathspace.diagnostics.penalty_disabled import (
+from pathspace.diagnostics.chain.penalty_disabled import (
     penalty_disabled,
     restore_schedule_steps,
     schedule_steps,

@@ -13,7 +13,7 @@ from pathspace.errors import PathspaceError
 from pathspace.paths.draw import OUT, SCALAR, Edge, bent_edges, place_nodes, scalar_graph
 from pathspace.paths.skeleton import Skeleton
 
-from ..wording import plural, shortened
+from ..shared.wording import plural, shortened
 
 ROW, LANE, BOX, MARGIN = 36, 34, 360, 44
 HUES = 6

@@ -23,14 +23,14 @@ from pathspace.evidence.verify import verify
 from pathspace.paths.norms import log_factors
 from pathspace.paths.skeleton import Skeleton
 
-from ..chain import MarkovChain
-from ..degeneracy import degeneracy
-from ..efficiency import ChainRecord
-from ..first_steps import first_steps
-from ..gradients import gradients, imbalance
+from ..chain.chain import MarkovChain
+from ..chain.efficiency import ChainRecord
+from ..chain.first_steps import first_steps
+from ..parameters.degeneracy import degeneracy
+from ..parameters.gradients import gradients, imbalance
 from ..run.examine import examine
-from ..signal import signal
-from ..subject import Subject
+from ..shared.subject import Subject
+from ..signal.signal import signal
 
 Facts = dict[str, Any]
 

@@ -18,11 +18,11 @@ from pathspace.files.writing import expect_suffix, replacing
 from pathspace.models.values import names_without_values
 from pathspace.paths.skeleton import Skeleton, choose
 
-from .. import charts
-from ..losses import Function
-from ..pages import render
-from ..subject import Subject, make_subject
-from ..tables import plain
+from ..shared import charts
+from ..shared.losses import Function
+from ..shared.pages import render
+from ..shared.subject import Subject, make_subject
+from ..shared.tables import plain
 from . import graph_svg, measure, sentences
 from .graph_layout import describe_layers
 from .measure import Facts, attempt
@@ -102,11 +102,11 @@ def report(
         *inputs: example inputs, a batch; not needed with ``data``.
         kwargs: example inputs by keyword.
         checkpoint: a file of weights, see
-            :func:`pathspace.diagnostics.subject.load_weights`; loaded into a copy.
-        data: batches of inputs and targets, see :func:`pathspace.diagnostics.subject.read_batches`.
+            :func:`pathspace.diagnostics.shared.subject.load_weights`; loaded into a copy.
+        data: batches of inputs and targets, see :func:`pathspace.diagnostics.shared.subject.read_batches`.
         loss: ``loss(outputs, targets)``, or its name, see
-            :func:`pathspace.diagnostics.losses.choose_loss`; without it
-            :func:`pathspace.diagnostics.losses.default_loss`, and the page says so.
+            :func:`pathspace.diagnostics.shared.losses.choose_loss`; without it
+            :func:`pathspace.diagnostics.shared.losses.default_loss`, and the page says so.
         batches: largest number of batches of the data that are used.
         loss_fn: the same as ``loss``.
         targets: of the example inputs, passed to the loss.

@@ -18,7 +18,7 @@ from pathspace.cli.options import (
     TrainOption,
 )
 
-from ..options import BatchesOption, CheckpointOption, DataOption, LossOption
+from ..shared.options import BatchesOption, CheckpointOption, DataOption, LossOption
 
 
 def report(

@@ -8,7 +8,7 @@ from typing import Any
 
 from pathspace.evidence.invariance import levels_in_words
 
-from ..wording import number_text, plural, power_of_ten
+from ..shared.wording import number_text, plural, power_of_ten
 
 Facts = dict[str, Any]
 

@@ -11,9 +11,9 @@ from typing import Any
 from pathspace.errors import expect_arguments
 from pathspace.files.writing import replacing
 
-from .. import charts
-from ..pages import render
-from ..wording import number_text, power_of_ten
+from ..shared import charts
+from ..shared.pages import render
+from ..shared.wording import number_text, power_of_ten
 from .page import Report
 
 Facts = dict[str, Any]

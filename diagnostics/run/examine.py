@@ -9,9 +9,9 @@ from torch import Tensor
 from pathspace.models.values import require_runnable
 from pathspace.reduction import ReductionGraph
 
-from ..efficiency import ChainRecord
-from ..gradients import batch_gradient
-from ..subject import Subject
+from ..chain.efficiency import ChainRecord
+from ..parameters.gradients import batch_gradient
+from ..shared.subject import Subject
 from .alarms import Alarm, new_alarms
 from .outputs_judged import LossFault, broadcast_fault
 from .probe import Probe

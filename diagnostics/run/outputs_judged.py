@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..real_tensors import first_real, is_real
+from ..shared.real_tensors import first_real, is_real
 
 ROWS = 512
 # largest relative error of a form that fits (in 32 bits, in 16), and the factor by which

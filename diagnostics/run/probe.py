@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._pytree import tree_leaves
 
-from ..real_tensors import first_real
-from ..selection import select
-from ..unit_axes import unit_axis
+from ..shared.real_tensors import first_real
+from ..shared.selection import select
+from ..shared.unit_axes import unit_axis
 from .outputs_judged import LossFault, judged_inside, loss_fault
 
 DROPPING = (

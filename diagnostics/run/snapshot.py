@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from ..efficiency import ChainRecord
+from ..chain.efficiency import ChainRecord
 from .probe import Pass
 from .weights import GroupFacts, TensorFacts
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from markupsafe import Markup
 
-from .. import charts, pages
-from ..wording import plural
+from ..shared import charts, pages
+from ..shared.wording import plural
 from .log import RunLog
 
 # title, columns or the prefix of columns, what is shown, logarithmic

@@ -32,9 +32,9 @@ from pathspace.paths.norms import path_statistics
 from pathspace.paths.skeleton import Skeleton
 from pathspace.reduction import trace
 
-from ..chain import MarkovChain
-from ..efficiency import ChainRecord, as_record
-from ..observer import Observer
+from ..chain.chain import MarkovChain
+from ..chain.efficiency import ChainRecord, as_record
+from ..chain.observer import Observer
 from .alarms import Alarm, new_alarms, not_held
 from .log import RunLog
 from .output_writers import Csv, Page, TensorBoardWriter

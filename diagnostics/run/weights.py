@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pathspace.reduction import ReductionGraph
 
-from ..conservation import squared_weights, unit_sums
+from ..parameters.conservation import squared_weights, unit_sums
 
 # E log|w| of a normal w is smaller than the logarithm of its standard deviation by this number
 _LOG_NORMAL = 0.635

@@ -264,8 +264,8 @@ def _outputs(
     part: Callable[[Any], Any],
     seed: int = 0,
 ) -> list[Tensor]:
-    """Outputs on a part of the same inputs for every seed, which draws what is random in the graph, with
-    parameters of one sign; none without values.
+    """Outputs on a part of the same inputs for every seed, which draws what is random in the graph,
+    with parameters of one sign; none without values.
     """
 
     def signed(name: str, own: Tensor) -> Tensor:

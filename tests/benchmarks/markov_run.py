@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pathspace.diagnostics import MarkovChain
-from pathspace.diagnostics.efficiency import ChainRecord, observe, tensors
-from pathspace.diagnostics.lemmas import (
+from pathspace.diagnostics.chain.efficiency import ChainRecord, observe, tensors
+from pathspace.diagnostics.chain.lemmas import (
     ideal_share,
     lemma1,
     lemma2,
@@ -27,8 +27,8 @@ from pathspace.diagnostics.lemmas import (
     penalty_gradient,
     simulate_lemma3,
 )
-from pathspace.diagnostics.observer import NodeTensors
-from pathspace.diagnostics.walks import walks
+from pathspace.diagnostics.chain.observer import NodeTensors
+from pathspace.diagnostics.chain.walks import walks
 from pathspace.files.json_lines import append_lines, read_lines
 from pathspace.training import penalize
 from pathspace.training.experiments.tasks.fetched import fashion_splits

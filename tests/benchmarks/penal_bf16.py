@@ -20,7 +20,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from benchmarks.figures import keep, markdown, write
 from benchmarks.penalty import Encoder, residual_cnn
 from pathspace.diagnostics import MarkovChain
-from pathspace.diagnostics.addition_hooks import Addition, Sites
+from pathspace.diagnostics.chain.addition_hooks import Addition, Sites
 from pathspace.training import penalize
 
 NAME, PAGE = "penal-bf16", "markov-chain.md"

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pathspace.diagnostics import diagnose, report, watching
-from pathspace.diagnostics.charts import svg_chart
 from pathspace.diagnostics.run.outputs_judged import broadcast_fault
+from pathspace.diagnostics.shared.charts import svg_chart
 
 logging.getLogger("pathspace").setLevel(logging.ERROR)
 

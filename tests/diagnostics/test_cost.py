@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from pathspace.diagnostics.cost import compare_costs, cost, depth_or_width, equal_width
-from pathspace.diagnostics.growth import deepen
+from pathspace.diagnostics.parameters.cost import compare_costs, cost, depth_or_width, equal_width
+from pathspace.diagnostics.signal.growth import deepen
 from pathspace.errors import InputError
 
 

@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-from pathspace.diagnostics.criticality import (
+from pathspace.diagnostics.signal.criticality import (
     critical_point,
     exponent,
     growth_exponent,
     redraw,
     sweep,
 )
-from pathspace.diagnostics.meanfield import critical_scale, growth
-from pathspace.diagnostics.phase import draw_phase, draw_sweep
+from pathspace.diagnostics.signal.meanfield import critical_scale, growth
+from pathspace.diagnostics.signal.phase import draw_phase, draw_sweep
 from pathspace.errors import InputError
 from pathspace.files.pictures import save
 

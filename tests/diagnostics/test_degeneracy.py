@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from pathspace.diagnostics.degeneracy import degeneracy
+from pathspace.diagnostics.parameters.degeneracy import degeneracy
 from pathspace.errors import InputError
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from zoo import load
 
-from pathspace.diagnostics.attention import analyse, attention_matrices, rollout
+from pathspace.diagnostics.signal.attention import analyse, attention_matrices, rollout
 from pathspace.errors import InputError, UnsupportedError
 
 

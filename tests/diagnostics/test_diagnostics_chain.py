@@ -13,7 +13,7 @@ from zoo import load
 
 from pathspace.capture.capture import capture
 from pathspace.diagnostics import MarkovChain
-from pathspace.diagnostics.residual import Finder
+from pathspace.diagnostics.chain.residual import Finder
 from pathspace.errors import InputError, InputTypeError, UnsupportedError
 
 # name: (identity, shortcut, parallel); the full-size models are captured

@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from pathspace.diagnostics import MarkovChain
-from pathspace.diagnostics.first_steps import first_steps
-from pathspace.diagnostics.plots import cosines_by_depth, efficiency_over_training
+from pathspace.diagnostics.chain.first_steps import first_steps
+from pathspace.diagnostics.chain.plots import cosines_by_depth, efficiency_over_training
 from pathspace.errors import InputError
 
 MODEL = """

@@ -13,11 +13,11 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from pathspace.diagnostics import ChainRecord, MarkovChain, cost, gradients, signal
-from pathspace.diagnostics.efficiency import gauge, observe
-from pathspace.diagnostics.lemmas import ideal_share
-from pathspace.diagnostics.recomputation import RUNNING
-from pathspace.diagnostics.sample_rows import Samples
-from pathspace.diagnostics.walks import walks
+from pathspace.diagnostics.chain.efficiency import gauge, observe
+from pathspace.diagnostics.chain.lemmas import ideal_share
+from pathspace.diagnostics.chain.walks import walks
+from pathspace.diagnostics.shared.recomputation import RUNNING
+from pathspace.diagnostics.shared.sample_rows import Samples
 from pathspace.errors import InputError, UnsupportedError
 
 

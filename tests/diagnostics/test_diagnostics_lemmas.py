@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from pathspace.diagnostics import MarkovChain
-from pathspace.diagnostics.efficiency import observe, tensors
-from pathspace.diagnostics.lemmas import (
+from pathspace.diagnostics.chain.efficiency import observe, tensors
+from pathspace.diagnostics.chain.lemmas import (
     ideal_share,
     lemma1,
     lemma2,
@@ -23,8 +23,8 @@ from pathspace.diagnostics.lemmas import (
     penalty_gradient,
     simulate_lemma3,
 )
-from pathspace.diagnostics.plots import walk_picture
-from pathspace.diagnostics.walks import walks
+from pathspace.diagnostics.chain.plots import walk_picture
+from pathspace.diagnostics.chain.walks import walks
 from pathspace.errors import InputError
 
 
@@ -173,7 +173,7 @@ def test_lemma4_both_ways(chain: tuple[MarkovChain, Tensor, Tensor]) -> None:
     assert result.products.holds and result.products.premise > 10
     assert result.cosines.premise == result.products.premise
     torch.manual_seed(0)
-    from pathspace.diagnostics.observer import NodeTensors
+    from pathspace.diagnostics.chain.observer import NodeTensors
 
     z, s, g = torch.randn(3, 5000, 3, dtype=torch.float64)
     random = lemma4((NodeTensors(z, s, g),))

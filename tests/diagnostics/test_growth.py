@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 
-from pathspace.diagnostics.growth import deepen, predict_growth, rank_growths, widen
+from pathspace.diagnostics.signal.growth import deepen, predict_growth, rank_growths, widen
 from pathspace.errors import InputError
 
 

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 import pathspace as ps
 import pathspace.diagnostics as ds
-from pathspace.diagnostics.attention import attention_matrices, rollout
+from pathspace.diagnostics.signal.attention import attention_matrices, rollout
 from pathspace.fitting.calibration import Calibrated
 from tests.fitting.test_equalisation import Checkpointed
 

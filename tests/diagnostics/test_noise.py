@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from pathspace.diagnostics.noise import (
+from pathspace.diagnostics.parameters.noise import (
     average_weight,
     contraction,
     curvature,

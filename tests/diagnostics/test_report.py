@@ -21,10 +21,11 @@ from zoo.entry import load
 
 import pathspace as ps
 from pathspace.cli.progress import stage_line
-from pathspace.diagnostics import Report, charts, report
+from pathspace.diagnostics import Report, report
 from pathspace.diagnostics.report import measure, sentences
 from pathspace.diagnostics.report.graph_layout import arrange, describe_layers
 from pathspace.diagnostics.report.measure import Tally, path_value_facts
+from pathspace.diagnostics.shared import charts
 from pathspace.paths.norms import log_factors
 
 VOID = {"meta", "input", "br", "hr", "link", "img"}

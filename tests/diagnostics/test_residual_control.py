@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.autograd.functional import jacobian as explicit
 
-from pathspace.diagnostics.control import residual_control
+from pathspace.diagnostics.signal.control import residual_control
 from pathspace.errors import InputError
 
 

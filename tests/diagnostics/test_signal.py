@@ -16,11 +16,11 @@ from torch.autograd.functional import jacobian as explicit
 from torch.nn import functional as F
 
 from pathspace.diagnostics import report
-from pathspace.diagnostics.gradients import gradients, imbalance
-from pathspace.diagnostics.layers import record_layers
-from pathspace.diagnostics.meanfield import critical_scale, gains, gaussian_mean, growth
-from pathspace.diagnostics.selection import select
-from pathspace.diagnostics.signal import signal
+from pathspace.diagnostics.parameters.gradients import gradients, imbalance
+from pathspace.diagnostics.shared.layers import record_layers
+from pathspace.diagnostics.shared.selection import select
+from pathspace.diagnostics.signal.meanfield import critical_scale, gains, gaussian_mean, growth
+from pathspace.diagnostics.signal.signal import signal
 from pathspace.errors import CaptureError, InputError, InputTypeError
 
 

@@ -11,9 +11,9 @@ from scipy.sparse.linalg import aslinearoperator
 from torch import nn
 from torch.autograd.functional import jacobian as explicit
 
-from pathspace.diagnostics.linear_maps import Jacobian
-from pathspace.diagnostics.phase import draw_spectrum
-from pathspace.diagnostics.spectra import jacobian, spectrum, top_singular, trace_k
+from pathspace.diagnostics.shared.linear_maps import Jacobian
+from pathspace.diagnostics.signal.phase import draw_spectrum
+from pathspace.diagnostics.signal.spectra import jacobian, spectrum, top_singular, trace_k
 from pathspace.errors import InputError, UnsupportedError
 from pathspace.files.pictures import save
 

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from pathspace.diagnostics import ChainRecord, MarkovChain, diagnose
-from pathspace.diagnostics.losses import choose_loss, reduction
-from pathspace.diagnostics.subject import load_weights, make_subject, read_batches
+from pathspace.diagnostics.shared.losses import choose_loss, reduction
+from pathspace.diagnostics.shared.subject import load_weights, make_subject, read_batches
 from pathspace.errors import InputError
 from pathspace.models.values import without_weights
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pathspace.diagnostics.tables import Estimate, Table, compare
+from pathspace.diagnostics.shared.tables import Estimate, Table, compare
 from pathspace.errors import InputError, UnsupportedError
 
 

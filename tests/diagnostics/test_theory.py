@@ -12,7 +12,7 @@ from zoo.attention import VisionTransformer, convnext
 from zoo.vision import resnet
 
 from pathspace.diagnostics import signal
-from pathspace.diagnostics.theory import is_elementwise
+from pathspace.diagnostics.signal.theory import is_elementwise
 
 LINEAR = {
     "padded": (nn.Conv2d(2, 3, 3, padding=1), (2, 2, 4, 5)),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pathspace.diagnostics import cost, signal
-from pathspace.diagnostics.unit_axes import unit_axis
+from pathspace.diagnostics.shared.unit_axes import unit_axis
 
 
 class Turned(nn.Module):

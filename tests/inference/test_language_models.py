@@ -16,9 +16,9 @@ from torch import Tensor, nn
 import pathspace as ps
 from pathspace.checker import check
 from pathspace.diagnostics import MarkovChain
-from pathspace.diagnostics.cost import cost
+from pathspace.diagnostics.parameters.cost import cost
 from pathspace.diagnostics.report.page import report
-from pathspace.diagnostics.signal import signal
+from pathspace.diagnostics.signal.signal import signal
 from pathspace.training import penalize
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("no_rule_fails")]

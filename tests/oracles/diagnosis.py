@@ -31,11 +31,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import pathspace as ps
 from pathspace import diagnostics as dx
-from pathspace.diagnostics.attention import analyse, attention_matrices, rollout
-from pathspace.diagnostics.gauge_directions import gauge_directions
-from pathspace.diagnostics.model_calls import main_output
-from pathspace.diagnostics.noise import curvature
-from pathspace.diagnostics.selection import select
+from pathspace.diagnostics.parameters.gauge_directions import gauge_directions
+from pathspace.diagnostics.parameters.noise import curvature
+from pathspace.diagnostics.shared.model_calls import main_output
+from pathspace.diagnostics.shared.selection import select
+from pathspace.diagnostics.signal.attention import analyse, attention_matrices, rollout
 from pathspace.errors import InputError, PathspaceError, UnsupportedError
 from pathspace.models.copies import safe_deepcopy
 

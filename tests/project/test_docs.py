@@ -21,7 +21,7 @@ from run_page import BLOCK, COMMAND, FILE, outputs
 
 import pathspace
 from pathspace import diagnostics, training
-from pathspace.diagnostics import dataflow
+from pathspace.diagnostics.chain import dataflow
 from pathspace.inference import eps_detection
 from pathspace.inference.registry import FACTS, KINDS, RULES, Facts
 from pathspace.training import path_norm

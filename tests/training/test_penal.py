@@ -21,8 +21,8 @@ from torch.utils.checkpoint import checkpoint
 from zoo import load
 
 from pathspace.diagnostics import MarkovChain
-from pathspace.diagnostics.addition_hooks import Addition, Sites
-from pathspace.diagnostics.recomputation import RUNNING
+from pathspace.diagnostics.chain.addition_hooks import Addition, Sites
+from pathspace.diagnostics.shared.recomputation import RUNNING
 from pathspace.errors import InputError, UnsupportedError
 from pathspace.training import penalize
 from pathspace.training.penal import penal, penal_add

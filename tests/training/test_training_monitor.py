@@ -16,7 +16,7 @@ from training_command import call, lines, stop_at
 
 import pathspace as ps
 from pathspace.diagnostics import MarkovChain
-from pathspace.diagnostics.conservation import conserved
+from pathspace.diagnostics.parameters.conservation import conserved
 from pathspace.errors import InputError
 from pathspace.training.experiments.tasks import load_task
 from pathspace.training.monitor import OBSERVED, Monitor, Watchers

@@ -9,7 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from pathspace.diagnostics.wording import plural
+from pathspace.diagnostics.shared.wording import plural
 
 from ..names import texts
 from .baselines import baselines

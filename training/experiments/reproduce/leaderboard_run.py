@@ -17,7 +17,7 @@ from torch.optim import SGD, AdamW, Muon, Optimizer, RMSprop
 from torch.optim.lr_scheduler import LambdaLR
 
 import pathspace as ps
-from pathspace.diagnostics.tables import plain
+from pathspace.diagnostics.shared.tables import plain
 from pathspace.errors import PathspaceError
 
 from ...optim import GSGD, GAdam, GaugeFixed, PathSGD, init_skeleton

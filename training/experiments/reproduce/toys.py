@@ -17,7 +17,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from pathspace.diagnostics.tables import plain
+from pathspace.diagnostics.shared.tables import plain
 
 from ...threads import one_thread
 from ..intervals import t_interval

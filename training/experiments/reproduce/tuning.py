@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pathspace.diagnostics.tables import plain
+from pathspace.diagnostics.shared.tables import plain
 
 from ..intervals import Interval, t_interval
 from .baselines import SHOWN

@@ -1,0 +1,1 @@
+"""What all measurements share: the model and its data, its calls, tables, charts and pages."""
