@@ -116,6 +116,7 @@ _KINDS = {
     "chain": (("Sequential",), "a torch.nn.Sequential"),
     "models": (("dict",), "a dict of names and models"),
     "graph": (("Structure",), "a ReductionGraph, as ps.trace makes it"),
+    "phi": (("Tensor",), "a tensor of log-scales, one for each unit of the reduction graph"),
     "skeleton": (("TwoTrees",), "a Skeleton, as graph.skeleton() makes it"),
     "operator": (("LinearOperator",), "a linear operator, such as diagnostics.jacobian(model, x)"),
     "report": (("Report",), "a report, as diagnostics.report makes it"),

@@ -17,7 +17,7 @@ from scipy.sparse import csr_array, eye_array, vstack
 from torch import Tensor, nn
 
 from ..capture.captured import Captured
-from ..errors import InputError, UnsupportedError
+from ..errors import InputError, UnsupportedError, expect_arguments
 from .parts import Pin, Slice, Statistic, WeightBlock, owner
 
 if TYPE_CHECKING:
@@ -166,6 +166,7 @@ class Structure:
         return torch.from_numpy(self.exact @ solution).to(phi)
 
     def _expect(self, phi: Tensor, caller: str) -> None:
+        expect_arguments(caller, phi=phi)
         if tuple(phi.shape) != (self.num_units,):
             raise InputError(
                 f"{caller} found phi of shape {tuple(phi.shape)}, expected ({self.num_units},): one"
@@ -228,8 +229,7 @@ class Structure:
         return torch.cat([torch.zeros(0, dtype=torch.float64), *parts])
 
     def gauge(self, phi: Tensor) -> dict[str, Tensor]:
-        """Factors by which a gauge transformation multiplies every parameter,
-        leaving the function unchanged.
+        """Factors that multiply every parameter and leave the function unchanged.
 
         ``w_e <- w_e exp(phi(head e) - phi(tail e))`` with ``phi(root) = 0``. For a tensor in
         :attr:`shifts`, the factor is that of ``p + c``; :meth:`gauge_affine` gives its

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..errors import InputError
+from ..errors import InputError, InputTypeError
 from .isolation import quiet
 from .nested import is_plain, leaves, mapped, real_leaves
 from .stand_in import repeatable, stand_in
@@ -40,7 +40,7 @@ def arranged(
         (({'x': 3},), {})
     """
     if kwargs is not None and not _by_name(kwargs):
-        raise InputError(
+        raise InputTypeError(
             f"kwargs is of type {type(kwargs).__name__}, expected a mapping from the names of"
             " inputs to inputs, such as kwargs=tokenizer(text, return_tensors='pt')."
         )
