@@ -24,6 +24,11 @@ SHIM = (
 )
 COMMAND = re.compile(r"^## (`pathspace .*)$", re.MULTILINE)
 CODE = re.compile(r"`[^`\n]*`")
+# long tables that would hide the pages that explain
+TABLES = (
+    "benchmarks brackets causes channel-figures claims claims-markov compare gpu matrix"
+    " paper-recipes reproduction survey trained"
+).split()
 PAGE = "::: {target}\n    options:\n      heading: {path}\n      heading_level: 1\n      toc_label: {name}\n"
 
 
@@ -62,19 +67,6 @@ def gallery() -> Iterator[tuple[str, str]]:
             f"gallery/{file.stem}.md",
             f"{title}\n\n[This page as a notebook]({file.name}).\n{rest}",
         )
-
-
-def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Called by mkdocs before all else: what is made has a place in the navigation."""
-    parts: dict[str, list[dict[str, str]]] = {package: [] for package in PACKAGES}
-    for address, _ in api():
-        package, _, name = address.removeprefix("api/").removesuffix(".md").rpartition(".")
-        if package:
-            parts[package].append({name: address})
-    config.nav.append(
-        {"API": ["api/index.md", *({package: pages} for package, pages in parts.items())]}
-    )
-    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -134,7 +126,11 @@ def plain_bars(markdown: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Called by mkdocs with each page: sections on commands end with all their options."""
+    """Called by mkdocs with each page: sections on commands end with all their options, and long tables
+    are not searched.
+    """
+    if page.file.src_uri.removesuffix(".md") in TABLES:
+        page.meta["search"] = {"exclude": True}
     if page.file.src_uri == "command-line.md":
         parts = re.split(r"^(?=## )", markdown, flags=re.MULTILINE)
         markdown = "".join(part + "".join(map(options, commands(part))) + "\n" for part in parts)

@@ -79,8 +79,12 @@ def test_links_lead_somewhere() -> None:
 
 def test_every_page_and_picture_is_reached() -> None:
     nav = (ROOT / "mkdocs.yml").read_text()
+    menu = set(re.findall(r"- ([\w/-]+\.md)$", nav, re.MULTILINE))
+    assert len(menu) <= 30
+    behind = (ROOT / "docs" / "evidence.md").read_text()
     for page in (ROOT / "docs").glob("*.md"):
-        assert f": {page.name}\n" in nav, f"{page.name} is not in the navigation"
+        reached = page.name in menu or f"({page.name})" in behind
+        assert reached, f"{page.name} is not in the navigation"
     everything = "".join(page.read_text() for page in PAGES)
     for picture in (ROOT / "docs" / "images").iterdir():
         assert f"images/{picture.name}" in everything, f"{picture.name} is shown nowhere"

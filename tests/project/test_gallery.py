@@ -39,13 +39,10 @@ def test_notebooks_hold_what_their_sources_say(source: Path) -> None:
     assert cells[0][1].startswith("# ") and cells[-1][1].startswith("Next: ")
 
 
-def test_every_notebook_is_in_the_navigation_and_in_the_list() -> None:
-    nav, listed = (
-        (DOCS.parent / "mkdocs.yml").read_text(),
-        (DOCS / "gallery" / "index.md").read_text(),
-    )
+def test_every_notebook_is_in_the_list() -> None:
+    listed = (DOCS / "gallery" / "index.md").read_text()
     for source in SOURCES:
-        assert f": gallery/{source.stem}.md\n" in nav and f"]({source.stem}.md)" in listed
+        assert f"]({source.stem}.md)" in listed
 
 
 def test_a_cell_shows_prints_values_and_figures() -> None:
