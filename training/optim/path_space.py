@@ -21,7 +21,7 @@ from .multipliers import warn_of_multipliers, warn_of_zeros
 from .settings import SMALLEST, Manner, check_bound, check_group, expect_order, number, switch
 from .shell import Closure, Shell
 from .tensors import Guest, PathTensor, find_spread, local, placement, sharded
-from .trees import digest, fingerprint, kept_of, mark_of, packed, unpacked
+from .trees import choice, digest, edges_of, fingerprint, kept_of, mark_of, skeleton_of
 
 # what a step of torch's that is not one of every number for itself would need
 UNFIT: dict[type[Optimizer], str] = {
@@ -388,7 +388,12 @@ class PathSpace(Shell):
         return digest(f"{self._owner} {kinds} {self.fingerprint()}")
 
     def _published(self) -> dict[str, Any]:
-        trees = {"fingerprint": self._mark(), **packed(self.skeleton)}
+        skeleton = self.skeleton
+        trees = {
+            "fingerprint": self._mark(),
+            "choice": choice(skeleton),
+            "trees": edges_of(skeleton),
+        }
         trees = {name: tensor.to(self.space.device) for name, tensor in trees.items()}
         return {**trees, **(self._kept() or {})}
 
@@ -396,7 +401,7 @@ class PathSpace(Shell):
         owner, (state, found) = self._owner, self._without_own(state_dict)
         expect_order(owner, state, self.param_groups)
         before = self.skeleton, self._space, self._memory
-        other = unpacked(self.skeleton, found) if isinstance(found, Mapping) else None
+        other = skeleton_of(self.skeleton, found) if isinstance(found, Mapping) else None
         try:
             if other is not None:
                 blocks, self.skeleton = self._blocks(), other

@@ -94,7 +94,7 @@ def edge_factor(one: Tensor | None, other: Tensor | None) -> Tensor | None:
 
 
 def together(pairs: Sequence[tuple[Tensor, Tensor]], divide: bool = False) -> list[Tensor]:
-    """TreeProducts or quotients of many pairs of tensors."""
+    """Products or quotients of many pairs of tensors."""
     if not pairs:
         return []
     ones, others = map(list, zip(*pairs, strict=True))

@@ -272,7 +272,7 @@ def placement(entries: Iterable[PathTensor]) -> list[tuple[object, ...]]:
 class Layout:
     """Index vectors over all tensors, on the device of the weights.
 
-    TreeProducts of weights along both trees stand in one table: those of ``T_in`` by id, those of
+    Products of weights along both trees stand in one table: those of ``T_in`` by id, those of
     ``T_out`` by id, then the reciprocals of both; ``[R, 1 / R]`` are the ratios of all chains and
     their reciprocals.
 
@@ -284,7 +284,6 @@ class Layout:
             length; ``None``: the trees have products of scales, and are walked.
         both: whether the first factors already include the reciprocals of all products.
         factors: positions in the table of all factors by tail, then by head.
-        bounded: the same for the factors to the balanced gauge.
         sizes: numbers of factors of the tensors, in their order; the first ones by tail.
         tail_pieces: number of the tensors with factors by tail.
         edge_counts: numbers of edges on the trees of the tensors that have some.
