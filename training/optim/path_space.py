@@ -18,7 +18,7 @@ from pathspace.paths.skeleton import Skeleton, warn_of_dead
 from .coordinates import PathCoordinates
 from .matching import match, named
 from .multipliers import warn_of_multipliers, warn_of_zeros
-from .settings import SMALLEST, Manner, check_bound, check_group, expect_order, number, switch
+from .settings import Manner, check_group, expect_order, switch
 from .shell import Closure, Shell
 from .tensors import Guest, PathTensor, find_spread, local, placement, sharded
 from .trees import choice, digest, edges_of, fingerprint, kept_of, mark_of, skeleton_of
@@ -108,9 +108,14 @@ class PathSpace(Shell):
     ) -> None:
         owner = self._owner
         expect_arguments(owner, skeleton=skeleton)
-        number(owner, "min_ratio", min_ratio, low=SMALLEST, high=1.0)
+        expect_numbers(owner, "a number between 0 and 1", min_ratio=min_ratio)
+        expect_numbers(owner, "a positive number", or_none=True, max_multiplier=max_multiplier)
         switch(owner, "relative", relative)
-        check_bound(owner, max_multiplier, relative)
+        if relative and max_multiplier is not None:
+            raise InputError(
+                f"{owner} found max_multiplier={max_multiplier:g} with relative=True, whose steps"
+                " have no multipliers; leave one out."
+            )
         super().__init__(optimizer)
         for one in self.optimizers:
             unfit = next((why for kind, why in UNFIT.items() if isinstance(one, kind)), None)

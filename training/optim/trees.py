@@ -123,7 +123,7 @@ def fingerprint(skeleton: Skeleton) -> str:
 
 
 def edges_of(skeleton: Skeleton) -> Tensor:
-    """Block and flat position of every unit's edge in both trees, ``(2, 2, H + 1)``; -1 for none."""
+    """Block and flat position of every unit's edge in both trees, ``(2, 2, H + 1)``."""
     trees = (skeleton.tree_in, skeleton.tree_out)
     return torch.from_numpy(np.stack([np.stack([tree.block, tree.index]) for tree in trees]))
 
