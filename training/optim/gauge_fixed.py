@@ -119,7 +119,7 @@ class GaugeFixed(GaugeMoves):
             expect_transport("GaugeFixed", one)
         self.norms, self.return_to = norms, return_to
         self._tensors, self._places = (
-            find_tensors(self.param_groups, graph, model),
+            find_tensors("GaugeFixed", graph, model, self.param_groups),
             find_places(graph, model),
         )
         refuse_shards(
