@@ -25,35 +25,6 @@ def named(groups: Sequence[dict[str, Any]]) -> list[tuple[str | None, Tensor]]:
     return result
 
 
-def refuse_complex(owner: str, parameters: Sequence[tuple[str | None, Tensor]]) -> None:
-    """Refuse complex parameters.
-
-    Raises:
-        UnsupportedError: a parameter is complex.
-    """
-    for name, parameter in parameters:
-        if parameter.is_complex():
-            raise UnsupportedError(
-                f"{owner} found parameter {name!r} with complex numbers, expected real ones: path"
-                " values are real."
-            )
-
-
-def refuse_shifts(owner: str, graph: Structure) -> None:
-    """Refuse graphs in which the sum of a parameter and a constant is rescaled.
-
-    Raises:
-        UnsupportedError: there is such a parameter.
-    """
-    block = next((block for block in graph.blocks if block.shift), None)
-    if block is not None:
-        raise UnsupportedError(
-            f"{owner} found parameter {block.name!r}, to which the model adds {block.shift:g},"
-            " expected weights that scale themselves; take the skeleton of ps.trace(model, ...,"
-            " affine=False), which keeps such parameters out of the gauge."
-        )
-
-
 def find_names(given: Iterable[str], wanted: Iterable[str]) -> dict[str, str]:
     """Wanted name -> given name, which is the same without the parts that wrappers insert.
 
@@ -123,8 +94,18 @@ def match(
         InputError: a block has no parameter, two of them, or one of another shape.
         UnsupportedError: parameters are complex or split, or the model adds a constant to one.
     """
-    refuse_complex(owner, parameters)
-    refuse_shifts(owner, graph)
+    if (name := next((name for name, p in parameters if p.is_complex()), "")) != "":
+        raise UnsupportedError(
+            f"{owner} found parameter {name!r} with complex numbers, expected real ones: path"
+            " values are real."
+        )
+    if shifted := [block for block in graph.blocks if block.shift]:
+        raise UnsupportedError(
+            f"{owner} found parameter {shifted[0].name!r}, to which the model adds"
+            f" {shifted[0].shift:g},"
+            " expected weights that scale themselves; take the skeleton of ps.trace(model, ...,"
+            " affine=False), which keeps such parameters out of the gauge."
+        )
     own = {
         id(graph.parameters[b.name]): i
         for i, b in enumerate(graph.blocks)
@@ -251,7 +232,4 @@ __all__ = [
     "find_tensors",
     "match",
     "named",
-    "refuse_complex",
-    "refuse_parts",
-    "refuse_shifts",
 ]

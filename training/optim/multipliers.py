@@ -163,19 +163,12 @@ def warn_of_multipliers(
         )
 
 
-def warn_of_zeros(
-    owner: str,
-    skeleton: Skeleton,  # noqa: ARG001  (called like warn_of_multipliers)
-    given: Mapping[str, Tensor],
-    manner: Manner,  # noqa: ARG001
-) -> None:
+def warn_of_zeros(owner: str, given: Mapping[str, Tensor]) -> None:
     """Warn about trained weights of value 0, which relative steps do not change.
 
     Args:
         owner: name of the optimizer.
-        skeleton: its skeleton.
         given: name -> parameter of the optimizer.
-        manner: not used.
     """
     trained = {name: p for name, p in given.items() if p.requires_grad}
     zeros = {name: int((p.detach() == 0).sum()) for name, p in trained.items()}

@@ -63,6 +63,7 @@ class PathSpace(Shell):
     Raises:
         InputError: a parameter of the skeleton is missing, given twice, of another shape or
             without values; a setting is out of range.
+        InputTypeError: a setting is no number.
         UnsupportedError: parameters are complex or split by FullyShardedDataParallel or ZeRO, a
             skeleton weight is 0, path values are too small to divide by, or the optimizer needs
             more than one gradient for every number.
@@ -143,9 +144,10 @@ class PathSpace(Shell):
         self._wrap()
         if not any(map(sharded, self.weights.values())):
             # (no process has all weights of a sharded model)
-            (warn_of_zeros if relative else warn_of_multipliers)(
-                owner, skeleton, self.weights, self.manner
-            )
+            if relative:
+                warn_of_zeros(owner, self.weights)
+            else:
+                warn_of_multipliers(owner, skeleton, self.weights, self.manner)
 
     # --- what it works on
 

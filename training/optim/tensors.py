@@ -210,7 +210,6 @@ class PathTensor:
         heads: the same by head.
         sums: number of its sums by tail; 0 if no tail is in a chain.
         reduced: dimensions along which tails are constant.
-        taps: number of consecutive columns with the same tail, such as the taps of a kernel.
         where: flat positions of the edges on the trees.
         count: their number.
         lost: whether some of its edges belong to dead units, and are constant.
@@ -227,7 +226,6 @@ class PathTensor:
     heads: tuple[int, tuple[int, ...] | None] | None = None
     sums: int = 0
     reduced: tuple[int, ...] = ()
-    taps: int = 1
     where: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     count: int = 0
     lost: bool = False
@@ -298,7 +296,8 @@ class Layout:
         alive: mask of the factors that no dead unit has; ``None``: all.
         first: positions of the products of the unit that represents each chain, the root's
             included, along both trees; shape ``(2, chains)``.
-        chains: for each group, its chains; a range, where they follow each other.
+        chain: the chain of every id.
+        chains: for each group, its chains.
         spans: block -> range of its edges on the trees among all.
     """
 
@@ -318,7 +317,8 @@ class Layout:
     total: int
     alive: Tensor | None
     first: Tensor
-    chains: tuple[Tensor | slice, ...]
+    chain: np.ndarray
+    chains: tuple[slice, ...]
     spans: dict[int, range]
 
 
