@@ -18,7 +18,7 @@ from pathspace.paths.skeleton import Skeleton, warn_of_dead
 from .coordinates import PathCoordinates
 from .matching import match, named
 from .multipliers import warn_of_multipliers, warn_of_zeros
-from .settings import Manner, check_group, expect_order, switch
+from .settings import Manner, check_group, expect_manner, expect_order
 from .shell import Closure, Shell
 from .tensors import Guest, PathTensor, find_spread, local, placement, sharded
 from .trees import choice, digest, edges_of, fingerprint, kept_of, mark_of, skeleton_of
@@ -109,14 +109,7 @@ class PathSpace(Shell):
     ) -> None:
         owner = self._owner
         expect_arguments(owner, skeleton=skeleton)
-        expect_numbers(owner, "a number between 0 and 1", min_ratio=min_ratio)
-        expect_numbers(owner, "a positive number", or_none=True, max_multiplier=max_multiplier)
-        switch(owner, "relative", relative)
-        if relative and max_multiplier is not None:
-            raise InputError(
-                f"{owner} found max_multiplier={max_multiplier:g} with relative=True, whose steps"
-                " have no multipliers; leave one out."
-            )
+        expect_manner(owner, min_ratio, max_multiplier, relative)
         super().__init__(optimizer)
         for one in self.optimizers:
             unfit = next((why for kind, why in UNFIT.items() if isinstance(one, kind)), None)
@@ -247,11 +240,7 @@ class PathSpace(Shell):
 
     def _kept(self) -> dict[str, Any] | None:
         """What the state has besides the moments of tensors, from the first step on."""
-        for entry in self.state.values():
-            if self._own in entry:
-                found: dict[str, Any] = entry[self._own]
-                return found
-        return None
+        return next((entry[self._own] for entry in self.state.values() if self._own in entry), None)
 
     def _ready(self) -> bool:
         """Whether there are gradients; if so, follow the weights to where they are now."""
@@ -395,12 +384,8 @@ class PathSpace(Shell):
         return digest(f"{self._owner} {kinds} {self.fingerprint()}")
 
     def _published(self) -> dict[str, Any]:
-        skeleton = self.skeleton
-        trees = {
-            "fingerprint": self._mark(),
-            "choice": choice(skeleton),
-            "trees": edges_of(skeleton),
-        }
+        own = self.skeleton
+        trees = {"fingerprint": self._mark(), "choice": choice(own), "trees": edges_of(own)}
         trees = {name: tensor.to(self.space.device) for name, tensor in trees.items()}
         return {**trees, **(self._kept() or {})}
 

@@ -84,6 +84,25 @@ def expect_state(owner: str, state: object) -> None:
         )
 
 
+def expect_manner(
+    owner: str, min_ratio: float, max_multiplier: float | None, relative: bool
+) -> None:
+    """Refuse what is no limit of path values, and bounds for relative steps.
+
+    Raises:
+        InputError: a limit is out of range, or there are two manners.
+        InputTypeError: a limit is no number, or ``relative`` neither true nor false.
+    """
+    expect_numbers(owner, "a number between 0 and 1", min_ratio=min_ratio)
+    expect_numbers(owner, "a positive number", or_none=True, max_multiplier=max_multiplier)
+    switch(owner, "relative", relative)
+    if relative and max_multiplier is not None:
+        raise InputError(
+            f"{owner} found max_multiplier={max_multiplier:g} with relative=True, whose steps have"
+            " no multipliers; leave one out."
+        )
+
+
 # what settings of optimizers have to be, in words of expect_numbers
 _SETTINGS = {
     "a number of at least 0": ("lr", "momentum", "weight_decay", "eps"),
