@@ -66,7 +66,7 @@ class GSGD(PathSpace):
 
     Raises:
         InputError: a parameter of the skeleton is missing, or a setting is out of range.
-        InputTypeError: a setting is no number.
+        InputTypeError: a setting is not a number.
         UnsupportedError: a skeleton weight is 0, products of skeleton weights are too small to
             divide by, FullyShardedDataParallel or ZeRO has split parameters, or a mode is refused.
 
@@ -174,7 +174,7 @@ class GAdam(PathSpace):
 
     Raises:
         InputError: a parameter of the skeleton is missing, or a setting is out of range.
-        InputTypeError: a setting is no number.
+        InputTypeError: a setting is not a number.
         UnsupportedError: a skeleton weight is 0, FullyShardedDataParallel or ZeRO has split
             parameters, or a mode is refused.
 

@@ -63,7 +63,7 @@ class PathSpace(Shell):
     Raises:
         InputError: a parameter of the skeleton is missing, given twice, of another shape or
             without values; a setting is out of range.
-        InputTypeError: a setting is no number.
+        InputTypeError: a setting is not a number.
         UnsupportedError: parameters are complex or split by FullyShardedDataParallel or ZeRO, a
             skeleton weight is 0, path values are too small to divide by, or the optimizer needs
             more than one gradient for every number.

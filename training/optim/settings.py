@@ -87,11 +87,11 @@ def expect_state(owner: str, state: object) -> None:
 def expect_manner(
     owner: str, min_ratio: float, max_multiplier: float | None, relative: bool
 ) -> None:
-    """Refuse what is no limit of path values, and bounds for relative steps.
+    """Refuse limits of path values that are out of range, and bounds for relative steps.
 
     Raises:
         InputError: a limit is out of range, or there are two manners.
-        InputTypeError: a limit is no number, or ``relative`` neither true nor false.
+        InputTypeError: a limit is not a number, or ``relative`` neither true nor false.
     """
     expect_numbers(owner, "a number between 0 and 1", min_ratio=min_ratio)
     expect_numbers(owner, "a positive number", or_none=True, max_multiplier=max_multiplier)
@@ -116,7 +116,7 @@ def check_group(owner: str, group: Mapping[str, Any]) -> None:
 
     Raises:
         InputError: a setting is out of range.
-        InputTypeError: a setting is no number, or a switch is neither true nor false.
+        InputTypeError: a setting is not a number, or a switch is neither true nor false.
         UnsupportedError: ``differentiable`` is true.
     """
     for name in ("maximize", "nesterov", "amsgrad"):
