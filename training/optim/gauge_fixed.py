@@ -186,19 +186,6 @@ class GaugeFixed(GaugeMoves):
         if self.return_to == "user":
             self._move(-self._phi, state=True)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002
-        """Refused, because the free scales depend on all trained parameters.
-
-        Raises:
-            InputError: always after construction.
-        """
-        if hasattr(self, "_graph"):
-            raise InputError(
-                "GaugeFixed found a parameter group after it was made, expected all of them before:"
-                " the free scales depend on what is trained; add it to the inner optimizer and wrap"
-                " that again."
-            )
-
     def _published(self) -> dict[str, Any]:
         """The gauge, as it stands in a state."""
         targets = {

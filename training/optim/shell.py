@@ -105,7 +105,7 @@ class Shell(Optimizer):
         """No effect; torch's constructor assigns a state."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002
-        """Refused: new groups belong to one of the optimizers.
+        """Refused: a new group belongs to one of the optimizers, and changes what is free.
 
         Raises:
             InputError: always after construction.
@@ -114,7 +114,7 @@ class Shell(Optimizer):
         if "_made" in self.__dict__:
             raise InputError(
                 f"{self._owner} found a parameter group after it was made, expected all of"
-                " them before; add it to one of its optimizers."
+                " them before; add it to one of its optimizers, and wrap them again."
             )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
