@@ -179,6 +179,7 @@ _RANGES: dict[str, Callable[[Any], bool]] = {
     "a number above 1": lambda value: value > 1,
     "a number from 0 to 1": lambda value: 0 <= value <= 1,
     "a number between 0 and 1": lambda value: 0 < value < 1,
+    "a number of at least 0 and below 1": lambda value: 0 <= value < 1,
     "a whole number from 0 to 2^63 - 1": lambda value: 0 <= value < 2**63,
     "a whole number from 1 to 2^63 - 1": lambda value: 0 < value < 2**63,
     "a whole number from 0 to 1,000,000": lambda value: 0 <= value <= 1_000_000,

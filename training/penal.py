@@ -3,7 +3,7 @@
 Only the gradient changes, not outputs, parameters or ``state_dict``. Second derivatives are
 refused. If autograd keeps ``x_l`` and ``x_{l-1}`` anyway (a norm layer reads them), ``z_l = x_l -
 x_{l-1}`` needs no memory; it needs none either if the branch ends in a norm, which can be
-recomputed. If a ReLU follows the sum, only the entries of ``x_l`` that it sets to 0 are kept.
+recomputed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from pathspace.models.nested import leaves
 
 from .norms_again import NORMS, NormsAgain
 from .penal_gradients import Again, learns, penalised, penalised_sum, penalised_zero, transforming
-from .sums_again import RELUS, Before, SumsAgain
 
 Model = TypeVar("Model", bound=nn.Module)
 Tau = float | Mapping[str, float | Callable[[int], float]] | Callable[[int], float]
@@ -108,17 +107,10 @@ class PenalConnection:
         self.by_place, self.by_site = chain.by_place(), chain.by_site()
         self.differing = chain.differing()
         self.batch, self.batch_dim, self.met = 1, batch_dim, 0
-        self.sums_overwritten, self.streams_overwritten = _overwritten(chain)
-        self.before_relu = {
-            place
-            for place, nodes in self.by_place.items()
-            if all(node.kind == "identity" and node.then in ("relu", "relu_") for node in nodes)
-        }
+        self.overwritten = _overwritten(chain)
         self.traced = Traced(chain)
-        self.norms, self.sums = NormsAgain(), SumsAgain()
-        others: dict[Any, Any] = dict.fromkeys(NORMS, self.norms.run) | dict.fromkeys(
-            RELUS, self.sums.run
-        )
+        self.norms = NormsAgain()
+        others: dict[Any, Any] = dict.fromkeys(NORMS, self.norms.run)
         self.sites = Sites(
             self._meet, end=self.traced.check, compiled=True, others=others, moment=self._moment
         )
@@ -289,53 +281,24 @@ class PenalConnection:
             stream.dtype,
             branch.dtype,
         )
-        before = self._before_relu(addition, node, stream) if exact and again is None else None
         if addition.in_place:
-            penalty = (coefficient * node.scale**2, before or again, *rest)
-            return self._expected(_in_place(addition, node, stream, branch, penalty), before)
+            penalty = (coefficient * node.scale**2, again, *rest)
+            return _in_place(addition, node, stream, branch, penalty)
         if node.direction == 0 and addition.alpha != 1:
             stream = (
                 stream * addition.alpha
             )  # alpha belongs to the right operand, which is the stream here
-        kept = node.site.place not in self.sums_overwritten | self.streams_overwritten
-        if before is not None or (exact and again is None and kept):
-            return self._expected(
-                penalised_sum(stream, branch, node.scale, coefficient, before), before
-            )
+        if exact and again is None and node.site.place not in self.overwritten:
+            return penalised_sum(stream, branch, node.scale, coefficient)
         marked = penalised(branch, coefficient * node.scale**2, again, *rest)
         return plus(stream, marked, node.scale)
 
     def _again(self, branch: Tensor) -> tuple[Again | None, list[Tensor]]:
         """How to recompute a branch that ends in a norm, instead of keeping its output."""
-        return (self._plain() and self.norms.recipe(branch)) or (None, [])
-
-    def _before_relu(self, addition: Addition, node: ChainNode, stream: Tensor) -> Before | None:
-        """How to recompute the direction if a ReLU reads the sum and autograd keeps the stream."""
-        kept = (
-            node.site.place in self.before_relu
-            and stream.dtype == addition.left.dtype == addition.right.dtype
-        )
-        written = addition.in_place and node.direction == 1
-        # the number of entries to keep is not known while a CUDA graph is captured
-        captured = stream.is_cuda and torch.cuda.is_current_stream_capturing()
-        scaled = node.direction == 0 and addition.alpha != 1
-        if (
-            not kept
-            or written
-            or captured
-            or scaled
-            or node.site.place in self.streams_overwritten
-            or not self._plain()
-        ):
-            return None
-        return Before(stream)
-
-    def _expected(self, total: Tensor, before: Before | None) -> Tensor:
-        return total if before is None else self.sums.expect(total, before)
-
-    def _plain(self) -> bool:
-        # recomputed code must keep the same tensors in both runs
-        return not (self.sites.recomputed or torch.compiler.is_compiling() or transforming())
+        # (recomputed code must keep the same tensors in both runs)
+        if self.sites.recomputed or torch.compiler.is_compiling() or transforming():
+            return None, []
+        return self.norms.recipe(branch) or (None, [])
 
 
 def _samples(value: Any, dim: int) -> int | None:
@@ -505,23 +468,17 @@ class _Attribute:
         self.model.__dict__.pop(PENAL, None)
 
 
-def _overwritten(chain: MarkovChain) -> tuple[set[Place], set[Place]]:
-    """Additions after which the running model overwrites ``x_l``, and those after which
-    it overwrites ``x_{l-1}``, in some call.
-    """
+def _overwritten(chain: MarkovChain) -> set[Place]:
+    """Additions after which the running model overwrites ``x_l`` or ``x_{l-1}``, in some call."""
     known = chain.by_site()
-    held: tuple[list[tuple[Any, Tensor, int]], ...] = ([], [])
+    held: list[tuple[Place, Tensor, int]] = []
 
     def note(addition: Addition) -> Tensor:
         result = addition.run()
         if addition.site in known:
             stream, _ = known[addition.site].split(addition)
-            for kept, value in zip(held, (result, stream), strict=True):
-                kept.append((addition.site.place, value, value._version))
+            held.extend((addition.site.place, x, x._version) for x in (result, stream))
         return result
 
     run_noting(chain.model, chain.example, note)
-    sums, streams = (
-        {place for place, value, version in kept if value._version != version} for kept in held
-    )
-    return sums, streams
+    return {place for place, value, version in held if value._version != version}

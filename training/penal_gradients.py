@@ -153,9 +153,9 @@ class _Sum(_Penalised):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        stream, branch, ctx.scale, ctx.coefficient, ctx.again, application = inputs
+        stream, branch, ctx.scale, ctx.coefficient, application = inputs
         ctx.types = stream.dtype, branch.dtype
-        _Penalised.remember(ctx, application, *((stream, output) if ctx.again is None else ()))
+        _Penalised.remember(ctx, application, stream, output)
 
     @staticmethod
     @_first_derivative
@@ -163,18 +163,15 @@ class _Sum(_Penalised):
         to_stream = gradients[0].to(ctx.types[0]) if ctx.needs_input_grad[0] else None
         to_branch = None
         if ctx.needs_input_grad[1]:
-            whole = (_difference if ctx.again is None else ctx.again)(*ctx.saved_tensors)
+            stream, out = ctx.saved_tensors
+            whole = out - stream
             if whole.dtype == gradients[0].dtype and not transforming():
                 # into an existing tensor, which halves the memory traffic
                 torch.add(gradients[0], whole, alpha=ctx.coefficient, out=whole)
             else:
                 whole = torch.add(gradients[0], whole, alpha=ctx.coefficient)
             to_branch = (ctx.scale * whole if ctx.scale != 1 else whole).to(ctx.types[1])
-        return to_stream, to_branch, None, None, None, None
-
-
-def _difference(stream: Tensor, out: Tensor) -> Tensor:
-    return out - stream
+        return to_stream, to_branch, None, None, None
 
 
 class _Nothing(_Penalised):
@@ -234,9 +231,7 @@ def penalised_zero(
     return _apply(_Nothing, direction, coefficient, again, *kept)[0]  # type: ignore[no-any-return]
 
 
-def penalised_sum(
-    stream: Tensor, branch: Tensor, scale: float, coefficient: float, again: Again | None = None
-) -> Tensor:
+def penalised_sum(stream: Tensor, branch: Tensor, scale: float, coefficient: float) -> Tensor:
     """``stream + z`` with ``z = scale * branch`` and the gradient ``g + coefficient *
     z`` with respect to ``z``.
 
@@ -245,9 +240,8 @@ def penalised_sum(
         branch: the output of the branch.
         scale: factor of ``branch``.
         coefficient: factor of ``z`` in the gradient.
-        again: computes ``z``; without it both sides of the addition are kept.
     """
-    return _apply(_Sum, stream, branch, scale, coefficient, again)  # type: ignore[no-any-return]
+    return _apply(_Sum, stream, branch, scale, coefficient)  # type: ignore[no-any-return]
 
 
 __all__ = ["Again", "learns", "penalised", "penalised_sum", "penalised_zero", "transforming"]

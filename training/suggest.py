@@ -24,7 +24,7 @@ from pathspace.models.copies import safe_deepcopy
 
 from .optim.canonical_gauge import canonical
 from .optim.gauge_fixed import GaugeFixed
-from .optim.matching import blocks_of
+from .optim.matching import find_tensors
 from .optim.multipliers import LARGE, Multipliers, multipliers
 from .optim.sweeps import movable
 
@@ -214,7 +214,7 @@ def _typical_size(model: nn.Module, graph: Structure) -> tuple[float, int, int]:
     matrices, number of free scales.
     """
     _trained("suggest", model)
-    tensors = blocks_of("suggest", graph, model)
+    tensors = find_tensors("suggest", graph, model)
     own, _ = movable(graph, {name for name, p in tensors.items() if p.requires_grad})
     factors = own.gauge_factors(torch.from_numpy(canonical(own, tensors).phi))
     known = {id(parameter): name for name, parameter in tensors.items()}

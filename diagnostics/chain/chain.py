@@ -94,7 +94,6 @@ class MarkovChain(Nodes):
             by_graph[residual.node.name] = name
             value = residual.node.meta["val"]
             module, source = place(residual.node)
-            users = list(residual.node.users)
             factor = residual.node.kwargs.get("alpha", 1)
             alpha = float(factor) if isinstance(factor, int | float) else 1.0
             nodes.append(
@@ -108,7 +107,6 @@ class MarkovChain(Nodes):
                     * (-1 if short(residual.node).startswith("sub") else 1),
                     shape=tuple(value.shape),
                     in_place=short(residual.node).endswith("_"),
-                    then=short(users[0]) if len(users) == 1 else "",
                     readout=weights,
                     encloses=tuple(
                         by_graph[inner] for inner in residual.encloses if inner in by_graph

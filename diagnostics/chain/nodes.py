@@ -40,7 +40,6 @@ class ChainNode:
         scale: ``z_l = scale * operand``, for ``torch.add(..., alpha=)`` and subtractions.
         shape: shape of ``x_l`` on the example inputs.
         in_place: whether the addition overwrites one of its operands.
-        then: the operation that takes ``x_l``, if it is the only one.
         readout: parameters of the branch's last layers, in which ``z_l`` is jointly linear; empty
             if they are also used elsewhere.
         encloses: names of the nodes inside this node's branch.
@@ -56,7 +55,6 @@ class ChainNode:
     scale: float
     shape: tuple[int, ...]
     in_place: bool
-    then: str
     readout: tuple[str, ...]
     encloses: tuple[str, ...]
     source: str

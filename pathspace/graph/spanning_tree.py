@@ -61,7 +61,11 @@ class SpanningTree:
 
     @classmethod
     def of_edges(
-        cls, graph: Structure, entering: bool, edges: Mapping[int, np.ndarray]
+        cls,
+        graph: Structure,
+        entering: bool,
+        edges: Mapping[int, np.ndarray],
+        dead: np.ndarray | None = None,
     ) -> SpanningTree:
         """The tree with given edges: they determine its shape.
 
@@ -69,6 +73,8 @@ class SpanningTree:
             graph: the reduction graph.
             entering: whether its edges enter their units.
             edges: block -> flat positions of the edges in its tensor.
+            dead: mask of the units without an edge; ``None``: all have one, and the weights say
+                which are dead.
 
         Raises:
             InputError: they do not span all units.
@@ -89,6 +95,9 @@ class SpanningTree:
         change.eliminate_zeros()
         tree = cls.without_edges(count)
         reached, rounds, rest = np.arange(count) == 0, [], tree.rest
+        if dead is not None:
+            tree.dead[:] = dead
+            reached |= dead
         while not reached.all():
             open_ = (~reached).astype(np.int64)
             own = change @ open_
@@ -122,7 +131,7 @@ class SpanningTree:
             reached[units] = True
             rounds.append(units)
         tree = replace(tree, rounds=tuple(rounds), rest=csr_array(rest))
-        if all(has_values(parameter) for parameter in graph.parameters.values()):
+        if dead is None and all(map(has_values, graph.parameters.values())):
             zero = (tree.gather(graph) == 0).numpy()
             for units in rounds:
                 others = abs(tree.rest[units]) @ tree.dead.astype(np.int64) > 0

@@ -74,7 +74,7 @@ def test_copies_of_the_traced_model_and_wrappers() -> None:
     model, x, y = made(resnet)
     graph = ps.trace(model, x[:2])
     twin = copy.deepcopy(model)
-    with pytest.raises(ps.PathspaceError, match="pass it as model="):
+    with pytest.raises(ps.PathspaceError, match="as model="):
         GaugeFixed(torch.optim.SGD(twin.parameters()), graph)
     wrapped = torch.compile(nn.DataParallel(twin), backend="eager")
     losses = [

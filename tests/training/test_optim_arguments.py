@@ -215,8 +215,6 @@ def test_joined_states_hold_what_their_optimizers_add() -> None:
             step(model, one)
     for a, b in zip(straight.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(a, b)
-    with pytest.raises(InputError, match="a state of other optimizers, expected one of 2"):
-        again.load_state_dict({**state, "more": [{}]})
 
 
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])

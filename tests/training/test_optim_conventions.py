@@ -484,7 +484,7 @@ def test_sparse_and_complex_gradients_are_refused(make: Make, kind: str) -> None
     ("settings", "message"),
     [
         ({"lr": -1.0}, "lr=-1.0, expected a number of at least 0"),
-        ({"lr": torch.ones(2)}, "lr as a tensor of 2 elements"),
+        ({"lr": torch.ones(2)}, "lr=a Tensor, expected a number of at least 0"),
         ({"momentum": -0.1}, "momentum=-0.1"),
         ({"weight_decay": -0.1}, "weight_decay=-0.1"),
         ({"nesterov": True}, "nesterov=True, which needs momentum"),

@@ -115,6 +115,6 @@ def test_path_sgd_refuses_the_state_of_another_optimizer(kind: str) -> None:
     foreign = getattr(torch.optim, kind)(model.parameters())
     train(model, foreign)
     with pytest.raises(
-        InputError, match=r"PathSGD found a state with '.*', expected 'kappa' alone"
+        InputError, match=r"PathSGD found a state with '.*', expected 'kappa' and 'step'"
     ):
         MAKERS["PathSGD"](model.named_parameters(), model).load_state_dict(foreign.state_dict())

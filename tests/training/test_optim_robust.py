@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from training_pairs import Problem, largest_difference
 
 import pathspace as ps
-from pathspace import InputError, UnsupportedError
+from pathspace import InputError, PathspaceError, UnsupportedError
 from pathspace.training import GSGD, GAdam, PathSGD, init_skeleton
 from tests.training.test_gsgd_oracle import NETWORKS
 
@@ -572,14 +572,14 @@ def test_no_parameters_are_refused_in_words(kind: type[torch.optim.Optimizer]) -
         ({"lr": np.float32(-0.1)}, "lr="),
         ({"lr": torch.tensor(-1.0)}, "lr="),
         ({"max_multiplier": "1"}, "max_multiplier='1'"),
-        ({"min_ratio": 0.0}, "above 0 and below 1"),
+        ({"min_ratio": 0.0}, "a number between 0 and 1"),
     ],
 )
 def test_wrong_numbers_are_refused(settings: dict[str, Any], why: str) -> None:
     model = mlp()
     skeleton = ps.trace(model, X).skeleton()
     gsgd(model, skeleton, lr=np.float32(0.1))
-    with pytest.raises(InputError, match=why):
+    with pytest.raises(PathspaceError, match=why):
         gsgd(model, skeleton, **settings)
     with pytest.raises(InputError, match="two numbers"):
         gadam(model, skeleton, betas=(0.9,))

@@ -52,27 +52,10 @@ _KINDS = {
 # large, and their squares 16 times.
 FRESH = 16.0
 ROUNDS = 100
-# number of elements of a group of rows that fits into the cache of a processor
-GROUP = 1 << 17
 # tolerance of the solution, about the rounding error
 TOLERANCE = 1e-13
 ROUNDED = 1e-11
 ENOUGH = 1e-9
-
-
-def by_column(first: Tensor, second: Tensor, count: int) -> Tensor:
-    """Sums over columns of the products of two matrices' entries, ``count`` rows at a time.
-
-    Example:
-        >>> by_column(torch.ones(5, 2), torch.full((5, 2), 3.0), 2)
-        tensor([15., 15.])
-    """
-    # add groups of rows elementwise in memory that fits into the cache, then sum over columns once
-    (start, *firsts), (other, *seconds) = first.split(count), second.split(count)
-    added: Tensor = start * other
-    for a, b in zip(firsts, seconds, strict=True):
-        added[: len(a)].addcmul_(a, b)
-    return added.sum(0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,23 +87,8 @@ class Side:
             if n == 1 < size
         ]
         # in float32 at least, because scales would inherit rounding errors
-        kind = torch.promote_types(value.dtype, torch.float32)
-        if (
-            0 in dims
-            and value.dtype == kind
-            and value.is_contiguous()
-            and value.device.type == "cpu"
-        ):
-            # ten times faster than a norm along the first dimension
-            rows = value.view(len(value), -1)
-            found = by_column(rows, rows, max(1, GROUP // max(rows.shape[1], 1))).view(
-                1, *value.shape[1:]
-            )
-            return found.sum(dims[1:], keepdim=True).double() if dims[1:] else found.double()
-        size = (
-            torch.linalg.vector_norm(value, dim=dims, keepdim=True, dtype=kind) if dims else value
-        )
-        return size.double().square()
+        found = value.to(torch.promote_types(value.dtype, torch.float32)).square()
+        return (found.sum(dims, keepdim=True) if dims else found).double()
 
 
 def sides(graph: Structure) -> list[Side]:

@@ -96,6 +96,7 @@ class PathCoordinates:
         manner: how a step depends on path values.
 
     Attributes:
+        every: the path values of all chains in a step.
         values: for each group, the parameter of its chains' path values.
         held: mask of the constant chains; ``None`` if there are none.
         waits: the same for the chains of each group.
@@ -122,10 +123,9 @@ class PathCoordinates:
         self.entries = self.layout.entries
         self.device = self.layout.first.device
         self.count = self.layout.first.shape[1]
-        self.values = [
-            nn.Parameter(self.layout.signs.new_ones(self.count, dtype=torch.float64)[chains])
-            for chains in self.layout.chains
-        ]
+        self.every = self.layout.signs.new_ones(self.count, dtype=torch.float64)
+        # (parameters in one memory)
+        self.values = [nn.Parameter(self.every[chains]) for chains in self.layout.chains]
         self.held: Tensor | None = None
         self.waits: list[Tensor | None] = [None] * groups
         self._still: list[bool] = []
@@ -166,7 +166,7 @@ class PathCoordinates:
         for entry, one in zip(self.entries, still, strict=True):
             entry.still = one
         blocks = [entry.block for entry in self.entries if entry.still and entry.block is not None]
-        held = held_chains(self.skeleton, blocks, self.count)
+        held = held_chains(self.skeleton, self.layout.chain, blocks)
         self.held = torch.from_numpy(held).to(self.device) if held.any() else None
         self.waits = [
             self.held[chains] if self.held is not None and bool(self.held[chains].any()) else None
@@ -333,10 +333,9 @@ class PathCoordinates:
         if self.held is not None:
             total.masked_fill_(self.held, 0.0)
         total /= inside.values
+        self.every.copy_(inside.values)
         for chains, value, moves in zip(layout.chains, self.values, self._moves, strict=True):
-            if value.numel():
-                value.copy_(inside.values[chains])
-                value.grad = total[chains] if moves else None
+            value.grad = total[chains] if moves else None
         for parameter, _ in inside.grads:
             parameter.grad = None
         for (entry, _, given), gradient in zip(items, written, strict=True):
@@ -408,10 +407,7 @@ class PathCoordinates:
 
     def _ratios(self, inside: Inside, kept: dict[str, Tensor]) -> Tensor:
         """``R`` of all chains; counts sign changes, and path values stopped before 0."""
-        ratio = torch.ones_like(inside.values)
-        for chains, value in zip(self.layout.chains, self.values, strict=True):
-            if value.numel():
-                ratio[chains] = value.detach() / inside.values[chains]
+        ratio = self.every / inside.values
         if self.held is not None:
             ratio.masked_fill_(self.held, 1.0)
         least, size = kept["least"] / inside.chains.abs(), ratio.abs()

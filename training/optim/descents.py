@@ -32,9 +32,6 @@ from .settings import (
     expect_parameters,
     expect_shapes,
     expect_state,
-    number,
-    pair,
-    refuse_differentiable,
     switch,
 )
 from .tensors import refuse_shards
@@ -69,6 +66,7 @@ class GSGD(PathSpace):
 
     Raises:
         InputError: a parameter of the skeleton is missing, or a setting is out of range.
+        InputTypeError: a setting is not a number.
         UnsupportedError: a skeleton weight is 0, products of skeleton weights are too small to
             divide by, FullyShardedDataParallel or ZeRO has split parameters, or a mode is refused.
 
@@ -120,26 +118,18 @@ class GSGD(PathSpace):
         max_multiplier: float | None = None,
         relative: bool = False,
     ) -> None:
-        for name, value in (("lr", lr), ("momentum", momentum), ("weight_decay", weight_decay)):
-            number("GSGD", name, value)
-        number("GSGD", "dampening", dampening, low=-float("inf"))
-        if nesterov and (momentum <= 0 or dampening != 0):
-            raise InputError(
-                "GSGD found nesterov=True, which needs momentum above 0 and dampening 0."
-            )
-        switch("GSGD", "maximize", maximize)
-        refuse_differentiable("GSGD", differentiable)
-        inner = SGD(
-            expect_parameters("GSGD", params),
-            lr=lr,
-            momentum=momentum,
-            dampening=dampening,
-            weight_decay=weight_decay,
-            nesterov=nesterov,
-            maximize=maximize,
-            foreach=foreach,
-            fused=fused,
-        )
+        settings = {
+            "lr": lr,
+            "momentum": momentum,
+            "dampening": dampening,
+            "weight_decay": weight_decay,
+            "nesterov": nesterov,
+            "maximize": maximize,
+            "differentiable": differentiable,
+        }
+        check_group("GSGD", settings)
+        given = expect_parameters("GSGD", params)
+        inner = SGD(given, foreach=foreach, fused=fused, **settings)  # type: ignore[arg-type]
         super().__init__(
             inner,
             skeleton,
@@ -184,6 +174,7 @@ class GAdam(PathSpace):
 
     Raises:
         InputError: a parameter of the skeleton is missing, or a setting is out of range.
+        InputTypeError: a setting is not a number.
         UnsupportedError: a skeleton weight is 0, FullyShardedDataParallel or ZeRO has split
             parameters, or a mode is refused.
 
@@ -234,24 +225,21 @@ class GAdam(PathSpace):
         max_multiplier: float | None = None,
         relative: bool = False,
     ) -> None:
-        for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
-            number("GAdam", name, value)
-        pair("GAdam", "betas", betas)
-        switch("GAdam", "maximize", maximize)
-        refuse_differentiable("GAdam", differentiable)
-        inner = AdamW(
-            expect_parameters("GAdam", params),
-            lr=lr,
-            betas=betas,
-            # (0 / 0 where there was no gradient)
-            eps=eps or torch.finfo(torch.float32).tiny,
-            weight_decay=weight_decay,
-            amsgrad=amsgrad,
-            maximize=maximize,
-            foreach=foreach,
-            capturable=capturable,
-            fused=fused,
-        )
+        settings = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "maximize": maximize,
+            "amsgrad": amsgrad,
+            "differentiable": differentiable,
+        }
+        check_group("GAdam", settings)
+        # (0 / 0 where there was no gradient)
+        settings["eps"] = eps or torch.finfo(torch.float32).tiny
+        given = expect_parameters("GAdam", params)
+        how = {"foreach": foreach, "capturable": capturable, "fused": fused}
+        inner = AdamW(given, **settings, **how)  # type: ignore[arg-type]
         super().__init__(
             inner,
             skeleton,
@@ -311,9 +299,9 @@ class PathSGD(Optimizer):
         min_kappa: float = 1e-30,
         maximize: bool = False,
     ) -> None:
-        number("PathSGD", "lr", lr)
+        check_group("PathSGD", {"lr": lr})
         expect_numbers("PathSGD", AT_LEAST_1, every=every)
-        number("PathSGD", "min_kappa", min_kappa)
+        expect_numbers("PathSGD", "a number of at least 0", min_kappa=min_kappa)
         switch("PathSGD", "second", second)
         params = expect_parameters("PathSGD", params)
         super().__init__(params, {"lr": lr, "maximize": maximize})
@@ -325,24 +313,22 @@ class PathSGD(Optimizer):
         )
         self.path_norm = PathNorm(model, example, reused)
         self.second, self.every, self.min_kappa = second, every, min_kappa
-        self._count = 0
-        self._find_names()
+        self._names()
 
-    def _find_names(self) -> None:
-        """Find the names of the parameters in the model.
+    def _names(self) -> dict[Tensor, str]:
+        """The names of the parameters in the model.
 
         Raises:
             InputError: a parameter does not belong to the model.
         """
-        self._name = {id(p): name for name, p in self.path_norm.model.named_parameters()}
-        strange = [
-            p for group in self.param_groups for p in group["params"] if id(p) not in self._name
-        ]
+        names: dict[Tensor, str] = {p: name for name, p in self.path_norm.model.named_parameters()}
+        strange = [p for group in self.param_groups for p in group["params"] if p not in names]
         if strange:
             raise InputError(
                 f"PathSGD found a parameter of shape {tuple(strange[0].shape)} that is not the"
                 " model's, expected parameters of the model given."
             )
+        return names
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters of the model."""
@@ -350,22 +336,15 @@ class PathSGD(Optimizer):
         try:
             check_group("PathSGD", self.param_groups[-1])
             if hasattr(self, "path_norm"):
-                self._find_names()
+                self._names()
         except PathspaceError:
             self.param_groups.pop()
             raise
 
     def __getstate__(self) -> dict[str, Any]:
         """State for copies and pickles, including the model."""
-        kept = ("path_norm", "second", "every", "min_kappa", "_count")
+        kept = ("path_norm", "second", "every", "min_kappa")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in kept}}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a copy or a pickle."""
-        super().__setstate__(state)
-        if "path_norm" in state:
-            self._patch_step_function()
-            self._find_names()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -379,26 +358,20 @@ class PathSGD(Optimizer):
         ]
         if not parameters:
             return loss
+        names = self._names()
         for p, _ in parameters:
-            refuse_sparse(self._name[id(p)], p.grad)
-        if (
-            any("kappa" not in self.state[p] for p, _ in parameters)
-            or self._count % self.every == 0
-        ):
+            refuse_sparse(names[p], p.grad)
+        if any(self.state[p].get("step", 0) % self.every == 0 for p, _ in parameters):
             kappa = self.path_norm.kappa(self.second)
             for p, _ in parameters:
-                self.state[p]["kappa"] = kappa[self._name[id(p)]]
-        self._count += 1
+                self.state[p]["kappa"] = kappa[names[p]]
         for p, group in parameters:
+            self.state[p]["step"] = self.state[p].get("step", 0) + 1
             kappa_of, lr = self.state[p]["kappa"].to(p), group["lr"]
             move = torch.where(kappa_of > self.min_kappa, p.grad / kappa_of, 0.0)
             move = move * (lr.to(p).reshape(()) if isinstance(lr, Tensor) else lr)
             p.sub_(-move if group["maximize"] else move)
         return loss
-
-    def state_dict(self) -> dict[str, Any]:
-        """State, with the number of steps, which determines the next computation of ``kappa``."""
-        return {**super().state_dict(), "count": self._count}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state.
@@ -408,17 +381,16 @@ class PathSGD(Optimizer):
         """
         expect_state("PathSGD", state_dict)
         entries = [entry for entry in state_dict["state"].values() if isinstance(entry, Mapping)]
-        strange = sorted({str(key) for entry in entries for key in entry} - {"kappa"})
+        strange = sorted({str(key) for entry in entries for key in entry} - {"kappa", "step"})
         if strange:
             raise InputError(
-                f"PathSGD found a state with {strange[0]!r}, expected 'kappa' alone, as"
+                f"PathSGD found a state with {strange[0]!r}, expected 'kappa' and 'step', as"
                 " PathSGD.state_dict() returns it; load another checkpoint."
             )
         expect_order("PathSGD", state_dict, self.param_groups)
         parameters = [p for group in self.param_groups for p in group["params"]]
         expect_shapes("PathSGD", state_dict, parameters)
-        super().load_state_dict({key: value for key, value in state_dict.items() if key != "count"})
-        self._count = state_dict.get("count", 0)
+        super().load_state_dict(state_dict)
 
 
 __all__ = ["GSGD", "GAdam", "PathSGD"]

@@ -119,7 +119,7 @@ class GaugeFixed(GaugeMoves):
             expect_transport("GaugeFixed", one)
         self.norms, self.return_to = norms, return_to
         self._tensors, self._places = (
-            find_tensors(self.param_groups, graph, model),
+            find_tensors("GaugeFixed", graph, model, self.param_groups),
             find_places(graph, model),
         )
         refuse_shards(
@@ -185,19 +185,6 @@ class GaugeFixed(GaugeMoves):
         """Move the states to the gauge of the weights."""
         if self.return_to == "user":
             self._move(-self._phi, state=True)
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002
-        """Refused, because the free scales depend on all trained parameters.
-
-        Raises:
-            InputError: always after construction.
-        """
-        if hasattr(self, "_graph"):
-            raise InputError(
-                "GaugeFixed found a parameter group after it was made, expected all of them before:"
-                " the free scales depend on what is trained; add it to the inner optimizer and wrap"
-                " that again."
-            )
 
     def _published(self) -> dict[str, Any]:
         """The gauge, as it stands in a state."""

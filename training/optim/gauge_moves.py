@@ -12,7 +12,7 @@ from pathspace.gauge.transport import transported
 from pathspace.graph.structure import Structure
 
 from .canonical_gauge import Canonical
-from .matching import Place, moved_away
+from .matching import Place
 from .shell import Shell
 from .sweeps import UnitSet, unit_sets
 
@@ -75,12 +75,12 @@ class GaugeMoves(Shell):
         """Follow the model to another device or type: parameters remain the same
         objects there, buffers do not.
         """
-        others = moved_away(self._tensors, self._places)
-        self._tensors |= others
+        for name, (module, own) in self._places.items():
+            self._tensors[name] = getattr(module(), own, self._tensors[name])
         device = next(
             (self._tensors[block.name].device for block in self._graph.blocks), self._device
         )
-        if others or device != self._device:
+        if device != self._device:
             self._device, self._phi = device, self._phi.to(device)
             self._find_sets()
 

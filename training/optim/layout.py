@@ -26,23 +26,22 @@ def tree_edges(skeleton: Skeleton, block: int) -> tuple[np.ndarray, np.ndarray]:
     return np.setdiff1d(skeleton.tree_in.index[skeleton.tree_in.block == block], outer), outer
 
 
-def ids_at(ids: Tensor, flat: np.ndarray, view: tuple[int, ...], taps: int = 1) -> np.ndarray:
-    """Ids at flat positions of a view to which they broadcast after repetition over the taps."""
+def ids_at(ids: Tensor, flat: np.ndarray, view: tuple[int, ...]) -> np.ndarray:
+    """Ids at flat positions of a view to which they broadcast."""
     if not view:
         return ids.reshape(1).expand(len(flat)).numpy()
     index = np.unravel_index(flat, view)
-    index = (*index[:-1], index[-1] // taps)
     return ids.numpy()[tuple(np.where(n > 1, i, 0) for i, n in zip(index, ids.shape, strict=True))]
 
 
 def ratio_places(
-    skeleton: Skeleton, count: int, ids: np.ndarray, divides: np.ndarray | bool
+    chain: np.ndarray, sign: np.ndarray, ids: np.ndarray, divides: np.ndarray | bool
 ) -> np.ndarray:
     """Positions in ``[R, 1 / R]`` of the factors of ids, which are
     multiplied or divided by them.
     """
-    against = np.where(ids < 0, -1, 1) * skeleton.chain_sign[np.abs(ids)] < 0
-    found: np.ndarray = skeleton.chain[np.abs(ids)] + count * (divides != against)
+    against = np.where(ids < 0, -1, 1) * sign[np.abs(ids)] < 0
+    found: np.ndarray = chain[np.abs(ids)] + (chain.max() + 1) * (divides != against)
     return found
 
 
@@ -67,7 +66,7 @@ def find_held(
     )
 
 
-def held_chains(skeleton: Skeleton, frozen: Iterable[int], count: int) -> np.ndarray:
+def held_chains(skeleton: Skeleton, chain: np.ndarray, frozen: Iterable[int]) -> np.ndarray:
     """Mask of the chains that are constant because of frozen weights.
 
     The derivative with respect to the logarithm of ``p_k`` is a sum over the edges that a step on
@@ -76,13 +75,14 @@ def held_chains(skeleton: Skeleton, frozen: Iterable[int], count: int) -> np.nda
 
     Args:
         skeleton: the skeleton.
+        chain: the chain of every id.
         frozen: positions of the frozen blocks in the graph.
-        count: number of chains, the root's included.
 
     Returns:
-        A mask of shape ``(count,)``; the root's chain is never in it.
+        A mask of the chains; the root's is never in it.
     """
-    chain, edges, held = skeleton.chain, np.zeros(count, np.int64), np.zeros(count, bool)
+    count = chain.max() + 1
+    edges, held = np.zeros(count, np.int64), np.zeros(count, bool)
     for number in frozen:
         block = skeleton.graph.blocks[number]
         inner, outer = tree_edges(skeleton, number)
@@ -102,7 +102,6 @@ class _Builder:
         self.skeleton, self.rooted = skeleton, rooted
         self.spread = spread
         self.ids, self.units = len(skeleton.chain), len(skeleton.tree_in.block)
-        self.count = int(skeleton.chain.max(initial=0)) + 1
         self.tails: list[np.ndarray] = []
         self.heads: list[np.ndarray] = []
         self.sums: list[np.ndarray] = []
@@ -139,14 +138,10 @@ class _Builder:
         if len(shape) > 1 and tail.shape[0] == 1 and tensor.is_contiguous() and tensor.numel():
             # as a matrix: each row is contiguous in memory, and each column has one tail
             columns = int(np.prod(shape[1:], dtype=int))
-            last = max((d + 1 for d in range(1, len(shape)) if tail.shape[d] != 1), default=1)
-            if last > 1:
-                entry.taps = int(np.prod(shape[last:], dtype=int))
-                tail = tail.expand(1, *shape[1:last], *tail.shape[last:])
-            tail = tail.reshape(1, -1)
-            across = max(head.shape[1:], default=1) > 1
-            head = head.expand(-1, *shape[1:]) if across else head
-            head = head.reshape(head.shape[0], -1)
+            tail, head = (
+                (ids.expand(-1, *shape[1:]) if max(ids.shape[1:]) > 1 else ids).flatten(1)
+                for ids in (tail, head)
+            )
             view = (shape[0], columns)
             entry.view = None if view == shape else view
         if bool(tail.any()) or self.rooted:
@@ -154,7 +149,7 @@ class _Builder:
         if bool(head.any()) or self.rooted:
             entry.heads = self._place(self.heads, head)
         flat = np.asarray(flat, np.int64)
-        ends = [ids_at(tail, flat, view, entry.taps), ids_at(head, flat, view)]
+        ends = [ids_at(tail, flat, view), ids_at(head, flat, view)]
         if bool((torch.from_numpy(self.skeleton.chain)[tail.abs()] != 0).any()):
             entry.reduced = tuple(d for d in range(len(view)) if tail.shape[d] == 1 != view[d])
             entry.sums = tail.numel()
@@ -221,11 +216,23 @@ class _Builder:
         return first, jumps, both
 
 
-def _as_slice(numbers: np.ndarray) -> np.ndarray | slice:
-    """Numbers that follow each other as a range, which is faster to take."""
-    if len(numbers) and numbers[-1] - numbers[0] + 1 == len(numbers):
-        return slice(int(numbers[0]), int(numbers[-1]) + 1)
-    return numbers
+def chains_by_group(
+    skeleton: Skeleton, entries: Sequence[PathTensor], groups: int
+) -> tuple[np.ndarray, np.ndarray, tuple[slice, ...]]:
+    """Number the chains so that those of a parameter group follow each other.
+
+    A chain has the settings of the group of its first unit's entering edge.
+
+    Returns:
+        The chain of every id, the root's first; a unit of every chain; the chains of each group.
+    """
+    first = np.unique(skeleton.chain, return_index=True)[1]
+    group_of = {entry.block: entry.group for entry in entries if entry.given}
+    blocks = skeleton.tree_in.block[first].tolist()
+    own = np.array([-2, *(group_of.get(block, -1) for block in blocks[1:])])
+    order = np.argsort(own, kind="stable")
+    starts = np.searchsorted(own[order], np.arange(groups + 1)).tolist()
+    return np.argsort(order)[skeleton.chain], first[order], tuple(map(slice, starts, starts[1:]))
 
 
 def make_layout(
@@ -243,7 +250,8 @@ def make_layout(
     build = _Builder(skeleton, spread, rooted)
     for entry, indices, counted in zip(entries, spread.indices, spread.counted, strict=True):
         build.add(entry, indices, counted)
-    chain, sign, count = skeleton.chain, skeleton.chain_sign, build.count
+    chain, representatives, chains = chains_by_group(skeleton, entries, groups)
+    sign = skeleton.chain_sign
     device = local(entries[0].parameter).device if entries else torch.device("cpu")
 
     def put(array: np.ndarray, kind: type = np.int32) -> Tensor:
@@ -272,12 +280,6 @@ def make_layout(
     signs = np.where(target < 0, -1, 1) * sign[np.abs(target)]
     signs = signs * np.concatenate([np.full(len(sums), -1), counts])
     lost = skeleton.lost[np.abs(np.concatenate([tails, heads]))]
-    representatives = np.unique(chain, return_index=True)[1]
-    # a chain has the settings of the group of its first unit's entering edge
-    group_of = {entry.block: entry.group for entry in entries if entry.given}
-    blocks = skeleton.tree_in.block
-    own = np.array([group_of.get(int(blocks[u]), -1) for u in representatives[1:].tolist()], int)
-    chains = [_as_slice(1 + np.flatnonzero(own == group)) for group in range(groups)]
     return Layout(
         entries=tuple(entries),
         edges=put(first),
@@ -287,9 +289,9 @@ def make_layout(
         sizes=[*map(len, build.tails), *map(len, build.heads)],
         tail_pieces=len(build.tails),
         edge_counts=[entry.count for entry in entries if entry.count],
-        of_tails=put(ratio_places(skeleton, count, tails, True)),
+        of_tails=put(ratio_places(chain, sign, tails, True)),
         of_edges=tuple(
-            put(ratio_places(skeleton, count, ids, divides))
+            put(ratio_places(chain, sign, ids, divides))
             for ids, divides in ((head, False), (tail, True))
             if chain[np.abs(ids)].any()
         ),
@@ -299,7 +301,8 @@ def make_layout(
         total=build.total,
         alive=put(~lost, np.bool_) if lost.any() else None,
         first=put(np.stack([representatives, representatives + build.ids])),
-        chains=tuple(some if isinstance(some, slice) else put(some, np.int64) for some in chains),
+        chain=chain,
+        chains=chains,
         spans={b: range(start, start + len(flat)) for b, (flat, start) in build.spans.items()},
     )
 

@@ -13,6 +13,7 @@ from pathspace.errors import InputError, UnsupportedError
 from pathspace.files.checkpoints import bare
 from pathspace.graph.parts import owner as owner_of
 from pathspace.graph.structure import Structure
+from pathspace.models.walk import tensors_of
 
 
 def named(groups: Sequence[dict[str, Any]]) -> list[tuple[str | None, Tensor]]:
@@ -22,35 +23,6 @@ def named(groups: Sequence[dict[str, Any]]) -> list[tuple[str | None, Tensor]]:
         names = group.get("param_names") or [None] * len(group["params"])
         result += zip(names, group["params"], strict=True)
     return result
-
-
-def refuse_complex(owner: str, parameters: Sequence[tuple[str | None, Tensor]]) -> None:
-    """Refuse complex parameters.
-
-    Raises:
-        UnsupportedError: a parameter is complex.
-    """
-    for name, parameter in parameters:
-        if parameter.is_complex():
-            raise UnsupportedError(
-                f"{owner} found parameter {name!r} with complex numbers, expected real ones: path"
-                " values are real."
-            )
-
-
-def refuse_shifts(owner: str, graph: Structure) -> None:
-    """Refuse graphs in which the sum of a parameter and a constant is rescaled.
-
-    Raises:
-        UnsupportedError: there is such a parameter.
-    """
-    block = next((block for block in graph.blocks if block.shift), None)
-    if block is not None:
-        raise UnsupportedError(
-            f"{owner} found parameter {block.name!r}, to which the model adds {block.shift:g},"
-            " expected weights that scale themselves; take the skeleton of ps.trace(model, ...,"
-            " affine=False), which keeps such parameters out of the gauge."
-        )
 
 
 def find_names(given: Iterable[str], wanted: Iterable[str]) -> dict[str, str]:
@@ -71,37 +43,6 @@ def find_names(given: Iterable[str], wanted: Iterable[str]) -> dict[str, str]:
         if name in alike or len(alike) == 1:
             found[name] = name if name in alike else alike[0]
     return found
-
-
-def blocks_of(owner: str, graph: Structure, model: nn.Module) -> dict[str, Tensor]:
-    """Name in the reduction graph -> parameter of a model, which may be a copy, or wrapped.
-
-    Args:
-        owner: the function, for messages.
-        graph: the reduction graph.
-        model: the model.
-
-    Raises:
-        InputError: the model lacks a parameter of the graph, or has it in another shape.
-
-    Example:
-        >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False))
-        >>> graph = ps.trace(model, torch.ones(1, 2))
-        >>> list(blocks_of("suggest", graph, torch.nn.ModuleDict({"module": model})))
-        ['0.weight']
-    """
-    own = dict(model.named_parameters(remove_duplicate=False))
-    names = find_names(own, graph.index)
-    for block in graph.blocks:
-        shape = tuple(own[names[block.name]].shape) if block.name in names else None
-        if shape != block.shape:
-            held = f"of shape {shape} in" if shape is not None else "missing in"
-            raise InputError(
-                f"{owner} found parameter {block.name!r} {held} {type(model).__name__}, expected"
-                f" shape {block.shape} as traced; pass the traced model, or a copy of it."
-            )
-    return {name: own[given] for name, given in names.items()}
 
 
 def refuse_parts(owner: str, parameters: Sequence[tuple[str | None, Tensor]]) -> None:
@@ -153,8 +94,18 @@ def match(
         InputError: a block has no parameter, two of them, or one of another shape.
         UnsupportedError: parameters are complex or split, or the model adds a constant to one.
     """
-    refuse_complex(owner, parameters)
-    refuse_shifts(owner, graph)
+    if (name := next((name for name, p in parameters if p.is_complex()), "")) != "":
+        raise UnsupportedError(
+            f"{owner} found parameter {name!r} with complex numbers, expected real ones: path"
+            " values are real."
+        )
+    if shifted := [block for block in graph.blocks if block.shift]:
+        raise UnsupportedError(
+            f"{owner} found parameter {shifted[0].name!r}, to which the model adds"
+            f" {shifted[0].shift:g},"
+            " expected weights that scale themselves; take the skeleton of ps.trace(model, ...,"
+            " affine=False), which keeps such parameters out of the gauge."
+        )
     own = {
         id(graph.parameters[b.name]): i
         for i, b in enumerate(graph.blocks)
@@ -207,7 +158,7 @@ Place = tuple[ref[nn.Module], str]
 
 
 def find_tensors(
-    groups: Iterable[Mapping[str, Any]], graph: Structure, model: nn.Module | None
+    owner: str, graph: Structure, model: nn.Module | None, groups: Sequence[dict[str, Any]] = ()
 ) -> dict[str, Tensor]:
     """Parameters and running statistics of a graph by name.
 
@@ -216,45 +167,40 @@ def find_tensors(
     (without prefixes of wrappers).
 
     Args:
-        groups: the parameter groups of the optimizer.
+        owner: the function, for messages.
         graph: the reduction graph.
-        model: the model, or ``None``.
+        model: the model, which may be a copy, or wrapped; or ``None``.
+        groups: the parameter groups of the optimizer.
 
     Raises:
         InputError: a tensor is missing, or has another shape.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False))
+        >>> graph = ps.trace(model, torch.ones(1, 2))
+        >>> list(find_tensors("suggest", graph, torch.nn.ModuleDict({"module": model})))
+        ['0.weight']
     """
-    statistics = [name for entry in graph.statistics for name in entry.names]
     own: dict[str, Tensor] = {**graph.captured.buffers, **graph.parameters}
     if model is not None:
-        own = dict(model.named_buffers(remove_duplicate=False))
-        own |= dict(model.named_parameters(remove_duplicate=False))
+        own = tensors_of(model)
     else:
         known = {id(p) for p in graph.parameters.values()}
-        if not any(id(p) in known for group in groups for p in group["params"]):
-            given = [
-                pair
-                for group in groups
-                for pair in zip(group.get("param_names", ()), group["params"], strict=False)
-            ]
-            own = dict(given)
-    found: dict[str, Tensor] = {}
-    wanted = [*(block.name for block in graph.blocks), *statistics]
+        given = named(groups)
+        if not any(id(p) in known for _, p in given):
+            own = {name: p for name, p in given if name is not None}
+    shapes = {block.name: block.shape for block in graph.blocks}
+    wanted = [*shapes, *(name for entry in graph.statistics for name in entry.names)]
     names = find_names(own, wanted)
     for name in wanted:
-        if name not in names:
-            raise InputError(
-                f"GaugeFixed found no tensor {name!r} of the reduction graph; trace the model that"
-                " is trained, or pass it as model=."
-            )
-        found[name] = own[names[name]]
-    for block in graph.blocks:
-        if tuple(found[block.name].shape) != block.shape:
-            raise InputError(
-                f"GaugeFixed found parameter {block.name!r} of shape"
-                f" {tuple(found[block.name].shape)}, expected {block.shape} as traced; trace the"
-                " model that is trained."
-            )
-    return found
+        shape = tuple(own[names[name]].shape) if name in names else None
+        if shape is None or shape != shapes.get(name, shape):
+            held = f"no tensor {name!r} of the reduction graph"
+            if shape is not None:
+                held = f"parameter {name!r} of shape {shape}, expected {shapes[name]} as traced"
+            raise InputError(f"{owner} found {held}; pass the traced model or a copy as model=.")
+    return {name: own[names[name]] for name in wanted}
 
 
 def find_places(graph: Structure, model: nn.Module | None) -> dict[str, Place]:
@@ -280,30 +226,10 @@ def find_places(graph: Structure, model: nn.Module | None) -> dict[str, Place]:
     }
 
 
-def moved_away(tensors: Mapping[str, Tensor], places: Mapping[str, Place]) -> dict[str, Tensor]:
-    """The tensors that are others now than those known.
-
-    Args:
-        tensors: those known, by name.
-        places: where to look.
-    """
-    found = {}
-    for name, (module, own) in places.items():
-        now = getattr(module(), own, None)
-        if isinstance(now, Tensor) and now is not tensors[name]:
-            found[name] = now
-    return found
-
-
 __all__ = [
-    "blocks_of",
     "find_names",
     "find_places",
     "find_tensors",
     "match",
-    "moved_away",
     "named",
-    "refuse_complex",
-    "refuse_parts",
-    "refuse_shifts",
 ]

@@ -29,6 +29,8 @@ from .tensors import find_indices, local
 # above this, the largest step overflows at learning rates that suit most weights
 LARGE = 1e4
 BAR = 40
+# tenths of decades that are told apart, on each side of 1
+MOST = 3000
 
 
 @dataclass(frozen=True)
@@ -87,21 +89,16 @@ def multipliers(skeleton: Skeleton, *, even: bool = True) -> Multipliers:
     )
     logs = pre + suf
     ends = (logs, logs) if even else (2 * pre, 2 * suf)
-    fine: dict[int, int] = {}
-    largest = -np.inf
+    # number of multipliers by tenths of a decade
+    tenths, largest = np.zeros(2 * MOST + 1, np.int64), -np.inf
 
     def count(powers: np.ndarray, times: np.ndarray) -> None:
         nonlocal largest
-        powers, times = powers[times > 0], times[times > 0]
-        if powers.size:
-            # rounding errors of sums of logarithms must not move a 1 to the decade below
-            tenths, place = np.unique(
-                np.floor(10 * powers + 1e-6).astype(np.int64), return_inverse=True
-            )
-            numbers = np.bincount(place, times).astype(np.int64)
-            for tenth, number in zip(tenths.tolist(), numbers.tolist(), strict=True):
-                fine[tenth] = fine.get(tenth, 0) + number
-            largest = max(largest, float(powers.max()))
+        some = times > 0
+        # rounding errors of sums of logarithms must not move a 1 to the decade below
+        place = np.floor(10 * powers[some] + 1e-6).clip(-MOST, MOST).astype(np.int64) + MOST
+        tenths[:] += np.bincount(place, times[some], len(tenths)).astype(np.int64)
+        largest = max(largest, float(powers[some].max(initial=-np.inf)))
 
     for number, block in enumerate(graph.blocks):
         sides = zip(ends, (block.tail, block.head), strict=True)
@@ -118,16 +115,17 @@ def multipliers(skeleton: Skeleton, *, even: bool = True) -> Multipliers:
         without = np.bincount(place, minlength=power.numel())
         count(power.reshape(-1).numpy(), block.numel // power.numel() - without)
     chains, units = np.unique(skeleton.chain[1 : graph.num_units + 1], return_index=True)
-    found = -2 * logs[1 + units[chains > 0]].numpy()
-    count(found, np.ones(len(found), np.int64))
-    order = sorted(fine)
-    total = np.cumsum([fine[tenth] for tenth in order])
-    decades: dict[int, int] = {}
-    for tenth in order:
-        decades[tenth // 10] = decades.get(tenth // 10, 0) + fine[tenth]
-    if not order:
+    powers = -2 * logs[1 + units[chains > 0]].numpy()
+    count(powers, np.ones(len(powers), np.int64))
+    found = np.flatnonzero(tenths)
+    if not len(found):
         return Multipliers({}, 1.0, 1.0)
-    median = order[int(np.searchsorted(total, total[-1] / 2))] / 10
+    decades: dict[int, int] = {}
+    for tenth in found.tolist():
+        decade = (tenth - MOST) // 10
+        decades[decade] = decades.get(decade, 0) + int(tenths[tenth])
+    total = np.cumsum(tenths)
+    median = (int(np.searchsorted(total, total[-1] / 2)) - MOST) / 10
     return Multipliers(decades, _power(median), _power(largest))
 
 
@@ -165,19 +163,12 @@ def warn_of_multipliers(
         )
 
 
-def warn_of_zeros(
-    owner: str,
-    skeleton: Skeleton,  # noqa: ARG001  (called like warn_of_multipliers)
-    given: Mapping[str, Tensor],
-    manner: Manner,  # noqa: ARG001
-) -> None:
+def warn_of_zeros(owner: str, given: Mapping[str, Tensor]) -> None:
     """Warn about trained weights of value 0, which relative steps do not change.
 
     Args:
         owner: name of the optimizer.
-        skeleton: its skeleton.
         given: name -> parameter of the optimizer.
-        manner: not used.
     """
     trained = {name: p for name, p in given.items() if p.requires_grad}
     zeros = {name: int((p.detach() == 0).sum()) for name, p in trained.items()}

@@ -18,10 +18,10 @@ from pathspace.paths.skeleton import Skeleton, warn_of_dead
 from .coordinates import PathCoordinates
 from .matching import match, named
 from .multipliers import warn_of_multipliers, warn_of_zeros
-from .settings import SMALLEST, Manner, check_bound, check_group, expect_order, number, switch
+from .settings import Manner, check_group, expect_manner, expect_order
 from .shell import Closure, Shell
 from .tensors import Guest, PathTensor, find_spread, local, placement, sharded
-from .trees import digest, fingerprint, kept_of, mark_of, packed, unpacked
+from .trees import choice, digest, edges_of, fingerprint, kept_of, mark_of, skeleton_of
 
 # what a step of torch's that is not one of every number for itself would need
 UNFIT: dict[type[Optimizer], str] = {
@@ -63,6 +63,7 @@ class PathSpace(Shell):
     Raises:
         InputError: a parameter of the skeleton is missing, given twice, of another shape or
             without values; a setting is out of range.
+        InputTypeError: a setting is not a number.
         UnsupportedError: parameters are complex or split by FullyShardedDataParallel or ZeRO, a
             skeleton weight is 0, path values are too small to divide by, or the optimizer needs
             more than one gradient for every number.
@@ -108,9 +109,7 @@ class PathSpace(Shell):
     ) -> None:
         owner = self._owner
         expect_arguments(owner, skeleton=skeleton)
-        number(owner, "min_ratio", min_ratio, low=SMALLEST, high=1.0)
-        switch(owner, "relative", relative)
-        check_bound(owner, max_multiplier, relative)
+        expect_manner(owner, min_ratio, max_multiplier, relative)
         super().__init__(optimizer)
         for one in self.optimizers:
             unfit = next((why for kind, why in UNFIT.items() if isinstance(one, kind)), None)
@@ -138,9 +137,10 @@ class PathSpace(Shell):
         self._wrap()
         if not any(map(sharded, self.weights.values())):
             # (no process has all weights of a sharded model)
-            (warn_of_zeros if relative else warn_of_multipliers)(
-                owner, skeleton, self.weights, self.manner
-            )
+            if relative:
+                warn_of_zeros(owner, self.weights)
+            else:
+                warn_of_multipliers(owner, skeleton, self.weights, self.manner)
 
     # --- what it works on
 
@@ -240,11 +240,7 @@ class PathSpace(Shell):
 
     def _kept(self) -> dict[str, Any] | None:
         """What the state has besides the moments of tensors, from the first step on."""
-        for entry in self.state.values():
-            if self._own in entry:
-                found: dict[str, Any] = entry[self._own]
-                return found
-        return None
+        return next((entry[self._own] for entry in self.state.values() if self._own in entry), None)
 
     def _ready(self) -> bool:
         """Whether there are gradients; if so, follow the weights to where they are now."""
@@ -388,7 +384,8 @@ class PathSpace(Shell):
         return digest(f"{self._owner} {kinds} {self.fingerprint()}")
 
     def _published(self) -> dict[str, Any]:
-        trees = {"fingerprint": self._mark(), **packed(self.skeleton)}
+        own = self.skeleton
+        trees = {"fingerprint": self._mark(), "choice": choice(own), "trees": edges_of(own)}
         trees = {name: tensor.to(self.space.device) for name, tensor in trees.items()}
         return {**trees, **(self._kept() or {})}
 
@@ -396,7 +393,7 @@ class PathSpace(Shell):
         owner, (state, found) = self._owner, self._without_own(state_dict)
         expect_order(owner, state, self.param_groups)
         before = self.skeleton, self._space, self._memory
-        other = unpacked(self.skeleton, found) if isinstance(found, Mapping) else None
+        other = skeleton_of(self.skeleton, found) if isinstance(found, Mapping) else None
         try:
             if other is not None:
                 blocks, self.skeleton = self._blocks(), other

@@ -6,20 +6,14 @@ moments to the wrong weights.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from pathspace.errors import InputError, InputTypeError, UnsupportedError
+from pathspace.errors import InputError, InputTypeError, UnsupportedError, expect_numbers
 from pathspace.files.checkpoints import bare
-
-# the lower end of settings that must not be 0
-SMALLEST = sys.float_info.min
 
 
 @dataclass(frozen=True)
@@ -62,35 +56,6 @@ def expect_parameters(owner: str, params: object) -> list[Any]:
     return found
 
 
-def number(owner: str, name: str, value: Any, low: float = 0.0, high: float = float("inf")) -> None:
-    """Refuse a setting that is out of range.
-
-    Args:
-        owner: name of the optimizer.
-        name: name of the setting.
-        value: its value: a number or a one-element tensor.
-        low: smallest allowed value.
-        high: upper limit; only smaller values are allowed.
-
-    Raises:
-        InputError: the value is not a number, or out of range.
-    """
-    found = value
-    if isinstance(value, Tensor):
-        if value.numel() != 1:
-            raise InputError(
-                f"{owner} found {name} as a tensor of {value.numel()} elements, expected one"
-                " element."
-            )
-        if torch.compiler.is_compiling() or value.is_meta:
-            return
-        found = value.item()
-    if not isinstance(found, Real) or isinstance(found, bool) or not low <= float(found) < high:
-        above = f"of at least {low:g}" if low != SMALLEST else "above 0"
-        bound = above if high == float("inf") else f"{above} and below {high:g}"
-        raise InputError(f"{owner} found {name}={value!r}, expected a number {bound}.")
-
-
 def switch(owner: str, name: str, value: object) -> None:
     """Refuse a setting that is neither true nor false.
 
@@ -119,49 +84,65 @@ def expect_state(owner: str, state: object) -> None:
         )
 
 
-def pair(owner: str, name: str, value: Any) -> None:
-    """Refuse a value that is not a pair of numbers of at least 0 and below 1.
+def expect_manner(
+    owner: str, min_ratio: float, max_multiplier: float | None, relative: bool
+) -> None:
+    """Refuse limits of path values that are out of range, and bounds for relative steps.
 
     Raises:
-        InputError: the value is not such a pair.
+        InputError: a limit is out of range, or there are two manners.
+        InputTypeError: a limit is not a number, or ``relative`` neither true nor false.
     """
-    if not isinstance(value, tuple | list) or len(value) != 2:
-        raise InputError(f"{owner} found {name}={value!r}, expected two numbers.")
-    for one in value:
-        number(owner, name, one, high=1.0)
+    expect_numbers(owner, "a number between 0 and 1", min_ratio=min_ratio)
+    expect_numbers(owner, "a positive number", or_none=True, max_multiplier=max_multiplier)
+    switch(owner, "relative", relative)
+    if relative and max_multiplier is not None:
+        raise InputError(
+            f"{owner} found max_multiplier={max_multiplier:g} with relative=True, whose steps have"
+            " no multipliers; leave one out."
+        )
 
 
-def check_bound(owner: str, max_multiplier: float | None, relative: bool) -> None:
-    """Refuse bounds that are not positive, and bounds for relative steps.
-
-    Raises:
-        InputError: the bound is not valid.
-    """
-    if max_multiplier is not None:
-        number(owner, "max_multiplier", max_multiplier, low=SMALLEST)
-        if relative:
-            raise InputError(
-                f"{owner} found max_multiplier={max_multiplier:g} with relative=True, whose steps"
-                " have no multipliers; leave one out."
-            )
+# what settings of optimizers have to be, in words of expect_numbers
+_SETTINGS = {
+    "a number of at least 0": ("lr", "momentum", "weight_decay", "eps"),
+    "a number of at least 0 and below 1": ("betas",),
+    "a number": ("dampening",),
+}
 
 
-def check_group(owner: str, group: dict[str, Any]) -> None:
-    """Refuse settings of a group that are out of range.
+def check_group(owner: str, group: Mapping[str, Any]) -> None:
+    """Refuse settings of a group that are out of range, and steps through which gradients flow.
 
     Raises:
         InputError: a setting is out of range.
-        InputTypeError: a switch is neither true nor false.
+        InputTypeError: a setting is not a number, or a switch is neither true nor false.
+        UnsupportedError: ``differentiable`` is true.
     """
     for name in ("maximize", "nesterov", "amsgrad"):
         if name in group:
             switch(owner, name, group[name])
-    for name in ("lr", "momentum", "weight_decay", "eps"):
-        # (Adafactor has two of the name)
-        if not isinstance(group.get(name, ()), tuple):
-            number(owner, name, group[name])
-    if "betas" in group:
-        pair(owner, "betas", group["betas"])
+    betas = group.get("betas", (0, 0))
+    if not isinstance(betas, tuple | list) or len(betas) != 2:
+        raise InputError(f"{owner} found betas={betas!r}, expected two numbers.")
+    for expected, names in _SETTINGS.items():
+        for name in set(names) & group.keys():
+            # (Adafactor has two of the name "eps", of which one may be None)
+            several = isinstance(group[name], tuple | list)
+            for one in group[name] if several else (group[name],):
+                # (rates may be tensors of one element)
+                single = isinstance(one, Tensor) and one.numel() == 1
+                shown = {name: one.item() if single else one}
+                expect_numbers(owner, expected, or_none=several, **shown)
+    if group.get("nesterov") and (group["momentum"] <= 0 or group["dampening"] != 0):
+        raise InputError(
+            f"{owner} found nesterov=True, which needs momentum above 0 and dampening 0."
+        )
+    if group.get("differentiable"):
+        raise UnsupportedError(
+            f"{owner} found differentiable=True, expected False: the step writes into the weights"
+            " in place; differentiate through a functional step of your own instead."
+        )
 
 
 def expect_order(owner: str, state: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> None:
@@ -241,16 +222,3 @@ def expect_shapes(
                     f" parameter of shape {tuple(parameter.shape)}, expected the same shape; make"
                     " the optimizer with the parameters in the order in which they were saved."
                 )
-
-
-def refuse_differentiable(owner: str, differentiable: bool) -> None:
-    """Refuse steps through which gradients flow.
-
-    Raises:
-        UnsupportedError: they are asked for.
-    """
-    if differentiable:
-        raise UnsupportedError(
-            f"{owner} found differentiable=True, expected False: the step writes into the weights"
-            " in place; differentiate through a functional step of your own instead."
-        )

@@ -105,7 +105,7 @@ class Shell(Optimizer):
         """No effect; torch's constructor assigns a state."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002
-        """Refused: new groups belong to one of the optimizers.
+        """Refused: a new group belongs to one of the optimizers, and changes what is free.
 
         Raises:
             InputError: always after construction.
@@ -114,7 +114,7 @@ class Shell(Optimizer):
         if "_made" in self.__dict__:
             raise InputError(
                 f"{self._owner} found a parameter group after it was made, expected all of"
-                " them before; add it to one of its optimizers."
+                " them before; add it to one of its optimizers, and wrap them again."
             )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -375,11 +375,7 @@ def join_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if len(states) == 1:
         return dict(states[0])
     joined: dict[str, Any] = {"state": {}, "param_groups": []}
-    first, own = 0, ("state", "param_groups")
-    # such as the number of steps of PathSGD
-    more = [{key: value for key, value in state.items() if key not in own} for state in states]
-    if any(more):
-        joined["more"] = more
+    first = 0
     for state in states:
         joined["state"] |= {first + key: value for key, value in state["state"].items()}
         joined["param_groups"] += [
@@ -396,26 +392,17 @@ def split_state(state: Mapping[str, Any], optimizers: Sequence[Optimizer]) -> li
     Args:
         state: a joined state, with numbers or (from ``torch.distributed.checkpoint``) names.
         optimizers: the optimizers, whose groups :func:`expect_order` has found in the state.
-
-    Raises:
-        InputError: the state is that of another number of optimizers.
     """
     if len(optimizers) == 1:
         return [dict(state)]
-    rest = state.get("more", [{}] * len(optimizers))
-    if not isinstance(rest, list) or len(rest) != len(optimizers):
-        raise InputError(
-            f"Shell found a state of other optimizers, expected one of {len(optimizers)}; load"
-            " another checkpoint."
-        )
     groups, parts = iter(state["param_groups"]), []
-    for one, more in zip(optimizers, rest, strict=True):
+    for one in optimizers:
         mine = [next(groups) for _ in one.param_groups]
         keys = [key for group in mine for key in group["params"]]
         number = {key: place for place, key in enumerate(keys)}
         entries = {number[key]: value for key, value in state["state"].items() if key in number}
         mine = [{**group, "params": [number[key] for key in group["params"]]} for group in mine]
-        parts.append({**more, "state": entries, "param_groups": mine})
+        parts.append({"state": entries, "param_groups": mine})
     return parts
 
 

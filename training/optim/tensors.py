@@ -210,7 +210,6 @@ class PathTensor:
         heads: the same by head.
         sums: number of its sums by tail; 0 if no tail is in a chain.
         reduced: dimensions along which tails are constant.
-        taps: number of consecutive columns with the same tail, such as the taps of a kernel.
         where: flat positions of the edges on the trees.
         count: their number.
         lost: whether some of its edges belong to dead units, and are constant.
@@ -227,7 +226,6 @@ class PathTensor:
     heads: tuple[int, tuple[int, ...] | None] | None = None
     sums: int = 0
     reduced: tuple[int, ...] = ()
-    taps: int = 1
     where: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     count: int = 0
     lost: bool = False
@@ -272,7 +270,7 @@ def placement(entries: Iterable[PathTensor]) -> list[tuple[object, ...]]:
 class Layout:
     """Index vectors over all tensors, on the device of the weights.
 
-    TreeProducts of weights along both trees stand in one table: those of ``T_in`` by id, those of
+    Products of weights along both trees stand in one table: those of ``T_in`` by id, those of
     ``T_out`` by id, then the reciprocals of both; ``[R, 1 / R]`` are the ratios of all chains and
     their reciprocals.
 
@@ -284,7 +282,6 @@ class Layout:
             length; ``None``: the trees have products of scales, and are walked.
         both: whether the first factors already include the reciprocals of all products.
         factors: positions in the table of all factors by tail, then by head.
-        bounded: the same for the factors to the balanced gauge.
         sizes: numbers of factors of the tensors, in their order; the first ones by tail.
         tail_pieces: number of the tensors with factors by tail.
         edge_counts: numbers of edges on the trees of the tensors that have some.
@@ -299,7 +296,8 @@ class Layout:
         alive: mask of the factors that no dead unit has; ``None``: all.
         first: positions of the products of the unit that represents each chain, the root's
             included, along both trees; shape ``(2, chains)``.
-        chains: for each group, its chains; a range, where they follow each other.
+        chain: the chain of every id.
+        chains: for each group, its chains.
         spans: block -> range of its edges on the trees among all.
     """
 
@@ -319,7 +317,8 @@ class Layout:
     total: int
     alive: Tensor | None
     first: Tensor
-    chains: tuple[Tensor | slice, ...]
+    chain: np.ndarray
+    chains: tuple[slice, ...]
     spans: dict[int, range]
 
 

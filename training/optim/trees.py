@@ -1,4 +1,4 @@
-"""TreeProducts of weights along the two trees of a skeleton, in a few operations of any depth."""
+"""Products of weights along the two trees of a skeleton, and trees in the state of an optimizer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.sparse import coo_array, csr_array
 from torch import Tensor
 
 from pathspace.errors import InputError, UnsupportedError
@@ -120,11 +119,13 @@ def choice(skeleton: Skeleton) -> Tensor:
 
 def fingerprint(skeleton: Skeleton) -> str:
     """A hash of the two trees."""
-    trees_hash = hashlib.sha256()
-    for tree in (skeleton.tree_in, skeleton.tree_out):
-        for array in (tree.block, tree.index, tree.forward, tree.parent):
-            trees_hash.update(np.ascontiguousarray(array).tobytes())
-    return trees_hash.hexdigest()
+    return hashlib.sha256(edges_of(skeleton).numpy().tobytes()).hexdigest()
+
+
+def edges_of(skeleton: Skeleton) -> Tensor:
+    """Block and flat position of every unit's edge in both trees, ``(2, 2, H + 1)``."""
+    trees = (skeleton.tree_in, skeleton.tree_out)
+    return torch.from_numpy(np.stack([np.stack([tree.block, tree.index]) for tree in trees]))
 
 
 def mark_of(found: Mapping[str, Any]) -> Tensor:
@@ -176,89 +177,35 @@ def kept_of(
     return kept
 
 
-def packed(skeleton: Skeleton) -> dict[str, Tensor]:
-    """Both trees as tensors.
-
-    Returns:
-        ``choice``; ``trees``, shape ``(2, 8, H + 1)``: block, index, direction, parent, two signs,
-        round and whether it is dead, of every unit; ``rest``, shape ``(4, entries)``: tree, row,
-        column and exponent of other factors.
-    """
-    trees, rest = [], [np.zeros((4, 0), np.int64)]
-    for number, tree in enumerate((skeleton.tree_in, skeleton.tree_out)):
-        rounds = np.full(len(tree.block), -1)
-        for turn, units in enumerate(tree.rounds):
-            rounds[units] = turn
-        arrays = (
-            tree.block,
-            tree.index,
-            tree.forward,
-            tree.parent,
-            tree.own,
-            tree.other,
-            rounds,
-            tree.dead,
-        )
-        trees.append(np.stack([array.astype(np.int64) for array in arrays]))
-        entries = tree.rest.tocoo()
-        rest.append(
-            np.stack([np.full(entries.nnz, number), *entries.coords, entries.data]).astype(np.int64)
-        )
-    return {
-        "choice": choice(skeleton),
-        "trees": torch.from_numpy(np.stack(trees)),
-        "rest": torch.from_numpy(np.concatenate(rest, 1)),
-    }
-
-
-def unpacked(skeleton: Skeleton, kept: Mapping[str, Any]) -> Skeleton | None:
-    """A skeleton with the trees of a state, if the same rule and seed chose
-    them for the same graph.
+def skeleton_of(skeleton: Skeleton, kept: Mapping[str, Any]) -> Skeleton | None:
+    """A skeleton with the trees of a state, if they are others that the same rule and seed
+    chose for the same graph.
 
     Args:
         skeleton: another skeleton of the graph.
-        kept: the entries of :func:`packed`, of a state that may be of any kind.
+        kept: a state's entries, of any kind: ``choice``, and ``trees`` of :func:`edges_of`.
     """
-    mark, trees, rest = (kept.get(name) for name in ("choice", "trees", "rest"))
-    count = len(skeleton.tree_in.block)
-    if not (isinstance(mark, Tensor) and isinstance(trees, Tensor) and isinstance(rest, Tensor)):
+    mark, edges, own = kept.get("choice"), kept.get("trees"), edges_of(skeleton)
+    if not isinstance(mark, Tensor) or not torch.equal(mark.cpu(), choice(skeleton)):
         return None
-    if (
-        not torch.equal(mark.cpu(), choice(skeleton))
-        or trees.shape != (2, 8, count)
-        or rest.shape[:-1] != (4,)
-    ):
+    if not isinstance(edges, Tensor) or edges.shape != own.shape or torch.equal(edges.cpu(), own):
         return None
-    found = [
-        _tree(table, rest.cpu().numpy(), number) for number, table in enumerate(trees.cpu().numpy())
-    ]
+    graph, trees = skeleton.graph, []
+    for entering, (block, index) in zip((True, False), edges.cpu().numpy(), strict=True):
+        of_block = {number: index[block == number] for number in range(len(graph.blocks))}
+        dead = (block < 0) & (np.arange(len(block)) > 0)
+        trees.append(SpanningTree.of_edges(graph, entering, of_block, dead))
     one = skeleton.tree_out is skeleton.tree_in
-    return replace(skeleton, tree_in=found[0], tree_out=found[0] if one else found[1])
-
-
-def _tree(table: np.ndarray, rest: np.ndarray, number: int) -> SpanningTree:
-    block, index, forward, parent, own, other, rounds, dead = table
-    rows, columns, values = rest[1:, rest[0] == number]
-    shape = (len(block), len(block))
-    return SpanningTree(
-        block=block,
-        index=index,
-        forward=forward.astype(bool),
-        parent=parent,
-        own=own,
-        other=other,
-        rounds=tuple(np.flatnonzero(rounds == turn) for turn in range(rounds.max(initial=-1) + 1)),
-        rest=csr_array(coo_array((values, (rows, columns)), shape=shape)),
-        dead=dead.astype(bool),
-    )
+    return replace(skeleton, tree_in=trees[0], tree_out=trees[0] if one else trees[1])
 
 
 __all__ = [
     "TreeProducts",
+    "choice",
     "digest",
+    "edges_of",
     "fingerprint",
     "kept_of",
     "mark_of",
-    "packed",
-    "unpacked",
+    "skeleton_of",
 ]
