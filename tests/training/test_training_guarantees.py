@@ -49,7 +49,7 @@ def start() -> Callable[..., Any]:
     from a server that has them.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pathspace.training.train_command"])
+    context.set_forkserver_preload(["pathspace.training.experiments.train_command"])
 
     def begin(*words: object) -> Any:
         process = context.Process(target=run_command, args=([str(word) for word in words],))

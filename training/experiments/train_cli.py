@@ -1,7 +1,7 @@
 """The command ``pathspace train``.
 
-The work is in :mod:`pathspace.training.train_command`, which is imported when the options have been
-read, so that the help of the command line answers at once.
+The work is in ``train_command.py``, which is imported when the options have been read, so that the
+help of the command line answers at once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import typer
 from pathspace.cli.errors import INTERRUPTED
 from pathspace.cli.options import JsonOption, SkeletonRule
 
-from .experiments.names import known_task
+from .names import known_task
 
 
 class Init(StrEnum):
@@ -311,7 +311,7 @@ def train(
     if config is not None:
         from pathspace.errors import InputError
 
-        from .config import read_config
+        from ..config import read_config
 
         read = read_config(config, TrainRequest.types())
         if read.pop("task", task) != task:

@@ -1,4 +1,4 @@
-"""The commands ``pathspace train``, ``sweep``, ``reproduce``, ``demo`` and ``data``.
+"""The laboratory's commands: ``pathspace train``, ``sweep``, ``reproduce``, ``demo`` and ``data``.
 
 Torch and the tasks are imported inside the commands, so that the help of the
 command line answers at once.
@@ -15,7 +15,7 @@ import typer
 
 from pathspace.cli.errors import FAILED, INTERRUPTED
 
-from .experiments.names import experiments_help, known_experiment, known_task
+from .names import expect_packages, experiments_help, known_experiment, known_task
 from .train_cli import Init, train
 
 if TYPE_CHECKING:
@@ -108,8 +108,8 @@ def sweep(
 
     Exit codes: 0 done, 2 bad input, 130 interrupted.
     """
-    from .experiments.reproduce.trial import Trial
-    from .experiments.sweep import run_sweep
+    from .reproduce.trial import Trial
+    from .sweep import run_sweep
 
     options = tuple(
         (key, value) for key, value in (("hidden", hidden), ("data", data)) if value is not None
@@ -255,7 +255,7 @@ def reproduce(
     Exit codes: 0 done, 2 bad input, 130 interrupted.
     """
     options = {**locals(), "scale": scale.value}
-    from .experiments.reproduce.command import run_reproduction
+    from .reproduce.command import run_reproduction
 
     console = _console()
     with _interruptible(console):
@@ -277,7 +277,8 @@ def demo(
 
     Exit codes: 0 all theorems hold, 1 one fails, 2 bad input, 130 interrupted.
     """
-    from .experiments.demo import run_demo
+    expect_packages()
+    from .demo import run_demo
 
     console = _console()
     with _interruptible(console, f"the files in {out} are complete."):
@@ -293,7 +294,7 @@ def list_data() -> None:
     from rich.console import Console
     from rich.table import Column, Table
 
-    from .experiments.data import SOURCES, fetched
+    from .data import SOURCES, fetched
 
     ends = (Column(name, overflow="fold") for name in ("from", "folder"))
     table = Table("name", "what", "licence", *ends)
@@ -321,7 +322,7 @@ def fetch_data(
 
     from pathspace.cli.progress import show_progress
 
-    from .experiments.data import fetch, source
+    from .data import fetch, source
 
     known = source(name)
     with show_progress("Fetching", name):

@@ -14,22 +14,22 @@ from rich.table import Table
 from pathspace.errors import AT_LEAST_1, SEED, InputError, expect_numbers
 from pathspace.files.writing import ensure_writable, make_folder, write_text
 
-from . import ranks
-from .checkpoint import protect_unfinished
-from .config import write_config
-from .experiments.augment import augmentation
-from .experiments.tasks import load_task
-from .history import History, Score
-from .launch import make_fabric, rank0_errors
-from .monitor import Monitor, Watchers
-from .penal import penalize
-from .progress import run_progress
-from .recipe import Init, Recipe, Rule, prepare
-from .schedules import schedule
-from .task import Task
-from .tensorboard import TensorBoard
-from .threads import one_thread
-from .trainer import Trainer
+from .. import ranks
+from ..checkpoint import protect_unfinished
+from ..config import write_config
+from ..history import History, Score
+from ..launch import make_fabric, rank0_errors
+from ..monitor import Monitor, Watchers
+from ..penal import penalize
+from ..progress import run_progress
+from ..recipe import Init, Recipe, Rule, prepare
+from ..schedules import schedule
+from ..task import Task
+from ..tensorboard import TensorBoard
+from ..threads import one_thread
+from ..trainer import Trainer
+from .augment import augmentation
+from .tasks import load_task
 
 
 @dataclass(frozen=True)
