@@ -513,7 +513,7 @@ def test_sweep_runs_the_grid_once_and_writes_one_table(
     table = (tmp_path / "sweep" / "sweep.csv").read_bytes()
     # A second time nothing is trained: all of it is known.
     monkeypatch.setattr(
-        "pathspace.training.experiments.reproduce.trial_cache.run_trial",
+        "pathspace.training.experiments.reproduce.trial.run_trial",
         lambda *_: pytest.fail("trained again"),
     )
     assert call(*words).exit_code == 0 and (tmp_path / "sweep" / "sweep.csv").read_bytes() == table

@@ -236,8 +236,8 @@ def reproduce(
         typer.Option(
             "--dry-run",
             help=(
-                "Print the number of runs, about how long they take, and with --scale full what"
-                " would differ from the paper, without running anything."
+                "Print the number of runs, and with --scale full what would differ from the paper,"
+                " without running anything."
             ),
         ),
     ] = False,
@@ -249,7 +249,7 @@ def reproduce(
     [bold]pathspace reproduce smnist --scale full --data mnist/[/]
     [bold]pathspace reproduce claims --out docs/reproduction[/]
 
-    Finished runs are kept in runs/trials (those of optimizers in --out), so an interrupted
+    Finished runs are kept in runs/trials (those of optimizers also in --out), so an interrupted
     experiment continues there.
 
     Exit codes: 0 done, 2 bad input, 130 interrupted.
