@@ -265,11 +265,9 @@ def train(
             min=1,
             metavar="STEPS",
             help=(
-                "Number of steps between measurements of the efficiency of the chain, the drift of"
-                " conserved "
-                "quantities and the clipped steps on path values, written to diagnostics.jsonl. The"
-                " cost is shown, "
-                "and training is bitwise the same."
+                "Watch the run, and measure it every so many steps: diagnostics.csv and a page,"
+                " diagnostics.html. What goes wrong is named, the cost is shown, and training is"
+                " bitwise the same."
             ),
             show_default=False,
         ),

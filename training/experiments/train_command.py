@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from lightning_fabric import Fabric
 from rich.console import Console
 from rich.table import Table
 
+from pathspace.diagnostics import Watching, watching
 from pathspace.errors import AT_LEAST_1, SEED, InputError, expect_numbers
 from pathspace.files.writing import ensure_writable, make_folder, write_text
 
@@ -19,7 +21,6 @@ from ..checkpoint import protect_unfinished
 from ..config import write_config
 from ..history import History, Score
 from ..launch import make_fabric, rank0_errors
-from ..monitor import Monitor, Watchers
 from ..penal import penalize
 from ..progress import run_progress
 from ..recipe import Init, Recipe, Rule, prepare
@@ -213,13 +214,20 @@ def _train(
     request: TrainRequest, fabric: Fabric, task: Task, recipe: Recipe, console: Console
 ) -> bool:
     ranks.first(fabric, lambda: _prepare_files(request))
-    with one_thread(), run_progress(console, task) as begin:
+    with one_thread(), run_progress(console, task) as begin, ExitStack() as stack:
         model, optimizer = prepare(task, recipe)
-        watch, monitor = begin(recipe.optimizer), None
+        watched = None
         if request.diagnostics and fabric.is_global_zero:
-            path = request.folder / "diagnostics.jsonl"
-            monitor = Monitor(task, model, optimizer, every=request.diagnostics, path=path)
-            watch = Watchers(progress=watch, diagnostics=monitor)
+            # (a watched run counts its own steps)
+            table = request.folder / f"diagnostics{'-resumed' * request.resume}.csv"
+            watched = stack.enter_context(
+                watching(
+                    model,
+                    every=request.diagnostics,
+                    csv=table,
+                    page=table.with_suffix(".html"),
+                )
+            )
         if request.tau:
             # times the number of processes, because the penalty is a sum over examples
             # but gradients are averaged
@@ -239,7 +247,7 @@ def _train(
             augment=augmentation(request.augment),
             patience=request.patience,
             settings={**request.settings, **recipe.settings()},
-            watch=watch,
+            watch=begin(recipe.optimizer),
             fabric=fabric,
         )
         if not request.resume:
@@ -260,14 +268,15 @@ def _train(
         return False
     if fabric.is_global_zero:
         result = _result(trainer, history, score)
-        if monitor is not None:
+        if watched is not None:
             result["diagnostics"] = {
-                "rows": len(monitor.rows),
-                "seconds": monitor.seconds,
-                "notes": monitor.notes,
+                "rows": len(watched.rows),
+                "seconds": watched.seconds,
+                "causes": [str(cause) for cause in watched.causes],
+                "notes": watched.notes,
             }
         write_text(json.dumps(result, indent=2), request.json)
-        console.print(_table(task, trainer, history, score, monitor))
+        console.print(_table(task, trainer, history, score, watched))
     return True
 
 
@@ -308,7 +317,7 @@ def _table(
     trainer: Trainer,
     history: History,
     score: Score | None,
-    monitor: Monitor | None = None,
+    watched: Watching | None = None,
 ) -> Table:
     last, settings, shown = history.last, trainer.settings, trainer.record_of_weights(history)
     table = Table(
@@ -339,12 +348,10 @@ def _table(
                 "[red]diverged[/]",
                 f"the loss stopped being finite in epoch {last.epoch}; a smaller --lr may cure it",
             )
-    if monitor is not None and last is not None:
-        share = monitor.seconds / max(last.seconds, 1e-9)
-        cost = f"{len(monitor.rows)} rows in {monitor.seconds:.2f} s, {share:.0%} of the run; "
-        table.add_row(
-            "diagnostics",
-            "\n".join([f"{cost}{monitor.preparation:.2f} s of preparation", *monitor.notes]),
-        )
+    if watched is not None and last is not None:
+        share = watched.seconds / max(last.seconds, 1e-9)
+        cost = f"{len(watched.rows)} rows in {watched.seconds:.2f} s, {share:.0%} of the run; "
+        found = [f"{cost}{watched.preparation:.2f} s of preparation"]
+        table.add_row("diagnostics", "\n".join([*found, *map(str, watched.causes), *watched.notes]))
     table.add_row("files", str(trainer.folder))
     return table
