@@ -25,7 +25,7 @@ import torch
 from training_command import call, flat
 
 from pathspace.errors import InputError
-from pathspace.training.config import read_config
+from pathspace.training.experiments.config import read_config
 from pathspace.training.experiments.reproduce.trial import Outcome, Trial
 from pathspace.training.experiments.sweep import grid, ranked_points
 

@@ -309,7 +309,7 @@ def train(
     if config is not None:
         from pathspace.errors import InputError
 
-        from ..config import read_config
+        from .config import read_config
 
         read = read_config(config, TrainRequest.types())
         if read.pop("task", task) != task:

@@ -18,19 +18,19 @@ from pathspace.files.writing import ensure_writable, make_folder, write_text
 
 from .. import ranks
 from ..checkpoint import protect_unfinished
-from ..config import write_config
 from ..history import History, Score
 from ..launch import make_fabric, rank0_errors
 from ..penal import penalize
-from ..progress import run_progress
 from ..recipe import Init, Recipe, Rule, prepare
 from ..schedules import schedule
 from ..task import Task
-from ..tensorboard import TensorBoard
 from ..threads import one_thread
 from ..trainer import Trainer
 from .augment import augmentation
+from .config import write_config
+from .progress import run_progress
 from .tasks import load_task
+from .tensorboard import TensorBoard
 
 
 @dataclass(frozen=True)

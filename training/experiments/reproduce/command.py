@@ -20,7 +20,7 @@ from pathspace.files.pictures import save
 from pathspace.files.writing import ensure_writable, make_folder
 
 from ...launch import make_fabric
-from ...progress import counting
+from ..progress import counting
 from . import EXPERIMENTS, Experiment, Setting
 from .cluster import connected, run_on
 from .dry_run import show_missing

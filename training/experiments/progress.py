@@ -17,8 +17,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from .history import Tick
-from .task import Task
+from ..history import Tick
+from ..task import Task
 
 # A step can be shorter than a redraw of the bar, so updating it at every step
 # would slow training down.
