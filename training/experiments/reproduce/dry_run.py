@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from pathspace.diagnostics.wording import plural
+from pathspace.diagnostics.shared.wording import plural
 
 from .experiment import Experiment, Setting
 from .record import Record
