@@ -308,16 +308,6 @@ class Scales(ParameterScales):
         for some, reason in self.running.read(buffer):
             self.pin([some], reason)
 
-    def loop(self, weight: Weight, value: Tensor) -> Tensor:
-        """An edge from the root to the root: tail and head are one unit, so no
-        gauge changes the scalar.
-        """
-        unread = distinct(value) == NEUTRAL
-        for dim, size in enumerate(reversed(weight.shape), 1):
-            unread = unread.all(-dim, keepdim=True) if size == 1 else unread
-        self.fix(torch.where(unread, NEUTRAL, self.attach(weight)))
-        return value
-
     def product(self, *factors: tuple[int, Tensor]) -> Tensor:
         """A new id whose log-scale is the sum of those of the factors."""
         ids = [entry for _, entry in factors]
