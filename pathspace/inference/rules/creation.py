@@ -8,10 +8,17 @@ from torch import Tensor
 
 from ..registry import rule
 from ..semantics import Semantics
-from ..values import Value, constant, shape_of
+from ..values import NEUTRAL, Value, constant, shape_of
 
 
-@rule("aten.empty", "aten.empty_like", "aten.new_empty", "aten.new_empty_strided", kind="creation")
+@rule("aten.zeros_like", "aten.new_zeros", kind="creation")
+def zeros(semantics: Semantics, *args: Any, **kwargs: Any) -> Tensor:
+    """Exact zeros, which have any scale."""
+    return constant(shape_of(semantics.place.result), NEUTRAL)
+
+
+@rule("aten.empty", "aten.empty_like", "aten.new_empty", "aten.new_empty_strided", "aten.ones_like",
+      "aten.new_ones", "aten.full_like", "aten.new_full", kind="creation")  # fmt: skip
 @rule("aten.rand", "aten.randn", "aten.randint", "aten.rand_like", "aten.randn_like",
       "aten.randint_like", "aten.randperm", "aten.normal_", "aten.normal_functional",
       "aten.uniform", "aten.exponential", "aten.random", "aten.bernoulli_",

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..registry import rule
+from ..registry import rule, state
 from ..semantics import Semantics
 from ..values import Value, Weight, constant, distinct, shape_of
 from .edges import EPS, times, with_positions
@@ -188,6 +188,10 @@ def cosine_similarity(
         semantics.observe(ids)
         semantics.approximate.append(ids)
     return constant(shape_of(semantics.place.result))
+
+
+state(*(f"aten.fft_{kind}{rank}" for kind in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
+        for rank in ("", "2", "n")), kind="transform", degree=(1,), linear="jointly")  # fmt: skip
 
 
 @rule("aten._fft_r2c", "aten._fft_c2c", kind="transform", degree=(1,), linear="jointly")
