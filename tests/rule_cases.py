@@ -59,10 +59,6 @@ V, IMAGE, C3 = act(1, 2, 4), act(1, 2, 4, 4), act(1, 1, 4, 4, 4)
 Z, Q = Act((2, 3, 2), through=((aten.view_as_complex.default,),)), act(2, 3, 2)
 B, BB = act(2, 2, 2), act(2, 2, 2)
 ODD, ONE = act(5), act(1)
-ENDS, EXPERTS = (
-    torch.tensor([2, 4], dtype=torch.int32),
-    torch.randn(2, 16, 16, generator=torch.Generator().manual_seed(0)),
-)
 SPREAD = given([1.5, 0.2, 0.3], [0.1, -1.4, 0.2], [0.3, 0.2, 1.6])
 DEFINITE = given([3.0, 0.5, 0.2], [0.5, 2.0, 0.4], [0.2, 0.4, 4.0])
 TRUE, CLASSES = whole(1, 0), real([1.0, 0.0, 1.0], [0.0, 1.0, 1.0])
@@ -337,7 +333,6 @@ TABLE: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("index_put _unsafe_index_put _index_put_impl", (H, [whole(1)], act(3)), {}),
     ("fill", (H, 2.0), {}),
     ("linspace logspace", (act(), act(), 4), {"dtype": torch.float64}),
-    ("_grouped_mm", (Act((4, 16), through=((aten.to.dtype, torch.float32),)), EXPERTS, ENDS), {}),
 ]  # fmt: skip
 
 KEPT: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
@@ -405,8 +400,6 @@ SPARSE: dict[str, tuple[str, tuple[torch.Tensor, ...]]] = {
     "_sparse_mm": ("mm", (MATRIX, FULL)),
     "_sparse_addmm": ("addmm", (FULL, MATRIX, FULL)),
 }
-# marks of libraries that are not operations of torch
-MARKS = {"transformers.grouped_mm_fallback": "_grouped_mm"}
 
 
 # other forms of operations, which have to be sound, and for some of which it is known

@@ -46,8 +46,6 @@ class Scales(ParameterScales):
         self._tied: dict[Memory, tuple[Tensor, Tensor]] = {}
         self._tied_at: set[int] = set()
         self._powers = Powers()
-        # operation -> its operand ids, its result ids, and the captured graph
-        self._made: dict[tuple[Any, ...], list[tuple[Tensor, Tensor, Any]]] = {}
         self.cuts: list[Tensor] = []
         self.observes = False
         # operations that read a constant -> the number of their pin
@@ -158,7 +156,7 @@ class Scales(ParameterScales):
             # the summands share one scale, so one power after the sum is enough
             base, exponent = power
             return self.product((exponent, self.reduce(base, dims, keepdim)))
-        ids = self._coarse(value, dims)
+        ids = self.activation(value)
         wanted = sorted({dim % ids.dim() for dim in dims if ids.dim()}, reverse=True)
         ids = self._representative(ids, wanted)
         if not keepdim:
@@ -200,17 +198,7 @@ class Scales(ParameterScales):
         if void is not None and bool(void.all()):
             return constant(out, NEUTRAL)
         sizes = tuple(full[dim] if varies[dim] and dim not in reduced else 1 for dim in range(rank))
-        view = (
-            weight.name,
-            tuple(weight.shape),
-            weight.index.stride(),
-            weight.index.storage_offset(),
-        )
-        small, again = distinct(tail), weight.name is not None and weight.name not in self.virtual
-        head = self._same((*view, sizes), small) if again else None
-        if head is None:
-            head = self.equations.fresh(sizes)
-            self._made.setdefault((*view, sizes), []).append((small, head, self.graph))
+        head = self.equations.fresh(sizes)
         self.flows.use(use_of(weight, tail, head))
         if void is not None:
             # the head of exact zeros only (masked scalars) is an exact zero
@@ -227,22 +215,6 @@ class Scales(ParameterScales):
         for dim in sorted(reduced, reverse=True):
             result = result.select(dim, 0)
         return result
-
-    def _same(self, key: tuple[Any, ...], operand: Tensor) -> Tensor | None:
-        """The result of the same operation on the same ids in another capture,
-        which has the same scales.
-        """
-        entries = self._made.get(key, [])
-        for place, (before, made, graph) in enumerate(entries):
-            if (
-                graph is not self.graph
-                and before.shape == operand.shape
-                and torch.equal(before, operand)
-            ):
-                # each entry represents one use in every capture
-                entries[place] = before, made, self.graph
-                return made
-        return None
 
     def _baseline(
         self, ids: Tensor, free: Sequence[int], kept: Sequence[int]
@@ -323,14 +295,10 @@ class Scales(ParameterScales):
         ]
         small = [entry[tuple(slice(0, n) for n in sizes)] for entry in wide]
         rows, which = distinct_columns(torch.stack([entry.reshape(-1) for entry in small]))
-        key = (self.place.node and self.place.node.name, *(power for power, _ in factors))
-        out = self._same(key, rows)
-        if out is None:
-            out = self.equations.fresh((rows.shape[1],))
-            self.equations.relate(
-                (1, out), *((-power, row) for (power, _), row in zip(factors, rows, strict=True))
-            )
-            self._made.setdefault(key, []).append((rows, out, self.graph))
+        out = self.equations.fresh((rows.shape[1],))
+        self.equations.relate(
+            (1, out), *((-power, row) for (power, _), row in zip(factors, rows, strict=True))
+        )
         for row in rows:
             self.flows.into(row, out)
         # exact zeros are unchanged

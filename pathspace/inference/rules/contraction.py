@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..registry import rule, state
 from ..semantics import Semantics
-from ..values import NEUTRAL, Value, Weight, along, broadcast_shape, constant, distinct
+from ..values import Value, Weight, broadcast_shape, constant
 from .edges import LARGEST, combination_count, edges, has_fixed_scale, times
 
 # properties of every bilinear sum of products
@@ -54,46 +53,10 @@ def contract_ids(semantics: Semantics, left: Tensor, right: Tensor, dims: Sequen
             left = semantics.reduce(left, [dim], keepdim=True).expand(full)
     if combination_count(left, right) <= LARGEST:
         return semantics.reduce(times(semantics, left, right), summed)
-    kept = [_not_zero(left, right, dim) for dim in range(len(full))]
-    if any(len(places) < n for places, n in zip(kept, full, strict=True)):
-        return _contract_kept(semantics, left, right, summed, kept)
     semantics.pin(
         [left, right], "a product of activations whose scales vary in too many ways to follow"
     )
     return constant([n for d, n in enumerate(full) if d not in summed])
-
-
-def _not_zero(left: Tensor, right: Tensor, dim: int) -> Tensor:
-    """The positions along a dimension at which neither operand has only exact zeros."""
-    kept = torch.ones(left.shape[dim], dtype=torch.bool)
-    for ids in (left, right):
-        kept = kept & ~(distinct(ids) == NEUTRAL).movedim(dim, 0).flatten(1).all(1)
-    return kept.nonzero().flatten()
-
-
-def _contract_kept(
-    semantics: Semantics, left: Tensor, right: Tensor, summed: set[int], kept: list[Tensor]
-) -> Tensor:
-    """The same at the ``kept`` positions of every dimension; elsewhere the
-    products are exact zeros.
-    """
-    full, rest = left.shape, [dim for dim in range(left.dim()) if dim not in summed]
-    if any(not len(places) for places in kept):
-        return constant([full[dim] for dim in rest], NEUTRAL)
-    for dim, places in enumerate(kept):
-        left, right = (
-            along(lambda t, d=dim, k=places: t.index_select(d, k), ids, [dim])  # type: ignore[misc]
-            for ids in (left, right)
-        )
-    out = contract_ids(semantics, left, right, sorted(summed))
-
-    def widened(t: Tensor, dim: int, size: int, places: Tensor) -> Tensor:
-        zeros = torch.full([size if d == dim else n for d, n in enumerate(t.shape)], NEUTRAL)
-        return zeros.index_copy(dim, places, t)
-
-    for dim, old in enumerate(rest):
-        out = along(lambda t, d=dim, o=old: widened(t, d, full[o], kept[o]), out, [dim])  # type: ignore[misc]
-    return out
 
 
 @rule("aten.linear", **BILINEAR, bias=2)
