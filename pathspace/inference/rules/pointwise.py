@@ -286,7 +286,18 @@ def hardtanh(semantics: Semantics, x: Value, low: float = -1.0, high: float = 1.
     return bounded(semantics, x, low, high, "not positively homogeneous")
 
 
-state("aten.prelu", "aten._prelu_kernel", "aten.threshold", kind="activation", elementwise=True)
+@rule("aten.threshold", kind="activation", elementwise=True)
+def threshold(semantics: Semantics, x: Value, bound: float, value: float) -> Tensor:
+    """``x if x > bound else value``: homogeneous for bound 0 and value 0 or
+    infinity, and without a bound.
+    """
+    ids = semantics.activation(x)
+    if bound == -float("inf") or (bound == 0 and value in (0, *INFINITE)):
+        return ids
+    return semantics.opaque([ids], "a threshold is not homogeneous")
+
+
+state("aten.prelu", "aten._prelu_kernel", kind="activation", elementwise=True)
 state("aten.addcmul", kind="combination", degree=(1, 1), linear="each", elementwise=True, bias=0)
 state("aten.glu", kind="gate")
 
