@@ -217,10 +217,6 @@ class Semantics(ABC):
         """A buffer is used as data, so that it must not be rescaled; only for scales."""
 
     @abstractmethod
-    def loop(self, weight: Weight, value: Tensor) -> Tensor:
-        """``value + weight * value``: an edge from every element to itself, for any scale."""
-
-    @abstractmethod
     def gathered(self, weight: Weight, rows: Sequence[int], node: object) -> Weight | None:
         """Rows of a table (dimension 0 of ``weight``) selected by data.
 

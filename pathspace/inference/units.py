@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from ..capture.captured import place as node_place
 from ..graph.parts import Pin
 from .eps_detection import constant_behind
 from .parameter_scales import ParameterScales, RunningStatistics
-from .records import Memory, Powers, distinct_columns, expanded_ids, memory, use_of
+from .records import Powers, distinct_columns, use_of
 from .registry import facts_of, operation_name
 from .values import (
     NEUTRAL,
@@ -42,26 +41,11 @@ class Scales(ParameterScales):
     def __init__(self, offsets: dict[str, int], shapes: dict[str, tuple[int, ...]]) -> None:
         super().__init__(offsets, shapes)
         self.running = RunningStatistics(self.equations)
-        # memory of ids -> these ids, and fewer ids with the same scales
-        self._tied: dict[Memory, tuple[Tensor, Tensor]] = {}
-        self._tied_at: set[int] = set()
         self._powers = Powers()
-        # operation -> its operand ids, its result ids, and the captured graph
-        self._made: dict[tuple[Any, ...], list[tuple[Tensor, Tensor, Any]]] = {}
         self.cuts: list[Tensor] = []
         self.observes = False
         # operations that read a constant -> the number of their pin
         self._constants: dict[tuple[str, str, str, str], int] = {}
-
-    def activation(self, value: Any) -> Tensor:
-        """Any value as an activation; ids known to be equal are replaced by one of them."""
-        ids = super().activation(value)
-        held = self._tied.get(memory(ids)) if ids.data_ptr() in self._tied_at else None
-        if held is None:
-            return ids
-        # (what is read of the representatives is read of all the ids)
-        self.flows.into(distinct(held[0]), distinct(held[1].expand(held[0].shape)))
-        return expanded_ids(held[1], ids.shape)
 
     def join(self, *values: Value) -> Tensor:
         """Unify the operands elementwise."""
@@ -85,7 +69,7 @@ class Scales(ParameterScales):
             if isinstance(value, Weight):
                 parameters = True
             else:
-                forms = (value, self.activation(value), self._powers.base(value))
+                forms = value, self._powers.base(value)
                 known += [distinct(ids).reshape(-1).abs() for ids in forms]
 
         def test(ids: Tensor) -> bool:
@@ -115,9 +99,6 @@ class Scales(ParameterScales):
         first = first.expand([1 if dim in wanted else size for dim, size in enumerate(ids.shape)])
         if differ:
             self._flow(ids, first)
-            if not has_zeros(few):
-                self._tied[memory(ids)] = ids, first
-                self._tied_at.add(ids.data_ptr())
         return first
 
     def _flow(self, source: Tensor, target: Tensor) -> None:
@@ -158,7 +139,7 @@ class Scales(ParameterScales):
             # the summands share one scale, so one power after the sum is enough
             base, exponent = power
             return self.product((exponent, self.reduce(base, dims, keepdim)))
-        ids = self._coarse(value, dims)
+        ids = self.activation(value)
         wanted = sorted({dim % ids.dim() for dim in dims if ids.dim()}, reverse=True)
         ids = self._representative(ids, wanted)
         if not keepdim:
@@ -200,17 +181,7 @@ class Scales(ParameterScales):
         if void is not None and bool(void.all()):
             return constant(out, NEUTRAL)
         sizes = tuple(full[dim] if varies[dim] and dim not in reduced else 1 for dim in range(rank))
-        view = (
-            weight.name,
-            tuple(weight.shape),
-            weight.index.stride(),
-            weight.index.storage_offset(),
-        )
-        small, again = distinct(tail), weight.name is not None and weight.name not in self.virtual
-        head = self._same((*view, sizes), small) if again else None
-        if head is None:
-            head = self.equations.fresh(sizes)
-            self._made.setdefault((*view, sizes), []).append((small, head, self.graph))
+        head = self.equations.fresh(sizes)
         self.flows.use(use_of(weight, tail, head))
         if void is not None:
             # the head of exact zeros only (masked scalars) is an exact zero
@@ -227,22 +198,6 @@ class Scales(ParameterScales):
         for dim in sorted(reduced, reverse=True):
             result = result.select(dim, 0)
         return result
-
-    def _same(self, key: tuple[Any, ...], operand: Tensor) -> Tensor | None:
-        """The result of the same operation on the same ids in another capture,
-        which has the same scales.
-        """
-        entries = self._made.get(key, [])
-        for place, (before, made, graph) in enumerate(entries):
-            if (
-                graph is not self.graph
-                and before.shape == operand.shape
-                and torch.equal(before, operand)
-            ):
-                # each entry represents one use in every capture
-                entries[place] = before, made, self.graph
-                return made
-        return None
 
     def _baseline(
         self, ids: Tensor, free: Sequence[int], kept: Sequence[int]
@@ -308,16 +263,6 @@ class Scales(ParameterScales):
         for some, reason in self.running.read(buffer):
             self.pin([some], reason)
 
-    def loop(self, weight: Weight, value: Tensor) -> Tensor:
-        """An edge from the root to the root: tail and head are one unit, so no
-        gauge changes the scalar.
-        """
-        unread = distinct(value) == NEUTRAL
-        for dim, size in enumerate(reversed(weight.shape), 1):
-            unread = unread.all(-dim, keepdim=True) if size == 1 else unread
-        self.fix(torch.where(unread, NEUTRAL, self.attach(weight)))
-        return value
-
     def product(self, *factors: tuple[int, Tensor]) -> Tensor:
         """A new id whose log-scale is the sum of those of the factors."""
         ids = [entry for _, entry in factors]
@@ -333,14 +278,10 @@ class Scales(ParameterScales):
         ]
         small = [entry[tuple(slice(0, n) for n in sizes)] for entry in wide]
         rows, which = distinct_columns(torch.stack([entry.reshape(-1) for entry in small]))
-        key = (self.place.node and self.place.node.name, *(power for power, _ in factors))
-        out = self._same(key, rows)
-        if out is None:
-            out = self.equations.fresh((rows.shape[1],))
-            self.equations.relate(
-                (1, out), *((-power, row) for (power, _), row in zip(factors, rows, strict=True))
-            )
-            self._made.setdefault(key, []).append((rows, out, self.graph))
+        out = self.equations.fresh((rows.shape[1],))
+        self.equations.relate(
+            (1, out), *((-power, row) for (power, _), row in zip(factors, rows, strict=True))
+        )
         for row in rows:
             self.flows.into(row, out)
         # exact zeros are unchanged

@@ -209,9 +209,8 @@ def of_eps(facts: Facts) -> str:
     """What an operation does to the eps of a divisor."""
     if facts.kind in eps_detection.MOVEMENTS | eps_detection.DIVISORS or facts.kind == "power":
         return "keeps a divisor"
-    if facts.kind == "quotient" or (facts.linear == "each" and facts.bias is None):
-        return "divides, or is divided"
-    return "may be infinite" if facts.infinite else ""
+    divides = facts.kind == "quotient" or (facts.linear == "each" and facts.bias is None)
+    return "divides, or is divided" if divides else ""
 
 
 def of_dataflow(facts: Facts) -> str:
@@ -256,9 +255,8 @@ def operations_page() -> str:
     """Operations of which the same is stated in one row, by kind."""
     own: dict[Facts, set[str]] = defaultdict(set)
     for name, facts in FACTS.items():
-        if RULES.get(name) is not None and RULES[name].__module__.startswith(
-            "pathspace.inference.rules."
-        ):
+        own_rule = name not in RULES or "pathspace.inference.rules." in RULES[name].__module__
+        if name and own_rule:
             own[facts].add(name.removeprefix("aten.").rstrip("_").removesuffix("_copy"))
     lines = [INTRODUCTION, "## Kinds\n"]
     lines += [
