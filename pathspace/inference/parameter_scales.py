@@ -41,7 +41,7 @@ class Gather:
 
 
 class ParameterScales(Semantics):
-    """The primitives of :class:`~pathspace.inference.units.Scales` that concern parameters."""
+    """The primitives of :class:`~pathspace.inference.scales.Scales` that concern parameters."""
 
     def __init__(self, offsets: dict[str, int], shapes: dict[str, tuple[int, ...]]) -> None:
         super().__init__(offsets, shapes)

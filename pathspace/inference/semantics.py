@@ -1,7 +1,7 @@
 """The primitives in which all rules are written.
 
 Every rule is written once in these primitives. Three interpretations define them:
-:class:`~pathspace.inference.units.Scales` (which elements share a scale: the reduction graph),
+:class:`~pathspace.inference.scales.Scales` (which elements share a scale: the reduction graph),
 :class:`~pathspace.inference.unrolled.Unrolled` (the network unrolled over time and depth, for path
 enumeration) and :class:`~pathspace.inference.channels.Channels` (which elements form one channel).
 """

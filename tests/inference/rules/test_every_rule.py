@@ -42,8 +42,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pathspace.inference.registry import RULES
+from pathspace.inference.scales import Scales
 from pathspace.inference.semantics import Place
-from pathspace.inference.units import Scales
 from pathspace.inference.values import NEUTRAL, ROOT
 
 # what a normalisation saves for its backward pass comes after its result
