@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from compositions import built, examined, inputs, planned, shrunk
@@ -32,15 +30,15 @@ def test_a_seed_gives_one_network() -> None:
 
 def test_a_tie_that_is_not_recorded_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ids that stand for others, without a flow from these, make weights behind them unused."""
-    activation = Scales.activation
+    product = Scales.product
 
-    def forgetful(scales: Scales, value: Any) -> torch.Tensor:
+    def forgetful(scales: Scales, *factors: tuple[int, torch.Tensor]) -> torch.Tensor:
         with monkeypatch.context() as patch:
             patch.setattr(scales.flows, "into", lambda *_: None)
-            return activation(scales, value)
+            return product(scales, *factors)
 
-    monkeypatch.setattr(Scales, "activation", forgetful)
-    plan = planned(24)
+    monkeypatch.setattr(Scales, "product", forgetful)
+    plan = planned(1)
     assert examined(plan, alike=False).unsound
     less = shrunk(plan, lambda found: found.unsound)
     assert len(less.motifs) <= 2 and examined(less, alike=False).unsound
