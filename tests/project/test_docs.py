@@ -260,7 +260,7 @@ INTRODUCTION = """# Table of operations
 
 These operations of a captured graph have a rule (in-place and other variants under one name, without `aten.`). All
 others are pinned and listed. The table says what the registry states of each operation beyond its rule, and what its
-readers make of it. An empty cell means "not stated". Constants that are added (a margin, a number) do not count for
+readers make of it. An empty cell makes no statement. Constants that are added (a margin, a number) do not count for
 "linear". One degree stands for all activations together, several for one operand each.
 
 The page is generated, and a test compares every statement with torch. Scales, unrolled paths and the proofs of symmetry
