@@ -19,11 +19,11 @@ from .capture.sizes import GROWTHS, recapture, sentence, thin
 from .errors import InputError
 from .graph.parts import Pin, owner
 from .graph.structure import LOG_2, Structure
-from .inference.build import build_graph, ends_of, unused_in_part
 from .inference.interpreter import interpret
 from .inference.reasons import Reason, reasons
 from .inference.relations import Relations
-from .inference.units import Scales
+from .inference.scales import Scales
+from .inference.units import build_graph, ends_of, unused_in_part
 from .inference.unrolled import unroll
 from .models.inputs import arranged, describe_inputs
 from .models.values import on_cpu
@@ -265,7 +265,7 @@ def _traced(
 
 @dataclass(frozen=True)
 class _Interpretation:
-    """The state of an interpretation that :func:`pathspace.inference.build.build_graph` changes.
+    """The state of an interpretation that :func:`pathspace.inference.units.build_graph` changes.
 
     Attributes:
         equations: equations between scales.

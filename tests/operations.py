@@ -20,9 +20,9 @@ from torch.utils import _pytree as pytree
 
 import pathspace.fitting.clips  # noqa: F401  (it brings the rule of lifted clips)
 from pathspace.capture.captured import Captured
-from pathspace.inference.build import build_graph
 from pathspace.inference.interpreter import interpret
-from pathspace.inference.units import Scales
+from pathspace.inference.scales import Scales
+from pathspace.inference.units import build_graph
 from pathspace.reduction import ReductionGraph
 
 aten = torch.ops.aten

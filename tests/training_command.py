@@ -13,14 +13,14 @@ import typer
 from torch import Tensor, nn
 from typer.testing import CliRunner, Result
 
-import pathspace.training.cli
+import pathspace.training.experiments.cli
 from pathspace.cli.errors import ErrorSentenceGroup
 from pathspace.training.experiments.tasks import load_task
 from pathspace.training.history import EpochRecord, History, Tick
 from pathspace.training.task import Split, Task
 
 app = typer.Typer(cls=ErrorSentenceGroup, rich_markup_mode="rich")
-pathspace.training.cli.register(app)
+pathspace.training.experiments.cli.register(app)
 
 
 def call(*words: object) -> Result:

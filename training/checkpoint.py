@@ -1,4 +1,4 @@
-"""Checkpoints: everything the next step depends on, so that a resumed run
+"""The files of a run. Its checkpoint is everything the next step depends on, so that a resumed run
 equals one never interrupted.
 """
 
@@ -17,11 +17,10 @@ import torch
 from lightning_fabric import Fabric
 
 from pathspace.errors import InputError
-from pathspace.files.writing import replacing
+from pathspace.files.writing import make_folder, replacing
 
 from . import ranks
-from .history import EpochRecord, History, Partial
-from .stopping import exhausted
+from .history import EpochRecord, History, Partial, exhausted
 
 FORMAT = 4
 CONTENTS = (
@@ -30,71 +29,102 @@ CONTENTS = (
 )
 
 
-def save_checkpoint(fabric: Fabric, path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
-    """Write a checkpoint beside ``path`` and rename it, so that a crash
-    never costs the previous one.
+class RunFolder:
+    """The folder of a run; without a path nothing is written.
+
+    The first process writes every file under a temporary name and renames it, so that a crash never
+    costs the previous one.
 
     Args:
-        fabric: the processes; the first of them writes.
-        path: the file.
-        state: the keys of ``CONTENTS`` and ``"penal_steps"``, the steps of schedules of penal
-            connections, which files of earlier versions lack. Plain values: the settings of the
-            run, the number of epochs, the patience, the records so far and the part of an epoch
-            after them. States: those of the module now and after its best epoch, of optimizer, loss
-            scaler and watcher. Random states: that of the order of the batches at the start of the
-            current epoch, and all others now, for every process (:func:`noise_state`).
+        fabric: the processes.
+        path: the folder, created if it does not exist; ``None`` for a run without files.
 
     Raises:
-        InputError: the file cannot be written.
+        InputError: the folder cannot be created.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as place:
+        ...     folder = RunFolder(Fabric(accelerator="cpu", devices=1), f"{place}/run")
+        ...     folder.write_metrics(History(), "error")
+        ...     sorted(path.name for path in folder.path.iterdir())
+        ['metrics.csv', 'metrics.jsonl']
     """
-    ranks.first(fabric, lambda: write_tensors(path, {"format": FORMAT, **state}))
 
+    def __init__(self, fabric: Fabric, path: str | os.PathLike[str] | None) -> None:
+        self.fabric = fabric
+        self.path = None if path is None else ranks.first(fabric, lambda: make_folder(path))
 
-def write_tensors(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
-    """Write tensors and plain values as one file; an existing file is replaced
-    completely or not at all.
+    @property
+    def checkpoint(self) -> Path | None:
+        """The checkpoint's path, ``None`` without a folder."""
+        return None if self.path is None else self.path / "checkpoint.pt"
 
-    Args:
-        path: the file.
-        state: the argument of ``torch.save``.
+    def write_metrics(self, history: History, metric_name: str) -> None:
+        """Write ``metrics.csv`` and ``metrics.jsonl``.
 
-    Raises:
-        InputError: the file cannot be written.
-    """
-    # (in memory first, because torch reports a full disk by a special error)
-    buffer = io.BytesIO()
-    torch.save(dict(state), buffer)
-    with replacing(path) as temporary:
-        temporary.write_bytes(buffer.getbuffer())
+        Args:
+            history: the epochs so far.
+            metric_name: the name of the metric.
 
-
-def load_checkpoint(
-    fabric: Fabric, path: str | os.PathLike[str], settings: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Read a checkpoint and make sure that it belongs to this run.
-
-    Args:
-        fabric: the processes; the first of them reads.
-        path: the file.
-        settings: the settings of this run, which must be those of the checkpoint.
-
-    Returns:
-        The saved state; modules and optimizers as state dictionaries.
-
-    Raises:
-        InputError: there is no such file, it is damaged, or it was written by a
-            run with other settings.
-    """
-    state = ranks.first(fabric, lambda: _read(path))
-    saved = state["settings"]
-    for key in sorted({*saved, *settings}):
-        if saved.get(key) != settings.get(key):
-            raise InputError(
-                f"The checkpoint '{path}' was written with {key} = {saved.get(key)}, this run asks"
-                f" for {key} = {settings.get(key)}; resume with the same settings or choose another"
-                " folder."
+        Raises:
+            InputError: a file cannot be written.
+        """
+        path = self.path
+        if path is not None:
+            ranks.first(self.fabric, lambda: history.write_csv(path / "metrics.csv", metric_name))
+            ranks.first(
+                self.fabric, lambda: history.write_jsonl(path / "metrics.jsonl", metric_name)
             )
-    return state
+
+    def write(self, name: str, state: Mapping[str, Any]) -> None:
+        """Write tensors and plain values.
+
+        Args:
+            name: ``best.pt``, or ``checkpoint.pt`` with a ``"format"``, ``CONTENTS`` and
+                ``"penal_steps"``, the steps of schedules of penal connections, which files of
+                earlier versions lack. Plain values: the settings of the run, the number of epochs,
+                the patience, the records so far and the part of an epoch after them. States: those
+                of the module now and after its best epoch, of optimizer, loss scaler and watcher.
+                Random states: that of the order of the batches at the start of the current epoch,
+                and all others now, for every process (:func:`noise_state`).
+            state: by name.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        path = self.path
+        if path is not None:
+            ranks.first(self.fabric, lambda: _write(path / name, state))
+
+    def load(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Read ``checkpoint.pt`` and make sure that it belongs to this run.
+
+        Args:
+            settings: the settings of this run, which must be those of the checkpoint.
+
+        Returns:
+            The saved state; modules and optimizers as state dictionaries.
+
+        Raises:
+            InputError: there is no checkpoint, it is damaged, or it was written by a
+                run with other settings.
+        """
+        path = self.checkpoint
+        if path is None:
+            raise InputError(
+                "A run without a folder has no checkpoint to resume from; give it a folder."
+            )
+        state = ranks.first(self.fabric, lambda: _read(path))
+        saved = state["settings"]
+        for key in sorted({*saved, *settings}):
+            if saved.get(key) != settings.get(key):
+                raise InputError(
+                    f"The checkpoint '{path}' was written with {key} = {saved.get(key)}, this run"
+                    f" asks for {key} = {settings.get(key)}; resume with the same settings or"
+                    " choose another folder."
+                )
+        return state
 
 
 def protect_unfinished(path: str | os.PathLike[str]) -> None:
@@ -118,6 +148,14 @@ def protect_unfinished(path: str | os.PathLike[str]) -> None:
             f" epochs{f' and {more} steps' if more else ''}; add --resume to continue it,"
             " --overwrite to start a new run, or choose another --out."
         )
+
+
+def _write(path: Path, state: Mapping[str, Any]) -> None:
+    # (in memory first, because torch reports a full disk by a special error)
+    buffer = io.BytesIO()
+    torch.save(dict(state), buffer)
+    with replacing(path) as temporary:
+        temporary.write_bytes(buffer.getbuffer())
 
 
 def _read(path: str | os.PathLike[str]) -> dict[str, Any]:

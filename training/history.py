@@ -1,4 +1,4 @@
-"""The progress and the results of a run: one record per epoch, and the table of all records."""
+"""The progress and the results of a run: one record per epoch, the best one, and their table."""
 
 from __future__ import annotations
 
@@ -159,6 +159,58 @@ class History:
         """
         with replacing(path) as temporary:
             append_lines(temporary, plain(self.rows(metric_name)))
+
+
+def best_record(history: History) -> EpochRecord | None:
+    """Return the record with the lowest validation metric, and the first of equal ones.
+
+    Args:
+        history: the epochs of a run.
+
+    Returns:
+        The record; ``None`` if no epoch has a finite loss.
+
+    Example:
+        >>> records = tuple(
+        ...     EpochRecord(i + 1, i, 0.5, 0.5, metric, 0.0)
+        ...     for i, metric in enumerate((0.3, 0.2, 0.2))
+        ... )
+        >>> best_record(History(records)).epoch
+        2
+    """
+    sound = [
+        record
+        for record in history.records
+        if record.finite and record.valid_metric == record.valid_metric
+    ]
+    return min(sound, key=lambda record: record.valid_metric, default=None)
+
+
+def exhausted(history: History, patience: int | None) -> bool:
+    """Whether the metric has not improved for ``patience`` epochs.
+
+    This depends only on the records, so that a resumed run stops at the same epoch
+    as an uninterrupted one.
+
+    Args:
+        history: the epochs of a run.
+        patience: allowed number of epochs without improvement; ``None`` for no limit.
+
+    Example:
+        >>> records = tuple(
+        ...     EpochRecord(i + 1, i, 0.5, 0.5, metric, 0.0)
+        ...     for i, metric in enumerate((0.3, 0.2, 0.2))
+        ... )
+        >>> exhausted(History(records), 1), exhausted(History(records), 2)
+        (True, False)
+    """
+    best, last = best_record(history), history.last
+    return (
+        patience is not None
+        and best is not None
+        and last is not None
+        and last.epoch - best.epoch >= patience
+    )
 
 
 def _columns(metric_name: str) -> list[str]:

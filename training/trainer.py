@@ -32,11 +32,9 @@ from pathspace.errors import (
 
 from . import ranks
 from .batches import Batches
-from .checkpoint import noise_state, restore_noise
-from .folder import RunFolder
-from .history import EpochRecord, History, Partial, Score, Tick
+from .checkpoint import FORMAT, RunFolder, noise_state, restore_noise
+from .history import EpochRecord, History, Partial, Score, Tick, best_record, exhausted
 from .recipe import UNFIT
-from .stopping import BestWeights, best_record, exhausted
 from .task import Split, Task
 
 EVALUATION_BATCH = 1024
@@ -154,7 +152,8 @@ class Trainer:
         if patience is not None:
             # (a resumed run may have another patience, but the best weights must have been kept)
             self.settings["early_stopping"] = True
-        self.patience, self.best = patience, BestWeights()
+        self.patience = patience
+        self._best: dict[str, Any] | None = None
         self.watch, self.checkpoint_every = watch, checkpoint_every
         self.checkpoint_seconds, self._saved = checkpoint_seconds, time.monotonic()
         self.augment = augment
@@ -206,11 +205,7 @@ class Trainer:
             # different noise for every process; the first has that of a single process
             torch.manual_seed(self.seed + self.fabric.global_rank * 2**32)
             self._order.manual_seed(self.seed)
-            self._epoch_order, self._partial, self.best = (
-                self._order.get_state(),
-                Partial(),
-                BestWeights(),
-            )
+            self._epoch_order, self._partial, self._best = self._order.get_state(), Partial(), None
             history = self._restore() if resume else History()
             while not (
                 len(history.records) >= self.epochs
@@ -223,9 +218,9 @@ class Trainer:
                     Partial(seconds=history.records[-1].seconds),
                 )
                 self._write(history)
-        if self.best.kept is not None and not history.diverged:
-            self.model.load_state_dict(self.best.kept["model"])
-            self._files.write_best(self.best.kept)
+        if self._best is not None and not history.diverged:
+            self.model.load_state_dict(self._best["model"])
+            self._files.write("best.pt", self._best)
         return history
 
     def record_of_weights(self, history: History) -> EpochRecord | None:
@@ -371,12 +366,12 @@ class Trainer:
         self.fabric.log_dict(
             {k: v for k, v in row.items() if k not in ("step", "status")}, step=row["step"]
         )
-        if (
-            self.patience is not None
-            and self.best.offer(history, self.model.state_dict())
-            and self.best.kept
-        ):
-            self._files.write_best(self.best.kept)
+        best = best_record(history)
+        if self.patience is not None and best is not None and best is history.last:
+            weights = self.model.state_dict()
+            copy = {name: value.detach().cpu().clone() for name, value in weights.items()}
+            self._best = {"epoch": best.epoch, "metric": best.valid_metric, "model": copy}
+            self._files.write("best.pt", self._best)
         if not history.diverged:
             # otherwise keep the checkpoint of the last epoch or step with finite losses
             self._save(history, self._partial)
@@ -386,13 +381,14 @@ class Trainer:
             return
         remember = getattr(self.watch, "state_dict", None)
         state = {
+            "format": FORMAT,
             "settings": self.settings,
             "epochs": self.epochs,
             "patience": self.patience,
             "records": [asdict(record) for record in history.records],
             "partial": asdict(done),
             "model": self.model.state_dict(),
-            "best": self.best.kept,
+            "best": self._best,
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.fabric.strategy.precision.state_dict(),
             "order": self._epoch_order,
@@ -400,7 +396,7 @@ class Trainer:
             "watch": remember() if remember else None,
             "penal_steps": schedule_steps(self.model.module),
         }
-        self._files.save(state)
+        self._files.write("checkpoint.pt", state)
         self._saved = time.monotonic()
 
     def _restore(self) -> History:
@@ -431,7 +427,7 @@ class Trainer:
     def _take_over(self, state: Mapping[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.best.kept = state["best"]
+        self._best = state["best"]
         self.fabric.strategy.precision.load_state_dict(state["scaler"])
         self._order.set_state(state["order"])
         if self.fabric.global_rank < len(state["noise"]):

@@ -1,3 +1,4 @@
+# needs: sklearn
 # %% [markdown]
 # # Train a CNN so that scales do not matter
 #

@@ -1,3 +1,4 @@
+# needs: sklearn
 # %% [markdown]
 # # Train an RNN in path space
 #

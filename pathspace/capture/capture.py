@@ -142,7 +142,7 @@ def _captured(model: nn.Module, fake: FakeModel, found: Recorder) -> Captured:
     graph.eliminate_dead_code()
     graph.lint()
     found.module.graph = graph
-    buffers = every_tensor(model, "_buffers") | fake.values
+    buffers = every_tensor(model, "_buffers")
     return Captured(
         found.module,
         sources,

@@ -35,7 +35,7 @@ from ..models.inputs import opened
 from ..models.isolation import quiet
 from ..models.modes import as_written
 from ..models.stand_in import make_recordable, outputs_of
-from ..models.values import LARGEST_BUFFER, has_values, initialise, unsharded
+from ..models.values import has_values, unsharded
 from ..models.walk import every_module, every_path, every_tensor, holders
 from .known import KnownNumbers
 from .packed import PaddedSequences, equal_steps
@@ -58,7 +58,7 @@ class FakeModel:
 
     Attributes:
         fakes: id of a tensor of the model -> the tensor in its place.
-        values: buffer name -> its value: the model's own, or what its initialisation computes.
+        values: buffer name -> the buffer, if it has values.
 
     Example:
         >>> import torch
@@ -87,12 +87,6 @@ class FakeModel:
         for buffer in buffers.values() if numbers else ():
             if buffer.numel() == 1 and has_values(buffer):
                 fakes[id(buffer)].constant = buffer.detach().clone()
-        # what the initialisation of a module computes, where the model has shapes only
-        made = {
-            id(each): torch.empty(each.shape, dtype=each.dtype)
-            for each in buffers.values()
-            if not has_values(each) and each.numel() <= LARGEST_BUFFER
-        }
         # (modules that torch does not register keep the model's own tensors, as constants)
         shared = {
             id(each): each
@@ -100,28 +94,12 @@ class FakeModel:
             for each in (*module._parameters.values(), *module._buffers.values())
             if each is not None
         }
-        self.module = safe_deepcopy(model, share_tensors=True, replaced={**shared, **fakes, **made})
+        self.module = safe_deepcopy(model, share_tensors=True, replaced={**shared, **fakes})
         make_recordable(self.module)
         for module in every_module(self.module):
             if isinstance(module, nn.RNNBase):
                 module.register_forward_pre_hook(equal_steps)
-        if made:
-            new = set(map(id, made.values()))
-            modules = every_module(self.module)
-            initialise(
-                self.module,
-                {id(module) for module in modules if new & set(map(id, module._buffers.values()))},
-            )
-        self.values: dict[str, Tensor] = {}
-        for name, buffer in buffers.items():
-            value = made.get(id(buffer), buffer)
-            if has_values(value) and (value is buffer or value._version):
-                self.values[name] = value
-        for module in every_module(self.module) if made else ():
-            for key, held in module._buffers.items():
-                number = next((n for n, each in made.items() if each is held), None)
-                if number is not None:
-                    module._buffers[key] = fakes[number]
+        self.values = {name: buffer for name, buffer in buffers.items() if has_values(buffer)}
 
     def fake(self, value: Any) -> Any:
         """A tensor without values in place of another one; other values as they are."""

@@ -77,12 +77,15 @@ def load_extensions() -> None:
     """Let other packages add commands through the entry point group ``pathspace.commands``.
 
     Each entry point names a function ``register(app: typer.Typer) -> None``. One that fails is
-    reported in a sentence, and the other commands go on working.
+    reported in a sentence, and the other commands go on working. The laboratory is part of a
+    checkout alone: a package that is not there has no commands.
     """
     for point in sorted(entry_points(group=_GROUP), key=lambda point: point.name):
         try:
             point.load()(app)
         except Exception as error:
+            if isinstance(error, ModuleNotFoundError) and point.module.startswith(str(error.name)):
+                continue
             if "--debug" in sys.argv:
                 traceback.print_exception(error, file=sys.stderr)
             reason = f"{type(error).__name__} ({' '.join(str(error).split())})"

@@ -17,9 +17,9 @@ from ..capture.captured import Captured
 from ..errors import InputError, PathspaceError, UnsupportedError, expect_arguments, first_line
 from ..inference.interpreter import interpret
 from ..inference.registry import rule
+from ..inference.scales import Scales
 from ..inference.semantics import Semantics
 from ..inference.union_find import lookup
-from ..inference.units import Scales
 from ..inference.values import NEUTRAL, Value, compress, distinct
 from ..models.copies import safe_deepcopy
 from ..models.isolation import torch_kept

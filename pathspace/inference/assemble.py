@@ -17,9 +17,9 @@ from torch import Tensor
 from .parameter_scales import Region, layout
 from .records import Use
 from .relations import Relations
+from .scales import Scales
 from .semantics import Place
 from .union_find import negated
-from .units import Scales
 from .values import NEUTRAL, ROOT, compress, distinct, has_zeros
 
 Piece = tuple[Region, Tensor, Tensor]

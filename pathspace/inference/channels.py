@@ -331,10 +331,6 @@ class Channels(Semantics):
         """Elementwise."""
         return value
 
-    def loop(self, weight: Weight, value: Tensor) -> Tensor:
-        """Elementwise."""
-        return self.contract(weight, value, ())
-
     def gathered(self, weight: Weight, rows: Sequence[int], node: object) -> Weight | None:
         """Rows that data selects are not distinguished."""
         return None

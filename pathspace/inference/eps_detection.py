@@ -1,5 +1,4 @@
-"""Questions of rules about the surrounding graph: is a constant an ``eps``,
-and can a value be infinite?
+"""A question of rules about the surrounding graph: is a constant an ``eps``?
 
 A small constant counts as the ``eps`` of a normalisation written out by hand if every use of its
 result ends as a divisor, after operations such as roots, powers, movements and sums, and if
@@ -9,13 +8,11 @@ dividend and divisor have a common origin.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import fx
 
-from ..capture.tracer import OPERATION
 from .registry import facts_of, operation_name
 
 # kinds of operations that do not change elements
@@ -57,36 +54,6 @@ def guards_a_division(node: fx.Node, sources: Mapping[str, tuple[str, str]]) -> 
             if not (divides and origin & _before(others, sources)):
                 pending.append((user, after))
     return True
-
-
-def may_be_infinite(node: fx.Node, sources: Mapping[str, tuple[str, str]]) -> bool:
-    """Whether infinities can reach ``node`` without an overflow: from a quotient, a
-    logarithm, or a constant.
-
-    Args:
-        node: the operation whose operands are tested.
-        sources: placeholder name -> (kind, name): inputs and parameters count
-            as finite, buffers do not.
-    """
-    pending, seen = list(node.all_input_nodes), set[fx.Node]()
-    while pending:
-        source = pending.pop()
-        if source in seen:
-            continue
-        seen.add(source)
-        if source.op == "placeholder":
-            if sources.get(source.name, ("", ""))[0] not in ("input", "parameter"):
-                return True
-            continue
-        number = any(
-            isinstance(arg, float) and math.isinf(arg)
-            for arg in (*source.args, *source.kwargs.values())
-        )
-        known = isinstance(source.target, OPERATION) or source.target is operator.getitem
-        if number or not known or facts_of(source).infinite:
-            return True
-        pending += source.all_input_nodes
-    return False
 
 
 def is_parameter_itself(node: fx.Node, sources: Mapping[str, tuple[str, str]]) -> bool:

@@ -24,8 +24,8 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from .relations import Relations, Solution
+from .scales import Scales
 from .union_find import class_index, lookup
-from .units import Scales
 from .values import NEUTRAL, ROOT, broadcast_shape, distinct
 
 Ends = tuple[Tensor, Tensor]

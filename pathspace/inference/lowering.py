@@ -25,9 +25,10 @@ from .semantics import SHAPES
 from .values import Weight, unknown, value_of, with_value
 
 LARGEST = 1 << 22
-# operations that fill the shape of their operand -> the number, or the position of
+# operations that fill a shape, or that of their operand -> the number, or the position of
 # the argument that gives it
 FILLED: dict[str, tuple[float | None, int]] = {
+    "aten.zeros": (0, 0), "aten.ones": (1, 0), "aten.full": (None, 1),
     "aten.zeros_like": (0, 0), "aten.ones_like": (1, 0), "aten.full_like": (None, 1),
     "aten.new_zeros": (0, 0), "aten.new_ones": (1, 0), "aten.new_full": (None, 2),
 }  # fmt: skip

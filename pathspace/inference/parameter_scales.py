@@ -14,14 +14,13 @@ from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from .records import Flows, use_of
 from .relations import Relations
 from .semantics import Semantics
-from .values import NEUTRAL, Value, Weight, constant, reshaped
+from .values import NEUTRAL, Weight, constant, reshaped
 
 UNLIKE = "different constants are added to this parameter"
 # if data selects more scalars of a table than this, all of its rows are treated as one
@@ -42,7 +41,7 @@ class Gather:
 
 
 class ParameterScales(Semantics):
-    """The primitives of :class:`~pathspace.inference.units.Scales` that concern parameters."""
+    """The primitives of :class:`~pathspace.inference.scales.Scales` that concern parameters."""
 
     def __init__(self, offsets: dict[str, int], shapes: dict[str, tuple[int, ...]]) -> None:
         super().__init__(offsets, shapes)
@@ -112,41 +111,14 @@ class ParameterScales(Semantics):
             ):
                 self.pin([Weight.of(name, self.shapes[name])], UNLIKE)
 
-    def _table(self, name: str, ids: Tensor | None = None) -> Tensor:
+    def _table(self, name: str) -> Tensor:
         """Ids of a whole parameter, created at its first use as an activation."""
         if name not in self._tables:
             shape = self.shapes[name]
-            head = self.equations.fresh(shape) if ids is None else ids
-            self.flows.use(use_of(Weight.of(name, shape), constant([1] * len(shape)), head))
-            self._tables[name] = head.expand(shape)
+            self._tables[name] = self.equations.fresh(shape)
+            ends = constant([1] * len(shape)), self._tables[name]
+            self.flows.use(use_of(Weight.of(name, shape), *ends))
         return self._tables[name]
-
-    def _coarse(self, value: Value, dims: Iterable[int]) -> Tensor:
-        """An activation; a parameter whose first use is a reduction gets one id
-        along the reduced dimensions.
-        """
-        if isinstance(value, Weight) and value.kept is None and value.name is not None:
-            shape = self.shapes[value.name]
-            strided = all(
-                stride
-                for stride, size in zip(value.index.stride(), value.shape, strict=True)
-                if size > 1
-            )
-            if (
-                value.name not in self._tables
-                and strided
-                and value.index.numel() == np.prod(shape, dtype=np.int64)
-            ):
-                wanted = {dim % max(len(value.shape), 1) for dim in dims}
-                ids = self.equations.fresh(
-                    [1 if dim in wanted else size for dim, size in enumerate(value.shape)]
-                )
-                found = layout(value.index, [ids], shape)
-                if found is not None and all(
-                    part == slice(0, n, 1) for part, n in zip(found[0], shape, strict=True)
-                ):
-                    self._table(value.name, found[1][0])
-        return self.activation(value)
 
 
 Region = tuple[slice, ...]

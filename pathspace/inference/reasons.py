@@ -13,13 +13,13 @@ from scipy.sparse.csgraph import breadth_first_order, connected_components
 from torch import Tensor
 
 from .assemble import Ends
-from .build import ends_of
 from .eps_detection import constant_behind
 from .interpreter import interpret
 from .parameter_scales import RunningStatistics
 from .relations import Relations
+from .scales import Scales
 from .union_find import Pairs
-from .units import Scales
+from .units import ends_of
 from .values import NEUTRAL, ROOT, Value
 
 if TYPE_CHECKING:

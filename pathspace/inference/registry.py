@@ -37,7 +37,6 @@ class Facts:
         elementwise: every element of the result is a function of the elements at the same position.
         separable: the linear map is a product of one map for each image dimension.
         bias: position of the argument that is a bias of the channels.
-        infinite: finite operands can give infinite results.
         slope: largest absolute slope of a function of one operand, if it is finite and
             the same for all arguments.
     """
@@ -49,7 +48,6 @@ class Facts:
     elementwise: bool = False
     separable: bool = False
     bias: int | None = None
-    infinite: bool = False
     slope: float | None = None
 
     @property
@@ -107,8 +105,6 @@ KINDS: dict[str, str] = {
     "creation": "a tensor that is made, not computed",
     "random": "random numbers",
     "size": "sizes, and checks of them",
-    "loss": "a loss",
-    "matrix function": "inverses, determinants, factorisations",
 }
 
 RULES: dict[str, Rule] = {}
@@ -143,6 +139,28 @@ def rule(*operations: str, **stated: Any) -> Callable[[AnyRule], AnyRule]:
         >>> RULES.pop("mylib.scaled_relu") is scaled_relu
         True
     """
+    names = state(*operations, **stated)
+
+    def register(function: AnyRule) -> AnyRule:
+        for name in names:
+            if not is_own(function) and not _exists(name):
+                warnings.warn(
+                    f"ps.rule names {name!r}, which is not an operation of torch so far; the"
+                    " rule has no effect until an operation of this name is registered.",
+                    stacklevel=2,
+                )
+            RULES[name] = function
+        return function
+
+    return register
+
+
+def state(*operations: str, **stated: Any) -> list[str]:
+    """State properties of operations, which may have no rule, because torch knows smaller steps.
+
+    Returns:
+        The names as the table has them.
+    """
     known = [field.name for field in fields(Facts)]
     if wrong := sorted(stated.keys() - set(known)):
         raise InputTypeError(
@@ -154,19 +172,8 @@ def rule(*operations: str, **stated: Any) -> Callable[[AnyRule], AnyRule]:
             f"A rule states kind={facts.kind!r}, expected one of {', '.join(map(repr, KINDS))}."
         )
     names = [name.replace("::", ".") for name in operations]
-
-    def register(function: AnyRule) -> AnyRule:
-        for name in names:
-            if not is_own(function) and not _exists(name):
-                warnings.warn(
-                    f"ps.rule names {name!r}, which is not an operation of torch so far; the"
-                    " rule has no effect until an operation of this name is registered.",
-                    stacklevel=2,
-                )
-            RULES[name], FACTS[name] = function, facts
-        return function
-
-    return register
+    FACTS.update(dict.fromkeys(names, facts))
+    return names
 
 
 def is_own(function: Rule) -> bool:

@@ -1,7 +1,7 @@
 """The primitives in which all rules are written.
 
 Every rule is written once in these primitives. Three interpretations define them:
-:class:`~pathspace.inference.units.Scales` (which elements share a scale: the reduction graph),
+:class:`~pathspace.inference.scales.Scales` (which elements share a scale: the reduction graph),
 :class:`~pathspace.inference.unrolled.Unrolled` (the network unrolled over time and depth, for path
 enumeration) and :class:`~pathspace.inference.channels.Channels` (which elements form one channel).
 """
@@ -215,10 +215,6 @@ class Semantics(ABC):
 
     def read(self, buffer: str) -> None:  # noqa: B027
         """A buffer is used as data, so that it must not be rescaled; only for scales."""
-
-    @abstractmethod
-    def loop(self, weight: Weight, value: Tensor) -> Tensor:
-        """``value + weight * value``: an edge from every element to itself, for any scale."""
 
     @abstractmethod
     def gathered(self, weight: Weight, rows: Sequence[int], node: object) -> Weight | None:

@@ -1,401 +1,394 @@
-"""Which elements share a scale: the interpretation whose ids are units.
-
-Equations ``phi(a) = phi(b)`` are collected while the graph is interpreted, and solved at the end.
-"""
+"""Solve the equations, remove scales that change no weight, and number the units."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from fractions import Fraction
-from math import prod
-from typing import Any
+from collections.abc import Sequence
 
+import numpy as np
 import torch
+from scipy.sparse import csr_array, eye_array, vstack
 from torch import Tensor
 
-from ..capture.captured import place as node_place
-from ..graph.parts import Pin
-from .eps_detection import constant_behind
-from .parameter_scales import ParameterScales, RunningStatistics
-from .records import Memory, Powers, distinct_columns, expanded_ids, memory, use_of
-from .registry import facts_of, operation_name
-from .values import (
-    NEUTRAL,
-    ROOT,
-    Value,
-    Weight,
-    broadcast_shape,
-    constant,
-    distinct,
-    has_zeros,
-)
+from ..capture.captured import Captured
+from ..graph.growing import SpanningTreeBuilder
+from ..graph.parts import Pin, Statistic, WeightBlock
+from ..graph.structure import Structure
+from .assemble import Ends, assemble, beside, combine, extended, shrink
+from .gathered import fold
+from .relations import Relations, Solution
+from .scales import Scales
+from .union_find import looked_up, lookup
+from .values import NEUTRAL, distinct, has_zeros
 
-# above these numbers of different scales at one weight, all are unified, which is sound
-EXACT_USES = 20_000
-EXACT_RESULTS = 20_000
+Pair = tuple[Tensor, Tensor]
+POWERS_ONLY = "weights meet different powers of this scale, and never the scale itself"
+TOO_HIGH = "this scale is a power above 2^31 of another"
+# pairs of ids that wait for one unification
+MOST_WAITING = 1 << 20
 
 
-class Scales(ParameterScales):
-    """The interpretation whose nodes are units: elements that must share a scale are unified."""
+def build_graph(
+    captured: Captured,
+    scales: Scales,
+    norm_eps: str = "ignore",
+    traced: int | None = None,
+    raw: dict[str, Ends] | None = None,
+) -> Structure:
+    """Build the reduction graph from the records of an interpretation.
 
-    def __init__(self, offsets: dict[str, int], shapes: dict[str, tuple[int, ...]]) -> None:
-        super().__init__(offsets, shapes)
-        self.running = RunningStatistics(self.equations)
-        # memory of ids -> these ids, and fewer ids with the same scales
-        self._tied: dict[Memory, tuple[Tensor, Tensor]] = {}
-        self._tied_at: set[int] = set()
-        self._powers = Powers()
-        # operation -> its operand ids, its result ids, and the captured graph
-        self._made: dict[tuple[Any, ...], list[tuple[Tensor, Tensor, Any]]] = {}
-        self.cuts: list[Tensor] = []
-        self.observes = False
-        # operations that read a constant -> the number of their pin
-        self._constants: dict[tuple[str, str, str, str], int] = {}
+    Args:
+        captured: the captured model.
+        scales: the interpretation, after its run.
+        norm_eps: how the ``eps`` of normalisation layers was treated (stored in the graph).
+        traced: number of uses of weights, from the first, that belong to ``captured``; the others
+            belong to captures at other sizes. They restrict the scales and are not edges.
+        raw: the result of :func:`ends_of`, if it is known already.
 
-    def activation(self, value: Any) -> Tensor:
-        """Any value as an activation; ids known to be equal are replaced by one of them."""
-        ids = super().activation(value)
-        held = self._tied.get(memory(ids)) if ids.data_ptr() in self._tied_at else None
-        if held is None:
-            return ids
-        # (what is read of the representatives is read of all the ids)
-        self.flows.into(distinct(held[0]), distinct(held[1].expand(held[0].shape)))
-        return expanded_ids(held[1], ids.shape)
+    Returns:
+        The reduction graph.
+    """
+    raw = ends_of(scales, traced) if raw is None else raw
+    solution = effective(scales.equations, [ends.here() for ends in raw.values()])
+    if scales.equations.too_high:
+        scales.pins.append(Pin("power", "", "", TOO_HIGH, scales.equations.too_high))
+    spoken = [ids for ends in raw.values() for ids in (ends.tail, ends.head)]
+    solution = _named(solution, spoken, scales)
+    while True:
+        graph = _graph(captured, scales, raw, solution, norm_eps)
+        stuck = _stuck(graph)
+        if not len(stuck):
+            return graph
+        scales.pins.append(Pin("power", "", "", POWERS_ONLY, len(stuck)))
+        solution = solution.fixed(stuck)
 
-    def join(self, *values: Value) -> Tensor:
-        """Unify the operands elementwise."""
-        ids = [self.activation(value) for value in values]
-        shape = broadcast_shape(*(entry.shape for entry in ids))
-        # the operand with the fewest ids represents all (exact zeros cannot represent others)
-        ids.sort(key=lambda entry: (has_zeros(entry), distinct(entry).numel()))
-        result, void = ids[0].expand(shape), has_zeros(ids[0])
-        for other in ids[1:]:
-            other = other.expand(shape)
-            self._flow(other, result)
-            if void:
-                result = torch.where(result == NEUTRAL, other, result)
-                void = has_zeros(result)
-        return result
 
-    def known_ids(self, values: Iterable[Value]) -> Callable[[Tensor], bool]:
-        """A test of whether ids are those of operands, those that represent them, or new."""
-        first, known, parameters = self.equations.size, [torch.tensor([ROOT, NEUTRAL])], False
-        for value in values:
-            if isinstance(value, Weight):
-                parameters = True
-            else:
-                forms = (value, self.activation(value), self._powers.base(value))
-                known += [distinct(ids).reshape(-1).abs() for ids in forms]
+def ends_of(scales: Scales, traced: int | None = None) -> dict[str, Ends]:
+    """Tail and head ids of every used parameter, in its layout; the equations of
+    its several uses are added.
+    """
+    raw = assemble(scales, traced)
+    for name in list(raw):
+        if scales.virtual.get(name, name) in scales.pinned_parameters:
+            # a weight in one use and pinned in another: its factor must be 1
+            ends = raw.pop(name)
+            scales.equations.unify(ends.tail, ends.head)
+    for table, uses in fold(
+        scales, {name: (ends.tail, ends.head) for name, ends in raw.items()}
+    ).items():
+        raw[table] = _with_gathers(table, uses, raw, scales)
+    return {name: ends for name, ends in raw.items() if name not in scales.virtual}
 
-        def test(ids: Tensor) -> bool:
-            if ids.dtype != torch.int64:
-                return False
-            few = distinct(ids).abs()
-            old = few[(few < first) | (few >= self.equations.size)]
-            return parameters or bool(torch.isin(old, torch.cat(known)).all())
 
-        return test
+def unused_in_part(captured: Captured, scales: Scales, raw: dict[str, Ends]) -> bool:
+    """Whether a parameter in path space has an unused scalar; the equations
+    need not be solved for this.
+    """
+    for name in captured.parameters:
+        if name in raw:
+            if has_zeros(raw[name].here()[0]):
+                return True
+        elif name not in scales.pinned_parameters:
+            return True
+    return False
 
-    def _representative(self, ids: Tensor, dims: Iterable[int]) -> Tensor:
-        """Unify along dimensions and keep one entry of each (an exact zero
-        only if there is no other).
-        """
-        wanted, few = list(dims), distinct(ids)
-        if any(ids.shape[dim] == 0 for dim in wanted):
-            # (a sum of nothing is zero)
-            return constant(
-                [1 if dim in wanted else size for dim, size in enumerate(ids.shape)], NEUTRAL
+
+def _with_gathers(table: str, uses: list[Pair], raw: dict[str, Ends], scales: Scales) -> Ends:
+    """Ends of a table whose rows are selected by data, and which may have other uses."""
+    whole = tuple(slice(0, size, 1) for size in scales.shapes[table])
+    own = raw.get(table)
+    every = uses if own is None else [*uses, (own.tail, own.head)]
+    tail, head = combine([(whole, *ends) for ends in every], scales.shapes[table], scales.equations)
+    if any(
+        raw[name].beyond is None
+        for name, gather in scales.gathers.items()
+        if gather.table == table and name in raw
+    ):
+        return Ends(tail, head)
+    new = tail != NEUTRAL if own is None else (tail != NEUTRAL) & (own.here()[0] == NEUTRAL)
+    return Ends(tail, head, new if bool(new.any()) else None)
+
+
+def _graph(
+    captured: Captured, scales: Scales, raw: dict[str, Ends], solution: Solution, norm_eps: str
+) -> Structure:
+    classes = torch.from_numpy(solution.classes)
+    aliases: dict[str, list[str]] = {}
+    for name, first in captured.canonical.items():
+        if name != first:
+            aliases.setdefault(first, []).append(name)
+    blocks, beyond = [], {}
+    own = {name: raw[name].here() for name in captured.parameters if name in raw}
+    solved = iter(_lookup_all(classes, [ids for pair in own.values() for ids in pair]))
+    for name, (tail, _) in own.items():
+        unused = tail == NEUTRAL if has_zeros(tail) else None
+        if unused is not None:
+            beyond[name] = _everywhere(raw[name], classes, solution, scales.shapes[name])
+        blocks.append(
+            WeightBlock(
+                name=name,
+                shape=scales.shapes[name],
+                tail=shrink(next(solved)),
+                head=shrink(next(solved)),
+                unused=unused,
+                aliases=tuple(aliases.get(name, ())),
+                shift=scales.shifts.get(name, 0.0),
             )
-        first = few
-        for dim in wanted:
-            if first.shape[dim] > 1:
-                first = first.amin(dim, keepdim=True)
-        differ = first is not few
-        first = first.expand([1 if dim in wanted else size for dim, size in enumerate(ids.shape)])
-        if differ:
-            self._flow(ids, first)
-            if not has_zeros(few):
-                self._tied[memory(ids)] = ids, first
-                self._tied_at.add(ids.data_ptr())
-        return first
-
-    def _flow(self, source: Tensor, target: Tensor) -> None:
-        """Record that ``source`` flows into ``target`` and shares its scale."""
-        pairs = self.equations.unify(source, target)
-        if pairs is not None:
-            source, target = torch.broadcast_tensors(source, target)
-            self.flows.into(distinct(source), distinct(target))
-            left, right = pairs
-            if not (left.all() and right.all()):
-                self._meets_constant(int(((left == ROOT) | (right == ROOT)).sum()))
-
-    def _meets_constant(self, elements: int) -> None:
-        """Record a pin if a constant fixes the scales of the operation's operands."""
-        place = self.place
-        if place.node is None:
-            return
-        found, writer = constant_behind(place.node, self.sources)
-        if found:
-            key = (place.op, place.module, place.source, f"shares one scale with {found}")
-            if writer is not None and facts_of(place.node).linear == "each":
-                # (a sum over windows, say, has no constants of its own)
-                key = (operation_name(writer.target), *node_place(writer), key[-1])
-            number = self._constants.setdefault(key, len(self.pins))
-            if number == len(self.pins):
-                self.pins.append(Pin(*key, elements))
-            else:
-                self.pins[number] = replace(
-                    self.pins[number], elements=self.pins[number].elements + elements
-                )
-
-    def _sink(self, ids: Tensor) -> None:
-        self.flows.end(self.equations.present(ids))
-
-    def reduce(self, value: Value, dims: Iterable[int], keepdim: bool = False) -> Tensor:
-        """Unify along the reduced dimensions."""
-        if isinstance(value, Tensor) and (power := self._powers.whole(value)) is not None:
-            # the summands share one scale, so one power after the sum is enough
-            base, exponent = power
-            return self.product((exponent, self.reduce(base, dims, keepdim)))
-        ids = self._coarse(value, dims)
-        wanted = sorted({dim % ids.dim() for dim in dims if ids.dim()}, reverse=True)
-        ids = self._representative(ids, wanted)
-        if not keepdim:
-            for dim in wanted:
-                ids = ids.select(dim, 0)
-        return ids
-
-    def contract(self, weight: Weight, value: Value, dims: Sequence[int]) -> Tensor:
-        """Record the edges and return the ids of their heads."""
-        self._note_shift(weight)
-        ids = self.activation(value)
-        rank = max(ids.dim(), len(weight.shape))
-        full = broadcast_shape(weight.shape, ids.shape)
-        sizes = (1,) * (rank - len(weight.shape)) + tuple(weight.shape)
-        strides = (0,) * (rank - len(weight.shape)) + tuple(weight.index.stride())
-        # dimensions along which the scalar weight is the same: its tail and
-        # head must not vary there
-        varies = [size > 1 and stride != 0 for size, stride in zip(sizes, strides, strict=True)]
-        ids = ids.expand(full)
-        shared = [dim for dim in range(rank) if not varies[dim]]
-        reduced = {dim % rank for dim in dims}
-        free = [
-            dim for dim in shared if full[dim] > 1 and ids.stride(dim) != 0 and dim not in reduced
-        ]
-        change = empty = None
-        if has_zeros(distinct(ids)):
-            empty = distinct(ids) == NEUTRAL
-            for dim in reduced:
-                empty = empty.all(dim, keepdim=True)
-        heads = prod(
-            full[dim] for dim in range(rank) if dim in free or (varies[dim] and dim not in reduced)
         )
-        if free and distinct(ids).numel() <= EXACT_USES and heads <= EXACT_RESULTS:
-            kept = [dim for dim in range(rank) if varies[dim] and dim not in reduced]
-            ids, change = self._baseline(ids, free, kept)
-        tail = self._representative(ids, shared)
-        out = tuple(size for dim, size in enumerate(full) if dim not in reduced)
-        void = distinct(tail) == NEUTRAL if has_zeros(tail) else None
-        if void is not None and bool(void.all()):
-            return constant(out, NEUTRAL)
-        sizes = tuple(full[dim] if varies[dim] and dim not in reduced else 1 for dim in range(rank))
-        view = (
-            weight.name,
-            tuple(weight.shape),
-            weight.index.stride(),
-            weight.index.storage_offset(),
-        )
-        small, again = distinct(tail), weight.name is not None and weight.name not in self.virtual
-        head = self._same((*view, sizes), small) if again else None
-        if head is None:
-            head = self.equations.fresh(sizes)
-            self._made.setdefault((*view, sizes), []).append((small, head, self.graph))
-        self.flows.use(use_of(weight, tail, head))
-        if void is not None:
-            # the head of exact zeros only (masked scalars) is an exact zero
-            for dim in reduced:
-                void = void.all(dim, keepdim=True)
-            head = torch.where(void, NEUTRAL, head)
-        if change is not None:
-            # change varies only along dimensions of the result, so no sum goes over it
-            head = self.product((1, head), (1, change))
-        if empty is not None and bool(empty.any()):
-            # (a sum of zeros only, as of a window within a margin)
-            head = torch.where(empty, NEUTRAL, head)
-        result = head.expand([1 if dim in reduced else size for dim, size in enumerate(full)])
-        for dim in sorted(reduced, reverse=True):
-            result = result.select(dim, 0)
-        return result
+    inexact = _met(solution, [lookup(classes, ids) for ids in scales.approximate])
+    used = tuple(block for block in blocks if block.num_edges)
+    known = {block.name for block in used} | set(scales.pinned_parameters)
+    return Structure(
+        blocks=used,
+        num_units=solution.units,
+        pinned=tuple(scales.pins),
+        unused=tuple(name for name in captured.parameters if name not in known),
+        has_cuts=bool(scales.cuts) or scales.observes,
+        approximate=np.flatnonzero(solution.units_in(np.flatnonzero(inexact))[1:]) + 1,
+        exact=exact_subgroup(solution, inexact),
+        folded_eps=tuple(sorted(set(scales.folded_eps))),
+        statistics=tuple(
+            Statistic(mean, var, lookup(classes, ids), eps)
+            for mean, var, ids, eps in scales.running.entries()
+        ),
+        forms=solution.forms,
+        norm_eps=norm_eps,
+        affine=scales.affine,
+        beyond=beyond,
+        captured=captured,
+        parameters=captured.parameters,
+    )
 
-    def _same(self, key: tuple[Any, ...], operand: Tensor) -> Tensor | None:
-        """The result of the same operation on the same ids in another capture,
-        which has the same scales.
-        """
-        entries = self._made.get(key, [])
-        for place, (before, made, graph) in enumerate(entries):
-            if (
-                graph is not self.graph
-                and before.shape == operand.shape
-                and torch.equal(before, operand)
-            ):
-                # each entry represents one use in every capture
-                entries[place] = before, made, self.graph
-                return made
-        return None
 
-    def _baseline(
-        self, ids: Tensor, free: Sequence[int], kept: Sequence[int]
-    ) -> tuple[Tensor, Tensor | None]:
-        """Split several scales at one weight (of tokens, of positions) exactly:
-        ``phi = baseline + change``.
+def _lookup_all(classes: Tensor, raw: Sequence[Tensor]) -> list[Tensor]:
+    """Signed classes of many small tensors of raw ids, found together."""
+    if not raw or sum(ids.numel() for ids in raw) > MOST_WAITING:
+        return [lookup(classes, ids) for ids in raw]
+    found = _flat_lookup(classes, raw).split([ids.numel() for ids in raw])
+    return [part.view(ids.shape) for part, ids in zip(found, raw, strict=True)]
 
-        The factor of the weight is ``head - baseline``; ``change`` varies only along dimensions
-        that are not summed, and is part of the result's scale.
 
-        Args:
-            ids: ids of the operand.
-            free: dimensions of the result along which the weight is constant.
-            kept: dimensions of the result along which it varies (groups).
-        """
-        full = ids.shape
-        small = distinct(ids)
-        first = small
-        for dim in free:
-            first = first.narrow(dim, 0, 1)
-        if bool((small == first).all()):
-            return first.expand(full), None
-        fixed, summed = small == ROOT, [d for d in range(len(full)) if d not in (*free, *kept)]
-        some = [fixed.any(dim=tuple(dims)) & ~fixed.all(dim=tuple(dims)) for dims in (free, summed)]
-        if summed and all(bool(mixed.any()) for mixed in some):
-            # (a window reads constants and others, and another window others alone)
-            self._meets_constant(len(torch.unique(small[~fixed & (small != NEUTRAL)])))
-        change = self.equations.fresh(
+def _flat_lookup(classes: Tensor, raw: Sequence[Tensor]) -> Tensor:
+    """Signed classes of all raw ids, one tensor after the other."""
+    return lookup(classes, torch.cat([ids.reshape(-1) for ids in raw]))
+
+
+def _alike(classes: Tensor, solution: Solution) -> tuple[Tensor, Tensor]:
+    """Classes in which equal products of scales have the id of the first, and a
+    number for each such class.
+    """
+    # rows with equal products with two random vectors (modulo 2^64) are equal, almost certainly
+    directions = np.random.default_rng(0).integers(1, 2**62, (solution.units, 2))
+    derived = solution.forms @ directions
+    number = torch.from_numpy(np.concatenate([[0], directions[:, 0], derived[:, 0]]))
+    if not solution.forms.shape[0]:
+        return classes, number
+    _, first, place = np.unique(derived, axis=0, return_index=True, return_inverse=True)
+    start = solution.units + 1
+    ids = np.concatenate([np.arange(start), start + first[place.reshape(-1)]])
+    return torch.from_numpy(ids)[classes.abs()] * classes.sign(), number
+
+
+def _everywhere(ends: Ends, classes: Tensor, solution: Solution, shape: tuple[int, ...]) -> Pair:
+    """Tail and head of all scalars of a parameter, including those that only larger inputs use."""
+    classes, number = _alike(classes, solution)
+    pair = [(lookup(classes, ids), ids == NEUTRAL) for ids in (ends.tail, ends.head)]
+    (tail, no_tail), (head, no_head) = (extended(ids, void) for ids, void in pair)
+    tail, head = tail.expand(shape), head.expand(shape)
+    if bool(no_tail.any()) or bool(no_head.any()):
+        # even if the ends differ between scalars, their factors may be equal
+        (start, void), (end, _) = pair
+        factor = number[end.abs()] * end.sign() - number[start.abs()] * start.sign()
+        tail, head = beside((tail, head), factor.expand(shape), void.expand(shape))
+    return distinct(tail), distinct(head)
+
+
+def _stuck(graph: Structure) -> np.ndarray:
+    """Units that a spanning tree cannot reach, because every edge has a power of their
+    scale, not the scale itself.
+    """
+    once = np.zeros(graph.num_units + 1, bool)
+    expand = graph.expand
+    met = np.zeros(expand.shape[0], bool)
+    for block in graph.blocks:
+        for ids in (block.tail, block.head):
+            met[np.abs(ids.numpy())] = True
+    rows = expand[np.flatnonzero(met)]
+    once[rows.indices[np.abs(rows.data) == 1]] = True
+    rare = np.flatnonzero(~once[1:]) + 1
+    if not len(rare):
+        return rare
+    return np.intersect1d(
+        rare, SpanningTreeBuilder(graph, entering=True, rule="modulo", seed=0, blind=True).reach()
+    )
+
+
+def effective(equations: Relations, raw: list[Pair]) -> Solution:
+    """Solve, and fix scales that change no weight, so that the remaining units act independently.
+
+    Gauges that change no weight satisfy ``phi(head) = phi(tail)`` on every edge, for example scales
+    without edges, or the common scale of a component without the root. They are the solutions of
+    another system of the same kind.
+    """
+    solution = equations.resolve()
+    while len(trivial := _trivial(solution, raw)):
+        solution = solution.fixed(trivial)
+    return solution
+
+
+def _trivial(solution: Solution, raw: list[Pair]) -> np.ndarray:
+    """Base units to fix, one for each direction that changes no weight."""
+    system = Relations()
+    system.size = 1 + solution.units + solution.forms.shape[0]
+    classes = torch.from_numpy(solution.classes)
+    if solution.forms.shape[0]:
+        _define(system, solution, _lookup_all(classes, [ids for pair in raw for ids in pair]))
+    waiting, count = [], 0
+    for tail, head in raw:
+        if not _crossed(tail, head) or has_zeros(tail):
+            _connect(system, lookup(classes, tail), lookup(classes, head), tail != NEUTRAL)
+            continue
+        waiting.append((tail, head))
+        count += tail.numel() + head.numel()
+        if count > MOST_WAITING:
+            _connect_all(system, classes, waiting)
+            waiting, count = [], 0
+    _connect_all(system, classes, waiting)
+    kernel = system.resolve()
+    if kernel.units == 0:
+        return np.zeros(0, np.int64)
+    # for each trivial direction one variable that moves only with it
+    own, first = np.unique(np.abs(kernel.classes[: solution.units + 1]), return_index=True)
+    chosen = first[(own > 0) & (own <= kernel.units)]
+    # if there are no such variables, fix one unit and repeat
+    return chosen if len(chosen) else first[own > 0][:1]
+
+
+def _crossed(tail: Tensor, head: Tensor) -> bool:
+    """Whether one of the two ends is constant along every dimension, as those of a matrix are."""
+    return all(1 in sizes for sizes in zip(tail.shape, head.shape, strict=True))
+
+
+def _connect_all(system: Relations, classes: Tensor, pairs: list[Pair]) -> None:
+    """Unify all scales at the ends of each weight: the first at either end with all at the
+    other, for all together.
+    """
+    if not pairs:
+        return
+    ends = [ids for pair in pairs for ids in pair]
+    sizes = np.array([ids.numel() for ids in ends])
+    every = _flat_lookup(classes, ends).numpy()
+    # the other end of the same weight has the next or the last number
+    first = every[(np.cumsum(sizes) - sizes)[np.arange(len(ends)) ^ 1]]
+    system.unify(torch.from_numpy(np.repeat(first, sizes)), torch.from_numpy(every))
+
+
+def _connect(system: Relations, tail: Tensor, head: Tensor, free: Tensor) -> None:
+    """Unify the scales at the two ends of a weight's scalars."""
+    if not bool(free.all()):
+        tail, head, free = torch.broadcast_tensors(tail, head, free)
+        tail, head = tail[free], head[free]
+    for near, far in ((head, tail), (tail, head)):
+        system.unify(*_star(near, far))
+
+
+def _star(near: Tensor, far: Tensor) -> Pair:
+    """A few pairs of ids at a weight's two ends that, together with those for exchanged
+    ends, connect all of them.
+    """
+    # take one entry along every dimension in which one side is constant
+    for dim in range(far.dim()):
+        if near.shape[dim] == 1 and far.shape[dim] > 1:
+            far = far.narrow(dim, 0, 1)
+    rows = near.shape[0] if near.dim() > 1 else 0
+    if rows > 1 and far.numel() == far.shape[0] == rows:
+        # all outputs of a group have the same inputs, so the first output connects them
+        changed = (near[1:] != near[:-1]).flatten(1).any(1)
+        first = torch.cat([changed.new_ones(1), changed])
+        near, far = near[first], far[first]
+    return far, near
+
+
+def _met(solution: Solution, classes: list[Tensor]) -> np.ndarray:
+    """Mask of the classes that occur with either sign."""
+    met = np.zeros(1 + solution.units + solution.forms.shape[0], bool)
+    for ids in classes:
+        met[distinct(ids).abs().numpy().reshape(-1)] = True
+    return met
+
+
+def _named(solution: Solution, ends: list[Tensor], scales: Scales) -> Solution:
+    """The solution without derived classes that no weight, statistic or normalisation uses."""
+    if not solution.forms.shape[0]:
+        return solution
+    classes = torch.from_numpy(solution.classes)
+    spoken = [
+        *ends,
+        *(entry[2] for entry in scales.running.entries()),
+        *scales.cuts,
+        *scales.approximate,
+    ]
+    met = _met(solution, [lookup(classes, ids) for ids in spoken])
+    met[: solution.units + 1] = True
+    number = np.where(met, np.cumsum(met) - 1, 0)
+    signed = looked_up(number, solution.classes)
+    return Solution(signed, solution.units, solution.forms[met[solution.units + 1 :]])
+
+
+def exact_subgroup(solution: Solution, met: np.ndarray) -> csr_array:
+    """The gauge transformations that do not change given classes: ``phi =
+    matrix @ xi`` for any ``xi``.
+
+    Args:
+        solution: every id in terms of base units.
+        met: mask of the classes whose log-scale must be 0.
+
+    Returns:
+        Integer matrix ``(H, free)`` of full column rank.
+    """
+    count = solution.units
+    if not met[count + 1 :].any():
+        return csr_array(eye_array(count, dtype=np.int64, format="csr")[:, ~met[1 : count + 1]])
+    system = Relations()
+    system.size = 1 + count + solution.forms.shape[0]
+    fixed = torch.from_numpy(np.flatnonzero(met))
+    _define(system, solution, [fixed])
+    system.unify(fixed, torch.zeros_like(fixed))
+    kernel = system.resolve()
+    every = csr_array(
+        vstack(
             [
-                n if dim in free else small.shape[dim] if dim in kept else 1
-                for dim, n in enumerate(full)
+                csr_array((1, kernel.units), dtype=np.int64),
+                eye_array(kernel.units, dtype=np.int64, format="csr"),
+                kernel.forms,
             ]
         )
-        baseline = self.equations.fresh(
-            [1 if dim in free else n for dim, n in enumerate(small.shape)]
-        )
-        void = (small == NEUTRAL).all(dim=tuple(free), keepdim=True) if has_zeros(small) else None
-        if void is not None:
-            baseline = torch.where(void, NEUTRAL, baseline)
-        self.equations.relate((1, small), (-1, baseline), (-1, change))
-        for target in (baseline, change):
-            self.flows.into(small, distinct(target.expand(small.shape)))
-        return baseline.expand(full), change
+    )
+    own = kernel.classes[1 : count + 1]
+    return csr_array(every[np.abs(own)].multiply(np.sign(own)[:, None]).astype(np.int64))
 
-    def observe(self, value: Tensor) -> Tensor:
-        """Mark the elements as used, without a condition on their scale."""
-        self._sink(value)
-        self.observes = True
-        return constant(value.shape)
 
-    def statistics_of(
-        self, mean: str, var: str, channels: Tensor, eps: float, frozen: bool
-    ) -> None:
-        """Record the channels of the running mean and variance, which must be
-        the same in all their uses.
-        """
-        ids = self._representative(channels, range(1, channels.dim())).reshape(-1)
-        for some, reason in self.running.add(mean, var, ids, eps, frozen):
-            self.pin([some], reason)
-
-    def read(self, buffer: str) -> None:
-        """Fix the channels of statistics that are used as data, now or later."""
-        for some, reason in self.running.read(buffer):
-            self.pin([some], reason)
-
-    def loop(self, weight: Weight, value: Tensor) -> Tensor:
-        """An edge from the root to the root: tail and head are one unit, so no
-        gauge changes the scalar.
-        """
-        unread = distinct(value) == NEUTRAL
-        for dim, size in enumerate(reversed(weight.shape), 1):
-            unread = unread.all(-dim, keepdim=True) if size == 1 else unread
-        self.fix(torch.where(unread, NEUTRAL, self.attach(weight)))
-        return value
-
-    def product(self, *factors: tuple[int, Tensor]) -> Tensor:
-        """A new id whose log-scale is the sum of those of the factors."""
-        ids = [entry for _, entry in factors]
-        shape = broadcast_shape(*(entry.shape for entry in ids))
-        if all(bool((distinct(entry) == ROOT).all()) for entry in ids):
-            return constant(shape)
-        wide = [entry.expand(shape) for entry in ids]
-        powers = [Fraction(power) for power, _ in factors]
-        if (known := self._single(powers, wide)) is not None:
-            return known
-        sizes = [
-            n if any(entry.stride(dim) for entry in wide) else 1 for dim, n in enumerate(shape)
-        ]
-        small = [entry[tuple(slice(0, n) for n in sizes)] for entry in wide]
-        rows, which = distinct_columns(torch.stack([entry.reshape(-1) for entry in small]))
-        key = (self.place.node and self.place.node.name, *(power for power, _ in factors))
-        out = self._same(key, rows)
-        if out is None:
-            out = self.equations.fresh((rows.shape[1],))
-            self.equations.relate(
-                (1, out), *((-power, row) for (power, _), row in zip(factors, rows, strict=True))
-            )
-            self._made.setdefault(key, []).append((rows, out, self.graph))
-        for row in rows:
-            self.flows.into(row, out)
-        # exact zeros are unchanged
-        result = torch.cat([out, torch.tensor([NEUTRAL])])[which].reshape(sizes).expand(shape)
-        if len(wide) == 1:
-            self._powers.note(result, wide[0], powers[0])
-        return result
-
-    def _single(self, powers: Sequence[Fraction], ids: Sequence[Tensor]) -> Tensor | None:
-        """A product of powers of the same ids, if the total power is 0, 1
-        or -1; otherwise ``None``.
-        """
-        found = self._powers.common(powers, ids)
-        if found is None or abs(found[1]) not in (0, 1):
-            return None
-        result, total = found
-        if total == 0:
-            # (a normalisation written out by hand)
-            for entry in ids:
-                self._sink(entry)
-            return constant(result.shape)
-        if total == -1:
-            base, result = result, (-distinct(result)).expand(result.shape)
-            self._powers.note(result, base, total)
-        for entry in ids:
-            self.flows.into(distinct(entry), distinct(result))
-        return result
-
-    def root(self, value: Tensor, degree: int) -> Tensor:
-        """A new id whose log-scale times ``degree`` is that of the operand."""
-        if bool((distinct(value) == ROOT).all()):
-            return value
-        if (known := self._single([Fraction(1, degree)], [value])) is not None:
-            return known
-        sizes = [n if stride else 1 for n, stride in zip(value.shape, value.stride(), strict=True)]
-        small = value[tuple(slice(0, n) for n in sizes)]
-        out = torch.where(small == NEUTRAL, NEUTRAL, self.equations.fresh(sizes))
-        self.equations.relate((degree, out), (-1, small))
-        self.flows.into(small, out)
-        result = out.expand(value.shape)
-        self._powers.note(result, value, Fraction(1, degree))
-        return result
-
-    def fix(self, value: Tensor) -> None:
-        """Unify with the root."""
-        value = self.activation(value)
-        present = self.equations.present(value)
-        self.equations.unify(present, constant(()))
-        self._sink(present)
-
-    def cut(self, value: Value, dims: Sequence[int], exact: bool = False) -> Tensor:
-        """Unify over the normalised dimensions; the result has a fixed scale."""
-        shared = self.reduce(value, dims, keepdim=True)
-        self._sink(shared)
-        self.cuts.append(shared)
-        if not exact:
-            self.approximate.append(shared)
-        return constant(value.shape, ROOT)
+def _define(system: Relations, solution: Solution, ends: list[Tensor]) -> None:
+    """Add relations of three terms, for partial sums, that define the derived ids that
+    occur; the others are 0.
+    """
+    if not solution.forms.shape[0]:
+        return
+    met = _met(solution, ends)[solution.units + 1 :]
+    terms = np.where(met, np.diff(solution.forms.indptr), 0)
+    forms = solution.forms[met]
+    absent = torch.from_numpy(solution.units + 1 + np.flatnonzero(~met))
+    system.unify(absent, torch.zeros_like(absent))
+    if not len(forms.data):
+        return
+    owner = np.repeat(np.arange(len(terms)), terms)
+    last = np.zeros(len(owner), bool)
+    last[np.cumsum(terms)[terms > 0] - 1] = True
+    sums = np.zeros(len(owner), np.int64)
+    sums[last] = solution.units + 1 + np.flatnonzero(terms)
+    sums[~last] = system.fresh((int((~last).sum()),)).numpy()
+    before = np.where(
+        np.concatenate([[True], owner[1:] != owner[:-1]]), 0, np.concatenate([[0], sums[:-1]])
+    )
+    rows = np.stack([sums, before, forms.indices.astype(np.int64) + 1], 1)
+    coefficients = np.stack([np.ones_like(sums), -np.ones_like(sums), -forms.data], 1)
+    system.relate_rows(coefficients, rows)

@@ -147,10 +147,6 @@ class Unrolled(Semantics):
         """Edges from the root."""
         return self.contract(weight, constant(weight.shape), ())
 
-    def loop(self, weight: Weight, value: Tensor) -> Tensor:
-        """With and without the extra edge."""
-        return self.join(value, self.contract(weight, value, ()))
-
     def gathered(self, weight: Weight, rows: Sequence[int], node: object) -> Weight | None:
         """All rows in turn if there are enough positions; else any row at any
         position, for a single table. Each index goes on by another number of rows after each

@@ -2,8 +2,8 @@
 A structure needs no more.
 
 Weights without values count as different from 0, and floating-point buffers do not count as masks.
-Integers in buffers (positions, tables) select the weights that are read. They are computed by the
-model's own initialisation; if it has none, an error names the buffer.
+Integers in buffers (positions, tables) select the weights that are read, so that an error names a
+buffer of integers without values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import InputError
-from .isolation import torch_kept
 from .walk import every_module
 
 # larger buffers are neither computed nor read
@@ -101,24 +100,6 @@ def on_cpu() -> Iterator[None]:
     device = nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
     with with_numbers(), device, torch.inference_mode(False):
         yield
-
-
-def initialise(twin: nn.Module, wanted: set[int]) -> None:
-    """Compute the buffers of some modules of a private copy, given by their ids, by their
-    initialisation (``_init_weights``, ``reset_parameters``); after an error they have no values.
-    """
-    with torch.no_grad(), torch_kept():
-        for owner in every_module(twin):
-            own: Any = getattr(owner, "_init_weights", None)
-            for module in owner.modules() if callable(own) else ():
-                if id(module) in wanted:
-                    with suppress(Exception):
-                        own(module)
-                    wanted.discard(id(module))
-        for module in every_module(twin):
-            if id(module) in wanted and callable(getattr(module, "reset_parameters", None)):
-                with suppress(Exception):
-                    module.reset_parameters()  # type: ignore[operator]
 
 
 class _SmallTensors(TorchFunctionMode):

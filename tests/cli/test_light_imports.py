@@ -60,7 +60,9 @@ def test_light_names_are_those_that_exist() -> None:
     assert (*EXPERIMENTS, "page", "claims", "recipes") == names.EXPERIMENTS
 
 
-@pytest.mark.parametrize("module", ["pathspace.cli.main", "typer", "pathspace.training.cli"])
+@pytest.mark.parametrize(
+    "module", ["pathspace.cli.main", "typer", "pathspace.training.experiments.cli"]
+)
 def test_an_interrupt_while_the_command_is_imported_is_one_line(module: str) -> None:
     code = f"""
 import sys

@@ -117,7 +117,7 @@ def test_another_worker_runs_the_trials_of_one_that_is_killed(
         raise InputError("This experiment has no record.")
 
     monkeypatch.setitem(EXPERIMENTS, "small", replace(EXPERIMENTS["smnist"], name="small", run=run))
-    monkeypatch.setattr("pathspace.training.cli.known_experiment", lambda name: name)
+    monkeypatch.setattr("pathspace.training.experiments.cli.known_experiment", lambda name: name)
     (tmp_path / "caller").mkdir()
     monkeypatch.chdir(tmp_path / "caller")
     with worker(cluster, tmp_path / "stuck", STUCK) as victim, worker(cluster, tmp_path / "sound"):

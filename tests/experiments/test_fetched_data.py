@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from pathspace.cli import main as cli
 from pathspace.errors import InputError
-from pathspace.training import cli as commands
+from pathspace.training.experiments import cli as commands
 from pathspace.training.experiments import data
 from pathspace.training.experiments.tasks import load_task
 from tests.training.test_training_data import catalogue, write_mnist

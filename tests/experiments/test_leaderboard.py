@@ -7,7 +7,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,15 @@ import pytest
 import torch
 
 from pathspace import InputError
+from pathspace.files.json_lines import append_lines, read_lines
 from pathspace.training.experiments.reproduce import (
     Setting,
     leaderboard,
-    leaderboard_contest,
     leaderboard_run,
     leaderboard_tasks,
 )
 from pathspace.training.experiments.reproduce.leaderboard_contest import (
     Entry,
-    Journal,
     asked,
     cases,
     contest,
@@ -43,7 +43,9 @@ from pathspace.training.experiments.reproduce.leaderboard_run import (
     score,
 )
 from pathspace.training.experiments.reproduce.leaderboard_tasks import BATCH, STEPS, TASKS
+from pathspace.training.experiments.reproduce.provenance import together
 from pathspace.training.experiments.reproduce.record import Record
+from pathspace.training.experiments.reproduce.trial_cache import TrialCache, run_all
 from pathspace.training.task import Split
 
 QUICK = Run("MLP", "default", "AdamW", 0.01, seed=3, steps=5)
@@ -86,7 +88,8 @@ def test_what_fails_is_counted() -> None:
 
 def quick(**given: Any) -> Setting:
     """Ten seeds, a tenth of the steps."""
-    return Setting(**{"run": lambda trials: [], "shrink": 10, "seeds": tuple(range(10)), **given})
+    run = partial(run_all, cache=TrialCache(None))
+    return Setting(**{"run": run, "shrink": 10, "seeds": tuple(range(10)), **given})
 
 
 def pretending(monkeypatch: pytest.MonkeyPatch, result: Callable[[Run], Result]) -> list[Run]:
@@ -97,7 +100,7 @@ def pretending(monkeypatch: pytest.MonkeyPatch, result: Callable[[Run], Result])
         done.append(run)
         return result(run)
 
-    monkeypatch.setattr(leaderboard_contest, "carry_out", pretend)
+    monkeypatch.setattr(leaderboard_run, "carry_out", pretend)
     return done
 
 
@@ -112,7 +115,7 @@ def test_rates_are_chosen_by_the_tuning_seeds_alone(monkeypatch: pytest.MonkeyPa
 
     done = pretending(monkeypatch, result)
     chosen = [("default", "MLP", arm) for arm in ("SGD", "AdamW")]
-    found = contest(Journal(None), chosen, quick())
+    found = contest(chosen, quick())
     assert [(e.arm, e.lr, len(e.results)) for e in found] == [
         ("SGD", 0.01, 10),
         ("AdamW", 0.01, 10),
@@ -148,7 +151,7 @@ def test_the_pilot_says_how_many_seeds_are_needed(
     done = pretending(monkeypatch, result)
     chosen = [("scrambled 100", "MLP", arm) for arm in ("AdamW", "gauge-fixed AdamW", "G-Adam")]
     setting = quick(by_power=True, most_seeds=most)
-    found = {e.arm: len(e.results) for e in contest(Journal(None), chosen, setting)}
+    found = {e.arm: len(e.results) for e in contest(chosen, setting)}
     assert (
         found["AdamW"]
         == found["gauge-fixed AdamW"]
@@ -172,7 +175,7 @@ def test_fresh_seeds_that_spread_more_than_the_pilot_ask_for_others(
             return Result(run.lr, 1.0 + swing, 0.5, False, "", 0.0)
 
         pretending(monkeypatch, result)
-        found = contest(Journal(None), chosen, quick(by_power=True))
+        found = contest(chosen, quick(by_power=True))
         (counts[early, late],) = {len(entry.results) for entry in found}
     assert counts[0.01, 0.01] == 10 < min(counts[0.01, 0.12], counts[0.06, 0.01])
 
@@ -216,8 +219,9 @@ def test_the_record_counts_failures_and_compares_pairs(
         test += run.seed / 1e3
         return Result(test + run.lr, test, 0.1, False, "", 1.0)
 
-    monkeypatch.setattr(leaderboard_contest, "carry_out", pretend)
-    found = leaderboard.run(quick(folder=tmp_path))
+    monkeypatch.setattr(leaderboard_run, "carry_out", pretend)
+    journal = tmp_path / "optimizers.jsonl"
+    found = leaderboard.run(quick(run=partial(run_all, cache=TrialCache(None, journal))))
     found.write(tmp_path / "record.json")
     again = Record.read(tmp_path / "record.json")
     assert again.ours == found.ours and leaderboard.draw(again).axes
@@ -242,77 +246,73 @@ def test_the_record_counts_failures_and_compares_pairs(
     assert told["within AdamW's interval or better"] == told["as from the default start"] == "yes"
     assert told["scrambling hurts AdamW"] == told["gauge-fixed lower when scrambled"] == "yes"
     # later, when no time is left, the journal knows the same
-    monkeypatch.setattr(leaderboard_contest, "carry_out", lambda run: pytest.fail("run again"))
-    late = leaderboard.run(quick(folder=tmp_path, minutes=0.0))
+    monkeypatch.setattr(leaderboard_run, "carry_out", lambda run: pytest.fail("run again"))
+    late = partial(run_all, cache=TrialCache(None, journal), until=0.0)
+    late = leaderboard.run(quick(run=late))
     assert late.claims == found.claims and late.ours == found.ours
-    none = leaderboard.run(Setting(run=lambda trials: [], folder=tmp_path, minutes=0.0))
+    none = leaderboard.run(quick(run=lambda runs: [None] * len(runs)))
     assert not none.ours.rows and any("Not run: SGD, AdamW" in line for line in none.differs)
 
 
 def test_a_journal_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "runs" / "journal.jsonl"
+    path = tmp_path / "journal.jsonl"
     failing = replace(QUICK, arm="SGD", lr=1e4, steps=20)
-    first = Journal(path)
-    first.carry_out([QUICK, failing, QUICK])
+    first, failed, again = run_all([QUICK, failing, QUICK], TrialCache(None, path))
+    assert first is again
     with path.open("a") as file:
         file.write('{"run": {"task"')
-    Journal(path).carry_out([replace(QUICK, seed=9)])
-    monkeypatch.setattr(leaderboard_contest, "carry_out", lambda run: pytest.fail("run again"))
-    again = Journal(path)
-    again.carry_out([failing, QUICK, replace(QUICK, seed=9)])
-    assert again.known[QUICK] == first.known[QUICK]
-    assert again.known[failing].failed is first.known[failing].failed is True
+    run_all([replace(QUICK, seed=9)], TrialCache(None, path))
+    monkeypatch.setattr(leaderboard_run, "carry_out", lambda run: pytest.fail("run again"))
+    known = run_all([failing, QUICK, replace(QUICK, seed=9)], TrialCache(None, path))
+    assert known[1] == first and known[0].failed is failed.failed is True
 
 
 def test_other_data_runs_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Labels that changed must not lead to the result of the old ones."""
-    path = tmp_path / "journal.jsonl"
-    Journal(path).carry_out([QUICK])
-    kept = path.read_text()
+    cache = TrialCache(None, tmp_path / "journal.jsonl")
+    run_all([QUICK], cache)
     build, data = TASKS[QUICK.task]
     first, *rest = data(QUICK.scale)
     turned = replace(first, targets=first.targets.flip(0)), *rest
-    for change in ("data", "nothing"):
-        path.write_text(kept)
-        with monkeypatch.context() as changed:
-            leaderboard_contest.run_data.cache_clear()
-            if change == "data":
-                changed.setitem(TASKS, QUICK.task, (build, lambda _: turned))
-            again = Journal(path)
-            before = again.known[QUICK].test
-            # without time, a journal is read as it is
-            Journal(path, minutes=0).carry_out([QUICK])
-            assert path.read_text() == kept
-            again.carry_out([QUICK])
-            assert (path.read_text() == kept) is (change == "nothing")
-            assert (again.known[QUICK].test == before) is (change == "nothing")
-    leaderboard_contest.run_data.cache_clear()
+    leaderboard_run.run_data.cache_clear()
+    assert cache.find(QUICK) is not None
+    with monkeypatch.context() as changed:
+        leaderboard_run.run_data.cache_clear()
+        changed.setitem(TASKS, QUICK.task, (build, lambda _: turned))
+        assert cache.find(QUICK) is None
+    leaderboard_run.run_data.cache_clear()
 
 
 def test_committed_runs_are_known_by_their_settings_and_their_data(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With the data of that time, which are the same for all runs of a task."""
-    journal = Journal(Path(__file__).parents[2] / "docs" / "reproduction" / "optimizers.jsonl")
-    told = {(run.task, run.scale): data for run, data in journal.data.items()}
-    monkeypatch.setattr(leaderboard_contest, "run_data", lambda *task: told[task])
-    assert all(map(journal.has, journal.known)) and told.keys() == {
-        (task, "fetched") for task in TASKS
-    }
+    """With the data of that time: what was recorded follows from the journal alone, to the byte."""
+    folder = Path(__file__).parents[2] / "docs" / "reproduction"
+    lines = [line for line in read_lines(folder / "optimizers.jsonl") if "run" in line]
+    told = {(line["run"]["task"], line["run"]["scale"]): line["data"] for line in lines}
+    monkeypatch.setattr(leaderboard_run, "run_data", lambda *task: told[task])
+    cache = TrialCache(None, folder / "optimizers.jsonl")
+    assert all(cache.find(Run(**line["run"])) is not None for line in lines)
+    run = partial(run_all, cache=cache, until=0.0)
+    most = 60
+    found = leaderboard.run(
+        quick(run=run, scale="fetched", shrink=1, by_power=True, most_seeds=most)
+    )
+    recorded = Record.read(folder / "optimizers.json")
+    assert replace(found, versions={}).ours == recorded.ours
+    assert found.claims == recorded.claims and together(cache.origins) == recorded.versions
 
 
 @pytest.mark.slow
 def test_processes_find_what_one_finds(tmp_path: Path) -> None:
     runs = [replace(QUICK, seed=seed) for seed in range(3)]
-    alone = Journal(None)
-    alone.carry_out(runs)
-    with Journal(tmp_path / "journal.jsonl", jobs=2) as both:
-        both.carry_out(runs[:2])
-        both.carry_out(runs)
-    tests = [
-        [journal.known[run].test for run in runs] for journal in (alone, both, Journal(both.path))
-    ]
+    journal = tmp_path / "journal.jsonl"
+    alone = run_all(runs, TrialCache(None))
+    both = run_all(runs, TrialCache(None, journal), jobs=2)
+    known = run_all(runs, TrialCache(None, journal), until=0.0)
+    tests = [[one.test for one in found] for found in (alone, both, known)]
     assert tests[0] == tests[1] == tests[2]
+    assert run_all([replace(QUICK, seed=9)], TrialCache(None), until=0.0) == [None]
 
 
 @pytest.mark.slow
@@ -356,18 +356,15 @@ def test_a_text_of_other_characters_is_refused(
     assert leaderboard_tasks.chance("character GPT", "fetched") == pytest.approx(math.log(64))
 
 
-def test_a_journal_says_what_computed_its_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_of_older_journals_say_before_them_what_computed_them(tmp_path: Path) -> None:
     path = tmp_path / "optimizers.jsonl"
     places = [{"commit": "a", "processor": "P"}, {"commit": "a", "processor": "Q"}]
-    for seed, place in enumerate([places[0], places[0], places[1]]):
-        monkeypatch.setattr(leaderboard_contest, "provenance", lambda place=place: place)
-        journal = Journal(path)
-        journal.carry_out([replace(QUICK, seed=seed)])
-        assert journal.origins == places[: 1 + (seed == 2)]
-    again = Journal(path)
-    assert (len(again.known), again.origins) == (3, places)
-    assert len(path.read_text().splitlines()) == 5
-    found = leaderboard.record((), Setting(lambda trials: [], "embedded"), again.origins)
-    assert found.versions == {"commit": "a", "processor": "P, Q"}
+    runs = [replace(QUICK, seed=seed) for seed in range(3)]
+    result = Result(1.0, math.nan, 0.5, False, "", 0.0)
+    lines = [{"run": asdict(run), "data": run.data, "result": result.to_dict()} for run in runs]
+    lines[2:2] = [{"computed": places[1]}]
+    append_lines(path, [{"computed": places[0]}, *lines])
+    cache = TrialCache(None, path)
+    found = run_all(runs, cache, until=0.0)
+    assert [one.valid for one in found] == [1.0] * 3 and math.isnan(found[0].test)
+    assert together(cache.origins) == {"commit": "a", "processor": "P, Q"}

@@ -319,7 +319,7 @@ def test_the_full_scale_has_the_papers_seeds(
         assert said == {EXPERIMENTS["smnist"].full_seeds} == {3}
     seen: list[Setting] = []
     monkeypatch.setattr(
-        "pathspace.training.experiments.reproduce.command.show_estimate",
+        "pathspace.training.experiments.reproduce.command.show_missing",
         lambda experiment, setting, *more: seen.append(setting),
     )
     for scale in ("embedded", "full"):

@@ -36,7 +36,7 @@ from pathspace.training.experiments.models import Toy
 from pathspace.training.experiments.reproduce import EXPERIMENTS, Setting
 from pathspace.training.experiments.reproduce.baselines import baselines, published
 from pathspace.training.experiments.reproduce.command import records, run_counted, run_reproduction
-from pathspace.training.experiments.reproduce.estimate import planned
+from pathspace.training.experiments.reproduce.dry_run import planned
 from pathspace.training.experiments.reproduce.holm import (
     LEVEL,
     POWER,
@@ -120,7 +120,7 @@ def test_a_known_trial_is_not_run_again_and_a_damaged_file_is(
     cache = TrialCache(tmp_path)
     (first,) = run_all([SMALL], cache)
     monkeypatch.setattr(
-        "pathspace.training.experiments.reproduce.trial_cache.run_trial",
+        "pathspace.training.experiments.reproduce.trial.run_trial",
         lambda *_: pytest.fail("run again"),
     )
     assert run_all([SMALL, SMALL], TrialCache(tmp_path)) == [first, first]
@@ -143,9 +143,7 @@ def test_an_interrupted_series_keeps_what_had_ended(
             raise KeyboardInterrupt
         return Outcome((1.0,), (1.0,), (trial.seed,), 0.1, False)
 
-    monkeypatch.setattr(
-        "pathspace.training.experiments.reproduce.trial_cache.run_trial", interrupted
-    )
+    monkeypatch.setattr("pathspace.training.experiments.reproduce.trial.run_trial", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_all(trials, TrialCache(tmp_path))
     assert [TrialCache(tmp_path).find(trial) is not None for trial in trials] == [True, True, False]
@@ -245,7 +243,10 @@ def test_a_trial_of_earlier_code_is_known_and_says_what_computed_it(
     monkeypatch.setattr(f"{cache}.provenance", lambda: {"commit": "earlier"})
     first = run_all([SMALL], TrialCache(tmp_path))
     monkeypatch.setattr(f"{cache}.provenance", lambda: {"commit": "today"})
-    monkeypatch.setattr(f"{cache}.run_trial", lambda *_: pytest.fail("run again"))
+    monkeypatch.setattr(
+        "pathspace.training.experiments.reproduce.trial.run_trial",
+        lambda *_: pytest.fail("run again"),
+    )
     again = TrialCache(tmp_path)
     assert run_all([SMALL], again) == first and again.origins == [{"commit": "earlier"}]
 
@@ -1019,21 +1020,19 @@ def test_a_dry_run_counts_the_runs_and_runs_none(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        "pathspace.training.experiments.reproduce.estimate.seconds_of", lambda trial: 60.0
-    )
-    monkeypatch.setattr(
-        "pathspace.training.experiments.reproduce.trial_cache.run_trial",
+        "pathspace.training.experiments.reproduce.trial.run_trial",
         lambda *_: pytest.fail("was run"),
     )
     result = call("reproduce", "race", "--dry-run", "--jobs", 2)
+    told = "60 runs with 5 fresh seeds; {} are known."
     # four arms: five rates of two seeds, and five fresh seeds
-    assert result.exit_code == 0 and "60 runs; 0 are known." in flat(result.output), result.output
-    assert "about 30 minutes with --jobs 2" in flat(result.output) and not list(tmp_path.iterdir())
+    assert result.exit_code == 0 and told.format(0) in flat(result.output), result.output
+    assert not list(tmp_path.iterdir())
     known = planned(EXPERIMENTS["race"], Setting(run=pretend))[0][0]
     TrialCache(tmp_path / "runs" / "trials").keep(
         known, Outcome((1.0,), (1.0,), (1.0,), 0.1, False)
     )
-    assert "60 runs; 1 are known." in flat(call("reproduce", "race", "--dry-run").output)
+    assert told.format(1) in flat(call("reproduce", "race", "--dry-run").output)
 
 
 @pytest.mark.parametrize(

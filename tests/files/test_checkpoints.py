@@ -176,6 +176,7 @@ ps.rescale_files(graph, torch.full((graph.num_units,), 0.7), sys.argv[1], sys.ar
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_no_files_once_the_folder_is_complete(tmp_path):
     model, _, _ = small()
     sharded(tmp_path / "source", model.state_dict())

@@ -8,7 +8,7 @@ import pytest
 import torch
 from compositions import built, examined, inputs, planned, shrunk
 
-from pathspace.inference.units import Scales
+from pathspace.inference.scales import Scales
 
 # prints and warnings of other libraries say nothing here
 pytestmark = [pytest.mark.filterwarnings("ignore")]

@@ -115,7 +115,7 @@ CONSTANTS: dict[str, tuple[Callable[[Tensor], Tensor], int, int]] = {
     "written over": (lambda h: first_set_to(h, 1.0), 6, 5),
     "scattered constants": (lambda h: h.scatter(1, h.argmax(-1, keepdim=True), 1.0), 6, 0),
     "filled slices": (lambda h: h.index_fill(1, torch.tensor([0, 2]), 1.0), 6, 4),
-    "no infinities to replace": (lambda h: F.relu(h).nan_to_num(), 6, 6),
+    "no infinities to replace": (lambda h: F.relu(h).nan_to_num(), 6, 0),
     "infinities of a mask replaced": (
         lambda h: h.masked_fill(h > 0, -math.inf).nan_to_num() * 1e-307,
         6,

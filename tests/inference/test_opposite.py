@@ -9,6 +9,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from slow_names import slow_names
 from training_pairs import problem
 
 import pathspace as ps
@@ -82,7 +83,11 @@ def test_bounded_steps_of_copies_are_the_same(cap: float, rule: str) -> None:
 
 @pytest.mark.parametrize("cap", [None, 0.3, 30.0])
 @pytest.mark.parametrize(
-    "name", [NAME, "rnn_op_2_layers", "residual_cnn", "tied_depth", "transformer_block"]
+    "name",
+    slow_names(
+        [NAME, "rnn_op_2_layers", "residual_cnn", "tied_depth", "transformer_block"],
+        ["transformer_block"],
+    ),
 )
 def test_the_norm_that_is_clipped_is_that_of_the_step(name: str, cap: float | None) -> None:
     """Against the gradient itself: a step of length ``lr`` lowers the loss by ``lr``

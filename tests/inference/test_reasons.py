@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathspace as ps
-from pathspace.inference.build import ends_of
 from pathspace.inference.interpreter import interpret
 from pathspace.inference.reasons import Chains, Witness
+from pathspace.inference.units import ends_of
 
 EVERY_SECOND = torch.tensor([True, False] * 3)
 

@@ -181,9 +181,8 @@ def of_eps(facts: Facts) -> str:
     """What an operation does to the eps of a divisor."""
     if facts.kind in eps_detection.MOVEMENTS | eps_detection.DIVISORS or facts.kind == "power":
         return "keeps a divisor"
-    if facts.kind == "quotient" or (facts.linear == "each" and facts.bias is None):
-        return "divides, or is divided"
-    return "may be infinite" if facts.infinite else ""
+    divides = facts.kind == "quotient" or (facts.linear == "each" and facts.bias is None)
+    return "divides, or is divided" if divides else ""
 
 
 def of_dataflow(facts: Facts) -> str:
@@ -228,9 +227,8 @@ def operations_page() -> str:
     """Operations of which the same is stated in one row, by kind."""
     own: dict[Facts, set[str]] = defaultdict(set)
     for name, facts in FACTS.items():
-        if RULES.get(name) is not None and RULES[name].__module__.startswith(
-            "pathspace.inference.rules."
-        ):
+        own_rule = name not in RULES or "pathspace.inference.rules." in RULES[name].__module__
+        if name and own_rule:
             own[facts].add(name.removeprefix("aten.").rstrip("_").removesuffix("_copy"))
     lines = [INTRODUCTION, "## Kinds\n"]
     lines += [
@@ -258,9 +256,9 @@ def operations_page() -> str:
 
 INTRODUCTION = """# Table of operations
 
-These operations of a captured graph have a rule (in-place and other variants under one name, without `aten.`). All
-others are pinned and listed. The table says what the registry states of each operation beyond its rule, and what its
-readers make of it. An empty cell makes no statement. Constants that are added (a margin, a number) do not count for
+What the registry states of operations beyond their rules (in-place and other variants under one name, without
+`aten.`), and what its readers make of it. Operations that are not listed are followed by the smaller steps that torch
+knows, or else pinned. An empty cell makes no statement. Constants that are added (a margin, a number) do not count for
 "linear". One degree stands for all activations together, several for one operand each.
 
 The page is generated, and a test compares every statement with torch. Scales, unrolled paths and the proofs of symmetry

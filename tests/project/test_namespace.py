@@ -34,7 +34,6 @@ TWICE = {
     **dict.fromkeys(["main", "register", "render", "run"], ENTRY),
     "Claim": "about one network, which users know; and about the methods of an experiment",
     "Comparison": f"of two models, and of two reports: {PUBLIC}",
-    "Estimate": "of a number, which users know; and of the time that an experiment takes",
     "versus": "of two reports, which users know; and of the results of two methods",
     **dict.fromkeys(["Record", "Table", "find", "given", "toy"], APART),
     "show": "verdicts, and values of settings: in experiments alone",

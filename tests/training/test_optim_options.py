@@ -13,6 +13,7 @@ import pytest
 import torch
 from descent import descend
 from oracles.adam import train_on_path_values
+from slow_names import slow_names
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Adam, AdamW, Optimizer
@@ -82,7 +83,9 @@ def test_relative_steps_multiply_path_values(name: str, member: str) -> None:
 
 @pytest.mark.parametrize("rule", ["modulo", "random"])
 @pytest.mark.parametrize("cap", [0.3, 3.0])
-@pytest.mark.parametrize("name", ["opposite_parents", "rnn_op", "transformer_block"])
+@pytest.mark.parametrize(
+    "name", slow_names(["opposite_parents", "rnn_op", "transformer_block"], ["transformer_block"])
+)
 def test_bounded_adam_is_adam_on_path_values_over_their_bound(
     name: str, cap: float, rule: str
 ) -> None:

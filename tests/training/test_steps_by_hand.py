@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from descent import descend
+from slow_names import slow_names
 from torch import Tensor, nn
 from torch.nn import functional as F
 from training_pairs import problem
@@ -30,7 +31,10 @@ def ends(block: ps.WeightBlock) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("cap", [0.3, 1.0, 30.0])
-@pytest.mark.parametrize("name", ["opposite_parents", "residual_cnn", "transformer_block"])
+@pytest.mark.parametrize(
+    "name",
+    slow_names(["opposite_parents", "residual_cnn", "transformer_block"], ["transformer_block"]),
+)
 def test_multipliers_are_bounded_edge_by_edge(name: str, cap: float, rule: str) -> None:
     """``w <- (w - lr M g) / R_tail`` with ``M = 1 / (pre s)^2``, at either end at most
     ``sqrt(cap)`` when balanced.

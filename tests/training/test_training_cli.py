@@ -208,7 +208,7 @@ def test_help_teaches(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_names_in_the_help_are_those_that_exist() -> None:
     from typing import get_args
 
-    from pathspace.training import train_cli
+    from pathspace.training.experiments import train_cli
     from pathspace.training.experiments.tasks import task_names
     from pathspace.training.recipe import OPTIMIZERS, Init, Rule
 

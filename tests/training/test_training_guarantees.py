@@ -25,7 +25,7 @@ import torch
 from training_command import call, flat
 
 from pathspace.errors import InputError
-from pathspace.training.config import read_config
+from pathspace.training.experiments.config import read_config
 from pathspace.training.experiments.reproduce.trial import Outcome, Trial
 from pathspace.training.experiments.sweep import grid, ranked_points
 
@@ -49,7 +49,7 @@ def start() -> Callable[..., Any]:
     from a server that has them.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pathspace.training.train_command"])
+    context.set_forkserver_preload(["pathspace.training.experiments.train_command"])
 
     def begin(*words: object) -> Any:
         process = context.Process(target=run_command, args=([str(word) for word in words],))
@@ -513,7 +513,7 @@ def test_sweep_runs_the_grid_once_and_writes_one_table(
     table = (tmp_path / "sweep" / "sweep.csv").read_bytes()
     # A second time nothing is trained: all of it is known.
     monkeypatch.setattr(
-        "pathspace.training.experiments.reproduce.trial_cache.run_trial",
+        "pathspace.training.experiments.reproduce.trial.run_trial",
         lambda *_: pytest.fail("trained again"),
     )
     assert call(*words).exit_code == 0 and (tmp_path / "sweep" / "sweep.csv").read_bytes() == table

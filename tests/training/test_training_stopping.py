@@ -15,9 +15,8 @@ from training_command import call, flat, stop_at, weights
 
 from pathspace.errors import InputError
 from pathspace.training.experiments.tasks import load_task
-from pathspace.training.history import EpochRecord, History
+from pathspace.training.history import EpochRecord, History, best_record, exhausted
 from pathspace.training.recipe import Recipe, prepare
-from pathspace.training.stopping import best_record, exhausted
 from pathspace.training.task import Task
 from pathspace.training.trainer import Tick, Trainer
 

@@ -17,9 +17,9 @@ from torch.utils import _pytree as pytree
 
 import pathspace as ps
 from pathspace.capture.capture import capture
-from pathspace.inference.build import build_graph
 from pathspace.inference.interpreter import interpret
-from pathspace.inference.units import Scales
+from pathspace.inference.scales import Scales
+from pathspace.inference.units import build_graph
 from pathspace.models.inputs import in_capture_order
 
 SMALL = torch.finfo(torch.float64).tiny

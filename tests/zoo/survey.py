@@ -22,9 +22,9 @@ from rich.table import Table
 from pathspace.capture.capture import capture
 from pathspace.errors import first_line
 from pathspace.files.writing import replacing
-from pathspace.inference.build import build_graph
 from pathspace.inference.interpreter import interpret
-from pathspace.inference.units import Scales
+from pathspace.inference.scales import Scales
+from pathspace.inference.units import build_graph
 from zoo.entry import Entry, load
 from zoo.libraries import LIBRARIES
 from zoo.soundness import rescaled, scaling_dimension, spread, trace_double, unbalanced

@@ -31,9 +31,9 @@ from pathspace.files.pictures import save
 from pathspace.files.writing import make_folder, write_text
 from pathspace.fitting.quantise import decibels, quantised_weights, weight_axes
 
-from ..progress import counting
 from ..threads import one_thread
 from .models import residual_cnn
+from .progress import counting
 from .reproduce.command import run_counted, show
 from .reproduce.experiment import Setting
 from .reproduce.paired_comparison import draw_paired_comparison

@@ -7,10 +7,11 @@ from __future__ import annotations
 import sys
 import tomllib
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pathspace.errors import expect_known
+from pathspace.errors import InputError, expect_known
 
 TASKS = (
     *("bible-characters", "bible-words", "catalogue", "catalogues", "cifar10", "cifar100"),
@@ -53,6 +54,22 @@ def texts() -> dict[str, dict[str, Any]]:
 EXPERIMENTS = (*texts(), "page", "claims", "recipes")
 
 
+def expect_packages() -> None:
+    """Check that the packages are there that only the laboratory needs.
+
+    Raises:
+        InputError: one is not installed.
+
+    Example:
+        >>> expect_packages()
+    """
+    for name in ("filelock", "lightning_fabric", "sklearn"):
+        if find_spec(name) is None:
+            raise InputError(
+                f"This command needs the package {name}; run: pip install -e '.[laboratory]'."
+            )
+
+
 def known_task(name: str) -> str:
     """Check the name of a task on the command line.
 
@@ -63,6 +80,7 @@ def known_task(name: str) -> str:
         >>> known_task("digits-rows")
         'digits-rows'
     """
+    expect_packages()
     # (once the registry is imported, it decides itself, because it may have tasks of the user)
     if "pathspace.training.task" not in sys.modules:
         expect_known("task", name, TASKS)
@@ -79,6 +97,7 @@ def known_experiment(name: str) -> str:
         >>> known_experiment("race")
         'race'
     """
+    expect_packages()
     expect_known("experiment", name, EXPERIMENTS)
     return name
 

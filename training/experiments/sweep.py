@@ -17,8 +17,8 @@ from rich.table import Table
 from pathspace.errors import InputError
 from pathspace.files.writing import ensure_writable, make_folder, replacing
 
-from ..progress import counting
 from .intervals import Interval, t_interval
+from .progress import counting
 from .reproduce.trial import Outcome, Trial
 from .reproduce.trial_cache import TrialCache, run_all
 from .tasks import load_task

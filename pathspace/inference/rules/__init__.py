@@ -5,7 +5,6 @@ from . import (
     contraction,
     convolution,
     creation,
-    experts,
     homogeneous,
     indexing,
     joining,

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import string
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ..registry import rule
+from ..registry import rule, state
 from ..semantics import Semantics
-from ..values import NEUTRAL, Value, Weight, along, broadcast_shape, constant, distinct, shape_of
+from ..values import Value, Weight, broadcast_shape, constant
 from .edges import LARGEST, combination_count, edges, has_fixed_scale, times
 
 # properties of every bilinear sum of products
@@ -21,6 +19,9 @@ BILINEAR: dict[str, Any] = {
     "linear": "each",
     "coefficients": "one",
 }
+
+
+state("aten.einsum", kind="contraction", linear="each", coefficients="one")
 
 
 def with_bias(semantics: Semantics, out: Tensor, bias: Value | None, dim: int) -> Tensor:
@@ -52,46 +53,10 @@ def contract_ids(semantics: Semantics, left: Tensor, right: Tensor, dims: Sequen
             left = semantics.reduce(left, [dim], keepdim=True).expand(full)
     if combination_count(left, right) <= LARGEST:
         return semantics.reduce(times(semantics, left, right), summed)
-    kept = [_not_zero(left, right, dim) for dim in range(len(full))]
-    if any(len(places) < n for places, n in zip(kept, full, strict=True)):
-        return _contract_kept(semantics, left, right, summed, kept)
     semantics.pin(
         [left, right], "a product of activations whose scales vary in too many ways to follow"
     )
     return constant([n for d, n in enumerate(full) if d not in summed])
-
-
-def _not_zero(left: Tensor, right: Tensor, dim: int) -> Tensor:
-    """The positions along a dimension at which neither operand has only exact zeros."""
-    kept = torch.ones(left.shape[dim], dtype=torch.bool)
-    for ids in (left, right):
-        kept = kept & ~(distinct(ids) == NEUTRAL).movedim(dim, 0).flatten(1).all(1)
-    return kept.nonzero().flatten()
-
-
-def _contract_kept(
-    semantics: Semantics, left: Tensor, right: Tensor, summed: set[int], kept: list[Tensor]
-) -> Tensor:
-    """The same at the ``kept`` positions of every dimension; elsewhere the
-    products are exact zeros.
-    """
-    full, rest = left.shape, [dim for dim in range(left.dim()) if dim not in summed]
-    if any(not len(places) for places in kept):
-        return constant([full[dim] for dim in rest], NEUTRAL)
-    for dim, places in enumerate(kept):
-        left, right = (
-            along(lambda t, d=dim, k=places: t.index_select(d, k), ids, [dim])  # type: ignore[misc]
-            for ids in (left, right)
-        )
-    out = contract_ids(semantics, left, right, sorted(summed))
-
-    def widened(t: Tensor, dim: int, size: int, places: Tensor) -> Tensor:
-        zeros = torch.full([size if d == dim else n for d, n in enumerate(t.shape)], NEUTRAL)
-        return zeros.index_copy(dim, places, t)
-
-    for dim, old in enumerate(rest):
-        out = along(lambda t, d=dim, o=old: widened(t, d, full[o], kept[o]), out, [dim])  # type: ignore[misc]
-    return out
 
 
 @rule("aten.linear", **BILINEAR, bias=2)
@@ -117,8 +82,7 @@ def _vector(semantics: Semantics, ids: Tensor, vector: Value) -> Tensor:
     return contract_ids(semantics, ids, vector, [-1])
 
 
-@rule("aten.addmm", "aten.addmm_", "aten.addmv", "aten.baddbmm", "aten.baddbmm_",
-      "aten._sparse_addmm", "aten.sspaddmm", **BILINEAR, bias=0)  # fmt: skip
+@rule("aten.addmm", "aten.addmv", "aten.baddbmm", "aten._sparse_addmm", **BILINEAR, bias=0)
 def addmm(semantics: Semantics, bias: Value, x: Value, weight: Value, **kwargs: Any) -> Tensor:
     """``b + x W`` with ``W`` of shape (in, out)."""
     product = matmul(semantics, x, weight)
@@ -127,20 +91,9 @@ def addmm(semantics: Semantics, bias: Value, x: Value, weight: Value, **kwargs: 
     )
 
 
-@rule("aten.addbmm", **BILINEAR, bias=0)
-def addbmm(semantics: Semantics, bias: Value, x: Value, y: Value, **kwargs: Any) -> Tensor:
-    """``b + sum over the batch of x y``."""
-    return semantics.join(bias, semantics.reduce(matmul(semantics, x, y), [0]))
-
-
-@rule(
-    "aten.mm", "aten.matmul", "aten.bmm", "aten.mv", "aten.dot", "aten.vdot", "aten.linalg_matmul",
-    "aten.chain_matmul", "aten._sparse_mm", "aten.hspmm", "aten.smm", **BILINEAR,
-)  # fmt: skip
-def matmul(semantics: Semantics, x: Value, y: Value | None = None) -> Tensor:
+@rule("aten.mm", "aten.matmul", "aten.bmm", "aten.mv", "aten.dot", "aten._sparse_mm", **BILINEAR)
+def matmul(semantics: Semantics, x: Value, y: Value) -> Tensor:
     """A product of matrices or vectors, each a parameter or an activation."""
-    if y is None:
-        raise ValueError("a list of matrices")
     if len(y.shape) == 1:
         return _vector(semantics, semantics.activation(x), y)
     if len(x.shape) == 1:
@@ -162,53 +115,6 @@ def matmul(semantics: Semantics, x: Value, y: Value | None = None) -> Tensor:
             semantics, right.moved(lambda t: t.unsqueeze(-3), semantics.offsets), left, [-2]
         )
     return contract_ids(semantics, left, right.unsqueeze(-3), [-2])
-
-
-@rule("aten.inner", **BILINEAR)
-def inner(semantics: Semantics, x: Value, y: Value) -> Tensor:
-    """Sums over the last dimension of both."""
-    if len(x.shape) == 0 or len(y.shape) == 0:
-        raise ValueError("inner product with a number")
-    if len(y.shape) <= 2:
-        return linear(semantics, x, y)
-    ids, other = semantics.activation(x), semantics.activation(y)
-    for _ in range(other.dim() - 1):
-        ids = ids.unsqueeze(-2)
-    return contract_ids(semantics, ids, other, [-1])
-
-
-@rule("aten.outer", "aten.ger", **BILINEAR)
-def outer(semantics: Semantics, x: Value, y: Value) -> Value:
-    """All products of two vectors."""
-    return einsum(semantics, "i,j->ij", [x, y])
-
-
-@rule("aten.tensordot", **BILINEAR)
-def tensordot(
-    semantics: Semantics, x: Value, y: Value, first: Sequence[int], second: Sequence[int]
-) -> Tensor:
-    """Sums over pairs of dimensions."""
-    names = iter(string.ascii_letters)
-    left, right = ([next(names) for _ in value.shape] for value in (x, y))
-    for a, b in zip(first, second, strict=True):
-        right[b] = left[a]
-    summed = {left[a] for a in first}
-    out = "".join(n for n in left + right if n not in summed)
-    return einsum(semantics, f"{''.join(left)},{''.join(right)}->{out}", [x, y])
-
-
-@rule(
-    "aten.bilinear", kind="contraction", degree=(1, 1, 1), linear="each", coefficients="one", bias=3
-)
-def bilinear(
-    semantics: Semantics, x: Value, y: Value, weight: Value, bias: Value | None = None
-) -> Tensor:
-    """``sum_ij x[i] A[k, i, j] y[j] + b[k]``."""
-    pair = times(
-        semantics, semantics.activation(x).unsqueeze(-1), semantics.activation(y).unsqueeze(-2)
-    )
-    out = _einsum(semantics, ["kij", "zij"], [weight, pair.reshape(-1, *pair.shape[-2:])], "zk")
-    return with_bias(semantics, out.reshape(shape_of(semantics.place.result)), bias, -1)
 
 
 @rule("aten._trilinear", kind="contraction", degree=(1, 1, 1), linear="each", coefficients="one")
@@ -235,95 +141,3 @@ def trilinear(
     if isinstance(middle, Weight):
         return edges(semantics, middle, pair, summed)
     return contract_ids(semantics, middle, pair, summed)
-
-
-# --- einsum
-
-
-def _spelled(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
-    """Terms and output of an equation, with ellipses and implicit outputs replaced by letters."""
-    equation = equation.replace(" ", "")
-    inputs, arrow, output = equation.partition("->")
-    terms = inputs.split(",")
-    spare = [letter for letter in string.ascii_letters if letter not in equation]
-    widest = max(
-        (r - len(t.replace("...", "")) for t, r in zip(terms, ranks, strict=True) if "..." in t),
-        default=0,
-    )
-    dots = "".join(spare[:widest])
-
-    def write_out(term: str, rank: int) -> str:
-        width = rank - len(term.replace("...", ""))
-        return term.replace("...", dots[len(dots) - width :])
-
-    terms = [write_out(term, rank) for term, rank in zip(terms, ranks, strict=True)]
-    if not arrow:
-        plain = "".join(terms)
-        output = dots + "".join(
-            sorted(letter for letter in set(plain) - set(dots) if plain.count(letter) == 1)
-        )
-    return terms, output.replace("...", dots)
-
-
-@rule("aten.einsum", kind="contraction", linear="each", coefficients="one")
-def einsum(semantics: Semantics, equation: str, operands: Sequence[Value], **kwargs: Any) -> Tensor:
-    """Sums of products by index letters; more than two operands are
-    contracted one after the other.
-    """
-    terms, output = _spelled(equation, [len(operand.shape) for operand in operands])
-    values = list(operands)
-    for i, term in enumerate(terms):
-        for letter in [a for a in dict.fromkeys(term) if term.count(a) > 1]:
-            # a diagonal
-            while term.count(letter) > 1:
-                first, second = term.index(letter), term.rindex(letter)
-                values[i] = semantics.moved(
-                    lambda t, a=first, b=second: t.diagonal(0, a, b),  # type: ignore[misc]
-                    values[i],
-                )
-                term = term[:second] + term[second + 1 :]
-                term = term[:first] + term[first + 1 :] + letter
-        terms[i] = term
-    return _einsum(semantics, terms, values, output)
-
-
-def _einsum(
-    semantics: Semantics, terms: Sequence[str], operands: Sequence[Value], output: str
-) -> Tensor:
-    letters, value = terms[0], operands[0]
-    if len(operands) == 1:
-        lost = [i for i, letter in enumerate(letters) if letter not in output]
-        kept = [letter for letter in letters if letter in output]
-        return semantics.reduce(value, lost).permute([kept.index(letter) for letter in output])
-    for position, (term, other) in enumerate(zip(terms[1:], operands[1:], strict=True), start=2):
-        later = set(output).union(*terms[position:])
-        every = list(dict.fromkeys(letters + term))
-        sides: list[Value] = []
-        for names, operand in ((letters, value), (term, other)):
-            order = [names.index(letter) for letter in every if letter in names]
-            shape = [letter in names for letter in every]
-
-            def align(t: Tensor, order: list[int] = order, shape: list[bool] = shape) -> Tensor:
-                t = t.permute(order)
-                for dim, present in enumerate(shape):
-                    t = t if present else t.unsqueeze(dim)
-                return t
-
-            sides.append(
-                operand.moved(align, semantics.offsets)
-                if isinstance(operand, Weight)
-                else align(operand)
-            )
-        lost = [i for i, letter in enumerate(every) if letter not in later]
-        left, right = sides
-        if isinstance(left, Weight) and isinstance(right, Weight):
-            left = semantics.activation(left)
-        if isinstance(left, Weight):
-            value = edges(semantics, left, right, lost)
-        elif isinstance(right, Weight):
-            value = edges(semantics, right, left, lost)
-        else:
-            value = contract_ids(semantics, left, right, lost)
-        letters = "".join(letter for letter in every if letter in later)
-    assert isinstance(value, Tensor)
-    return value.permute([letters.index(letter) for letter in output])

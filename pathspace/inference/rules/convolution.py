@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..registry import rule
+from ..registry import rule, state
 from ..semantics import Semantics
-from ..values import NEUTRAL, Value, Weight, compress, reshaped
+from ..values import NEUTRAL, Value, Weight, reshaped
 from .contraction import contract_ids, with_bias
 from .edges import edges
 from .windows import per_dimension, windows
@@ -51,6 +50,9 @@ def _convolved(
     else:
         out = contract_ids(semantics, weight[place], seen, summed)
     return reshaped(out, (batch, groups * outs, *sizes))
+
+
+state("aten.convolution", "aten._convolution", **CONVOLVED)
 
 
 @rule("aten.conv1d", "aten.conv2d", "aten.conv3d", **CONVOLVED)
@@ -97,10 +99,8 @@ def transposed_convolution(
     groups: int = 1,
     dilation: Sizes = 1,
 ) -> Tensor:
-    """The transpose of a convolution, ``weight`` (in, out / groups, ...).
-
-    With stride ``s`` the outputs at positions ``r, r + s, r + 2 s, ...`` use only every ``s``-th
-    tap: each such comb is a separate convolution with its own units.
+    """The transpose of a convolution, ``weight`` (in, out / groups, ...): a convolution with the
+    flipped kernel, whose operand has ``stride - 1`` zeros between its elements.
     """
     ids, rank = semantics.activation(x), len(weight.shape) - 2
     batched = ids.dim() == rank + 2
@@ -108,102 +108,35 @@ def transposed_convolution(
     steps, crops, extras, holes = (
         per_dimension(v, rank) for v in (stride, padding, output_padding, dilation)
     )
-    kernel = weight.shape[2:]
-    # as a convolution's weight: (groups, out / groups, in / groups, kernel)
-    split = (groups, weight.shape[0] // groups, *weight.shape[1:])
-    own = semantics.moved(lambda t: t.reshape(split).transpose(1, 2), weight)
+    kernel, spatial = weight.shape[2:], list(range(2, 2 + rank))
     sizes = [(n - 1) * s - 2 * p + h * (k - 1) + e + 1
              for n, s, p, h, k, e
              in zip(ids.shape[2:], steps, crops, holes, kernel, extras, strict=True)]  # fmt: skip
-    outs = weight.shape[1] * groups
-    combs: dict[tuple[int, ...], Tensor] = {}
-    for residue in itertools.product(*(range(s) for s in steps)):
-        combs[residue] = _comb(semantics, ids, own, residue, sizes, steps, crops, holes)
-    wide = (ids.shape[0], outs, *sizes)
-    out = combs[(0,) * rank] if len(combs) == 1 else _interleaved(semantics, combs, wide, steps)
+    # as a convolution's weight: (groups, out / groups, in / groups, kernel)
+    split = (groups, weight.shape[0] // groups, *weight.shape[1:])
+    own = semantics.moved(lambda t: t.reshape(split).transpose(1, 2), weight)
+    if semantics.uniform:
+        # (one element for each channel reads all taps)
+        wide = semantics.reduce(ids, spatial, keepdim=True).expand(*ids.shape[:2], *kernel)
+        out = _convolved(semantics, wide, own, [1] * rank, [(0, 0)] * rank, [1] * rank)
+        out = out.expand(*out.shape[:2], *sizes)
+        for dim, (n, s, p, h, k) in enumerate(
+            zip(ids.shape[2:], steps, crops, holes, kernel, strict=True), 2
+        ):
+            # (sums of no data, between the windows or beside them, are zeros)
+            met = torch.arange(n)[:, None] * s + torch.arange(k) * h - p
+            line = torch.isin(torch.arange(out.shape[dim]), met)
+            shape = [-1 if d == dim else 1 for d in range(out.dim())]
+            out = out if bool(line.all()) else torch.where(line.reshape(shape), out, NEUTRAL)
+    else:
+        apart = [(n - 1) * s + 1 for n, s in zip(ids.shape[2:], steps, strict=True)]
+        wide = torch.full((*ids.shape[:2], *apart), NEUTRAL)
+        wide[:, :, *(slice(None, None, s) for s in steps)] = ids
+        own = semantics.moved(lambda t: t.flip([dim + 1 for dim in spatial]), own)
+        margins = [
+            (h * (k - 1) - p, h * (k - 1) - p + e)
+            for h, k, p, e in zip(holes, kernel, crops, extras, strict=True)
+        ]
+        out = _convolved(semantics, wide, own, [1] * rank, margins, holes)
     out = with_bias(semantics, out, bias, 1)
     return out if batched else out.squeeze(0)
-
-
-def _comb(
-    semantics: Semantics, ids: Tensor, weight: Value, residue: Sequence[int], sizes: Sequence[int],
-    steps: Sequence[int], crops: Sequence[int], holes: Sequence[int],
-) -> Tensor:  # fmt: skip
-    """Outputs at positions ``residue + s * n``: tap k connects input i and output p if
-    ``p + crop = i s + k h``.
-    """
-    taps, margins, counts, small = [], [], [], ids
-    for dim, (r, size, s, p, h) in enumerate(zip(residue, sizes, steps, crops, holes, strict=True)):
-        count = max(0, -(-(size - r) // s))
-        found = [k for k in range(weight.shape[3 + dim]) if (r + p - k * h) % s == 0]
-        taps.append(found)
-        counts.append(count)
-        if not found or not count:
-            continue
-        # input position of the first output for each tap, falling as taps rise
-        starts = [(r + p - k * h) // s for k in found]
-        length = ids.shape[2 + dim]
-        before, after = max(0, -min(starts)), max(0, max(starts) + count - length)
-        margins.append((before, after))
-        low, high = max(0, min(starts)), min(length, max(starts) + count)
-        small = small.narrow(2 + dim, low, max(high - low, 0)) if low or high < length else small
-    shape = (ids.shape[0], weight.shape[0] * weight.shape[1], *counts)
-    if any(not found for found in taps) or 0 in counts or 0 in small.shape:
-        return torch.tensor(NEUTRAL).expand(shape)
-    gaps = [found[1] - found[0] if len(found) > 1 else 1 for found in taps]
-    dilations = [max(1, g * h // s) for g, h, s in zip(gaps, holes, steps, strict=True)]
-
-    def chosen(t: Tensor) -> Tensor:
-        for dim, found in enumerate(taps):
-            t = t.narrow(3 + dim, found[0], found[-1] - found[0] + 1)
-            if len(found) > 1 and gaps[dim] > 1:
-                t = t[(slice(None),) * (3 + dim) + (slice(None, None, gaps[dim]),)]
-        return t
-
-    # a flipped kernel is equivalent to a flip of the image before and after the convolution
-    dims = [2 + dim for dim in range(len(taps))]
-    turned = small.flip(dims) if _varies(small) else small
-    own = semantics.moved(chosen, weight)
-    swapped = [(after, before) for before, after in margins]
-    out = _convolved(semantics, turned, own, [1] * len(taps), swapped, dilations)
-    # (padding alone can tell the places of the result apart)
-    out = out.flip(dims) if _varies(out) else out
-    return out.expand(shape)
-
-
-def _varies(ids: Tensor) -> bool:
-    return any(ids.stride(dim) != 0 and ids.shape[dim] > 1 for dim in range(2, ids.dim()))
-
-
-def _interleaved(
-    semantics: Semantics,
-    combs: dict[tuple[int, ...], Tensor],
-    shape: Sequence[int],
-    steps: Sequence[int],
-) -> Tensor:
-    """Interleave the combs; combs with equal constant ids become one tensor of stride 0."""
-    first = next(iter(combs.values()))
-    thin = 1 if all(comb.stride(0) == 0 for comb in combs.values()) else shape[0]
-    out = torch.full((thin, *shape[1:]), NEUTRAL, dtype=first.dtype)
-    for residue, comb in combs.items():
-        place = (
-            slice(None),
-            slice(None),
-            *(slice(r, None, s) for r, s in zip(residue, steps, strict=True)),
-        )
-        out[place] = comb[:thin]
-    return compress(out).expand(tuple(shape))
-
-
-@rule("aten.convolution", "aten._convolution", **CONVOLVED)
-def general(
-    semantics: Semantics, x: Value, weight: Value, bias: Value | None, stride: Sizes,
-    padding: Sizes, dilation: Sizes, transposed: bool, output_padding: Sizes, groups: int,
-    *args: Any,
-) -> Tensor:  # fmt: skip
-    """A convolution or a transposed one."""
-    if transposed:
-        return transposed_convolution(
-            semantics, x, weight, bias, stride, padding, output_padding, groups, dilation
-        )
-    return convolution(semantics, x, weight, bias, stride, padding, dilation, groups)

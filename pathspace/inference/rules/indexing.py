@@ -114,11 +114,11 @@ def index_select(semantics: Semantics, x: Value, dim: int, index: Tensor) -> Val
     return semantics.reduce(x, [dim], keepdim=True).expand(shape_of(semantics.place.result))
 
 
-@rule("aten.gather", "aten.take_along_dim", **PICKED)
-def gather_elements(semantics: Semantics, x: Value, dim: Any, index: Any, **kwargs: Any) -> Value:
+@rule("aten.gather", **PICKED)
+def gather_elements(
+    semantics: Semantics, x: Value, dim: int, index: Tensor, **kwargs: Any
+) -> Value:
     """One element along a dimension for every position."""
-    if semantics.place.op.endswith("take_along_dim"):
-        dim, index = index, dim
     ids, real = semantics.activation(x), value_of(index)
     if real is not None:
         return compress(aten.gather(ids, dim, real))
@@ -153,7 +153,7 @@ def _rows(semantics: Semantics, table: Value) -> Tensor:
     return edges(semantics, table, constant((1, 1)), [0])
 
 
-@rule("aten.embedding_bag", "aten._embedding_bag", "aten._embedding_bag_forward_only", kind="pick")
+@rule("aten.embedding_bag", kind="pick")
 def embedding_bag(semantics: Semantics, weight: Value, *args: Any, **kwargs: Any) -> Any:
     """Sums, means or maxima of rows, perhaps weighted."""
     out = _rows(semantics, weight).expand(shape_of(semantics.place.result[0]))
@@ -211,8 +211,8 @@ def _sorted_in(
     return compress(out.movedim(0, dim))
 
 
-@rule("aten.scatter_reduce", "aten.scatter_reduce_", "aten.scatter", "aten.scatter_", kind="write")
-@rule("aten.scatter_add", "aten.scatter_add_", **WRITTEN)
+@rule("aten.scatter_reduce", "aten.scatter", kind="write")
+@rule("aten.scatter_add", **WRITTEN)
 def scatter(
     semantics: Semantics, x: Value, dim: int, index: Tensor, source: Any, *args: Any, **kwargs: Any
 ) -> Tensor:
@@ -260,9 +260,8 @@ def _line(index: Tensor, dim: int) -> Tensor | None:
     return one.reshape(-1) if one.numel() and bool((one == index).all()) else None
 
 
-@rule("aten.index_reduce", "aten.index_reduce_", kind="write")
-@rule("aten.index_add", "aten.index_add_", kind="write", degree=(1,), linear="jointly")
-@rule("aten.index_copy", "aten.index_copy_", **WRITTEN)
+@rule("aten.index_add", kind="write", degree=(1,), linear="jointly")
+@rule("aten.index_copy", **WRITTEN)
 def index_add(
     semantics: Semantics,
     x: Value,
@@ -273,30 +272,14 @@ def index_add(
     **kwargs: Any,
 ) -> Tensor:
     """Slices added, or written, to positions along one dimension."""
-    if "prod" in args or kwargs.get("reduce") == "prod":
-        raise ValueError("products of slices")
     target, written, real = semantics.activation(x), semantics.activation(source), value_of(index)
     if real is not None and real.numel() and target.dim():
         added = "copy" not in semantics.place.op
-        if kwargs.get("include_self", True) is False:
-            target = target.clone().index_fill(dim, real.reshape(-1), NEUTRAL)
         return _sorted_in(semantics, target, written, real.reshape(-1), dim % target.dim(), added)
     return semantics.join(target, semantics.reduce(written, [dim], keepdim=True))
 
 
-@rule("aten.index_fill", "aten.index_fill_", **WRITTEN)
-def index_fill(semantics: Semantics, x: Value, dim: int, index: Tensor, value: Any) -> Tensor:
-    """Slices filled with one value."""
-    target, filled, real = semantics.activation(x), semantics.activation(value), value_of(index)
-    if real is not None and target.dim():
-        out = target.clone().movedim(dim, 0)
-        out[real.reshape(-1)] = filled
-        return compress(out.movedim(0, dim))
-    return semantics.join(target, filled)
-
-
-@rule("aten.index_put", "aten.index_put_", "aten._unsafe_index_put", "aten._index_put_impl",
-      "aten._index_put_impl_", **WRITTEN)  # fmt: skip
+@rule("aten.index_put", "aten._unsafe_index_put", **WRITTEN)
 def index_put(
     semantics: Semantics, x: Value, indices: Indices, values: Value, accumulate: bool = False
 ) -> Tensor:
@@ -329,7 +312,7 @@ def index_put(
     )
 
 
-@rule("aten.masked_scatter", "aten.masked_scatter_", **WRITTEN)
+@rule("aten.masked_scatter", **WRITTEN)
 def masked_scatter(semantics: Semantics, x: Value, mask: Value, source: Value) -> Tensor:
     """Elements of a tensor, in order, where a mask holds."""
     real = value_of(mask)
@@ -341,15 +324,12 @@ def masked_scatter(semantics: Semantics, x: Value, mask: Value, source: Value) -
     )
 
 
-@rule("aten.masked_select", "aten.take", **PICKED)
+@rule("aten.masked_select", **PICKED)
 def masked_select(semantics: Semantics, x: Value, where: Value) -> Tensor:
-    """Elements selected by a mask or by positions: unknown ones, unless mask
-    or positions are constant.
-    """
+    """Elements selected by a mask: unknown ones, unless the mask is constant."""
     shape, real = shape_of(semantics.place.result), value_of(where)
     if real is not None:
-        pick = aten.take if semantics.place.op == "aten.take" else aten.masked_select
-        picked = pick(semantics.activation(x), real)
+        picked = aten.masked_select(semantics.activation(x), real)
         # (the number of selected elements depends on the mask)
         if tuple(picked.shape) == shape:
             return compress(picked)

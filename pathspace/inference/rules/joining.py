@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..registry import rule
+from ..registry import rule, state
 from ..semantics import Semantics
 from ..values import Value, Weight, compress
 from .movement import MOVED
@@ -42,18 +42,7 @@ def _pieces(*names: str) -> None:
             return parts
 
 
-_pieces(
-    "split", "split_with_sizes", "chunk", "unbind", "tensor_split", "unsafe_split", "unsafe_chunk"
-)
-_pieces(
-    "unsafe_split_with_sizes",
-    "hsplit",
-    "vsplit",
-    "dsplit",
-    "split_with_sizes_copy",
-    "split_copy",
-    "unbind_copy",
-)
+_pieces("split", "split_with_sizes", "chunk", "unbind", "tensor_split")
 
 
 def _concatenated(parts: Sequence[Tensor], dim: int) -> Tensor:
@@ -80,7 +69,10 @@ def _gathered(semantics: Semantics, values: Sequence[Value], dim: int) -> Value:
     return _concatenated([semantics.activation(value) for value in values], dim)
 
 
-@rule("aten.cat", "aten.concat", "aten.concatenate", kind="concatenation", **MOVED)
+state("aten.concat", "aten.concatenate", kind="concatenation", **MOVED)
+
+
+@rule("aten.cat", kind="concatenation", **MOVED)
 def cat(semantics: Semantics, tensors: Sequence[Value], dim: int = 0) -> Value:
     """Concatenation along a dimension."""
     # torch ignores empty one-dimensional tensors in a concatenation
@@ -88,29 +80,11 @@ def cat(semantics: Semantics, tensors: Sequence[Value], dim: int = 0) -> Value:
     return _gathered(semantics, kept, dim)
 
 
-@rule(
-    "aten.stack",
-    "aten.hstack",
-    "aten.vstack",
-    "aten.dstack",
-    "aten.column_stack",
-    kind="concatenation",
-    **MOVED,
-)
+@rule("aten.stack", kind="concatenation", **MOVED)
 def stack(semantics: Semantics, tensors: Sequence[Value], dim: int = 0) -> Value:
     """Stacking along a new dimension."""
-    if semantics.place.op != "aten.stack":
-        raise ValueError("stacking along a dimension that depends on the shapes")
     rank = len(tensors[0].shape) + 1
     dim %= rank
     return _gathered(
         semantics, [semantics.moved(lambda t: t.unsqueeze(dim), value) for value in tensors], dim
-    )
-
-
-@rule("aten.meshgrid", kind="repetition", **MOVED)
-def meshgrid(semantics: Semantics, tensors: Sequence[Value], indexing: str = "ij") -> Any:
-    """Coordinates of a grid."""
-    return tuple(
-        torch.meshgrid(*(semantics.activation(value) for value in tensors), indexing=indexing)
     )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...errors import UnsupportedError
-from ..registry import rule
+from ..registry import rule, state
 from ..semantics import Semantics
 from ..values import (
     NEUTRAL,
@@ -39,47 +39,12 @@ def _movement(kind: str, *names: str) -> None:
             return semantics.moved(lambda ids: operation(ids, *args, **kwargs), x)
 
 
-_movement(
-    "movement",
-    "squeeze",
-    "unsqueeze",
-    "permute",
-    "transpose",
-    "t",
-    "numpy_T",
-    "mT",
-    "mH",
-    "adjoint",
-    "matrix_H",
-)
-_movement(
-    "movement",
-    "movedim",
-    "moveaxis",
-    "swapaxes",
-    "swapdims",
-    "channel_shuffle",
-    "native_channel_shuffle",
-)
-_movement("movement", "rot90", "fliplr", "flipud", "atleast_1d", "atleast_2d", "atleast_3d")
+_movement("movement", "squeeze", "unsqueeze", "permute", "transpose", "t", "movedim", "swapaxes")
+state("aten.roll", "aten.numpy_T", "aten.mT", kind="movement", **MOVED)
 _movement("part", "select", "slice", "narrow", "diagonal")
 _movement("repetition", "unfold")
 _movement("upsampling", "pixel_shuffle")
 _movement("resampling", "pixel_unshuffle")
-
-
-@rule("aten.diag", "aten.diag_embed", kind="part", **MOVED)
-def diagonal_matrix(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Value:
-    """The diagonal of a matrix, or a diagonal matrix with exact zeros elsewhere."""
-    operation = getattr(aten, semantics.place.op.removeprefix("aten."))
-    if semantics.place.op == "aten.diag" and len(x.shape) == 2:
-        return semantics.moved(lambda ids: operation(ids, *args, **kwargs), x)
-    # (zeros are not a view of a parameter's scalars)
-    ids, kept = (
-        semantics.activation(x),
-        operation(torch.ones(x.shape, dtype=torch.bool), *args, **kwargs),
-    )
-    return compress(torch.where(kept, operation(ids, *args, **kwargs), NEUTRAL))
 
 
 @rule("aten.as_strided", "aten.as_strided_copy", kind="part")
@@ -105,8 +70,7 @@ def as_strided(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Val
 
 
 @rule("aten.view", "aten.reshape", "aten._unsafe_view", "aten.flatten", "aten.unflatten",
-      "aten.view_as",
-      "aten.reshape_as", "aten.ravel", "aten.view_copy", "aten._reshape_alias", kind="movement",
+      "aten.view_as", "aten.reshape_as", "aten.ravel", "aten.view_copy", kind="movement",
       **MOVED)  # fmt: skip
 def reshape(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Value:
     """Another shape for the same elements."""
@@ -118,21 +82,14 @@ def reshape(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Value:
     return out
 
 
-@rule(
-    "aten.expand",
-    "aten.expand_as",
-    "aten.expand_copy",
-    "aten.broadcast_to",
-    kind="repetition",
-    **MOVED,
-)
+@rule("aten.expand", "aten.expand_as", "aten.broadcast_to", kind="repetition", **MOVED)
 def expand(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Value:
     """The same elements many times."""
     shape = shape_of(semantics.place.result)
     return semantics.moved(lambda ids: ids.expand(shape), x)
 
 
-@rule("aten.repeat", "aten.tile", kind="repetition", **MOVED)
+@rule("aten.repeat", kind="repetition", **MOVED)
 def repeat(semantics: Semantics, x: Value, times: Sequence[int]) -> Value:
     """Repetition, as an expansion and a reshape."""
     shape = shape_of(semantics.place.result)
@@ -151,38 +108,12 @@ def repeat(semantics: Semantics, x: Value, times: Sequence[int]) -> Value:
     return semantics.moved(repeated, x)
 
 
-def _along(*names: str) -> Callable[..., Any]:
-    def register(function: Callable[..., Sequence[int]]) -> Callable[..., Any]:
-        for name in names:
-
-            @rule(f"aten.{name}", kind="movement", **MOVED)
-            def moved(
-                semantics: Semantics, x: Value, *args: Any, __name: str = name, **kwargs: Any
-            ) -> Value:
-                operation, dims = getattr(aten, __name), function(x, *args, **kwargs)
-                return semantics.moved(
-                    lambda ids: (
-                        along(lambda t: operation(t, *args, **kwargs), ids, dims)
-                        if ids.dim()
-                        else ids
-                    ),
-                    x,
-                )
-
-        return function
-
-    return register
-
-
-@_along("flip")
-def _flip(x: Value, dims: Sequence[int]) -> Sequence[int]:
-    return dims
-
-
-@_along("roll")
-def _roll(x: Value, shifts: Any, dims: Sequence[int] | int = ()) -> Sequence[int]:
-    found = [dims] if isinstance(dims, int) else list(dims)
-    return found or range(len(x.shape))
+@rule("aten.flip", kind="movement", **MOVED)
+def flip(semantics: Semantics, x: Value, dims: Sequence[int]) -> Value:
+    """The elements in reverse order."""
+    return semantics.moved(
+        lambda ids: along(lambda t: t.flip(list(dims)), ids, dims) if ids.dim() else ids, x
+    )
 
 
 @rule("aten.repeat_interleave", kind="repetition", **MOVED)
@@ -191,21 +122,12 @@ def repeat_interleave(
 ) -> Value:
     """Each element several times in a row."""
     if not isinstance(repeats, int):
-        ids = semantics.reduce(x, range(len(x.shape)) if dim is None else [dim], keepdim=True)
-        return (
-            ids.reshape(()).expand(shape_of(semantics.place.result))
-            if dim is None
-            else _fill(semantics, ids)
-        )
+        raise ValueError("numbers of repetitions in a tensor")
     if dim is None:
         return semantics.moved(lambda ids: ids.reshape(-1).repeat_interleave(repeats), x)
     return semantics.moved(
         lambda ids: along(lambda t: t.repeat_interleave(repeats, dim), ids, [dim]), x
     )
-
-
-def _fill(semantics: Semantics, ids: Tensor) -> Tensor:
-    return ids.expand(shape_of(semantics.place.result))
 
 
 def _widened(ids: Tensor, padding: Sequence[int]) -> tuple[Tensor, list[int]]:
@@ -236,10 +158,7 @@ def _widened(ids: Tensor, padding: Sequence[int]) -> tuple[Tensor, list[int]]:
     return ids.expand(sizes), rest
 
 
-@rule("aten.pad", "aten.constant_pad_nd",
-      *(f"aten.{kind}_pad{rank}d" for kind in ("reflection", "replication")
-                                            for rank in (1, 2, 3)), kind="padding",
-                                            **MOVED)  # fmt: skip
+@rule("aten.pad", "aten.constant_pad_nd", kind="padding", **MOVED)
 def pad(
     semantics: Semantics,
     x: Value,
@@ -247,28 +166,17 @@ def pad(
     mode: Any = "constant",
     value: Any = None,
 ) -> Value:
-    """Padding: zeros have any scale, other constants have a fixed one, reflections move data."""
-    ids = semantics.activation(x)
+    """Padding: zeros have any scale, other constants have a fixed one."""
     if not isinstance(mode, str):
         mode, value = "constant", mode
-    name = semantics.place.op
-    if "reflection" in name or "replication" in name:
-        mode = "reflect" if "reflection" in name else "replicate"
+    if mode != "constant":
+        raise ValueError("padding by elements")
+    ids = semantics.activation(x)
     touched = [ids.dim() - 1 - i for i in range(len(padding) // 2)]
-    if mode == "constant":
-        fill = NEUTRAL if value in (None, 0, 0.0, float("inf"), float("-inf")) else ROOT
-        if fill == NEUTRAL and semantics.uniform:
-            ids, padding = _widened(ids, padding)
-        return along(lambda t: torch.nn.functional.pad(t, list(padding), value=fill), ids, touched)
-    # torch pads only floating-point tensors in these modes; float64
-    # represents ids below 2**53 exactly
-    lead = (None,) * max(0, 2 + len(padding) // 2 - ids.dim())
-
-    def padded(t: Tensor) -> Tensor:
-        numbers = torch.nn.functional.pad(t[lead].double(), list(padding), mode=mode).long()
-        return numbers.reshape(numbers.shape[len(lead) :])
-
-    return along(padded, ids, touched)
+    fill = NEUTRAL if value in (None, 0, 0.0, float("inf"), float("-inf")) else ROOT
+    if fill == NEUTRAL and semantics.uniform:
+        ids, padding = _widened(ids, padding)
+    return along(lambda t: torch.nn.functional.pad(t, list(padding), value=fill), ids, touched)
 
 
 @rule("aten.slice_scatter", "aten.select_scatter", "aten.diagonal_scatter", kind="write", **MOVED)
@@ -281,13 +189,13 @@ def scatter_view(
     return compress(operation(target.contiguous(), written, *args, **kwargs))
 
 
-@rule("aten.copy", "aten.copy_", kind="write", **MOVED)
+@rule("aten.copy", kind="write", **MOVED)
 def copy(semantics: Semantics, x: Value, source: Value, *args: Any) -> Tensor:
     """The source, broadcast to the target."""
     return semantics.activation(source).expand(x.shape)
 
 
-@rule("aten.tril", "aten.triu", "aten.tril_", "aten.triu_", kind="choice", **MOVED)
+@rule("aten.tril", "aten.triu", kind="choice", **MOVED)
 def triangle(semantics: Semantics, x: Value, diagonal: int = 0) -> Value:
     """One triangle of a matrix; the other is exactly zero."""
     lower = "tril" in semantics.place.op

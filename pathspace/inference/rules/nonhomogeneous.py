@@ -12,16 +12,14 @@ from ..semantics import Semantics
 from ..values import Value, Weight, constant, shape_of
 
 
-def _pins(reason: str, kind: str, *names: str, **stated: Any) -> None:
-    @rule(*(f"aten.{name}{end}" for name in names for end in ("", "_")), kind=kind, **stated)
+def _pins(reason: str, kind: str, names: str, **stated: Any) -> None:
+    @rule(*(f"aten.{name}" for name in names.split()), kind=kind, **stated)
     def pinned(semantics: Semantics, *args: Any, **kwargs: Any) -> Any:
         values = [
             leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor | Weight)
         ]
         bend = (*args[1:2], *kwargs.values())[:1]
-        if semantics.place.op.removeprefix("aten.").rstrip("_") in STRAIGHT_AT_ZERO and bend == (
-            0,
-        ):
+        if semantics.place.op.removeprefix("aten.") in STRAIGHT_AT_ZERO and bend == (0,):
             return semantics.activation(args[0])
         if stated.get("elementwise"):
             return semantics.opaque(values, reason)
@@ -32,8 +30,8 @@ def _pins(reason: str, kind: str, *names: str, **stated: Any) -> None:
         )
 
 
-def _along(reason: str, kind: str, *names: str, **stated: Any) -> None:
-    @rule(*(f"aten.{name}{end}" for name in names for end in ("", "_")), kind=kind, **stated)
+def _along(reason: str, kind: str, names: str, **stated: Any) -> None:
+    @rule(*(f"aten.{name}" for name in names.split()), kind=kind, **stated)
     def normalised(semantics: Semantics, x: Value, dim: Any, *args: Any, **kwargs: Any) -> Tensor:
         """A function of slices along dimensions, which the result may not have."""
         dims, shape = [dim] if isinstance(dim, int) else dim, shape_of(semantics.place.result)
@@ -63,132 +61,24 @@ for _name, _slope in SLOPES.items():
 _pins(
     BENT,
     "function",
-    *[
-        "exp2",
-        "expm1",
-        "log",
-        "log2",
-        "log10",
-        "log1p",
-        "tan",
-        "cosh",
-        "sinh",
-        "atanh",
-        "erfinv",
-        "logit",
-        "lgamma",
-    ],
-    *["digamma", "polygamma", "xlogy", "special_xlogy", "exp"],
+    "exp exp2 expm1 log log2 log10 log1p tan cosh sinh atanh erfinv logit lgamma digamma polygamma"
+    " xlogy special_xlogy",
     elementwise=True,
-    infinite=True,
 )
-for _name in ("sin", "cos", "atan", "asinh"):
-    _pins(BENT, "function", _name, elementwise=True, slope=1.0)
+_pins(BENT, "function", "sin cos atan asinh", elementwise=True, slope=1.0)
 _pins(
     BENT,
     "function",
-    *[
-        "asin",
-        "acos",
-        "acosh",
-        "sinc",
-        "erf",
-        "erfc",
-        "special_erf",
-        "special_i0",
-        "i0",
-        "logaddexp",
-        "logaddexp2",
-        "fmod",
-    ],
-    *["remainder", "deg2rad", "entr", "special_entr", "special_ndtr", "special_log_ndtr"],
+    "asin acos acosh sinc erf erfc special_erf special_i0 i0 logaddexp logaddexp2 fmod remainder"
+    " entr special_entr special_ndtr special_log_ndtr",
     elementwise=True,
 )
 _pins(
     "rounding is not homogeneous",
     "rounding",
-    *["round", "floor", "ceil", "trunc", "fix", "frac", "fake_quantize_per_tensor_affine"],
+    "round floor ceil trunc fix frac fake_quantize_per_tensor_affine",
     elementwise=True,
 )
-_along(
-    "normalised exponentials depend on scale",
-    "softmax",
-    *["softmax", "log_softmax", "_softmax", "_log_softmax", "softmin", "_safe_softmax"],
-)
-_along(
-    "normalised exponentials depend on scale", "softmax", "logsumexp", "logcumsumexp", infinite=True
-)
-_pins(
-    "a loss that is not homogeneous",
-    "loss",
-    *[
-        "cross_entropy_loss",
-        "binary_cross_entropy",
-        "binary_cross_entropy_with_logits",
-        "kl_div",
-        "huber_loss",
-    ],
-    *[
-        "smooth_l1_loss",
-        "poisson_nll_loss",
-        "nll_loss",
-        "nll_loss_nd",
-        "nll_loss2d",
-        "gaussian_nll_loss",
-        "ctc_loss",
-    ],
-    *[
-        "mse_loss",
-        "l1_loss",
-        "soft_margin_loss",
-        "multi_margin_loss",
-        "triplet_margin_loss",
-        "nll_loss_forward",
-    ],
-    *[
-        "nll_loss2d_forward",
-        "multilabel_margin_loss",
-        "hinge_embedding_loss",
-        "margin_ranking_loss",
-    ],
-)
-_pins("a comparison with a number, or of scales that may differ", "random", "multinomial")
-_pins(
-    "a comparison with a number, or of scales that may differ",
-    "comparison",
-    "bucketize",
-    "searchsorted",
-    "histc",
-)
-_pins(
-    "matrix functions are not followed",
-    "matrix function",
-    *[
-        "linalg_inv",
-        "inverse",
-        "linalg_solve",
-        "linalg_svd",
-        "linalg_qr",
-        "linalg_cholesky",
-        "cholesky",
-    ],
-    *[
-        "linalg_eigh",
-        "linalg_eig",
-        "linalg_det",
-        "linalg_slogdet",
-        "logdet",
-        "det",
-        "linalg_matrix_exp",
-        "matrix_exp",
-    ],
-    *[
-        "linalg_householder_product",
-        "linalg_pinv",
-        "linalg_lstsq",
-        "linalg_solve_triangular",
-        "triangular_solve",
-    ],
-    *["linalg_lu", "linalg_lu_factor"],
-    infinite=True,
-)
+EXPONENTIALS = "normalised exponentials depend on scale"
+_along(EXPONENTIALS, "softmax", "softmax log_softmax _softmax _log_softmax _safe_softmax")
+_along(EXPONENTIALS, "softmax", "logsumexp logcumsumexp")

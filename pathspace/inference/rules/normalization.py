@@ -27,8 +27,7 @@ from .edges import edges, times, with_others
 WITH_STATISTICS = frozenset(
     f"aten.{name}"
     for name in ("batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional",
-                 "instance_norm", "_native_batch_norm_legit_no_training", "native_batch_norm",
-                 "cudnn_batch_norm")
+                 "_native_batch_norm_legit_no_training", "native_batch_norm", "instance_norm")
 )  # fmt: skip
 
 
@@ -116,8 +115,7 @@ def batch_norm(
     out = affine(
         semantics, _by_statistics(semantics, x, mean, var, frozen, dims, eps), weight, bias, [1]
     )
-    # the new values of running statistics come after the two that are saved
-    result = _like_result(semantics, x, out, saved=3)
+    result = _with_statistics(semantics, x, out)
     if semantics.place.op.endswith("_functional"):
         # from here on, the new values of the running statistics replace the old ones
         for new, old in zip(result[3:], (mean, var), strict=True):
@@ -125,19 +123,19 @@ def batch_norm(
     return result
 
 
-def _like_result(semantics: Semantics, x: Value, out: Tensor, saved: int | None = None) -> Any:
-    """Add the statistics of ``x`` that functional forms also return; if they
-    are used, ``x`` is pinned.
+def _with_statistics(semantics: Semantics, x: Value, out: Tensor) -> Any:
+    """Add the statistics of ``x`` that functional forms also return; if those that are saved
+    for the backward pass are used, ``x`` is pinned.
     """
     shown, node = semantics.place.result, semantics.place.node
     for user in () if node is None or isinstance(shown, Tensor) else node.users:
         place = user.args[1] if user.target is operator.getitem else 1
-        if user.users and isinstance(place, int) and 0 < place < (saved or len(shown)):
+        if user.users and isinstance(place, int) and 0 < place < 3:
             semantics.pin([x], "saved statistics are read")
     return with_others(semantics, out)
 
 
-@rule("aten.layer_norm", "aten.native_layer_norm", kind="normalisation")
+@rule("aten.layer_norm", kind="normalisation")
 def layer_norm(
     semantics: Semantics,
     x: Value,
@@ -148,12 +146,10 @@ def layer_norm(
 ) -> Any:
     """All normalised features of one token share one scale."""
     dims = list(range(-len(shape), 0))
-    return _like_result(
-        semantics, x, affine(semantics, _cut(semantics, x, dims), weight, bias, dims)
-    )
+    return affine(semantics, _cut(semantics, x, dims), weight, bias, dims)
 
 
-@rule("aten.rms_norm", "aten._fused_rms_norm", kind="normalisation")
+@rule("aten.rms_norm", kind="normalisation")
 def rms_norm(
     semantics: Semantics, x: Value, shape: Sequence[int], weight: Value | None = None, *args: Any
 ) -> Any:
@@ -161,7 +157,7 @@ def rms_norm(
     return layer_norm(semantics, x, shape, weight)
 
 
-@rule("aten.group_norm", "aten.native_group_norm", kind="normalisation")
+@rule("aten.group_norm", kind="normalisation")
 def group_norm(
     semantics: Semantics,
     x: Value,
@@ -171,12 +167,10 @@ def group_norm(
     *args: Any,
 ) -> Any:
     """The channels of a group share one scale per sample."""
-    if semantics.place.op.endswith("native_group_norm"):
-        weight, bias, groups = groups, weight, args[2]  # type: ignore[assignment]
     ids = semantics.activation(x)
     split = reshaped(ids, (ids.shape[0], groups, ids.shape[1] // groups, *ids.shape[2:]))
     out = _cut(semantics, split, list(range(2, split.dim()))).reshape(ids.shape)
-    return _like_result(semantics, ids, affine(semantics, out, weight, bias, [1]))
+    return affine(semantics, out, weight, bias, [1])
 
 
 @rule("aten.instance_norm", kind="normalisation")
@@ -198,7 +192,7 @@ def instance_norm(
     return affine(semantics, out, weight, bias, [1])
 
 
-@rule("aten._weight_norm", "aten._weight_norm_interface", kind="normalisation")
+@rule("aten._weight_norm", kind="normalisation")
 def weight_norm(semantics: Semantics, v: Value, g: Value, dim: int = 0) -> Any:
     """``g v / |v|`` with one norm for each index along ``dim`` (or one for all); the scale
     of ``v`` is exactly free.
@@ -210,8 +204,7 @@ def weight_norm(semantics: Semantics, v: Value, g: Value, dim: int = 0) -> Any:
         # along the first and the last dimension torch reads the first elements of g, for any shape
         if prod(g.shape) != v.shape[dim]:
             semantics.pin([g], "a gain that is not one number for each norm")
-            return _like_result(semantics, v, out)
+            return out
         shape = [v.shape[d] if d == dim % rank else 1 for d in range(rank)]
         g = semantics.moved(lambda t: reshaped(t, shape), g)
-    out = edges(semantics, g, out, ()) if isinstance(g, Weight) else times(semantics, out, g)
-    return _like_result(semantics, v, out)
+    return edges(semantics, g, out, ()) if isinstance(g, Weight) else times(semantics, out, g)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from ..eps_detection import is_parameter_itself
-from ..registry import rule
+from ..registry import rule, state
 from ..semantics import Semantics
 from ..values import (
     NEUTRAL,
@@ -21,7 +21,6 @@ from ..values import (
     broadcast_shape,
     compress,
     constant,
-    reshaped,
     shape_of,
     value_of,
 )
@@ -40,7 +39,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float | bool)
 
 
-@rule("aten.add", "aten.add_", "aten.sub", "aten.sub_", "aten.subtract", kind="sum", **COMBINED)
+@rule("aten.add", "aten.sub", kind="sum", **COMBINED)
 @rule("aten.rsub", kind="combination", **COMBINED)
 def add(semantics: Semantics, x: Any, y: Any, *args: Any, **kwargs: Any) -> Value:
     """``c x + c y = c (x + y)``: the operands of a sum or difference share one scale."""
@@ -87,15 +86,8 @@ def shifted(semantics: Semantics, x: Any, constant: float, alpha: Any) -> Weight
     return replace(x, shift=value)
 
 
-@rule(
-    "aten.maximum",
-    "aten.minimum",
-    "aten.fmax",
-    "aten.fmin",
-    kind="maximum",
-    degree=(1,),
-    elementwise=True,
-)
+@rule("aten.maximum", "aten.minimum", "aten.fmax", "aten.fmin", kind="maximum", degree=(1,),
+      elementwise=True)  # fmt: skip
 @rule("aten.hypot", kind="norm", degree=(1,), elementwise=True)
 def shared_scale(semantics: Semantics, x: Value, y: Any) -> Tensor:
     """Homogeneous functions of two operands, which share one scale."""
@@ -122,7 +114,7 @@ def as_complex(semantics: Semantics, x: Value) -> Tensor:
     return ids.unsqueeze(-1).expand(*ids.shape, 2)
 
 
-@rule("aten.lerp", "aten.lerp_", kind="combination", elementwise=True)
+@rule("aten.lerp", kind="combination", elementwise=True)
 def lerp(semantics: Semantics, x: Value, y: Value, weight: Any) -> Tensor:
     """``x + w (y - x)``."""
     if isinstance(weight, Tensor | Weight):
@@ -142,7 +134,7 @@ def where(semantics: Semantics, condition: Value, x: Any, y: Any) -> Tensor:
     return times(semantics, semantics.join(one, other), chosen).expand(shape)
 
 
-@rule("aten.masked_fill", "aten.masked_fill_", kind="choice", **COMBINED)
+@rule("aten.masked_fill", kind="choice", **COMBINED)
 def masked_fill(semantics: Semantics, x: Value, mask: Value, value: Any) -> Tensor:
     """Filling with zero or infinity keeps scales free."""
     return where(semantics, mask, value, x)
@@ -151,7 +143,7 @@ def masked_fill(semantics: Semantics, x: Value, mask: Value, value: Any) -> Tens
 # --- products
 
 
-@rule("aten.mul", "aten.mul_", "aten.multiply", "aten.multiply_", kind="product", degree=(1, 1),
+@rule("aten.mul", kind="product", degree=(1, 1),
       linear="each", coefficients="one", elementwise=True)  # fmt: skip
 def mul(semantics: Semantics, x: Any, y: Any) -> Value:
     """A product: a number keeps the scale, a parameter is an edge, and log-scales
@@ -188,21 +180,12 @@ def _is_selected(semantics: Semantics, *weights: Weight) -> bool:
     return any(weight.name in semantics.virtual for weight in weights)
 
 
-@rule(
-    "aten.div",
-    "aten.div_",
-    "aten.divide",
-    "aten.true_divide",
-    kind="quotient",
-    elementwise=True,
-    infinite=True,
-)
-@rule("aten.floor_divide", kind="rounding", elementwise=True, infinite=True)
+@rule("aten.div", kind="quotient", elementwise=True)
 def div(semantics: Semantics, x: Any, y: Any, **kwargs: Any) -> Value:
     """A quotient: a number keeps the scale (unless it is rounded), log-scales of two
     activations are subtracted.
     """
-    if kwargs.get("rounding_mode") is not None or semantics.place.op == "aten.floor_divide":
+    if kwargs.get("rounding_mode") is not None:
         return semantics.opaque(
             [semantics.activation(v) for v in (x, y)], "rounding is not homogeneous"
         )
@@ -217,36 +200,13 @@ def div(semantics: Semantics, x: Any, y: Any, **kwargs: Any) -> Value:
     return times(semantics, semantics.activation(x), semantics.activation(y), -1)
 
 
-@rule(
-    "aten.addcmul",
-    "aten.addcmul_",
-    kind="combination",
-    degree=(1, 1),
-    linear="each",
-    elementwise=True,
-    bias=0,
-)
-@rule("aten.addcdiv", "aten.addcdiv_", kind="combination", elementwise=True, infinite=True)
-def addcmul(semantics: Semantics, x: Any, y: Any, z: Any, **kwargs: Any) -> Tensor:
-    """``x + a y z``, or ``x + a y / z``."""
-    combined = div(semantics, y, z) if "div" in semantics.place.op else mul(semantics, y, z)
-    return semantics.join(semantics.activation(x), semantics.activation(combined))
-
-
-@rule("aten.square", "aten.square_", kind="power", degree=(2,), elementwise=True)
-@rule("aten.sqrt", "aten.sqrt_", kind="power", degree=(0.5,), elementwise=True)
-@rule(
-    "aten.reciprocal",
-    "aten.reciprocal_",
-    kind="power",
-    degree=(-1,),
-    elementwise=True,
-    infinite=True,
-)
-@rule("aten.rsqrt", "aten.rsqrt_", kind="power", degree=(-0.5,), elementwise=True, infinite=True)
+@rule("aten.square", kind="power", degree=(2,), elementwise=True)
+@rule("aten.sqrt", kind="power", degree=(0.5,), elementwise=True)
+@rule("aten.reciprocal", kind="power", degree=(-1,), elementwise=True)
+@rule("aten.rsqrt", kind="power", degree=(-0.5,), elementwise=True)
 def fixed_power(semantics: Semantics, x: Value) -> Value:
     """A power multiplies the log-scale, and a root divides it; both are relations."""
-    name = semantics.place.op.removeprefix("aten.").rstrip("_")
+    name = semantics.place.op.removeprefix("aten.")
     exponents = {
         "square": Fraction(2),
         "reciprocal": Fraction(-1),
@@ -265,7 +225,7 @@ def rational_power(semantics: Semantics, ids: Tensor, exponent: Fraction) -> Ten
     return ids if exponent.numerator == 1 else power_product(semantics, (exponent.numerator, ids))
 
 
-@rule("aten.pow", "aten.pow_", "aten.float_power", kind="power", elementwise=True, infinite=True)
+@rule("aten.pow", kind="power", elementwise=True)
 def pow_(semantics: Semantics, x: Any, exponent: Any) -> Value:
     """Rational powers multiply the log-scale; other exponents fix it."""
     known = value_of(exponent) if isinstance(exponent, Tensor) else None
@@ -307,36 +267,26 @@ def bounded(semantics: Semantics, x: Value, low: Any, high: Any, how: str) -> Te
     return ids
 
 
-@rule(
-    "aten.clamp", "aten.clamp_", "aten.clip", "aten.clip_", kind="clip", elementwise=True, slope=1.0
-)
+@rule("aten.clamp", kind="clip", elementwise=True, slope=1.0)
 def clamp(semantics: Semantics, x: Value, min: Any = None, max: Any = None) -> Tensor:
     """A clamp to an interval; with one bound at zero it is a rectifier."""
     return bounded(semantics, x, min, max, "clamping at a number is not homogeneous")
 
 
-@rule(
-    "aten.clamp_min",
-    "aten.clamp_min_",
-    "aten.clamp_max",
-    "aten.clamp_max_",
-    kind="clip",
-    elementwise=True,
-    slope=1.0,
-)
+@rule("aten.clamp_min", "aten.clamp_max", kind="clip", elementwise=True, slope=1.0)
 def clamp_one_side(semantics: Semantics, x: Value, bound: Any) -> Tensor:
     """A clamp on one side."""
     low, high = (bound, None) if "min" in semantics.place.op else (None, bound)
     return clamp(semantics, x, low, high)
 
 
-@rule("aten.hardtanh", "aten.hardtanh_", kind="activation", elementwise=True, slope=1.0)
+@rule("aten.hardtanh", kind="activation", elementwise=True, slope=1.0)
 def hardtanh(semantics: Semantics, x: Value, low: float = -1.0, high: float = 1.0) -> Tensor:
     """A clamp, such as ReLU6."""
     return bounded(semantics, x, low, high, "not positively homogeneous")
 
 
-@rule("aten.threshold", "aten.threshold_", kind="activation", elementwise=True)
+@rule("aten.threshold", kind="activation", elementwise=True)
 def threshold(semantics: Semantics, x: Value, bound: float, value: float) -> Tensor:
     """``x if x > bound else value``: homogeneous for bound 0 and value 0 or
     infinity, and without a bound.
@@ -347,27 +297,9 @@ def threshold(semantics: Semantics, x: Value, bound: float, value: float) -> Ten
     return semantics.opaque([ids], "a threshold is not homogeneous")
 
 
-@rule("aten.glu", kind="gate")
-def glu(semantics: Semantics, x: Value, dim: int = -1) -> Tensor:
-    """``a sigmoid(b)``: the scale of ``b`` is fixed, that of ``a`` is free."""
-    gated, gate = semantics.activation(x).chunk(2, dim)
-    return times(semantics, gated, semantics.opaque([gate], "not positively homogeneous"))
-
-
-@rule("aten.prelu", "aten._prelu_kernel", kind="activation", elementwise=True)
-def prelu(semantics: Semantics, x: Value, slope: Value) -> Tensor:
-    """``max(x, 0) + a min(x, 0)``: the slope is an edge from a unit to itself."""
-    ids = semantics.activation(x)
-    if not isinstance(slope, Weight):
-        semantics.pin([slope], "a computed slope")
-        return ids
-    wanted = (
-        (1, -1) + (1,) * (ids.dim() - 2)
-        if len(slope.shape) == 1 and ids.dim() > 1
-        else tuple(slope.shape)
-    )
-    wanted = tuple(slope.shape[0] if n == -1 else n for n in wanted)
-    return semantics.loop(slope.moved(lambda t: reshaped(t, wanted), semantics.offsets), ids)
+state("aten.prelu", "aten._prelu_kernel", kind="activation", elementwise=True)
+state("aten.addcmul", kind="combination", degree=(1, 1), linear="each", elementwise=True, bias=0)
+state("aten.glu", kind="gate")
 
 
 # --- comparisons
@@ -385,42 +317,21 @@ def looked_at(semantics: Semantics, *values: Any) -> Any:
     return seen if seen.shape == shown.shape else constant(shape_of(shown))
 
 
-@rule(*(f"aten.{name}{end}" for end in ("", "_")
-        for name in ("gt", "lt", "ge", "le", "eq", "ne", "greater", "less", "not_equal")),
-      "aten.isclose", "aten.equal", "aten.atan2", "aten.arctan2", kind="comparison",
-      elementwise=True)  # fmt: skip
-def comparison(semantics: Semantics, x: Value, y: Any, *args: Any, **kwargs: Any) -> Any:
+@rule(
+    "aten.gt", "aten.lt", "aten.ge", "aten.le", "aten.eq", "aten.ne", "aten.equal", "aten.atan2",
+    kind="comparison", elementwise=True,
+)  # fmt: skip
+def comparison(semantics: Semantics, x: Value, y: Any) -> Any:
     """Comparisons with zero, or between operands with one scale, do not depend on the scale."""
-    close = semantics.place.op == "aten.isclose" and bool(
-        kwargs.get("atol", args[1] if len(args) > 1 else 1e-8)
-    )
-    if close:
-        return semantics.opaque(
-            [semantics.activation(v) for v in (x, y)], "differences are compared with a number"
-        )
     if _is_number(y) and y not in (0, *INFINITE):
         return semantics.opaque([semantics.activation(x)], "a comparison with a number")
     return looked_at(semantics, x, y)
 
 
-@rule(
-    "aten.sign",
-    "aten.sgn",
-    "aten.signbit",
-    "aten.sign_",
-    "aten.angle",
-    "aten.isnan",
-    "aten.isinf",
-    "aten.isfinite",
-    "aten.logical_not",
-    "aten.logical_not_",
-    "aten.isposinf",
-    "aten.isneginf",
-    kind="comparison",
-    degree=(0,),
-    elementwise=True,
-)
-@rule("aten.nonzero", kind="comparison")  # fmt: skip
+@rule("aten.sign", "aten.sgn", "aten.signbit", "aten.angle", "aten.isnan", "aten.isinf",
+      "aten.isfinite", "aten.logical_not", kind="comparison", degree=(0,),
+      elementwise=True)  # fmt: skip
+@rule("aten.nonzero", kind="comparison")
 def sign(semantics: Semantics, x: Any) -> Tensor:
     """Signs and directions do not depend on a positive scale."""
     result: Tensor = looked_at(semantics, x)
@@ -428,9 +339,7 @@ def sign(semantics: Semantics, x: Any) -> Tensor:
 
 
 @rule("aten.logical_and", "aten.logical_or", "aten.logical_xor", "aten.__and__", "aten.__or__",
-      "aten.__xor__",
-      "aten.bitwise_and", "aten.bitwise_or", "aten.bitwise_xor", kind="comparison",
-      elementwise=True)  # fmt: skip
+      "aten.bitwise_and", "aten.bitwise_or", kind="comparison", elementwise=True)  # fmt: skip
 def logical(semantics: Semantics, x: Any, y: Any) -> Tensor:
     """Functions of whether each operand is zero."""
     seen = [
@@ -439,11 +348,3 @@ def logical(semantics: Semantics, x: Any, y: Any) -> Tensor:
         if isinstance(value, Tensor | Weight)
     ]
     return semantics.join(*seen).expand(shape_of(semantics.place.result))
-
-
-@rule("aten.copysign", "aten.copysign_", kind="choice", elementwise=True)
-def copysign(semantics: Semantics, x: Value, y: Any) -> Tensor:
-    """The absolute value of one operand with the sign of the other."""
-    if isinstance(y, Tensor | Weight):
-        x = times(semantics, semantics.activation(x), semantics.observe(semantics.activation(y)))
-    return semantics.activation(x).expand(shape_of(semantics.place.result))

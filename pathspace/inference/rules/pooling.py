@@ -19,17 +19,9 @@ AVERAGED: dict[str, Any] = {
 }  # fmt: skip
 
 
-@rule(
-    "aten.max_pool1d",
-    "aten.max_pool2d",
-    "aten.max_pool3d",
-    "aten.max_pool1d_with_indices",
-    "aten.max_pool2d_with_indices",
-    "aten.max_pool3d_with_indices",
-    kind="maximum pooling",
-    degree=(1,),
-    separable=True,
-)
+@rule("aten.max_pool1d", "aten.max_pool2d", "aten.max_pool3d", "aten.max_pool1d_with_indices",
+      "aten.max_pool2d_with_indices", "aten.max_pool3d_with_indices", kind="maximum pooling",
+      degree=(1,), separable=True)  # fmt: skip
 def max_pool(
     semantics: Semantics,
     x: Value,
@@ -66,14 +58,8 @@ def avg_pool(
     return max_pool(semantics, x, kernel, stride, padding, 1, ceil)
 
 
-@rule(
-    "aten.adaptive_avg_pool1d",
-    "aten.adaptive_avg_pool2d",
-    "aten.adaptive_avg_pool3d",
-    "aten._adaptive_avg_pool2d",
-    "aten._adaptive_avg_pool3d",
-    **AVERAGED,
-)
+@rule("aten.adaptive_avg_pool1d", "aten.adaptive_avg_pool2d", "aten.adaptive_avg_pool3d",
+      **AVERAGED)  # fmt: skip
 @rule("aten.adaptive_max_pool1d", "aten.adaptive_max_pool2d", "aten.adaptive_max_pool3d",
       kind="maximum pooling", degree=(1,), separable=True)  # fmt: skip
 def adaptive_pool(semantics: Semantics, x: Value, size: Any) -> Any:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
@@ -17,10 +20,10 @@ from pathspace.files.pictures import save
 from pathspace.files.writing import ensure_writable, make_folder
 
 from ...launch import make_fabric
-from ...progress import counting
+from ..progress import counting
 from . import EXPERIMENTS, Experiment, Setting
 from .cluster import connected, run_on
-from .dry_run import show_estimate
+from .dry_run import show_missing
 from .experiment import TUNING_SEEDS, fresh_seeds
 from .page import write_page
 from .provenance import together
@@ -28,7 +31,6 @@ from .recipes import load_cells
 from .recipes.page import write_recipes
 from .record import Record, judged_again
 from .statements.page import show_statements, write_statements
-from .trial import Outcome, Trial
 from .trial_cache import TRIALS, Spread, TrialCache, run_all
 from .up_to_date import up_to_date
 
@@ -70,8 +72,8 @@ def run_reproduction(
         shrink: divide budgets by this.
         device: where runs compute.
         minutes: after so many, a contest of many runs begins no further one.
-        dry_run: say how long the runs would take, and for the paper's setting what would differ
-            from it; write nothing.
+        dry_run: count the runs, and for the paper's setting say what would differ from it; write
+            nothing.
         cluster: address or file of a Dask scheduler, whose workers run the trials.
         precision: of the numbers of the runs.
 
@@ -133,13 +135,12 @@ def run_reproduction(
         shrink=shrink,
         device=device,
         precision=precision,
-        folder=folder,
-        minutes=minutes,
-        jobs=jobs,
     )
-    journal = folder / f"{name}-trials.jsonl" if scale == "fetched" else None
+    journal = None
+    if experiment.journal or scale == "fetched":
+        journal = folder / (experiment.journal or f"{name}-trials.jsonl")
     if dry_run:
-        show_estimate(
+        show_missing(
             experiment,
             setting,
             TrialCache(TRIALS if TRIALS.is_dir() else None, journal),
@@ -159,6 +160,7 @@ def run_reproduction(
             progress=progress,
             setting=setting,
             elsewhere=elsewhere,
+            until=time.time() + 60 * minutes if minutes is not None else math.inf,
         )
         record = experiment.run(replace(setting, run=run))
     # trials of an earlier run may come from other code or another computer
@@ -288,23 +290,22 @@ def show(record: Record, console: Console) -> None:
 
 
 def run_counted(
-    trials: Sequence[Trial],
+    trials: Sequence[Any],
     *,
     cache: TrialCache,
     jobs: int,
     progress: Progress,
     setting: Setting,
     elsewhere: Spread | None = None,
-) -> list[Outcome]:
+    until: float = math.inf,
+) -> list[Any]:
     """Run trials behind a progress bar:
     :func:`~pathspace.training.experiments.reproduce.trial_cache.run_all`.
     """
     trials = [setting.placed(trial) for trial in trials]
     bar = progress.add_task("runs", total=len(set(trials)))
 
-    def done(trial: Trial, _outcome: Outcome) -> None:
-        progress.update(
-            bar, advance=1, description=f"{trial.task} {trial.optimizer} lr {trial.lr:g}"
-        )
+    def done(trial: Any, _outcome: Any) -> None:
+        progress.update(bar, advance=1, description=trial.label)
 
-    return run_all(trials, cache, jobs, done, elsewhere)
+    return run_all(trials, cache, jobs, done, elsewhere, until)

@@ -15,7 +15,7 @@ from ..names import texts
 from .baselines import baselines
 from .holm import POWER
 from .record import Record, percent
-from .trial import Outcome, Trial
+from .trial import Trial
 
 # The seeds that are reported, and the ones that choose learning rates.
 SEEDS = (0, 1, 2, 3, 4)
@@ -39,7 +39,8 @@ class Setting:
     """The setting of an experiment.
 
     Args:
-        run: runs trials and returns their outcomes in order; known ones are not run again.
+        run: runs trials and returns their outcomes in order, ``None`` where time did not suffice;
+            known ones are not run again.
         scale: ``embedded``, ``fetched`` for data that ``pathspace data fetch`` brings, or ``full``
             for the paper's own setting.
         data: folder of the paper's data, needed by ``full``.
@@ -50,14 +51,11 @@ class Setting:
         shrink: divide budgets by this; for tests only, a record of a shrunk run says so.
         device: where runs compute; a record says so where it is not the processor.
         precision: of the numbers of the runs; a record says so where it is not single.
-        folder: where records are written; a contest of many runs keeps its journal there.
-        minutes: after so many such a contest begins no further run, and says what is lacking.
-        jobs: processes of such a contest.
         bars: name and options of a task -> what simple means and published networks reach on its
             test split.
     """
 
-    run: Callable[[Sequence[Trial]], list[Outcome]]
+    run: Callable[[Sequence[Any]], list[Any]]
     scale: str = "embedded"
     data: Path | None = None
     seeds: tuple[int, ...] = SEEDS
@@ -65,19 +63,20 @@ class Setting:
     shrink: int = 1
     device: str = "cpu"
     precision: str = "32-true"
-    folder: Path | None = None
-    minutes: float | None = None
     by_power: bool = False
     most_seeds: int | None = None
-    jobs: int = 1
     bars: Callable[[str, tuple[tuple[str, Any], ...]], dict[str, float]] = baselines
 
     def budget(self, number: int) -> int:
         """Return a number of epochs or steps, shrunk for tests."""
         return max(1, number // self.shrink)
 
-    def placed(self, trial: Trial) -> Trial:
-        """Return a trial on the device and in the precision of this setting."""
+    def placed(self, trial: Any) -> Any:
+        """Return a trial on the device and in the precision of this setting; runs of the contest
+        have neither.
+        """
+        if not isinstance(trial, Trial):
+            return trial
         return replace(trial, device=self.device, precision=self.precision)
 
     @property
@@ -127,7 +126,8 @@ class Experiment:
         draw: draws its picture from the record alone.
         seeds: how many seeds are reported if nobody says.
         full_seeds: how many the paper reports, and so the full scale; ``None`` for ``seeds``.
-        trials: it consists of trials, which can be counted before they are run.
+        trials: it consists of trials, which have a device and a precision.
+        journal: a contest of many runs, whose journal in ``--out`` has this name at every scale.
         fetched: there is a setting for data that ``pathspace data fetch`` brings.
     """
 
@@ -141,6 +141,7 @@ class Experiment:
     full_seeds: int | None = None
     fetched: bool = False
     trials: bool = True
+    journal: str = ""
 
 
 def experiment(

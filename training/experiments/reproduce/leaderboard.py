@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, product
-from pathlib import Path
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
@@ -31,7 +30,6 @@ from .leaderboard_contest import (
     SCRAMBLED,
     Case,
     Entry,
-    Journal,
     asked,
     cases,
     compared,
@@ -44,7 +42,6 @@ from .leaderboard_contest import (
 from .leaderboard_run import ARMS, ONLY, SIMPLE, STARTS, rates
 from .leaderboard_tasks import BATCH, CHUNKS, LENGTH, RANK, STEPS, TASKS, UPRIGHT, chance
 from .pictures import legend, look, panels
-from .provenance import provenance, together
 from .recipes.compare import FASHION_TESTS
 from .record import Record, Table, about, judged, percent, remarks
 
@@ -126,15 +123,12 @@ def standing(by: Mapping[Case, Entry]) -> Table:
     )
 
 
-def record(
-    entries: Sequence[Entry], setting: Setting, origins: Sequence[dict[str, str]] = ()
-) -> Record:
+def record(entries: Sequence[Entry], setting: Setting) -> Record:
     """Write entries as a record: a table by task and contender, and pairs of contenders on trial.
 
     Args:
         entries: what was measured.
         setting: how.
-        origins: what computed it; this computer, if nothing is given.
     """
     by = {(entry.start, entry.task, entry.arm): entry for entry in entries}
     starts = [start for start in STARTS if any(entry.start == start for entry in entries)]
@@ -233,24 +227,16 @@ def record(
             ],
         },
         seconds=sum(one.seconds for entry in entries for one in entry.results),
-        versions=together(origins or [provenance()]),
     )
 
 
 def run(setting: Setting) -> Record:
     """Run the contest; runs that are known are not run again."""
     whole = list(cases())
-    with Journal(
-        (setting.folder or Path("runs")) / "optimizers.jsonl", setting.minutes, setting.jobs
-    ) as journal:
-        # (what matters most has an answer where time ends before the rest)
-        for rank, task in product(range(4), ORDER):
-            contest(
-                journal,
-                [case for case in whole if (priority(case), case[1]) == (rank, task)],
-                setting,
-            )
-        return record(contest(journal, whole, setting), setting, journal.origins)
+    # (what matters most has an answer where time ends before the rest)
+    for rank, task in product(range(4), ORDER):
+        contest([case for case in whole if (priority(case), case[1]) == (rank, task)], setting)
+    return record(contest(whole, setting), setting)
 
 
 def draw(found: Record) -> Figure:

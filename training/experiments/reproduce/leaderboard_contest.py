@@ -1,29 +1,17 @@
-"""The contest of the leaderboard: which cases are run, with which rates and seeds,
-and the journal of all runs.
-"""
+"""The contest of the leaderboard: which cases are run, with which rates and seeds."""
 
 from __future__ import annotations
 
 import math
-import multiprocessing
-import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import asdict, dataclass
-from functools import cache
-from pathlib import Path
-from typing import Any, Self
-
-from pathspace.files.json_lines import append_lines, read_lines
-from pathspace.files.writing import make_folder
+from dataclasses import dataclass
 
 from ..intervals import t_interval
 from .experiment import TUNING_SEEDS, Setting
 from .holm import Claim, gain, seeds_needed
-from .leaderboard_run import ARMS, ONLY, SIMPLE, STARTS, Result, Run, carry_out, rates
+from .leaderboard_run import ARMS, ONLY, SIMPLE, STARTS, Result, Run, rates
 from .leaderboard_tasks import STEPS, TASKS, chance
-from .provenance import provenance, splits_digest
 
 OURS, RIVAL = "gauge-fixed AdamW", "AdamW"
 DEFAULT, SCRAMBLED = STARTS[:2]
@@ -36,97 +24,6 @@ PILOT_SEEDS = range(5)
 FINALISTS = 3
 # a search that ends at its edge goes on for so many rates
 FURTHER = 6
-
-
-class Journal:
-    """Results of runs in a file with one line per run, so that an interrupted contest can continue.
-
-    Args:
-        path: the file; ``None`` keeps nothing.
-        minutes: after so many, no further run begins; ``None``: all are carried out.
-        jobs: processes; each computes on one thread.
-
-    As a context, it ends its processes; until then they are the same for all runs,
-    with their data and graphs.
-
-    Attributes:
-        known: run -> its result.
-        data: run -> a digest of its data, where that was noted.
-        origins: what computed the runs, in their order: a line before those of another
-            commit or computer says it.
-    """
-
-    def __init__(self, path: Path | None, minutes: float | None = None, jobs: int = 1) -> None:
-        self.path = path
-        self.until = math.inf if minutes is None else time.monotonic() + 60 * minutes
-        # (a forked process would inherit the state of torch's threads; they
-        # start with the first run)
-        self._pool = (
-            ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) if jobs > 1 else None
-        )
-        self._most = 2 * jobs
-        self.known: dict[Run, Result] = {}
-        self.data: dict[Run, str] = {}
-        self.origins: list[dict[str, str]] = []
-        for entry in read_lines(path) if path is not None else ():
-            if "computed" in entry:
-                self.origins.append(entry["computed"])
-                continue
-            found: dict[str, Any] = entry["result"]
-            values: dict[str, Any] = {
-                key: math.nan if value is None else value for key, value in found.items()
-            }
-            run = Run(**entry["run"])
-            self.known[run] = Result(**values)
-            self.data[run] = entry.get("data", "")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-
-    def carry_out(self, runs: Iterable[Run]) -> None:
-        """Carry out the runs that are not known, or that other data led to, until time is up.
-        Without any time, the journal is read as it is.
-        """
-        if time.monotonic() >= self.until:
-            return
-        waiting = deque(run for run in dict.fromkeys(runs) if not self.has(run))
-        begun: dict[Future[Result], Run] = {}
-        while begun or (waiting and time.monotonic() < self.until):
-            if self._pool is None:
-                run = waiting.popleft()
-                self._keep(run, carry_out(run))
-                continue
-            while waiting and len(begun) < self._most and time.monotonic() < self.until:
-                run = waiting.popleft()
-                begun[self._pool.submit(carry_out, run)] = run
-            for ended in wait(begun, return_when=FIRST_COMPLETED).done:
-                self._keep(begun.pop(ended), ended.result())
-
-    def has(self, run: Run) -> bool:
-        """Whether a run is known, with the present data."""
-        return run in self.data and self.data[run] == run_data(run.task, run.scale)
-
-    def _keep(self, run: Run, result: Result) -> None:
-        self.known[run], self.data[run] = result, run_data(run.task, run.scale)
-        if self.path is not None:
-            make_folder(str(self.path.parent))
-            lines: list[dict[str, Any]] = [
-                {"run": asdict(run), "data": self.data[run], "result": result.to_dict()}
-            ]
-            if self.origins[-1:] != [provenance()]:
-                self.origins.append(provenance())
-                lines.insert(0, {"computed": provenance()})
-            append_lines(self.path, lines)
-
-
-@cache
-def run_data(task: str, scale: str) -> str:
-    """A digest of the data of a task."""
-    return splits_digest(TASKS[task][1](scale))
 
 
 @dataclass(frozen=True)
@@ -235,7 +132,7 @@ def hurts(task: str, arm: str) -> str:
     return f"{task}: {arm} ends lower from the {DEFAULT} start than from the {SCRAMBLED} one"
 
 
-def contest(journal: Journal, chosen: Sequence[Case], setting: Setting) -> list[Entry]:
+def contest(chosen: Sequence[Case], setting: Setting) -> list[Entry]:
     """Tune and test contenders.
 
     A tuning seed tries all rates, and further ones while the best lies at an edge or the lowest
@@ -244,14 +141,13 @@ def contest(journal: Journal, chosen: Sequence[Case], setting: Setting) -> list[
     claim needs; if these spread more than the pilot's, their spread says how many more.
 
     Args:
-        journal: carries out runs.
         chosen: start, task and contender.
-        setting: scale, seeds and budgets.
+        setting: how; what it has no time for is left out.
 
     Returns:
         One entry for each whose runs are complete.
     """
-    bench = Bench(journal, setting)
+    bench = Bench(setting)
     tried, best = bench.search(chosen)
 
     def entries(seeds: Mapping[Case, Iterable[int]]) -> dict[Case, Entry]:
@@ -282,11 +178,9 @@ class Bench:
     """Runs of contenders, and the search for their rates.
 
     Args:
-        journal: carries out runs.
         setting: scale and budgets.
     """
 
-    journal: Journal
     setting: Setting
 
     def results(
@@ -294,12 +188,12 @@ class Bench:
     ) -> dict[tuple[Case, float], tuple[Result, ...]]:
         """Carry out runs: case and rate, with seeds; what lacks a run is left out."""
         runs = {key: [self._run(*key, seed) for seed in seeds] for key, seeds in wanted.items()}
-        self.journal.carry_out(run for some in runs.values() for run in some)
-        known = self.journal.known
+        asked = list(dict.fromkeys(run for some in runs.values() for run in some))
+        known = dict(zip(asked, self.setting.run(asked), strict=True))
         return {
             key: tuple(known[run] for run in some)
             for key, some in runs.items()
-            if all(run in known for run in some)
+            if all(known[run] for run in some)
         }
 
     def search(

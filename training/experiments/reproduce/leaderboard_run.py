@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,11 +30,14 @@ from ...threads import one_thread
 from ..adapters import LoRARite, lora_plus
 from ..tasks.text import token_loss
 from .leaderboard_tasks import BATCH, TASKS, linear_model
+from .provenance import run_key, splits_digest
 
 SIMPLE = "linear model"
 STARTS = ("default", "scrambled 100", "scrambled 10", "unit skeleton")
 # rates that only such starts need
 LOWER = 3
+# a validation loss above all that runs end with
+FAR = 1e9
 
 
 def _muon(model: nn.Module, lr: float) -> list[Optimizer]:
@@ -165,6 +170,45 @@ class Run:
     steps: int = 150
     scale: str = "embedded"
 
+    @property
+    def data(self) -> str:
+        """A digest of its data."""
+        return run_data(self.task, self.scale)
+
+    @property
+    def key(self) -> str:
+        """A name that no other run has: its settings and its data."""
+        return run_key(asdict(self), self.data)
+
+    @property
+    def label(self) -> str:
+        """What a progress bar says of it."""
+        return f"{self.task} {self.arm} lr {self.lr:g}"
+
+    @property
+    def unknown(self) -> Result:
+        """What stands for the result of a run that has not ended: no rate that was tried is worse,
+        and the middle one is the best of them, so that no search goes on.
+        """
+        tried = rates(self.arm, self.start)
+        far = FAR + abs(math.log(self.lr / tried[len(tried) // 2]))
+        return Result(far, 1.0, 0.5, False, "", 0.0)
+
+    def carry_out(self, _folder: Path | None = None) -> Result:
+        """Train: :func:`carry_out`; it is too short for checkpoints."""
+        return carry_out(self)
+
+    def outcome(self, values: dict[str, Any]) -> Result:
+        """Read the plain values of a result."""
+        told: dict[str, Any] = {k: math.nan if v is None else v for k, v in values.items()}
+        return Result(**told)
+
+
+@cache
+def run_data(task: str, scale: str) -> str:
+    """A digest of the data of a task."""
+    return splits_digest(TASKS[task][1](scale))
+
 
 @dataclass(frozen=True)
 class Result:
@@ -280,5 +324,6 @@ __all__ = [
     "graph_of",
     "prepared",
     "rates",
+    "run_data",
     "score",
 ]

@@ -9,15 +9,31 @@ one seed on two processors end apart, by about as much as two seeds do.
 from __future__ import annotations
 
 import hashlib
+import json
 import platform
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ...config import versions
 from ...task import Split, Task, load_task
+from ..config import versions
+
+
+def run_key(settings: Mapping[str, Any], data: str) -> str:
+    """Return the name of a run: a digest of its settings and of its data.
+
+    Args:
+        settings: plain values.
+        data: a digest of its data.
+
+    Example:
+        >>> run_key({"lr": 0.1}, "d") == run_key({"lr": 0.1}, "d") != run_key({"lr": 0.2}, "d")
+        True
+    """
+    told = json.dumps({**settings, "data": data}, sort_keys=True)
+    return hashlib.sha256(told.encode()).hexdigest()[:20]
 
 
 def provenance() -> dict[str, str]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from statistics import NormalDist, fmean, stdev
 
 import torch
 from matplotlib.figure import Figure
@@ -193,20 +191,6 @@ def _known(times: Mapping[str, Sequence[float]]) -> bool:
     """
     known = [t_interval(ratios) for ratios in _ratios(times)]
     return all(ratio.half_width <= PRECISION * ratio.mean for ratio in known)
-
-
-def rounds_needed(times: Mapping[str, Sequence[float]]) -> int:
-    """Return about how many rounds make the ratios known, by the spread of a few.
-
-    Args:
-        times: of each contender, one for each of these rounds.
-
-    Example:
-        >>> rounds_needed({"SGD": [1.0, 1.0, 1.0], "G-SGD": [1.0, 1.1, 1.2]})
-        318
-    """
-    spread = max(stdev(ratios) / fmean(ratios) for ratios in _ratios(times))
-    return max(LEAST, math.ceil((NormalDist().inv_cdf(0.975) * spread / PRECISION) ** 2))
 
 
 def _more(times: Sequence[float], base: Sequence[float]) -> list[float]:

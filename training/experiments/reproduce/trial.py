@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+import math
 import warnings
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -20,7 +19,7 @@ from ...task import Split, Task
 from ...threads import one_thread
 from ...trainer import Trainer
 from ..augment import augmentation
-from .provenance import data_digest, task_data
+from .provenance import data_digest, run_key, task_data
 
 # How many validation examples the efficiency of a chain is measured on after each
 # epoch, and how many at a time.
@@ -97,8 +96,32 @@ class Trial:
             if getattr(self, f.name) != f.default
         }
         told["options"] = sorted((k, v) for k, v in self.options if k != "data")
-        told["data"] = data_digest(self.task, self.options)
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:20]
+        return run_key(told, self.data)
+
+    @property
+    def data(self) -> str:
+        """A digest of its data."""
+        return data_digest(self.task, self.options)
+
+    @property
+    def label(self) -> str:
+        """What a progress bar says of it."""
+        return f"{self.task} {self.optimizer} lr {self.lr:g}"
+
+    @property
+    def unknown(self) -> Outcome:
+        """What stands for the outcome of a run that has not ended: no rate that was tried is
+        worse.
+        """
+        return Outcome((0.5,), (math.inf,), (math.inf,), 0.0, False, 0.5, 0.5, (0.0, 0.0))
+
+    def carry_out(self, folder: Path | None = None) -> Outcome:
+        """Train: :func:`run_trial`."""
+        return run_trial(self, folder)
+
+    def outcome(self, values: dict[str, Any]) -> Outcome:
+        """Read the plain values of an outcome."""
+        return Outcome.from_dict(values)
 
 
 @dataclass(frozen=True)

