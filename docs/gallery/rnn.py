@@ -69,4 +69,4 @@ for rescaled in (False, True):
 print(abs(losses[0] / losses[1] - 1) < 1e-9)
 
 # %% [markdown]
-# Next: `pathspace train digits-rows --optimizer gsgd`, and [what keeps the invariance](../g-sgd.md).
+# Next: `pathspace train digits-rows --optimizer gsgd`, and [what keeps the invariance](../optimizers.md#what-keeps-the-invariance-and-what-does-not).

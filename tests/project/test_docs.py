@@ -1,7 +1,7 @@
 """The README and the docs: every Python block runs, every link leads somewhere, every
 public name and rule is there.
 
-``python tests/project/test_docs.py`` writes again what is generated: the tables of operations.
+``python tests/project/test_docs.py`` writes again what is generated: the table of operations.
 """
 
 from __future__ import annotations
@@ -139,34 +139,6 @@ def test_every_public_name_is_documented(package: Any) -> None:
             assert "Attributes:" in text or "Args:" in text or "Example:" in text, name
 
 
-# --- operations by rule
-
-START, END = "<!-- operations -->\n", "<!-- end -->"
-
-
-def operations() -> str:
-    """A row per module of rules, with the operations its rules are registered for."""
-    importlib.import_module("pathspace.inference.rules")
-    own: dict[str, set[str]] = defaultdict(set)
-    for name, rule in RULES.items():
-        if rule.__module__.startswith("pathspace.inference.rules."):
-            own[rule.__module__].add(name.removeprefix("aten.").rstrip("_"))
-    rows = ["| rules | what they say | operations |\n| --- | --- | --- |\n"]
-    for module in sorted(own):
-        says = " ".join((importlib.import_module(module).__doc__ or "").split("\n\n")[0].split())
-        names = ", ".join(f"`{name}`" for name in sorted(own[module]))
-        rows.append(f"| {module.rpartition('.')[2]} | {says} | {names} |\n")
-    return "".join(rows)
-
-
-def test_the_table_of_operations_is_that_of_the_registry() -> None:
-    text = (ROOT / "docs" / "limitations.md").read_text()
-    written = text[text.index(START) + len(START) : text.index(END)]
-    assert written.strip() == operations().strip(), (
-        "write it again: python tests/project/test_docs.py"
-    )
-
-
 # --- what is stated of operations, and who reads it
 
 
@@ -284,11 +256,13 @@ def operations_page() -> str:
 
 INTRODUCTION = """# Table of operations
 
-What the registry states of operations beside their rules, and what its readers make of it. The page is generated; a
-test compares every statement with torch. Scales, unrolled paths and the proofs of symmetry read the rules themselves.
-A cell that is empty states nothing: the operation is linear in no operand, homogeneous in some forms only, or of no
-interest to the reader. Linear operations are so up to a constant (a margin, a number that is added); one degree stands
-for all activations together, several for one operand each.
+What the registry states of operations beyond their rules (in-place and other variants under one name, without
+`aten.`), and what its readers make of it. Operations that are not listed are followed by the smaller steps that torch
+knows, or else pinned. An empty cell makes no statement. Constants that are added (a margin, a number) do not count for
+"linear". One degree stands for all activations together, several for one operand each.
+
+The page is generated, and a test compares every statement with torch. Scales, unrolled paths and the proofs of symmetry
+read the rules themselves.
 """  # noqa: E501
 
 
@@ -309,13 +283,4 @@ def test_the_files_that_the_readme_runs_are_written_by_it() -> None:
 
 
 if __name__ == "__main__":
-    page = ROOT / "docs" / "limitations.md"
-    content = page.read_text()
-    page.write_text(
-        content[: content.index(START) + len(START)]
-        + "\n"
-        + operations()
-        + "\n"
-        + content[content.index(END) :]
-    )
     (ROOT / "docs" / "operations.md").write_text(operations_page())

@@ -21,7 +21,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 def test_the_comparison_of_starts_is_that_of_its_file() -> None:
     kept = json.loads((DOCS / "data" / "starts.json").read_text())
-    assert table(kept["rows"]) in (DOCS / "g-sgd.md").read_text()
+    assert table(kept["rows"]) in (DOCS / "optimizers.md").read_text()
     assert [row["start"] for row in kept["rows"]] == [start.label for start in STARTS]
     # the same number of rates for everybody, the same seeds, and the rate that
     # the validation split chose
@@ -104,7 +104,7 @@ UNIT_STARTS = (
 
 
 def test_effects_of_the_unit_skeleton_are_those_of_the_records() -> None:
-    page = (DOCS / "g-sgd.md").read_text()
+    page = (DOCS / "optimizers.md").read_text()
     for name, task, shown, optimizers, more in UNIT_STARTS:
         arms = Record.read(DOCS / "reproduction" / f"{name}.json").data["arms"]
         found = {arm["label"]: arm for arm in arms if arm["task"] == task}
