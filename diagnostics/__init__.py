@@ -4,9 +4,8 @@ Markov chain: :class:`MarkovChain`, the residual additions of a model as a learn
 :class:`ChainRecord`. Conservation: :func:`conserved`, the quantities that gradient flow keeps
 constant, one per unit. Signal: :func:`signal` and :func:`gradients` by layer, :func:`jacobian` and
 its spectrum (:func:`trace_k`, :func:`top_singular`, :func:`spectrum`), order and chaos
-(:func:`growth_exponent`, :func:`sweep`, :func:`critical_point`), :func:`residual_control`.
-Parameters: :func:`degeneracy`, growing a model (:func:`predict_growth`, :func:`rank_growths`,
-:func:`widen`, :func:`deepen`), :func:`cost` and :func:`compare_costs`, :func:`suggest_decay`. Page:
+(:func:`growth_exponent`, :func:`sweep`, :func:`critical_point`). Parameters: :func:`degeneracy`,
+:func:`cost` and :func:`compare_costs`. Page:
 :func:`report` measures a model with all diagnostics and returns a :class:`Report`, one
 self-contained HTML page; :func:`versus` compares two models on one page. Diagnosis:
 :func:`diagnose`, with your own checkpoint, data and loss. Training: :func:`watching` measures a

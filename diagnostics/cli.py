@@ -217,7 +217,7 @@ def _draw(found: Diagnosis, folder: str) -> None:
 
     from .chain.plots import cosines_by_depth, walk_picture
     from .chain.walks import walks
-    from .signal.phase import draw_signal
+    from .signal.signal_picture import draw_signal
 
     save(draw_signal(found.signal), f"{folder}/signal.png", dpi=150)
     if found.record is not None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -18,9 +16,7 @@ from pathspace.diagnostics.signal.criticality import (
     sweep,
 )
 from pathspace.diagnostics.signal.meanfield import critical_scale, growth
-from pathspace.diagnostics.signal.phase import draw_phase, draw_sweep
 from pathspace.errors import InputError
-from pathspace.files.pictures import save
 
 
 def mlp(width: int, depth: int, act: type[nn.Module], bias: bool = False) -> nn.Sequential:
@@ -208,27 +204,6 @@ def test_dead_perturbations_and_refusals() -> None:
         critical_point(mlp(3, 3, nn.ReLU), torch.randn(1, 3), low=2, high=1)
     with pytest.raises(InputError, match="redraw"):
         redraw(nn.ReLU(), 1.0)
-
-
-@pytest.mark.slow
-def test_pictures(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model, x = mlp(24, 12, nn.Tanh, bias=True), torch.randn(2, 24)
-    table = sweep(model, [0.7, 1.2, 1.8], x, biases=[0.0, 0.4], draws=2, directions=1)
-    assert (
-        save(draw_phase(table, lambda b: critical_scale(torch.tanh, b)), tmp_path / "p.png")
-        .stat()
-        .st_size
-        > 5000
-    )
-    line = sweep(model, [0.7, 1.2], x, draws=2, directions=1)
-    assert (
-        save(draw_sweep(line, lambda s: growth(torch.tanh, s)), tmp_path / "s.svg").stat().st_size
-        > 5000
-    )
-    with pytest.raises(InputError, match="full grid"):
-        draw_phase(line)
-    assert np.isfinite([row.growth.value for row in table]).all()
 
 
 def test_weights_without_size_let_every_perturbation_vanish() -> None:

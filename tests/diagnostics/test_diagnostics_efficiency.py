@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from notebook import notebook
 from processes import two_processes
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -14,7 +15,6 @@ from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from pathspace.diagnostics import ChainRecord, MarkovChain, cost, gradients, signal
 from pathspace.diagnostics.chain.efficiency import gauge, observe
-from pathspace.diagnostics.chain.lemmas import ideal_share
 from pathspace.diagnostics.chain.walks import walks
 from pathspace.diagnostics.shared.recomputation import RUNNING
 from pathspace.diagnostics.shared.sample_rows import Samples
@@ -409,7 +409,10 @@ def test_samples_merged_with_steps(order: str, steps: int, samples: int) -> None
     assert torch.allclose(record.cosines[1], torch.stack(wanted), atol=1e-12)
     (found,), (alone,) = walks(chain, x, 2), walks(chain, x[2:3])
     assert torch.allclose(found.points.abs(), alone.points.abs()) and found.folds == alone.folds
-    assert ideal_share(chain, cubes, x, None, eta=1e-6).tolist() == [1.0, 1.0]
+    assert notebook("chain_lemmas").ideal_share(chain, cubes, x, None, eta=1e-6).tolist() == [
+        1.0,
+        1.0,
+    ]
 
 
 def test_a_dimension_that_is_not_made_of_samples_is_refused() -> None:

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import torch
 from cases import Autoencoder
+from pathspace.diagnostics.signal.attention import attention_matrices, rollout
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import pathspace as ps
 import pathspace.diagnostics as ds
-from pathspace.diagnostics.signal.attention import attention_matrices, rollout
 from pathspace.fitting.calibration import Calibrated
 from tests.fitting.test_equalisation import Checkpointed
 

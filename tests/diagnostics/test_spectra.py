@@ -12,10 +12,8 @@ from torch import nn
 from torch.autograd.functional import jacobian as explicit
 
 from pathspace.diagnostics.shared.linear_maps import Jacobian
-from pathspace.diagnostics.signal.phase import draw_spectrum
 from pathspace.diagnostics.signal.spectra import jacobian, spectrum, top_singular, trace_k
 from pathspace.errors import InputError, UnsupportedError
-from pathspace.files.pictures import save
 
 
 def model_and_batch(seed: int = 0) -> tuple[nn.Sequential, torch.Tensor]:
@@ -128,10 +126,6 @@ def test_refusals(tmp_path) -> None:
     for arguments in ({"method": "exact"}, {"probes": 1}, {"probes": 3, "method": "hutch++"}):
         with pytest.raises(InputError, match="trace_k"):
             trace_k(operator, **arguments)
-    figure = draw_spectrum(spectrum(operator, 2, 3))
-    assert save(figure, tmp_path / "s.svg").read_text().startswith("<?xml")
-    with pytest.raises(InputError, match=r"\.png"):
-        save(figure, tmp_path / "s.bmp")
 
 
 def test_linear_maps_have_constant_products() -> None:

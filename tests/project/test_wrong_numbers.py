@@ -120,8 +120,6 @@ CASES: dict[str, tuple[Call, tuple[Any, ...]]] = {
         (None, *POSITIVE),
     ),
     "critical_point, bias": (lambda v: diagnostics.critical_point(DEEP, X, bias=v), (None, *REAL)),
-    "deepen, after": (lambda v: diagnostics.deepen(MODEL, v, 3, nn.ReLU()), (3, None, *WHOLE)),
-    "deepen, width": (lambda v: diagnostics.deepen(MODEL, 1, v, nn.ReLU()), (None, *COUNT)),
     "degeneracy, tolerance": (
         lambda v: diagnostics.degeneracy(MODEL, X, tolerance=v),
         (None, *REAL),
@@ -134,7 +132,6 @@ CASES: dict[str, tuple[Call, tuple[Any, ...]]] = {
         lambda v: diagnostics.degeneracy(MODEL, X, max_exact=v),
         (None, *WHOLE),
     ),
-    "depth_or_width": (lambda v: diagnostics.depth_or_width(v), (1, 3, None, *COUNT)),
     "diagnose, batches": (
         lambda v: diagnostics.diagnose(MODEL, data=[(X, Y)], loss=nn.CrossEntropyLoss(), batches=v),
         (None, *COUNT),
@@ -150,10 +147,6 @@ CASES: dict[str, tuple[Call, tuple[Any, ...]]] = {
     "growth_exponent, seed": (
         lambda v: diagnostics.growth_exponent(DEEP, X, seed=v),
         (None, *WHOLE),
-    ),
-    "predict_growth, tolerance": (
-        lambda v: diagnostics.predict_growth(MODEL, "0.*", X, torch.randn(4, 2), tolerance=v),
-        (None, *REAL),
     ),
     "signal, probes": (lambda v: diagnostics.signal(MODEL, X, probes=v), COUNT),
     "spectrum, probes": (
@@ -179,9 +172,6 @@ CASES: dict[str, tuple[Call, tuple[Any, ...]]] = {
     ),
     "watching, every": (lambda v: diagnostics.watching(MODEL, every=v), (None, *COUNT)),
     "watching, planned": (lambda v: diagnostics.watching(MODEL, planned=v), WHOLE),
-    "widen, first": (lambda v: diagnostics.widen(MODEL, v, 2), (1, 3, None, *WHOLE)),
-    "widen, units": (lambda v: diagnostics.widen(MODEL, 0, v), (None, *COUNT)),
-    "widen, seed": (lambda v: diagnostics.widen(MODEL, 0, 2, seed=v), (None, *WHOLE)),
 }
 
 
