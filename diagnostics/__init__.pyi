@@ -22,9 +22,6 @@ from .run.watching import watching as watching
 from .shared.tables import Estimate as Estimate
 from .shared.tables import Table as Table
 from .shared.tables import compare as compare
-from .signal.criticality import critical_point as critical_point
-from .signal.criticality import growth_exponent as growth_exponent
-from .signal.criticality import sweep as sweep
 from .signal.signal import signal as signal
 from .signal.spectra import jacobian as jacobian
 from .signal.spectra import spectrum as spectrum

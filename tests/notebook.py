@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+from matplotlib import pyplot
 
 GALLERY = Path(__file__).parents[1] / "docs" / "gallery"
 
@@ -18,4 +19,6 @@ GALLERY = Path(__file__).parents[1] / "docs" / "gallery"
 def notebook(name: str) -> SimpleNamespace:
     """All names that a page defines; it runs once, and the random state stays as it is."""
     with contextlib.redirect_stdout(io.StringIO()), torch.random.fork_rng(devices=[]):
-        return SimpleNamespace(**runpy.run_path(str(GALLERY / f"{name}.py")))
+        found = SimpleNamespace(**runpy.run_path(str(GALLERY / f"{name}.py")))
+    pyplot.close("all")
+    return found

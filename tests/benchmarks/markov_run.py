@@ -21,12 +21,12 @@ from torch.nn import functional as F
 from pathspace.diagnostics import MarkovChain
 from pathspace.diagnostics.chain.efficiency import ChainRecord, observe, tensors
 from pathspace.diagnostics.chain.observer import NodeTensors
-from pathspace.diagnostics.chain.walks import walks
 from pathspace.files.json_lines import append_lines, read_lines
 from pathspace.training import penalize
 from pathspace.training.experiments.tasks.fetched import fashion_splits
 
 lemmas = notebook("chain_lemmas")
+walks = notebook("chain_walk").walks
 TAUS = (0.0, 1e-5, 3e-4, 3e-3)
 DATA_NAME, TRAINED, LOOKED, AT_A_TIME = "Fashion-MNIST, 8 x 8 pixels", 5000, 10_000, 200
 LARGE, TINY = 1000.0, 1e-3

@@ -15,7 +15,6 @@ from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from pathspace.diagnostics import ChainRecord, MarkovChain, cost, gradients, signal
 from pathspace.diagnostics.chain.efficiency import gauge, observe
-from pathspace.diagnostics.chain.walks import walks
 from pathspace.diagnostics.shared.recomputation import RUNNING
 from pathspace.diagnostics.shared.sample_rows import Samples
 from pathspace.errors import InputError, UnsupportedError
@@ -407,6 +406,7 @@ def test_samples_merged_with_steps(order: str, steps: int, samples: int) -> None
         (gradient,) = torch.autograd.grad(loss, model.state)
         wanted.append(-F.cosine_similarity(model.direction.flatten(), gradient.flatten(), 0))
     assert torch.allclose(record.cosines[1], torch.stack(wanted), atol=1e-12)
+    walks = notebook("chain_walk").walks
     (found,), (alone,) = walks(chain, x, 2), walks(chain, x[2:3])
     assert torch.allclose(found.points.abs(), alone.points.abs()) and found.folds == alone.folds
     assert notebook("chain_lemmas").ideal_share(chain, cubes, x, None, eta=1e-6).tolist() == [

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 from pathspace.diagnostics import MarkovChain
 from pathspace.diagnostics.chain.efficiency import observe, tensors
-from pathspace.diagnostics.chain.plots import walk_picture
-from pathspace.diagnostics.chain.walks import walks
 
 page = notebook("chain_lemmas")
+walks = notebook("chain_walk").walks
 
 
 class Net(nn.Module):
@@ -189,7 +188,7 @@ def test_walk(chain: tuple[MarkovChain, Tensor, Tensor]) -> None:
 
 
 def test_walks_hold_every_node() -> None:
-    """Runs of equal shapes, those of one node included, and the picture has a panel for each."""
+    """Runs of equal shapes, those of one node included."""
 
     class Step(nn.Module):
         def __init__(self, width: int, out: int) -> None:
@@ -220,22 +219,6 @@ def test_walks_hold_every_node() -> None:
             ).norm()
         assert float((each.points[1] - each.points[0]).norm()) <= float(step) * (1 + 1e-9)
     assert len(found[-1].points) == 2 and found[-1].folds == 0
-    figure = walk_picture(found)
-    assert sum(axes.axison for axes in figure.axes) == 3 and "5 nodes" in figure.get_suptitle()
-    width = figure.get_figwidth() * figure.dpi
-    sizes = [
-        text.get_fontsize()
-        for axes in figure.axes
-        for text in (axes.title, *axes.texts, *axes.get_xticklabels())
-    ]
-    assert min(sizes) * figure.dpi / 72 * 390 / width >= 9
-    # a walk that comes back to where it began
-    points = found[0].points.clone()
-    points[-1] = points[0]
-    figure = walk_picture([found[0]._replace(points=points)])
-    figure.canvas.draw()
-    start, end = (text.get_window_extent() for text in figure.axes[0].texts)
-    assert not start.overlaps(end)
 
 
 def squares(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:

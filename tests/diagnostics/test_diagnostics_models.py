@@ -98,10 +98,9 @@ def test_every_public_function_is_among_the_checks() -> None:
         name for name in diagnostics.__all__ if inspect.isfunction(getattr(diagnostics, name))
     ]
     missing = [name for name in functions if f"dx.{name}(" not in text]
-    # a function of a number, one of two reports, what watches a training loop, and what
+    # a function of two reports, what watches a training loop, and what
     # puts the others together
     elsewhere = [
-        "depth_or_width",
         "diagnose",
         "fabric_callback",
         "lightning_callback",

@@ -393,89 +393,6 @@ def spectra(subject: Subject) -> str:
     return "the matrix"
 
 
-def criticality(subject: Subject) -> str:
-    """The growth of a perturbation against finite differences of a float64 copy."""
-    model, start = subject.model, start_of(subject)
-    options: dict[str, Any] = {"kwargs": subject.kwargs, "start": start}
-    found = dx.growth_exponent(model, *subject.args, directions=1, burn_in=0, **options)
-    assert not math.isnan(found.growth.value)
-    if math.isfinite(found.growth.value):
-        finite(found, "growth", "low", "high")
-        near(
-            found.growth.value,
-            (found.profile[-1] - found.profile[0]) / found.steps,
-            1e-9,
-            "slope",
-            1e-3,
-        )
-    if subject.total <= MANY:
-        points = dx.sweep(
-            model, [0.7, 1.4], *subject.args, draws=1, directions=1, burn_in=0, **options
-        )
-        twin = dx.criticality.redraw(model, 1.4)
-        again = dx.growth_exponent(twin, *subject.args, directions=1, burn_in=0, **options)
-        assert points[1].growth.value == again.growth.value or math.isnan(again.growth.value)
-    if subject.total <= 3000:
-        critical = dx.critical_point(
-            model,
-            *subject.args,
-            low=0.5,
-            high=2.0,
-            tolerance=0.5,
-            draws=1,
-            directions=1,
-            burn_in=0,
-            **options,
-        )
-        assert critical.verdict.endswith(".") and len(critical.points) >= 2
-        assert critical.scale is None or 0.5 <= critical.scale <= 2.0
-    # a finite difference says the same, where nothing is drawn and no layer unrolls time
-    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
-    if start is not None or recurrent or model.training or found.died or subject.total > MANY:
-        return "exponent"
-    twin = safe_deepcopy(model).double()
-    names = [
-        n
-        for n, m in twin.named_modules()
-        if isinstance(m, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
-    ]
-    args, kwargs = tree_map(
-        lambda v: v.detach().double() if isinstance(v, Tensor) and v.is_floating_point() else v,
-        (subject.args, subject.kwargs),
-    )
-    source = first((args, kwargs))
-    assert source is not None
-    noise = torch.randn(
-        source.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64
-    )
-    sides = []
-    for step in (1e-7, -1e-7):
-        values: list[Tensor] = []
-        handles = [
-            twin.get_submodule(name).register_forward_hook(
-                lambda m, a, out, v=values: v.append(out.detach().clone())
-            )
-            for name in names
-        ]
-        moved = tree_map(
-            lambda v, step=step: v + step * noise if v is source else v, (args, kwargs)
-        )
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), torch.random.fork_rng(devices=[]):
-            twin(*moved[0], **moved[1])
-        for handle in handles:
-            handle.remove()
-        sides.append(values)
-    shapes = [value.shape for value in sides[0]]
-    common = max(set(shapes), key=shapes.count)
-    sizes = [(a - b).flatten(1) / 2e-7 for a, b in zip(*sides, strict=True) if a.shape == common]
-    logs = torch.stack([size.square().mean(1).sqrt().log() for size in sizes])
-    if not logs.isfinite().all() or len(logs) != len(found.profile):
-        return "exponent"
-    slopes = (logs[-1] - logs[0]) / found.steps
-    near(found.growth.value, float(slopes.mean()), 1e-2, "finite difference", 1e-1)
-    return "finite differences"
-
-
 def degeneracy(subject: Subject) -> str:
     """Rank against the explicit Jacobian; the deficit adds up; shares add up to the dimensions."""
     if subject.total > MANY:
@@ -718,7 +635,6 @@ MEASURED = (
     signal,
     gradients,
     spectra,
-    criticality,
     degeneracy,
     cost,
     conserved,

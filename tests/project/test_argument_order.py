@@ -54,9 +54,6 @@ WRONG: dict[str, Case] = {
     "suggest": lambda m, g, x, path: training.suggest(g, m),  # type: ignore[arg-type]
     "conserved": lambda m, g, x, path: diagnostics.conserved(m),  # type: ignore[arg-type]
     "gradients": lambda m, g, x, path: diagnostics.gradients(x, m, []),  # type: ignore[arg-type]
-    "growth_exponent": lambda m, g, x, path: diagnostics.growth_exponent(x, m),  # type: ignore[arg-type]
-    "sweep": lambda m, g, x, path: diagnostics.sweep(x, [1.0], m),  # type: ignore[arg-type]
-    "critical_point": lambda m, g, x, path: diagnostics.critical_point(x, m),  # type: ignore[arg-type]
     "compare_costs": lambda m, g, x, path: diagnostics.compare_costs(m, x),  # type: ignore[arg-type]
     "cost, graph": lambda m, g, x, path: diagnostics.cost(m, g),
     "spectrum": lambda m, g, x, path: diagnostics.spectrum(m),  # type: ignore[arg-type]

@@ -107,19 +107,6 @@ CASES: dict[str, tuple[Call, tuple[Any, ...]]] = {
         (None, *WHOLE),
     ),
     "cost, repeats": (lambda v: diagnostics.cost(MODEL, X, repeats=v), (None, *WHOLE)),
-    "critical_point, low": (
-        lambda v: diagnostics.critical_point(DEEP, X, low=v),
-        (9, None, *POSITIVE),
-    ),
-    "critical_point, high": (
-        lambda v: diagnostics.critical_point(DEEP, X, high=v),
-        (0.1, None, *POSITIVE),
-    ),
-    "critical_point, tolerance": (
-        lambda v: diagnostics.critical_point(DEEP, X, tolerance=v),
-        (None, *POSITIVE),
-    ),
-    "critical_point, bias": (lambda v: diagnostics.critical_point(DEEP, X, bias=v), (None, *REAL)),
     "degeneracy, tolerance": (
         lambda v: diagnostics.degeneracy(MODEL, X, tolerance=v),
         (None, *REAL),
@@ -136,18 +123,6 @@ CASES: dict[str, tuple[Call, tuple[Any, ...]]] = {
         lambda v: diagnostics.diagnose(MODEL, data=[(X, Y)], loss=nn.CrossEntropyLoss(), batches=v),
         (None, *COUNT),
     ),
-    "growth_exponent, directions": (
-        lambda v: diagnostics.growth_exponent(DEEP, X, directions=v),
-        (None, *COUNT),
-    ),
-    "growth_exponent, burn_in": (
-        lambda v: diagnostics.growth_exponent(DEEP, torch.randn(2, 3), burn_in=v),
-        (9, *WHOLE),
-    ),
-    "growth_exponent, seed": (
-        lambda v: diagnostics.growth_exponent(DEEP, X, seed=v),
-        (None, *WHOLE),
-    ),
     "signal, probes": (lambda v: diagnostics.signal(MODEL, X, probes=v), COUNT),
     "spectrum, probes": (
         lambda v: diagnostics.spectrum(diagnostics.jacobian(MODEL, X), probes=v),
@@ -157,11 +132,6 @@ CASES: dict[str, tuple[Call, tuple[Any, ...]]] = {
         lambda v: diagnostics.spectrum(diagnostics.jacobian(MODEL, X), steps=v),
         (None, *COUNT),
     ),
-    "sweep, scales": (lambda v: diagnostics.sweep(DEEP, [1.0, v], X), (None, *REAL)),
-    "sweep, no list": (lambda v: diagnostics.sweep(DEEP, v, X), (1.0, None, "1.0", [], {1.0})),
-    "sweep, biases": (lambda v: diagnostics.sweep(DEEP, [1.0], X, biases=[v]), (None, *REAL)),
-    "sweep, draws": (lambda v: diagnostics.sweep(DEEP, [1.0], X, draws=v), (None, *COUNT)),
-    "sweep, seed": (lambda v: diagnostics.sweep(DEEP, [1.0], X, seed=v), (None, *WHOLE)),
     "top_singular, count": (
         lambda v: diagnostics.top_singular(diagnostics.jacobian(MODEL, X), v),
         (None, *COUNT),
