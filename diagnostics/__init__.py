@@ -4,7 +4,7 @@ Markov chain: :class:`MarkovChain`, the residual additions of a model as a learn
 :class:`ChainRecord`. Conservation: :func:`conserved`, the quantities that gradient flow keeps
 constant, one per unit. Signal: :func:`signal` and :func:`gradients` by layer, :func:`jacobian` and
 its spectrum (:func:`trace_k`, :func:`top_singular`, :func:`spectrum`). Parameters:
-:func:`degeneracy`, :func:`cost` and :func:`compare_costs`. Page: :func:`report` measures a model
+:func:`degeneracy`, :func:`cost`. Page: :func:`report` measures a model
 with all diagnostics and returns a :class:`Report`, one self-contained HTML page; :func:`versus`
 compares two models on one page. Diagnosis: :func:`diagnose`, with your own checkpoint, data and
 loss. Training: :func:`watching` measures a training loop (:class:`Watching`) and raises each

@@ -3,7 +3,6 @@
 from .chain.chain import MarkovChain as MarkovChain
 from .chain.efficiency import ChainRecord as ChainRecord
 from .parameters.conservation import conserved as conserved
-from .parameters.cost import compare_costs as compare_costs
 from .parameters.cost import cost as cost
 from .parameters.degeneracy import degeneracy as degeneracy
 from .parameters.gradients import gradients as gradients

@@ -25,7 +25,6 @@ from pathspace.models.values import require_runnable
 
 from ..shared.model_calls import called, differentiating, main_output
 from ..shared.real_tensors import is_real
-from ..shared.tables import Table
 from ..shared.unchanged import unchanged
 
 _NONLINEAR = ("activation", "function")
@@ -266,28 +265,3 @@ def cost(
         statistics.median(times) if times else None,
         size + moving + sum(sizes),
     )
-
-
-def compare_costs(
-    models: Mapping[str, nn.Module],
-    *inputs: Any,
-    kwargs: Mapping[str, Any] | None = None,
-    repeats: int = 3,
-) -> Table[Cost]:
-    """Compare the costs of several models, such as wider or deeper versions of one.
-
-    Args:
-        models: name -> model.
-        *inputs: one batch, the same for all models.
-        kwargs: keyword inputs.
-        repeats: number of timed steps.
-
-    Returns:
-        One row per model.
-    """
-    expect_arguments("compare_costs", models=models)
-    rows = tuple(
-        cost(model, *inputs, kwargs=kwargs, name=name, repeats=repeats)
-        for name, model in models.items()
-    )
-    return Table("cost of a training step", rows)

@@ -84,13 +84,12 @@ def test_gradients_that_clipping_takes_away_are_clipped(clip: Any, same: bool) -
     torch.manual_seed(0)
     model, (x, y) = runs.mlp(), runs.vectors()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with watching(model, every=10, structure=False) as watch:
-        for _ in range(12):
-            rows = slice(0, 64) if same else torch.randint(0, len(x), (64,))
-            optimizer.zero_grad()
-            F.cross_entropy(model(x[rows]), y[rows]).backward()
-            clip(model)
-            optimizer.step()
+
+    def loss() -> Tensor:
+        rows = slice(0, 64) if same else torch.randint(0, len(x), (64,))
+        return F.cross_entropy(model(x[rows]), y[rows])
+
+    watch = runs.steps(optimizer, loss, 12, model, lambda: clip(model), every=10)
     assert [alarm.kind for alarm in watch.causes] == ["clipped"]
 
 
@@ -98,15 +97,14 @@ def test_a_loss_scale_is_not_clipping() -> None:
     torch.manual_seed(0)
     model, (x, y) = runs.mlp(), runs.vectors(64)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-    with watching(model, every=10, structure=False) as watch:
-        for _ in range(12):
-            optimizer.zero_grad()
-            (2**16 * F.cross_entropy(model(x), y)).backward()
-            for p in model.parameters():
-                assert p.grad is not None
-                p.grad.div_(2**16)
-            optimizer.step()
-    assert watch.alarms == []
+
+    def unscale() -> None:
+        for p in model.parameters():
+            assert p.grad is not None
+            p.grad.div_(2**16)
+
+    loss = lambda: 2**16 * F.cross_entropy(model(x), y)  # noqa: E731
+    assert not runs.steps(optimizer, loss, 12, model, unscale, every=10).alarms
 
 
 class Loop(nn.Module):
@@ -168,11 +166,7 @@ def test_a_network_that_ignores_its_input_is_told_so(name: str) -> None:
     model, x, y = IGNORES[name](), torch.randn(32, 20), torch.rand(32, 1)
     assert causes(diagnose(model, x, loss=F.mse_loss, targets=y)).keys() == {"constant outputs"}
     optimizer = torch.optim.Adam(model.parameters())
-    with watching(model, every=10, structure=False) as watch:
-        for _ in range(8):
-            optimizer.zero_grad()
-            F.mse_loss(model(x), y).backward()
-            optimizer.step()
+    watch = runs.steps(optimizer, lambda: F.mse_loss(model(x), y), 8, model, every=10)
     assert [alarm.kind for alarm in watch.causes] == ["constant outputs"]
 
 

@@ -54,7 +54,6 @@ WRONG: dict[str, Case] = {
     "suggest": lambda m, g, x, path: training.suggest(g, m),  # type: ignore[arg-type]
     "conserved": lambda m, g, x, path: diagnostics.conserved(m),  # type: ignore[arg-type]
     "gradients": lambda m, g, x, path: diagnostics.gradients(x, m, []),  # type: ignore[arg-type]
-    "compare_costs": lambda m, g, x, path: diagnostics.compare_costs(m, x),  # type: ignore[arg-type]
     "cost, graph": lambda m, g, x, path: diagnostics.cost(m, g),
     "spectrum": lambda m, g, x, path: diagnostics.spectrum(m),  # type: ignore[arg-type]
     "top_singular": lambda m, g, x, path: diagnostics.top_singular(m),  # type: ignore[arg-type]

@@ -102,10 +102,6 @@ CASES: dict[str, tuple[Call, tuple[Any, ...]]] = {
     "Trainer, clip": (trained("clip"), POSITIVE),
     "Trainer, patience": (trained("patience"), COUNT),
     "Trainer, seed": (trained("seed"), (None, *WHOLE)),
-    "compare_costs, repeats": (
-        lambda v: diagnostics.compare_costs({"one": MODEL}, X, repeats=v),
-        (None, *WHOLE),
-    ),
     "cost, repeats": (lambda v: diagnostics.cost(MODEL, X, repeats=v), (None, *WHOLE)),
     "degeneracy, tolerance": (
         lambda v: diagnostics.degeneracy(MODEL, X, tolerance=v),
