@@ -420,7 +420,7 @@ def test_a_dimension_that_is_not_made_of_samples_is_refused() -> None:
     chain = MarkovChain.trace(model, torch.randn(2, 4, 4))
     with pytest.raises(UnsupportedError, match=r"6 entries in dimension 0, .* of 4 samples"):
         Samples(0).rows(torch.ones(6, 2), 4)
-    assert chain.batch_dims() == (0, 0)
+    assert [place.dim for place in chain.samples()] == [0, 0]
 
 
 LAST_LAYERS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {

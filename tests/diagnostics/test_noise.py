@@ -79,6 +79,7 @@ def test_curvature_against_the_hessian() -> None:
         assert page.curvature(model, F.mse_loss, x, y) == pytest.approx(exact, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("noise", "decay"), [(3.0, 0.8), (0.1, 0.0), (1e4, 0.999)])
 def test_suggested_decay(noise: float, decay: float) -> None:
     """The gradient is 1 + noise: at a noise of 9 and a signal of 1, (1 - g) / (1 + g) = 1/9."""

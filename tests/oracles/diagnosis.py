@@ -7,9 +7,7 @@ diagnostic declines it raises as one of the library's errors. None of them knows
 
 from __future__ import annotations
 
-import csv
 import inspect
-import io
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -565,59 +563,6 @@ def chain(subject: Subject) -> str:
     return f"{len(found)} nodes, {compared} by parameters"
 
 
-class Scalars:
-    """What TensorBoard would be told."""
-
-    def __init__(self) -> None:
-        self.found: dict[str, float] = {}
-
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> None:
-        self.found[tag] = scalar_value
-
-
-def tables(subject: Subject) -> str:
-    """A table out and in again: dictionaries, CSV, JSON, a data frame, scalars; compared
-    with itself and another.
-    """
-    table = dx.signal(subject.model, *subject.args, kwargs=subject.kwargs, probes=2, jvp=False)
-    if not len(table):
-        raise UnsupportedError(table.notes[0])
-    rows = table.to_dicts()
-    read = list(csv.DictReader(io.StringIO(table.to_csv())))
-    assert [row["layer"] for row in read] == [row["layer"] for row in rows]
-    assert [float(row["variance"]) for row in read] == table.column("variance")
-    kept = json.loads(table.to_json())
-    assert kept["title"] == table.title and kept["rows"][0]["mean"] == rows[0]["mean"]
-    try:
-        frame = table.to_frame()
-        assert list(frame.columns) == table.columns and list(frame["variance"]) == table.column(
-            "variance"
-        )
-    except UnsupportedError as error:
-        assert "pandas" in str(error)
-    scalars = Scalars()
-    assert table.to_tensorboard(scalars, 3) >= len(scalars.found) >= 2 * len(table)
-    change = dx.compare(table, table)
-    assert len(change) and all(
-        row.ratio in (1.0, None) for row in change if math.isfinite(row.before)
-    )
-    assert all(same(row.before, row.after) or row.before != row.before for row in change)
-    twin = safe_deepcopy(subject.model)
-    with torch.no_grad():
-        for parameter in twin.parameters():
-            parameter.mul_(2)
-    other = dx.signal(twin, *subject.args, kwargs=subject.kwargs, probes=2, jvp=False)
-    moved = dx.compare(table, other, ["weight_gain"])
-    # (a weight that is computed from others need not double with them)
-    own = {name.removesuffix(".weight") for name, _ in twin.named_parameters()}
-    assert all(
-        row.ratio is None or abs(row.ratio - 2) < 1e-5
-        for row in moved
-        if row.before and row.row in own
-    )
-    return f"{len(change)} numbers"
-
-
 def page(subject: Subject) -> str:
     """The report: every part has numbers or a sentence."""
     found = dx.report(subject.model, *subject.args, kwargs=subject.kwargs)
@@ -637,7 +582,7 @@ MEASURED = (
     conserved,
 )
 CHECKS: dict[str, Callable[[Subject], str]] = {
-    check.__name__: check for check in (*MEASURED, chain, tables, page)
+    check.__name__: check for check in (*MEASURED, chain, page)
 }
 
 
