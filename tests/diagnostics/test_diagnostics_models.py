@@ -21,15 +21,20 @@ from zoo import load
 from pathspace import diagnostics
 
 PLAIN = {"chain": "not a Markov chain"}
+NOTHING: dict[str, str] = {}
 # model -> the diagnostics that decline it, and a part of the sentence they say
-HELD_OUT: dict[str, dict[str, str]] = {
+HELD_OUT = {
     **dict.fromkeys(
         ("unet_transpose", "feature_pyramid", "lstm_bidirectional", "cells", "state_space",
          "graph_gat", "tied_autoencoder", "hypernetwork", "locally_connected", "batchnorm_mlp"),
         PLAIN,
     ),
-    "capsules": {**PLAIN, **dict.fromkeys(("spectra", "degeneracy"), "not finite")},
-    **{key: {} for key in ("torch_transformer", "decoder_swiglu", "experts_soft", "hf_resnet", "hf_regnet", "hf_clip", "hf_mamba")},
+    "capsules": {**PLAIN, "spectra": "not finite", "degeneracy": "not finite"},
+    **dict.fromkeys(
+        ("torch_transformer", "decoder_swiglu", "experts_soft", "hf_resnet", "hf_regnet",
+         "hf_clip", "hf_mamba"),
+        NOTHING,
+    ),
 }  # fmt: skip
 # a page takes as long as all the rest
 PAGES = ("cells", "tied_autoencoder", "hypernetwork")
