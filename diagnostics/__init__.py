@@ -3,15 +3,13 @@
 Markov chain: :class:`MarkovChain`, the residual additions of a model as a learnable chain;
 :class:`ChainRecord`. Conservation: :func:`conserved`, the quantities that gradient flow keeps
 constant, one per unit. Signal: :func:`signal` and :func:`gradients` by layer, :func:`jacobian` and
-its spectrum (:func:`trace_k`, :func:`top_singular`, :func:`spectrum`), order and chaos
-(:func:`growth_exponent`, :func:`sweep`, :func:`critical_point`), :func:`residual_control`.
-Parameters: :func:`degeneracy`, growing a model (:func:`predict_growth`, :func:`rank_growths`,
-:func:`widen`, :func:`deepen`), :func:`cost` and :func:`compare_costs`, :func:`suggest_decay`. Page:
-:func:`report` measures a model with all diagnostics and returns a :class:`Report`, one
-self-contained HTML page; :func:`versus` compares two models on one page. Diagnosis:
-:func:`diagnose`, with your own checkpoint, data and loss. Training: :func:`watching` measures a
-training loop (:class:`Watching`) and raises each :class:`Alarm` with its cause. Results:
-:class:`Table` and :class:`Estimate`; :func:`compare` for two runs or checkpoints.
+its spectrum (:func:`trace_k`, :func:`top_singular`, :func:`spectrum`). Parameters:
+:func:`degeneracy`, :func:`cost`. Page: :func:`report` measures a model
+with all diagnostics and returns a :class:`Report`, one self-contained HTML page; :func:`versus`
+compares two models on one page. Diagnosis: :func:`diagnose`, with your own checkpoint, data and
+loss. Training: :func:`watching` measures a training loop (:class:`Watching`) and raises each
+:class:`Alarm` with its cause. Results: :class:`Table` and :class:`Estimate`; :func:`compare` for
+two runs or checkpoints.
 """
 
 import lazy_loader

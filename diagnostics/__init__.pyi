@@ -3,12 +3,9 @@
 from .chain.chain import MarkovChain as MarkovChain
 from .chain.efficiency import ChainRecord as ChainRecord
 from .parameters.conservation import conserved as conserved
-from .parameters.cost import compare_costs as compare_costs
 from .parameters.cost import cost as cost
-from .parameters.cost import depth_or_width as depth_or_width
 from .parameters.degeneracy import degeneracy as degeneracy
 from .parameters.gradients import gradients as gradients
-from .parameters.noise import suggest_decay as suggest_decay
 from .report.diagnosis import Diagnosis as Diagnosis
 from .report.diagnosis import diagnose as diagnose
 from .report.page import Report as Report
@@ -24,14 +21,6 @@ from .run.watching import watching as watching
 from .shared.tables import Estimate as Estimate
 from .shared.tables import Table as Table
 from .shared.tables import compare as compare
-from .signal.control import residual_control as residual_control
-from .signal.criticality import critical_point as critical_point
-from .signal.criticality import growth_exponent as growth_exponent
-from .signal.criticality import sweep as sweep
-from .signal.growth import deepen as deepen
-from .signal.growth import predict_growth as predict_growth
-from .signal.growth import rank_growths as rank_growths
-from .signal.growth import widen as widen
 from .signal.signal import signal as signal
 from .signal.spectra import jacobian as jacobian
 from .signal.spectra import spectrum as spectrum

@@ -51,18 +51,6 @@ def diagnose(
     loss: LossOption = None,
     batches: BatchesOption = 4,
     json: JsonOption = None,
-    plots: Annotated[
-        str | None,
-        typer.Option(
-            "--plots",
-            metavar="FOLDER",
-            help=(
-                "Also save signal.png, cosines.png and walk.png in this folder, which is made if it"
-                " does not exist."
-            ),
-            show_default=False,
-        ),
-    ] = None,
     layers: Annotated[
         str | None,
         typer.Option(
@@ -94,13 +82,9 @@ def diagnose(
 
     from pathspace.cli.progress import show_progress, tell
     from pathspace.cli.target import load_target
-    from pathspace.files.writing import ensure_writable, expect_outputs, make_folder, write_text
+    from pathspace.files.writing import expect_outputs, write_text
 
     expect_outputs("diagnose", json)
-    if plots is not None:
-        folder = make_folder(plots)
-        for name in ("signal.png", "cosines.png", "walk.png"):
-            ensure_writable(folder / name)
     with show_progress("Loading", target) as status:
         loaded = load_target(target, inputs or (), seed=seed, train=train, need_inputs=data is None)
         from .report.diagnosis import diagnose as look
@@ -115,8 +99,6 @@ def diagnose(
         what |= {"kwargs": loaded.kwargs, "names": layers, "seed": seed, "progress": status}
         found = look(loaded.model, *loaded.args, **what)
         table, chain, record = found.signal, found.chain, found.record
-        if plots is not None:
-            _draw(found, plots)
     write_text(dumps(plain(found.to_dict()), indent=2, allow_nan=False), json)
     if json != "-":
         console = Console()
@@ -210,20 +192,6 @@ def _columns(first: str, names: Sequence[str], room: int, headings: Iterable[str
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     return table
-
-
-def _draw(found: Diagnosis, folder: str) -> None:
-    from pathspace.files.pictures import save
-
-    from .chain.plots import cosines_by_depth, walk_picture
-    from .chain.walks import walks
-    from .signal.phase import draw_signal
-
-    save(draw_signal(found.signal), f"{folder}/signal.png", dpi=150)
-    if found.record is not None:
-        walk = walk_picture(walks(found.chain, found.subject.batches[0][0]))
-        save(cosines_by_depth(found.record), f"{folder}/cosines.png", dpi=150)
-        save(walk, f"{folder}/walk.png", dpi=150)
 
 
 __all__ = ["register"]

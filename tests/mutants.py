@@ -70,13 +70,13 @@ GROUPS: dict[str, tuple[int, Sequence[str], Sequence[str]]] = {
          "gauge_fixed",
          "gauge_fixed_state", "optim_conventions", "optim_robust", "suggest"]),
     "diagnostics": (
-        30, [f"diagnostics/{name}.py" for name in
+        30, [f"diagnostics/*/{name}.py" for name in
              ("chain", "efficiency", "observer", "signal", "theory", "meanfield", "dataflow",
               "degeneracy", "jacobian_rows", "gauge_directions", "symmetries",
-              "residual", "cost", "losses", "gradients", "attention")],
-        ["diagnostics_attention", "theory", "signal", "symmetries", "diagnostics_efficiency",
+              "residual", "cost", "losses", "gradients")],
+        ["theory", "signal", "symmetries", "diagnostics_efficiency",
          "diagnostics_chain",
-         "diagnostics_lemmas", "criticality", "subject", "signatures", "cost", "degeneracy"]),
+         "diagnostics_lemmas", "subject", "signatures", "cost", "degeneracy"]),
 }  # fmt: skip
 
 

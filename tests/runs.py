@@ -242,6 +242,20 @@ class Run:
         return watch
 
 
+def steps(
+    optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor], count: int, model: nn.Module,
+    before_step: Callable[[], Any] = lambda: None, **options: Any,
+) -> Any:  # fmt: skip
+    """Watch some steps down a loss, by default at every second one and without a trace."""
+    with watching(model, **{"every": 2, "structure": False, **options}) as watch:
+        for _ in range(count):
+            optimizer.zero_grad()
+            loss().backward()  # type: ignore[no-untyped-call]
+            before_step()
+            optimizer.step()
+    return watch
+
+
 def cnn() -> nn.Sequential:
     """Convolutions with batch norms."""
     return nn.Sequential(

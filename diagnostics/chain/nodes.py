@@ -148,14 +148,6 @@ class Nodes:
             if len(nodes) != self.calls_at(place) or len({node.role for node in nodes}) > 1
         )
 
-    def batch_dims(self, batch_dim: int = 0) -> tuple[int, ...]:
-        """The dimension of the samples in every node's ``x_l``.
-
-        Args:
-            batch_dim: the dimension of the samples in the inputs.
-        """
-        return tuple(place.dim for place in self.samples(batch_dim))
-
     def samples(self, batch_dim: int = 0) -> tuple[Samples, ...]:
         """Where the samples are in every node's ``x_l``, found once, by a run of the
         model on a doubled batch, and by more if a dimension merges the samples with others.

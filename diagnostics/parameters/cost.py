@@ -4,7 +4,6 @@ parameters; time and memory.
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +25,6 @@ from pathspace.models.values import require_runnable
 
 from ..shared.model_calls import called, differentiating, main_output
 from ..shared.real_tensors import is_real
-from ..shared.tables import Table
 from ..shared.unchanged import unchanged
 
 _NONLINEAR = ("activation", "function")
@@ -267,91 +265,3 @@ def cost(
         statistics.median(times) if times else None,
         size + moving + sum(sizes),
     )
-
-
-def compare_costs(
-    models: Mapping[str, nn.Module],
-    *inputs: Any,
-    kwargs: Mapping[str, Any] | None = None,
-    repeats: int = 3,
-) -> Table[Cost]:
-    """Compare the costs of several models, such as wider or deeper versions of one.
-
-    Args:
-        models: name -> model; see :func:`pathspace.diagnostics.signal.growth.widen` and
-            :func:`pathspace.diagnostics.signal.growth.deepen`.
-        *inputs: one batch, the same for all models.
-        kwargs: keyword inputs.
-        repeats: number of timed steps.
-
-    Returns:
-        One row per model.
-    """
-    expect_arguments("compare_costs", models=models)
-    rows = tuple(
-        cost(model, *inputs, kwargs=kwargs, name=name, repeats=repeats)
-        for name, model in models.items()
-    )
-    return Table("cost of a training step", rows)
-
-
-@dataclass(frozen=True)
-class ScalarChain:
-    """Counts for the example of the notes: scalar input and output, no biases, products of
-    scalars outside of sums.
-
-    Attributes:
-        parameters: number of weights.
-        multiplications: number of multiplications for the output and all derivatives.
-        activations: number of values of f, and of its derivatives.
-        cached: number of stored floats.
-    """
-
-    parameters: int
-    multiplications: int
-    activations: int
-    cached: int
-
-
-def depth_or_width(width: int) -> tuple[ScalarChain, ScalarChain]:
-    """Section 3.5 of the notes, exactly: the net ``1 - n - 1`` enlarged to ``2n + n^2``
-    weights, by depth or by width.
-
-    Depth: ``3n^2 + 7n + 1`` multiplications, ``2n + 1`` activations, ``4n + 1`` floats. Width ``m =
-    n + n^2/2``: ``5m + 1``, ``m + 1`` and ``2m + 1``. A general backward pass does not take ``f'(s)
-    x`` out of the sums: it needs ``6m + 1`` multiplications for the wide net, and the same ``3n^2 +
-    7n + 1`` for the deep one.
-
-    Args:
-        width: n, even.
-
-    Returns:
-        Counts for depth and for width.
-
-    Raises:
-        InputError: n is odd or not positive, so that no wide net has the same number of
-            weights, or above a million.
-
-    Example:
-        >>> deep, wide = depth_or_width(200)
-        >>> deep.multiplications, wide.multiplications, deep.cached, wide.cached
-        (121401, 101001, 801, 40401)
-    """
-    expect_numbers("depth_or_width", "an even number from 2 to 1,000,000", width=width)
-    n, m = width, width + width**2 // 2
-    deep = ScalarChain(2 * n + n**2, 3 * n**2 + 7 * n + 1, 2 * n + 1, 4 * n + 1)
-    return deep, ScalarChain(2 * m, 5 * m + 1, m + 1, 2 * m + 1)
-
-
-def equal_width(base: int, extra_parameters: int, per_unit: float) -> int:
-    """The hidden width at which widening adds the same number of parameters as deepening.
-
-    Args:
-        base: current width.
-        extra_parameters: number of parameters that deepening adds.
-        per_unit: number of parameters that one more unit adds.
-
-    Returns:
-        The width, rounded.
-    """
-    return base + math.floor(extra_parameters / per_unit + 0.5)

@@ -1,9 +1,8 @@
-"""Theory of wide random layers: gains by Gaussian integrals, fixed points, and the
-boundary between order and chaos.
+"""Gains of wide random layers, by Gaussian integrals.
 
-For weights of variance ``s^2 / fan_in`` and biases of variance ``b^2`` the pre-activations of a
-wide layer are normal with variance ``q' = s^2 E[phi(sqrt(q) g)^2] + b^2``, and a perturbation's
-square grows by ``chi = s^2 E[phi'(sqrt(q) g)^2]``.
+For weights of variance ``s^2 / fan_in`` the pre-activations of a wide layer are normal with
+variance ``q' = s^2 E[phi(sqrt(q) g)^2]``, and a perturbation's square grows by
+``chi = s^2 E[phi'(sqrt(q) g)^2]``.
 """
 
 from __future__ import annotations
@@ -15,10 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-from scipy.optimize import brentq
 from torch import Tensor
-
-from pathspace.errors import InputError
 
 Function = Callable[[Tensor], Tensor]
 
@@ -117,88 +113,3 @@ def gains(activation: Function) -> Gains:
         inverse(gaussian_mean(lambda z: activation(z) ** 2)),
         inverse(gaussian_mean(lambda z: derivative(z) ** 2)),
     )
-
-
-def fixed_variance(
-    activation: Function, scale: float, bias: float = 0.0, steps: int = 10_000
-) -> float:
-    """The fixed point of the variance of pre-activations in deep layers: ``q = s^2
-    E[phi(sqrt(q) g)^2] + b^2``.
-
-    Args:
-        activation: acts on each entry.
-        scale: weights have standard deviation ``scale / sqrt(fan_in)``.
-        bias: standard deviation of biases.
-        steps: largest number of layers.
-
-    Returns:
-        The fixed point that is reached from unit variance; 0 if the signal vanishes,
-        infinity if it diverges.
-    """
-    q = 1.0
-    for _ in range(steps):
-        if not 1e-12 < q < 1e12:
-            return 0.0 if q < 1 else math.inf
-        following = scale**2 * gaussian_mean(lambda z: activation(z) ** 2, q) + bias**2
-        if abs(following - q) <= 1e-13 * q:
-            break
-        q = following
-    return q
-
-
-def growth(activation: Function, scale: float, bias: float = 0.0) -> float:
-    """The growth exponent of a wide plain net at its fixed point: ``log(s^2
-    E[phi'(sqrt(q) g)^2]) / 2``.
-
-    Args:
-        activation: acts on each entry.
-        scale: weights have standard deviation ``scale / sqrt(fan_in)``.
-        bias: standard deviation of biases.
-
-    Returns:
-        Mean log growth of a perturbation per layer; negative in the ordered phase.
-
-    Example:
-        >>> import math
-        >>> abs(growth(torch.relu, math.sqrt(2))) < 1e-9, round(growth(torch.tanh, 1.3), 4)
-        (True, 0.0312)
-
-    Reference:
-        Schoenholz et al., Deep information propagation (2017), equation 5.
-    """
-    # if the signal vanishes, the slopes next to zero, on both sides of a kink, still matter
-    q = min(max(fixed_variance(activation, scale, bias), 1e-12), 1e12)
-    derivative = slope(activation)
-    chi = scale**2 * gaussian_mean(lambda z: derivative(z) ** 2, q)
-    return 0.5 * math.log(chi) if chi > 0 else -math.inf
-
-
-def critical_scale(
-    activation: Function, bias: float = 0.0, low: float = 0.05, high: float = 10.0
-) -> float:
-    """The weight scale at which the growth exponent of a wide plain net is zero.
-
-    Args:
-        activation: acts on each entry.
-        bias: standard deviation of biases.
-        low: a scale in the ordered phase.
-        high: a scale in the chaotic phase.
-
-    Returns:
-        The critical scale.
-
-    Raises:
-        InputError: the exponent has the same sign at both ends.
-
-    Example:
-        >>> round(critical_scale(torch.relu), 6), round(critical_scale(torch.tanh, bias=0.3), 3)
-        (1.414214, 1.396)
-    """
-    ends = growth(activation, low, bias), growth(activation, high, bias)
-    if ends[0] * ends[1] > 0:
-        raise InputError(
-            f"critical_scale found growth exponents {ends[0]:.3g} and {ends[1]:.3g} at scales {low}"
-            f" and {high}, expected opposite signs; there is only one phase, or the range must be"
-            " wider."
-        )
-    return float(brentq(lambda scale: growth(activation, scale, bias), low, high, xtol=1e-10))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from notebook import notebook
 from rich.progress import track
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
@@ -19,20 +20,13 @@ from torch.nn import functional as F
 
 from pathspace.diagnostics import MarkovChain
 from pathspace.diagnostics.chain.efficiency import ChainRecord, observe, tensors
-from pathspace.diagnostics.chain.lemmas import (
-    ideal_share,
-    lemma1,
-    lemma2,
-    lemma4,
-    penalty_gradient,
-    simulate_lemma3,
-)
 from pathspace.diagnostics.chain.observer import NodeTensors
-from pathspace.diagnostics.chain.walks import walks
 from pathspace.files.json_lines import append_lines, read_lines
 from pathspace.training import penalize
 from pathspace.training.experiments.tasks.fetched import fashion_splits
 
+lemmas = notebook("chain_lemmas")
+walks = notebook("chain_walk").walks
 TAUS = (0.0, 1e-5, 3e-4, 3e-3)
 DATA_NAME, TRAINED, LOOKED, AT_A_TIME = "Fashion-MNIST, 8 x 8 pixels", 5000, 10_000, 200
 LARGE, TINY = 1000.0, 1e-3
@@ -214,7 +208,7 @@ def ideal_shares(model: nn.Module) -> list[float]:
 
     def mean(eta: float, relative: bool) -> float:
         shares = (
-            (len(a), ideal_share(chain, each, a, b, eta=eta, relative=relative))
+            (len(a), lemmas.ideal_share(chain, each, a, b, eta=eta, relative=relative))
             for a, b in parts(x, y)
         )
         return sum(size * float(share.mean()) for size, share in shares) / len(x)
@@ -229,7 +223,7 @@ def statements(model: nn.Module) -> dict[str, Any]:
     chain = MarkovChain.trace(model, x[:2])
     record = observed(chain, x, y)
     nodes = tensors(chain, each, x, y)
-    holds, converse = lemma2(record, LARGE)
+    holds, converse = lemmas.lemma2(record, LARGE)
     norms, cosines = record.direction_norms, record.cosines
     # both vectors have to be there for a cosine
     pairs = [
@@ -237,16 +231,16 @@ def statements(model: nn.Module) -> dict[str, Any]:
         for p in nodes
     ]
     pairs_there = [(z[there], g[there]) for z, g, there in pairs if bool(there.any())]
-    appendix = [penalty_gradient(z, g, eta=0.1, lam=1.0) for z, g in pairs_there]
+    appendix = [lemmas.penalty_gradient(z, g, eta=0.1, lam=1.0) for z, g in pairs_there]
     signs = [
         bool(torch.equal(a.cancelling_tau > 0, (z * g).sum(1) > 0))
         for a, (z, g) in zip(appendix, pairs_there, strict=True)
     ]
-    four = lemma4(nodes)
+    four = lemmas.lemma4(nodes)
     return {
         "efficiency": record.mean_efficiency,
         "all_positive": record.convex_share,
-        "convex_small": lemma2(record, TINY)[0].premise / LOOKED,
+        "convex_small": lemmas.lemma2(record, TINY)[0].premise / LOOKED,
         "convex_large": holds.premise / LOOKED,
         "lemma2": [holds.conclusion, holds.premise],
         "converse": [converse.conclusion, converse.premise],
@@ -269,19 +263,19 @@ def vectors() -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
     a, b = torch.randn(2, 10_000, 4, generator=generator, dtype=torch.float64)
     square = lambda v: v.square().sum(1)  # noqa: E731
-    mixtures = {f"{mu:g}": lemma1(square, a, b, mu) for mu in (0.3, 1.0, 3.0)}
+    mixtures = {f"{mu:g}": lemmas.lemma1(square, a, b, mu) for mu in (0.3, 1.0, 3.0)}
     nearer = torch.minimum(square(a), square(b))
     z, g = torch.randn(2, 200, 10, generator=generator, dtype=torch.float64)
-    moved = z - 0.01 * penalty_gradient(z, g, eta=0.1, lam=1.0).exact
+    moved = z - 0.01 * lemmas.penalty_gradient(z, g, eta=0.1, lam=1.0).exact
     cosine = lambda v: -(v * g).sum(1) / (v.norm(dim=1) * g.norm(dim=1))  # noqa: E731
-    random = lemma4(
+    random = lemmas.lemma4(
         (NodeTensors(*torch.randn(3, 5000, 3, generator=generator, dtype=torch.float64)),)
     )
     three = {}
     for length in LENGTHS:
         good, printed = (
-            simulate_lemma3(length, seed=length),
-            simulate_lemma3(length, full_steps=True, seed=length),
+            lemmas.simulate_lemma3(length, seed=length),
+            lemmas.simulate_lemma3(length, full_steps=True, seed=length),
         )
         three[str(length)] = {"error": good.error, "bound": good.bound, "printed_error": printed.error, "printed_bound": printed.bound}  # fmt: skip
     return {

@@ -84,13 +84,12 @@ def test_gradients_that_clipping_takes_away_are_clipped(clip: Any, same: bool) -
     torch.manual_seed(0)
     model, (x, y) = runs.mlp(), runs.vectors()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with watching(model, every=10, structure=False) as watch:
-        for _ in range(12):
-            rows = slice(0, 64) if same else torch.randint(0, len(x), (64,))
-            optimizer.zero_grad()
-            F.cross_entropy(model(x[rows]), y[rows]).backward()
-            clip(model)
-            optimizer.step()
+
+    def loss() -> Tensor:
+        rows = slice(0, 64) if same else torch.randint(0, len(x), (64,))
+        return F.cross_entropy(model(x[rows]), y[rows])
+
+    watch = runs.steps(optimizer, loss, 12, model, lambda: clip(model), every=10)
     assert [alarm.kind for alarm in watch.causes] == ["clipped"]
 
 
@@ -98,15 +97,14 @@ def test_a_loss_scale_is_not_clipping() -> None:
     torch.manual_seed(0)
     model, (x, y) = runs.mlp(), runs.vectors(64)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-    with watching(model, every=10, structure=False) as watch:
-        for _ in range(12):
-            optimizer.zero_grad()
-            (2**16 * F.cross_entropy(model(x), y)).backward()
-            for p in model.parameters():
-                assert p.grad is not None
-                p.grad.div_(2**16)
-            optimizer.step()
-    assert watch.alarms == []
+
+    def unscale() -> None:
+        for p in model.parameters():
+            assert p.grad is not None
+            p.grad.div_(2**16)
+
+    loss = lambda: 2**16 * F.cross_entropy(model(x), y)  # noqa: E731
+    assert not runs.steps(optimizer, loss, 12, model, unscale, every=10).alarms
 
 
 class Loop(nn.Module):
@@ -168,11 +166,7 @@ def test_a_network_that_ignores_its_input_is_told_so(name: str) -> None:
     model, x, y = IGNORES[name](), torch.randn(32, 20), torch.rand(32, 1)
     assert causes(diagnose(model, x, loss=F.mse_loss, targets=y)).keys() == {"constant outputs"}
     optimizer = torch.optim.Adam(model.parameters())
-    with watching(model, every=10, structure=False) as watch:
-        for _ in range(8):
-            optimizer.zero_grad()
-            F.mse_loss(model(x), y).backward()
-            optimizer.step()
+    watch = runs.steps(optimizer, lambda: F.mse_loss(model(x), y), 8, model, every=10)
     assert [alarm.kind for alarm in watch.causes] == ["constant outputs"]
 
 
@@ -320,18 +314,17 @@ def test_a_table_whose_folder_comes_back_is_whole(tmp_path: Path) -> None:
     assert lines[0].startswith("step,") and len(lines) == len(watch.rows) + 1
 
 
-@pytest.mark.parametrize("letter", ["\x00", "\x07", "\x08", "\x0c", "\x1b", "\x7f", "\ufffe"])
-def test_names_of_any_letters_are_drawn(letter: str, tmp_path: Path) -> None:
-    model = nn.Sequential()
+def test_names_of_any_letters_are_drawn(tmp_path: Path) -> None:
+    letters, model = "\x00\x07\x08\x0c\x1b\x7f\ufffe", nn.Sequential()
     for number in range(2):
-        model.add_module(f"a{letter}{number}", nn.Linear(20, 20))
+        model.add_module(f"a{letters}{number}", nn.Linear(20, 20))
     page = tmp_path / "page.html"
     report(model, torch.randn(8, 20)).save(page)
     assert "<svg" in page.read_text(encoding="utf-8")
     trained(model, page=tmp_path / "run.html")
     assert "<svg" in (tmp_path / "run.html").read_text(encoding="utf-8")
-    row = {"x": 1, "y": 1, "tip": letter}
-    encoding = {"x": {"field": "x", "title": letter}, "description": {"field": "tip"}}
+    row = {"x": 1, "y": 1, "tip": letters}
+    encoding = {"x": {"field": "x", "title": letters}, "description": {"field": "tip"}}
     assert svg_chart({"data": {"values": [row]}, "mark": "bar", "encoding": encoding}, "chart")
 
 

@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from notebook import notebook
 from torch import nn
 
-from pathspace.diagnostics.signal.criticality import (
-    critical_point,
-    exponent,
-    growth_exponent,
-    redraw,
-    sweep,
-)
-from pathspace.diagnostics.signal.meanfield import critical_scale, growth
-from pathspace.diagnostics.signal.phase import draw_phase, draw_sweep
-from pathspace.errors import InputError
-from pathspace.files.pictures import save
+page = notebook("order_and_chaos")
 
 
 def mlp(width: int, depth: int, act: type[nn.Module], bias: bool = False) -> nn.Sequential:
@@ -64,73 +53,51 @@ def impulse(width: int, steps: int, batch: int = 2, size: float = 1.0) -> torch.
 
 
 @pytest.mark.slow
-def test_relu_mlp_at_width_256() -> None:
+@pytest.mark.parametrize(
+    ("act", "size", "edge", "low", "high"),
+    [(nn.ReLU, 1.0, math.sqrt(2), 1.2, 1.7), (nn.Tanh, 1e-3, 1.0, 0.8, 1.3)],
+)
+def test_relu_mlp_at_width_256(
+    act: type[nn.Module], size: float, edge: float, low: float, high: float
+) -> None:
     torch.manual_seed(0)
-    x = torch.randn(4, 256)
-    model = mlp(256, 40, nn.ReLU)
-    found = critical_point(model, x, low=1.2, high=1.7, draws=4, directions=1, tolerance=2e-3)
-    assert found.scale is not None and found.error is not None
-    assert found.scale == pytest.approx(math.sqrt(2), rel=0.01)
-    assert abs(found.scale - math.sqrt(2)) < 4 * found.error + 0.01 and found.error < 0.02
-    assert "order below" in found.verdict
-    # without biases the exponent is its value at 1 plus the log of the scale, for every draw
-    low, high = found.points[0], found.points[len(found.points) - 1]
-    assert high.growth.value - low.growth.value == pytest.approx(
-        math.log(high.scale / low.scale), abs=1e-9
-    )
+    x = size * torch.randn(4, 256)
+    found = page.critical_point(mlp(256, 50, act), x, low, high, draws=3, directions=1)
+    assert found.value == pytest.approx(edge, rel=0.02)
+    assert abs(found.value - edge) < 4 * found.error + 0.01 and found.error < 0.02
 
 
 @pytest.mark.slow
-def test_tanh_mlp_at_width_256() -> None:
+@pytest.mark.parametrize(("scale", "bias"), [(0.8, 0.0), (2.0, 0.0), (1.1, 0.3), (1.7, 0.3)])
+def test_tanh_exponents_on_both_sides(scale: float, bias: float) -> None:
     torch.manual_seed(0)
-    x = 1e-3 * torch.randn(4, 256)
-    found = critical_point(
-        mlp(256, 60, nn.Tanh), x, low=0.8, high=1.3, draws=3, directions=1, tolerance=4e-3
-    )
-    assert found.scale == pytest.approx(1, rel=0.02)
-
-
-@pytest.mark.slow
-def test_tanh_exponents_on_both_sides() -> None:
-    torch.manual_seed(0)
-    points = sweep(mlp(200, 50, nn.Tanh), [0.8, 2.0], torch.randn(4, 200), draws=3, directions=1)
-    for point in points:
-        assert point.growth.value == pytest.approx(growth(torch.tanh, point.scale), abs=0.02)
-    assert points[0].high < 0 < points[1].low
-
-
-@pytest.mark.slow
-def test_biases_move_the_edge() -> None:
-    torch.manual_seed(0)
-    points = sweep(
-        mlp(200, 40, nn.Tanh, bias=True),
-        [1.1, 1.7],
-        torch.randn(4, 200),
-        biases=[0.3],
-        draws=3,
-        directions=1,
-    )
-    assert points[0].growth.value < 0 < points[1].growth.value
-    assert 1.1 < critical_scale(torch.tanh, 0.3) < 1.7
+    model, x = mlp(200, 50, nn.Tanh, bias=True), torch.randn(4, 200)
+    found = page.mean_exponent(model, scale, x, bias=bias, draws=3, directions=1)
+    assert found.value == pytest.approx(page.theory(torch.tanh, scale, bias), abs=0.02)
+    assert (found.value > 0) == (scale > page.critical_scale(torch.tanh, bias))
 
 
 @pytest.mark.slow
 def test_residual_nets_have_no_ordered_phase() -> None:
     torch.manual_seed(0)
     model, x = nn.Sequential(*[Block(128) for _ in range(24)]), torch.randn(4, 128)
-    options = {"types": Block, "weights": "*.w.weight", "draws": 3, "directions": 1}
-    found = critical_point(model, x, low=0.05, high=2.0, **options)
-    assert found.scale is None and found.verdict.startswith("No ordered phase")
-    for point in sweep(model, [0.3, 1.0], x, **options):
-        assert point.growth.value == pytest.approx(math.log(1 + point.scale**2 / 2) / 2, rel=0.1)
+
+    def exponent(scale: float, seed: int) -> float:
+        twin = page.redraw(model, scale, pattern="*.w.weight", seed=seed)
+        return page.growth_exponent(twin, x, layers=list(twin), directions=1).value
+
+    for scale in (0.05, 0.3, 1.0, 2.0):
+        found = sum(exponent(scale, seed) for seed in range(3)) / 3
+        assert found > 0
+        assert found == pytest.approx(math.log(1 + scale**2 / 2) / 2, rel=0.1, abs=2e-3)
 
 
 def test_the_exponent_of_an_rnn_below_the_edge_is_its_spectral_radius() -> None:
-    rnn = redraw(nn.RNN(120, 120, bias=False), 0.8, seed=1)
-    found = growth_exponent(rnn, impulse(120, 400, size=1e-3), directions=2)
+    rnn = page.redraw(nn.RNN(120, 120, bias=False), 0.8, pattern="weight_hh*", seed=1)
+    found = page.growth_exponent(rnn, impulse(120, 400, size=1e-3), at=0, directions=2)
     radius = float(torch.linalg.eigvals(rnn.weight_hh_l0.detach()).abs().max())
-    assert found.growth.value == pytest.approx(math.log(radius), abs=0.01)
-    assert found.phase == "order" and found.steps == 300
+    assert found.value == pytest.approx(math.log(radius), abs=0.01)
+    assert found.interval()[1] < 0
 
 
 @pytest.mark.slow
@@ -139,33 +106,32 @@ def test_the_exponent_of_an_rnn_below_the_edge_is_its_spectral_radius() -> None:
 )
 def test_critical_scales_of_rnns(kind: str, edge: float, slack: float) -> None:
     rnn = nn.RNN(128, 128, bias=False, nonlinearity=kind)  # type: ignore[arg-type]
-    found = critical_point(
-        rnn, impulse(128, 120, size=1e-6), low=0.7, high=2.2, draws=4, directions=1, tolerance=0.02
-    )
-    assert found.scale == pytest.approx(edge, abs=slack)
+    options = {"pattern": "weight_hh*", "draws": 4, "directions": 1, "at": 0}
+    x = impulse(128, 120, size=1e-6)
+    found = page.critical_point(rnn, x, 0.7, 2.2, tolerance=0.02, **options)
+    assert found.value == pytest.approx(edge, abs=slack)
 
 
 def test_loops_and_recurrent_layers_agree_and_inputs_suppress_chaos() -> None:
     width, steps = 100, 120
-    loop = redraw(Loop(width), 1.3, names="hidden.weight", seed=2)
+    loop = page.redraw(Loop(width), 1.3, pattern="hidden.weight", seed=2)
     rnn = nn.RNN(width, width, bias=False).double()
     rnn.weight_ih_l0.data.copy_(loop.into.weight.data)
     rnn.weight_hh_l0.data.copy_(loop.hidden.weight.data)
     torch.manual_seed(0)
     x = 2 * torch.randn(steps, 2, width)
-    by_layer = growth_exponent(rnn, x, directions=1)
+    by_layer = page.growth_exponent(rnn, x, at=0, directions=1)
     # the loop's states are seen one step later, through the recurrent matrix
-    by_loop = growth_exponent(loop, x, names="hidden", at=0, directions=1, burn_in=30)
-    assert by_loop.growth.value == pytest.approx(by_layer.growth.value, abs=0.01)
-    quiet = growth_exponent(rnn, impulse(width, steps), directions=1)
-    assert by_layer.growth.value < quiet.growth.value - 0.05
-    assert by_layer.phase == "order"
+    by_loop = page.growth_exponent(loop, x, layers=[loop.hidden], at=0, directions=1, burn_in=30)
+    assert by_loop.value == pytest.approx(by_layer.value, abs=0.01)
+    quiet = page.growth_exponent(rnn, impulse(width, steps), at=0, directions=1)
+    assert by_layer.value < quiet.value - 0.05 and by_layer.interval()[1] < 0
 
 
 def test_explicit_products_of_jacobians() -> None:
     torch.manual_seed(0)
     model, x = mlp(12, 6, nn.Tanh).double().requires_grad_(False), torch.randn(1, 12).double()
-    found = growth_exponent(model, x, directions=1, burn_in=0, types=nn.Linear, seed=3)
+    found = page.perturbed(model, x, directions=1, seed=3)
     u = torch.randn(1, 12, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     logs, z = [], x
     for linear, act in zip(model[::2], model[1::2], strict=True):
@@ -173,63 +139,6 @@ def test_explicit_products_of_jacobians() -> None:
         logs.append(float(u.square().mean().sqrt().log()))
         u = u * (1 - torch.tanh(z) ** 2)
         z = act(z)
-    assert found.profile == pytest.approx(logs, rel=1e-12)
-    assert found.growth.value == pytest.approx((logs[-1] - logs[0]) / 5, rel=1e-12)
-
-
-def test_integer_inputs_start_at_the_embedding() -> None:
-    torch.manual_seed(0)
-    table, net = nn.Embedding(9, 16), mlp(16, 8, nn.Tanh)
-    tokens = torch.randint(0, 9, (5, 3))
-    whole = growth_exponent(
-        nn.Sequential(table, *net), tokens, start="0", types=nn.Linear, directions=1, seed=2
-    )
-    part = growth_exponent(net, table(tokens).detach(), types=nn.Linear, directions=1, seed=2)
-    assert whole.profile == pytest.approx(part.profile, rel=1e-12)
-    with pytest.raises(InputError, match="no layer 'x'"):
-        growth_exponent(net, torch.randn(1, 16), start="x")
-
-
-def test_dead_perturbations_and_refusals() -> None:
-    logs = torch.tensor([[0.0, 0.0], [1.0, -math.inf], [2.0, -math.inf]])
-    found = exponent(logs, 0)
-    assert found.died == 1 and found.growth.value == 1.0 and found.phase == "undecided"
-    assert exponent(torch.full((3, 2), -math.inf)).growth.value == -math.inf
-    with pytest.raises(InputError, match="at least two places"):
-        growth_exponent(nn.Linear(3, 3), torch.randn(2, 3))
-    with pytest.raises(InputError, match="no linear"):
-        growth_exponent(nn.ReLU(), torch.randn(2, 3))
-    with pytest.raises(InputError, match="floating-point input"):
-        growth_exponent(
-            nn.Sequential(nn.Embedding(4, 3), nn.Linear(3, 3), nn.Linear(3, 3)),
-            torch.tensor([1, 2]),
-        )
-    with pytest.raises(InputError, match="low < high"):
-        critical_point(mlp(3, 3, nn.ReLU), torch.randn(1, 3), low=2, high=1)
-    with pytest.raises(InputError, match="redraw"):
-        redraw(nn.ReLU(), 1.0)
-
-
-@pytest.mark.slow
-def test_pictures(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model, x = mlp(24, 12, nn.Tanh, bias=True), torch.randn(2, 24)
-    table = sweep(model, [0.7, 1.2, 1.8], x, biases=[0.0, 0.4], draws=2, directions=1)
-    assert (
-        save(draw_phase(table, lambda b: critical_scale(torch.tanh, b)), tmp_path / "p.png")
-        .stat()
-        .st_size
-        > 5000
-    )
-    line = sweep(model, [0.7, 1.2], x, draws=2, directions=1)
-    assert (
-        save(draw_sweep(line, lambda s: growth(torch.tanh, s)), tmp_path / "s.svg").stat().st_size
-        > 5000
-    )
-    with pytest.raises(InputError, match="full grid"):
-        draw_phase(line)
-    assert np.isfinite([row.growth.value for row in table]).all()
-
-
-def test_weights_without_size_let_every_perturbation_vanish() -> None:
-    assert growth(torch.relu, 0.0) == -math.inf
+    assert found.flatten().tolist() == pytest.approx(logs, rel=1e-12)
+    exponent = page.growth_exponent(model, x, directions=1, burn_in=0, seed=3)
+    assert exponent.value == pytest.approx((logs[-1] - logs[0]) / 5, rel=1e-12)

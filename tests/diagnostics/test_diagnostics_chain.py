@@ -324,7 +324,7 @@ def test_shared_modules_and_sequence_first_batches() -> None:
 
     chain = MarkovChain.trace(First().eval(), torch.randn(2, 6, 4))
     assert [node.name for node in chain.nodes][2:] == ["layer.self_attn@2", "layer.linear2@2"]
-    assert chain.batch_dims() == (1, 1, 1, 1)
+    assert [place.dim for place in chain.samples()] == [1, 1, 1, 1]
 
 
 def test_a_model_that_runs_differently_is_refused() -> None:
@@ -385,7 +385,11 @@ def test_the_dimensions_of_samples_are_found_once() -> None:
     layer.register_forward_hook(lambda *_: runs.append(1))
     records = [chain.observe(nn.functional.mse_loss, x[:2], torch.zeros(2, 5, 8)) for _ in range(2)]
     assert len(runs) == 3 and torch.equal(records[0].cosines, records[1].cosines)
-    assert chain.batch_dims(0) == (0, 0) and chain.batch_dims(1) == (1, 1) and len(runs) == 4
+    assert (
+        [place.dim for place in chain.samples(0)] == [0, 0]
+        and [place.dim for place in chain.samples(1)] == [1, 1]
+        and len(runs) == 4
+    )
 
 
 @pytest.mark.slow

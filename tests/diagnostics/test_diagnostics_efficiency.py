@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from notebook import notebook
 from processes import two_processes
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -14,8 +15,6 @@ from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from pathspace.diagnostics import ChainRecord, MarkovChain, cost, gradients, signal
 from pathspace.diagnostics.chain.efficiency import gauge, observe
-from pathspace.diagnostics.chain.lemmas import ideal_share
-from pathspace.diagnostics.chain.walks import walks
 from pathspace.diagnostics.shared.recomputation import RUNNING
 from pathspace.diagnostics.shared.sample_rows import Samples
 from pathspace.errors import InputError, UnsupportedError
@@ -407,9 +406,13 @@ def test_samples_merged_with_steps(order: str, steps: int, samples: int) -> None
         (gradient,) = torch.autograd.grad(loss, model.state)
         wanted.append(-F.cosine_similarity(model.direction.flatten(), gradient.flatten(), 0))
     assert torch.allclose(record.cosines[1], torch.stack(wanted), atol=1e-12)
+    walks = notebook("chain_walk").walks
     (found,), (alone,) = walks(chain, x, 2), walks(chain, x[2:3])
     assert torch.allclose(found.points.abs(), alone.points.abs()) and found.folds == alone.folds
-    assert ideal_share(chain, cubes, x, None, eta=1e-6).tolist() == [1.0, 1.0]
+    assert notebook("chain_lemmas").ideal_share(chain, cubes, x, None, eta=1e-6).tolist() == [
+        1.0,
+        1.0,
+    ]
 
 
 def test_a_dimension_that_is_not_made_of_samples_is_refused() -> None:
@@ -417,7 +420,7 @@ def test_a_dimension_that_is_not_made_of_samples_is_refused() -> None:
     chain = MarkovChain.trace(model, torch.randn(2, 4, 4))
     with pytest.raises(UnsupportedError, match=r"6 entries in dimension 0, .* of 4 samples"):
         Samples(0).rows(torch.ones(6, 2), 4)
-    assert chain.batch_dims() == (0, 0)
+    assert [place.dim for place in chain.samples()] == [0, 0]
 
 
 LAST_LAYERS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {

@@ -9,23 +9,14 @@ import numpy as np
 import pytest
 import scipy.optimize
 import torch
+from notebook import notebook
 from torch import Tensor, nn
 
 from pathspace.diagnostics import MarkovChain
 from pathspace.diagnostics.chain.efficiency import observe, tensors
-from pathspace.diagnostics.chain.lemmas import (
-    ideal_share,
-    lemma1,
-    lemma2,
-    lemma3,
-    lemma3_step,
-    lemma4,
-    penalty_gradient,
-    simulate_lemma3,
-)
-from pathspace.diagnostics.chain.plots import walk_picture
-from pathspace.diagnostics.chain.walks import walks
-from pathspace.errors import InputError
+
+page = notebook("chain_lemmas")
+walks = notebook("chain_walk").walks
 
 
 class Net(nn.Module):
@@ -61,19 +52,17 @@ def losses(y: Tensor, t: Tensor) -> Tensor:
 def test_ideal_share(chain: tuple[MarkovChain, Tensor, Tensor]) -> None:
     """Appendix D against a by-hand run of the last node, where only the head follows."""
     c, x, t = chain
-    assert ideal_share(c, losses, x, t, eta=1e-4).tolist() == [1.0, 1.0, 1.0]
+    assert page.ideal_share(c, losses, x, t, eta=1e-4).tolist() == [1.0, 1.0, 1.0]
     parts = tensors(c, losses, x, t)
     model = c.model
     for eta, relative in ((0.5, False), (3.0, False), (2.0, True)):
-        shares = ideal_share(c, losses, x, t, eta=eta, relative=relative)
+        shares = page.ideal_share(c, losses, x, t, eta=eta, relative=relative)
         state = parts[2].stream + parts[2].direction
         g = parts[2].gradient
         step = g / g.norm(dim=1, keepdim=True) if relative else g
         better = losses(model.head(state - eta * step), t) < losses(model.head(state), t)
         assert shares[2] == better.double().mean()
-    assert float(ideal_share(c, losses, x, t, eta=100.0).max()) < 0.5
-    with pytest.raises(InputError, match="one per sample"):
-        ideal_share(c, lambda y, t: losses(y, t).sum(), x, t, eta=1.0)
+    assert float(page.ideal_share(c, losses, x, t, eta=100.0).max()) < 0.5
 
 
 def test_lemma1_needs_mu_below_one() -> None:
@@ -81,8 +70,8 @@ def test_lemma1_needs_mu_below_one() -> None:
     a, b = torch.randn(2, 500, 4, dtype=torch.float64)
     square = lambda x: x.square().sum(1)  # noqa: E731
     for mu in (0.0, 0.3, 1.0):
-        assert lemma1(square, a, b, mu).holds
-    check = lemma1(square, a, b, 3.0)
+        assert page.lemma1(square, a, b, mu).holds
+    check = page.lemma1(square, a, b, 3.0)
     assert check.holds is False and 0 < check.conclusion < check.premise
 
 
@@ -90,12 +79,12 @@ def test_lemma2_and_its_converse(chain: tuple[MarkovChain, Tensor, Tensor]) -> N
     c, x, t = chain
     record = observe(c, losses, x, t)
     for eta in (1e-3, 1.0, 30.0):
-        assert lemma2(record, eta)[0].holds is not False
-    assert lemma2(record, 1e-3)[0].premise == record.samples, (
+        assert page.lemma2(record, eta)[0].holds is not False
+    assert page.lemma2(record, 1e-3)[0].premise == record.samples, (
         "a small eta makes every chain delta-convex"
     )
-    assert lemma2(record, 1e8)[1].holds is False
-    assert lemma2(record, 1e8)[0].premise == round(record.convex_share * record.samples)
+    assert page.lemma2(record, 1e8)[1].holds is False
+    assert page.lemma2(record, 1e8)[0].premise == round(record.convex_share * record.samples)
 
 
 def test_small_eta_tells_nothing_large_eta_is_the_cosine(
@@ -111,25 +100,25 @@ def test_small_eta_tells_nothing_large_eta_is_the_cosine(
 def test_lemma3_corrected_holds_and_printed_fails() -> None:
     errors = []
     for length in (50, 200, 1000):
-        result = simulate_lemma3(length, seed=length)
+        result = page.simulate_lemma3(length, seed=length)
         assert result.premise and result.conclusion
         errors.append(result.error)
-        printed = simulate_lemma3(length, full_steps=True, seed=length)
+        printed = page.simulate_lemma3(length, full_steps=True, seed=length)
         assert printed.error > 0.5
     assert errors[0] > errors[1] > errors[2]
-    assert not simulate_lemma3(1000, full_steps=True).conclusion
+    assert not page.simulate_lemma3(1000, full_steps=True).conclusion
 
 
 def test_lemma3_as_printed_has_a_counterexample() -> None:
     """z = d = +v, -v, ... is delta-convex in the sense of Definition 4, and goes nowhere."""
     v = torch.tensor([1.0, 0.0], dtype=torch.float64)
     signs = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(500)
-    eta = lemma3_step(1000, 1.0, 1.0)
+    eta = page.lemma3_step(1000, 1.0, 1.0)
     d = (signs[:, None] * v)[:, None]
     x = torch.cat([torch.zeros(1, 1, 2, dtype=torch.float64), eta * d.cumsum(0)])
     target = torch.tensor([1.9, 0.0], dtype=torch.float64)
     assert bool(((d * d).sum(-1) > 0.99 * d.square().sum(-1)).all()), "the premise of Definition 4"
-    result = lemma3(x, d, target, delta=1.0)
+    result = page.lemma3(x, d, target, delta=1.0)
     assert result.error > 3.5 and not result.conclusion
     assert not result.premise, "one-point convexity, the corrected premise, fails"
 
@@ -142,7 +131,7 @@ def test_appendix_c_against_autograd() -> None:
     unit = g / g.norm(dim=1, keepdim=True)
     eps = 1 + eta * (leaf / leaf.norm(dim=1, keepdim=True) * -unit).sum(1)
     (want,) = torch.autograd.grad(lam * eps.square().sum(), leaf)
-    result = penalty_gradient(z, g, eta=eta, lam=lam)
+    result = page.penalty_gradient(z, g, eta=eta, lam=lam)
     assert float((result.exact - want).abs().max()) < 1e-15
     assert result.orthogonality < 1e-12
     cosine = (z * g).sum(1) / (z.norm(dim=1) * g.norm(dim=1))
@@ -155,7 +144,7 @@ def test_a_step_against_the_penalty_lowers_every_cosine() -> None:
     """Equation (6) with lambda > 0 is minimised by a less efficient chain."""
     torch.manual_seed(0)
     z, g = torch.randn(2, 200, 10, dtype=torch.float64)
-    moved = z - 0.01 * penalty_gradient(z, g, eta=0.1, lam=1.0).exact
+    moved = z - 0.01 * page.penalty_gradient(z, g, eta=0.1, lam=1.0).exact
 
     def efficiency(v: Tensor) -> Tensor:
         return -(v * g).sum(1) / (v.norm(dim=1) * g.norm(dim=1))
@@ -169,14 +158,14 @@ def test_a_step_against_the_penalty_lowers_every_cosine() -> None:
 
 def test_lemma4_both_ways(chain: tuple[MarkovChain, Tensor, Tensor]) -> None:
     c, x, t = chain
-    result = lemma4(tensors(c, losses, x, t))
+    result = page.lemma4(tensors(c, losses, x, t))
     assert result.products.holds and result.products.premise > 10
     assert result.cosines.premise == result.products.premise
     torch.manual_seed(0)
     from pathspace.diagnostics.chain.observer import NodeTensors
 
     z, s, g = torch.randn(3, 5000, 3, dtype=torch.float64)
-    random = lemma4((NodeTensors(z, s, g),))
+    random = page.lemma4((NodeTensors(z, s, g),))
     assert random.products.holds and random.cosines.holds is False
     assert 0.7 < random.cosines.conclusion / random.cosines.premise < 0.95
 
@@ -199,7 +188,7 @@ def test_walk(chain: tuple[MarkovChain, Tensor, Tensor]) -> None:
 
 
 def test_walks_hold_every_node() -> None:
-    """Runs of equal shapes, those of one node included, and the picture has a panel for each."""
+    """Runs of equal shapes, those of one node included."""
 
     class Step(nn.Module):
         def __init__(self, width: int, out: int) -> None:
@@ -230,22 +219,6 @@ def test_walks_hold_every_node() -> None:
             ).norm()
         assert float((each.points[1] - each.points[0]).norm()) <= float(step) * (1 + 1e-9)
     assert len(found[-1].points) == 2 and found[-1].folds == 0
-    figure = walk_picture(found)
-    assert sum(axes.axison for axes in figure.axes) == 3 and "5 nodes" in figure.get_suptitle()
-    width = figure.get_figwidth() * figure.dpi
-    sizes = [
-        text.get_fontsize()
-        for axes in figure.axes
-        for text in (axes.title, *axes.texts, *axes.get_xticklabels())
-    ]
-    assert min(sizes) * figure.dpi / 72 * 390 / width >= 9
-    # a walk that comes back to where it began
-    points = found[0].points.clone()
-    points[-1] = points[0]
-    figure = walk_picture([found[0]._replace(points=points)])
-    figure.canvas.draw()
-    start, end = (text.get_window_extent() for text in figure.axes[0].texts)
-    assert not start.overlaps(end)
 
 
 def squares(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:

@@ -20,7 +20,6 @@ from torch.utils.checkpoint import checkpoint
 
 import pathspace as ps
 import pathspace.diagnostics as ds
-from pathspace.diagnostics.signal.attention import attention_matrices, rollout
 from pathspace.fitting.calibration import Calibrated
 from tests.fitting.test_equalisation import Checkpointed
 
@@ -82,9 +81,7 @@ def state(model: Stateful) -> dict[str, Any]:
         lambda model: ds.signal(model, X),
         lambda model: ds.gradients(model, loss, BATCHES),
         lambda model: ds.trace_k(ds.jacobian(model, X), 4),
-        lambda model: ds.growth_exponent(model, X),
         lambda model: ds.cost(model, X),
-        lambda model: ds.suggest_decay(model, loss, BATCHES),
         lambda model: ds.degeneracy(model, X),
         lambda model: ps.trace(model, X),
         lambda model: Calibrated(model, X).sensitivity(),
@@ -145,9 +142,7 @@ def test_derivatives_of_checkpointed_functions_are_those_of_the_function(
     torch.manual_seed(0)
     plain, model = Checkpointed(None).double(), Checkpointed(reentrant, from_inputs).double()
     model.load_state_dict(plain.state_dict())
-    x, y = torch.randn(40, 4).double(), torch.randn(40, 3).double()
-    one, other = (ds.predict_growth(net, ["b.*"], x, y) for net in (plain, model))
-    assert one == other and one.measured
+    x = torch.randn(40, 4).double()
     found = [ds.degeneracy(net, x) for net in (plain, model)]
     assert found[0].rank == found[1].rank and found[0].gauge == found[1].gauge > 0
 
@@ -246,12 +241,10 @@ def mistaken(outputs: Tensor, targets: Tensor) -> Tensor:
         (lambda: ds.gradients(Plain(), mistaken, BATCHES), "The loss raised KeyError on outputs"),
         (lambda: ds.gradients(Plain(), lambda *_: 3.0, BATCHES), "The loss returned a float"),
         (lambda: ds.gradients(Plain(), loss, [(X[:, :3], Y)]), r"Plain.forward raised RuntimeErr"),
-        (lambda: ds.suggest_decay(Plain(), mistaken, BATCHES), "The loss raised KeyError"),
         (lambda: ds.gradients(nn.LazyLinear(3), loss, BATCHES), "'weight' without a shape yet"),
         (lambda: ds.cost(nn.LazyLinear(3), X), "'weight' without a shape yet"),
         (lambda: ps.fit_dtype(Plain().to("meta"), X), "'a.weight' and others without values"),
         (lambda: ps.fit_dtype(torch.jit.script(nn.Linear(4, 3)), X), "is a scripted module"),
-        (lambda: ds.predict_growth(torch.jit.script(nn.Linear(4, 3)), None, X, X), "scripted"),
     ],
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -297,8 +290,6 @@ def chain(in_place: bool) -> nn.Module:
 
 
 def test_activations_in_place_grow_like_others() -> None:
-    one, other = (ds.growth_exponent(chain(in_place), X) for in_place in (False, True))
-    assert one == other
     one, other = (ds.signal(chain(in_place), X) for in_place in (False, True))
     assert one.to_dicts() == other.to_dicts()
 
@@ -337,43 +328,14 @@ def test_batches_that_do_not_reach_a_weight_have_the_gradient_zero(order: Sequen
     [
         lambda model: ds.signal(model, X[:0]),
         lambda model: ds.jacobian(model, X[:0]),
-        lambda model: ds.growth_exponent(model, X[:0]),
         lambda model: ds.degeneracy(model, X[:0]),
         lambda model: ds.cost(model, X[:0]),
         lambda model: ds.gradients(model, loss, [(X, Y), (X[:0], Y[:0])]),
-        lambda model: ds.predict_growth(model, None, X[:0], torch.zeros(0, 3)),
     ],
 )
 def test_batches_without_samples_are_refused(measure: Callable[[nn.Module], Any]) -> None:
     with pytest.raises(ps.InputError, match="inputs with no samples"):
         measure(chain(False))
-
-
-def test_losses_without_curvature_have_the_curvature_zero() -> None:
-    batches = [(X[:5], Y[:5]), (X[5:], Y[5:])]
-    found = ds.suggest_decay(nn.Linear(4, 12), lambda y, _: y.sum(), batches)
-    assert found.curvature == 0 and found.stable_lr is None
-
-
-def test_attention_is_read_before_dropout_and_changes_in_place() -> None:
-    torch.manual_seed(0)
-    x = torch.randn(3, 5, 8)
-    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.5, batch_first=True)
-    one, other = (attention_matrices(layer.train(mode), x)[0] for mode in (True, False))
-    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
-
-    class Doubled(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            attended = (x @ x.transpose(-1, -2)).softmax(-1)
-            attended *= 2
-            return attended @ x
-
-    found = attention_matrices(Doubled(), x.view(3, 5, 2, 4).transpose(1, 2))[0]
-    torch.testing.assert_close(found.sum(-1), torch.ones(3, 2, 5).double(), rtol=0, atol=1e-6)
-    with pytest.raises(ps.CaptureError, match="TransformerEncoderLayer"):
-        attention_matrices(layer, torch.randn(2, 7))
-    with pytest.raises(ps.InputError, match="expected one square shape"):
-        rollout([torch.eye(3), torch.eye(4)])
 
 
 def test_textbook_counts_are_those_of_activations_in_place() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from notebook import notebook
 from torch import nn
 from torch.autograd.functional import jacobian as explicit
 from torch.nn import functional as F
@@ -19,7 +20,7 @@ from pathspace.diagnostics import report
 from pathspace.diagnostics.parameters.gradients import gradients, imbalance
 from pathspace.diagnostics.shared.layers import record_layers
 from pathspace.diagnostics.shared.selection import select
-from pathspace.diagnostics.signal.meanfield import critical_scale, gains, gaussian_mean, growth
+from pathspace.diagnostics.signal.meanfield import gains, gaussian_mean
 from pathspace.diagnostics.signal.signal import signal
 from pathspace.errors import CaptureError, InputError, InputTypeError
 
@@ -260,10 +261,11 @@ def test_gaussian_integrals() -> None:
     for degree, value in ((0, 1), (2, 1), (4, 3), (6, 15)):
         assert gaussian_mean(lambda z, d=degree: z**d) == pytest.approx(value, rel=1e-9)
     assert gaussian_mean(lambda z: z**2, 4.0, 3.0) == pytest.approx(13, rel=1e-9)
-    assert growth(torch.tanh, 1.3) == pytest.approx(0.0312, abs=5e-5)
-    assert growth(torch.relu, 1.0) == pytest.approx(-math.log(2) / 2, rel=1e-9)
-    assert growth(torch.tanh, 2.0) == pytest.approx(0.155, abs=5e-4)
-    assert critical_scale(torch.tanh, 0.3) == pytest.approx(1.396, abs=1e-3)
+    page = notebook("order_and_chaos")
+    assert page.theory(torch.tanh, 1.3) == pytest.approx(0.0312, abs=5e-5)
+    assert page.theory(torch.relu, 1.0) == pytest.approx(-math.log(2) / 2, rel=1e-9)
+    assert page.theory(torch.tanh, 2.0) == pytest.approx(0.155, abs=5e-4)
+    assert page.critical_scale(torch.tanh, 0.3) == pytest.approx(1.396, abs=1e-3)
 
 
 @pytest.mark.parametrize("mean", [-1.93, -0.7254, 0.001, 1.3])
@@ -347,7 +349,7 @@ def test_the_page_runs_and_prints_what_it_says() -> None:
         page.read_text(encoding="utf-8"),
         re.DOTALL,
     )
-    assert len(blocks) == 8
+    assert len(blocks) == 6
     for code, expected in blocks:
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):

@@ -137,12 +137,7 @@ def test_one_number_for_each_channel_is_no_matrix_of_equal_units(shape: tuple[in
     torch.manual_seed(0)
     model, x, y = Scaled(shape), torch.randn(32, 3, 8, 8), torch.randint(0, 3, (32,))
     optimizer = torch.optim.AdamW(model.parameters())
-    with watching(model, every=2, structure=False) as watch:
-        for _ in range(4):
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()
-            optimizer.step()
-    assert watch.alarms == []
+    assert not runs.steps(optimizer, lambda: F.cross_entropy(model(x), y), 4, model).alarms
     # all units of a layer are alike, also where each has one weight
     alike = nn.Sequential(nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 3))
     nn.init.constant_(alike[0].weight, 0.5)
@@ -190,12 +185,7 @@ def test_outputs_of_one_dimension_are_one_number_per_sample() -> None:
     model, x = Flat(), torch.randn(48, 8)
     assert not diagnose(model, x).alarms
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-    with watching(model, every=2, structure=False) as watch:
-        for _ in range(4):
-            optimizer.zero_grad()
-            F.mse_loss(model(x), x.sum(1)).backward()
-            optimizer.step()
-    assert watch.alarms == []
+    assert not runs.steps(optimizer, lambda: F.mse_loss(model(x), x.sum(1)), 4, model).alarms
     # targets of shape (48, 1) make a table of 48 x 48 differences
     for targets in (x.sum(1, keepdim=True), x.sum(1)):
         optimizer.zero_grad()
@@ -324,11 +314,9 @@ def test_tracing_waits_until_it_is_a_small_part_of_the_run(
     x, y = runs.vectors(32)
     for model, waits in ((runs.mlp((20, *[12] * 12, 3)), True), (runs.mlp(), False)):
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        with watching(model, **options) as watch:
-            for _ in range(3):
-                optimizer.zero_grad()
-                runs.loss_of(model(x), y).backward()
-                optimizer.step()
+        given = {"every": 100, "structure": None, **options}
+        loss = lambda model=model: runs.loss_of(model(x), y)  # noqa: E731
+        watch = runs.steps(optimizer, loss, 3, model, **given)
         found = traced or not waits
         assert ("gauge_drift" in watch.rows[-1]) == found == (watch.preparation > 0)
         assert (watch.notes == []) == found and all(
@@ -517,11 +505,7 @@ def test_a_loss_that_the_model_computes_is_judged_too() -> None:
     for twice in (False, True):
         model = Own(twice)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        with watching(model, every=2, structure=False) as watch:
-            for _ in range(8):
-                optimizer.zero_grad()
-                model(x, y).backward()
-                optimizer.step()
+        watch = runs.steps(optimizer, lambda model=model: model(x, y), 8, model)
         assert [alarm.kind for alarm in watch.causes] == ["squashed twice"] * twice
         # nothing says how many batches there are, so this may be all of the data
         assert [note for note in watch.notes if "All measured batches are the same one" in note]

@@ -18,11 +18,6 @@ def net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.ReLU(), nn.Linear(6, 3))
 
 
-def grown(model: nn.Sequential, x: Tensor) -> object:
-    plain = nn.Sequential(model[0], model[2], model[3])
-    return diagnostics.widen(plain, 0, 2), diagnostics.deepen(plain, 1, 6, nn.ReLU())
-
-
 CALLS: dict[str, Callable[[nn.Sequential, Tensor], object]] = {
     "trace": lambda m, x: ps.trace(m, x).skeleton(),
     "verify": ps.verify,
@@ -31,7 +26,6 @@ CALLS: dict[str, Callable[[nn.Sequential, Tensor], object]] = {
     "channels": lambda m, x: ps.channels(m, x).remove(keep=0.5),
     "gauge": lambda m, x: ps.choose_gauge(m, ps.trace(m, x), ps.Noise(draws=1), x),
     "equalise": lambda m, x: ps.equalise(m, ps.trace(m, x), calibration=x, trials=2),
-    "growth": grown,
     "degeneracy": diagnostics.degeneracy,
     "signal": diagnostics.signal,
     "cost": diagnostics.cost,
@@ -73,16 +67,3 @@ def test_the_generators_of_gpus_in_use_are_seeded_and_restored(
     assert (seeds, forked) == ([3, 3], [[0, 1]])
     torch.manual_seed(3)
     assert torch.equal(torch.rand(2), one)
-
-
-def test_a_seed_gives_new_units_the_same_weights_on_every_default_device() -> None:
-    plain = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
-    here = diagnostics.widen(plain, 0, 2, seed=5)[0], diagnostics.deepen(plain, 1, 6, nn.Tanh())
-    with torch.device("meta"):
-        there = (
-            diagnostics.widen(plain, 0, 2, seed=5)[0],
-            diagnostics.deepen(plain, 1, 6, nn.Tanh()),
-        )
-    for one, other in zip(here, there, strict=True):
-        for a, b in zip(one.parameters(), other.parameters(), strict=True):
-            assert torch.equal(a, b)

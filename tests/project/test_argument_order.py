@@ -54,15 +54,6 @@ WRONG: dict[str, Case] = {
     "suggest": lambda m, g, x, path: training.suggest(g, m),  # type: ignore[arg-type]
     "conserved": lambda m, g, x, path: diagnostics.conserved(m),  # type: ignore[arg-type]
     "gradients": lambda m, g, x, path: diagnostics.gradients(x, m, []),  # type: ignore[arg-type]
-    "suggest_decay": lambda m, g, x, path: diagnostics.suggest_decay(m, [x], m),  # type: ignore[arg-type]
-    "growth_exponent": lambda m, g, x, path: diagnostics.growth_exponent(x, m),  # type: ignore[arg-type]
-    "sweep": lambda m, g, x, path: diagnostics.sweep(x, [1.0], m),  # type: ignore[arg-type]
-    "critical_point": lambda m, g, x, path: diagnostics.critical_point(x, m),  # type: ignore[arg-type]
-    "widen": lambda m, g, x, path: diagnostics.widen(g, 0, 2),  # type: ignore[arg-type]
-    "deepen": lambda m, g, x, path: diagnostics.deepen(x, 0, 2, m),  # type: ignore[arg-type]
-    "rank_growths": lambda m, g, x, path: diagnostics.rank_growths(m, x, x),  # type: ignore[arg-type]
-    "predict_growth": lambda m, g, x, path: diagnostics.predict_growth(g, None, x, x),  # type: ignore[arg-type]
-    "compare_costs": lambda m, g, x, path: diagnostics.compare_costs(m, x),  # type: ignore[arg-type]
     "cost, graph": lambda m, g, x, path: diagnostics.cost(m, g),
     "spectrum": lambda m, g, x, path: diagnostics.spectrum(m),  # type: ignore[arg-type]
     "top_singular": lambda m, g, x, path: diagnostics.top_singular(m),  # type: ignore[arg-type]
@@ -86,7 +77,6 @@ WRONG: dict[str, Case] = {
     "signal, types": lambda m, g, x, path: diagnostics.signal(m, x, types=3),  # type: ignore[arg-type]
     "signal, seed": lambda m, g, x, path: diagnostics.signal(m, x, seed="x"),  # type: ignore[arg-type]
     "gradients, names": lambda m, g, x, path: diagnostics.gradients(m, F.mse_loss, [], names=3),  # type: ignore[arg-type]
-    "predict_growth, names": lambda m, g, x, path: diagnostics.predict_growth(m, 3, x, x),  # type: ignore[arg-type]
     "degeneracy, graph": lambda m, g, x, path: diagnostics.degeneracy(m, x, graph="x"),  # type: ignore[arg-type]
     "spectrum, steps": lambda m, g, x, path: diagnostics.spectrum(
         diagnostics.jacobian(m, x), steps=True

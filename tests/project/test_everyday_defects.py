@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import pathspace as ps
 from pathspace import InputError, InputTypeError, UnsupportedError
-from pathspace.diagnostics import deepen, gradients, suggest_decay, widen
+from pathspace.diagnostics import gradients
 from pathspace.fitting.quantise import quantised
 
 
@@ -164,16 +164,6 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "numbers": (lambda: gradients(MODEL, loss, [5]), InputTypeError, "a batch that is a int"),
     "three": (lambda: gradients(MODEL, loss, [(1, 2, 3)]), InputTypeError, "a tuple of 3"),
     "complex": (lambda: gradients(Complex(), loss, ones(2)), UnsupportedError, "complex parameter"),
-    "ratio": (lambda: suggest_decay(MODEL, loss, ones(2), ratio="a"), InputTypeError, "ratio='a'"),
-    "nan": (lambda: suggest_decay(MODEL, loss, ones(2), ratio=float("nan")), InputError, "nan"),
-    "most": (lambda: suggest_decay(MODEL, loss, ones(2), most=2.0), InputError, "most=2.0"),
-    "one batch": (lambda: suggest_decay(MODEL, loss, ones(1)), InputError, "at least two"),
-    "a name": (lambda: deepen(MODEL, 0, 2, "relu"), InputTypeError, "activation of type str"),
-    "width": (lambda: deepen(MODEL, 0, 4, nn.ReLU()), InputError, "width=4, expected 2"),
-    "slopes": (
-        lambda: widen(nn.Sequential(nn.Linear(3, 4), nn.PReLU(4), nn.Linear(4, 2)), 0, 2),
-        InputError, "PReLU, which does not take 2 units",
-    ),
 }  # fmt: skip
 
 
@@ -183,11 +173,6 @@ def test_wrong_arguments_end_in_a_sentence(name: str) -> None:
     with pytest.raises(kind) as caught:
         act()
     assert words in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_a_chain_without_weights_can_grow() -> None:
-    deeper = deepen(nn.Sequential(nn.ReLU()), 0, 3, nn.ReLU())
-    assert deeper(torch.randn(2, 3)).shape == (2, 3)
 
 
 def test_the_spread_of_gradients_is_about_their_median() -> None:

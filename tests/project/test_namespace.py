@@ -30,7 +30,6 @@ TWICE = {
     "compare": f"{COMMAND}; and the comparison of two tables: {PUBLIC}",
     "draw": f"{COMMAND}; and figures of experiments",
     "match": f"the command of two models; and of parameters with weight blocks: {APART}",
-    "sweep": f"the command of settings; and of weight scales: {PUBLIC}",
     **dict.fromkeys(["main", "register", "render", "run"], ENTRY),
     "Claim": "about one network, which users know; and about the methods of an experiment",
     "Comparison": f"of two models, and of two reports: {PUBLIC}",

@@ -102,26 +102,7 @@ CASES: dict[str, tuple[Call, tuple[Any, ...]]] = {
     "Trainer, clip": (trained("clip"), POSITIVE),
     "Trainer, patience": (trained("patience"), COUNT),
     "Trainer, seed": (trained("seed"), (None, *WHOLE)),
-    "compare_costs, repeats": (
-        lambda v: diagnostics.compare_costs({"one": MODEL}, X, repeats=v),
-        (None, *WHOLE),
-    ),
     "cost, repeats": (lambda v: diagnostics.cost(MODEL, X, repeats=v), (None, *WHOLE)),
-    "critical_point, low": (
-        lambda v: diagnostics.critical_point(DEEP, X, low=v),
-        (9, None, *POSITIVE),
-    ),
-    "critical_point, high": (
-        lambda v: diagnostics.critical_point(DEEP, X, high=v),
-        (0.1, None, *POSITIVE),
-    ),
-    "critical_point, tolerance": (
-        lambda v: diagnostics.critical_point(DEEP, X, tolerance=v),
-        (None, *POSITIVE),
-    ),
-    "critical_point, bias": (lambda v: diagnostics.critical_point(DEEP, X, bias=v), (None, *REAL)),
-    "deepen, after": (lambda v: diagnostics.deepen(MODEL, v, 3, nn.ReLU()), (3, None, *WHOLE)),
-    "deepen, width": (lambda v: diagnostics.deepen(MODEL, 1, v, nn.ReLU()), (None, *COUNT)),
     "degeneracy, tolerance": (
         lambda v: diagnostics.degeneracy(MODEL, X, tolerance=v),
         (None, *REAL),
@@ -134,26 +115,9 @@ CASES: dict[str, tuple[Call, tuple[Any, ...]]] = {
         lambda v: diagnostics.degeneracy(MODEL, X, max_exact=v),
         (None, *WHOLE),
     ),
-    "depth_or_width": (lambda v: diagnostics.depth_or_width(v), (1, 3, None, *COUNT)),
     "diagnose, batches": (
         lambda v: diagnostics.diagnose(MODEL, data=[(X, Y)], loss=nn.CrossEntropyLoss(), batches=v),
         (None, *COUNT),
-    ),
-    "growth_exponent, directions": (
-        lambda v: diagnostics.growth_exponent(DEEP, X, directions=v),
-        (None, *COUNT),
-    ),
-    "growth_exponent, burn_in": (
-        lambda v: diagnostics.growth_exponent(DEEP, torch.randn(2, 3), burn_in=v),
-        (9, *WHOLE),
-    ),
-    "growth_exponent, seed": (
-        lambda v: diagnostics.growth_exponent(DEEP, X, seed=v),
-        (None, *WHOLE),
-    ),
-    "predict_growth, tolerance": (
-        lambda v: diagnostics.predict_growth(MODEL, "0.*", X, torch.randn(4, 2), tolerance=v),
-        (None, *REAL),
     ),
     "signal, probes": (lambda v: diagnostics.signal(MODEL, X, probes=v), COUNT),
     "spectrum, probes": (
@@ -164,11 +128,6 @@ CASES: dict[str, tuple[Call, tuple[Any, ...]]] = {
         lambda v: diagnostics.spectrum(diagnostics.jacobian(MODEL, X), steps=v),
         (None, *COUNT),
     ),
-    "sweep, scales": (lambda v: diagnostics.sweep(DEEP, [1.0, v], X), (None, *REAL)),
-    "sweep, no list": (lambda v: diagnostics.sweep(DEEP, v, X), (1.0, None, "1.0", [], {1.0})),
-    "sweep, biases": (lambda v: diagnostics.sweep(DEEP, [1.0], X, biases=[v]), (None, *REAL)),
-    "sweep, draws": (lambda v: diagnostics.sweep(DEEP, [1.0], X, draws=v), (None, *COUNT)),
-    "sweep, seed": (lambda v: diagnostics.sweep(DEEP, [1.0], X, seed=v), (None, *WHOLE)),
     "top_singular, count": (
         lambda v: diagnostics.top_singular(diagnostics.jacobian(MODEL, X), v),
         (None, *COUNT),
@@ -179,9 +138,6 @@ CASES: dict[str, tuple[Call, tuple[Any, ...]]] = {
     ),
     "watching, every": (lambda v: diagnostics.watching(MODEL, every=v), (None, *COUNT)),
     "watching, planned": (lambda v: diagnostics.watching(MODEL, planned=v), WHOLE),
-    "widen, first": (lambda v: diagnostics.widen(MODEL, v, 2), (1, 3, None, *WHOLE)),
-    "widen, units": (lambda v: diagnostics.widen(MODEL, 0, v), (None, *COUNT)),
-    "widen, seed": (lambda v: diagnostics.widen(MODEL, 0, 2, seed=v), (None, *WHOLE)),
 }
 
 

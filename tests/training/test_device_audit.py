@@ -174,7 +174,6 @@ def test_signal_reads_as_often_whatever_the_probes() -> None:
 
 MEASURES = {
     "trace": lambda operator, size: trace_k(operator, 6 * size),
-    "sketched trace": lambda operator, size: trace_k(operator, 6 * size, "hutch++"),
     "density": lambda operator, size: spectrum(operator, probes=2 * size, steps=10 * size),
     "norm": lambda operator, size: top_singular(operator, 1 + size, tolerance=1e-1),
 }
