@@ -14,6 +14,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from ..graph.parts import WeightBlock
+from ..graph.spanning_tree import changes
 from .pairs import Pairs
 
 # distinct rows of a linear programme that is solved for products of scales
@@ -93,12 +94,7 @@ def attained(pairs: Pairs, kept: Mapping[str, np.ndarray] | None = None) -> Atta
             result.fix(np.flatnonzero(mask), reason)
     if graph.forms.shape[0]:
         if (ends := pairs.ends(MOST_ROWS)) is not None:
-            expand = graph.expand[:, 1:]
-            tails, heads = (
-                expand[np.abs(ids)].multiply(np.sign(ids)[:, None]).tocsr() for ids in ends
-            )
-            # how log-scales of units move the logarithm of each pair's size
-            _programmes(csr_array(heads - tails), result)
+            _programmes(csr_array(changes(graph, *ends)[:, 1:]), result)
             return result
         result.fix(np.flatnonzero(np.asarray(abs(graph.forms).sum(0)).reshape(-1)), PRODUCT)
     while True:

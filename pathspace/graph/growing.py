@@ -10,13 +10,12 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from scipy.sparse import coo_array, csr_array
-from torch import Tensor
+from scipy.sparse import csr_array
 
 from ..errors import UnsupportedError
 from ..models.values import has_values
 from .edge_rows import EdgeRows, edge_rows
-from .spanning_tree import SpanningTree
+from .spanning_tree import SpanningTree, changes, other_factors, single
 from .structure import Structure
 
 CHUNK = 1 << 22
@@ -27,14 +26,6 @@ SMALLEST = np.finfo(np.float64).tiny
 # rule "magnitude": an edge must have at least this size relative to the largest, as
 # long as there are such edges
 LARGE = 0.1
-
-
-def _at(table: Tensor, shape: tuple[int, ...], flat: Tensor) -> Tensor:
-    """Entries of a table at flat positions of the shape to which it broadcasts."""
-    index = torch.unravel_index(flat, shape) if shape else ()
-    return table[
-        tuple(i if n > 1 else i * 0 for i, n in zip(index, table.shape, strict=True))
-    ].expand(flat.shape)
 
 
 class SpanningTreeBuilder:
@@ -71,8 +62,7 @@ class SpanningTreeBuilder:
         self.random = np.random.default_rng([seed, int(entering)])
         count = graph.num_units + 1
         self.tree = SpanningTree.without_edges(count)
-        self.forms = csr_array(graph.forms)
-        self._rest: list[tuple[np.ndarray, csr_array]] = []
+        self.forms, self.rest = csr_array(graph.forms), self.tree.rest
         self.rounds: list[np.ndarray] = []
         self._reached = np.zeros(count, bool)
         self._reached[0] = True
@@ -101,7 +91,7 @@ class SpanningTreeBuilder:
                 " layer follows another one, so that no weight connects one of them alone; use"
                 " rescale, balance or GaugeFixed, which need no skeleton."
             )
-        return replace(self.tree, rounds=tuple(self.rounds), rest=self._rests())
+        return replace(self.tree, rounds=tuple(self.rounds), rest=self.rest)
 
     def reach(self) -> np.ndarray:
         """Grow the tree as far as possible, with forward edges of matrices first;
@@ -190,25 +180,6 @@ class SpanningTreeBuilder:
             self.lacks[count:] = np.where(single, which, 0)
             self.coefficient[count:] = np.where(single, own, 1)
 
-    def _rests(self) -> csr_array:
-        """Exponents of the other factors of products at the near ends."""
-        count = len(self._reached)
-        total = csr_array((count, count), dtype=np.int64)
-        for units, rows in self._rest:
-            place = coo_array(
-                (np.ones(len(units), np.int64), (units, np.arange(len(units)))),
-                shape=(count, len(units)),
-            )
-            total = total + place.tocsr() @ rows
-        return csr_array(total)
-
-    def _note_rest(self, units: np.ndarray, near: np.ndarray, coefficient: np.ndarray) -> None:
-        """``phi_v = c (phi_near - other factors)``: store ``-c`` times the other factors."""
-        rows = self.graph.expand[np.abs(near)]
-        own = coo_array((coefficient, (np.arange(len(units)), units)), shape=rows.shape).tocsr()
-        others = csr_array(rows - own)
-        self._rest.append((units, csr_array(others.multiply(-coefficient[:, None]))))
-
     def _round(self, blocks: list[int], forward: bool, choosy: bool, zeros: bool) -> bool:
         found: list[tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
         for block in blocks:
@@ -263,7 +234,8 @@ class SpanningTreeBuilder:
         tree.own[units] = np.where(near[best] < 0, -1, 1) * coefficient
         tree.other[units] = np.where(far[best] < 0, -1, 1)
         if self.forms.shape[0]:
-            self._note_rest(units, near[best], coefficient)
+            rows = self.graph.expand[np.abs(near[best])]
+            self.rest = self.rest + other_factors(units, rows, coefficient)
         self._reached[units] = True
         self._look()
         self.rounds.append(units)
@@ -273,46 +245,28 @@ class SpanningTreeBuilder:
         """Use edges with products of scales at both ends, whose quotient contains exactly
         one unit not reached yet.
         """
-        expand, count = self.graph.expand, len(self._reached)
         for block, entry in enumerate(self.graph.blocks):
+            flat = np.arange(entry.numel)
             if entry.numel > STAR:
                 # one line of scalars along every dimension shows every pair of ends up to a shift
                 steps = [math.prod(entry.shape[d + 1 :]) for d in range(len(entry.shape))]
-                corner = [
-                    torch.arange(n) * step for n, step in zip(entry.shape, steps, strict=True)
-                ]
-                flat = torch.cat(corner).unique()
-            else:
-                flat = torch.arange(entry.numel)
-            if entry.unused is not None:
-                flat = flat[~_at(entry.unused, entry.shape, flat)]
-            if not zeros and has_values(self.graph.parameters[entry.name]):
-                flat = flat[
-                    (self.graph.parameters[entry.name].detach().reshape(-1)[flat] != 0).cpu()
-                ]
-            tails, heads = (_at(ids, entry.shape, flat).numpy() for ids in (entry.tail, entry.head))
-            change = csr_array(
-                expand[np.abs(heads)].multiply(np.sign(heads)[:, None])
-                - expand[np.abs(tails)].multiply(np.sign(tails)[:, None])
-            )
-            change.eliminate_zeros()
-            open_ = (~self._reached).astype(np.int64)
-            lacking, own = (change != 0).astype(np.int64) @ open_, change @ open_
-            good = np.flatnonzero((lacking == 1) & (np.abs(own) == 1))
-            if len(good) == 0:
+                lines = zip(entry.shape, steps, strict=True)
+                flat = np.unique(np.concatenate([np.arange(n) * step for n, step in lines]))
+            if not isinstance(used := entry.used, slice):
+                flat = flat[used[flat]]
+            parameter = self.graph.parameters[entry.name]
+            if not zeros and has_values(parameter):
+                values = parameter.detach().reshape(-1)[torch.from_numpy(flat)]
+                flat = flat[(values != 0).cpu().numpy()]
+            change = changes(self.graph, *entry.ends_at(flat))
+            units, chosen, own = single(change, self._reached)
+            if not len(units):
                 continue
-            which = (change[good] != 0).astype(np.int64) @ (open_ * np.arange(count))
-            units, first = np.unique(which, return_index=True)
-            chosen, tree = good[first], self.tree
-            tree.block[units], tree.index[units] = block, flat.numpy()[chosen]
+            tree = self.tree
+            tree.block[units], tree.index[units] = block, flat[chosen]
             tree.forward[units], tree.parent[units], tree.other[units] = True, 0, 1
-            tree.own[units] = own[chosen]
-            alone = coo_array(
-                (own[chosen], (np.arange(len(units)), units)), shape=(len(units), count)
-            ).tocsr()
-            self._rest.append(
-                (units, csr_array((change[chosen] - alone).multiply(-own[chosen][:, None])))
-            )
+            tree.own[units] = own
+            self.rest = self.rest + other_factors(units, change[chosen], own)
             self._reached[units] = True
             self.rounds.append(units)
             self._look()
