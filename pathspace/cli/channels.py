@@ -44,7 +44,6 @@ Format = StrEnum(
 
 
 def _with_weights(loaded: Target, path: str) -> Target:
-    """The target with a copy of its model that has the weights of a file."""
     from ..errors import InputError, on_one_line
     from ..files.tensor_files import read_saved
     from ..models.copies import safe_deepcopy

@@ -33,7 +33,6 @@ Small = StrEnum("Small", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
 
 
 def _batches(file: str | None, loaded: Target) -> Any:
-    """Calibration batches: those of a file, or the example inputs."""
     if file is None:
         return loaded.kwargs or loaded.args
     import torch
@@ -54,7 +53,6 @@ def _batches(file: str | None, loaded: Target) -> Any:
 def _tell(
     facts: dict[str, Any], json: str | None, shown: Any, model: Any, output: str | None
 ) -> None:
-    """Write the model, and say what was found."""
     if output is not None:
         from safetensors.torch import save_model
 

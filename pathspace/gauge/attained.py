@@ -187,7 +187,6 @@ class _Arcs:
 
 
 def _strong(nodes: int, arcs: np.ndarray) -> np.ndarray:
-    """The strongly connected component of each node."""
     links = coo_array((np.ones(arcs.shape[1], bool), (arcs[0], arcs[1])), shape=(nodes, nodes))
     label: np.ndarray = connected_components(links, directed=True, connection="strong")[1]
     return label.astype(np.int64)

@@ -301,7 +301,6 @@ def bent_edges(graph: nx.MultiDiGraph, places: Places, inches: np.ndarray) -> It
 
 
 def _middle(edge: Edge, places: Places, inches: np.ndarray) -> np.ndarray:
-    """Middle of a curve, in inches."""
     one, other, _, bend = edge
     start, end = places[one] * inches, places[other] * inches
     if one == other:
