@@ -25,7 +25,7 @@ class EdgeRows:
     Attributes:
         near: ids at the near side, one per row.
         far: the different rows of ids at the far side.
-        dead: mask of the entries of ``far`` without an edge (unused scalars), or ``None``.
+        dead: mask of the entries of ``far`` without an edge (unused scalars).
         which: row of ``far`` for each row.
         row_offset: flat position of the first edge of each row.
         steps: sizes and strides of the column dimensions.
@@ -39,7 +39,7 @@ class EdgeRows:
 
     near: np.ndarray
     far: np.ndarray
-    dead: np.ndarray | None
+    dead: np.ndarray
     which: np.ndarray
     row_offset: np.ndarray
     steps: tuple[tuple[int, ...], tuple[int, ...]]
@@ -49,15 +49,6 @@ class EdgeRows:
     tap_dims: tuple[int, ...]
     shape: tuple[int, int, int]
     entering: bool
-
-    def open(self, reached: np.ndarray) -> np.ndarray:
-        """Mask of the entries of ``far`` that are reached."""
-        found: np.ndarray = reached[np.abs(self.far)]
-        return found if self.dead is None else found & ~self.dead
-
-    def ends(self, position: np.ndarray, column: np.ndarray) -> np.ndarray:
-        """Far ids of the given edges."""
-        return np.asarray(self.far[self.which[position], column % self.far.shape[1]])
 
     def flat(self, position: np.ndarray, column: np.ndarray) -> np.ndarray:
         """Flat positions of the given edges at tap 0."""
@@ -104,11 +95,12 @@ def edge_rows(block: WeightBlock, entering: bool) -> EdgeRows:
         )
         return np.asarray(wide.reshape(math.prod(own), -1).numpy())
 
+    ends = matrix(far)
     sizes = [math.prod(shape[d] for d in group) for group in (rows, columns, taps)]
     return EdgeRows(
         near=near.permute([*rows, *columns, *taps]).reshape(-1).numpy(),
-        far=matrix(far),
-        dead=None if block.unused is None else matrix(block.unused),
+        far=ends,
+        dead=np.zeros(ends.shape, bool) if block.unused is None else matrix(block.unused),
         which=which,
         row_offset=offset,
         steps=(tuple(shape[d] for d in columns), tuple(strides[d] for d in columns)),

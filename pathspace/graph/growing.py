@@ -154,10 +154,8 @@ class SpanningTreeBuilder:
                 units = np.abs(rows.near)
                 position = np.flatnonzero((units > 0) & (units < len(into)))
                 if len(position):
-                    alive = np.ones(rows.far.shape, bool) if rows.dead is None else ~rows.dead
-                    np.maximum.at(
-                        into, units[position], self._largest(block, rows, position, alive)[2]
-                    )
+                    size = self._largest(block, rows, position, ~rows.dead)[2]
+                    np.maximum.at(into, units[position], size)
         return np.maximum(every, along), along
 
     def _look(self) -> None:
@@ -181,41 +179,35 @@ class SpanningTreeBuilder:
             self.coefficient[count:] = np.where(single, own, 1)
 
     def _round(self, blocks: list[int], forward: bool, choosy: bool, zeros: bool) -> bool:
-        found: list[tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
+        found: list[tuple[np.ndarray, ...]] = []
         for block in blocks:
             rows = self.rows(block, forward)
             wanted = self.lacks[np.abs(rows.near)] > 0
             if not wanted.any():
                 continue
-            open_ = rows.open(self.reached)
+            open_ = self.reached[np.abs(rows.far)] & ~rows.dead
             wanted &= np.asarray(open_.any(1))[rows.which]
             position = np.flatnonzero(wanted)
             if len(position) == 0:
                 continue
             flat, column, score = self._pick(block, rows, position, open_)
-            if not zeros:
-                alive = score >= 0
-                if not alive.any():
-                    continue
-                flat, column, score, position = (
-                    each[alive] for each in (flat, column, score, position)
-                )
+            near, far = (
+                rows.near[position],
+                rows.far[rows.which[position], column % rows.far.shape[1]],
+            )
+            good = (score >= 0) | zeros
             if self._floor and choosy:
-                share = score / np.maximum(
-                    self.largest[forward][self.lacks[np.abs(rows.near[position])]], SMALLEST
-                )
+                largest = self.largest[forward][self.lacks[np.abs(near)]]
+                share = score / np.maximum(largest, SMALLEST)
                 large = (share >= self._floor) | (score <= 0)
-                self._next_floor = max(self._next_floor, float(share[~large].max(initial=0.0)))
-                if not large.any():
-                    continue
-                flat, column, score, position = (
-                    each[large] for each in (flat, column, score, position)
-                )
-            found.append((block, rows.near[position], flat, rows.ends(position, column), score))
-        if not found:
+                small = share[good & ~large].max(initial=0.0)
+                self._next_floor = max(self._next_floor, float(small))
+                good &= large
+            every = (np.full(len(near), block), near, flat, far, score)
+            found.append(tuple(each[good] for each in every))
+        if not any(len(entry[0]) for entry in found):
             return False
-        near = np.concatenate([entry[1] for entry in found])
-        score = np.concatenate([entry[4] for entry in found])
+        source, near, flat, far, score = map(np.concatenate, zip(*found, strict=True))
         # one edge per unit: the best score, and the first of equal ones
         lacking = self.lacks[np.abs(near)]
         top = np.full(len(self._reached), -np.inf)
@@ -223,11 +215,8 @@ class SpanningTreeBuilder:
         good = np.flatnonzero(score >= top[lacking] - TIES * np.abs(top[lacking]))
         units, first = np.unique(lacking[good], return_index=True)
         best = good[first]
-        source = np.concatenate([np.full(len(entry[1]), entry[0]) for entry in found])
-        far = np.concatenate([entry[3] for entry in found])
         tree = self.tree
-        tree.block[units] = source[best]
-        tree.index[units] = np.concatenate([entry[2] for entry in found])[best]
+        tree.block[units], tree.index[units] = source[best], flat[best]
         tree.forward[units] = forward
         tree.parent[units] = np.abs(far[best])
         coefficient = self.coefficient[np.abs(near[best])]
