@@ -132,11 +132,7 @@ def _ends(block: WeightBlock) -> Iterator[tuple[Tensor, Tensor]]:
         place = slice(start, start + step)
         head, tail, unused = (
             ids[place] if ids.dim() and ids.shape[0] > 1 else ids
-            for ids in (
-                block.head,
-                block.tail,
-                torch.tensor(False) if block.unused is None else block.unused,
-            )
+            for ids in (block.head, block.tail, block.idle)
         )
         # (weights whose ends share a scale neither enter nor leave)
         head, tail, kept = torch.broadcast_tensors(head, tail, (head != tail) & ~unused)

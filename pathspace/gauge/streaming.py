@@ -348,15 +348,7 @@ def balance_files(
     expect_numbers("balance_files", "a positive number", p=p)
     expect_numbers("balance_files", "a positive number", or_none=True, tolerance=tolerance)
     checkpoint = Checkpoint.open(source)
-    none = torch.tensor(False)
-    ends = {
-        block.name: (
-            block.head,
-            block.tail,
-            none.reshape([1] * len(block.shape)) if block.unused is None else block.unused,
-        )
-        for block in graph.blocks
-    }
+    ends = {block.name: (block.head, block.tail, block.idle) for block in graph.blocks}
     tensors = _located(graph, checkpoint, ends, "balance_files")
     kept = np.zeros(graph.num_units, bool)
     kept[graph.approximate - 1] = exact

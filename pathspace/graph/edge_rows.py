@@ -69,8 +69,7 @@ def edge_rows(block: WeightBlock, entering: bool) -> EdgeRows:
     """
     near, far = (block.head, block.tail) if entering else (block.tail, block.head)
     dims, shape = range(len(block.shape)), block.shape
-    tables = [far] if block.unused is None else [far, block.unused]
-    varies = [any(table.shape[d] > 1 for table in tables) for d in dims]
+    varies = [any(table.shape[d] > 1 for table in (far, block.idle)) for d in dims]
     rows = [d for d in dims if near.shape[d] > 1]
     # by convention the first two dimensions of a weight are out and in; further
     # ones are taps of a kernel
@@ -95,12 +94,11 @@ def edge_rows(block: WeightBlock, entering: bool) -> EdgeRows:
         )
         return np.asarray(wide.reshape(math.prod(own), -1).numpy())
 
-    ends = matrix(far)
     sizes = [math.prod(shape[d] for d in group) for group in (rows, columns, taps)]
     return EdgeRows(
         near=near.permute([*rows, *columns, *taps]).reshape(-1).numpy(),
-        far=ends,
-        dead=np.zeros(ends.shape, bool) if block.unused is None else matrix(block.unused),
+        far=matrix(far),
+        dead=matrix(block.idle),
         which=which,
         row_offset=offset,
         steps=(tuple(shape[d] for d in columns), tuple(strides[d] for d in columns)),

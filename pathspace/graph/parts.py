@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..models.values import require_values
@@ -64,6 +65,12 @@ class WeightBlock:
         require_values("a computation with weights", [(self.name, parameter)])
         value = parameter.detach()
         return value + self.shift if self.shift else value
+
+    @property
+    def idle(self) -> Tensor:
+        """The mask of the scalars on no path, also where there are none, laid out as the ends."""
+        none = self.tail.new_zeros([1] * len(self.shape), dtype=torch.bool)
+        return none if self.unused is None else self.unused
 
     @property
     def numel(self) -> int:
