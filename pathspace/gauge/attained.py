@@ -13,7 +13,7 @@ from scipy.sparse import coo_array, csr_array, hstack
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from ..graph.parts import WeightBlock
+from ..graph.parts import WeightBlock, idle
 from ..graph.spanning_tree import changes
 from .pairs import Pairs
 
@@ -132,7 +132,7 @@ def _ends(block: WeightBlock) -> Iterator[tuple[Tensor, Tensor]]:
         place = slice(start, start + step)
         head, tail, unused = (
             ids[place] if ids.dim() and ids.shape[0] > 1 else ids
-            for ids in (block.head, block.tail, block.idle)
+            for ids in (block.head, block.tail, idle(block))
         )
         # (weights whose ends share a scale neither enter nor leave)
         head, tail, kept = torch.broadcast_tensors(head, tail, (head != tail) & ~unused)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from .parts import WeightBlock
+from .parts import WeightBlock, idle
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def edge_rows(block: WeightBlock, entering: bool) -> EdgeRows:
     """
     near, far = (block.head, block.tail) if entering else (block.tail, block.head)
     dims, shape = range(len(block.shape)), block.shape
-    varies = [any(table.shape[d] > 1 for table in (far, block.idle)) for d in dims]
+    varies = [any(table.shape[d] > 1 for table in (far, idle(block))) for d in dims]
     rows = [d for d in dims if near.shape[d] > 1]
     # by convention the first two dimensions of a weight are out and in; further
     # ones are taps of a kernel
@@ -98,7 +98,7 @@ def edge_rows(block: WeightBlock, entering: bool) -> EdgeRows:
     return EdgeRows(
         near=near.permute([*rows, *columns, *taps]).reshape(-1).numpy(),
         far=matrix(far),
-        dead=matrix(block.idle),
+        dead=matrix(idle(block)),
         which=which,
         row_offset=offset,
         steps=(tuple(shape[d] for d in columns), tuple(strides[d] for d in columns)),

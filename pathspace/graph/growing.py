@@ -195,16 +195,16 @@ class SpanningTreeBuilder:
                 rows.near[position],
                 rows.far[rows.which[position], column % rows.far.shape[1]],
             )
-            good = (score >= 0) | zeros
+            kept = (score >= 0) | zeros
             if self._floor and choosy:
                 largest = self.largest[forward][self.lacks[np.abs(near)]]
                 share = score / np.maximum(largest, SMALLEST)
                 large = (share >= self._floor) | (score <= 0)
-                small = share[good & ~large].max(initial=0.0)
+                small = share[kept & ~large].max(initial=0.0)
                 self._next_floor = max(self._next_floor, float(small))
-                good &= large
+                kept &= large
             every = (np.full(len(near), block), near, flat, far, score)
-            found.append(tuple(each[good] for each in every))
+            found.append(tuple(each[kept] for each in every))
         if not any(len(entry[0]) for entry in found):
             return False
         source, near, flat, far, score = map(np.concatenate, zip(*found, strict=True))

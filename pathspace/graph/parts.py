@@ -67,12 +67,6 @@ class WeightBlock:
         return value + self.shift if self.shift else value
 
     @property
-    def idle(self) -> Tensor:
-        """The mask of the scalars on no path, also where there are none, laid out as the ends."""
-        none = self.tail.new_zeros([1] * len(self.shape), dtype=torch.bool)
-        return none if self.unused is None else self.unused
-
-    @property
     def numel(self) -> int:
         """Number of scalars of the tensor."""
         return int(np.prod(self.shape, dtype=np.int64))
@@ -116,6 +110,12 @@ class WeightBlock:
             for ids in (self.tail, self.head)
         )
         return tail, head
+
+
+def idle(block: WeightBlock) -> Tensor:
+    """The mask of the scalars on no path, also where there are none, laid out as the ends."""
+    none = block.tail.new_zeros([1] * len(block.shape), dtype=torch.bool)
+    return none if block.unused is None else block.unused
 
 
 @dataclass(frozen=True, eq=False)
