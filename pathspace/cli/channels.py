@@ -62,7 +62,7 @@ def _with_weights(loaded: Target, path: str) -> Target:
 def prune(
     target: TargetArgument,
     output: Annotated[str, output_option("File for the smaller module, written by torch.save.")],
-    keep: Annotated[float, typer.Option(help="Share of the channels to keep.")] = 0.5,
+    keep: Annotated[float, typer.Option(min=0, max=1, help="Share of the channels to keep.")] = 0.5,
     by: Annotated[
         By,
         typer.Option(
