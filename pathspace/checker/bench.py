@@ -118,7 +118,6 @@ def _alone(module: Any, args: tuple[Any, ...]) -> None:
 
 
 def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
-    """Nested inputs with each leaf replaced."""
     if isinstance(value, Mapping):
         return {key: _mapped(function, entry) for key, entry in value.items()}
     if type(value) in (tuple, list):
@@ -127,7 +126,6 @@ def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _wide(value: Any) -> Any:
-    """A floating-point input in float64."""
     real = hasattr(value, "is_floating_point") and value.is_floating_point()
     return value.double() if real else value
 

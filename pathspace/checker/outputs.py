@@ -118,12 +118,10 @@ def rescale_copy(
 
 
 def _seen(outputs: Any) -> bool:
-    """Whether an output is finite and not 0."""
     return bool(outputs[outputs.isfinite()].any())
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """The tensors in nested outputs."""
     if hasattr(value, "is_floating_point"):
         yield value
     elif isinstance(value, Mapping):
@@ -355,7 +353,6 @@ class _Bench:
 
 
 def _gap(before: Any, after: Any) -> float:
-    """Largest change of the outputs, relative to the largest."""
     # masked entries may be infinite, and must remain so
     gap = float((after - before).abs().masked_fill(after == before, 0).max())
     return gap / float(before[before.isfinite()].abs().max()) if not math.isnan(gap) else math.inf

@@ -44,7 +44,6 @@ Format = StrEnum(
 
 
 def _with_weights(loaded: Target, path: str) -> Target:
-    """The target with a copy of its model that has the weights of a file."""
     from ..errors import InputError, on_one_line
     from ..files.tensor_files import read_saved
     from ..models.copies import safe_deepcopy
@@ -60,18 +59,10 @@ def _with_weights(loaded: Target, path: str) -> Target:
     return loaded.of(model)
 
 
-def _share(keep: float) -> float:
-    if not 0 < keep <= 1:
-        raise typer.BadParameter(f"{keep:g} is not a share above 0 and up to 1")
-    return keep
-
-
 def prune(
     target: TargetArgument,
     output: Annotated[str, output_option("File for the smaller module, written by torch.save.")],
-    keep: Annotated[
-        float, typer.Option(callback=_share, help="Share of the channels to keep.")
-    ] = 0.5,
+    keep: Annotated[float, typer.Option(min=0, max=1, help="Share of the channels to keep.")] = 0.5,
     by: Annotated[
         By,
         typer.Option(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -66,25 +66,6 @@ def _place(owner: str, source: str, destination: str) -> Iterator[str | Path]:
         yield file
 
 
-def _log_scales(file: str) -> Any:
-    """The log-scales in a file of numpy."""
-    import numpy as np
-    import torch
-
-    from ..errors import InputError
-    from ..files.writing import existing_file
-
-    path = existing_file(file, "rescale", "write the log-scales with numpy.save")
-    try:
-        return torch.from_numpy(
-            np.load(path, allow_pickle=False).astype(np.float64, casting="same_kind")
-        )
-    except Exception as error:  # a file of another format can raise any exception
-        raise InputError(
-            f"The log-scales in '{file}' cannot be read ({error}); write them with numpy.save."
-        ) from error
-
-
 def rescale(
     target: Target,
     source: Source,
@@ -109,13 +90,15 @@ def rescale(
     Exit codes: 0 written, 2 bad input. The same command completes a folder after a
     run that was broken off.
     """
+    from ..files.tensor_files import read_saved
+
     target, source, destination = _three(target, source, destination)
     with (
         _place("rescale", source, destination) as place,
         loading(target, inputs, "Tracing and rescaling", seed=seed) as loaded,
     ):
         graph = loaded.call(ps.trace)
-        scales = graph.random_powers(seed, 3) if phi is None else _log_scales(phi)
+        scales = graph.random_powers(seed, 3) if phi is None else read_saved(phi, "rescale")
         ps.rescale_files(graph, scales, source, place, exact)
     tell(f"Rescaled {graph.num_units:,} units. Wrote {destination}", destination == "-")
 

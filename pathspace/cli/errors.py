@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+from typer import Abort
 from typer.core import TyperCommand, TyperGroup
 
 from ..errors import PathspaceError, on_one_line
@@ -22,7 +23,6 @@ from ..errors import PathspaceError, on_one_line
 FAILED, BAD_INPUT, NOT_COMPARED, INTERRUPTED = 1, 2, 3, 130
 # a full disk, a broken device, a closed file
 UNWRITABLE = (errno.ENOSPC, errno.EIO, errno.EBADF)
-EXHAUSTED = "The memory is exhausted: give smaller inputs or a smaller model."
 _debugging: ContextVar[bool] = ContextVar("debugging", default=False)
 
 
@@ -84,25 +84,12 @@ class ErrorSentenceGroup(TyperGroup):
         if (line := next_step(" ".join(given[:length]), words, code == 0)) is not None:
             Console().print(f"Next: {line}", soft_wrap=True, markup=False, highlight=False)
 
-    def make_context(self, *args: Any, **extra: Any) -> Any:
-        """Read the words of the command line; an interrupt is kept from
-        typer, as in :meth:`invoke`.
-        """
-        try:
-            return super().make_context(*args, **extra)
-        except KeyboardInterrupt as error:
-            raise Interrupted from error
-
     def invoke(self, ctx: Any) -> Any:
         """Run one command; an interrupt is kept from typer, which would print nothing."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
-            raise Interrupted from error
-
-
-class Interrupted(Exception):
-    """A keyboard interrupt on its way to `guarded`."""
+            raise Abort from error
 
 
 def guarded(run: Callable[[], int], *, debug: bool = False) -> int:
@@ -114,15 +101,11 @@ def guarded(run: Callable[[], int], *, debug: bool = False) -> int:
         return run()
     except PathspaceError as error:
         sentence, code, caught = str(error), BAD_INPUT, error
-    except (KeyboardInterrupt, Interrupted) as error:
-        sentence, code, caught = "Interrupted before the end.", INTERRUPTED, error
-    except MemoryError as error:
-        sentence, code, caught = EXHAUSTED, BAD_INPUT, error
     except BrokenPipeError as error:
         # whoever reads has seen enough, as typer also takes it
         _write_nowhere()
         sentence, code, caught = "", FAILED, error
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         sentence, code, caught = _unexpected(error), BAD_INPUT, error
     if _began_with_an_interrupt(caught):
         sentence, code = "Interrupted before the end.", INTERRUPTED
@@ -142,7 +125,7 @@ def _began_with_an_interrupt(error: BaseException | None) -> bool:
     return error is not None
 
 
-def _unexpected(error: Exception) -> str:
+def _unexpected(error: BaseException) -> str:
     """Return the sentence for a usage error, an output that cannot be
     written, or what the library does not expect.
     """
@@ -157,8 +140,8 @@ def _unexpected(error: Exception) -> str:
         _write_nowhere()
         return f"Cannot write to standard output: {error.strerror}; send it to another place."
     # (torch has an error of its own for devices, and none for processors)
-    if type(error).__name__ == "OutOfMemoryError":
-        return EXHAUSTED
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return "The memory is exhausted: give smaller inputs or a smaller model."
     return (
         f"Internal error, {type(error).__name__} ({on_one_line(str(error))}): unless the memory"
         " is exhausted, this is a defect of pathspace, not of your input; run again with --debug"

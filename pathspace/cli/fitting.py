@@ -33,27 +33,19 @@ Small = StrEnum("Small", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
 
 
 def _batches(file: str | None, loaded: Target) -> Any:
-    """Calibration batches: those of a file, or the example inputs."""
     if file is None:
         return loaded.kwargs or loaded.args
-    import numpy as np
     import torch
-    from safetensors.torch import load_file
 
-    from ..errors import InputError
+    from ..files.tensor_files import read_saved
     from ..files.writing import existing_file, expect_suffix
     from ..models.inputs import takes
 
     path = existing_file(file, "calibration", "save the inputs as .npy or .safetensors")
     expect_suffix(path, "calibration", (".npy", ".safetensors"))
-    try:
-        if path.suffix == ".npy":
-            return torch.from_numpy(np.load(path, allow_pickle=False))
-        held = load_file(path)
-    except Exception as error:  # a file of another format can raise any exception
-        raise InputError(
-            f"{file!r} cannot be read ({error}), expected tensors; check the file."
-        ) from error
+    held = read_saved(path)
+    if isinstance(held, torch.Tensor):
+        return held
     by_name = takes(loaded.model, list(held))
     return held if by_name else tuple(held[name] for name in sorted(held))
 
@@ -61,7 +53,6 @@ def _batches(file: str | None, loaded: Target) -> Any:
 def _tell(
     facts: dict[str, Any], json: str | None, shown: Any, model: Any, output: str | None
 ) -> None:
-    """Write the model, and say what was found."""
     if output is not None:
         from safetensors.torch import save_model
 

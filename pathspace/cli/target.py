@@ -46,10 +46,6 @@ _DTYPES = {
 }
 _FORM = "package.module:name or path/to/file.py:name"
 _INPUT_FORM = "sizes joined by x, and a dtype if need be, such as 2x3x224x224 or 2x16:int64"
-_EXAMPLES = "a tensor, a tuple or list of positional inputs, or a dict of keyword inputs by name"
-_EXPECTED = (
-    "a torch.nn.Module, its class, or a function that returns a model or (model, example inputs)"
-)
 
 
 @dataclass(frozen=True)
@@ -254,7 +250,10 @@ def _build(spec: str, found: Any) -> tuple[nn.Module, Any]:
     wrong = not callable(found) or (isinstance(found, type) and not issubclass(found, nn.Module))
     if wrong or isinstance(found, ModuleType):
         what = f"the class {found.__name__}" if isinstance(found, type) else _kind(found)
-        raise InputError(f"The target '{spec}' is {what}: name {_EXPECTED}.")
+        raise InputError(
+            f"The target '{spec}' is {what}: name a torch.nn.Module, its class, or a function that"
+            " returns a model or (model, example inputs)."
+        )
     if needed := _required_parameters(found):
         raise InputError(
             f"The target '{spec}' needs the arguments {', '.join(needed)}: name a function without"
@@ -275,7 +274,8 @@ def _build(spec: str, found: Any) -> tuple[nn.Module, Any]:
     by_name = isinstance(example, dict) and all(isinstance(key, str) for key in example)
     if not by_name and not isinstance(example, torch.Tensor | tuple | list):
         raise InputError(
-            f"The target '{spec}' returned {_kind(example)} as example inputs: return {_EXAMPLES}."
+            f"The target '{spec}' returned {_kind(example)} as example inputs: return a tensor, a"
+            " tuple or list of positional inputs, or a dict of keyword inputs by name."
         )
     return model, example
 

@@ -133,8 +133,12 @@ class TensorFile:
                 yield file.read(min(PIECE, entry.size - first))
 
 
-def read_saved(path: str | os.PathLike[str]) -> Any:
-    """Read a file from ``safetensors`` or ``torch.save``; code in it is not run.
+def read_saved(path: str | os.PathLike[str], owner: str = "Reading tensors") -> Any:
+    """Read a file from ``safetensors``, ``numpy.save`` or ``torch.save``; code in it is not run.
+
+    Args:
+        path: the file; its suffix tells the format.
+        owner: what needs it, for the sentence.
 
     Returns:
         The saved object, for instance a dictionary of tensors.
@@ -142,15 +146,17 @@ def read_saved(path: str | os.PathLike[str]) -> Any:
     Raises:
         InputError: the path does not exist, is a folder, or is a file of another format.
     """
-    file = existing_file(path, "Reading tensors", "check the path")
-    named = file.suffix == ".safetensors"
+    file = existing_file(path, owner, "check the path")
     try:
-        return load_file(file) if named else torch.load(file, "cpu", weights_only=True)
+        if file.suffix == ".npy":
+            return torch.from_numpy(np.load(file, allow_pickle=False))
+        if file.suffix == ".safetensors":
+            return load_file(file)
+        return torch.load(file, "cpu", weights_only=True)
     except Exception as error:  # a file of another format can raise any exception
-        what = "a safetensors file" if named else "tensors alone"
         raise InputError(
-            f"'{file}' cannot be read as {what} ({type(error).__name__}); write it again with"
-            " safetensors, or with torch.save(model.state_dict(), ...)."
+            f"'{file}' cannot be read as tensors alone ({type(error).__name__}); write it again"
+            " with safetensors, numpy.save, or torch.save(model.state_dict(), ...)."
         ) from error
 
 

@@ -13,7 +13,8 @@ from scipy.sparse import coo_array, csr_array, hstack
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from ..graph.parts import WeightBlock
+from ..graph.parts import WeightBlock, idle
+from ..graph.spanning_tree import changes
 from .pairs import Pairs
 
 # distinct rows of a linear programme that is solved for products of scales
@@ -93,12 +94,7 @@ def attained(pairs: Pairs, kept: Mapping[str, np.ndarray] | None = None) -> Atta
             result.fix(np.flatnonzero(mask), reason)
     if graph.forms.shape[0]:
         if (ends := pairs.ends(MOST_ROWS)) is not None:
-            expand = graph.expand[:, 1:]
-            tails, heads = (
-                expand[np.abs(ids)].multiply(np.sign(ids)[:, None]).tocsr() for ids in ends
-            )
-            # how log-scales of units move the logarithm of each pair's size
-            _programmes(csr_array(heads - tails), result)
+            _programmes(csr_array(changes(graph, *ends)[:, 1:]), result)
             return result
         result.fix(np.flatnonzero(np.asarray(abs(graph.forms).sum(0)).reshape(-1)), PRODUCT)
     while True:
@@ -136,11 +132,7 @@ def _ends(block: WeightBlock) -> Iterator[tuple[Tensor, Tensor]]:
         place = slice(start, start + step)
         head, tail, unused = (
             ids[place] if ids.dim() and ids.shape[0] > 1 else ids
-            for ids in (
-                block.head,
-                block.tail,
-                torch.tensor(False) if block.unused is None else block.unused,
-            )
+            for ids in (block.head, block.tail, idle(block))
         )
         # (weights whose ends share a scale neither enter nor leave)
         head, tail, kept = torch.broadcast_tensors(head, tail, (head != tail) & ~unused)
@@ -191,7 +183,6 @@ class _Arcs:
 
 
 def _strong(nodes: int, arcs: np.ndarray) -> np.ndarray:
-    """The strongly connected component of each node."""
     links = coo_array((np.ones(arcs.shape[1], bool), (arcs[0], arcs[1])), shape=(nodes, nodes))
     label: np.ndarray = connected_components(links, directed=True, connection="strong")[1]
     return label.astype(np.int64)

@@ -179,7 +179,6 @@ class Pairs:
         return value.masked_fill(block.unused.expand(block.shape), 0)
 
     def _lay_out(self, values: Iterable[tuple[Tensor, Tensor, Tensor]]) -> None:
-        """Store values with the ids of their ends."""
         self.constant = 0.0
         self.tables: list[Table] = []
         for one in values:
@@ -300,7 +299,6 @@ class Curvature:
             self._parts.append((table, up, down, *sums))
 
     def __matmul__(self, direction: np.ndarray) -> np.ndarray:
-        """Multiply a vector over units."""
         logs = self.pairs._logs(direction)
         result = torch.zeros(len(logs), dtype=torch.float64)
         for table, up, down, by_row, by_column in self._parts:

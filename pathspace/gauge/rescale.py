@@ -131,7 +131,6 @@ def rescale(
 
 
 def _expect_range(name: str, tensor: Tensor, head: Tensor, tail: Tensor, shift: float) -> None:
-    """Refuse factors that take a finite entry beyond the range of its type."""
     if not tensor.is_floating_point() or not tensor.numel() or not has_values(tensor):
         return
     limit = torch.finfo(tensor.dtype).max

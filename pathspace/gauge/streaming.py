@@ -19,6 +19,7 @@ from ..errors import InputError, expect_arguments, expect_numbers
 from ..files.checkpoints import Change, Checkpoint
 from ..files.saved_names import as_saved, conversions
 from ..files.tensor_files import StoredTensor
+from ..graph.parts import idle
 from ..graph.structure import LOG_2, Structure
 from ..models.finite import count_nonfinite, expect_finite, expect_scales
 from .attained import attained
@@ -348,15 +349,7 @@ def balance_files(
     expect_numbers("balance_files", "a positive number", p=p)
     expect_numbers("balance_files", "a positive number", or_none=True, tolerance=tolerance)
     checkpoint = Checkpoint.open(source)
-    none = torch.tensor(False)
-    ends = {
-        block.name: (
-            block.head,
-            block.tail,
-            none.reshape([1] * len(block.shape)) if block.unused is None else block.unused,
-        )
-        for block in graph.blocks
-    }
+    ends = {block.name: (block.head, block.tail, idle(block)) for block in graph.blocks}
     tensors = _located(graph, checkpoint, ends, "balance_files")
     kept = np.zeros(graph.num_units, bool)
     kept[graph.approximate - 1] = exact

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from .parts import WeightBlock
+from .parts import WeightBlock, idle
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class EdgeRows:
     Attributes:
         near: ids at the near side, one per row.
         far: the different rows of ids at the far side.
-        dead: mask of the entries of ``far`` without an edge (unused scalars), or ``None``.
+        dead: mask of the entries of ``far`` without an edge (unused scalars).
         which: row of ``far`` for each row.
         row_offset: flat position of the first edge of each row.
         steps: sizes and strides of the column dimensions.
@@ -39,7 +39,7 @@ class EdgeRows:
 
     near: np.ndarray
     far: np.ndarray
-    dead: np.ndarray | None
+    dead: np.ndarray
     which: np.ndarray
     row_offset: np.ndarray
     steps: tuple[tuple[int, ...], tuple[int, ...]]
@@ -49,15 +49,6 @@ class EdgeRows:
     tap_dims: tuple[int, ...]
     shape: tuple[int, int, int]
     entering: bool
-
-    def open(self, reached: np.ndarray) -> np.ndarray:
-        """Mask of the entries of ``far`` that are reached."""
-        found: np.ndarray = reached[np.abs(self.far)]
-        return found if self.dead is None else found & ~self.dead
-
-    def ends(self, position: np.ndarray, column: np.ndarray) -> np.ndarray:
-        """Far ids of the given edges."""
-        return np.asarray(self.far[self.which[position], column % self.far.shape[1]])
 
     def flat(self, position: np.ndarray, column: np.ndarray) -> np.ndarray:
         """Flat positions of the given edges at tap 0."""
@@ -78,8 +69,7 @@ def edge_rows(block: WeightBlock, entering: bool) -> EdgeRows:
     """
     near, far = (block.head, block.tail) if entering else (block.tail, block.head)
     dims, shape = range(len(block.shape)), block.shape
-    tables = [far] if block.unused is None else [far, block.unused]
-    varies = [any(table.shape[d] > 1 for table in tables) for d in dims]
+    varies = [any(table.shape[d] > 1 for table in (far, idle(block))) for d in dims]
     rows = [d for d in dims if near.shape[d] > 1]
     # by convention the first two dimensions of a weight are out and in; further
     # ones are taps of a kernel
@@ -108,7 +98,7 @@ def edge_rows(block: WeightBlock, entering: bool) -> EdgeRows:
     return EdgeRows(
         near=near.permute([*rows, *columns, *taps]).reshape(-1).numpy(),
         far=matrix(far),
-        dead=None if block.unused is None else matrix(block.unused),
+        dead=matrix(idle(block)),
         which=which,
         row_offset=offset,
         steps=(tuple(shape[d] for d in columns), tuple(strides[d] for d in columns)),

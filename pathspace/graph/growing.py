@@ -10,13 +10,12 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from scipy.sparse import coo_array, csr_array
-from torch import Tensor
+from scipy.sparse import csr_array
 
 from ..errors import UnsupportedError
 from ..models.values import has_values
 from .edge_rows import EdgeRows, edge_rows
-from .spanning_tree import SpanningTree
+from .spanning_tree import SpanningTree, changes, other_factors, single
 from .structure import Structure
 
 CHUNK = 1 << 22
@@ -27,14 +26,6 @@ SMALLEST = np.finfo(np.float64).tiny
 # rule "magnitude": an edge must have at least this size relative to the largest, as
 # long as there are such edges
 LARGE = 0.1
-
-
-def _at(table: Tensor, shape: tuple[int, ...], flat: Tensor) -> Tensor:
-    """Entries of a table at flat positions of the shape to which it broadcasts."""
-    index = torch.unravel_index(flat, shape) if shape else ()
-    return table[
-        tuple(i if n > 1 else i * 0 for i, n in zip(index, table.shape, strict=True))
-    ].expand(flat.shape)
 
 
 class SpanningTreeBuilder:
@@ -71,8 +62,7 @@ class SpanningTreeBuilder:
         self.random = np.random.default_rng([seed, int(entering)])
         count = graph.num_units + 1
         self.tree = SpanningTree.without_edges(count)
-        self.forms = csr_array(graph.forms)
-        self._rest: list[tuple[np.ndarray, csr_array]] = []
+        self.forms, self.rest = csr_array(graph.forms), self.tree.rest
         self.rounds: list[np.ndarray] = []
         self._reached = np.zeros(count, bool)
         self._reached[0] = True
@@ -101,7 +91,7 @@ class SpanningTreeBuilder:
                 " layer follows another one, so that no weight connects one of them alone; use"
                 " rescale, balance or GaugeFixed, which need no skeleton."
             )
-        return replace(self.tree, rounds=tuple(self.rounds), rest=self._rests())
+        return replace(self.tree, rounds=tuple(self.rounds), rest=self.rest)
 
     def reach(self) -> np.ndarray:
         """Grow the tree as far as possible, with forward edges of matrices first;
@@ -164,10 +154,8 @@ class SpanningTreeBuilder:
                 units = np.abs(rows.near)
                 position = np.flatnonzero((units > 0) & (units < len(into)))
                 if len(position):
-                    alive = np.ones(rows.far.shape, bool) if rows.dead is None else ~rows.dead
-                    np.maximum.at(
-                        into, units[position], self._largest(block, rows, position, alive)[2]
-                    )
+                    size = self._largest(block, rows, position, ~rows.dead)[2]
+                    np.maximum.at(into, units[position], size)
         return np.maximum(every, along), along
 
     def _look(self) -> None:
@@ -190,61 +178,36 @@ class SpanningTreeBuilder:
             self.lacks[count:] = np.where(single, which, 0)
             self.coefficient[count:] = np.where(single, own, 1)
 
-    def _rests(self) -> csr_array:
-        """Exponents of the other factors of products at the near ends."""
-        count = len(self._reached)
-        total = csr_array((count, count), dtype=np.int64)
-        for units, rows in self._rest:
-            place = coo_array(
-                (np.ones(len(units), np.int64), (units, np.arange(len(units)))),
-                shape=(count, len(units)),
-            )
-            total = total + place.tocsr() @ rows
-        return csr_array(total)
-
-    def _note_rest(self, units: np.ndarray, near: np.ndarray, coefficient: np.ndarray) -> None:
-        """``phi_v = c (phi_near - other factors)``: store ``-c`` times the other factors."""
-        rows = self.graph.expand[np.abs(near)]
-        own = coo_array((coefficient, (np.arange(len(units)), units)), shape=rows.shape).tocsr()
-        others = csr_array(rows - own)
-        self._rest.append((units, csr_array(others.multiply(-coefficient[:, None]))))
-
     def _round(self, blocks: list[int], forward: bool, choosy: bool, zeros: bool) -> bool:
-        found: list[tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
+        found: list[tuple[np.ndarray, ...]] = []
         for block in blocks:
             rows = self.rows(block, forward)
             wanted = self.lacks[np.abs(rows.near)] > 0
             if not wanted.any():
                 continue
-            open_ = rows.open(self.reached)
+            open_ = self.reached[np.abs(rows.far)] & ~rows.dead
             wanted &= np.asarray(open_.any(1))[rows.which]
             position = np.flatnonzero(wanted)
             if len(position) == 0:
                 continue
             flat, column, score = self._pick(block, rows, position, open_)
-            if not zeros:
-                alive = score >= 0
-                if not alive.any():
-                    continue
-                flat, column, score, position = (
-                    each[alive] for each in (flat, column, score, position)
-                )
+            near, far = (
+                rows.near[position],
+                rows.far[rows.which[position], column % rows.far.shape[1]],
+            )
+            kept = (score >= 0) | zeros
             if self._floor and choosy:
-                share = score / np.maximum(
-                    self.largest[forward][self.lacks[np.abs(rows.near[position])]], SMALLEST
-                )
+                largest = self.largest[forward][self.lacks[np.abs(near)]]
+                share = score / np.maximum(largest, SMALLEST)
                 large = (share >= self._floor) | (score <= 0)
-                self._next_floor = max(self._next_floor, float(share[~large].max(initial=0.0)))
-                if not large.any():
-                    continue
-                flat, column, score, position = (
-                    each[large] for each in (flat, column, score, position)
-                )
-            found.append((block, rows.near[position], flat, rows.ends(position, column), score))
-        if not found:
+                small = share[kept & ~large].max(initial=0.0)
+                self._next_floor = max(self._next_floor, float(small))
+                kept &= large
+            every = (np.full(len(near), block), near, flat, far, score)
+            found.append(tuple(each[kept] for each in every))
+        if not any(len(entry[0]) for entry in found):
             return False
-        near = np.concatenate([entry[1] for entry in found])
-        score = np.concatenate([entry[4] for entry in found])
+        source, near, flat, far, score = map(np.concatenate, zip(*found, strict=True))
         # one edge per unit: the best score, and the first of equal ones
         lacking = self.lacks[np.abs(near)]
         top = np.full(len(self._reached), -np.inf)
@@ -252,18 +215,16 @@ class SpanningTreeBuilder:
         good = np.flatnonzero(score >= top[lacking] - TIES * np.abs(top[lacking]))
         units, first = np.unique(lacking[good], return_index=True)
         best = good[first]
-        source = np.concatenate([np.full(len(entry[1]), entry[0]) for entry in found])
-        far = np.concatenate([entry[3] for entry in found])
         tree = self.tree
-        tree.block[units] = source[best]
-        tree.index[units] = np.concatenate([entry[2] for entry in found])[best]
+        tree.block[units], tree.index[units] = source[best], flat[best]
         tree.forward[units] = forward
         tree.parent[units] = np.abs(far[best])
         coefficient = self.coefficient[np.abs(near[best])]
         tree.own[units] = np.where(near[best] < 0, -1, 1) * coefficient
         tree.other[units] = np.where(far[best] < 0, -1, 1)
         if self.forms.shape[0]:
-            self._note_rest(units, near[best], coefficient)
+            rows = self.graph.expand[np.abs(near[best])]
+            self.rest = self.rest + other_factors(units, rows, coefficient)
         self._reached[units] = True
         self._look()
         self.rounds.append(units)
@@ -273,46 +234,28 @@ class SpanningTreeBuilder:
         """Use edges with products of scales at both ends, whose quotient contains exactly
         one unit not reached yet.
         """
-        expand, count = self.graph.expand, len(self._reached)
         for block, entry in enumerate(self.graph.blocks):
+            flat = np.arange(entry.numel)
             if entry.numel > STAR:
                 # one line of scalars along every dimension shows every pair of ends up to a shift
                 steps = [math.prod(entry.shape[d + 1 :]) for d in range(len(entry.shape))]
-                corner = [
-                    torch.arange(n) * step for n, step in zip(entry.shape, steps, strict=True)
-                ]
-                flat = torch.cat(corner).unique()
-            else:
-                flat = torch.arange(entry.numel)
-            if entry.unused is not None:
-                flat = flat[~_at(entry.unused, entry.shape, flat)]
-            if not zeros and has_values(self.graph.parameters[entry.name]):
-                flat = flat[
-                    (self.graph.parameters[entry.name].detach().reshape(-1)[flat] != 0).cpu()
-                ]
-            tails, heads = (_at(ids, entry.shape, flat).numpy() for ids in (entry.tail, entry.head))
-            change = csr_array(
-                expand[np.abs(heads)].multiply(np.sign(heads)[:, None])
-                - expand[np.abs(tails)].multiply(np.sign(tails)[:, None])
-            )
-            change.eliminate_zeros()
-            open_ = (~self._reached).astype(np.int64)
-            lacking, own = (change != 0).astype(np.int64) @ open_, change @ open_
-            good = np.flatnonzero((lacking == 1) & (np.abs(own) == 1))
-            if len(good) == 0:
+                lines = zip(entry.shape, steps, strict=True)
+                flat = np.unique(np.concatenate([np.arange(n) * step for n, step in lines]))
+            if not isinstance(used := entry.used, slice):
+                flat = flat[used[flat]]
+            parameter = self.graph.parameters[entry.name]
+            if not zeros and has_values(parameter):
+                values = parameter.detach().reshape(-1)[torch.from_numpy(flat)]
+                flat = flat[(values != 0).cpu().numpy()]
+            change = changes(self.graph, *entry.ends_at(flat))
+            units, chosen, own = single(change, self._reached)
+            if not len(units):
                 continue
-            which = (change[good] != 0).astype(np.int64) @ (open_ * np.arange(count))
-            units, first = np.unique(which, return_index=True)
-            chosen, tree = good[first], self.tree
-            tree.block[units], tree.index[units] = block, flat.numpy()[chosen]
+            tree = self.tree
+            tree.block[units], tree.index[units] = block, flat[chosen]
             tree.forward[units], tree.parent[units], tree.other[units] = True, 0, 1
-            tree.own[units] = own[chosen]
-            alone = coo_array(
-                (own[chosen], (np.arange(len(units)), units)), shape=(len(units), count)
-            ).tocsr()
-            self._rest.append(
-                (units, csr_array((change[chosen] - alone).multiply(-own[chosen][:, None])))
-            )
+            tree.own[units] = own
+            self.rest = self.rest + other_factors(units, change[chosen], own)
             self._reached[units] = True
             self.rounds.append(units)
             self._look()

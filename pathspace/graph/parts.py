@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..models.values import require_values
@@ -109,6 +110,12 @@ class WeightBlock:
             for ids in (self.tail, self.head)
         )
         return tail, head
+
+
+def idle(block: WeightBlock) -> Tensor:
+    """The mask of the scalars on no path, also where there are none, laid out as the ends."""
+    none = block.tail.new_zeros([1] * len(block.shape), dtype=torch.bool)
+    return none if block.unused is None else block.unused
 
 
 @dataclass(frozen=True, eq=False)

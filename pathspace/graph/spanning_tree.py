@@ -15,6 +15,41 @@ from ..models.values import has_values, require_values
 from .structure import Structure
 
 
+def changes(graph: Structure, tails: np.ndarray, heads: np.ndarray) -> csr_array:
+    """How the log-scales of the units move the logarithms of edges: a row for each edge."""
+    leaving, entering = (
+        graph.expand[np.abs(ids)].multiply(np.sign(ids)[:, None]) for ids in (tails, heads)
+    )
+    change = csr_array(entering - leaving)
+    change.eliminate_zeros()
+    return change
+
+
+def single(change: csr_array, reached: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Units that are the only ones not reached in a row of changes, and move it once: each with the
+    number of its first such row, and its entry there.
+    """
+    open_ = (~reached).astype(np.int64)
+    own, some = change @ open_, (change != 0).astype(np.int64)
+    good = np.flatnonzero((some @ open_ == 1) & (np.abs(own) == 1))
+    units, first = np.unique(some[good] @ (open_ * np.arange(len(reached))), return_index=True)
+    return units, good[first], own[good[first]]
+
+
+def other_factors(units: np.ndarray, rows: csr_array, own: np.ndarray) -> csr_array:
+    """``phi_v = c (row phi - other units)``: ``-c`` times those others, in the rows of ``v``.
+
+    Args:
+        units: the units ``v``.
+        rows: a row of changes for each, in which it has the entry ``c``.
+        own: these entries, +-1.
+    """
+    count, places = rows.shape[1], np.arange(len(units))
+    alone = coo_array((own, (places, units)), shape=(len(units), count)).tocsr()
+    spread = coo_array((-own, (units, places)), shape=(count, len(units))).tocsr()
+    return csr_array(spread @ (rows - alone))
+
+
 @dataclass(frozen=True, eq=False)
 class SpanningTree:
     """A spanning tree: for every unit the edge that connects it, and its parent.
@@ -79,32 +114,19 @@ class SpanningTree:
         Raises:
             InputError: they do not span all units.
         """
-        ends, places = [], []
-        for block, flat in edges.items():
-            entry = graph.blocks[block]
-            pair = torch.broadcast_tensors(entry.tail, entry.head)
-            ends.append([ids.expand(entry.shape).reshape(-1)[flat].numpy() for ids in pair])
-            places.append(np.stack([np.full(len(flat), block), flat]))
-        (tail, head), (source, index) = np.concatenate(ends, 1), np.concatenate(places, 1)
-        count = graph.num_units + 1
-        sides = [
-            csr_array(graph.expand[np.abs(ids)].multiply(np.sign(ids)[:, None]))
-            for ids in (head, tail)
+        parts = [
+            np.stack([np.full(len(flat), block), flat, *graph.blocks[block].ends_at(flat)])
+            for block, flat in edges.items()
         ]
-        change = csr_array(sides[0] - sides[1])
-        change.eliminate_zeros()
+        source, index, tail, head = np.concatenate(parts, 1)
+        change, count = changes(graph, tail, head), graph.num_units + 1
         tree = cls.without_edges(count)
         reached, rounds, rest = np.arange(count) == 0, [], tree.rest
         if dead is not None:
             tree.dead[:] = dead
             reached |= dead
         while not reached.all():
-            open_ = (~reached).astype(np.int64)
-            own = change @ open_
-            good = np.flatnonzero(((change != 0).astype(np.int64) @ open_ == 1) & (abs(own) == 1))
-            which = (change[good] != 0).astype(np.int64) @ (open_ * np.arange(count))
-            units, first = np.unique(which, return_index=True)
-            chosen = good[first]
+            units, chosen, own = single(change, reached)
             if not len(units):
                 raise InputError(
                     f"The masks reach {reached.sum() - 1} of {graph.num_units} units of the"
@@ -113,11 +135,8 @@ class SpanningTree:
             tree.block[units], tree.index[units] = source[chosen], index[chosen]
             if graph.forms.shape[0]:
                 # (other factors of products stand apart, as in a tree that was grown)
-                tree.forward[units], tree.own[units] = True, own[chosen]
-                place = (units, np.arange(len(units)))
-                spread = coo_array((-own[chosen], place), shape=(count, len(units))).tocsr()
-                alone = coo_array((own[chosen], place[::-1]), shape=(len(units), count)).tocsr()
-                rest = rest + spread @ (change[chosen] - alone)
+                tree.forward[units], tree.own[units] = True, own
+                rest = rest + other_factors(units, change[chosen], own)
             else:
                 ahead = np.abs(head[chosen]) == units
                 near, far = (

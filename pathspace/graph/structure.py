@@ -17,7 +17,8 @@ from scipy.sparse import csr_array, eye_array, vstack
 from torch import Tensor, nn
 
 from ..capture.captured import Captured
-from ..errors import InputError, UnsupportedError, expect_arguments
+from ..errors import InputError, UnsupportedError
+from ..models.finite import expect_scales
 from .parts import Pin, Slice, Statistic, WeightBlock, owner
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ class Structure:
             graph without products of scales this sets the log-scales of approximate units to 0.
 
         Raises:
-            InputError: ``phi`` has another shape.
+            InputError: ``phi`` has another shape, or is not finite.
 
         Example:
             >>> import torch, pathspace as ps
@@ -154,7 +155,7 @@ class Structure:
             >>> graph.num_units, graph.num_exact_units, graph.exact_part(torch.ones(2)).tolist()
             (2, 1, [0.0, 1.0])
         """
-        self._expect(phi, "exact_part")
+        expect_scales("exact_part", phi, self.num_units)
         wanted = phi.detach().cpu().double().numpy()
         if self.exact.nnz == self.num_exact_units:
             # each column of ``exact`` is one unit
@@ -164,14 +165,6 @@ class Structure:
 
         solution = lsqr(self.exact.astype(np.float64), wanted, atol=1e-14, btol=1e-14)[0]
         return torch.from_numpy(self.exact @ solution).to(phi)
-
-    def _expect(self, phi: Tensor, caller: str) -> None:
-        expect_arguments(caller, phi=phi)
-        if tuple(phi.shape) != (self.num_units,):
-            raise InputError(
-                f"{caller} found phi of shape {tuple(phi.shape)}, expected ({self.num_units},): one"
-                " log-scale for each unit of the reduction graph."
-            )
 
     @cached_property
     def expand(self) -> csr_array:
@@ -243,7 +236,7 @@ class Structure:
             statistics follow their channels).
 
         Raises:
-            InputError: ``phi`` has another shape.
+            InputError: ``phi`` has another shape, or is not finite.
 
         Example:
             >>> import torch, pathspace as ps
@@ -254,7 +247,7 @@ class Structure:
             >>> {name: factor.tolist() for name, factor in factors.items()}
             {'0.weight': [[1.0]], '0.bias': [1.0], '2.weight': [[1.0]], '2.bias': [1.0]}
         """
-        self._expect(phi, "gauge(phi)")
+        expect_scales("gauge(phi)", phi, self.num_units)
         return {name: head / tail for name, (head, tail) in self.gauge_factors(phi).items()}
 
     def gauge_affine(self, phi: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
@@ -271,7 +264,7 @@ class Structure:
             Parameter or buffer name -> ``(a, b)``, broadcastable to it.
 
         Raises:
-            InputError: ``phi`` has another shape.
+            InputError: ``phi`` has another shape, or is not finite.
 
         Example:
             >>> import torch, pathspace as ps

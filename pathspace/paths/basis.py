@@ -264,9 +264,6 @@ class BasisPaths(Shown):
 
     @cached_property
     def _linear(self) -> tuple[csr_array, csr_array]:
-        """Incidence ``(m, H + 1)`` and the map from circulations to coefficients
-        ``(m, m - H)``, both linear.
-        """
         return coefficient_maps(self.skeleton)
 
     def values(self) -> Tensor:

@@ -109,15 +109,13 @@ def draw(
         " paths"
     )
     room = int(12 * size[0])
-    title = _short(f"{title}; blue: {chosen}", room) if chosen is not None else title
+    if chosen is not None:
+        title = f"{title}; blue: {chosen}"
+        title = title if len(title) <= room else title[: room - 3] + "..."
     axes.set_title(title, loc="left", fontsize=10, x=0.1 / size[0], y=1.0, pad=-16)
     if file is not None:
         save(figure, file, dpi=150)
     return figure
-
-
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def _chosen(skeleton: Skeleton, path: int | Path | None) -> Path | None:
@@ -264,10 +262,8 @@ def _order(graph: nx.MultiDiGraph, nodes: set[Hashable]) -> dict[Hashable, int]:
     entered = [
         node for node in nodes if any(before not in nodes for before in graph.predecessors(node))
     ]
-    found: dict[Hashable, int] = {}
-    for start in entered or list(nodes)[:1]:
-        ways = nx.single_source_shortest_path_length(graph.subgraph(nodes), start)
-        found |= {node: min(steps, found.get(node, steps)) for node, steps in ways.items()}
+    starts = set(entered) or {next(iter(nodes))}
+    found: dict[Hashable, int] = nx.multi_source_dijkstra_path_length(graph.subgraph(nodes), starts)
     return found
 
 
@@ -301,7 +297,6 @@ def bent_edges(graph: nx.MultiDiGraph, places: Places, inches: np.ndarray) -> It
 
 
 def _middle(edge: Edge, places: Places, inches: np.ndarray) -> np.ndarray:
-    """Middle of a curve, in inches."""
     one, other, _, bend = edge
     start, end = places[one] * inches, places[other] * inches
     if one == other:

@@ -109,7 +109,6 @@ class LocalPaths(Unrolled):
         return [_summed(ids, logs) for ids in self.ends if bool(_summed(ids, through).values.any())]
 
     def _logs(self, p: float) -> Tensor:
-        """Logarithms of the sums over paths to every node."""
         operands = [_log(one.values) + one.log for one in self.call.entering]
         own = [_log(absolute_power(weight, p)) for weight in self.weights]
         return self._along(torch.cat([*operands, *own]), 0.0)

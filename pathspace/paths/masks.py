@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from os import PathLike
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 
 from ..errors import InputError, expect_arguments
-from ..files.tensor_files import StoredTensor, as_bytes, write
+from ..files.tensor_files import StoredTensor, TensorFile, as_bytes, write
 from ..files.writing import existing_file, replacing
 from ..graph.spanning_tree import SpanningTree
 from ..graph.structure import Structure
@@ -107,8 +107,8 @@ def save_masks(skeleton: Skeleton, path: str | PathLike[str]) -> None:
         path: the file; an existing file is replaced completely or not at all.
 
     Raises:
-        InputError: the path cannot be written, or something else stands in
-            the place of the skeleton.
+        InputError: the path cannot be written.
+        InputTypeError: something else stands in the place of the skeleton.
 
     Example:
         >>> import tempfile, torch, pathspace as ps
@@ -123,11 +123,7 @@ def save_masks(skeleton: Skeleton, path: str | PathLike[str]) -> None:
         >>> masks.header["units"], masks["outgoing"]["2.weight"].tolist()
         ('2', [[True, True]])
     """
-    if not isinstance(skeleton, Skeleton):
-        raise InputError(
-            f"save_masks found a {type(skeleton).__name__} as its skeleton, expected"
-            " save_masks(skeleton, path); write save_masks(graph.skeleton(), path)."
-        )
+    expect_arguments("save_masks", skeleton=skeleton)
     graph = skeleton.graph
     header = {
         "format": FORMAT,
@@ -172,22 +168,14 @@ def load_masks(path: str | PathLike[str]) -> Masks:
         InputError: no such file, or not a file of masks.
     """
     path = existing_file(path, "load_masks", "write one with save_masks or 'pathspace masks'")
-    parts: dict[str, dict[str, Tensor]] = {"incoming": {}, "outgoing": {}}
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            header = file.metadata() or {}
-            if header.get("format") != FORMAT:
-                raise InputError(
-                    f"{str(path)!r} has format {header.get('format')!r}, expected {FORMAT!r}; write"
-                    " it with save_masks or 'pathspace masks'."
-                )
-            for key in file.keys():  # noqa: SIM118  (not a mapping)
-                part, name = key.split("/", 1)
-                parts[part][name] = file.get_tensor(key).to(torch.bool)
-    except (SafetensorError, ValueError, KeyError) as error:
-        if isinstance(error, InputError):
-            raise
+    header = TensorFile.open(path).metadata
+    if header.get("format") != FORMAT:
         raise InputError(
-            f"{str(path)!r} is not a readable safetensors file of masks ({error}); write it again."
-        ) from error
+            f"{str(path)!r} has format {header.get('format')!r}, expected {FORMAT!r}; write it with"
+            " save_masks or 'pathspace masks'."
+        )
+    parts: dict[str, dict[str, Tensor]] = {"incoming": {}, "outgoing": {}}
+    for key, mask in load_file(path).items():
+        part, _, name = key.partition("/")
+        parts.setdefault(part, {})[name] = mask.to(torch.bool)
     return Masks(parts, header)

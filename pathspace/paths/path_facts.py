@@ -117,7 +117,6 @@ class ByFacts(fx.Interpreter):
         self.request, self.p = request, request.p
         self.by_kind = {
             "dropout": lambda call: call.kept(call.args[0]) if call.facts.degree else None,
-            "copy": lambda call: call.kept(call.args[0]),
             "power": self._raised, "normalisation": self._frozen,
         }  # fmt: skip
 

@@ -363,7 +363,6 @@ class AffineMap:
         return Sum(result.values.expand(torch.broadcast_shapes(*shapes)), result.log)
 
     def _factor(self, place: int, unit: Tensor, start: Tensor) -> Tensor:
-        """Absolute values of coefficients."""
         real: Tensor = (self.at({place: unit * WIDE}) - start) / WIDE
         if place not in self.complexes:
             return real.abs()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
+import torch
+from torch import nn
+from torch.optim import Optimizer
 
-from ..errors import SEED, InputError, expect_numbers
+from ..errors import SEED, InputError, expect_arguments, expect_numbers
 from ..gauge.balance import canonical_scales
+from ..gauge.rescale import rescale
 from ..graph.growing import SpanningTreeBuilder
 from ..graph.structure import Structure
 from ..models.finite import expect_finite
@@ -20,16 +24,7 @@ from .two_trees import TwoTrees
 if TYPE_CHECKING:
     from rich.table import Table
 
-
-from typing import TypeVar
-
-import torch
-from torch import nn
-from torch.optim import Optimizer
-
-from ..errors import expect_arguments
-from ..gauge.rescale import rescale
-
+M = TypeVar("M", bound=nn.Module)
 RULES = ("modulo", "magnitude", "random")
 
 
@@ -115,9 +110,6 @@ def warn_of_dead(owner: str, skeleton: Skeleton) -> None:
         f" {', '.join(touched[:3])}{' and others' * (len(touched) > 3)}.",
         stacklevel=3,
     )
-
-
-M = TypeVar("M", bound=nn.Module)
 
 
 def canonicalise(

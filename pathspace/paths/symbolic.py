@@ -207,7 +207,6 @@ def _matrix(rows: np.ndarray) -> sympy.Matrix:
 
 
 def _latex(path: Path) -> str:
-    """The product of a path's weights in LaTeX."""
     parts = []
     for name, index, count in path.edges:
         text = name.replace("_", r"\_")

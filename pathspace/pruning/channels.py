@@ -72,7 +72,6 @@ class ChannelGroups(Shown):
         return iter(self.groups)
 
     def __getitem__(self, key: int | str) -> ChannelGroup:
-        """A group by its number, or its name."""
         if isinstance(key, int) and -len(self.groups) <= key < len(self.groups):
             return self.groups[key]
         for group in self:
@@ -393,7 +392,6 @@ class ChannelGroups(Shown):
         return interpolated(self.model, two, t)
 
     def __repr__(self) -> str:
-        """How many groups and channels there are."""
         count, name = sum(map(len, self)), type(self.model).__name__
         return f"ChannelGroups({name}, {count} channels in {len(self)} groups)"
 

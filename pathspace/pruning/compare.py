@@ -170,7 +170,6 @@ def _differ(one: nn.Module, two: nn.Module, tolerance: float) -> dict[str, float
 
 
 def _unsearched(model: nn.Module, differ: Iterable[str], slices: Slices) -> tuple[str, ...]:
-    """Dimensions of tensors that differ along which single positions were not ordered."""
     shapes = {name: tensor.shape for name, tensor in tensors_of(model).items()}
     searched = {
         side for sides in slices.values() for side, where in sides.items() if where.shape[1] == 1

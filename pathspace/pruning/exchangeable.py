@@ -246,7 +246,6 @@ def _drawn(captured: Captured, moving: set[str], seed: int) -> dict[str, Tensor]
 
 
 def _draws_numbers(captured: Captured) -> bool:
-    """Whether two runs of the graph may differ."""
     graphs = [part.graph for part in captured.graph.modules() if isinstance(part, fx.GraphModule)]
     return any(
         torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())

@@ -35,11 +35,9 @@ class ChannelGroup:
     reason: str = ""
 
     def __len__(self) -> int:
-        """Number of channels."""
         return len(next(iter(self.slices.values())))
 
     def __repr__(self) -> str:
-        """Name and size."""
         return f"ChannelGroup({self.name!r}, {len(self)} channels in {len(self.slices)} places)"
 
 

@@ -45,7 +45,7 @@ def test_failures(tmp_path: Path) -> None:
     with pytest.raises(ps.InputError, match="no file"):
         ps.load_masks(path)
     path.write_bytes(b"not a safetensors file")
-    with pytest.raises(ps.InputError, match="not a readable"):
+    with pytest.raises(ps.InputError, match="cannot be read"):
         ps.load_masks(path)
     with pytest.raises(ps.InputError, match="Cannot write"):
         ps.save_masks(skeleton(), path / "below")
@@ -55,5 +55,6 @@ def test_failures(tmp_path: Path) -> None:
 def test_swapped_arguments_are_named(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
     for wrong in ("masks.safetensors", model, ps.trace(model, torch.randn(1, 2))):
-        with pytest.raises(ps.InputError, match=rf"found a {type(wrong).__name__} as its skeleton"):
+        match = rf"found a {type(wrong).__name__} as its skeleton"
+        with pytest.raises(ps.InputTypeError, match=match):
             ps.save_masks(wrong, tmp_path / "masks.safetensors")  # type: ignore[arg-type]

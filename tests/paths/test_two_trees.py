@@ -14,7 +14,7 @@ from oracles.exact import exact_rank, integer_inverse
 from oracles.gsgd import basis_rows, ends, signed_walk
 from oracles.strategies import modest, rooted_multigraphs, seeds, spanning_tree
 
-from pathspace.graph.growing import _at
+from pathspace.graph.parts import WeightBlock
 
 
 def units_of(edges: list[tuple[int, int]]) -> int:
@@ -150,4 +150,5 @@ def test_a_table_is_read_at_positions_of_the_shape_to_which_it_broadcasts(
     sizes: tuple[int, ...],
 ) -> None:
     table, shape = torch.arange(math.prod(sizes)).view(sizes), (2, 2, 3)
-    assert torch.equal(_at(table, shape, torch.arange(12)), table.expand(shape).reshape(-1))
+    tails, _ = WeightBlock("w", shape, table, table).ends_at(torch.arange(12).numpy())
+    assert tails.tolist() == table.expand(shape).reshape(-1).tolist()
