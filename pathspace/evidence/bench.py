@@ -213,13 +213,10 @@ def redrawn(model: nn.Module, seed: int, gentle: bool = False) -> dict[str, Tens
 @torch.no_grad()
 def draw_zeros(model: nn.Module, seed: int) -> int:
     """Fill parameters that are 0 throughout with small random numbers, and count these."""
-    generator = torch.Generator().manual_seed(seed)
-    count = 0
-    for parameter in model.parameters():
-        if parameter.is_floating_point() and parameter.numel() and not parameter.any():
-            parameter.copy_(
-                0.1 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            )
+    fresh, count = redrawn(model, seed), 0
+    for name, parameter in model.named_parameters():
+        if name in fresh and not parameter.any():
+            parameter.copy_(fresh[name])
             count += parameter.numel()
     return count
 
@@ -236,9 +233,10 @@ def scaled(tree: Any, size: float) -> Any:
     return mapped(times, tree)
 
 
-def other_inputs(inputs: Any, seed: int) -> Any | None:
-    """Nested inputs with other numbers of the same size, or whole numbers in another order where
-    there are no others; ``None`` if nothing can be changed.
+def other_inputs(inputs: Any, seed: int, near: bool = True) -> Any | None:
+    """Nested inputs with other numbers, ``near`` these or of the same size, and whole numbers in
+    another order where they are not to be near or there are no others; ``None`` if nothing can be
+    changed.
     """
     generator = torch.Generator().manual_seed(seed)
     tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
@@ -247,14 +245,16 @@ def other_inputs(inputs: Any, seed: int) -> Any | None:
 
     def other(leaf: Tensor) -> Tensor:
         nonlocal changed
-        if leaf.layout != torch.strided or leaf.is_floating_point() != real:
+        kept = leaf.is_floating_point() != real and (near or leaf.dtype == torch.bool)
+        if leaf.layout != torch.strided or kept:
             return leaf
-        if not real:
+        if not leaf.is_floating_point():
             order = torch.randperm(leaf.numel(), generator=generator).to(leaf.device)
             fresh = leaf.reshape(-1)[order].reshape(leaf.shape)
         elif bool(leaf.isfinite().all()):
             noise = torch.randn(leaf.shape, generator=generator, dtype=torch.float64).to(leaf)
-            fresh = leaf * (1 + 0.3 * noise) + 0.1 * noise
+            spread = float(leaf.double().square().mean().sqrt()) or 1.0
+            fresh = leaf * (1 + 0.3 * noise) + 0.1 * noise if near else spread * noise
         else:
             return leaf
         changed |= not torch.equal(fresh, leaf)

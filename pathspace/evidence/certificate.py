@@ -79,13 +79,8 @@ class Certificate(Shown):
         """Whether nothing fails: no theorem is refuted and the invariance
         is within its tolerance.
         """
-        verdicts = [
-            self.theorem1["holds"],
-            self.theorem2["holds"],
-            self.theorem3["holds"],
-            self.invariance["holds"],
-        ]
-        return all(verdict is not False for verdict in verdicts)
+        parts = (self.theorem1, self.theorem2, self.theorem3, self.invariance)
+        return all(part["holds"] is not False for part in parts)
 
     @property
     def level(self) -> str:
@@ -114,58 +109,39 @@ class Certificate(Shown):
         figures.add_column(style="bold")
         figures.add_column(justify="right")
         figures.add_column(style="dim", overflow="fold")
-        most = "" if self.units_at_most is None else f"{self.units_at_most:,}"
         kinds = ("pinned", "unused")
         others = {kind: self.parameters[kind] for kind in kinds if self.parameters.get(kind)}
         listed = ", ".join(f"{count:,} {kind}" for kind, count in others.items())
+        total = f"{listed}; {self.parameters.get('total', 0):,} in total"
+        bound, rule = escape(self.upper_bound.get("evidence", "")), self.skeleton.get("rule", "")
+        group = f"free scales ({self.level}): dimension of the gauge group"
         rows = (
-            ("weights m", self.weights, "scalar weights on paths", True),
-            (
-                "units H",
-                self.units,
-                f"free scales ({self.level}): dimension of the gauge group",
-                True,
-            ),
-            ("units at most", most, escape(self.upper_bound.get("evidence", "")), self.upper_bound),
-            ("dimension m - H", self.dimension, "independent path values", True),
-            ("exact units", self.units_exact, "free in the unchanged model, every eps included", 1),
-            ("exact dimension", self.dimension_exact, "weights less exact units", True),
-            (
-                "basis paths",
-                self.basis_paths,
-                f"two trees, rule {self.skeleton.get('rule', '')}",
-                1,
-            ),
-            ("exact rank", self.rank, self.theorem3.get("matrix", ""), self.rank is not None),
-            (
-                "other scalars",
-                sum(others.values()),
-                f"{listed}; {self.parameters.get('total', 0):,} in total",
-                others,
-            ),
+            ("weights m", self.weights, "scalar weights on paths"),
+            ("units H", self.units, group),
+            ("units at most", self.units_at_most, bound),
+            ("dimension m - H", self.dimension, "independent path values"),
+            ("exact units", self.units_exact, "free in the unchanged model, every eps included"),
+            ("exact dimension", self.dimension_exact, "weights less exact units"),
+            ("basis paths", self.basis_paths, f"two trees, rule {rule}"),
+            ("exact rank", self.rank, self.theorem3.get("matrix", "")),
+            ("other scalars", sum(others.values()) or None, total),
         )
-        for name, number, words, said in rows:
-            if said:
-                shown = f"{number:,}" if isinstance(number, int) else number
-                figures.add_row(name, shown, words)
+        for name, number, words in rows:
+            # (a bound that was asked for and not found is said, too)
+            if number is not None or (bound and name == "units at most"):
+                figures.add_row(name, "" if number is None else f"{number:,}", words)
 
         verdicts = Table(box=box.SIMPLE)
         for column in ("statement", "verdict", "evidence"):
             verdicts.add_column(column, overflow="fold")
-        names = {
-            "theorem1": "Theorem 1: paths from basis paths",
-            "theorem2": "Theorem 2: activations from path values",
-            "theorem3": "Theorem 3: number and independence",
-            "invariance": "Rescaling keeps the function",
-        }
-        for key, title in names.items():
-            entry = getattr(self, key)
-            mark = MARKS[entry["holds"]]
-            verdicts.add_row(
-                title,
-                mark + (f" {self.level}" if entry["holds"] else ""),
-                escape(entry["evidence"]),
-            )
+        for title, entry in (
+            ("Theorem 1: paths from basis paths", self.theorem1),
+            ("Theorem 2: activations from path values", self.theorem2),
+            ("Theorem 3: number and independence", self.theorem3),
+            ("Rescaling keeps the function", self.invariance),
+        ):
+            mark = MARKS[entry["holds"]] + (f" {self.level}" if entry["holds"] else "")
+            verdicts.add_row(title, mark, escape(entry["evidence"]))
         parts: list[Any] = [figures, verdicts]
         if self.pinned:
             pins = Table(
@@ -173,7 +149,10 @@ class Certificate(Shown):
             )
             for column in ("operation", "times", "module", "line", "reason"):
                 pins.add_column(column, overflow="fold")
-            for (op, reason), entries in _grouped(self.pinned).items():
+            groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+            for pin in self.pinned:
+                groups.setdefault((pin["op"], pin["reason"]), []).append(pin)
+            for (op, reason), entries in groups.items():
                 modules = ", ".join(
                     dict.fromkeys(entry["module"] or "(model)" for entry in entries[:3])
                 )
@@ -186,20 +165,8 @@ class Certificate(Shown):
                 )
             parts.append(pins)
         if self.unused:
-            parts.append(
-                Text(
-                    "Unused parameters: "
-                    + ", ".join(self.unused[:8])
-                    + (", ..." if len(self.unused) > 8 else "")
-                )
-            )
+            names = ", ".join(self.unused[:8] + ["..."] * (len(self.unused) > 8))
+            parts.append(Text(f"Unused parameters: {names}"))
         if self.range:
             parts.append(Text(f"Valid for {self.range}."))
         return Group(*parts)
-
-
-def _grouped(pins: list[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for pin in pins:
-        groups.setdefault((pin["op"], pin["reason"]), []).append(pin)
-    return groups

@@ -13,10 +13,12 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import torch
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from ..errors import InputError
+from ..gauge.pairs import MatrixLayout
 from ..graph.parts import WeightBlock
 from ..graph.structure import Structure
 from ..paths.counting_vectors import modular_rank
@@ -383,30 +385,18 @@ def _components(graph: Structure) -> np.ndarray:
     A matrix joins all its tails to all its heads, so one node in its middle
     stands for all of its edges.
     """
-    count = graph.num_units + 1
-    tails, heads, extra = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], count
-    for block in graph.blocks:
-        both = [
-            d
-            for d in range(block.tail.dim())
-            if block.tail.shape[d] > 1 and block.head.shape[d] > 1
-        ]
-        sides = []
-        for ids in (block.tail, block.head):
-            rest = [d for d in range(ids.dim()) if d not in both]
-            table = ids.permute(*both, *rest) if ids.dim() else ids
-            sides.append(
-                table.reshape(int(np.prod([ids.shape[d] for d in both], dtype=int)), -1).numpy()
-            )
-        middle = extra + np.arange(len(sides[0]))[:, None]
-        extra += len(sides[0])
-        for near, own in ((sides[0], True), (sides[1], False)):
-            kept = near != 0
-            wide = np.broadcast_to(middle, near.shape)
-            tails.append((near if own else wide)[kept])
-            heads.append((wide if own else near)[kept])
-    ends = np.concatenate(tails), np.concatenate(heads)
-    matrix = coo_array((np.ones(len(ends[0]), bool), ends), shape=(extra, extra))
+    count, none = graph.num_units + 1, torch.zeros(0, dtype=torch.int64)
+    tails, heads = [none], [none]
+    for middle, block in enumerate(graph.blocks, count):
+        layout = MatrixLayout(block.tail, block.head, block.shape)
+        inside, across = (torch.full_like(ids, middle) for ids in (layout.head, layout.tail))
+        # (a side or a tail is the root, which no edge within a component meets)
+        tails += [layout.side, inside, layout.tail]
+        heads += [layout.head, layout.head, across]
+    ends = np.stack([torch.cat(tails).numpy(), torch.cat(heads).numpy()])
+    ends = ends[:, (ends != 0).all(0)]
+    shape = 2 * (count + len(graph.blocks),)
+    matrix = coo_array((np.ones(ends.shape[1], bool), tuple(ends)), shape=shape)
     return np.asarray(connected_components(matrix, directed=True, connection="strong")[1][:count])
 
 
@@ -434,17 +424,12 @@ def _through(block: WeightBlock, before: list[int], after: list[int]) -> int:
     """``sum over all edges of a block of pre(tail) suf(head)``, without looking at single
     edges where ends factor.
     """
-    pre = np.array(before, dtype=object)[block.tail.numpy()]
-    suf = np.array(after, dtype=object)[block.head.numpy()]
+    pre, suf = (np.array(ways, dtype=object) for ways in (before, after))
     if block.unused is not None:
-        every = np.broadcast_to(pre, block.shape) * np.broadcast_to(suf, block.shape)
-        return int(every.reshape(-1)[block.used].sum())
-    times = 1
-    for d, size in enumerate(block.shape):
-        if pre.shape[d] > 1 and suf.shape[d] == 1:
-            pre = pre.sum(d, keepdims=True)
-        elif suf.shape[d] > 1 and pre.shape[d] == 1:
-            suf = suf.sum(d, keepdims=True)
-        elif pre.shape[d] == suf.shape[d] == 1:
-            times *= size
-    return int((pre * suf).sum()) * times
+        tails, heads = block.ends_at(block.places)
+        return int((pre[tails] * suf[heads]).sum())
+    layout = MatrixLayout(block.tail, block.head, block.shape)
+    # (one way leads to the root: of a side and a tail, one is the root)
+    rows = (pre[layout.side.numpy()] * suf[layout.head.numpy()]).sum()
+    times = block.numel // max(len(layout.head) * len(layout.tail), 1)
+    return int(rows * pre[layout.tail.numpy()].sum()) * times

@@ -35,26 +35,25 @@ def sums(
     """``sum_in w g - sum_out w g`` and ``sum |w g|`` for the root and every unit."""
     net = torch.zeros(graph.expand.shape[0], dtype=torch.float64)
     size = torch.zeros_like(net)
+
+    def add(name: str, ids: Tensor, times: int) -> None:
+        if name in grads:
+            value = weights[name].detach() + graph.shifts.get(name, 0.0)
+            product, flat = times * _product(value, grads[name]), ids.reshape(-1)
+            total, absolute = (
+                each.sum_to_size(ids.shape).reshape(-1) for each in (product, product.abs())
+            )
+            net.index_add_(0, flat.abs(), total * flat.sign())
+            size.index_add_(0, flat.abs(), absolute)
+
     for block in graph.blocks:
-        if block.name not in grads:
-            continue
-        product = _product(block.values(weights[block.name]), grads[block.name])
-        for ids, sign in ((block.head, 1), (block.tail, -1)):
-            dims = [d for d in range(len(block.shape)) if ids.shape[d] == 1 and block.shape[d] > 1]
-            total = product.sum(dims, keepdim=True) if dims else product
-            absolute = product.abs().sum(dims, keepdim=True) if dims else product.abs()
-            flat = ids.reshape(-1)
-            net.index_add_(0, flat.abs(), total.reshape(-1) * flat.sign() * sign)
-            size.index_add_(0, flat.abs(), absolute.reshape(-1))
+        add(block.name, block.head, 1)
+        add(block.name, block.tail, -1)
     for statistic in graph.statistics:
         # running statistics are rescaled along: the mean with its channel, the
         # variance with its square
-        for name, factor in statistic.powers.items():
-            if name in grads:
-                value = weights[name].detach() + graph.shifts.get(name, 0.0)
-                product = factor * _product(value, grads[name])
-                net.index_add_(0, statistic.units.abs(), product * statistic.units.sign())
-                size.index_add_(0, statistic.units.abs(), product.abs())
+        for name, power in statistic.powers.items():
+            add(name, statistic.units, power)
     return torch.from_numpy(graph.expand.T @ net.numpy()), torch.from_numpy(
         abs(graph.expand).T @ size.numpy()
     )

@@ -18,9 +18,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..graph.structure import Structure
 from ..models.modes import precision
 from ..models.running import (
     ForwardRun,
@@ -296,7 +295,7 @@ def _try(bench: Workbench, before: ForwardRun, number: int, result: dict[str, An
     if bench.graph.num_units:
         phi = powers_for(bench.graph, precision(bench.model), bench.seed + number + 1)
         note("rescaling", bench.rescaled(phi))
-    unused = _unused(bench.graph, bench.model, bench.seed + number)
+    unused = _unused(bench, number)
     if unused:
         with holding(bench.model, unused):
             note("unused", bench.run())
@@ -310,17 +309,13 @@ def _run(bench: Workbench) -> ForwardRun | None:
         return None
 
 
-def _unused(graph: Structure, model: nn.Module, seed: int) -> dict[str, Tensor]:
+def _unused(bench: Workbench, number: int) -> dict[str, Tensor]:
     """Parameters with unused scalars, in which these are redrawn."""
-    generator = torch.Generator().manual_seed(seed)
-    held = dict(model.named_parameters(remove_duplicate=False))
-    masks = {block.name: block.unused for block in graph.blocks if block.unused is not None}
-    masks |= {name: torch.ones((), dtype=torch.bool) for name in graph.unused if name in held}
-    result = {}
-    for name, mask in masks.items():
-        value = held[name].detach()
-        if value.is_floating_point() and value.numel():
-            spread = float(value.double().square().mean().sqrt()) or 1.0
-            noise = spread * torch.randn(value.shape, generator=generator, dtype=torch.float64)
-            result[name] = torch.where(mask.to(value.device), value + noise.to(value), value)
-    return result
+    masks = {block.name: block.unused for block in bench.graph.blocks if block.unused is not None}
+    masks |= dict.fromkeys(bench.graph.unused, torch.ones((), dtype=torch.bool))
+    held = dict(bench.model.named_parameters(remove_duplicate=False))
+    return {
+        name: torch.where(masks[name].to(value.device), value, held[name].detach())
+        for name, value in redrawn(bench.model, bench.seed + number).items()
+        if name in masks
+    }

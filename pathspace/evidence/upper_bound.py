@@ -29,7 +29,7 @@ from ..models.nested import mapped
 from ..models.running import LARGE, cast, run_forward
 from ..models.stand_in import repeatable, stand_in
 from .bench import Inputs, Workbench, in_double
-from .samples import Family, Sampler, Untested, family
+from .samples import Family, Sampler, ScaledTensor, Untested, family
 
 # largest number of log-scales: one singular value decomposition
 MOST_SCALES = 8_000
@@ -215,22 +215,24 @@ def _bounded(scales: Family, units: csr_array, sampler: Sampler, seconds: float)
         # (log-scales that move no scalar: of each matrix its rows against its columns)
         idle = len(used) - int(np.linalg.matrix_rank(gram.toarray(), hermitian=True))
         # units that move nothing but scalars without effect are no null vectors here
-        moved = found if sampler.alive.all() else _rank((gram @ units[used]).toarray())
+        known = csr_array(units[sampler.alive])
+        moved = found if sampler.alive.all() else _rank((alive.T @ known).toarray())
         more = max(0, len(used) - rank - idle - moved)
         if not more:
             break
     over = []
     if more:
         null = np.linalg.svd(table)[2][rank:].T / size[:, None]
-        over = _left_over(scales, gram, used, units, null / np.linalg.norm(null, axis=0))
+        null = null / np.linalg.norm(null, axis=0)
+        over = _left_over(scales, csr_array(alive[:, used]), used, known, null)
     kept, dropped = values[:rank], values[rank:]
     smallest, largest = float(min(kept, default=0.0)), float(max(dropped, default=0.0))
-    weights = (tensor for tensor in scales.tensors if not tensor.statistic)
-    dead = sum(int((~sampler.alive[tensor.scalars]).sum()) for tensor in weights)
+    weights = (t.scalars for t in scales.tensors if t.name in sampler.bench.graph.parameters)
+    dead = sum(int((~sampler.alive[scalars]).sum()) for scalars in weights)
     words = (
         f"{found:,} found; at most {found + more:,} exist: {len(used):,} log-scales of rows and"
         f" columns, {idle:,} of them redundant, rank {rank:,} in {len(rows):,} samples at "
-        + describe_inputs(*sampler.example)
+        + describe_inputs(*sampler.bench.inputs)
         + f"; singular values down to {smallest:.0e} of the largest"
         + (f", {largest:.0e} and below count as zero" if len(dropped) else "")
         + (f"; {dead:,} scalars without effect on the outputs removed" if dead else "")
@@ -296,57 +298,51 @@ def _rank(table: np.ndarray) -> int:
 
 
 def _left_over(
-    scales: Family, gram: csr_array, used: np.ndarray, units: csr_array, null: np.ndarray
+    scales: Family, alive: csr_array, used: np.ndarray, known: csr_array, null: np.ndarray
 ) -> list[dict[str, Any]]:
     """A smallest set of tensors, and their rows, whose null vectors no found unit explains.
 
     ``P^T P a`` is 0 in a tensor exactly where ``a`` moves none of its scalars. One tensor after
     the other is left alone as long as as many null vectors more than found units are left.
 
+    Args:
+        scales: what is named.
+        alive: ``P`` for scalars with an effect and log-scales that move one.
+        used: these log-scales.
+        known: log-scales of the same scalars, as sums of those of the found units.
+        null: null vectors, in columns.
+
     Returns:
         Name, size of the movement and rows, the most moved tensor first.
     """
     if null.shape[1] > MOST_NULL:
         return []
-    position = {column: place for place, column in enumerate(used)}
-    places = {
-        tensor: [
-            position[c] for c in range(tensor.columns.start, tensor.columns.stop) if c in position
-        ]
-        for tensor in scales.tensors
-    }
-    known = units[used].toarray()
-    size = np.abs(gram @ null).max(initial=1.0)
-    moves = gram @ null / size, gram @ known / size
-
-    def free(silent: list[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Null vectors, and found units, that leave some log-scales alone, as combinations."""
-        return _kernel(moves[0][silent]), _kernel(moves[1][silent])
-
-    def more(silent: list[int]) -> int:
-        one, other = (_rank(move @ some) for move, some in zip(moves, free(silent), strict=True))
-        return one - other
-
-    wanted, silent = more([]), list[int]()
-    for here in places.values():
-        if more(silent + here) == wanted:
-            silent += here
-    some, own = free(silent)
-    # (the nearest found unit to each null vector, by what both do to scalars)
-    nearest = np.linalg.pinv(own.T @ known.T @ moves[1] @ own, rtol=SILENT, hermitian=True)
-    left = moves[0] @ some - moves[1] @ own @ nearest @ (own.T @ known.T @ moves[0] @ some)
+    gram, moves, inner = alive.T @ alive, (alive.T @ known).toarray(), known.T @ known
+    null = null / np.abs(gram @ null).max(initial=1.0)
+    found = np.eye(known.shape[1])
+    wanted = _rank(gram @ null) - _rank(moves)
+    for tensor in scales.tensors:
+        own = _columns(tensor, used)
+        quiet = null @ _kernel(gram[own] @ null), found @ _kernel(moves[own] @ found)
+        if _rank(gram @ quiet[0]) - _rank(moves @ quiet[1]) == wanted:
+            null, found = quiet
+    # (less the nearest found unit to each null vector, by what both do to scalars)
+    inverse = np.linalg.pinv(found.T @ (inner @ found), rtol=SILENT, hermitian=True)
+    left = gram @ null - moves @ (found @ (inverse @ (found.T @ (moves.T @ null))))
     result = []
-    for tensor, here in places.items():
-        size = np.linalg.norm(left[here], axis=1)
+    for tensor in scales.tensors:
+        columns = _columns(tensor, used)
+        size = np.linalg.norm(left[columns], axis=1)
         if size.max(initial=0) > 1e-6:
-            rows = {
-                used[p] - tensor.columns.start
-                for p, s in zip(here, size, strict=True)
-                if s > 1e-6 * size.max()
-            }
-            named = sorted(int(row) for row in rows if row < tensor.rows)[:NAMED]
+            rows = used[columns[size > 1e-6 * size.max()]] - tensor.columns.start
+            named = sorted(rows[rows < tensor.rows].tolist())[:NAMED]
             result.append({"tensor": tensor.name, "size": float(size.max()), "rows": named})
     return sorted(result, key=lambda entry: -entry["size"])
+
+
+def _columns(tensor: ScaledTensor, used: np.ndarray) -> np.ndarray:
+    """Which of the used log-scales are those of a tensor."""
+    return np.flatnonzero((used >= tensor.columns.start) & (used < tensor.columns.stop))
 
 
 def _kernel(table: np.ndarray) -> np.ndarray:

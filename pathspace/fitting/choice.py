@@ -21,7 +21,7 @@ from ..gauge.rescale import expect_blocks
 from ..graph.structure import LOG_2, Structure
 from .convex import Programme, minimise_convex
 from .largest_entries import Logs, Peaks
-from .objectives import Balance, Objective
+from .objectives import Balance, Objective, running_variances
 
 # no unit is rescaled by more than this factor, unless it is asked for
 LIMIT = 2.0**16
@@ -221,17 +221,12 @@ def _floor(model: nn.Module, graph: Structure, basis: csr_array) -> np.ndarray:
     ``-eps`` and a few digits.
     """
     buffers, least = dict(model.named_buffers()), np.full(graph.num_units + 1, -np.inf)
-    for entry in graph.statistics:
-        variance = buffers.get(entry.var or "")
-        if variance is None or not entry.eps:
-            continue
-        sums = (variance.detach().cpu().double() + entry.eps).clamp_min(1e-300)
-        lowest = (torch.finfo(variance.dtype).eps / ROUNDED * entry.eps / sums).log().clamp_max(
-            0
-        ) / 2
-        ids = entry.units.expand(sums.shape).reshape(-1).numpy()
-        own = (ids > 0) & (ids <= graph.num_units)
-        np.maximum.at(least, ids[own], lowest.reshape(-1).numpy()[own])
+    for entry, units, logs in running_variances(model, graph):
+        if entry.eps:
+            digits = torch.finfo(buffers[str(entry.var)].dtype).eps
+            lowest = (math.log(digits / ROUNDED * entry.eps) - logs).clamp_max(0) / 2
+            own = (units > 0) & (units <= graph.num_units)
+            np.maximum.at(least, units[own].numpy(), lowest[own].numpy())
     # (units with a variable of their own)
     entries = basis.tocoo()
     alone = (np.diff(basis.indptr)[entries.row] == 1) & (entries.data == 1)

@@ -21,13 +21,13 @@ from ..graph.structure import LOG_2, Structure
 from ..models.copies import safe_deepcopy
 from ..models.isolation import quiet
 from ..models.nested import real_leaves
-from ..models.running import cast, computing_in
+from ..models.running import cast, computing_in, distance
 from ..models.stand_in import repeatable, stand_in
 from ..reduction import trace
 from ..shown import Shown
 from .activation_statistics import Key, Record, Sizes, activation_sizes
 from .calibration import Calibrated
-from .objectives import every_peak
+from .objectives import every_peak, running_variances
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -240,16 +240,13 @@ def _moved_in(
     """
     kind, every = torch.finfo(dtype), graph.expand[:, 1:]
     most, least = math.log2(kind.max / headroom), math.log2(kind.tiny * headroom)
-    moving, buffers = sizes.ids != 0, dict(model.named_buffers())
-    peaks = every_peak(model, graph, exact=False)
+    moving, peaks = sizes.ids != 0, every_peak(model, graph, exact=False)
     own, high = [_signed(every, sizes.ids[moving])], [most - np.log2(sizes.largest[moving])]
     low = [least - np.log2(sizes.rms[moving])]
-    for entry in graph.statistics:
-        if entry.var in buffers:
-            sums = (buffers[entry.var].detach().cpu().double() + entry.eps).clamp_min(1e-300)
-            own.append(2 * _signed(every, entry.units.expand(sums.shape).reshape(-1).numpy()))
-            high.append(most - sums.log2().reshape(-1).numpy())
-            low.append(np.full(sums.numel(), -np.inf))
+    for _, units, logs in running_variances(model, graph):
+        own.append(2 * _signed(every, units.numpy()))
+        high.append(most - logs.numpy() / LOG_2)
+        low.append(np.full(len(logs), -np.inf))
     phi = np.round(start)
     for _ in range(ROUNDS):
         peaks.grow(torch.from_numpy(phi) * LOG_2)
@@ -351,7 +348,7 @@ def _error(held: Calibrated, model: nn.Module, dtype: torch.dtype) -> tuple[floa
             return math.nan, frozenset()
         size = dtype.itemsize
         wide |= {k for k, v in zip(record.keys, record.values, strict=True) if v.itemsize > size}
-        worst = max(worst, _change(wanted, real_leaves(found)))
+        worst = max(worst, distance(real_leaves(found), wanted))
     return worst, frozenset(wide)
 
 
@@ -359,17 +356,4 @@ def _error(held: Calibrated, model: nn.Module, dtype: torch.dtype) -> tuple[floa
 def _drift(held: Calibrated, again: Calibrated) -> float:
     """Largest change of the outputs in the model's own type."""
     with quiet():
-        return max(_change(held.outputs(b, {}), again.outputs(b, {})) for b in held.batches)
-
-
-def _change(wanted: list[Tensor], found: list[Tensor]) -> float:
-    """Largest difference over the largest output; infinity where there are no numbers."""
-    worst = 0.0
-    for old, new in zip(wanted, found, strict=True):
-        # (what a mask made infinite stays so)
-        keep = old.isfinite()
-        if bool(keep.any()):
-            one, other = old[keep].double(), new[keep].double()
-            change = float((other - one).abs().max() / one.abs().max().clamp_min(1e-300))
-            worst = max(worst, change if math.isfinite(change) else math.inf)
-    return worst
+        return max(distance(again.outputs(b, {}), held.outputs(b, {})) for b in held.batches)

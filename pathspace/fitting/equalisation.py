@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,6 @@ from ..gauge.moves import moved
 from ..gauge.rescale import rescale
 from ..graph.structure import Structure
 from ..models.copies import safe_deepcopy
-from .calibration import Calibrated
 from .choice import Gauge, choose_gauge
 from .objectives import Noise, calibrated
 from .quantise import check_format, decibels, quantised_weights, weight_axes
@@ -145,7 +144,12 @@ def equalise(
             stacklevel=2,
         )
     rounded = Rounded(model, graph, bits, per)
-    gauges = tuple(gauges or _gauges(model, graph, bits, per, held))
+    # (the noise is predicted to first order only: the other granularity is tried as well)
+    kinds = (per, "channel" if per == "tensor" else "tensor")
+    gauges = tuple(gauges or ()) or tuple(
+        choose_gauge(model, graph, Noise(bits, kind), held, tolerance=ENOUGH, steps=SEARCH)
+        for kind in kinds
+    )
 
     stay = torch.zeros(graph.num_units, dtype=torch.float64)
     before = held.noise(rounded.at(stay))
@@ -184,17 +188,6 @@ def equalise(
     )
 
 
-def _gauges(
-    model: nn.Module, graph: Structure, bits: int, per: str, held: Calibrated
-) -> Iterator[Gauge]:
-    """The best one for this granularity, and for the other: the noise is
-    predicted to first order only.
-    """
-    for kind in (per, "channel" if per == "tensor" else "tensor"):
-        objective = Noise(bits, kind)
-        yield choose_gauge(model, graph, objective, held, tolerance=ENOUGH, steps=SEARCH)
-
-
 def _is_safely_less(after: Tensor, before: Tensor) -> bool:
     """Whether noise falls by more than chance, sample by sample."""
     if not bool(after.isfinite().all()):
@@ -223,36 +216,21 @@ class Rounded:
             name: t.detach() for name, t in (*model.named_parameters(), *model.named_buffers())
         }
 
-    def at(self, phi: Tensor, start: Tensor | None = None) -> dict[str, Tensor]:
-        """All tensors at ``phi``; with ``start``, only those that differ from
-        the tensors at ``start``.
-        """
-        factors = self.graph.gauge_factors(phi)
-        names = set(self.own if start is None else factors)
-        if start is not None:
-            before = self.graph.gauge_factors(start)
-            names = {n for n in names if not all(map(torch.equal, factors[n], before[n]))}
-        found = {name: self.own[name] for name in names}
-        for name in names & set(factors):
-            found[name] = moved(self.own[name], *factors[name], self.graph.shifts.get(name, 0.0))
-        rounded = {name: axis for name, axis in self.axes.items() if name in names}
-        return found | quantised_weights(found, rounded, self.bits, self.per)
+    def at(self, phi: Tensor) -> dict[str, Tensor]:
+        """All tensors at ``phi``."""
+        factors, shifts = self.graph.gauge_factors(phi), self.graph.shifts
+        found = {
+            name: moved(own, *factors[name], shifts.get(name, 0.0)) if name in factors else own
+            for name, own in self.own.items()
+        }
+        return found | quantised_weights(found, self.axes, self.bits, self.per)
 
     def groups(self) -> list[Tensor]:
         """Indices of the output units of each quantised tensor; equal sets are listed once."""
-        heads = {
-            block.name: block.head.abs().unique()
-            for block in self.graph.blocks
-            if block.name in self.axes
-        }
-        units = (
-            {int(i) - 1 for i in ids if 0 < i <= self.graph.num_units} for ids in heads.values()
-        )
-        return [
-            torch.tensor(group)
-            for group in dict.fromkeys(tuple(sorted(one)) for one in units)
-            if group
-        ]
+        heads = [b.head.abs().unique() for b in self.graph.blocks if b.name in self.axes]
+        units = [ids[(ids > 0) & (ids <= self.graph.num_units)] - 1 for ids in heads]
+        groups = dict.fromkeys(tuple(ids.tolist()) for ids in units if len(ids))
+        return [torch.tensor(group) for group in groups]
 
 
 def searched(
@@ -271,16 +249,14 @@ def searched(
     groups, generator = rounded.groups(), torch.Generator().manual_seed(seed)
     if not groups or trials < 1:
         return phi
-    now = rounded.at(phi)
-    least, order = noise(now), list(range(len(groups)))
+    least, order = noise(rounded.at(phi)), list(range(len(groups)))
     for trial in range(trials):
         if trial % len(groups) == 0:
             order = torch.randperm(len(groups), generator=generator).tolist()
         group, move = groups[order[trial % len(groups)]], torch.zeros_like(phi)
         move[group] = WIDTH * (2 * torch.rand(len(group), generator=generator, dtype=phi.dtype) - 1)
         there = phi + rounded.graph.exact_part(move)
-        tensors = now | rounded.at(there, phi)
-        found = noise(tensors)
+        found = noise(rounded.at(there))
         if found < least:
-            phi, now, least = there, tensors, found
+            phi, least = there, found
     return phi

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 from torch.nn.utils.parametrize import is_parametrized
 
 from ..capture.captured import Captured
@@ -148,19 +149,15 @@ def _fold(layer: nn.Module, norm: nn.Module) -> None:
     """Fold one norm, in float64."""
     assert isinstance(layer, _ConvNd | nn.Linear) and isinstance(norm, _BatchNorm)
     assert norm.running_mean is not None and norm.running_var is not None
-    scale = (norm.running_var.double() + norm.eps).rsqrt()
-    scale = scale if norm.weight is None else scale * norm.weight
-    shift = -norm.running_mean if layer.bias is None else layer.bias - norm.running_mean
-    bias = shift * scale if norm.bias is None else shift * scale + norm.bias
-    weight = layer.weight
+    mean, var = norm.running_mean.double(), norm.running_var.double()
+    weight: Tensor = layer.weight
     if isinstance(layer, _ConvTransposeNd):
         # rows are inputs, group by group
-        parts = weight.reshape(layer.groups, -1, *weight.shape[1:]).double()
-        weight.copy_(
-            (parts * scale.reshape(layer.groups, 1, -1, *[1] * (weight.dim() - 2))).reshape(
-                weight.shape
-            )
-        )
-    else:
-        weight.copy_(weight * scale.reshape(-1, *[1] * (weight.dim() - 1)))
-    layer.bias = nn.Parameter(bias.to(weight), requires_grad=weight.requires_grad)
+        weight = weight.unflatten(0, (layer.groups, -1)).transpose(1, 2).flatten(0, 1)
+    weight, bias = fuse_conv_bn_weights(
+        weight, layer.bias, mean, var, norm.eps, norm.weight, norm.bias
+    )
+    if isinstance(layer, _ConvTransposeNd):
+        weight = weight.unflatten(0, (layer.groups, -1)).transpose(1, 2).flatten(0, 1)
+    layer.weight.copy_(weight)
+    layer.bias = nn.Parameter(bias.detach(), requires_grad=layer.weight.requires_grad)

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from ..errors import COUNT, InputError, expect_numbers
 from ..gauge.pairs import MatrixLayout, at
+from ..graph.parts import Statistic
 from ..graph.structure import Structure
 from ..models.inputs import made_up
 from ..paths.norms import path_sensitivity
@@ -161,18 +162,9 @@ class ActivationRange:
         high = torch.from_numpy(sizes.largest[moving]).log() + margin - math.log(kind.max)
         low = math.log(kind.tiny) + margin - torch.from_numpy(sizes.rms[moving]).log()
 
-        buffers = dict(model.named_buffers())
-        norms = [entry for entry in graph.statistics if entry.var in buffers]
-        units = torch.cat([entry.units.reshape(-1) for entry in norms]) if norms else ids[:0]
-        sums = [
-            (buffers[str(e.var)].detach().cpu().double() + e.eps).expand(e.units.shape).reshape(-1)
-            for e in norms
-        ]
-        spread = (
-            torch.cat(sums).clamp_min(1e-300).log() + margin - math.log(kind.max)
-            if norms
-            else high[:0]
-        )
+        norms = running_variances(model, graph)
+        units = torch.cat([ids[:0], *(channels for _, channels, _ in norms)])
+        spread = torch.cat([high[:0], *(logs for *_, logs in norms)]) + margin - math.log(kind.max)
 
         def total(top: Tensor, logs: Tensor) -> Tensor:
             scale = at(logs, ids)
@@ -321,6 +313,19 @@ def weight_peaks(
             own = layout.matrix(torch.where(size > 0, felt[name], 0), largest=False)
         peaks.add(layout, layout.matrix(size, largest=True), own, shared=per == "tail")
     return peaks
+
+
+def running_variances(model: nn.Module, graph: Structure) -> list[tuple[Statistic, Tensor, Tensor]]:
+    """Running variances that move with their channels: signed ids of the channels, and the
+    logarithms of ``var + eps``, which is what scales.
+    """
+    found, buffers = [], dict(model.named_buffers())
+    for entry in graph.statistics:
+        if entry.var in buffers:
+            sums = buffers[entry.var].detach().cpu().double() + entry.eps
+            units = entry.units.expand(sums.shape).reshape(-1)
+            found.append((entry, units, sums.clamp_min(1e-300).log().reshape(-1)))
+    return found
 
 
 def every_peak(model: nn.Module, graph: Structure, exact: bool) -> Peaks:

@@ -104,10 +104,6 @@ def test_the_search_draws_other_rounding_errors_and_keeps_the_better_ones() -> N
     )
     for name, tensor in rounded.at(phi).items():
         torch.testing.assert_close(tensor, wanted[name])
-    part = torch.zeros_like(phi)
-    part[rounded.groups()[0]] = 0.1
-    both = rounded.at(phi) | rounded.at(phi + part, phi)
-    assert all(torch.equal(tensor, both[name]) for name, tensor in rounded.at(phi + part).items())
     stay, whole = (ps.equalise(model, graph, 5, "tensor", x, trials=trials) for trials in (0, 60))
     assert whole.after >= stay.after
     again = ps.equalise(model, graph, 5, "tensor", x, trials=60, gauges=stay.gauges)
