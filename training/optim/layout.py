@@ -26,11 +26,12 @@ def tree_edges(skeleton: Skeleton, block: int) -> tuple[np.ndarray, np.ndarray]:
     return np.setdiff1d(skeleton.tree_in.index[skeleton.tree_in.block == block], outer), outer
 
 
-def ids_at(ids: Tensor, flat: np.ndarray, view: tuple[int, ...]) -> np.ndarray:
-    """Ids at flat positions of a view to which they broadcast."""
+def ids_at(ids: Tensor, flat: np.ndarray, view: tuple[int, ...], taps: int = 1) -> np.ndarray:
+    """Ids at flat positions of a view to which they broadcast after repetition over the taps."""
     if not view:
         return ids.reshape(1).expand(len(flat)).numpy()
     index = np.unravel_index(flat, view)
+    index = (*index[:-1], index[-1] // taps)
     return ids.numpy()[tuple(np.where(n > 1, i, 0) for i, n in zip(index, ids.shape, strict=True))]
 
 
@@ -138,10 +139,14 @@ class _Builder:
         if len(shape) > 1 and tail.shape[0] == 1 and tensor.is_contiguous() and tensor.numel():
             # as a matrix: each row is contiguous in memory, and each column has one tail
             columns = int(np.prod(shape[1:], dtype=int))
-            tail, head = (
-                (ids.expand(-1, *shape[1:]) if max(ids.shape[1:]) > 1 else ids).flatten(1)
-                for ids in (tail, head)
-            )
+            # (a kernel has one tail for all taps of a channel, so that factors stay few)
+            last = max((d + 1 for d in range(1, len(shape)) if tail.shape[d] != 1), default=1)
+            if last > 1:
+                entry.taps = int(np.prod(shape[last:], dtype=int))
+                tail = tail.expand(1, *shape[1:last], *tail.shape[last:])
+            tail = tail.flatten(1)
+            across = max(head.shape[1:]) > 1
+            head = (head.expand(-1, *shape[1:]) if across else head).flatten(1)
             view = (shape[0], columns)
             entry.view = None if view == shape else view
         if bool(tail.any()) or self.rooted:
@@ -149,7 +154,7 @@ class _Builder:
         if bool(head.any()) or self.rooted:
             entry.heads = self._place(self.heads, head)
         flat = np.asarray(flat, np.int64)
-        ends = [ids_at(tail, flat, view), ids_at(head, flat, view)]
+        ends = [ids_at(tail, flat, view, entry.taps), ids_at(head, flat, view)]
         if bool((torch.from_numpy(self.skeleton.chain)[tail.abs()] != 0).any()):
             entry.reduced = tuple(d for d in range(len(view)) if tail.shape[d] == 1 != view[d])
             entry.sums = tail.numel()

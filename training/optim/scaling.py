@@ -44,16 +44,21 @@ class Factors:
     def side(
         self, found: tuple[int, tuple[int, ...] | None] | None, dtype: torch.dtype
     ) -> Tensor | None:
-        """The factors of one tensor by tail or by head, which broadcast to it."""
+        """The factors of one tensor by tail (one for all taps of a kernel) or by head."""
         if found is None:
             return None
         place, shape = found
         piece = self.pieces(dtype)[place]
         return piece if shape is None else piece.view(shape)
 
+    def tail(self, entry: PathTensor, dtype: torch.dtype) -> Tensor | None:
+        """The factors of one tensor by tail, which broadcast to it."""
+        piece = self.side(entry.tails, dtype)
+        return piece if piece is None or entry.taps == 1 else piece.repeat_interleave(entry.taps)
+
     def of(self, entry: PathTensor, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
         """The factors of one tensor by tail and by head."""
-        return self.side(entry.tails, dtype), self.side(entry.heads, dtype)
+        return self.tail(entry, dtype), self.side(entry.heads, dtype)
 
 
 def large(tensor: Tensor) -> bool:
@@ -128,7 +133,7 @@ def enter_(
             written[i] = gradient = gradient.clone()
         total = _enter_large(weight, gradient, *factors[i], entry.sums > 0)
         if total is not None:
-            totals[i] = total
+            totals[i] = by_tap(entry, total)
     summed = [i for i in small if items[i][2] is not None and items[i][0].sums]
     products = together([(items[i][1], items[i][2]) for i in summed])  # type: ignore[misc]
     for i, product in zip(summed, products, strict=True):
@@ -151,7 +156,13 @@ def enter_(
 
 def by_tail(entry: PathTensor, products: Tensor) -> Tensor:
     """Numbers of all edges, summed over those with the same tail, flat."""
-    return (products.sum(entry.reduced) if entry.reduced else products).reshape(-1)
+    total = products.sum(entry.reduced) if entry.reduced else products
+    return by_tap(entry, total.reshape(-1))
+
+
+def by_tap(entry: PathTensor, columns: Tensor) -> Tensor:
+    """Numbers by column, summed over the taps of a kernel."""
+    return columns if entry.taps == 1 else columns.view(-1, entry.taps).sum(1)
 
 
 def edge_factors(factors: Mapping[int, tuple[Tensor | None, Tensor | None]]) -> dict[int, Tensor]:
@@ -202,7 +213,7 @@ def leave_(
     """
     small, turned = [], []
     for entry, weight, gradient in moved:
-        last = turn.side(entry.tails, weight.dtype) if entry.sums else None
+        last = turn.tail(entry, weight.dtype) if entry.sums else None
         if not large(weight):
             if (factor := scale.by_edge.get(id(entry))) is not None:
                 small.append((weight, factor))
@@ -250,13 +261,13 @@ def leave_exactly_(
     if factor is not None:
         change /= factor
     after = change.add_(before)
-    tail = turn.side(entry.tails, kind)
+    tail = turn.tail(entry, kind)
     weight.copy_(after if tail is None else after * tail)
 
 
 def leave_relatively_(entry: PathTensor, weight: Tensor, before: Tensor, turn: Factors) -> None:
     """Multiply the weights before the step by their relative change."""
-    tail = turn.side(entry.tails, weight.dtype)
+    tail = turn.tail(entry, weight.dtype)
     weight.mul_(before if tail is None else before * tail)
 
 

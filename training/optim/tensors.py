@@ -210,6 +210,7 @@ class PathTensor:
         heads: the same by head.
         sums: number of its sums by tail; 0 if no tail is in a chain.
         reduced: dimensions along which tails are constant.
+        taps: number of consecutive columns with the same tail, such as the taps of a kernel.
         where: flat positions of the edges on the trees.
         count: their number.
         lost: whether some of its edges belong to dead units, and are constant.
@@ -226,6 +227,7 @@ class PathTensor:
     heads: tuple[int, tuple[int, ...] | None] | None = None
     sums: int = 0
     reduced: tuple[int, ...] = ()
+    taps: int = 1
     where: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     count: int = 0
     lost: bool = False

@@ -21,6 +21,7 @@ from ..values import (
     broadcast_shape,
     compress,
     constant,
+    reshaped,
     shape_of,
     value_of,
 )
@@ -297,7 +298,16 @@ def threshold(semantics: Semantics, x: Value, bound: float, value: float) -> Ten
     return semantics.opaque([ids], "a threshold is not homogeneous")
 
 
-state("aten.prelu", "aten._prelu_kernel", kind="activation", elementwise=True)
+@rule("aten.prelu", "aten._prelu_kernel", kind="activation", elementwise=True)
+def prelu(semantics: Semantics, x: Value, slope: Value) -> Tensor:
+    """``max(x, 0) + a min(x, 0)``: a slope has the scale 1."""
+    ids = semantics.activation(x)
+    if isinstance(slope, Weight) and len(slope.shape) == 1 and ids.dim() > 1:
+        wanted = (1, slope.shape[0], *(1 for _ in ids.shape[2:]))
+        slope = slope.moved(lambda t: reshaped(t, wanted), semantics.offsets)
+    return semantics.join(ids, mul(semantics, ids, slope))
+
+
 state("aten.addcmul", kind="combination", degree=(1, 1), linear="each", elementwise=True, bias=0)
 state("aten.glu", kind="gate")
 
