@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..registry import rule, state
+from ..registry import rule
 from ..semantics import Semantics
 from ..values import NEUTRAL, Value, Weight, reshaped
 from .contraction import contract_ids, with_bias
@@ -50,9 +50,6 @@ def _convolved(
     else:
         out = contract_ids(semantics, weight[place], seen, summed)
     return reshaped(out, (batch, groups * outs, *sizes))
-
-
-state("aten.convolution", "aten._convolution", **CONVOLVED)
 
 
 @rule("aten.conv1d", "aten.conv2d", "aten.conv3d", **CONVOLVED)
@@ -140,3 +137,17 @@ def transposed_convolution(
         out = _convolved(semantics, wide, own, [1] * rank, margins, holes)
     out = with_bias(semantics, out, bias, 1)
     return out if batched else out.squeeze(0)
+
+
+@rule("aten.convolution", "aten._convolution", **CONVOLVED)
+def general(
+    semantics: Semantics, x: Value, weight: Value, bias: Value | None, stride: Sizes,
+    padding: Sizes, dilation: Sizes, transposed: bool, output_padding: Sizes, groups: int,
+    *args: Any,
+) -> Tensor:  # fmt: skip
+    """A convolution or a transposed one."""
+    if transposed:
+        return transposed_convolution(
+            semantics, x, weight, bias, stride, padding, output_padding, groups, dilation
+        )
+    return convolution(semantics, x, weight, bias, stride, padding, dilation, groups)
