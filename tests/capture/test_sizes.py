@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathspace as ps
-from pathspace.inference import build
+from pathspace.inference import units
 
 
 class Net(nn.Module):
@@ -474,8 +474,8 @@ def test_nothing_is_solved_for_a_capture_that_another_follows(
     captured at a larger size.
     """
     solved = []
-    known = build.effective
-    monkeypatch.setattr(build, "effective", lambda *args: solved.append(args) or known(*args))
+    known = units.effective
+    monkeypatch.setattr(units, "effective", lambda *args: solved.append(args) or known(*args))
     model = nn.Sequential(nn.Conv1d(2, 3, 3, padding=1), nn.ReLU(), nn.Conv1d(3, 2, 3, padding=1))
     graph = ps.trace(model, torch.randn(1, 2, 1))
     assert "other sizes as captured" in graph.range

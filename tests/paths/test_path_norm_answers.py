@@ -62,12 +62,6 @@ AFFINE: dict[str, tuple[Callable[..., Tensor], dict[str, Tensor]]] = {
         ),
         {},
     ),
-    "index_reduce": (
-        lambda net, x: torch.index_reduce(
-            x.new_zeros(1, 3), 1, PLACES[0], x, "mean", include_self=False
-        ),
-        {},
-    ),
     "fill": (lambda net, x: filled(x), {}),
     "means of bags": (
         lambda net, x: F.embedding_bag(
@@ -210,7 +204,6 @@ SENSED: dict[str, Callable[[Any, Tensor], Tensor]] = {
         net.v,
     ),
     "differences": lambda net, x: F.linear(F.linear(x, net.w).diff(dim=1), net.v[:, :3]),
-    "products": lambda net, x: F.linear(F.linear(x, net.w).cumprod(1), net.v),
 }
 
 

@@ -40,6 +40,7 @@ def _movement(kind: str, *names: str) -> None:
 
 
 _movement("movement", "squeeze", "unsqueeze", "permute", "transpose", "t", "movedim", "swapaxes")
+_movement("movement", "channel_shuffle")
 state("aten.roll", "aten.numpy_T", "aten.mT", kind="movement", **MOVED)
 _movement("part", "select", "slice", "narrow", "diagonal")
 _movement("repetition", "unfold")

@@ -14,7 +14,8 @@ state(*(f"aten.upsample_nearest{rank}d" for rank in (1, 2, 3)), kind="upsampling
       linear="jointly", coefficients="one", separable=True)  # fmt: skip
 
 
-@rule("aten.upsample_bilinear2d", "aten.upsample_bicubic2d", "aten.upsample_trilinear3d",
+@rule("aten.upsample_linear1d", "aten.upsample_bilinear2d", "aten.upsample_bicubic2d",
+      "aten.upsample_trilinear3d",
       "aten._upsample_bilinear2d_aa", "aten._upsample_bicubic2d_aa", kind="upsampling", degree=(1,),
       linear="jointly", separable=True)  # fmt: skip
 def interpolation(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Tensor:
