@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from ..capture.captured import place as node_place
 from ..graph.parts import Pin
 from .eps_detection import constant_behind
 from .parameter_scales import ParameterScales, RunningStatistics
-from .records import Powers, distinct_columns, use_of
+from .records import Memory, Powers, distinct_columns, expanded_ids, memory, use_of
 from .registry import facts_of, operation_name
 from .values import (
     NEUTRAL,
@@ -41,11 +42,24 @@ class Scales(ParameterScales):
     def __init__(self, offsets: dict[str, int], shapes: dict[str, tuple[int, ...]]) -> None:
         super().__init__(offsets, shapes)
         self.running = RunningStatistics(self.equations)
+        # memory of ids -> these ids, and fewer ids with the same scales
+        self._tied: dict[Memory, tuple[Tensor, Tensor]] = {}
+        self._tied_at: set[int] = set()
         self._powers = Powers()
         self.cuts: list[Tensor] = []
         self.observes = False
         # operations that read a constant -> the number of their pin
         self._constants: dict[tuple[str, str, str, str], int] = {}
+
+    def activation(self, value: Any) -> Tensor:
+        """Any value as an activation; ids known to be equal are replaced by one of them."""
+        ids = super().activation(value)
+        held = self._tied.get(memory(ids)) if ids.data_ptr() in self._tied_at else None
+        if held is None:
+            return ids
+        # (what is read of the representatives is read of all the ids)
+        self.flows.into(distinct(held[0]), distinct(held[1].expand(held[0].shape)))
+        return expanded_ids(held[1], ids.shape)
 
     def join(self, *values: Value) -> Tensor:
         """Unify the operands elementwise."""
@@ -69,7 +83,7 @@ class Scales(ParameterScales):
             if isinstance(value, Weight):
                 parameters = True
             else:
-                forms = value, self._powers.base(value)
+                forms = (value, self.activation(value), self._powers.base(value))
                 known += [distinct(ids).reshape(-1).abs() for ids in forms]
 
         def test(ids: Tensor) -> bool:
@@ -99,6 +113,9 @@ class Scales(ParameterScales):
         first = first.expand([1 if dim in wanted else size for dim, size in enumerate(ids.shape)])
         if differ:
             self._flow(ids, first)
+            if not has_zeros(few):
+                self._tied[memory(ids)] = ids, first
+                self._tied_at.add(ids.data_ptr())
         return first
 
     def _flow(self, source: Tensor, target: Tensor) -> None:
