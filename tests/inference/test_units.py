@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import pathspace as ps
 from pathspace.evidence.bench import rescaled_in_place
-from pathspace.inference.registry import RULES
+from pathspace.inference.registry import FACTS, RULES
 from pathspace.inference.rules import reductions
 
 PAIRS = torch.tensor([0, 0, 1, 1, 2, 2])
@@ -76,6 +76,16 @@ OPERATIONS: dict[str, tuple[Callable[[Tensor], Tensor], int, int]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def registry_as_before() -> Iterator[None]:
+    """Rules that a test registers, and their facts, go with it."""
+    before = dict(RULES), dict(FACTS)
+    yield
+    for table, kept in zip((RULES, FACTS), before, strict=True):
+        table.clear()
+        table.update(kept)
+
+
 @pytest.mark.usefixtures("no_rule_fails")
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_units_are_those_counted_by_hand(name: str) -> None:
@@ -121,10 +131,7 @@ def test_a_rule_of_ones_own() -> None:
     def opaque_rule(semantics: object, x: Tensor) -> Tensor:
         return x
 
-    try:
-        assert ps.trace(Custom(), torch.randn(2, 3), strict=True).num_units == 4
-    finally:
-        del RULES["pathspace_tests.opaque"]
+    assert ps.trace(Custom(), torch.randn(2, 3), strict=True).num_units == 4
 
 
 def test_a_wrong_rule_is_noticed() -> None:
@@ -132,11 +139,8 @@ def test_a_wrong_rule_is_noticed() -> None:
     def opaque_rule(semantics: object, x: Tensor) -> Tensor:
         return x.t()
 
-    try:
-        (pin,) = ps.trace(Custom(), torch.randn(2, 3)).pinned
-        assert "returned shape (4, 2), expected (2, 4)" in pin.reason
-    finally:
-        del RULES["pathspace_tests.opaque"]
+    (pin,) = ps.trace(Custom(), torch.randn(2, 3)).pinned
+    assert "returned shape (4, 2), expected (2, 4)" in pin.reason
 
 
 def test_every_parameter_is_accounted_for() -> None:
