@@ -16,6 +16,7 @@ import torch
 from scipy.sparse import block_diag, csr_array, eye_array, hstack, vstack
 from torch import Tensor
 
+from ..graph.parts import signed_rows
 from ..graph.structure import Structure
 from ..models.isolation import quiet, seed_torch
 from ..models.modes import IgnoreDetach, InDouble
@@ -95,7 +96,8 @@ def family(graph: Structure, most: int | None = None) -> Family:
         for ids, sign in () if block is None else ((block.head, 1), (block.tail, -1)):
             if not any(_is_constant(ids, side) for side in sides):
                 sides.append(_along(shape, *(d for d, n in enumerate(ids.shape) if n > 1)))
-            move = move + sign * _of_units(graph, ids.expand(shape))
+            every = ids.expand(shape).reshape(-1).numpy()
+            move = move + sign * signed_rows(graph.expand, every)
         width = sum(side.numel() for side in sides)
         if most is not None and columns + width > most:
             raise Untested(
@@ -110,7 +112,8 @@ def family(graph: Structure, most: int | None = None) -> Family:
     for statistic in graph.statistics:
         width = statistic.units.numel()
         for name, power in statistic.powers.items():
-            moves.append(power * _of_units(graph, statistic.units))
+            units = statistic.units.reshape(-1).numpy()
+            moves.append(power * signed_rows(graph.expand, units))
             here, of = (slice(a, a + width) for a in (scalars, columns))
             tensors.append(ScaledTensor(name, here, of, width))
             scalars = here.stop
@@ -130,12 +133,6 @@ def _incidence(side: Tensor, shape: tuple[int, ...]) -> csr_array:
     """Scalars of a tensor and their classes, as a sparse matrix."""
     index = side.expand(shape).reshape(-1).numpy()
     return csr_array(eye_array(side.numel(), format="csr")[index])
-
-
-def _of_units(graph: Structure, ids: Tensor) -> csr_array:
-    """Log-scales of signed ids, as sums of those of root and units."""
-    flat = ids.reshape(-1).numpy()
-    return csr_array(graph.expand[np.abs(flat)].multiply(np.sign(flat)[:, None]))
 
 
 def _is_constant(ids: Tensor, side: Tensor) -> bool:

@@ -13,7 +13,7 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from ..errors import UnsupportedError
-from ..graph.spanning_tree import SpanningTree
+from ..graph.spanning_tree import SpanningTree, changes
 from ..graph.structure import Structure
 from ..inference.unrolled import UnrolledNetwork, unroll
 from ..inference.values import shape_of
@@ -64,15 +64,9 @@ def tree_problem(graph: Structure, tree: SpanningTree) -> str | None:
     ends = np.zeros((2, graph.num_units + 1), np.int64)
     for i, units in tree.by_block():
         ends[:, units] = graph.blocks[i].ends_at(tree.index[units])
-    expand = graph.expand
     for units in tree.rounds:
-        tail, head = (
-            expand[np.abs(ends[side, units])].multiply(np.sign(ends[side, units])[:, None])
-            for side in (0, 1)
-        )
-        # the log-scale of an edge is head - tail: it must contain the unit with coefficient
-        # +-1, and else reached units
-        change = csr_array(head - tail)
+        # an edge must move by the unit with coefficient +-1, and else by reached units
+        change = changes(graph, *ends[:, units])
         own = np.asarray(change[np.arange(len(units)), units]).reshape(-1)
         others = (abs(change) @ (~reached).astype(np.int64)) - np.abs(own)
         if (np.abs(own) != 1).any() or others.any():

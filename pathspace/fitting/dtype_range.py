@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from scipy.sparse import csc_array, csr_array, vstack
+from scipy.sparse import csc_array, vstack
 from torch import Tensor, nn
 
 from ..errors import InputError, expect_arguments, expect_numbers
 from ..gauge.balance import balancing
 from ..gauge.rescale import rescale
-from ..graph.parts import owner
+from ..graph.parts import owner, signed_rows
 from ..graph.structure import LOG_2, Structure
 from ..models.copies import safe_deepcopy
 from ..models.isolation import quiet
@@ -241,16 +241,16 @@ def _moved_in(
     kind, every = torch.finfo(dtype), graph.expand[:, 1:]
     most, least = math.log2(kind.max / headroom), math.log2(kind.tiny * headroom)
     moving, peaks = sizes.ids != 0, every_peak(model, graph, exact=False)
-    own, high = [_signed(every, sizes.ids[moving])], [most - np.log2(sizes.largest[moving])]
+    own, high = [signed_rows(every, sizes.ids[moving])], [most - np.log2(sizes.largest[moving])]
     low = [least - np.log2(sizes.rms[moving])]
     for _, units, logs in running_variances(model, graph):
-        own.append(2 * _signed(every, units.numpy()))
+        own.append(2 * signed_rows(every, units.numpy()))
         high.append(most - logs.numpy() / LOG_2)
         low.append(np.full(len(logs), -np.inf))
     phi = np.round(start)
     for _ in range(ROUNDS):
         peaks.grow(torch.from_numpy(phi) * LOG_2)
-        head, side, tail = (_signed(every, ids.numpy()) for ids in peaks.ids)
+        head, side, tail = (signed_rows(every, ids.numpy()) for ids in peaks.ids)
         rows = vstack([*own, head - side - tail]).tocsr()
         upper = np.floor(np.concatenate([*high, most - peaks.values.numpy() / LOG_2]))
         lower = np.concatenate([*low, np.full(len(peaks.values), -np.inf)])
@@ -264,11 +264,6 @@ def _moved_in(
         up, down = (each.toarray().reshape(-1) for each in (pull.min(0), pull.max(0)))
         phi = phi - np.floor(up) - np.ceil(down)
     return phi
-
-
-def _signed(expand: csr_array, ids: np.ndarray) -> csr_array:
-    """Log-scales of signed ids, as sums of those of units."""
-    return csr_array(expand[np.abs(ids)].multiply(np.sign(ids)[:, None]))
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

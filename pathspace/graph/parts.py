@@ -9,6 +9,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from scipy.sparse import csr_array
 from torch import Tensor
 
 from ..models.values import require_values
@@ -166,3 +167,8 @@ def owner(name: str) -> str:
     """Path of the module of a parameter; for parametrised weights, of the module that uses them."""
     path = f".{name}".rpartition(".")[0]
     return path.partition(".parametrizations.")[0].removeprefix(".")
+
+
+def signed_rows(matrix: csr_array, ids: np.ndarray) -> csr_array:
+    """Rows of a matrix by signed ids: of log-scales as sums, those of the ids."""
+    return csr_array(matrix[np.abs(ids)].multiply(np.sign(ids)[:, None]))

@@ -12,15 +12,13 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..models.values import has_values, require_values
+from .parts import signed_rows
 from .structure import Structure
 
 
 def changes(graph: Structure, tails: np.ndarray, heads: np.ndarray) -> csr_array:
     """How the log-scales of the units move the logarithms of edges: a row for each edge."""
-    leaving, entering = (
-        graph.expand[np.abs(ids)].multiply(np.sign(ids)[:, None]) for ids in (tails, heads)
-    )
-    change = csr_array(entering - leaving)
+    change = csr_array(signed_rows(graph.expand, heads) - signed_rows(graph.expand, tails))
     change.eliminate_zeros()
     return change
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..capture.captured import Captured
 from ..graph.growing import SpanningTreeBuilder
-from ..graph.parts import Pin, Statistic, WeightBlock
+from ..graph.parts import Pin, Statistic, WeightBlock, signed_rows
 from ..graph.structure import Structure
 from .assemble import Ends, assemble, beside, combine, extended, shrink
 from .gathered import fold
@@ -387,7 +387,7 @@ def exact_subgroup(solution: Solution, met: np.ndarray) -> csr_array:
         )
     )
     own = kernel.classes[1 : count + 1]
-    return csr_array(every[np.abs(own)].multiply(np.sign(own)[:, None]).astype(np.int64))
+    return csr_array(signed_rows(every, own).astype(np.int64))
 
 
 def _define(system: Relations, solution: Solution, ends: list[Tensor]) -> None:
