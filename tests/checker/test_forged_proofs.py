@@ -165,6 +165,7 @@ def test_a_proof_of_another_network_is_rejected_at_every_seed() -> None:
         assert not check(document, model=model, args=(x,)).accepted, seed
 
 
+@pytest.mark.slow
 def test_a_proof_with_one_changed_number_is_rejected_at_every_seed() -> None:
     for seed in range(24):
         torch.manual_seed(seed)

@@ -314,6 +314,7 @@ def test_a_table_whose_folder_comes_back_is_whole(tmp_path: Path) -> None:
     assert lines[0].startswith("step,") and len(lines) == len(watch.rows) + 1
 
 
+@pytest.mark.slow
 def test_names_of_any_letters_are_drawn(tmp_path: Path) -> None:
     letters, model = "\x00\x07\x08\x0c\x1b\x7f\ufffe", nn.Sequential()
     for number in range(2):

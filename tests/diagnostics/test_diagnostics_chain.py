@@ -51,7 +51,13 @@ COUNTS = {
 }
 
 
-@pytest.mark.parametrize("name", slow_names(COUNTS, ["swin_v2_small"]))
+@pytest.mark.parametrize(
+    "name",
+    slow_names(
+        COUNTS,
+        ["swin_v2_small", "vit_b_16", "conformer", "convnext_tiny", "resnet50", "regnet_x_400mf"],
+    ),
+)
 def test_counts(name: str) -> None:
     model, args, kwargs = load()[name].make("eval")
     found = Finder(capture(model, args, kwargs)).found

@@ -244,6 +244,7 @@ def test_rows_are_what_a_slow_look_finds() -> None:
     assert conserved(graph).shape == (graph.num_units,)
 
 
+@pytest.mark.slow
 def test_files_hold_the_rows(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

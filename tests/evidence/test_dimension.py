@@ -247,6 +247,7 @@ def check_rank(model: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
     assert exact_rank(paths) == graph.dimension
 
 
+@pytest.mark.slow
 @given(dag_specs())
 @modest
 def test_dimension_of_random_dags(spec: tuple) -> None:
@@ -254,6 +255,7 @@ def test_dimension_of_random_dags(spec: tuple) -> None:
     check_rank(model, model.example())
 
 
+@pytest.mark.slow
 @given(tied_dag_specs())
 @modest
 def test_dimension_of_random_dags_with_products_and_shared_matrices(spec: tuple) -> None:

@@ -187,6 +187,7 @@ def test_a_killed_run_leaves_no_files_once_the_folder_is_complete(tmp_path):
     assert sorted(os.listdir(tmp_path / "to")) == sorted(os.listdir(tmp_path / "source"))
 
 
+@pytest.mark.slow
 def test_balance_takes_the_checkpoints_that_torch_saves(tmp_path):
     model, _, _ = small()
     layers = "nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)"

@@ -101,6 +101,7 @@ def test_features_of_tokens_are_no_channels() -> None:
         ps.fold_norms(nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)))
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("name", params("efficientnet-lite0"))
 def test_a_trained_network_without_norms(name: str) -> None:

@@ -19,6 +19,7 @@ from oracles.strategies import modest
 from scipy.optimize import linprog, minimize
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
+from slow_names import slow_names
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -224,7 +225,7 @@ def test_what_comes_before_a_norm_is_balanced_against_it(name: str) -> None:
         torch.testing.assert_close(norm.weight.square() + norm.bias.square(), leaving)
 
 
-@pytest.mark.parametrize("name", [*NETS, *SMALL])
+@pytest.mark.parametrize("name", slow_names([*NETS, *SMALL], ["transformer"]))
 def test_a_balanced_network_stays_and_copies_meet(name: str) -> None:
     model, graph = network(name)
     found = ps.balancing(model, graph)
@@ -241,6 +242,7 @@ def test_a_balanced_network_stays_and_copies_meet(name: str) -> None:
     assert again.after == pytest.approx(found.after, rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*NETS, *SMALL])
 def test_all_copies_have_one_canonical_gauge(name: str) -> None:
     """Units that normalisations follow included."""

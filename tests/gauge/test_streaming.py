@@ -222,6 +222,7 @@ def test_bad_files_are_one_sentence(tmp_path: Path) -> None:
     assert not (tmp_path / "b.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = {"vocab_size": 20, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1}
     net = transformers.LlamaForCausalLM(

@@ -25,6 +25,11 @@ SLOW = (
     "swin_small",
     "swin_v2_small",
     "dlrm",
+    "hf_t5",
+    "resnet18",
+    "shufflenet_v2_x1_0",
+    "decoder_reglu",
+    "decoder_shared_depth",
 )
 
 

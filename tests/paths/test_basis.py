@@ -69,6 +69,7 @@ def check_random(model: nn.Module, args: tuple[torch.Tensor, ...], rule: str) ->
     )
 
 
+@pytest.mark.slow
 @given(dag_specs(), rules)
 @modest
 def test_basis_of_random_dags(spec: tuple, rule: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from cases import mlp
 from descent import descend
+from slow_names import slow_names
 from torch import Tensor, nn
 from torch.nn import functional as F
 from training_pairs import problem
@@ -97,7 +98,7 @@ def train(
     return descend(optimizer, lambda: F.cross_entropy(model(x), target), steps)
 
 
-@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("kind", slow_names(MAKERS, MAKERS.keys() - {"momentum"}))
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.filterwarnings("ignore:.*only weights of 0:UserWarning")
 def test_steps_go_on_and_dead_rows_stay(kind: str, rule: str) -> None:
@@ -155,6 +156,7 @@ def test_three_tensors_with_dead_units_are_named() -> None:
         GSGD(model.named_parameters(), lr=0.01, skeleton=skeleton)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*only weights of 0:UserWarning")
 def test_dead_units_with_opposite_scales_and_products_stay() -> None:
     for name in ("tied_transposed", "gated_product", "tied_depth"):

@@ -65,6 +65,7 @@ class Outputs(nn.Module):
         return found
 
 
+@pytest.mark.slow
 def test_a_layer_with_gates_has_the_norm_of_its_loop() -> None:
     class Loop(nn.Module):
         def __init__(self, layer: nn.LSTM) -> None:
@@ -278,7 +279,7 @@ class Ended(nn.Module):
 
 
 @pytest.mark.parametrize("name", ENDINGS)
-@pytest.mark.parametrize("p", [1, 2])
+@pytest.mark.parametrize("p", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_norm_of_a_part(name: str, p: float) -> None:
     """The body alone; all paths that end somewhere are those of the body and those of the head."""
     torch.manual_seed(0)
@@ -389,6 +390,7 @@ def test_norms_of_branching_networks(name: str) -> None:
     assert path_norm(graph) == pytest.approx(before, rel=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1e4, 1e-4])
 def test_norms_stay_finite_where_floats_do_not(size: float) -> None:
     depth, width = 120, 3

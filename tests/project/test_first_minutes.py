@@ -89,11 +89,13 @@ def test_a_share_above_one_names_the_option(tmp_path: Path, net: str) -> None:
     assert run.returncode == 2 and "--keep" in run.stderr and "a.weight" not in run.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["2,3", "2X3"])
 def test_a_shape_may_be_written_with_commas(net: str, shape: str) -> None:
     assert command("verify", net, "--input", shape).returncode == 0
 
 
+@pytest.mark.slow
 def test_the_command_for_a_class_says_which_mode_it_certifies(net: str) -> None:
     run = command("verify", net, "--input", "8x3")
     assert "training mode" in run.stdout + run.stderr

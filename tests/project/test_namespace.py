@@ -52,6 +52,7 @@ def definitions(source: str) -> Iterator[str]:
             yield node.name
 
 
+@pytest.mark.slow
 def test_one_name_stands_for_one_thing() -> None:
     modules = defaultdict(set)
     for package in ("pathspace", "diagnostics", "training"):

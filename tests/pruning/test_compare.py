@@ -211,6 +211,7 @@ def test_the_experts_of_a_mixtral_may_change_places() -> None:
     assert judged(a, b, torch.randint(0, 32, (2, 5))).same is not False
 
 
+@pytest.mark.slow
 def test_heads_of_a_t5_encoder_may_change_places_together() -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)

@@ -17,6 +17,7 @@ from descent import descend
 from gauged import BUILDS, OPTIMIZERS, Lion, cnn, made, mlp, resnet, scrambled, train
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from slow_names import slow_names
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -44,7 +45,7 @@ def both_sides(
     return entering[1:], leaving[1:]
 
 
-@pytest.mark.parametrize("name", BUILDS)
+@pytest.mark.parametrize("name", slow_names(BUILDS, ["gpt", "vit", "resnet"]))
 def test_rescaled_copies_take_one_trajectory_and_adamw_does_not(name: str) -> None:
     model, x, y = made(BUILDS[name])
     graph = ps.trace(model, x[:2])

@@ -15,6 +15,7 @@ from oracles.alignment import path_problem
 from oracles.gsgd import PathProblem, ends, gsgd_step
 from oracles.networks import Case, RandomDag, random_rnn
 from oracles.strategies import dag_specs, modest, rnn_specs, rules, tied_dag_specs
+from slow_names import slow_names
 from torch import Tensor, nn
 from training_cases import TRAINED
 
@@ -247,6 +248,7 @@ def test_five_steps_are_five_of_the_oracle(name: str) -> None:
         )
 
 
+@pytest.mark.slow
 @given(dag_specs() | tied_dag_specs(), rules)
 @modest
 def test_one_step_on_random_dags(spec: tuple, rule: str) -> None:
@@ -287,15 +289,18 @@ def test_weights_of_zero_outside_the_skeleton_are_ordinary(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "mlp_2x3x5x2",
-        "residual_mlp",
-        "conv_gap",
-        "rnn_op",
-        "rnn_op_2_layers",
-        "batchnorm_conv",
-        "tied_transposed",
-    ],
+    slow_names(
+        [
+            "mlp_2x3x5x2",
+            "residual_mlp",
+            "conv_gap",
+            "rnn_op",
+            "rnn_op_2_layers",
+            "batchnorm_conv",
+            "tied_transposed",
+        ],
+        ["residual_mlp", "conv_gap", "rnn_op", "rnn_op_2_layers", "batchnorm_conv"],
+    ),
 )
 def test_thirty_steps_do_not_see_the_scales(name: str) -> None:
     model, args, target = in_double(TRAINED[name]())

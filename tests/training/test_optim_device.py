@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from benchmarks.measure import held, tensors
+from slow_names import slow_names
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from training_pairs import Problem, largest_difference
@@ -51,7 +52,11 @@ class NoWaiting(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(
-    "name", ["rnn_op_2_layers", "residual_cnn", "transformer_block", "gated_product"]
+    "name",
+    slow_names(
+        ["rnn_op_2_layers", "residual_cnn", "transformer_block", "gated_product"],
+        ["transformer_block"],
+    ),
 )
 @pytest.mark.parametrize("member", MEMBERS)
 def test_a_step_never_waits_for_the_device(
@@ -77,6 +82,7 @@ def test_a_step_never_waits_for_the_device(
         torch.ones(1).item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gsgd", "gauge-fixed"])
 def test_a_compiler_leaves_steps_of_many_tensors_as_they_are(kind: str) -> None:
     """It would compile the step anew for every set of weights."""

@@ -34,6 +34,7 @@ def test_the_comparison_of_starts_is_that_of_its_file() -> None:
         assert f"{row['lr']:g}" == min(sums, key=lambda rate: sums[rate])
 
 
+@pytest.mark.slow
 def test_the_standing_of_the_leaderboard_is_that_of_its_record(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

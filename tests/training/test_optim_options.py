@@ -157,7 +157,9 @@ MEMBERS: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("member", MEMBERS)
-@pytest.mark.parametrize("name", ["rnn_op_2_layers", "batchnorm_cnn"])
+@pytest.mark.parametrize(
+    "name", slow_names(["rnn_op_2_layers", "batchnorm_cnn"], ["batchnorm_cnn"])
+)
 def test_the_scales_are_not_seen(name: str, member: str) -> None:
     case = Problem(name, unit=True)
     runs, norms = [], []

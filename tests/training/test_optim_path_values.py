@@ -301,6 +301,7 @@ def test_kappa_of_convolutions_is_half_the_second_derivative(name: str) -> None:
         torch.testing.assert_close(kappa[key], expected, rtol=1e-10, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("second", [True, False])
 @pytest.mark.parametrize("name", ["residual_mlp", "rnn_op", "conv_flatten_spatial"])
 def test_path_sgd_does_not_see_the_scales(name: str, second: bool) -> None:

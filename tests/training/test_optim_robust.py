@@ -380,6 +380,7 @@ def deep(layers: int) -> nn.Module:
     return nn.Sequential(*body, nn.Linear(64, 1))
 
 
+@pytest.mark.slow
 def test_path_values_beyond_the_numbers_are_refused_or_bounded() -> None:
     """1 / p^2 of sixteen layers with torch's default weights is beyond single precision."""
     model, x = deep(16), torch.randn(8, 8)
@@ -525,6 +526,7 @@ STRANGE: dict[str, tuple[Callable[[], nn.Module], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STRANGE)
 def test_path_sgd_refuses_networks_that_are_no_sums_over_paths(name: str) -> None:
     make, why = STRANGE[name]
