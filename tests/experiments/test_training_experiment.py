@@ -1,4 +1,4 @@
-"""The demo and the intervals that its race is told with."""
+"""The demo, and intervals of a mean."""
 
 from __future__ import annotations
 
@@ -30,13 +30,11 @@ def test_intervals_are_students() -> None:
 def test_demo_leaves_what_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "MODELS", demo.MODELS[1:])
     folder, console = tmp_path / "new" / "demo", Console(width=80, file=io.StringIO())
-    assert demo.run_demo(folder, console=console, seeds=1, shrink=60)
+    assert demo.run_demo(folder, console=console, seeds=1)
     titles = [title for title, *_ in demo.MODELS]
     assert {str(path.relative_to(folder)) for path in folder.rglob("*.*")} == {
         *(f"masks/{title}.safetensors" for title in titles),
         *(f"certificates/{title}.json" for title in titles),
-        "race.json",
-        "race.png",
         "report.html",
     }
     text = console.file.getvalue()  # type: ignore[attr-defined]
@@ -47,7 +45,7 @@ def test_demo_leaves_what_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_demo_names_what_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     absent = ("Missing", "a model", demo.residual, "a_package_that_nobody_has")
     monkeypatch.setattr(demo, "MODELS", (absent, *demo.MODELS[2:]))
-    monkeypatch.setattr(demo, "race", lambda *_: None)
+    monkeypatch.setattr(demo, "rescue", lambda *_: None)
     monkeypatch.setattr(demo, "write_report", lambda *_: None)
     console = Console(width=120, file=io.StringIO())
     assert demo.run_demo(tmp_path, console=console)

