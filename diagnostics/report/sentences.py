@@ -38,16 +38,17 @@ def model(facts: Facts, chain: Facts) -> str:
     units = facts["units"]
     if units:
         text += (
-            f"{plural(units, 'unit')} can be rescaled freely without changing the function"
+            f"{plural(units, 'scale')} {'is' if units == 1 else 'are'} free: changing"
+            f" {'it' if units == 1 else 'them'} leaves the function as it is"
             + (
                 f" ({plural(facts['approximate'], 'of them', 'of them')} up to the epsilon of a"
                 f" normalisation, {number_text(facts['units_exact'])} exactly in the unchanged"
                 " model)"
                 if facts["approximate"]
-                else " in the unchanged model"
+                else ""
             )
-            + f", so {number_text(facts['dimension'])} independent path values, with one sign for"
-            " each unit, determine it up to scales"
+            + f". So {number_text(facts['dimension'])} independent path values, with one sign for"
+            " each unit, fix it"
         )
     else:
         text += (

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from ..shared.wording import plural
 from . import passes_judged, steps_judged
 from .snapshot import Snapshot
 
@@ -265,7 +266,7 @@ def new_alarms(run: Sequence[Snapshot], before: Sequence[Alarm] = ()) -> list[Al
         found = list(rule.find(run)) if wanted else []
         if found:
             place, value, text = found[0]
-            more = f" ({len(found) - 1} more like it)" if len(found) > 1 else ""
+            more = f" (also at {plural(len(found) - 1, 'other place')})" if len(found) > 1 else ""
             text = f"{text.removesuffix('.')}{more}."
             fresh.append((rule, Alarm(rule.kind, place, value, step, text, rule.advice)))
     fresh.sort(key=lambda pair: pair[0].late)

@@ -223,11 +223,12 @@ def dead(run: Sequence[Snapshot]) -> Found:
         # where biases exceed the inputs, as in deep networks at the start, half
         # of the units are always 0
         if share >= 0.75 and len(layer.live) > 3:
+            batches = "batch" if len(recent) == 1 else f"{len(recent)} batches"
             text = (
-                f"{share:.0%} of the units of {shown(layer)} are dead: no sample of the last"
-                f" {len(recent)} measured "
+                f"{share:.0%} of the units of {shown(layer)} are dead: no gradient passed through"
+                f" them in the last measured {batches}."
             )
-            yield layer.name, share, f"{text}batches passes a gradient through them."
+            yield layer.name, share, text
 
 
 def shut_from_the_start(run: Sequence[Snapshot], name: str) -> bool:

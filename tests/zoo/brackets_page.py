@@ -11,8 +11,8 @@ from zoo.page import DOCS
 DATA, PAGE = DOCS / "data" / "brackets.json", DOCS / "brackets.md"
 HEAD = """# Brackets
 
-A bracket consists of the number of units that were found and the
-[upper bound](reduction-graph.md#an-upper-bound-on-units) on their number. This page lists the brackets of the models of
+A bracket says how many units were found, and how many can exist at most (an
+[upper bound](reduction-graph.md#an-upper-bound-on-units)). This page lists the brackets of the models of
 `tests/zoo` and of [trained networks](trained.md). A bracket is *closed* if both numbers are equal: then the rules
 missed no scale symmetry of rows and columns. Models that accept images of any size are measured on small images.
 
