@@ -8,8 +8,8 @@ its spectrum (:func:`trace_k`, :func:`top_singular`, :func:`spectrum`). Paramete
 with all diagnostics and returns a :class:`Report`, one self-contained HTML page; :func:`versus`
 compares two models on one page. Diagnosis: :func:`diagnose`, with your own checkpoint, data and
 loss. Training: :func:`watching` measures a training loop (:class:`Watching`) and raises each
-:class:`Alarm` with its cause. Results: :class:`Table` and :class:`Estimate`; :func:`compare` for
-two runs or checkpoints.
+:class:`Alarm` with its cause. Results: :class:`Table`, whose ``changes`` compares
+two runs or checkpoints, and :class:`Estimate`.
 """
 
 import lazy_loader

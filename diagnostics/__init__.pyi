@@ -10,7 +10,6 @@ from .report.diagnosis import Diagnosis as Diagnosis
 from .report.diagnosis import diagnose as diagnose
 from .report.page import Report as Report
 from .report.page import report as report
-from .report.versus import Comparison as Comparison
 from .report.versus import versus as versus
 from .run.alarms import Alarm as Alarm
 from .run.callbacks import fabric_callback as fabric_callback
@@ -20,7 +19,6 @@ from .run.watching import Watching as Watching
 from .run.watching import watching as watching
 from .shared.tables import Estimate as Estimate
 from .shared.tables import Table as Table
-from .shared.tables import compare as compare
 from .signal.signal import signal as signal
 from .signal.spectra import jacobian as jacobian
 from .signal.spectra import spectrum as spectrum

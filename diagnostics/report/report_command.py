@@ -80,7 +80,7 @@ def report(
     with show_progress("Loading", target) as status:
         from .page import Report
         from .page import report as look
-        from .versus import Comparison, versus
+        from .versus import Versus, versus
 
         for number, (name, weights) in enumerate(models):
             loaded = load_target(
@@ -101,7 +101,7 @@ def report(
                 progress=lambda doing, share, a=start, b=part: status(f"{doing}:", a + b * share),  # type: ignore[misc]
             )
             reports.append(one)
-    found: Report | Comparison = reports[0]
+    found: Report | Versus = reports[0]
     told = [reports[0].sentences["model"], reports[0].sentences["certificate"]]
     if len(models) > 1:
         first, second = (weights or name for name, weights in models)

@@ -58,7 +58,7 @@ CURVES = (
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Versus:
     """Two reports on one page.
 
     Attributes:
@@ -91,7 +91,7 @@ class Comparison:
         return {"figures": figures, "sentences": self.sentences, **both}
 
 
-def versus(first: Report, second: Report, names: tuple[str, str] = ("A", "B")) -> Comparison:
+def versus(first: Report, second: Report, names: tuple[str, str] = ("A", "B")) -> Versus:
     """Compare two reports: figures in a table, curves in common charts, and the
     largest differences in words.
 
@@ -150,7 +150,7 @@ def versus(first: Report, second: Report, names: tuple[str, str] = ("A", "B")) -
     html = render(
         "versus.html.j2", names=names, heads=heads, rows=rows, told=told, figures=figures, both=both
     )
-    return Comparison(first, second, rows, told, html)
+    return Versus(first, second, rows, told, html)
 
 
 def _safe(read: Callable[[Facts], Any], facts: Facts) -> Any:

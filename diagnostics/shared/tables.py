@@ -215,6 +215,50 @@ class Table(Generic[Record]):
                     written += 1
         return written
 
+    def changes(
+        self, after: Table[Record], quantities: Sequence[str] | None = None
+    ) -> Table[Change]:
+        """The numbers of this table beside those of a later one: of another run, or checkpoint.
+
+        Rows are matched by their first field; the notes name rows that are in one table only.
+
+        Args:
+            after: the later table, of the same kind.
+            quantities: columns to compare; all columns of numbers by default.
+
+        Returns:
+            One row per row and column of numbers.
+
+        Raises:
+            InputTypeError: ``after`` is not a table.
+
+        Example:
+            >>> old, new = (
+            ...     Table("t", (Change("a", "loss", value, 1.0, None),)) for value in (2.0, 3.0)
+            ... )
+            >>> old.changes(new, ["before"])[0].ratio
+            1.5
+        """
+        expect_arguments("changes", table=after)
+        rows: list[Change] = []
+        first, second = (dict(zip(_numbered(t), t.to_dicts(), strict=True)) for t in (self, after))
+        for key, old in first.items():
+            for name, value in old.items():
+                other = second.get(key, {}).get(name)
+                wanted = quantities is None or name in quantities
+                if wanted and _is_number(value) and _is_number(other):
+                    ratio = float(other) / value if value else None
+                    rows.append(Change(key, name, float(value), float(other), ratio))
+        notes = [
+            f"Only the {which} table has {_listed(sorted(extra))}."
+            for which, extra in (
+                ("first", first.keys() - second.keys()),
+                ("second", second.keys() - first.keys()),
+            )
+            if extra
+        ]
+        return Table(f"{self.title}: before and after", tuple(rows), tuple(notes))
+
     def __rich__(self) -> RichTable:
         # (not at the top: its import draws one of Python's random numbers)
         from rich.table import Table as RichTable
@@ -246,50 +290,6 @@ class Change:
     before: float
     after: float
     ratio: float | None
-
-
-def compare(
-    before: Table[Any], after: Table[Any], quantities: Sequence[str] | None = None
-) -> Table[Change]:
-    """Compare the numbers of two runs or two checkpoints.
-
-    Rows are matched by their first field; the notes name rows that are in one table only.
-
-    Args:
-        before: the first table.
-        after: the second table, of the same kind.
-        quantities: columns to compare; all columns of numbers by default.
-
-    Returns:
-        One row per row and column of numbers.
-
-    Example:
-        >>> old, new = (
-        ...     Table("t", (Change("a", "loss", value, 1.0, None),)) for value in (2.0, 3.0)
-        ... )
-        >>> compare(old, new, ["before"])[0].ratio
-        1.5
-    """
-    for table in (before, after):
-        expect_arguments("compare", table=table)
-    rows: list[Change] = []
-    first, second = (dict(zip(_numbered(t), t.to_dicts(), strict=True)) for t in (before, after))
-    for key, old in first.items():
-        for name, value in old.items():
-            other = second.get(key, {}).get(name)
-            wanted = quantities is None or name in quantities
-            if wanted and _is_number(value) and _is_number(other):
-                ratio = float(other) / value if value else None
-                rows.append(Change(key, name, float(value), float(other), ratio))
-    notes = [
-        f"Only the {which} table has {_listed(sorted(extra))}."
-        for which, extra in (
-            ("first", first.keys() - second.keys()),
-            ("second", second.keys() - first.keys()),
-        )
-        if extra
-    ]
-    return Table(f"{before.title}: before and after", tuple(rows), tuple(notes))
 
 
 def _numbered(table: Table[Any]) -> list[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pathspace.diagnostics.shared.tables import Estimate, Table, compare
+from pathspace.diagnostics.shared.tables import Estimate, Table
 from pathspace.errors import InputError, UnsupportedError
 
 
@@ -74,12 +74,12 @@ def test_scalars_for_tensorboard() -> None:
 
 
 def test_comparison_of_two_checkpoints() -> None:
-    changes = compare(table(2.0), table(3.0), ["gain.value"])
+    changes = table(2.0).changes(table(3.0), ["gain.value"])
     assert [(c.row, c.before, c.after, c.ratio) for c in changes] == [("a", 2.0, 3.0, 1.5)]
-    assert compare(table(), Table("gains", table().rows[:1])).notes == (
+    assert table().changes(Table("gains", table().rows[:1])).notes == (
         "Only the first table has 'b'.",
     )
-    assert [c.ratio for c in compare(table(), table(), ["size"])] == [1.0, None]
+    assert [c.ratio for c in table().changes(table(), ["size"])] == [1.0, None]
 
 
 def test_access_and_printing() -> None:

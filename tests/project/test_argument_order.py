@@ -59,7 +59,6 @@ WRONG: dict[str, Case] = {
     "top_singular": lambda m, g, x, path: diagnostics.top_singular(m),  # type: ignore[arg-type]
     "trace_k": lambda m, g, x, path: diagnostics.trace_k(x),  # type: ignore[arg-type]
     "versus": lambda m, g, x, path: diagnostics.versus(m, m),  # type: ignore[arg-type]
-    "tables": lambda m, g, x, path: diagnostics.compare(m, m),  # type: ignore[arg-type]
     "watching": lambda m, g, x, path: diagnostics.watching(x),  # type: ignore[arg-type]
     "degeneracy": lambda m, g, x, path: diagnostics.degeneracy(x, m),  # type: ignore[arg-type]
     "suggest, loss": lambda m, g, x, path: training.suggest(m, g, loss="x"),  # type: ignore[arg-type]

@@ -24,15 +24,23 @@ PUBLIC = "users know both"
 APART = "in packages that do not import each other's"
 TWICE = {
     **dict.fromkeys(
-        ["balance", "check", "diagnose", "equalise", "explain", "report", "rescale", "verify"],
+        [
+            "balance",
+            "check",
+            "compare",
+            "diagnose",
+            "equalise",
+            "explain",
+            "report",
+            "rescale",
+            "verify",
+        ],
         COMMAND,
     ),
-    "compare": f"{COMMAND}; and the comparison of two tables: {PUBLIC}",
     "draw": f"{COMMAND}; and figures of experiments",
     "match": f"the command of two models; and of parameters with weight blocks: {APART}",
     **dict.fromkeys(["main", "register", "render", "run"], ENTRY),
     "Claim": "about one network, which users know; and about the methods of an experiment",
-    "Comparison": f"of two models, and of two reports: {PUBLIC}",
     "versus": "of two reports, which users know; and of the results of two methods",
     **dict.fromkeys(["Record", "Table", "find", "given", "toy"], APART),
     "show": "verdicts, and values of settings: in experiments alone",
