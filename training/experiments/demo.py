@@ -144,7 +144,7 @@ def run_demo(
         console.rule("[bold]2. Another network, the same function", align="left")
         rescale_and_round(*verified[0], console)
         console.rule("[bold]3. Fewer channels, without a list of layers", align="left")
-        shrink(*verified[0], console)
+        prune_trained(*verified[0], console)
         console.rule("[bold]4. Training from a scrambled start", align="left")
         rescue(seeds, console)
         console.rule("[bold]5. The report, and what to type next", align="left")
@@ -280,7 +280,7 @@ def _tensor(output: Any) -> Tensor:
     return output if isinstance(output, Tensor) else output.logits
 
 
-def shrink(title: str, built: Built, console: Console) -> None:
+def prune_trained(title: str, built: Built, console: Console) -> None:
     """Remove shares of a model's channels, and print the sizes of what is left."""
     model, args, kwargs = built
     outputs, table = _outputs(model, (args, kwargs)), _columns(title, "weights", "change")
