@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError, did_you_mean, on_one_line
 from ..models.values import without_weights
+from .errors import say
 
 # models of more weights are built without numbers
 LARGE = 30_000_000
@@ -127,6 +128,9 @@ def _architecture(package: Any, config: Any, path: str) -> Any:
             f" {package.__version__}{did_you_mean(str(names[0]), dir(package))}; correct the entry"
             " architectures, or remove it for the model without a head."
         )
+    if not names:
+        which = f"the {config.model_type} model without a head"
+        say("Note", "yellow", f"'{path}' names no architectures: this is {which}.")
     return found
 
 

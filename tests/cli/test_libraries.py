@@ -120,12 +120,15 @@ def written(folder: Path, kind: str, **more: object) -> Path:
 
 
 @pytest.mark.parametrize("architectures", [None, "ViTModel", ["ViTModel"]])
-def test_data_types_of_a_configuration_do_not_matter(architectures: object, tmp_path: Path) -> None:
+def test_data_types_of_a_configuration_do_not_matter(
+    architectures: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = written(
         tmp_path, "vit", architectures=architectures, torch_dtype="bfloat16", dtype="float16"
     )
     target = load_target(f"transformers:{path}")
     assert type(target.model).__name__ == "ViTModel"
+    assert ("model without a head" in capsys.readouterr().err) == (architectures is None)
     assert {parameter.dtype for parameter in target.model.parameters()} == {torch.float32}
     target.model(**target.kwargs)
     # (the parts of a model may have types of their own)
