@@ -176,7 +176,7 @@ def prepared_for_qat() -> Any:
     return net(torch.ao.quantization.prepare_qat(model))
 
 
-@odd("disable_observer")
+@odd("cannot be captured")
 def observed() -> Any:
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).eval()
     model.qconfig = torch.ao.quantization.get_default_qconfig("fbgemm")
@@ -188,7 +188,7 @@ def quantised_dynamically() -> Any:
     return net(torch.ao.quantization.quantize_dynamic(Net(), {nn.Linear}))
 
 
-@odd("disable_observer")
+@odd("cannot be captured")
 def fake_quantised() -> Any:
     class Quantised(Net):
         def __init__(self) -> None:
@@ -489,7 +489,7 @@ def returns_an_integer_tensor() -> Any:
     return returning(lambda y: y.argmax(-1))
 
 
-@odd("numpy")
+@odd("cannot be captured")
 def returns_numpy() -> Any:
     return returning(lambda y: y.detach().numpy())
 
@@ -1009,7 +1009,7 @@ def shapes_by_values() -> Any:
     return net(Model())
 
 
-@odd("numpy")
+@odd("cannot be captured")
 def computes_in_numpy() -> Any:
     class Model(Net):
         def forward(self, x: Tensor) -> Any:
