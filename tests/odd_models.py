@@ -96,22 +96,22 @@ def compiled_inside() -> Any:
     return net(model)
 
 
-@odd("model.module")
+@odd("pass the model that it was made of")
 def data_parallel() -> Any:
     return net(nn.DataParallel(Net()))
 
 
-@odd("scripted")
+@odd("pass the model that it was made of")
 def scripted() -> Any:
     return net(torch.jit.script(Net()))
 
 
-@odd("script")
+@odd("pass the model that it was made of")
 def scripted_inside() -> Any:
     return net(nn.Sequential(nn.Linear(3, 3), torch.jit.script(Net())))
 
 
-@odd("script")
+@odd("pass the model that it was made of")
 def traced_by_jit() -> Any:
     return net(torch.jit.trace(Net(), x()))
 
@@ -183,7 +183,7 @@ def observed() -> Any:
     return net(torch.ao.quantization.prepare(model))
 
 
-@odd("before it was quantised")
+@odd("pass the model that it was made of")
 def quantised_dynamically() -> Any:
     return net(torch.ao.quantization.quantize_dynamic(Net(), {nn.Linear}))
 
@@ -203,7 +203,7 @@ def fake_quantised() -> Any:
     return net(model)
 
 
-@odd("before it was quantised")
+@odd("pass the model that it was made of")
 def converted_to_int8() -> Any:
     model = nn.Sequential(
         torch.ao.quantization.QuantStub(), nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)
@@ -214,7 +214,7 @@ def converted_to_int8() -> Any:
     return net(torch.ao.quantization.convert(prepared))
 
 
-@odd("float8")
+@odd("forward raised")
 def float8_weights() -> Any:
     model = Net()
     model.first.weight = nn.Parameter(

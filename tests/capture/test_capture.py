@@ -132,7 +132,7 @@ def test_keyword_inputs_and_nested_outputs() -> None:
         (Branching(), (torch.randn(2, 3),), "capture/test_capture.py:"),
         (Covariance(), (torch.randn(2, 3),), "depends on the values of tensors"),
         (nn.LazyLinear(3), (torch.randn(2, 3),), "run the model once"),
-        (nn.DataParallel(nn.Linear(3, 3)), (torch.randn(2, 3),), "model.module"),
+        (nn.DataParallel(nn.Linear(3, 3)), (torch.randn(2, 3),), "that it was made of"),
         pytest.param(
             Holding("quantised"),
             (torch.randn(2, 3),),
