@@ -96,22 +96,22 @@ def compiled_inside() -> Any:
     return net(model)
 
 
-@odd("model.module")
+@odd("pass the model that it was made of")
 def data_parallel() -> Any:
     return net(nn.DataParallel(Net()))
 
 
-@odd("scripted")
+@odd("pass the model that it was made of")
 def scripted() -> Any:
     return net(torch.jit.script(Net()))
 
 
-@odd("script")
+@odd("pass the model that it was made of")
 def scripted_inside() -> Any:
     return net(nn.Sequential(nn.Linear(3, 3), torch.jit.script(Net())))
 
 
-@odd("script")
+@odd("pass the model that it was made of")
 def traced_by_jit() -> Any:
     return net(torch.jit.trace(Net(), x()))
 
@@ -176,19 +176,19 @@ def prepared_for_qat() -> Any:
     return net(torch.ao.quantization.prepare_qat(model))
 
 
-@odd("disable_observer")
+@odd("cannot be captured")
 def observed() -> Any:
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).eval()
     model.qconfig = torch.ao.quantization.get_default_qconfig("fbgemm")
     return net(torch.ao.quantization.prepare(model))
 
 
-@odd("before it was quantised")
+@odd("pass the model that it was made of")
 def quantised_dynamically() -> Any:
     return net(torch.ao.quantization.quantize_dynamic(Net(), {nn.Linear}))
 
 
-@odd("disable_observer")
+@odd("cannot be captured")
 def fake_quantised() -> Any:
     class Quantised(Net):
         def __init__(self) -> None:
@@ -203,7 +203,7 @@ def fake_quantised() -> Any:
     return net(model)
 
 
-@odd("before it was quantised")
+@odd("pass the model that it was made of")
 def converted_to_int8() -> Any:
     model = nn.Sequential(
         torch.ao.quantization.QuantStub(), nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)
@@ -214,7 +214,7 @@ def converted_to_int8() -> Any:
     return net(torch.ao.quantization.convert(prepared))
 
 
-@odd("float8")
+@odd("forward raised")
 def float8_weights() -> Any:
     model = Net()
     model.first.weight = nn.Parameter(
@@ -489,7 +489,7 @@ def returns_an_integer_tensor() -> Any:
     return returning(lambda y: y.argmax(-1))
 
 
-@odd("numpy")
+@odd("cannot be captured")
 def returns_numpy() -> Any:
     return returning(lambda y: y.detach().numpy())
 
@@ -1009,7 +1009,7 @@ def shapes_by_values() -> Any:
     return net(Model())
 
 
-@odd("numpy")
+@odd("cannot be captured")
 def computes_in_numpy() -> Any:
     class Model(Net):
         def forward(self, x: Tensor) -> Any:

@@ -134,7 +134,7 @@ def weight_without_its_gradient() -> Any:
     return net(Model())
 
 
-@odd("circle")
+@odd("cannot be captured")
 def child_that_holds_its_parent() -> Any:
     class Child(nn.Module):
         def forward(self, h: Tensor) -> Tensor:
@@ -287,7 +287,7 @@ def functional_derivative_in_forward() -> Any:
     return doing(lambda self, h: torch.func.grad(lambda v: (v**2).sum())(h))
 
 
-@odd("torch.vmap")
+@odd("cannot be captured")
 def mapped_over_rows() -> Any:
     return doing(lambda self, h: torch.vmap(torch.relu)(h))
 
@@ -399,7 +399,7 @@ def keys_that_are_numbers() -> Any:
 # -- values looked at
 
 
-@odd("values of tensors")
+@odd("cannot be captured")
 def prints_a_value() -> Any:
     return doing(lambda self, h: LOG.append(f"{h.mean():.2f}") or h)
 

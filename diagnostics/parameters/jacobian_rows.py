@@ -16,12 +16,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 from pathspace.errors import InputError, UnsupportedError
 from pathspace.models.copies import safe_deepcopy
 from pathspace.models.inputs import arranged, check_inputs
-from pathspace.models.modes import never_recomputed
 from pathspace.models.running import evaluate
 from pathspace.reduction import ReductionGraph
 
 from ..shared.model_calls import differentiating, float64_errors_explained
 from ..shared.real_tensors import in_float64, is_real
+from ..shared.recomputation import never_recomputed
 from ..shared.unchanged import unchanged
 from .gauge_directions import gauge_directions, hashing, random_combinations
 

@@ -17,12 +17,12 @@ from torch.utils._pytree import tree_map
 from pathspace.errors import CaptureError, first_line
 from pathspace.inference.registry import facts_of
 from pathspace.models.inputs import arranged, check_inputs, describe_inputs
-from pathspace.models.modes import never_recomputed
 from pathspace.models.refusals import check_capturable
 from pathspace.models.values import require_values
 
 from .model_calls import main_output
 from .real_tensors import is_real
+from .recomputation import never_recomputed
 from .unchanged import unchanged
 from .unit_axes import CarriedAxis
 

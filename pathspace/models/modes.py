@@ -1,5 +1,5 @@
-"""Ways to run a model other than as it stands: without `eps`, in float64, uncompiled, without
-checkpointing, or with `detach` ignored.
+"""Ways to run a model other than as it stands: without `eps`, in float64, uncompiled, or with
+`detach` ignored.
 
 A scale that a normalisation takes away is exact only for ``eps = 0``, so that is how a model is
 measured at that level. Torch refuses 0 itself in training mode; the smallest positive number is
@@ -9,17 +9,17 @@ moves so that its sum with ``eps`` scales.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from traceback import StackSummary, walk_stack
 from typing import Any
 
 import torch
-import torch.utils.checkpoint as torch_checkpoint
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from ..errors import UnsupportedError
 from .isolation import replaced
 
 # where the functional normalisations take their eps
@@ -146,52 +146,21 @@ def without_eps(model: nn.Module, folded_eps: Collection[tuple[str, float]] = ()
         yield len(changed)
 
 
-# private, and not in every version of torch; without it torch itself refuses such recomputation
-GENERATOR = "_checkpoint_without_reentrant_generator"
-
-
 @contextmanager
-def never_recomputed(as_in_training: bool = False) -> Iterator[None]:
-    """A context in which checkpointed functions run once and keep their results, so that nothing
-    of a model runs again in the backward pass.
+def never_recomputed() -> Iterator[None]:
+    """A context in which checkpointed functions are refused where gradients are taken.
 
     What is recomputed runs with the weights, buffers and hooks that the model has by then: other
-    ones than in the forward pass if they were replaced for that pass alone. And reentrant
-    checkpointing has no gradients with respect to chosen tensors.
-
-    Args:
-        as_in_training: reentrant checkpointing has no gradients if no tensor that enters it has
-            one; without this option it has all of them.
+    ones than in the forward pass if they were replaced for that pass alone.
     """
-
-    def apply(function: Callable[..., Any], _preserve: bool, *args: Any) -> Any:
-        if as_in_training and not enters_gradient(args):
-            with torch.no_grad():
-                return function(*args)
-        return function(*args)
-
-    def generator(*_: Any, **__: Any) -> Iterator[None]:
-        # torch runs the function itself between the two halves of its generator
-        yield
-
-    with ExitStack() as stack:
-        replace_reentrant(stack, apply)
-        if hasattr(torch_checkpoint, GENERATOR):
-            stack.enter_context(replaced((torch_checkpoint, GENERATOR, generator)))
-        yield
-
-
-def enters_gradient(args: tuple[Any, ...]) -> bool:
-    """Whether reentrant checkpointing of a function of ``args`` has gradients in training."""
-    return any(isinstance(value, Tensor) and value.requires_grad for value in args)
-
-
-def replace_reentrant(stack: ExitStack, apply: Callable[..., Any]) -> None:
-    """Replace reentrant checkpointing until the stack is closed, by a function of the function, a
-    flag, and its arguments.
-    """
-    reentrant = torch_checkpoint.CheckpointFunction
-    stack.enter_context(replaced((reentrant, "apply", staticmethod(apply))))
+    words = "checkpointed functions would run again with other weights"
+    try:
+        with torch.autograd.graph.disable_saved_tensors_hooks(words):
+            yield
+    except RuntimeError as error:
+        if str(error) != words:
+            raise
+        raise UnsupportedError(f"In a backward pass {words}; switch checkpointing off.") from error
 
 
 DETACH = frozenset({torch.Tensor.detach, torch.detach})

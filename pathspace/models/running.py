@@ -55,23 +55,6 @@ class Activations(TorchDispatchMode):
         return result
 
 
-class Disturbed(Activations):
-    """Change the results of rectifiers where masks, one for each call, say so: does an output read
-    them?
-    """
-
-    def __init__(self, chosen: Sequence[Tensor]) -> None:
-        super().__init__()
-        self._chosen = iter(chosen)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        known = len(self.seen)
-        result = super().__torch_dispatch__(func, types, args, kwargs)
-        if len(self.seen) > known:
-            result.copy_(torch.where(next(self._chosen), 2 * result.abs() + 1, result))
-        return result
-
-
 @dataclass(frozen=True)
 class ForwardRun:
     """Outputs of one run, flattened and joined, the activations passed on the way, and
@@ -105,12 +88,11 @@ def run_forward(
     kwargs: Mapping[str, Any],
     weights: Mapping[str, Tensor] | None = None,
     seed: int = 0,
-    recorder: Activations | None = None,
 ) -> ForwardRun:
     """Run a model with some parameters replaced; random operations draw the
     same numbers every time.
     """
-    recorder = Activations() if recorder is None else recorder
+    recorder = Activations()
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     # models that differentiate in their forward ask for gradients by their parameters
     wanted = {
@@ -182,24 +164,6 @@ def rounding_decides(
             weights[name] = parameter.detach() * (1 + digits * torch.finfo(parameter.dtype).eps)
     after = run_forward(model, args, kwargs, weights, seed)
     return difference(before, after) > tolerance or switched(before, after)[0] > 0
-
-
-def unread(
-    model: nn.Module,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    seed: int,
-    before: ForwardRun,
-    after: ForwardRun,
-) -> bool:
-    """Whether no output reads the rectifiers that are switched differently: rows
-    may be left out after them.
-    """
-    pairs = zip(before.activations, after.activations, strict=True)
-    disturbed = Disturbed([(one != other) & (one != 0) & (other != 0) for one, other in pairs])
-    return torch.equal(
-        run_forward(model, args, kwargs, seed=seed, recorder=disturbed).outputs, before.outputs
-    )
 
 
 def outputs(

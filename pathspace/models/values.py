@@ -9,7 +9,7 @@ buffer of integers without values.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
-from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import InputError
 from .walk import every_module
 
-# larger buffers are neither computed nor read
+# larger tensors are neither computed nor read
 LARGEST_BUFFER = 1 << 24
+_MADE = frozenset([torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn])
 
 
 def has_values(tensor: Tensor) -> bool:
@@ -82,13 +82,9 @@ def with_numbers() -> Iterator[None]:
     """A context in which new tensors have values, even under a fake mode or with
     the default device meta.
     """
-    default = torch.device("cpu") if torch.get_default_device().type == "meta" else None
-    with _disable_current_modes():
-        if default is None:
-            yield
-        else:
-            with default:
-                yield
+    meta = torch.get_default_device().type == "meta"
+    with _disable_current_modes(), torch.device("cpu") if meta else nullcontext():
+        yield
 
 
 @contextmanager
@@ -107,12 +103,10 @@ class _SmallTensors(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        made = func in _device_constructors() and func is not torch.tensor
-        if made and kwargs.get("device") is None:
-            with suppress(TypeError, RuntimeError):
-                shape = func(*args, **{**kwargs, "device": "meta"})
-                if isinstance(shape, Tensor) and shape.numel() > LARGEST_BUFFER:
-                    return shape
+        if func in _MADE and kwargs.get("device") is None:
+            shape = func(*args, **{**kwargs, "device": "meta"})
+            if shape.numel() > LARGEST_BUFFER:
+                return shape
         return func(*args, **kwargs)
 
 

@@ -130,16 +130,16 @@ def test_keyword_inputs_and_nested_outputs() -> None:
         (nn.Linear(3, 3), (torch.ones(2, 3, dtype=torch.long),), "int64"),
         (nn.Linear(3, 3).double(), (torch.randn(2, 3),), "dtype"),
         (Branching(), (torch.randn(2, 3),), "capture/test_capture.py:"),
-        (Covariance(), (torch.randn(2, 3),), "a function of torch compares the values of tensors"),
+        (Covariance(), (torch.randn(2, 3),), "depends on the values of tensors"),
         (nn.LazyLinear(3), (torch.randn(2, 3),), "run the model once"),
-        (nn.DataParallel(nn.Linear(3, 3)), (torch.randn(2, 3),), "model.module"),
+        (nn.DataParallel(nn.Linear(3, 3)), (torch.randn(2, 3),), "that it was made of"),
         pytest.param(
             Holding("quantised"),
             (torch.randn(2, 3),),
-            "computes with a quantised tensor",
+            "cannot be captured",
             marks=pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
         ),
-        (Holding("bias"), (torch.randn(2, 3),), "a class of its own, CausalBias"),
+        (Holding("bias"), (torch.randn(2, 3),), "cannot be captured"),
     ],
 )
 def test_failures_are_one_sentence(

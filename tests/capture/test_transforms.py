@@ -158,8 +158,8 @@ class SparseWeight(nn.Module):
 
 
 REFUSED: dict[str, tuple[nn.Module, tuple[Tensor, ...], type[PathspaceError], str]] = {
-    "ensemble": (Ensemble(), (torch.randn(4, WIDTH),), CaptureError, "torch.vmap"),
-    "mapped": (Mapped(), (torch.randn(4, WIDTH),), CaptureError, "torch.vmap"),
+    "ensemble": (Ensemble(), (torch.randn(4, WIDTH),), CaptureError, "cannot be captured"),
+    "mapped": (Mapped(), (torch.randn(4, WIDTH),), CaptureError, "cannot be captured"),
     "packed": (
         Packed(),
         (torch.randn(3, 5, WIDTH), torch.tensor([5, 2, 4])),
@@ -170,7 +170,7 @@ REFUSED: dict[str, tuple[nn.Module, tuple[Tensor, ...], type[PathspaceError], st
         Jagged(),
         (torch.randn(3, WIDTH), torch.randn(2, WIDTH)),
         CaptureError,
-        "padded batch",
+        "cannot be captured",
     ),
     "grad": (Force(True), (torch.randn(4, WIDTH),), CaptureError, "gradients inside forward"),
     "autograd": (Force(False), (torch.randn(4, WIDTH),), CaptureError, "gradients inside forward"),

@@ -77,8 +77,7 @@ def test_verify_says_that_gradients_do_not_apply(kind: str) -> None:
     certificate = ps.verify(Network(BACKWARD[kind]), torch.randn(6, 4), upper_bound=True)
     assert certificate.holds
     assert certificate.units == 5
-    for said in (certificate.invariance["evidence"], certificate.upper_bound["evidence"]):
-        assert "backward pass" in said, said
+    assert "backward pass" in certificate.upper_bound["evidence"]
     assert certificate.units_at_most is None
 
 
@@ -142,5 +141,3 @@ def test_gradients_of_another_function_refute_nothing_in_float32(
     model, x = Single(back), torch.randn(5, 4)
     evidence, _ = measure_invariance(Workbench(ps.trace(model, x), model, ((x,), {}), seed))
     assert evidence["holds"] and evidence["dtype"] == "float32", evidence["evidence"]
-    own = back is None or torch.equal(back(x), x)
-    assert (evidence["gradient_balance"] is not None) == own

