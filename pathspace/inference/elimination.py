@@ -20,9 +20,7 @@ Pairs = tuple[np.ndarray, np.ndarray]
 
 
 def simplified(coefficients: np.ndarray, variables: np.ndarray) -> Pairs:
-    """Combine like terms, divide by common factors, drop duplicates; non-zero terms come
-    first, in descending order.
-    """
+    """Combine like terms, divide by common factors, drop duplicates; zeros come last."""
     coefficients, variables = _sorted(coefficients, variables)
     twice = ((variables[:, 1:] == variables[:, :-1]) & (variables[:, 1:] > 0)).any(1)
     if twice.any():
@@ -75,15 +73,7 @@ def _distinct(rows: np.ndarray) -> np.ndarray:
 def equations(
     coefficients: np.ndarray, variables: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Relations of the form ``a = 0`` or ``a = +-b``.
-
-    Args:
-        coefficients: coefficients of combined relations.
-        variables: their variables.
-
-    Returns:
-        Variables, the signed variables that they equal, and the mask of these relations.
-    """
+    """Variables and what they equal, of relations ``a = 0`` or ``a = +-b``; and their mask."""
     terms = (coefficients != 0).sum(1)
     single = terms == 1
     equal = (terms == 2) & (np.abs(coefficients[:, 0]) == np.abs(coefficients[:, 1]))
@@ -93,17 +83,7 @@ def equations(
 
 
 def implied(coefficients: np.ndarray, variables: np.ndarray, longest: int) -> Pairs:
-    """Equations ``a = b`` that follow from two relations with the same other terms:
-    ``p a + r = p b + r = 0``.
-
-    Args:
-        coefficients: coefficients of combined relations.
-        variables: their variables.
-        longest: largest number of terms of the relations to compare.
-
-    Returns:
-        Variables, and the variables that they equal.
-    """
+    """Equations ``a = b`` that follow from relations with the same other terms."""
     lefts, rights = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     terms = (coefficients != 0).sum(1)
     for count in range(2, longest + 1):
@@ -130,11 +110,7 @@ def _forms(
 def multiples(
     coefficients: np.ndarray, variables: np.ndarray, total: int
 ) -> tuple[Rounds, np.ndarray, np.ndarray]:
-    """Substitute variables that are multiples of another one, ``a = 2 b``, everywhere.
-
-    Returns:
-        As :func:`peel`.
-    """
+    """Substitute variables that are multiples of another one, ``a = 2 b``, everywhere."""
     rounds = []
     while len(variables):
         sizes = np.abs(coefficients)
@@ -163,12 +139,7 @@ def multiples(
 def peel(
     coefficients: np.ndarray, variables: np.ndarray, total: int
 ) -> tuple[Rounds, np.ndarray, np.ndarray]:
-    """Solve relations for variables that occur in no other relation, in rounds.
-
-    Returns:
-        Rounds of (variables, their forms as sparse rows over all variables), and
-        the remaining relations.
-    """
+    """Solve relations for variables that occur in no other, in rounds; and what remains."""
     rounds = []
     while len(variables):
         uses = np.bincount(variables[coefficients != 0], minlength=total + 1)
@@ -198,12 +169,7 @@ def peel(
 def eliminate_shared(
     coefficients: np.ndarray, variables: np.ndarray, total: int
 ) -> tuple[Rounds, np.ndarray, np.ndarray]:
-    """Substitute variables that occur in exactly two relations of at most
-    three terms, many at a time.
-
-    Returns:
-        As :func:`peel`; the remaining relations have at most four terms.
-    """
+    """Substitute variables that occur in exactly two relations of at most three terms."""
     rounds = []
     while len(variables):
         used = coefficients != 0
@@ -238,12 +204,10 @@ def eliminate_shared(
 
 
 def compress_relations(coefficients: np.ndarray, variables: np.ndarray, total: int) -> Pairs:
-    """Write relations of three or four terms as equalities of sums, and remove those
-    that follow from others.
+    """Write relations as equalities of sums, and remove those that follow from others.
 
     Each relation is split into the two sums that occur most often. The sums are the nodes of a
-    graph and the relations its edges; in each component, the equations between all sums and the
-    shortest one are equivalent to all relations.
+    graph and the relations its edges; equations with one sum of each component are equivalent.
     """
     long = (coefficients != 0).sum(1) >= 3
     c, v = coefficients[long], variables[long]

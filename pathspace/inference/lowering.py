@@ -35,17 +35,7 @@ FILLED: dict[str, tuple[float | None, int]] = {
 
 
 def fold_constant(node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run an operation on known constants.
-
-    Args:
-        node: the operation.
-        args: its operands, activations with or without a known value.
-        kwargs: its keyword operands.
-
-    Returns:
-        The result as activations with known values, or ``None`` if an operand is unknown, or if the
-        result is random or large.
-    """
+    """Run an operation on known constants; ``None`` if one is unknown, random or large."""
     target, shown = node.target, node.meta.get("val")
     if operation_name(target) in FILLED:
         number, position = FILLED[operation_name(target)]
@@ -118,9 +108,7 @@ def _is_number(shown: Any) -> bool:
 
 
 def held_by(module: fx.GraphModule, target: str) -> Any:
-    """What a graph holds itself: a tensor as an activation with a known
-    value, a region as it is.
-    """
+    """What a graph holds itself: a tensor with a known value, or a region."""
     value = attrgetter(target)(module)
     return with_value(value) if isinstance(value, Tensor) else value
 
@@ -133,14 +121,7 @@ def _table() -> dict[Any, Any]:
 
 
 def decomposed(node: fx.Node) -> fx.GraphModule | None:
-    """The operation as a graph of smaller ones, with placeholders named like the operands' nodes.
-
-    Args:
-        node: a call of an operation, with fake results in ``meta["val"]``.
-
-    Returns:
-        The graph, or ``None`` if torch has no decomposition.
-    """
+    """The operation in smaller ones, with placeholders named like its operands; or ``None``."""
     if not isinstance(node.target, OPERATION):
         return None
     operands = node.all_input_nodes
@@ -180,9 +161,7 @@ Graph = fx.GraphModule
 
 
 def region(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register the interpretation of an operation that contains graphs:
-    ``function(interpreter, *args, **kwargs)``.
-    """
+    """Register how a graph in a graph is read, ``function(interpreter, *args, **kwargs)``."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         REGIONS.update(dict.fromkeys(names, function))
@@ -268,9 +247,7 @@ def while_loop(
 @region("scan")
 def scan(interpreter: Any, body: Graph, state: Sequence[Any], sequences: Sequence[Any],
          more: Sequence[Any] = (), **kwargs: Any) -> Any:  # fmt: skip
-    """A loop over the first dimension that passes on a state and stacks
-    the outputs of its steps.
-    """
+    """A loop over the first dimension that passes on a state and stacks the outputs."""
     semantics = interpreter.semantics
     length = sequences[0].shape[0]
     looked_at = semantics.steps(length)

@@ -29,12 +29,7 @@ MOST_GATHERED = 4_000_000
 
 @dataclass(frozen=True)
 class Gather:
-    """A virtual weight: the rows of a table that an index selects.
-
-    Attributes:
-        table: name of the parameter.
-        index: number of the index; one index selects the same rows of different tables.
-    """
+    """A virtual weight: the rows of ``table`` that an index, by its number, selects."""
 
     table: str
     index: int
@@ -89,9 +84,7 @@ class ParameterScales(Semantics):
         return virtual.moved(lambda t: reshaped(t, (*rows, *t.shape[1:])), self.offsets)
 
     def attach(self, weight: Weight) -> Tensor:
-        """Edges from the root to new ids, one per scalar; a scalar has the
-        same id in all such uses.
-        """
+        """Edges from the root to one id per scalar, the same in all such uses."""
         self._note_shift(weight)
         if weight.name in self.gathers and prod(self.shapes[weight.name]) > MOST_GATHERED:
             self.pin([weight], "more scalars picked by data than can be followed")
@@ -99,9 +92,7 @@ class ParameterScales(Semantics):
         return self.laid_out(weight, self._table)
 
     def _note_shift(self, weight: Weight) -> None:
-        """Record the constant added to a parameter; if its uses have different constants,
-        the parameter is pinned.
-        """
+        """Record the constant added to a parameter; several constants pin it."""
         for name in dict.fromkeys(
             self.virtual.get(name, name) for name in self.parameters_of(weight)
         ):
@@ -127,17 +118,10 @@ Region = tuple[slice, ...]
 def layout(
     view: Tensor, ids: Iterable[Tensor], shape: tuple[int, ...]
 ) -> tuple[Region, list[Tensor]] | None:
-    """Rearrange ids on a strided view of a parameter to the parameter's own dimensions.
+    """Ids on a strided view, rearranged to the parameter's own dimensions.
 
-    Args:
-        view: meta tensor with sizes, strides and offset of the view.
-        ids: tensors with the view's number of dimensions; each size is 1 or that of the view.
-        shape: shape of the parameter.
-
-    Returns:
-        The region of the parameter that the view covers, and each tensor of ids with the
-        parameter's dimensions (each size is 1 or that of the region); ``None`` if the view does not
-        consist of the parameter's dimensions.
+    Returns the region that the view covers, and each tensor of ids (sizes 1, or those of the
+    region); ``None`` if the view does not consist of the parameter's dimensions.
     """
     tensors = list(ids)
     if (sizes := _kept(view, shape)) is not None:
@@ -162,9 +146,7 @@ def layout(
 
 
 def _kept(view: Tensor, shape: tuple[int, ...]) -> list[int | None] | None:
-    """If a view is the whole parameter up to dimensions of size 1: the view's dimension for
-    each of the parameter's.
-    """
+    """If a view is the whole parameter: its dimension for each of the parameter's."""
     long = [dim for dim, size in enumerate(view.shape) if size > 1]
     if [view.shape[dim] for dim in long] != [size for size in shape if size > 1]:
         return None
@@ -175,9 +157,7 @@ def _kept(view: Tensor, shape: tuple[int, ...]) -> list[int | None] | None:
 
 
 class _Part(NamedTuple):
-    """A dimension of a view: its dimension of the parameter, its step there, its size,
-    and its number in the view.
-    """
+    """A dimension of a view, and what it is in the parameter."""
 
     home: int
     step: int
@@ -188,12 +168,7 @@ class _Part(NamedTuple):
 def _parts(
     view: Tensor, shape: tuple[int, ...]
 ) -> tuple[list[int], list[_Part] | None, list[tuple[int, tuple[int, int]]]]:
-    """The dimensions of a view as parts of the parameter's dimensions.
-
-    Returns:
-        The start of the view; its parts, or ``None`` if it does not consist of the parameter's
-        dimensions; and ``(dim, sizes)`` for each flattened dimension that is split.
-    """
+    """Start and parts of a view, ``None`` if it has none; and the dimensions that are split."""
     strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
     offset = view.storage_offset()
     start = [offset // stride % size for size, stride in zip(shape, strides, strict=True)]
@@ -224,9 +199,7 @@ def _parts(
 
 
 def _grouped(parts: list[_Part], start: list[int]) -> tuple[Region, list[list[_Part]]] | None:
-    """The region that a view covers, and its parts for each dimension of the
-    parameter, outer ones first.
-    """
+    """The region that a view covers, and its parts for each dimension, outer ones first."""
     region: list[slice] = []
     groups: list[list[_Part]] = []
     for home, first in enumerate(start):
@@ -260,11 +233,7 @@ READ = "running statistics are read by something else than their normalisation"
 
 
 class RunningStatistics:
-    """Running means and variances by name, with the ids of their channels.
-
-    Args:
-        equations: where channels of one statistic are unified.
-    """
+    """Running means and variances by name, with the ids of their channels."""
 
     def __init__(self, equations: Relations) -> None:
         self._equations = equations
@@ -280,20 +249,9 @@ class RunningStatistics:
     def add(
         self, mean: str, var: str, ids: Tensor, eps: float, frozen: bool
     ) -> Iterator[tuple[Tensor, str]]:
-        """Record one use; the channels of a statistic are the same in all its uses.
+        """Record one use; yields ids that must be fixed before it goes on, and why.
 
-        ``var + eps`` is rescaled, so normalisations with the same variance
-        must have the same ``eps``.
-
-        Args:
-            mean: name of the running mean.
-            var: name of the running variance.
-            ids: of the channels.
-            eps: added to the variance.
-            frozen: the normalisation divides by the statistics.
-
-        Yields:
-            Ids that must be fixed before it goes on, and why.
+        ``var + eps`` is rescaled, so all normalisations with this variance need the same ``eps``.
         """
         self._pairs[mean, var] = None
         first, divides = self._eps.get(var, (eps, False))
@@ -311,12 +269,7 @@ class RunningStatistics:
                 yield ids, READ
 
     def read(self, buffer: str) -> Iterator[tuple[Tensor, str]]:
-        """Record that a buffer is used as data; if it is a statistic, now or
-        later, its channels are fixed.
-
-        Yields:
-            Ids that must be fixed, and why.
-        """
+        """Record that a buffer is used as data; yields ids to be fixed, and why."""
         if buffer in self._channels and buffer not in self._read:
             yield self._channels[buffer][1], READ
         self._read.add(buffer)

@@ -52,27 +52,7 @@ def reasons(graph: Structure) -> tuple[Reason, ...]:
     """For every fixed scale of a traced model, the shortest chain of operations to the root.
 
     The captured graph is interpreted again, and each equation between scales is stored with
-    its operation. A breadth-first search from the root finds the shortest chains. Inputs
-    and constants are the root itself. Each fixed scale is listed once, at the first
-    parameter whose edges enter it.
-
-    Args:
-        graph: the reduction graph of the model.
-
-    Returns:
-        Reasons in the order of the parameters; scales with equal chains share one.
-
-    Example:
-        >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(
-        ...     torch.nn.Linear(3, 4), torch.nn.GELU(), torch.nn.Linear(4, 2)
-        ... )
-        >>> found = ps.trace(model, torch.randn(1, 3)).reasons()
-        >>> [
-        ...     (reason.parameter, reason.scales, [step.op for step in reason.chain])
-        ...     for reason in found
-        ... ]
-        [('0.weight', 4, ['aten.gelu']), ('2.weight', 2, ['output'])]
+    its operation. Each fixed scale is listed once, at the first parameter whose edges enter it.
     """
     # the tensors of the analysis need values, even if the default device is meta
     with torch.device("cpu"), torch.inference_mode(False):
@@ -209,9 +189,7 @@ class Witness(Scales):
         return f"shares one scale with {constant_behind(self.place.node, self.sources)[0] or OTHER}"
 
     def _fed_back(self, output: Tensor) -> str:
-        """What to do if an output is the state of a recurrent model: one of its inputs looks
-        like it.
-        """
+        """What to do if an output is the state of a recurrent model."""
         inputs = {
             node.name: node.meta.get("val")
             for node in (self.graph.nodes if self.graph is not None else ())
@@ -239,11 +217,7 @@ class Witness(Scales):
 
 
 class Chains:
-    """Shortest chains of equations from ids to the root.
-
-    Args:
-        witness: the interpretation after its run, with the equations of the uses of weights.
-    """
+    """Shortest chains of equations from ids to the root."""
 
     def __init__(self, witness: Witness) -> None:
         self.steps = [*witness.steps_taken]
@@ -293,9 +267,7 @@ class Chains:
         return result
 
     def _derive(self, rows: list[tuple[np.ndarray, np.ndarray, int]]) -> bool:
-        """Add equations that follow from relations and from opposite scales;
-        return whether there are any.
-        """
+        """Add equations that follow from relations and opposite scales; whether there are any."""
         new: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         plus, minus = self._label[0::2], self._label[1::2]
         root = self._label[0]
@@ -347,9 +319,7 @@ class Chains:
         return True
 
     def _opposite(self) -> int:
-        """A new step for opposite scales, with the place of the first equation
-        between opposite scales.
-        """
+        """A new step for opposite scales, at the place of the first equation between two."""
         crossed = np.flatnonzero(np.sign(self._left) * np.sign(self._right) < 0)
         place = self.steps[self._step[crossed[0]]] if len(crossed) else ReasonLink("", "", "", "")
         self.steps.append(ReasonLink(place.op, place.module, place.source, OPPOSITE))
@@ -360,15 +330,7 @@ class Chains:
         return np.asarray(np.maximum(self._before[2 * np.abs(ids)], 0) // 2)
 
     def of(self, ids: np.ndarray) -> list[tuple[tuple[ReasonLink, ...], int]]:
-        """Chains of ids, with equal ones counted together, in order of the first id.
-
-        Args:
-            ids: positive numbers.
-
-        Returns:
-            Pairs of a chain, from the id to the root, and the number of ids with it; the chain is
-            empty if no single equation fixes the id.
-        """
+        """Chains of ids (positive), each with how many have it; an empty one without one."""
         current, columns = 2 * np.abs(ids), []
         known = self._before[current] >= 0
         while bool((known & (current > 1)).any()):

@@ -43,12 +43,8 @@ WIDTH = 4
 class Solution:
     """Every id in terms of base units.
 
-    Attributes:
-        classes: signed class of every raw id: 0 is the root, ``1..units`` are base units,
-            larger numbers are derived.
-        units: number of base units.
-        forms: integer matrix ``(derived, units)``: class ``units + 1 + i`` has
-            log-scale ``forms[i] @ phi``.
+    ``classes`` has the signed class of every raw id: 0 for the root, ``1..units`` for base units;
+    class ``units + 1 + i`` has the log-scale ``forms[i] @ phi``.
     """
 
     classes: np.ndarray
@@ -56,9 +52,7 @@ class Solution:
     forms: csr_array
 
     def units_in(self, classes: np.ndarray) -> np.ndarray:
-        """Mask of the root and the base units that occur among classes or in derived ones,
-        ``(units + 1,)``.
-        """
+        """Mask of the root and the units among classes and inside of derived ones."""
         met = np.zeros(self.units + 1, bool)
         number = np.unique(np.abs(classes))
         met[number[number <= self.units]] = True
@@ -107,12 +101,7 @@ class Relations(UnionFind):
         self.too_high = 0
 
     def relate(self, *terms: tuple[int, Tensor]) -> None:
-        """Record ``sum of coefficient * phi(ids) = 0`` elementwise, after broadcasting;
-        exact zeros impose nothing.
-
-        Args:
-            *terms: up to four pairs (coefficient, ids).
-        """
+        """Record ``sum of coefficient * phi(ids) = 0`` for up to four terms, elementwise."""
         ids = torch.broadcast_tensors(*(entry for _, entry in terms))
         for dim in range(ids[0].dim()):
             if ids[0].shape[dim] > 1 and all(entry.stride(dim) == 0 for entry in ids):
@@ -125,20 +114,13 @@ class Relations(UnionFind):
             )
 
     def relate_rows(self, coefficients: np.ndarray, ids: np.ndarray) -> None:
-        """Record relations, given as rows of up to four coefficients and
-        signed ids (padded with 0).
-        """
+        """Record relations: rows of up to four coefficients and signed ids, or 0."""
         self._relations.append((coefficients, ids))
 
     def _rows(
         self, classes: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
-        """Relations in terms of classes.
-
-        Returns:
-            Coefficients and classes in four columns, with like terms combined and padded with 0;
-            and the relations that are now equations of two ids, as pairs of signed classes.
-        """
+        """Relations in terms of classes, four terms each; and those that are equations now."""
         total = sum(len(ids) for _, ids in self._relations)
         width = max(2, *(ids.shape[1] for _, ids in self._relations))
         coefficients, ids = np.zeros((total, width), np.int64), np.zeros((total, width), np.int64)
@@ -175,12 +157,7 @@ class Relations(UnionFind):
         return coefficients[~done], variables[~done], (left, right)
 
     def collapse(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Solve the equations, add every relation that becomes an equation, and
-        repeat until nothing changes.
-
-        Returns:
-            Signed classes of all ids, and the remaining relations (coefficients, classes).
-        """
+        """Solve until no relation becomes an equation; classes, and relations left."""
         while True:
             classes = self.solve()
             if not self._relations:
@@ -204,9 +181,7 @@ class Relations(UnionFind):
         self.unify(*(torch.from_numpy(first[np.abs(side)] * np.sign(side)) for side in pairs))
 
     def resolve(self) -> Solution:
-        """Solve all equations and relations: base units, and derived classes as
-        integer combinations of them.
-        """
+        """Solve all: base units, and derived classes as integer combinations of them."""
         while True:
             classes, coefficients, variables = self.collapse()
             total = int(np.abs(classes).max(initial=0))
@@ -252,11 +227,7 @@ class Relations(UnionFind):
     def _parametrise(
         self, rows: list[dict[int, int]], variables: np.ndarray, first: np.ndarray
     ) -> bool:
-        """Express variables with relations such as ``3 a = 4 b`` as integer multiples of new units.
-
-        Returns:
-            Whether it was done; false if the multiples are too large.
-        """
+        """Express variables as multiples of new units (``3 a = 4 b``), if they are small."""
         from sympy import ZZ  # slow to import, and needed by few models
         from sympy.polys.matrices import DomainMatrix
 
@@ -286,9 +257,7 @@ class Relations(UnionFind):
 
 
 def representatives(classes: np.ndarray) -> np.ndarray:
-    """The first raw id of each class 1, 2, ..., with the sign that gives the class
-    itself; 0 for the root's class.
-    """
+    """The first raw id of each class, with the sign that gives the class itself."""
     first = np.zeros(1 + max(int(classes.max()), -int(classes.min())), np.int64)
     # (the last of several values written to one position remains, so the order is reversed)
     first[np.abs(classes[::-1])] = np.arange(len(classes) - 1, -1, -1)
@@ -300,12 +269,7 @@ def representatives(classes: np.ndarray) -> np.ndarray:
 def _eliminate(
     rows: Sequence[dict[int, int]],
 ) -> tuple[dict[int, dict[int, int]], list[dict[int, int]]]:
-    """Exact elimination with unit pivots, sparsest rows and rarest variables first.
-
-    Returns:
-        Derived variable -> its combination of others (fully substituted), and the
-        relations without a unit pivot.
-    """
+    """Exact elimination with unit pivots: variable -> its form; and relations without one."""
     pending = [dict(row) for row in rows]
     where: dict[int, set[int]] = {}
     for i, row in enumerate(pending):
@@ -355,12 +319,7 @@ def _eliminate(
 def _expressed(
     peeled: Rounds, defined: dict[int, dict[int, int]], total: int
 ) -> tuple[csr_array, np.ndarray]:
-    """Every variable in terms of those without a definition.
-
-    Returns:
-        Integer matrix ``(total + 1, total + 1)``; and the variables that are too high a power of
-        others and must be fixed: if there are any, the matrix is not valid.
-    """
+    """Every variable in terms of those without a definition; and those of too high powers."""
     high = [v for v, form in defined.items() if any(abs(c) > LARGEST_POWER for c in form.values())]
     if high:
         return csr_array((total + 1, total + 1), dtype=np.int64), np.array(high, np.int64)

@@ -170,9 +170,7 @@ def embedding_bag(semantics: Semantics, weight: Value, *args: Any, **kwargs: Any
 def _written(
     semantics: Semantics, x: Tensor, source: Tensor, sizes: Sequence[int], dim: int
 ) -> Tensor:
-    """Overwrite unknown elements along ``dim``, within the first ``sizes``
-    of the other dimensions.
-    """
+    """Overwrite unknown elements along ``dim``, within the first ``sizes`` of others."""
     region: Tensor = x
     for other, size in enumerate(sizes):
         if other != dim:
@@ -191,11 +189,7 @@ def _written(
 def _sorted_in(
     semantics: Semantics, target: Tensor, source: Tensor, index: Tensor, dim: int, added: bool
 ) -> Tensor:
-    """Slices of ``source`` added, or written, to known positions of ``target`` along one dimension.
-
-    Slices at one position share their scales with each other and, if they are ``added``,
-    with the previous element.
-    """
+    """Slices added, or written, to known positions: those at one position share scales."""
     target, source = target.movedim(dim, 0), source.movedim(dim, 0)
     shape = target.shape[1:]
     order = torch.argsort(index, stable=True)

@@ -27,9 +27,7 @@ def rnn_relu(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, Tensor]:
-    """``h_t = relu(W_ih x_t + b_ih + W_hh h_(t-1) + b_hh)``, stacked, in one
-    or two directions (Eq. 1).
-    """
+    """``h_t = relu(W_ih x_t + b_ih + W_hh h_(t-1) + b_hh)``, stacked (Eq. 1)."""
     _check_padded(biases)
     sequence = semantics.activation(x)
     hidden = semantics.activation(state)
@@ -51,9 +49,7 @@ def rnn_relu(
 
 
 def _check_padded(biases: Any) -> None:
-    """Refuse the overload for packed sequences, which no traced model has
-    (:mod:`pathspace.models.inputs`).
-    """
+    """Refuse the overload for packed sequences, which no traced model has."""
     if not isinstance(biases, bool):
         raise ValueError("a packed sequence")
 
@@ -94,11 +90,7 @@ def _direction(
 def gated(
     semantics: Semantics, x: Value, state: Any, weights: Any, biases: bool, layers: int, *args: Any
 ) -> Any:
-    """Tanh and gates fix the scales of their operands; inputs, and an LSTM's projected
-    state, have free scales.
-
-    Layers, steps and directions are those of :func:`rnn_relu`; every pre-activation is fixed.
-    """
+    """Tanh and gates fix their operands; inputs and projected states are free."""
     _check_padded(biases)
     bidirectional, batch_first = args[2:4]
     name = semantics.place.op
@@ -157,12 +149,7 @@ def gated_cell(
     b_ih: Any = None,
     b_hh: Any = None,
 ) -> Any:
-    """One step of a gated layer: every pre-activation is fixed, and every state that a
-    gate is multiplied with.
-
-    The hidden state of an LSTM passes its weights alone; that of a GRU is also
-    mixed with its successor.
-    """
+    """One step of a gated layer: pre-activations and multiplied states are fixed."""
     states = [
         semantics.activation(entry)
         for entry in (state if isinstance(state, list | tuple) else [state])
