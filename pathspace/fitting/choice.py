@@ -214,12 +214,7 @@ def _balanced(
 
 
 def _floor(model: nn.Module, graph: Structure, basis: csr_array) -> np.ndarray:
-    """The smallest log-scales at which running variances are stored well: ``s^2 (v +
-    eps) - eps`` is rounded.
-
-    Where ``s^2 (v + eps)`` is much smaller than ``eps``, the stored number is
-    ``-eps`` and a few digits.
-    """
+    """The smallest log-scales at which ``s^2 (v + eps) - eps`` keeps digits of the variance."""
     buffers, least = dict(model.named_buffers()), np.full(graph.num_units + 1, -np.inf)
     for entry, units, logs in running_variances(model, graph):
         if entry.eps:

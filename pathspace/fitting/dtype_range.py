@@ -213,10 +213,7 @@ def _promise(dtype: torch.dtype) -> float:
 def _candidates(
     model: nn.Module, graph: Structure, sizes: Sizes, dtype: torch.dtype, headroom: float
 ) -> Iterator[Tensor]:
-    """Gauges to try: balanced weights, or those of the model, with every size moved into the range;
-    with all units, of which those that are free at ``eps = 0`` move no farther than they must, or
-    with those that are exact.
-    """
+    """Balanced weights, or those of the model, moved into the range; all units, or exact ones."""
     starts = [torch.zeros(graph.num_units, dtype=torch.float64)]
     with suppress(InputError):
         # (weights may have no balance)
@@ -235,9 +232,7 @@ def _moved_in(
     headroom: float,
     start: np.ndarray,
 ) -> np.ndarray:
-    """The powers of two near ``start`` with which activations, weights and running variances are
-    within the range, as far as it goes: each round shares what is too much among the factors.
-    """
+    """Powers of two near ``start`` that bring all sizes into the range, as far as it goes."""
     kind, every = torch.finfo(dtype), graph.expand[:, 1:]
     most, least = math.log2(kind.max / headroom), math.log2(kind.tiny * headroom)
     moving, peaks = sizes.ids != 0, every_peak(model, graph, exact=False)
@@ -325,9 +320,7 @@ def _table(
 
 @torch.no_grad()
 def _error(held: Calibrated, model: nn.Module, dtype: torch.dtype) -> tuple[float, frozenset[Key]]:
-    """Largest change of the outputs by computing in a type, and the results of operations that the
-    model computes in a wider one also then.
-    """
+    """Largest change of the outputs by computing in a type, also in wider operations."""
     small = repeatable(stand_in(model, share_tensors=False).to(dtype))
     worst, wide = 0.0, set()
     for batch in held.batches:
