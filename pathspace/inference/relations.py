@@ -35,7 +35,6 @@ from .union_find import UnionFind, looked_up
 from .values import NEUTRAL
 
 MAX_ELIMINATED = 30_000
-MAX_RATIONAL = 200
 WIDTH = 4
 
 
@@ -218,42 +217,10 @@ class Relations(UnionFind):
                     self.too_high += len(high)
                     stuck = high
                 else:
+                    # (relations such as ``3 a = 4 b``, which has no integer solution for either)
                     stuck = np.unique([v for row in unsolved for v in row])
-                    if len(stuck) <= MAX_RATIONAL and self._parametrise(unsolved, stuck, first):
-                        continue
             fixed = torch.from_numpy(first[stuck[stuck > 0]])
             self.unify(fixed, torch.zeros_like(fixed))
-
-    def _parametrise(
-        self, rows: list[dict[int, int]], variables: np.ndarray, first: np.ndarray
-    ) -> bool:
-        """Express variables as multiples of new units (``3 a = 4 b``), if they are small."""
-        from sympy import ZZ  # slow to import, and needed by few models
-        from sympy.polys.matrices import DomainMatrix
-
-        shape = len(rows), len(variables)
-        matrix = DomainMatrix(
-            [[ZZ(row.get(int(v), 0)) for v in variables] for row in rows], shape, ZZ
-        )
-        kernel = matrix.to_field().nullspace().clear_denoms_rowwise(convert=True)[1].to_list()
-        if max((abs(int(c)) for row in kernel for c in row), default=0) > LARGEST_POWER:
-            self.too_high += len(variables)
-            return False
-        new = self.fresh((len(kernel),)).tolist()
-        for i, variable in enumerate(variables):
-            # partial sums, because a relation has at most four terms
-            whole = int(first[variable])
-            terms = [(int(row[i]), unit) for row, unit in zip(kernel, new, strict=True) if row[i]]
-            while len(terms) > WIDTH - 1:
-                part = int(self.fresh((1,))[0])
-                head, terms = terms[: WIDTH - 1], [(1, part), *terms[WIDTH - 1 :]]
-                self._sum(part, head)
-            self._sum(whole, terms)
-        return True
-
-    def _sum(self, whole: int, terms: list[tuple[int, int]]) -> None:
-        """Record one relation: an id is a combination of others."""
-        self.relate((1, torch.tensor([whole])), *((-c, torch.tensor([unit])) for c, unit in terms))
 
 
 def representatives(classes: np.ndarray) -> np.ndarray:
