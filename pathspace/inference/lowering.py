@@ -7,7 +7,6 @@ selects, which entries a mask removes, and which entries of a tensor are exactly
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from operator import attrgetter
@@ -22,7 +21,7 @@ from .registry import RULES, operation_name
 from .rules.attention import attention
 from .rules.edges import with_others
 from .semantics import SHAPES
-from .values import Weight, unknown, value_of, with_value
+from .values import Weight, value_of, with_value
 
 LARGEST = 1 << 22
 # operations that fill a shape, or that of their operand -> the number, or the position of
@@ -212,68 +211,6 @@ def branches(
     return _joined(
         interpreter, *(interpreter.region(graph, list(operands)) for graph in (first, second))
     )
-
-
-@region("while_loop")
-def while_loop(
-    interpreter: Any,
-    condition: Graph,
-    body: Graph,
-    carried: Sequence[Any],
-    more: Sequence[Any] = (),
-) -> Any:
-    """A loop of unknown length: the carried values have the same scales in every step."""
-    # (numbers that are known at the start change)
-    state = [
-        unknown(interpreter.semantics.activation(value))
-        if isinstance(value, Tensor | Weight)
-        else value
-        for value in carried
-    ]
-    for turn in itertools.count():
-        holds = interpreter.region(condition, [*state, *more])
-        interpreter.semantics.pin(
-            [leaf for leaf in pytree.tree_leaves(holds) if isinstance(leaf, Tensor)],
-            "a condition compares values",
-        )
-        before = state
-        state = list(_joined(interpreter, state, list(interpreter.region(body, [*state, *more]))))
-        # (exact zeros may become something else one after the other)
-        if turn > 1 and interpreter.semantics.is_settled(before, state):
-            break
-    return tuple(state)
-
-
-@region("scan")
-def scan(interpreter: Any, body: Graph, state: Sequence[Any], sequences: Sequence[Any],
-         more: Sequence[Any] = (), **kwargs: Any) -> Any:  # fmt: skip
-    """A loop over the first dimension that passes on a state and stacks the outputs."""
-    semantics = interpreter.semantics
-    length = sequences[0].shape[0]
-    looked_at = semantics.steps(length)
-    carried: list[Any] = [semantics.activation(value) for value in state]
-    emitted: list[list[Tensor]] = []
-    for step in range(looked_at):
-        parts = [semantics.step(semantics.activation(value), 0, step) for value in sequences]
-        repeats = semantics.stands_for_more(step, length)
-        if repeats:
-            # (what is known in this step is not in later ones)
-            carried = [unknown(value) for value in carried]
-        while True:
-            results = list(interpreter.region(body, [*carried, *parts, *more]))
-            before = carried
-            carried = [semantics.activation(value) for value in results[: len(before)]]
-            if repeats:
-                pairs = zip(before, carried, strict=True)
-                carried = [unknown(semantics.join(*pair)) for pair in pairs]
-            if not repeats or semantics.is_settled(before, carried):
-                break
-        emitted.append([semantics.activation(value) for value in results[len(carried) :]])
-    columns = [
-        torch.stack([*column, *[column[-1]] * (length - looked_at)])
-        for column in zip(*emitted, strict=True)
-    ]
-    return (*carried, *columns)
 
 
 @region("flex_attention")
