@@ -186,23 +186,17 @@ def _written(
     return compress(out)
 
 
-def _sorted_in(
-    semantics: Semantics, target: Tensor, source: Tensor, index: Tensor, dim: int, added: bool
-) -> Tensor:
-    """Slices added, or written, to known positions: those at one position share scales."""
-    target, source = target.movedim(dim, 0), source.movedim(dim, 0)
-    shape = target.shape[1:]
+def _added(semantics: Semantics, target: Tensor, source: Tensor, index: Tensor) -> Tensor:
+    """Elements added to known positions: those at one position share scales."""
     order = torch.argsort(index, stable=True)
     places, counts = torch.unique_consecutive(index[order], return_counts=True)
-    source = source.expand(-1, *shape)[order]
+    source = source[order]
     rank = torch.arange(len(index)) - (torch.cumsum(counts, 0) - counts).repeat_interleave(counts)
-    met = torch.full((len(places), int(counts.max()), *shape), NEUTRAL)
+    met = torch.full((len(places), int(counts.max())), NEUTRAL)
     met[torch.arange(len(places)).repeat_interleave(counts), rank] = source
-    # (it is not known which of several is written)
-    found = semantics.reduce(compress(met), [1])
-    out = target.expand(target.shape[0], *shape).clone()
-    out[places] = found if not added else semantics.join(found, out[places])
-    return compress(out.movedim(0, dim))
+    out = target.clone()
+    out[places] = semantics.join(semantics.reduce(compress(met), [1]), out[places])
+    return out
 
 
 @rule("aten.scatter_reduce", "aten.scatter", kind="write")
@@ -226,16 +220,6 @@ def scatter(
     if written.dim():
         for other, size in enumerate(index.shape):
             written = written.narrow(other, 0, size)
-        line = None if real is None else _line(real, dim)
-        same = all(
-            n == m
-            for d, (n, m) in enumerate(zip(index.shape, target.shape, strict=True))
-            if d != dim
-        )
-        if line is not None and same:
-            if kwargs.get("include_self", True) is False:
-                target = target.clone().index_fill(dim, line, NEUTRAL)
-            return _sorted_in(semantics, target, written, line, dim, added=True)
         written = semantics.reduce(written, [dim], keepdim=True)
     else:
         written = written.expand([1] * target.dim())
@@ -243,15 +227,6 @@ def scatter(
     sizes = list(index.shape)
     written = written.expand([1 if d == dim else n for d, n in enumerate(sizes)])
     return _written(semantics, target, written, sizes, dim)
-
-
-def _line(index: Tensor, dim: int) -> Tensor | None:
-    """The positions along one dimension, if they are the same along all others."""
-    one = index
-    for other in range(index.dim()):
-        if other != dim:
-            one = one.narrow(other, 0, 1)
-    return one.reshape(-1) if one.numel() and bool((one == index).all()) else None
 
 
 @rule("aten.index_add", kind="write", degree=(1,), linear="jointly")
@@ -266,11 +241,8 @@ def index_add(
     **kwargs: Any,
 ) -> Tensor:
     """Slices added, or written, to positions along one dimension."""
-    target, written, real = semantics.activation(x), semantics.activation(source), value_of(index)
-    if real is not None and real.numel() and target.dim():
-        added = "copy" not in semantics.place.op
-        return _sorted_in(semantics, target, written, real.reshape(-1), dim % target.dim(), added)
-    return semantics.join(target, semantics.reduce(written, [dim], keepdim=True))
+    written = semantics.reduce(semantics.activation(source), [dim], keepdim=True)
+    return semantics.join(semantics.activation(x), written)
 
 
 @rule("aten.index_put", "aten._unsafe_index_put", **WRITTEN)
@@ -285,7 +257,7 @@ def index_put(
         # number all elements, so that one dimension is enough
         places = torch.arange(target.numel()).reshape(target.shape)[tuple(slice(None) if r is None else r for r in real)]  # noqa: E501  # fmt: skip
         spread = written.expand(places.shape).reshape(-1)
-        flat = _sorted_in(semantics, target.reshape(-1), spread, places.reshape(-1), 0, added=True)
+        flat = _added(semantics, target.reshape(-1), spread, places.reshape(-1))
         return compress(flat.reshape(target.shape))
     leading = [i for i in indices if i is not None]
     if any(i is None for i in indices[: len(leading)]):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..registry import rule
+from ..registry import rule, state
 from ..semantics import Semantics
 from ..values import Value, constant, shape_of
 from .contraction import linear
@@ -139,40 +139,6 @@ def gated(
     return (sequence, last, *(constant(shape_of(entry)) for entry in shown[2:]))
 
 
-@rule("aten.lstm_cell", "aten.gru_cell", "aten.rnn_tanh_cell", kind="gated recurrence")
-def gated_cell(
-    semantics: Semantics,
-    x: Value,
-    state: Any,
-    w_ih: Value,
-    w_hh: Value,
-    b_ih: Any = None,
-    b_hh: Any = None,
-) -> Any:
-    """One step of a gated layer: pre-activations and multiplied states are fixed."""
-    states = [
-        semantics.activation(entry)
-        for entry in (state if isinstance(state, list | tuple) else [state])
-    ]
-    for entry in (linear(semantics, x, w_ih, b_ih), linear(semantics, states[0], w_hh, b_hh)):
-        semantics.fix(entry)
-    gated = {"aten.lstm_cell": states[1:], "aten.gru_cell": states}.get(semantics.place.op, [])
-    semantics.pin(gated, "a state is combined with fixed scales")
-    shown = semantics.place.result
-    if isinstance(shown, Tensor):
-        return constant(shape_of(shown))
-    return tuple(constant(shape_of(entry)) for entry in shown)
-
-
-@rule("aten.rnn_relu_cell", kind="recurrence")
-def relu_cell(
-    semantics: Semantics,
-    x: Value,
-    state: Value,
-    w_ih: Value,
-    w_hh: Value,
-    b_ih: Any = None,
-    b_hh: Any = None,
-) -> Tensor:
-    """``relu(W_ih x + b_ih + W_hh h + b_hh)``."""
-    return semantics.join(linear(semantics, x, w_ih, b_ih), linear(semantics, state, w_hh, b_hh))
+# single steps are interpreted by what torch takes them apart into
+state("aten.lstm_cell", "aten.gru_cell", "aten.rnn_tanh_cell", kind="gated recurrence")
+state("aten.rnn_relu_cell", kind="recurrence")
