@@ -63,14 +63,14 @@ OPERATIONS: dict[str, tuple[Callable[[Tensor], Tensor], int, int]] = {
     "added at known places": (
         lambda h: torch.zeros_like(h).scatter_add(1, PAIRS.expand_as(h), F.relu(h)),
         6,
-        1,
+        3,
     ),
     "means at known places": (
         lambda h: torch.zeros_like(h).scatter_reduce(
             1, PAIRS.view(1, 6).expand_as(h), F.relu(h), "mean", include_self=False
         ),
         6,
-        1,
+        3,
     ),
     "clamped from below": (lambda h: h.sign() * h, 6, 6),
 }

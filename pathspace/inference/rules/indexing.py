@@ -186,17 +186,22 @@ def _written(
     return compress(out)
 
 
-def _added(semantics: Semantics, target: Tensor, source: Tensor, index: Tensor) -> Tensor:
-    """Elements added to known positions: those at one position share scales."""
-    order = torch.argsort(index, stable=True)
-    places, counts = torch.unique_consecutive(index[order], return_counts=True)
-    source = source[order]
+def _added(semantics: Semantics, target: Tensor, source: Tensor, places: Tensor) -> Tensor:
+    """Elements added to those with known numbers: at one place all share a scale."""
+    index, order = places.reshape(-1).sort(stable=True)
+    met, counts = torch.unique_consecutive(index, return_counts=True)
     rank = torch.arange(len(index)) - (torch.cumsum(counts, 0) - counts).repeat_interleave(counts)
-    met = torch.full((len(places), int(counts.max())), NEUTRAL)
-    met[torch.arange(len(places)).repeat_interleave(counts), rank] = source
-    out = target.clone()
-    out[places] = semantics.join(semantics.reduce(compress(met), [1]), out[places])
-    return out
+    table = torch.full((len(met), int(counts.max())), NEUTRAL)
+    table[torch.arange(len(met)).repeat_interleave(counts), rank] = source.expand(
+        places.shape
+    ).reshape(-1)[order]
+    out = target.reshape(-1).clone()
+    out[met] = semantics.join(semantics.reduce(compress(table), [1]), out[met])
+    return compress(out.reshape(target.shape))
+
+
+def _numbers(target: Tensor) -> Tensor:
+    return torch.arange(target.numel()).reshape(target.shape)
 
 
 @rule("aten.scatter_reduce", "aten.scatter", kind="write")
@@ -220,6 +225,11 @@ def scatter(
     if written.dim():
         for other, size in enumerate(index.shape):
             written = written.narrow(other, 0, size)
+        if real is not None:
+            places = _numbers(target).gather(dim, real)
+            if kwargs.get("include_self", True) is False:
+                target = target.scatter(dim, real, NEUTRAL)
+            return _added(semantics, target, written, places)
         written = semantics.reduce(written, [dim], keepdim=True)
     else:
         written = written.expand([1] * target.dim())
@@ -241,8 +251,14 @@ def index_add(
     **kwargs: Any,
 ) -> Tensor:
     """Slices added, or written, to positions along one dimension."""
-    written = semantics.reduce(semantics.activation(source), [dim], keepdim=True)
-    return semantics.join(semantics.activation(x), written)
+    target, written, real = semantics.activation(x), semantics.activation(source), value_of(index)
+    if real is not None and real.numel() and target.dim():
+        places = _numbers(target).index_select(dim, real.reshape(-1))
+        if "copy" not in semantics.place.op:
+            return _added(semantics, target, written, places)
+        if len(real.unique()) == real.numel():
+            return compress(aten.index_copy(target.contiguous(), dim, real, written))
+    return semantics.join(target, semantics.reduce(written, [dim], keepdim=True))
 
 
 @rule("aten.index_put", "aten._unsafe_index_put", **WRITTEN)
@@ -254,11 +270,8 @@ def index_put(
     if real is not None and not accumulate:
         return compress(aten.index_put(target.contiguous(), real, written))
     if real is not None:
-        # number all elements, so that one dimension is enough
-        places = torch.arange(target.numel()).reshape(target.shape)[tuple(slice(None) if r is None else r for r in real)]  # noqa: E501  # fmt: skip
-        spread = written.expand(places.shape).reshape(-1)
-        flat = _added(semantics, target.reshape(-1), spread, places.reshape(-1))
-        return compress(flat.reshape(target.shape))
+        places = _numbers(target)[tuple(slice(None) if r is None else r for r in real)]
+        return _added(semantics, target, written, places)
     leading = [i for i in indices if i is not None]
     if any(i is None for i in indices[: len(leading)]):
         raise ValueError("positions that do not come first")
