@@ -98,7 +98,7 @@ def implied(coefficients: np.ndarray, variables: np.ndarray, longest: int) -> Pa
     return np.concatenate(lefts), np.concatenate(rights)
 
 
-def _forms(
+def forms_of(
     pivots: np.ndarray, rows: np.ndarray, names: np.ndarray, total: int
 ) -> tuple[np.ndarray, csr_array]:
     """The pivots, each with its form as a sparse row over all variables."""
@@ -129,7 +129,7 @@ def multiples(
         if not free.any():
             break
         pivots, whole, factor = pivots[free], whole[free], factor[free]
-        rounds.append(_forms(pivots, factor[:, None], whole[:, None], total))
+        rounds.append(forms_of(pivots, factor[:, None], whole[:, None], total))
         name, scale = np.arange(total + 1), np.ones(total + 1, np.int64)
         name[pivots], scale[pivots] = whole, factor
         coefficients, variables = simplified(coefficients * scale[variables], name[variables])
@@ -161,7 +161,7 @@ def peel(
         pivots, scale = names[at], -rows[at]
         rows = rows * scale[:, None]
         rows[at] = 0
-        rounds.append(_forms(pivots, rows, names, total))
+        rounds.append(forms_of(pivots, rows, names, total))
         coefficients, variables = coefficients[~done], variables[~done]
     return rounds, coefficients, variables
 
@@ -194,7 +194,7 @@ def eliminate_shared(
             sides.append((c[pivot], c[~pivot].reshape(-1, 2), v[~pivot].reshape(-1, 2)))
         (c1, o1, v1), (c2, o2, v2) = sides
         form = -c1[:, None] * o1
-        rounds.append(_forms(pivots, form, v1, total))
+        rounds.append(forms_of(pivots, form, v1, total))
         new = simplified(np.concatenate([form * c2[:, None], o2], 1), np.concatenate([v1, v2], 1))
         kept = np.ones(len(coefficients), bool)
         kept[rows] = False

@@ -10,13 +10,11 @@ combinations of base units.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
-from math import gcd
 
 import numpy as np
 import torch
+from flint import fmpz_mat
 from scipy.sparse import coo_array, csr_array
 from torch import Tensor
 
@@ -26,6 +24,7 @@ from .elimination import (
     compress_relations,
     eliminate_shared,
     equations,
+    forms_of,
     implied,
     multiples,
     peel,
@@ -35,6 +34,8 @@ from .union_find import UnionFind, looked_up
 from .values import NEUTRAL
 
 MAX_ELIMINATED = 30_000
+# relations, and variables, that are solved as one matrix
+MAX_DENSE = 400
 WIDTH = 4
 
 
@@ -202,25 +203,21 @@ class Relations(UnionFind):
                 for pairs in found:
                     self._equate(first, pairs)
                 continue
-            # with too many relations, fix the variables of those beyond the limit, which is sound
-            stuck = np.unique(variables[MAX_ELIMINATED:])
-            if not len(stuck):
-                rows = [
-                    {int(v): int(c) for c, v in zip(row, names, strict=True) if c}
-                    for row, names in zip(coefficients.tolist(), variables.tolist(), strict=True)
-                ]
-                defined, unsolved = _eliminate(rows)
-                if not unsolved:
-                    known, high = _expressed(solved, defined, total)
-                    if not len(high):
-                        return _solution(classes, known)
-                    self.too_high += len(high)
-                    stuck = high
-                else:
-                    # (relations such as ``3 a = 4 b``, which has no integer solution for either)
-                    stuck = np.unique([v for row in unsolved for v in row])
-            fixed = torch.from_numpy(first[stuck[stuck > 0]])
-            self.unify(fixed, torch.zeros_like(fixed))
+            if (rest := _reduced(coefficients, variables, total)) is not None:
+                known, high = _expressed([*solved, rest], total)
+                if not len(high):
+                    return _solution(classes, known)
+                self.too_high += len(high)
+                self._fix(first[high])
+                continue
+            # (of many relations, or of one such as ``3 a = 4 b``, fixing one variable is sound)
+            uses = np.where(coefficients != 0, np.bincount(variables.reshape(-1))[variables], 0)
+            often = np.take_along_axis(variables, uses.argmax(1)[:, None], 1)
+            self._fix(first[np.unique(often)])
+
+    def _fix(self, ids: np.ndarray) -> None:
+        fixed = torch.from_numpy(ids)
+        self.unify(fixed, torch.zeros_like(fixed))
 
 
 def representatives(classes: np.ndarray) -> np.ndarray:
@@ -233,73 +230,37 @@ def representatives(classes: np.ndarray) -> np.ndarray:
     return result
 
 
-def _eliminate(
-    rows: Sequence[dict[int, int]],
-) -> tuple[dict[int, dict[int, int]], list[dict[int, int]]]:
-    """Exact elimination with unit pivots: variable -> its form; and relations without one."""
-    pending = [dict(row) for row in rows]
-    where: dict[int, set[int]] = {}
-    for i, row in enumerate(pending):
-        for variable in row:
-            where.setdefault(variable, set()).add(i)
-    defined: dict[int, dict[int, int]] = {}
-    queue = deque(sorted(range(len(pending)), key=lambda i: len(pending[i])))
-    waiting = 0
-    while waiting < len(queue):
-        i = queue.popleft()
-        row = pending[i]
-        if not row:
-            continue
-        common = gcd(*row.values())
-        candidates = [v for v, c in row.items() if abs(c) == common]
-        if not candidates:
-            # a later substitution may give a pivot
-            queue.append(i)
-            waiting += 1
-            continue
-        waiting = 0
-        pivot = min(candidates, key=lambda v: (len(where[v]), -v))
-        sign = row[pivot] // common
-        form = {v: -sign * c // common for v, c in row.items() if v != pivot}
-        for j in list(where[pivot]):
-            target = pending[j]
-            factor = target.pop(pivot, 0)
-            for v, c in form.items():
-                value = target.get(v, 0) + factor * c
-                if value:
-                    target[v] = value
-                    where.setdefault(v, set()).add(j)
-                else:
-                    target.pop(v, None)
-        pending[i] = {}
-        defined[pivot] = form
-    # substitute backwards: a form may contain variables that were eliminated later
-    for pivot in reversed(list(defined)):
-        full: dict[int, int] = {}
-        for v, c in defined[pivot].items():
-            for u, d in defined[v].items() if v in defined else ((v, 1),):
-                full[u] = full.get(u, 0) + c * d
-        defined[pivot] = {v: c for v, c in full.items() if c}
-    return defined, [pending[i] for i in queue if pending[i]]
+def _reduced(
+    coefficients: np.ndarray, variables: np.ndarray, total: int
+) -> tuple[np.ndarray, csr_array] | None:
+    """Later variables in terms of earlier ones, if whole numbers do it; ``None`` of many."""
+    # (the last first: later ids are expressed by earlier ones)
+    names = np.unique(variables[coefficients != 0])[::-1]
+    if not len(names):
+        return names, csr_array((0, total + 1), dtype=np.int64)
+    if max(len(variables), len(names)) > MAX_DENSE:
+        return None
+    table = np.zeros((len(variables), total + 1), np.int64)
+    np.add.at(table, (np.arange(len(variables))[:, None], variables), coefficients)
+    matrix, common, rank = fmpz_mat(table[:, names].tolist()).rref()
+    entries = [divmod(-entry, common) for entry in matrix.entries()]
+    if any(part or abs(whole) > LARGEST_POWER for whole, part in entries):
+        return None
+    whole = np.array([int(entry) for entry, _ in entries], np.int64)
+    rows = whole.reshape(len(variables), len(names))[:rank]
+    place = np.arange(rank), (rows != 0).argmax(1)
+    rows[place] = 0
+    return forms_of(names[place[1]], rows, np.broadcast_to(names, rows.shape), total)
 
 
-def _expressed(
-    peeled: Rounds, defined: dict[int, dict[int, int]], total: int
-) -> tuple[csr_array, np.ndarray]:
-    """Every variable in terms of those without a definition; and those of too high powers."""
-    high = [v for v, form in defined.items() if any(abs(c) > LARGEST_POWER for c in form.values())]
-    if high:
-        return csr_array((total + 1, total + 1), dtype=np.int64), np.array(high, np.int64)
+def _expressed(peeled: Rounds, total: int) -> tuple[csr_array, np.ndarray]:
+    """Every variable in terms of those without a form; and those of too high powers."""
     own = np.ones(total + 1, np.int64)
     own[0] = 0
-    own[list(defined)] = 0
     for pivots, _ in peeled:
         own[pivots] = 0
-    entries = [(v, u, c) for v, form in defined.items() for u, c in form.items()]
-    rows, columns, values = (np.array([entry[k] for entry in entries], np.int64) for k in range(3))
     shape = (total + 1, total + 1)
     known = csr_array(coo_array((own, (np.arange(total + 1), np.arange(total + 1))), shape=shape))
-    known = csr_array(known + csr_array(coo_array((values, (rows, columns)), shape=shape)))
     for pivots, form in reversed(peeled):
         # both factors are below the limit, so float64 is exact enough to detect powers above it
         sizes = abs(form).astype(np.float64) @ abs(known).astype(np.float64)
