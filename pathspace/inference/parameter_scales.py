@@ -129,12 +129,8 @@ def layout(
         return whole, [
             t.reshape([1 if dim is None else t.shape[dim] for dim in sizes]) for t in tensors
         ]
-    start, parts, cut = _parts(view, shape)
-    for dim, lengths in cut:
-        tensors = [
-            t.unflatten(dim, lengths) if t.shape[dim] > 1 else t.unsqueeze(dim) for t in tensors
-        ]
-    grouped = None if parts is None else _grouped(parts, start)
+    found = _parts(view, shape)
+    grouped = None if found is None else _grouped(found[1], found[0])
     if grouped is None:
         return None
     region, groups = grouped
@@ -165,37 +161,25 @@ class _Part(NamedTuple):
     dim: int
 
 
-def _parts(
-    view: Tensor, shape: tuple[int, ...]
-) -> tuple[list[int], list[_Part] | None, list[tuple[int, tuple[int, int]]]]:
-    """Start and parts of a view, ``None`` if it has none; and the dimensions that are split."""
+def _parts(view: Tensor, shape: tuple[int, ...]) -> tuple[list[int], list[_Part]] | None:
+    """Start and parts of a view; ``None`` if it does not consist of whole dimensions."""
     strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
     offset = view.storage_offset()
     start = [offset // stride % size for size, stride in zip(shape, strides, strict=True)]
     parts: list[_Part] = []
-    cut: list[tuple[int, tuple[int, int]]] = []
-    dim = 0
-    pending = list(zip(view.shape, view.stride(), strict=True))
-    while pending:
-        size, stride = pending.pop(0)
-        if size > 1:
-            home = next(
-                (d for d in range(len(shape)) if strides[d] <= stride < strides[d] * shape[d]), None
-            )
-            if home is None or stride % strides[home]:
-                return start, None, cut
-            step = stride // strides[home]
-            room = (shape[home] - start[home] - 1) // step + 1
-            if size > room:
-                # a flattened dimension: split it at the end of the parameter's dimension
-                if start[home] or step != 1 or size % room:
-                    return start, None, cut
-                pending = [(size // room, stride * room), (room, stride), *pending]
-                cut.append((dim, (size // room, room)))
-                continue
-            parts.append(_Part(home, step, size, dim))
-        dim += 1
-    return start, parts, cut
+    for dim, (size, stride) in enumerate(zip(view.shape, view.stride(), strict=True)):
+        if size < 2:
+            continue
+        home = next(
+            (d for d in range(len(shape)) if strides[d] <= stride < strides[d] * shape[d]), None
+        )
+        if home is None or stride % strides[home]:
+            return None
+        step = stride // strides[home]
+        if size > (shape[home] - start[home] - 1) // step + 1:
+            return None
+        parts.append(_Part(home, step, size, dim))
+    return start, parts
 
 
 def _grouped(parts: list[_Part], start: list[int]) -> tuple[Region, list[list[_Part]]] | None:
