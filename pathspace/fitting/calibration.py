@@ -145,7 +145,6 @@ class Calibrated:
         return total
 
     def _differentiable(self, batch: Batch, own: Mapping[str, Tensor]) -> dict[int, Tensor]:
-        """Outputs with a gradient, by their number."""
         with never_recomputed():
             for through in (nullcontext(), IgnoreDetach()):
                 with through:
@@ -157,7 +156,6 @@ class Calibrated:
 
 
 def _is_empty(batch: Batch) -> bool:
-    """Whether all tensors of a batch are empty."""
     tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)]
     return bool(tensors) and not any(tensor.numel() for tensor in tensors)
 

@@ -211,7 +211,6 @@ def lift_clips(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
 
 
 def _names(model: nn.Module) -> list[str]:
-    """Names of the clips, one for each place that holds one; those with hooks are left out."""
     found: dict[tuple[int, str], str] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if type(module).forward in CLIPS and not has_hooks(module):
@@ -283,7 +282,6 @@ def capture_examples(
 
 
 def _example_inputs(model: nn.Module) -> list[tuple[Tensor, ...]]:
-    """Inputs that fit the first layer."""
     for module in model.modules():
         weight = getattr(module, "weight", None)
         if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) and isinstance(weight, Tensor):

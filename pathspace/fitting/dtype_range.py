@@ -206,7 +206,6 @@ class _Try(NamedTuple):
 
 
 def _promise(dtype: torch.dtype) -> float:
-    """The largest change of the outputs of a model that fits."""
     return ROUNDINGS * torch.finfo(dtype).eps
 
 
@@ -262,7 +261,6 @@ def _moved_in(
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers that the type is to hold."""
     found = (*model.named_parameters(), *model.named_buffers())
     return {name: tensor.detach() for name, tensor in found if tensor.is_floating_point()}
 
@@ -342,6 +340,5 @@ def _error(held: Calibrated, model: nn.Module, dtype: torch.dtype) -> tuple[floa
 
 @torch.no_grad()
 def _drift(held: Calibrated, again: Calibrated) -> float:
-    """Largest change of the outputs in the model's own type."""
     with quiet():
         return max(distance(again.outputs(b, {}), held.outputs(b, {})) for b in held.batches)

@@ -137,12 +137,10 @@ class _Arcs:
         )
 
     def node(self, ids: np.ndarray) -> np.ndarray:
-        """The node of each signed id."""
         place = np.where(self._alive[np.abs(ids)], np.abs(ids), 0)
         return np.where((place > 0) & (ids < 0), place + self.count, place)
 
     def both(self, tail: np.ndarray, head: np.ndarray) -> np.ndarray:
-        """Arcs of some edges and their mirror images, ``(2, arcs)``."""
         arcs = [
             np.stack([self.node(sign * ids) for ids in (tail, head)[::sign]]) for sign in (1, -1)
         ]

@@ -155,7 +155,6 @@ class Pairs:
         )
 
     def _edges(self, block: WeightBlock, parameter: Tensor) -> Tensor:
-        """Values in float64, with 0 for scalars that are on no path."""
         value = parameter.detach().double().cpu() + self.graph.shifts.get(block.name, 0.0)
         if block.unused is None:
             return value

@@ -139,7 +139,6 @@ def _located(
 
 
 def _change(name: str, head: Tensor, tail: Tensor, shift: float) -> Change:
-    """What becomes of a piece of a tensor, which may be overwritten."""
 
     def change(place: slice, piece: Tensor) -> Tensor:
         # types with few digits are computed in float32 and rounded once
@@ -274,7 +273,6 @@ class StreamedPairs(Pairs):
 
 
 def _between(head: Tensor, tail: Tensor) -> bool:
-    """Whether both ends of a tensor's weights vary, along different dimensions."""
     rows = {d for d, size in enumerate(head.shape) if size > 1}
     columns = {d for d, size in enumerate(tail.shape) if size > 1}
     return bool(rows and columns and not rows & columns)

@@ -40,7 +40,6 @@ def varying(ids: Tensor) -> set[int]:
 
 
 def _blank(ids: Tensor, old: int, new: int) -> Tensor:
-    """Replace one id by another."""
     return torch.where(ids == old, new, ids)
 
 
@@ -88,7 +87,6 @@ class Channels(Semantics):
         return [dim for dim, size in enumerate(self.sizes[name]) if size > 1]
 
     def _laid(self, name: str, dim: int) -> Tensor:
-        """Ids of one side, in the shape of the tensor."""
         shape = self.sizes[name]
         return (
             self.side(name, dim)
@@ -154,7 +152,6 @@ class Channels(Semantics):
         return bool(((ids > FIXED) & (ids < self._of_buffers)).any())
 
     def _one(self, ids: Tensor, dims: Iterable[int]) -> Tensor:
-        """Unify along dimensions and keep one entry of each."""
         wanted = {dim for dim in dims if ids.shape[dim] > 1}
         shape = [1 if dim in wanted else size for dim, size in enumerate(ids.shape)]
         along = sorted(wanted & varying(ids))
@@ -370,7 +367,6 @@ class Channels(Semantics):
         return classes[_blank(ids, NEUTRAL, ROOT)]
 
     def _varying(self, ids: Tensor, classes: Tensor) -> set[int]:
-        """Dimensions along which the channels differ; positions without a channel are like all."""
         small = distinct(ids)
         blank, seen = (small == NEUTRAL) | (small == ROOT), self._seen(small, classes)
         if not bool(blank.any()):

@@ -42,7 +42,6 @@ def simplified(coefficients: np.ndarray, variables: np.ndarray) -> Pairs:
 
 
 def _sorted(coefficients: np.ndarray, variables: np.ndarray) -> Pairs:
-    """Sort terms by descending variable, with zero coefficients and zero variables last."""
     order = np.argsort(np.where(coefficients == 0, 0, -variables), 1, kind="stable")
     flat = order + variables.shape[1] * np.arange(len(order))[:, None]
     variables, coefficients = variables.reshape(-1)[flat], coefficients.reshape(-1)[flat]

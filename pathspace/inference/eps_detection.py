@@ -81,7 +81,6 @@ def _followed(user: fx.Node, value: fx.Node, inverted: bool) -> tuple[bool, bool
 
 
 def _before(nodes: list[fx.Node], sources: Mapping[str, tuple[str, str]]) -> set[fx.Node]:
-    """Nodes, and the nearest operations and parameters from which they are computed."""
     found: dict[Any, None] = {}
     pending = list(nodes)
     while pending and len(found) < NEAR:

@@ -40,7 +40,6 @@ def _looked_up(solution: Solution, ids: Tensor) -> Tensor:
 
 
 def _row(ids: Tensor) -> Tensor:
-    """One id for each cell of a row, from the first position that has one."""
     place = (ids == NEUTRAL).to(torch.uint8).argmin(0, keepdim=True)
     return ids.gather(0, place)
 
@@ -124,7 +123,6 @@ class _Template:
 
 
 def _template(scales: Scales, virtual: Mapping[str, Ends], fixed: Sequence[Tensor]) -> _Template:
-    """Differences that are symmetries at every position."""
     solution, taken = _differences(scales, virtual, fixed)
     system = Relations()
     units = torch.cat([torch.zeros(1, dtype=torch.long), system.fresh((solution.units,))])
@@ -296,7 +294,6 @@ class _Fresh:
 
 
 def _with_rows(scales: Scales, known: Tensor, base: Tensor, side: Tensor, fresh: Tensor) -> Tensor:
-    """Ids of a table's tails or heads: the base plus the difference of each row."""
     if not side.any():
         return base
     differs = (fresh[side[0].abs()] * side[0].sign().unsqueeze(-1)).movedim(-1, 0)

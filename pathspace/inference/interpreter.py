@@ -83,7 +83,6 @@ def interpret(
 
 
 def _is_whole(value: Any, name: str) -> bool:
-    """Whether a value is a parameter itself, up to a constant factor."""
     return isinstance(value, Weight) and (value.name, value.moves, value.kept, value.shift) == (
         name,
         (),
@@ -131,7 +130,6 @@ def _placeholder(
 
 
 def _outside(kind: dtype, elsewhere: bool) -> tuple[str, str]:
-    """What keeps a parameter from being rescaled, and why; ``""`` twice if nothing does."""
     word = _unscaled(kind)
     if word == "complex":
         return word, (
@@ -149,7 +147,6 @@ def _outside(kind: dtype, elsewhere: bool) -> tuple[str, str]:
 
 
 def _unscaled(kind: dtype) -> str:
-    """The name of a type whose weights cannot be rescaled, or ``""``."""
     if kind.is_complex:
         # (complex weights could be rescaled, but path values are real here)
         return "complex"
@@ -294,7 +291,6 @@ class GraphInterpreter(Generic[S]):
         return _checked(result, shown)
 
     def _uncovered(self, error: Exception) -> str:
-        """Why an operation is pinned whose rule raised an error."""
         if self.semantics.enlarged and isinstance(error, IndexError):
             raise error
         told = first_line(error)
@@ -320,13 +316,11 @@ class GraphInterpreter(Generic[S]):
 
 
 def _is_empty(shown: Any) -> bool:
-    """Whether an operation has only tensors without elements as results."""
     leaves = pytree.tree_leaves(shown)
     return bool(leaves) and all(isinstance(leaf, Tensor) and 0 in shape_of(leaf) for leaf in leaves)
 
 
 def _checked(result: Any, shown: Any) -> Any:
-    """Check the shape of a rule's result, and drop the known value of its operand."""
     both = isinstance(result, Tensor) and isinstance(shown, Tensor)
     if both and tuple(result.shape) != shape_of(shown):
         raise ValueError(

@@ -114,7 +114,6 @@ def held_by(module: fx.GraphModule, target: str) -> Any:
 
 @cache
 def _table() -> dict[Any, Any]:
-    """Torch's decompositions of all operations without a rule."""
     every = decompositions()
     return {op: every[op] for op in every if operation_name(op) not in RULES}
 

@@ -183,7 +183,6 @@ def _parts(view: Tensor, shape: tuple[int, ...]) -> tuple[list[int], list[_Part]
 
 
 def _grouped(parts: list[_Part], start: list[int]) -> tuple[Region, list[list[_Part]]] | None:
-    """The region that a view covers, and its parts for each dimension, outer ones first."""
     region: list[slice] = []
     groups: list[list[_Part]] = []
     for home, first in enumerate(start):
@@ -198,7 +197,6 @@ def _grouped(parts: list[_Part], start: list[int]) -> tuple[Region, list[list[_P
 
 
 def _laid_out(tensor: Tensor, groups: list[list[_Part]], rest: list[int]) -> Tensor:
-    """A tensor of ids, rearranged to the parameter's dimensions."""
     tensor = tensor.permute([part.dim for group in groups for part in group] + rest)
     for position, group in enumerate(groups):
         end = position + len(group)

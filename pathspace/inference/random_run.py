@@ -49,7 +49,6 @@ def graph_values(
 
 
 def _random(node: fx.Node, generator: torch.Generator, home: torch.device) -> Any:
-    """A random input like the one of the capture, on the model's device."""
     shown = node.meta.get("val")
     if not isinstance(shown, Tensor):
         return shown

@@ -89,7 +89,6 @@ def _listed(graph: Structure, witness: Witness, raw: Mapping[str, Ends]) -> tupl
 
 
 def _fixed(ids: Tensor, final: Tensor) -> np.ndarray:
-    """Ids of the scales that were free when they were created and are fixed in the end."""
     shape = torch.broadcast_shapes(ids.shape, final.shape)
     ids, final = ids.expand(shape), final.expand(shape)
     return np.unique(ids[(final == 0) & (ids != 0) & (ids != NEUTRAL)].abs().numpy())
@@ -128,8 +127,6 @@ class ReasonLink:
 
 
 class _Noted(Relations):
-    """Equations and relations, each with the number of its step."""
-
     def __init__(self, step: Callable[[str], int]) -> None:
         super().__init__()
         self.step = step
@@ -189,7 +186,6 @@ class Witness(Scales):
         return f"shares one scale with {constant_behind(self.place.node, self.sources)[0] or OTHER}"
 
     def _fed_back(self, output: Tensor) -> str:
-        """What to do if an output is the state of a recurrent model."""
         inputs = {
             node.name: node.meta.get("val")
             for node in (self.graph.nodes if self.graph is not None else ())
@@ -237,7 +233,6 @@ class Chains:
         return np.asarray(2 * np.abs(ids) + (ids < 0))
 
     def _search(self) -> None:
-        """Breadth-first search from the root, over ids and their opposites."""
         ends = [self._node(side) for side in (self._left, self._right, -self._left, -self._right)]
         rows, columns = (
             np.concatenate([ends[0], ends[2], [0]]),

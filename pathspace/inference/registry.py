@@ -179,7 +179,6 @@ def is_own(function: Rule) -> bool:
 
 
 def _exists(name: str) -> bool:
-    """Whether torch has an operation of this name now."""
     space, _, own = name.partition(".")
     return hasattr(getattr(torch.ops, space), own)
 

@@ -177,7 +177,6 @@ class Relations(UnionFind):
             self._equate(first, found)
 
     def _equate(self, first: np.ndarray, pairs: tuple[np.ndarray, np.ndarray]) -> None:
-        """Unify pairs of signed variables, by the raw id of each."""
         self.unify(*(torch.from_numpy(first[np.abs(side)] * np.sign(side)) for side in pairs))
 
     def resolve(self) -> Solution:
@@ -275,7 +274,6 @@ def _expressed(peeled: Rounds, total: int) -> tuple[csr_array, np.ndarray]:
 
 
 def _solution(classes: np.ndarray, known: csr_array) -> Solution:
-    """Number base units first and derived classes after them."""
     total = known.shape[0] - 1
     size = np.diff(known.indptr)
     base = (size == 1) & (known.diagonal() == 1)

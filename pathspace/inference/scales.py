@@ -117,7 +117,6 @@ class Scales(ParameterScales):
         return first
 
     def _flow(self, source: Tensor, target: Tensor) -> None:
-        """Record that ``source`` flows into ``target`` and shares its scale."""
         pairs = self.equations.unify(source, target)
         if pairs is not None:
             source, target = torch.broadcast_tensors(source, target)
@@ -127,7 +126,6 @@ class Scales(ParameterScales):
                 self._meets_constant(int(((left == ROOT) | (right == ROOT)).sum()))
 
     def _meets_constant(self, elements: int) -> None:
-        """Record a pin if a constant fixes the scales of the operation's operands."""
         place = self.place
         if place.node is None:
             return

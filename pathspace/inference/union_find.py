@@ -204,7 +204,6 @@ def _concatenated(pairs: list[Pairs]) -> Pairs:
 
 
 def _followed(first: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """Signed classes, each replaced by the first known equal class."""
     while True:
         new = looked_up(first, classes)
         if np.array_equal(new, classes):

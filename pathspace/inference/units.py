@@ -148,7 +148,6 @@ def _graph(
 
 
 def _lookup_all(classes: Tensor, raw: Sequence[Tensor]) -> list[Tensor]:
-    """Signed classes of many small tensors of raw ids, found together."""
     if not raw or sum(ids.numel() for ids in raw) > MOST_WAITING:
         return [lookup(classes, ids) for ids in raw]
     found = _flat_lookup(classes, raw).split([ids.numel() for ids in raw])
@@ -156,7 +155,6 @@ def _lookup_all(classes: Tensor, raw: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _flat_lookup(classes: Tensor, raw: Sequence[Tensor]) -> Tensor:
-    """Signed classes of all raw ids, one tensor after the other."""
     return lookup(classes, torch.cat([ids.reshape(-1) for ids in raw]))
 
 
@@ -266,7 +264,6 @@ def _trivial(solution: Solution, raw: list[Pair]) -> np.ndarray:
 
 
 def _crossed(tail: Tensor, head: Tensor) -> bool:
-    """Whether one of the two ends is constant along every dimension, as those of a matrix are."""
     return all(1 in sizes for sizes in zip(tail.shape, head.shape, strict=True))
 
 
@@ -283,7 +280,6 @@ def _connect_all(system: Relations, classes: Tensor, pairs: list[Pair]) -> None:
 
 
 def _connect(system: Relations, tail: Tensor, head: Tensor, free: Tensor) -> None:
-    """Unify the scales at the two ends of a weight's scalars."""
     if not bool(free.all()):
         tail, head, free = torch.broadcast_tensors(tail, head, free)
         tail, head = tail[free], head[free]
@@ -307,7 +303,6 @@ def _star(near: Tensor, far: Tensor) -> Pair:
 
 
 def _met(solution: Solution, classes: list[Tensor]) -> np.ndarray:
-    """Mask of the classes that occur with either sign."""
     met = np.zeros(1 + solution.units + solution.forms.shape[0], bool)
     for ids in classes:
         met[distinct(ids).abs().numpy().reshape(-1)] = True

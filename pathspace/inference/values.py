@@ -165,7 +165,6 @@ def reshaped(ids: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def _sizes(total: int, shape: Sequence[int]) -> tuple[int, ...]:
-    """Replace a size of -1."""
     if -1 not in shape:
         return tuple(shape)
     rest = math.prod(size for size in shape if size != -1)

@@ -25,13 +25,11 @@ WORD = 2**63
 def _table(
     ids: np.ndarray, width: int, rows: np.ndarray | None = None, height: int = 0
 ) -> csr_array:
-    """A sparse matrix with the sign of one id in each row, in the column of the id."""
     rows = np.arange(len(ids)) if rows is None else rows
     return csr_array((np.sign(ids), (rows, np.abs(ids))), (height or len(ids), width))
 
 
 def _selection(chosen: np.ndarray, count: int) -> csr_array:
-    """The rows of the identity with these numbers."""
     ends = (np.arange(len(chosen)), chosen)
     return csr_array((np.ones(len(chosen), np.int64), ends), (len(chosen), count))
 
@@ -62,7 +60,6 @@ def counting_matrix(skeleton: TwoTrees) -> csr_array:
 
 
 def _tree_matrix(graph: Structure, tree: SpanningTree) -> csr_array:
-    """Counting vectors of the walks of one tree, one row per unit."""
     count, m, expand = len(tree.block), graph.num_weights, graph.expand
     number = np.zeros(count, np.int64)
     for block, units in tree.by_block():

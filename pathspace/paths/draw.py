@@ -177,7 +177,6 @@ def unit_groups(graph: Structure) -> tuple[np.ndarray, list[tuple[np.ndarray, np
 
 
 def _blocks(skeleton: Skeleton) -> nx.MultiDiGraph:
-    """Groups of units that meet the same tensors; vectors from the root are counted."""
     graph, result = skeleton.graph, nx.MultiDiGraph()
     label, sides = unit_groups(graph)
     groups = {int(key): int((label[1:] == key).sum()) for key in np.unique(label[1:])}

@@ -125,7 +125,6 @@ class LocalPaths(Unrolled):
 
 
 def _log_sum(logs: list[Any]) -> Any:
-    """``log(sum(exp(logs)))`` of numbers, or of tensors of one number each."""
     if not logs:
         return torch.tensor(-math.inf, dtype=torch.float64)
     if isinstance(logs[0], Tensor):
@@ -135,7 +134,6 @@ def _log_sum(logs: list[Any]) -> Any:
 
 
 def _log(value: Tensor) -> Tensor:
-    """Logarithms of numbers, of 0 without a gradient."""
     flat = value.reshape(-1)
     return torch.where(flat == 0, 1.0, flat).log().masked_fill(flat == 0, -math.inf)
 

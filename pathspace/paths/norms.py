@@ -147,7 +147,6 @@ def path_norm(
 
 
 def _samples(captured: Captured, batch_dim: int | None) -> int:
-    """The number of samples, a size of the first output that is not a single number."""
     expect_numbers("path_norm", "a whole number", or_none=True, batch_dim=batch_dim)
     shown: list[Any] = [node.meta.get("val") for node in captured.outputs()]
     shapes = [tuple(each.shape) for each in shown if is_real_or_complex(each) and each.dim()]
@@ -168,7 +167,6 @@ def _samples(captured: Captured, batch_dim: int | None) -> int:
 
 
 def _inside(captured: Captured, until: str) -> set[fx.Node]:
-    """The nodes of a module, or one node by its name."""
     calls = [node for node in captured.graph.graph.nodes if node.op == "call_function"]
     modules = {
         node: [entry[0] for entry in (node.meta.get("nn_module_stack") or {}).values()]

@@ -230,7 +230,6 @@ class ByFacts(fx.Interpreter):
         return call.kept(Sum.of(values, table.log + (factors.log if factors else 0.0)))
 
     def _weighted(self, call: OperationCall) -> Any:
-        """A linear map of one operand with constant coefficients, or a maximum over windows."""
         facts, x = call.facts, call.args[0]
 
         def apply(values: Tensor) -> Tensor:
@@ -251,7 +250,6 @@ class ByFacts(fx.Interpreter):
         return AffineMap(call.run, call.args, call.kwargs, self.p, False).sums()
 
     def _raised(self, call: OperationCall) -> Sum | None:
-        """A power: products of that many paths, or else of the scale."""
         x, exponent = call.args[0], (*call.args[1:], *call.facts.degree)[0]
         if not is_number(exponent) or not isinstance(x, Sum):
             return None

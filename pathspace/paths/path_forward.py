@@ -62,7 +62,6 @@ def ends_of_paths(request: Request) -> list[Sum]:
 
 
 def _entering(captured: Captured, node: fx.Node) -> Any:
-    """A tensor of the model, or what paths start with in an input."""
     kind, name = captured.sources.get(node.name, ("input", node.name))
     held = {
         "parameter": captured.parameters, "buffer": captured.buffers,
@@ -146,7 +145,6 @@ class PathSums(ByFacts):
         return pytree.tree_map(self._started, found) if decided else found
 
     def _plainly(self, call: OperationCall) -> Any:
-        """An operation on the model's tensors in double precision, unless it moves."""
         target: Any = call.run
         counts = call.name in _COUNTS or (call.name == "aten.where" and len(call.args) == 1)
         if counts and call.has(Chosen):
@@ -206,7 +204,6 @@ class PathSums(ByFacts):
         return inner.run(*(named[node.name] for node in places))
 
     def _number(self, leaf: Any) -> Any:
-        """Whole numbers as real ones; those that data decide start paths, as inputs do."""
         if not isinstance(leaf, Tensor) or sums.is_real_or_complex(leaf):
             return leaf
         return Sum.start(leaf.shape) if isinstance(leaf, Chosen) else leaf.double()
@@ -242,7 +239,6 @@ class PathSums(ByFacts):
         return read.results(p)
 
     def _measured(self, call: OperationCall) -> Any:
-        """An affine operation of which a rule says nothing, or ``None``."""
         if "embedding_bag" in call.name:
             return self.bags(call)
         data = call.facts.kind == "random" or any(map(sums.is_condition, call.leaves))

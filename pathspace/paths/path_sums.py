@@ -246,7 +246,6 @@ def moved_sums(run: Operation, args: Any, kwargs: Any, p: float, fills: bool) ->
 
 
 def _finite(leaf: Any) -> Any:
-    """Infinite entries as 0: no path passes a mask."""
     if not is_real_or_complex(leaf):
         return leaf
     return torch.nan_to_num(leaf.resolve_conj().resolve_neg(), nan=math.nan, posinf=0.0, neginf=0.0)

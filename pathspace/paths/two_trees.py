@@ -222,7 +222,6 @@ class TwoTrees:
         return result
 
     def _along_products(self, tree: SpanningTree, values: Tensor) -> Tensor:
-        """Prefixes by logarithm and sign, for products of scales."""
         expand = self.graph.expand
         negative = (values < 0).numpy().astype(np.int64)
         odd = np.zeros(self.graph.num_units + 1, np.int64)
@@ -233,7 +232,6 @@ class TwoTrees:
         return torch.from_numpy(sizes * np.where(odd % 2, -1.0, 1.0))
 
     def _logs_along(self, tree: SpanningTree, values: Tensor) -> np.ndarray:
-        """Logarithms of the sizes of prefixes along a tree, of the units and derived ids."""
         size, expand = values.abs().log().numpy(), self.graph.expand
         logs = np.zeros(self.graph.num_units + 1)
         for units in tree.rounds:

@@ -72,7 +72,6 @@ def linear(semantics: Semantics, x: Value, weight: Value, bias: Value | None = N
 
 
 def _vector(semantics: Semantics, ids: Tensor, vector: Value) -> Tensor:
-    """``sum_i x[..., i] v[i]``."""
     if isinstance(vector, Weight):
         return edges(semantics, vector, ids, [-1])
     return contract_ids(semantics, ids, vector, [-1])
@@ -141,7 +140,6 @@ def trilinear(
 
 
 def _spelled(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
-    """Terms and output of an equation, with ellipses and implicit outputs replaced by letters."""
     equation = equation.replace(" ", "")
     inputs, arrow, output = equation.partition("->")
     terms = inputs.split(",")

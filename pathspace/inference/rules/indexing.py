@@ -40,7 +40,6 @@ Indices = Sequence[Tensor | None]
 
 
 def _known(indices: Indices) -> list[Tensor | None] | None:
-    """The real positions, if all are known."""
     real = [None if index is None else value_of(index) for index in indices]
     unknown = any(
         index is not None and value is None for index, value in zip(indices, real, strict=True)
@@ -49,7 +48,6 @@ def _known(indices: Indices) -> list[Tensor | None] | None:
 
 
 def _dims(indices: Indices, known: bool) -> list[int]:
-    """Dimensions of the positions (a mask has several)."""
     dims: list[int] = []
     dim = 0
     for index in indices:
@@ -63,7 +61,6 @@ def _dims(indices: Indices, known: bool) -> list[int]:
 
 
 def _node(semantics: Semantics, where: Callable[[Any], Any]) -> object:
-    """The node of an operand."""
     node = semantics.place.node
     return object() if node is None else where(node.args)
 
@@ -170,7 +167,6 @@ def embedding_bag(semantics: Semantics, weight: Value, *args: Any, **kwargs: Any
 def _written(
     semantics: Semantics, x: Tensor, source: Tensor, sizes: Sequence[int], dim: int
 ) -> Tensor:
-    """Overwrite unknown elements along ``dim``, within the first ``sizes`` of others."""
     region: Tensor = x
     for other, size in enumerate(sizes):
         if other != dim:

@@ -66,7 +66,6 @@ def _by_statistics(
     dims: Sequence[int],
     eps: float,
 ) -> Tensor:
-    """Normalise channels over ``dims``; whole buffers are rescaled too."""
     names = first, second = [getattr(value, "buffer_name", None) for value in (mean, var)]
     if first and second:
         ids = semantics.activation(x)

@@ -26,7 +26,6 @@ def _dims(dims: int | Sequence[int] | None, x: Value) -> list[int]:
 
 
 def _shared(semantics: Semantics, x: Value, dims: Any, shown: Any) -> Tensor:
-    """One scale along dimensions, expanded to a result with other sizes there."""
     wanted = {dim % max(len(x.shape), 1) for dim in _dims(dims, x)}
     shape = shape_of(shown)
     ids = semantics.reduce(x, wanted, keepdim=len(shape) == len(x.shape))
