@@ -234,14 +234,16 @@ def _reduced(
 ) -> tuple[np.ndarray, csr_array] | None:
     """Later variables in terms of earlier ones, if whole numbers do it; ``None`` of many."""
     # (the last first: later ids are expressed by earlier ones)
-    names = np.unique(variables[coefficients != 0])[::-1]
+    negative, column = np.unique(-variables, return_inverse=True)
+    names = -negative
     if not len(names):
         return names, csr_array((0, total + 1), dtype=np.int64)
     if max(len(variables), len(names)) > MAX_DENSE:
         return None
-    table = np.zeros((len(variables), total + 1), np.int64)
-    np.add.at(table, (np.arange(len(variables))[:, None], variables), coefficients)
-    matrix, common, rank = fmpz_mat(table[:, names].tolist()).rref()
+    table = np.zeros((len(variables), len(names)), np.int64)
+    column = column.reshape(variables.shape)
+    np.add.at(table, (np.arange(len(variables))[:, None], column), coefficients)
+    matrix, common, rank = fmpz_mat(table.tolist()).rref()
     entries = [divmod(-entry, common) for entry in matrix.entries()]
     if any(part or abs(whole) > LARGEST_POWER for whole, part in entries):
         return None
