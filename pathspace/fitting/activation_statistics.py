@@ -45,14 +45,7 @@ UNWRITTEN = frozenset(
 
 @dataclass(frozen=True, eq=False)
 class Sizes:
-    """Sizes of activations, one entry for each scale that at least one activation has.
-
-    Attributes:
-        ids: signed ids; 0 means all activations of a module whose scale is fixed.
-        largest: largest absolute value of the activations with this scale.
-        rms: root of the mean square of those activations that are not 0.
-        places: path of the module, for activations whose scale is fixed.
-    """
+    """Sizes of activations for each signed id; for fixed scales (id 0), with their modules."""
 
     ids: np.ndarray
     largest: np.ndarray
@@ -65,9 +58,7 @@ Key = tuple[str, str, tuple[int, ...], int]
 
 
 class Record(TorchDispatchMode):
-    """Records the results of operations, except views, copies of the model's own tensors and memory
-    that nothing has been written into.
-    """
+    """Records results, except views and copies of the model's own tensors."""
 
     supports_higher_order_operators = True
 
@@ -120,12 +111,7 @@ def activation_sizes(
     exact: bool = True,
     left_out: frozenset[Key] = frozenset(),
 ) -> Sizes:
-    """Measure the activations of every scale.
-
-    Returns:
-        The sizes. Activations whose scale is a product of scales that no weight block has as an end
-        count as fixed.
-    """
+    """The activations of every scale; products of scales at no weight count as fixed."""
     scales = Logs(graph, exact)
     places = np.random.default_rng(0).permutation(scales.count)
     codes = LOWEST + (HIGHEST - LOWEST) * (places + 0.5) / max(scales.count, 1)
@@ -162,9 +148,7 @@ def activation_sizes(
 
 
 def _codes(logs: np.ndarray) -> tuple[np.ndarray, Tensor]:
-    """Signed ids and the log-scales that identify them, sorted by log-scale; ids with a
-    fixed scale are left out.
-    """
+    """Signed ids that have a scale, and their log-scales, sorted by these."""
     moving = np.flatnonzero(np.abs(logs) > FIXED)
     ids, code = np.concatenate([moving, -moving]), np.concatenate([logs[moving], -logs[moving]])
     # (for equal log-scales, units come before derived ids)
@@ -173,9 +157,7 @@ def _codes(logs: np.ndarray) -> tuple[np.ndarray, Tensor]:
 
 
 def _places(a: Tensor, b: Tensor, table: Tensor, near: float, fixed: int) -> tuple[Tensor, Tensor]:
-    """Sizes of the entries of an activation ``a``, and the place of each one's log-scale in the
-    table, or ``fixed``; ``b`` is the activation in the rescaled model.
-    """
+    """Sizes of entries of ``a``, and the place of their log-scales, which ``b / a`` tells."""
     a, b = a.reshape(-1), b.reshape(-1)
     # (entries that are not finite, or the ends of a type, come from masks)
     keep = (a != 0) & (b != 0) & a.isfinite() & b.isfinite() & ~torch.isin(a.abs(), ENDS.to(a))

@@ -27,13 +27,7 @@ Batch = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Calibrated:
-    """A model and batches to run it on; the model itself is never changed.
-
-    Args:
-        model: the model.
-        batches: a tensor, a tuple of positional inputs, a mapping of keyword inputs,
-            or an iterable of these; those without samples are left out.
-    """
+    """A model, which is never changed, and batches to run it on, of any form."""
 
     def __init__(self, model: nn.Module, batches: Any) -> None:
         check_capturable(model)
@@ -94,9 +88,7 @@ class Calibrated:
 
     @torch.no_grad()
     def noise(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Squared relative change of the outputs with other tensors, one number for each sample;
-        their mean is that of all samples.
-        """
+        """Squared relative change of the outputs with other tensors, for each sample."""
         found = []
         samples = max(sum(map(_samples, self.reference)), 1)
         with quiet():
@@ -112,14 +104,11 @@ class Calibrated:
 
     @cache  # noqa: B019  (it lives as long as its model)
     def sensitivity(self, draws: int = 4, fisher: bool = False) -> dict[str, Tensor]:
-        """``sum over samples of |df/dw|^2`` of every parameter, relative to
-        the energy of the outputs on all batches.
+        """``sum over samples of |df/dw|^2`` of every parameter, over the energy of the outputs.
 
-        One backward pass with random signs for cotangents estimates the sum without bias,
-        since products of different outputs cancel in the mean. With ``fisher`` the outputs are
-        logits along their last dimension, the cotangent is that of the log-probability of
-        a class drawn from them, and the result is the mean over all draws. Models whose outputs
-        have no gradient are differentiated as if they did not detach it.
+        Backward passes with random signs estimate the sum without bias. With ``fisher`` the outputs
+        are logits, and cotangents those of the log-probability of a class drawn from them. Outputs
+        without a gradient are differentiated as if the model did not detach them.
         """
         generator = torch.Generator().manual_seed(0)
         total = {
@@ -156,7 +145,6 @@ class Calibrated:
         return total
 
     def _differentiable(self, batch: Batch, own: Mapping[str, Tensor]) -> dict[int, Tensor]:
-        """Outputs with a gradient, by their number."""
         with never_recomputed():
             for through in (nullcontext(), IgnoreDetach()):
                 with through:
@@ -168,7 +156,6 @@ class Calibrated:
 
 
 def _is_empty(batch: Batch) -> bool:
-    """Whether all tensors of a batch are empty."""
     tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)]
     return bool(tensors) and not any(tensor.numel() for tensor in tensors)
 

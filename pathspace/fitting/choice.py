@@ -192,7 +192,6 @@ def choose_gauge(
 def _balanced(
     model: nn.Module, graph: Structure, objective: Balance, limit: float
 ) -> tuple[Any, np.ndarray, Callable[[np.ndarray], float], GaugeCertificate]:
-    """What :func:`pathspace.balance` does."""
     found = balancing(model, graph, objective.p)
     pairs = Pairs(graph, objective.p, dict(model.named_parameters(remove_duplicate=False)))
     phi = found.phi.numpy()
@@ -214,12 +213,7 @@ def _balanced(
 
 
 def _floor(model: nn.Module, graph: Structure, basis: csr_array) -> np.ndarray:
-    """The smallest log-scales at which running variances are stored well: ``s^2 (v +
-    eps) - eps`` is rounded.
-
-    Where ``s^2 (v + eps)`` is much smaller than ``eps``, the stored number is
-    ``-eps`` and a few digits.
-    """
+    """The smallest log-scales at which ``s^2 (v + eps) - eps`` keeps digits of the variance."""
     buffers, least = dict(model.named_buffers()), np.full(graph.num_units + 1, -np.inf)
     for entry, units, logs in running_variances(model, graph):
         if entry.eps:
@@ -260,7 +254,6 @@ def _programme(
 
 
 def _is_convex(programme: Programme, point: np.ndarray) -> bool:
-    """Whether a function lies below its chords, where it is checked."""
     random = np.random.default_rng(0)
     for size in (0.1, 1.0) * SEGMENTS:
         one, two = (point + size * random.normal(size=point.shape) for _ in range(2))

@@ -37,18 +37,7 @@ CLIPS: tuple[Callable[..., Any], ...] = (nn.Hardtanh.forward, nn.ReLU6.forward)
 
 
 class LiftedClip(nn.Module):
-    """``min(max(x, low), high)`` with a bound for every unit, which is a
-    parameter without gradient.
-
-    A module that is called at several places of its owner's ``forward`` has one
-    pair of bounds for each.
-
-    Args:
-        low: the lower bound.
-        high: the upper bound.
-        shapes: shape of the bounds at each place, in order of the calls.
-        like: a tensor of the type and device wanted.
-    """
+    """``min(max(x, low), high)`` with a bound for every unit, a pair for each place of a call."""
 
     def __init__(
         self, low: float, high: float, shapes: list[tuple[int, ...]], like: Tensor
@@ -127,9 +116,7 @@ class _Marks(Scales):
 
 
 class _Calls(list[tuple[str, Any]]):
-    """Calls in order: the clip's name, and the lines it was called from. Copies of a model
-    write into the same list.
-    """
+    """Calls in order, clip and lines; copies of a model write into the same list."""
 
     def __deepcopy__(self, memo: Any) -> _Calls:
         return self
@@ -224,7 +211,6 @@ def lift_clips(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
 
 
 def _names(model: nn.Module) -> list[str]:
-    """Names of the clips, one for each place that holds one; those with hooks are left out."""
     found: dict[tuple[int, str], str] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if type(module).forward in CLIPS and not has_hooks(module):
@@ -241,13 +227,7 @@ def expect_same(
     kwargs: Mapping[str, Any],
     reason: str,
 ) -> None:
-    """Compare the outputs of a model and its copy twice: the second pass begins as the first does.
-
-    Copies run, because a model may write into its buffers.
-
-    Raises:
-        UnsupportedError: they differ, or the copy does not run.
-    """
+    """Compare the outputs of a model and its copy twice, from copies: it may write into buffers."""
     if names_without_values((*model.named_parameters(), *model.named_buffers())):
         return
     pair = safe_deepcopy(model), safe_deepcopy(result)
@@ -288,12 +268,7 @@ def _shape(ids: Tensor, classes: Tensor) -> tuple[int, ...]:
 def capture_examples(
     owner: str, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
 ) -> tuple[Captured, tuple[Any, ...], Mapping[str, Any]]:
-    """Capture a model on example inputs, or on the first made-up ones that it takes.
-
-    Raises:
-        InputError: inputs are needed.
-        CaptureError: the model fails on the inputs that are given.
-    """
+    """Capture a model on example inputs, or on the first made-up ones that it takes."""
     if args or kwargs:
         return capture(model, args, kwargs), args, kwargs or {}
     for zeros in _example_inputs(model):
@@ -307,7 +282,6 @@ def capture_examples(
 
 
 def _example_inputs(model: nn.Module) -> list[tuple[Tensor, ...]]:
-    """Inputs that fit the first layer."""
     for module in model.modules():
         weight = getattr(module, "weight", None)
         if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) and isinstance(weight, Tensor):

@@ -24,15 +24,7 @@ Total = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """Where a programme has its minimum.
-
-    Attributes:
-        phi: the log-scales, ``(H,)``.
-        before: the value at 0.
-        value: the value there.
-        bound: no log-scales within the limit have a smaller value.
-        steps: evaluations.
-    """
+    """Where a programme has its minimum: no log-scales have a value below ``bound``."""
 
     phi: np.ndarray
     before: float
@@ -61,8 +53,7 @@ class Programme:
     def smooth(self, phi: np.ndarray, sharpness: float) -> tuple[float, np.ndarray, float]:
         """A smooth value, its gradient, and by how much the tangent there may lie too high.
 
-        A largest entry is at least any mean of the entries, which is affine in the log-scales; a
-        convex function is at least its tangent. Both together are a plane below the function.
+        A largest entry is at least any mean of the entries, which is affine in the log-scales.
         """
         with torch.enable_grad():
             point = torch.from_numpy(phi).requires_grad_()

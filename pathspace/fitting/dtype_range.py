@@ -206,17 +206,13 @@ class _Try(NamedTuple):
 
 
 def _promise(dtype: torch.dtype) -> float:
-    """The largest change of the outputs of a model that fits."""
     return ROUNDINGS * torch.finfo(dtype).eps
 
 
 def _candidates(
     model: nn.Module, graph: Structure, sizes: Sizes, dtype: torch.dtype, headroom: float
 ) -> Iterator[Tensor]:
-    """Gauges to try: balanced weights, or those of the model, with every size moved into the range;
-    with all units, of which those that are free at ``eps = 0`` move no farther than they must, or
-    with those that are exact.
-    """
+    """Balanced weights, or those of the model, moved into the range; all units, or exact ones."""
     starts = [torch.zeros(graph.num_units, dtype=torch.float64)]
     with suppress(InputError):
         # (weights may have no balance)
@@ -235,9 +231,7 @@ def _moved_in(
     headroom: float,
     start: np.ndarray,
 ) -> np.ndarray:
-    """The powers of two near ``start`` with which activations, weights and running variances are
-    within the range, as far as it goes: each round shares what is too much among the factors.
-    """
+    """Powers of two near ``start`` that bring all sizes into the range, as far as it goes."""
     kind, every = torch.finfo(dtype), graph.expand[:, 1:]
     most, least = math.log2(kind.max / headroom), math.log2(kind.tiny * headroom)
     moving, peaks = sizes.ids != 0, every_peak(model, graph, exact=False)
@@ -267,7 +261,6 @@ def _moved_in(
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers that the type is to hold."""
     found = (*model.named_parameters(), *model.named_buffers())
     return {name: tensor.detach() for name, tensor in found if tensor.is_floating_point()}
 
@@ -325,9 +318,7 @@ def _table(
 
 @torch.no_grad()
 def _error(held: Calibrated, model: nn.Module, dtype: torch.dtype) -> tuple[float, frozenset[Key]]:
-    """Largest change of the outputs by computing in a type, and the results of operations that the
-    model computes in a wider one also then.
-    """
+    """Largest change of the outputs by computing in a type, also in wider operations."""
     small = repeatable(stand_in(model, share_tensors=False).to(dtype))
     worst, wide = 0.0, set()
     for batch in held.batches:
@@ -349,6 +340,5 @@ def _error(held: Calibrated, model: nn.Module, dtype: torch.dtype) -> tuple[floa
 
 @torch.no_grad()
 def _drift(held: Calibrated, again: Calibrated) -> float:
-    """Largest change of the outputs in the model's own type."""
     with quiet():
         return max(distance(again.outputs(b, {}), held.outputs(b, {})) for b in held.batches)

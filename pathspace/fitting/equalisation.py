@@ -242,9 +242,8 @@ def searched(
 ) -> Tensor:
     """A gauge near ``phi`` in which the errors of rounded weights cancel better.
 
-    To first order the noise depends only on the rounding steps; the rounding errors behave like
-    random numbers, and a small change of a scale gives new ones. Each trial moves the output units
-    of one tensor at random, and keeps the move if the noise falls.
+    Rounding errors behave like random numbers, which a small change of a scale draws again: each
+    trial moves the output units of one tensor at random, and is kept if the noise falls.
     """
     groups, generator = rounded.groups(), torch.Generator().manual_seed(seed)
     if not groups or trials < 1:

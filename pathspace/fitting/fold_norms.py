@@ -83,7 +83,6 @@ def fold_norms(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
 
 
 def _pairs(model: nn.Module, captured: Captured) -> Iterator[tuple[str, str]]:
-    """Paths of layers and of the norms that can be folded into them."""
     every = list(captured.graph.graph.nodes)
     nodes = [node for node in every if node.op == "call_function"]
     readers = _readers(every, captured)
@@ -123,7 +122,6 @@ def _pairs(model: nn.Module, captured: Captured) -> Iterator[tuple[str, str]]:
 
 
 def _readers(nodes: list[fx.Node], captured: Captured) -> dict[str, list[fx.Node]]:
-    """The operations, or the output, that read each parameter and buffer, by its name."""
     readers: dict[str, list[fx.Node]] = {}
     for node in nodes:
         for source in node.all_input_nodes:
@@ -146,7 +144,6 @@ def _foldable(layer: nn.Module, value: Any, norm: nn.Module) -> bool:
 
 @torch.no_grad()
 def _fold(layer: nn.Module, norm: nn.Module) -> None:
-    """Fold one norm, in float64."""
     assert isinstance(layer, _ConvNd | nn.Linear) and isinstance(norm, _BatchNorm)
     assert norm.running_mean is not None and norm.running_var is not None
     mean, var = norm.running_mean.double(), norm.running_var.double()

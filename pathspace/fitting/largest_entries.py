@@ -16,9 +16,7 @@ from ..graph.structure import Structure
 
 
 class Logs:
-    """Log-scales of all ids as linear functions of free variables: those of the gauge
-    transformations that are exact for the unchanged model, or one for each unit.
-    """
+    """Log-scales of all ids as linear functions of exact directions, or of all units."""
 
     def __init__(self, graph: Structure, exact: bool = True) -> None:
         every = csr_array(graph.expand[:, 1:].astype(np.float64))
@@ -59,9 +57,7 @@ class LogTensor:
 
 
 class Peaks:
-    """The largest entry of every group: a smooth function of a few entries,
-    or exact from all entries.
-    """
+    """The largest entry of every group: smooth of a few entries, or exact of all."""
 
     def __init__(self, scales: Logs) -> None:
         self.scales, self.count = scales, 0
@@ -85,9 +81,7 @@ class Peaks:
         self.count = self.scales.ids if shared else self.count + layout.count
 
     def grow(self, phi: Tensor) -> bool:
-        """Select the largest entries of all rows and columns at ``phi``; return
-        whether any of them is new.
-        """
+        """Select the largest entries of all rows and columns; whether any is new."""
         logs, new = self.scales(phi), False
         for entry, known in zip(self.entries, self.known, strict=True):
             up, down = entry.layout.ends(logs)
@@ -151,12 +145,7 @@ class Peaks:
 
 
 def grouped(values: Tensor, group: Tensor, count: int, sharpness: float) -> tuple[Tensor, Tensor]:
-    """A smooth largest value of every group, at least the largest: ``log sum exp(s a) / s``.
-
-    Returns:
-        The smooth values, and their distance to the mean of the entries with
-        weights ``exp(s a) / sum``.
-    """
+    """``log sum exp(s a) / s`` of every group, and its distance to the mean by these weights."""
     scaled = sharpness * values
     top = torch.full((count,), -torch.inf, dtype=values.dtype).scatter_reduce(
         0, group, scaled.detach(), "amax"

@@ -288,9 +288,8 @@ def weight_peaks(
     felt: Mapping[str, Tensor] | None = None,
     axes: Mapping[str, int] | None = None,
 ) -> Peaks:
-    """Largest entries of all weights that are quantised (or have an axis) and that the gauge moves,
-    with one group per ``"tensor"``, per ``"channel"``, or per ``"tail"`` for the weights that leave
-    one unit; ``felt`` are weights of their squares.
+    """Largest entries of the weights that are quantised and moved, by tensor, channel or tail;
+    ``felt`` are weights of their squares.
     """
     peaks, parameters = Peaks(Logs(graph, exact)), dict(model.named_parameters())
     axes, ends = weight_axes(model) if axes is None else axes, graph.whole_ends
@@ -316,9 +315,7 @@ def weight_peaks(
 
 
 def running_variances(model: nn.Module, graph: Structure) -> list[tuple[Statistic, Tensor, Tensor]]:
-    """Running variances that move with their channels: signed ids of the channels, and the
-    logarithms of ``var + eps``, which is what scales.
-    """
+    """Running variances that move: ids of the channels, and ``log(var + eps)``."""
     found, buffers = [], dict(model.named_buffers())
     for entry in graph.statistics:
         if entry.var in buffers:

@@ -15,12 +15,7 @@ LAYERS = (nn.Linear, _ConvNd, nn.Embedding)
 
 
 def check_format(bits: int, per: str) -> None:
-    """Check a number of bits and a granularity.
-
-    Raises:
-        InputError: ``bits`` is not a whole number from 2 to 16, or ``per`` is not
-            ``"tensor"`` or ``"channel"``.
-    """
+    """Check a number of bits, 2 to 16, and a granularity."""
     if not (isinstance(bits, int) and 2 <= bits <= 16):
         raise InputError(f"bits is {bits!r}, expected a whole number from 2 to 16.")
     if per not in ("tensor", "channel"):
@@ -28,18 +23,7 @@ def check_format(bits: int, per: str) -> None:
 
 
 def weight_axes(model: nn.Module) -> dict[str, int]:
-    """The names of the tensors to quantise, each with the dimension of its output channels.
-
-    These are the weights of linear, convolution and embedding layers, and all other parameters with
-    at least two dimensions of size greater than 1.
-
-    Example:
-        >>> from torch import nn
-        >>> weight_axes(
-        ...     nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3), nn.ConvTranspose1d(3, 1, 2))
-        ... )
-        {'0.weight': 0, '2.weight': 1}
-    """
+    """Weights of layers, and parameters with two dimensions, each with its output channels'."""
     found = {}
     modules = dict(model.named_modules())
     for name, parameter in model.named_parameters():
@@ -55,15 +39,7 @@ def weight_axes(model: nn.Module) -> dict[str, int]:
 
 
 def quantised(weight: Tensor, bits: int, axis: int | None = None) -> Tensor:
-    """``step * round(w / step)`` with ``step = max |w| / (2^(bits - 1) - 1)``
-    per tensor or per channel.
-
-    Example:
-        >>> import torch
-        >>> quantised(torch.tensor([[1.0, 0.4], [0.3, 0.1]]), 2, 0)
-        tensor([[1.0000, 0.0000],
-                [0.3000, 0.0000]])
-    """
+    """``step * round(w / step)`` with ``step = max |w| / (2^(bits - 1) - 1)``."""
     dims = [dim for dim in range(weight.dim()) if dim != axis]
     # (steps in half precision would not be equal)
     wide = weight.float() if weight.itemsize < 4 else weight
@@ -83,9 +59,7 @@ def quantised_weights(
 
 
 def decibels(noise: float) -> float:
-    """Signal-to-noise ratio in decibels, for a signal of power 1; minus infinity where the noise is
-    not a number.
-    """
+    """Signal-to-noise ratio for a signal of power 1; minus infinity for NaN."""
     if math.isnan(noise):
         return -math.inf
     return -10 * math.log10(noise) if noise > 0 else math.inf

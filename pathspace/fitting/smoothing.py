@@ -172,9 +172,7 @@ def _left_out(
     parameters: tuple[tuple[str, ...], ...],
     units: Tensor,
 ) -> str:
-    """Why no tool can use a pair: they divide the last rows of one weight by what they multiply the
-    columns of its readers by, in order.
-    """
+    """Why no tool can use a pair: rows of one weight that pairs with columns of readers."""
     if len(owners) > 1:
         return f"{len(owners)} modules write the units"
     every = [name for side in parameters for name in side]

@@ -41,13 +41,10 @@ PRODUCT = (
 
 @dataclass
 class Attained:
-    """Units whose scales may change.
+    """Which units may change (``free``), and ``reasons`` why the others (from 1) may not.
 
-    Attributes:
-        free: mask over units, ``(H,)``.
-        reasons: why the others may not: sentence -> ids (counted from 1).
-        groups: unit that was kept (counted from 0) -> 1 if edges only enter its group, -1 if they
-            only leave it, and the units of the group.
+    ``groups`` has, for a unit that was kept (from 0), 1 if edges only enter its group or -1 if
+    they only leave it, and the units of the group.
     """
 
     free: np.ndarray
@@ -69,13 +66,8 @@ def attained(pairs: Pairs, kept: Mapping[str, np.ndarray] | None = None) -> Atta
     ``sum_e c_e exp((A phi)_e)`` has a minimum exactly if no direction makes some terms smaller and
     none larger. A unit at which all terms have one sign is such a direction by itself. The others
     are found as closed walks: an edge whose ends do not reach each other can shrink for nothing.
-    Each round keeps one unit of every group that only enters or only leaves; to its neighbours it
-    is as good as the root, so the groups before it get their turn. Opposite scales are followed on
-    a doubled graph, products by linear programmes.
-
-    Args:
-        pairs: sizes of the weights.
-        kept: units (counted from 0) that are fixed already, by reason.
+    Each round keeps one unit of every group that only enters or only leaves. Opposite scales are
+    followed on a doubled graph, products by linear programmes.
     """
     graph = pairs.graph
     result = Attained(np.ones(graph.num_units, bool))
@@ -106,9 +98,7 @@ def attained(pairs: Pairs, kept: Mapping[str, np.ndarray] | None = None) -> Atta
 
 
 def neighbours(pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
-    """Which units have entering edges, and which have leaving ones, whatever the weights
-    are; two masks, ``(H,)``.
-    """
+    """Which units have entering edges, and which leaving ones, whatever the weights are."""
     entering, leaving = (np.zeros(pairs.graph.expand.shape[0]) for _ in range(2))
     for head, tail in (ends for block in pairs.graph.blocks for ends in _ends(block)):
         for ids, into, against in ((head, entering, leaving), (tail, leaving, entering)):
@@ -119,9 +109,7 @@ def neighbours(pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _ends(block: WeightBlock) -> Iterator[tuple[Tensor, Tensor]]:
-    """Heads and tails that occur among a tensor's edges, pair by pair where some pairs do
-    not, a few rows at a time.
-    """
+    """Heads and tails that occur among a tensor's edges, a few rows at a time."""
     loops = bool(torch.isin(block.head.reshape(-1), block.tail.reshape(-1)).any())
     if block.unused is None and not loops and block.head.shape != block.tail.shape:
         yield block.head, block.tail
@@ -140,9 +128,7 @@ def _ends(block: WeightBlock) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 class _Arcs:
-    """The doubled graph: arcs from tails to heads and, of opposite scales, from heads to
-    tails; units that are not free are root.
-    """
+    """Arcs from tails to heads and, of opposites, back; units that are not free are root."""
 
     def __init__(self, pairs: Pairs, free: np.ndarray) -> None:
         self.pairs, self.count = pairs, len(free) + 1
@@ -151,28 +137,22 @@ class _Arcs:
         )
 
     def node(self, ids: np.ndarray) -> np.ndarray:
-        """The node of each signed id."""
         place = np.where(self._alive[np.abs(ids)], np.abs(ids), 0)
         return np.where((place > 0) & (ids < 0), place + self.count, place)
 
     def both(self, tail: np.ndarray, head: np.ndarray) -> np.ndarray:
-        """Arcs of some edges and their mirror images, ``(2, arcs)``."""
         arcs = [
             np.stack([self.node(sign * ids) for ids in (tail, head)[::sign]]) for sign in (1, -1)
         ]
         return np.concatenate(arcs, 1)
 
     def sample(self) -> Iterator[np.ndarray]:
-        """Of each matrix one arc for every row and one for every column: these join
-        most of what all would join.
-        """
+        """One arc for every row and column, which join most of what all would join."""
         for table in self.pairs.tables:
             yield self.both(*table.sample())
 
     def across(self, label: np.ndarray) -> Iterator[np.ndarray]:
-        """Arcs of each matrix between nodes of different labels, as
-        labels and without repetition.
-        """
+        """Arcs between nodes of different labels, as labels and without repetition."""
         for table in self.pairs.whole():
             head, side, tail = (ids.numpy() for ids in (table.head, table.side, table.tail))
             far = label[self.node(side[:, None] + tail[None, :])]
@@ -189,9 +169,7 @@ def _strong(nodes: int, arcs: np.ndarray) -> np.ndarray:
 
 
 def _one_way(pairs: Pairs, free: np.ndarray) -> dict[int, tuple[int, np.ndarray]]:
-    """Groups that edges only enter (1) or only leave (-1), the root's apart, by one unit
-    of each (counted from 0).
-    """
+    """Groups that edges only enter (1) or only leave (-1), by one unit of each (from 0)."""
     arcs, count = _Arcs(pairs, free), len(free) + 1
     # what a few arcs have joined needs no others, so that matrices are read twice
     # and hardly an arc is held
@@ -220,9 +198,7 @@ def _one_way(pairs: Pairs, free: np.ndarray) -> dict[int, tuple[int, np.ndarray]
 
 
 def _programmes(change: csr_array, result: Attained) -> None:
-    """The same where terms hang on several units: terms that no non-negative
-    combination of all brings back.
-    """
+    """The same for products: terms that no non-negative combination brings back."""
     from scipy.optimize import linprog  # slow to import, and needed by networks with products only
 
     for _ in range(ROUNDS):

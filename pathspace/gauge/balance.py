@@ -161,9 +161,7 @@ def balance(
 
 @torch.no_grad()
 def canonical_copy(model: M, graph: Structure) -> M:
-    """A copy of a model at the canonical point of its orbit, in double precision: see
-    :func:`canonical_scales`.
-    """
+    """A copy of a model at the canonical point of its orbit, in double precision."""
     copy = safe_deepcopy(model).double()
     phi = canonical_scales(graph, parameters=dict(copy.named_parameters(remove_duplicate=False)))
     return rescale(copy, graph, torch.from_numpy(phi))
@@ -175,12 +173,7 @@ def canonical_scales(
     """Log-scales that map every network of an orbit to the same network, ``(H,)``.
 
     That is the balanced network where all units can be balanced. Elsewhere ``sum_e |w_e|^2 - log
-    |w_e|^2`` over pairs of units with a weight other than 0 is minimised: it always has a minimum,
-    and one only, up to scales of units that no such weight connects to the root.
-
-    Args:
-        graph: the reduction graph (its current weights are read).
-        parameters: by name, in place of the graph's own.
+    |w_e|^2`` over pairs of units with a weight other than 0 is minimised, which has one minimum.
     """
     pairs = Pairs(graph, 2.0, parameters)
     found = attained(pairs)

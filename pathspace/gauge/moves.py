@@ -11,14 +11,8 @@ from torch import Tensor
 def moved(tensor: Tensor, head: Tensor, tail: Tensor, constant: float = 0.0) -> Tensor:
     """``(tensor + constant) * head / tail - constant``, in the tensor's own type.
 
-    With a constant the sum is formed in float64. Where the result is close to ``-constant`` its
-    type may not tell the two apart, and ``tensor + constant`` would vanish or change its sign: then
+    The sum is formed in float64. Near ``-constant`` the type may not tell the two apart: then
     ``tensor * head / tail`` is taken if its sum is closer to what is wanted.
-
-    Example:
-        >>> import torch
-        >>> moved(torch.tensor([0.5]), torch.tensor([0.25]), torch.tensor([1.0]), 1.0)
-        tensor([-0.6250])
     """
     if not constant:
         return tensor.detach() * head.to(tensor) / tail.to(tensor)
@@ -47,10 +41,7 @@ def move_(tensor: Tensor, head: Tensor, tail: Tensor, constant: float = 0.0) -> 
 
 
 def move_together_(pairs: Sequence[tuple[Tensor, Tensor]], constant: float) -> None:
-    """:func:`move_` by one factor, for many short tensors as one vector.
-
-    A running variance takes twenty operations of its own, whatever its length.
-    """
+    """:func:`move_` for many short tensors as one vector, which is far quicker."""
     for kind in {tensor.dtype for tensor, _ in pairs}:
         some = [(tensor, factor) for tensor, factor in pairs if tensor.dtype == kind]
         factors = torch.cat([factor.expand(tensor.shape).reshape(-1) for tensor, factor in some])

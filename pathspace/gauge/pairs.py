@@ -26,17 +26,10 @@ def at(logs: Tensor, ids: Tensor) -> Tensor:
 
 
 class MatrixLayout:
-    """A tensor as a matrix whose entries ``[r, c]`` scale by ``exp(phi(head r) -
-    phi(side r) - phi(tail c))``.
+    """A tensor as a matrix whose entries scale by ``exp(phi(head r) - phi(side r) - phi(tail c))``.
 
-    The heads vary along the rows and the tails along the columns. If both vary along the same
-    dimension (grouped convolutions), all entries are rows.
-
-    Args:
-        tail: ids of the input side; each of its sizes is 1 or that of the tensor.
-        head: ids of the output side, likewise.
-        shape: the tensor's.
-        axis: the dimension of the channels, which is never summed over.
+    If heads and tails vary along the same dimension (grouped convolutions), all entries are rows;
+    ``axis``, that of the channels, is never summed over.
     """
 
     def __init__(
@@ -72,9 +65,7 @@ class MatrixLayout:
         return values.permute(order).reshape(len(self.head), len(self.tail)).contiguous()
 
     def ends(self, logs: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-scales ``(up, down)`` of rows and columns: entries scale
-        by ``exp(up r - down c)``.
-        """
+        """Log-scales of rows and columns: entries scale by ``exp(up r - down c)``."""
         return at(logs, self.head) - at(logs, self.side), at(logs, self.tail)
 
     def group_of(self, row: Tensor, column: Tensor) -> Tensor:
@@ -116,16 +107,12 @@ class Table:
         return factors @ self.sizes
 
     def scale(self, up: Tensor, down: Tensor) -> None:
-        """Multiply by ``exp(up + down)`` of rows and columns, in two steps, because
-        ``exp(up + down)`` itself can overflow.
-        """
+        """Multiply by ``exp(up + down)``, in two steps, because it can overflow."""
         half = ((up[:, None] + down[None, :]) / 2).exp()
         self.sizes.mul_(half).mul_(half)
 
     def drop_loops(self) -> float:
-        """Set weights with the same scale at both ends to 0, because no gauge changes them;
-        return their sum.
-        """
+        """Set weights that no gauge changes to 0; their sum."""
         if not bool(
             torch.isin(self.head, self.side).any() | torch.isin(self.head, self.tail).any()
         ):
@@ -155,11 +142,7 @@ class Table:
 
 
 class Pairs:
-    """``|w_e|^p`` for all edges of a graph, summed where edges have the same ends.
-
-    A gauge transformation multiplies each by ``exp(p (A phi)_e)``. A sum over all edges reads every
-    weight once, without lists of ends. The parameters are those of the graph, or given by name.
-    """
+    """``|w_e|^p`` for all edges of a graph, summed where edges have the same ends."""
 
     def __init__(
         self, graph: Structure, p: float, parameters: Mapping[str, Tensor] | None = None
@@ -172,7 +155,6 @@ class Pairs:
         )
 
     def _edges(self, block: WeightBlock, parameter: Tensor) -> Tensor:
-        """Values in float64, with 0 for scalars that are on no path."""
         value = parameter.detach().double().cpu() + self.graph.shifts.get(block.name, 0.0)
         if block.unused is None:
             return value
@@ -216,9 +198,7 @@ class Pairs:
         return torch.from_numpy(self.graph.expand @ table if self.graph.forms.shape[0] else table)
 
     def sides(self, phi: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
-        """Sums over the edges that enter each unit and over those that leave it, and the
-        sum over all, at ``phi``.
-        """
+        """Sums over the edges that enter and that leave each unit, and over all."""
         shift = phi - self.origin
         if self.p * float(np.abs(shift).max(initial=0.0)) * self.width > FAR:
             self._rebase(phi)
@@ -244,9 +224,7 @@ class Pairs:
         return Curvature(self, self._logs(phi - self.origin).mul_(self.p))
 
     def to_units(self, entering: np.ndarray, leaving: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Convert sums by id to sums by unit: the sum of a product of units counts
-        for each of its factors.
-        """
+        """Sums by unit: that of a product counts for each of its factors."""
         if self._turn is None:
             return entering[1:], leaving[1:]
         plus, minus = self._turn
@@ -260,9 +238,7 @@ class Pairs:
         self.origin = phi.copy()
 
     def ends(self, most: int) -> tuple[np.ndarray, np.ndarray] | None:
-        """Distinct pairs of ids ``(tails, heads)`` with a weight other than 0; ``None`` for
-        more than ``most`` pairs: a large matrix can have as many as it has weights.
-        """
+        """Distinct pairs of ids with a weight other than 0; ``None`` for more than ``most``."""
         both = np.zeros((2, 0), np.int64)
         for table in self.whole():
             row, column = (table.sizes > 0).nonzero(as_tuple=True)

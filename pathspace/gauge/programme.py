@@ -20,15 +20,7 @@ LARGEST_STEP = 20.0
 
 @dataclass(frozen=True, eq=False)
 class Minimum:
-    """The minimum of a programme.
-
-    Attributes:
-        phi: the log-scales, ``(H,)``.
-        value: the sum of ``|w|^p`` there.
-        imbalance: largest difference between the entering and the leaving sum of a unit, relative
-            to their sum (0 at the minimum).
-        steps: steps of Newton's method.
-    """
+    """Where a programme has its minimum; ``imbalance`` is 0 there, relative to both sides."""
 
     phi: np.ndarray
     value: float
@@ -43,21 +35,11 @@ def minimise(
     tolerance: float,
     start: np.ndarray | None = None,
 ) -> Minimum:
-    """``min over phi of sum_e c_e exp(p (A phi)_e) - p tilt . phi``, with ``phi =
-    0`` where it is not free.
+    """``min over phi of sum_e c_e exp(p (A phi)_e) - p tilt . phi``, 0 where it is not free.
 
-    At the minimum, the sum over the edges that enter a unit minus the sum over those that leave it
-    is ``tilt``. Far from it, all units move at once, each to the minimum of a separable upper
-    bound, the inequality of weighted arithmetic and geometric means: ``exp(p sum_k a_k d_k) <=
-    sum_k |a_k| / S exp(p S sign(a_k) d_k) + const``. Each such step lowers the value. Newton's
-    method, with conjugate gradients for its equations, finishes.
-
-    Args:
-        pairs: sizes of the weights.
-        free: which units may move, ``(H,)``.
-        tilt: wanted difference between entering and leaving sum, ``(H,)``.
-        tolerance: largest allowed difference relative to the sum of both.
-        start: initial log-scales, 0 where they are not free.
+    Far from the minimum all units move at once, each to the minimum of a separable upper bound:
+    ``exp(p sum_k a_k d_k) <= sum_k |a_k| / S exp(p S sign(a_k) d_k) + const``. Newton's method,
+    with conjugate gradients for its equations, finishes.
     """
     p, phi = pairs.p, np.zeros(len(free)) if start is None else start
     for step in range(STEPS):

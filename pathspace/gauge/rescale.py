@@ -25,14 +25,7 @@ M = TypeVar("M", bound=nn.Module)
 def expect_blocks(
     owner: str, model: nn.Module, graph: Structure, names: Iterable[str] | None = None
 ) -> dict[str, Tensor]:
-    """The parameters and buffers of a model by name, which has those of a graph as traced.
-
-    Args:
-        owner: the function, for messages.
-        model: the model.
-        graph: the reduction graph.
-        names: tensors that must be there, by default those with edges.
-    """
+    """Parameters and buffers by name; those of the graph must be there as traced."""
     found = tensors_of(model)
     shapes = {block.name: block.shape for block in graph.blocks}
     for name in shapes if names is None else names:
@@ -187,9 +180,7 @@ def _move(buffer: Tensor, head: Tensor, tail: Tensor, power: int) -> Callable[[]
 
 
 def _measure(optimizer: Optimizer, factors: Mapping[Tensor, tuple[Tensor, Tensor]]) -> None:
-    """Multiply gradients by ``f^2`` during each step of ``optimizer``; the factors of
-    several rescalings multiply.
-    """
+    """Multiply gradients by ``f^2`` in each step; factors of several rescalings multiply."""
 
     def scaled(power: int) -> Callable[..., None]:
         @torch.no_grad()

@@ -96,13 +96,7 @@ def rescale_files(
 
 
 class _Held(NamedTuple):
-    """A tensor of a checkpoint, and numbers for its entries.
-
-    Attributes:
-        keys: its names, several where a shared tensor was stored several times.
-        name: of the parameter whose entries it holds.
-        numbers: broadcastable to it.
-    """
+    """A tensor of a checkpoint under all its names, and numbers for its entries."""
 
     keys: list[str]
     name: str
@@ -145,7 +139,6 @@ def _located(
 
 
 def _change(name: str, head: Tensor, tail: Tensor, shift: float) -> Change:
-    """What becomes of a piece of a tensor, which may be overwritten."""
 
     def change(place: slice, piece: Tensor) -> Tensor:
         # types with few digits are computed in float32 and rounded once
@@ -170,9 +163,7 @@ def _cut(ids: Tensor, place: slice) -> Tensor:
 class _Sums(Table):
     """A table of which only the sums of rows and columns are kept.
 
-    ``rows columns / sum`` stands in place of its sizes: the same sums, so the same value and
-    derivatives at this point, and nearly the same nearby. ``up`` and ``down`` are logarithms of
-    factors of rows and columns.
+    ``rows columns / sum`` stands in place of its sizes: the same value and derivatives here.
     """
 
     def __init__(
@@ -204,15 +195,7 @@ class _Sums(Table):
 class StreamedPairs(Pairs):
     """Sizes of weights that are read from a checkpoint whenever they are needed.
 
-    Where the matrices between units are too large for the memory, :class:`_Sums` take their place.
-
-    Args:
-        graph: the reduction graph.
-        p: the exponent.
-        checkpoint: the weights.
-        tensors: where they are, each with heads, tails and the mask of unused scalars.
-        kept: units whose scale does not change, which are as good as the root, ``(H,)``.
-        tolerance: as asked for; sums in float32 have six digits.
+    Where matrices between units are too large for the memory, :class:`_Sums` take their place.
     """
 
     def __init__(
@@ -290,7 +273,6 @@ class StreamedPairs(Pairs):
 
 
 def _between(head: Tensor, tail: Tensor) -> bool:
-    """Whether both ends of a tensor's weights vary, along different dimensions."""
     rows = {d for d, size in enumerate(head.shape) if size > 1}
     columns = {d for d, size in enumerate(tail.shape) if size > 1}
     return bool(rows and columns and not rows & columns)

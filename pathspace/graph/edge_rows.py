@@ -17,24 +17,11 @@ from .parts import WeightBlock, idle
 
 @dataclass(frozen=True)
 class EdgeRows:
-    """The edges of a block in rows: row ``j`` has the edges of one position of the near ids.
+    """The edges of a block in rows, one for each of the ``near`` ids.
 
-    Only different far ids are stored: equal rows share one row of ``far``, and column dimensions
-    along which the far ids are constant come first and repeat the columns of ``far``.
-
-    Attributes:
-        near: ids at the near side, one per row.
-        far: the different rows of ids at the far side.
-        dead: mask of the entries of ``far`` without an edge (unused scalars).
-        which: row of ``far`` for each row.
-        row_offset: flat position of the first edge of each row.
-        steps: sizes and strides of the column dimensions.
-        repeats: number of repetitions of the columns of ``far``.
-        tap: offset of the chosen tap.
-        order: dimensions of the weight: rows, columns, taps.
-        tap_dims: the dimensions of the taps.
-        shape: numbers of rows, columns and taps.
-        entering: whether near ids are heads.
+    Equal rows share one of ``far`` (``which``), and column dimensions along which the far ids are
+    constant come first and repeat its columns (``repeats``). ``row_offset``, ``steps``, ``tap``
+    and ``order`` lead to flat positions.
     """
 
     near: np.ndarray
@@ -61,12 +48,7 @@ class EdgeRows:
 
 
 def edge_rows(block: WeightBlock, entering: bool) -> EdgeRows:
-    """The rows of a block.
-
-    Args:
-        block: the weight block.
-        entering: whether the near side, which has the rows, is that of the heads.
-    """
+    """The rows of a block; the near side, which has them, is that of the heads if ``entering``."""
     near, far = (block.head, block.tail) if entering else (block.tail, block.head)
     dims, shape = range(len(block.shape)), block.shape
     varies = [any(table.shape[d] > 1 for table in (far, idle(block))) for d in dims]

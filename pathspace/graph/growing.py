@@ -29,23 +29,12 @@ LARGE = 0.1
 
 
 class SpanningTreeBuilder:
-    """Builds one spanning tree breadth first, by one rule.
+    """Builds one spanning tree breadth first, by one rule; ``blind`` reads no weights.
 
-    Edges of weight 0 come last: the tree prefers another edge in reverse direction. Units with no
-    other connection are dead. Among edges of one kind, frozen weights come first, because they fix
-    a scale already, and a weight on ``T_out`` should not change.
-
-    With the rule ``"magnitude"`` a unit does not take the first available edge if it is small: it
-    waits for one that is not small relative to the largest edge on its side (to the largest of both
-    sides, for edges in reverse direction). If this stops the growth, the limit is lowered.
-
-    Args:
-        graph: the reduction graph.
-        entering: whether to grow ``T_in``.
-        rule: see :func:`pathspace.paths.skeleton.choose`.
-        seed: seed of the random rule.
-        blind: use only the connections of units, not the weights.
-        phi: log-scales of the units in the gauge in which the rule ``"magnitude"`` compares sizes.
+    Edges of weight 0 come last; units with no other connection are dead. Frozen weights come first,
+    because they fix a scale already. With the rule ``"magnitude"`` a unit waits for an edge that is
+    not small beside its largest one, in the gauge ``phi``; where this stops the growth, the limit
+    is lowered.
     """
 
     def __init__(
@@ -78,11 +67,7 @@ class SpanningTreeBuilder:
         return self._seen[key]
 
     def grow(self) -> SpanningTree:
-        """Build the whole tree.
-
-        Raises:
-            UnsupportedError: some units have no connection to the root.
-        """
+        """Build the whole tree, which reaches every unit."""
         left = self.reach()
         if len(left):
             raise UnsupportedError(
@@ -94,9 +79,7 @@ class SpanningTreeBuilder:
         return replace(self.tree, rounds=tuple(self.rounds), rest=self.rest)
 
     def reach(self) -> np.ndarray:
-        """Grow the tree as far as possible, with forward edges of matrices first;
-        return the units not reached.
-        """
+        """Grow as far as possible, forward edges first; the units not reached."""
         blocks = range(len(self.graph.blocks))
         frozen = (
             []
@@ -144,9 +127,7 @@ class SpanningTreeBuilder:
 
     @cached_property
     def largest(self) -> tuple[np.ndarray, np.ndarray]:
-        """The size of each unit's largest edge in the gauge of ``logs``: of all
-        edges, and of forward edges.
-        """
+        """Sizes of each unit's largest edge in a gauge, of all and of forward ones."""
         every, along = np.zeros((2, len(self._reached)))
         for forward, into in ((True, along), (False, every)):
             for block in range(len(self.graph.blocks)):
@@ -159,9 +140,7 @@ class SpanningTreeBuilder:
         return np.maximum(every, along), along
 
     def _look(self) -> None:
-        """Update which ids are reached, and the missing unit of ids that lack exactly
-        one (with coefficient +-1).
-        """
+        """Update which ids are reached, and the unit that alone is missing in an id."""
         count, derived = len(self._reached), self.forms.shape[0]
         self.reached = np.concatenate([self._reached, np.ones(derived, bool)])
         self.lacks = np.concatenate(
@@ -231,9 +210,7 @@ class SpanningTreeBuilder:
         return True
 
     def _joint_round(self, zeros: bool) -> bool:
-        """Use edges with products of scales at both ends, whose quotient contains exactly
-        one unit not reached yet.
-        """
+        """Use edges whose ends together lack exactly one unit."""
         for block, entry in enumerate(self.graph.blocks):
             flat = np.arange(entry.numel)
             if entry.numel > STAR:
@@ -265,9 +242,7 @@ class SpanningTreeBuilder:
     def _pick(
         self, block: int, rows: EdgeRows, position: np.ndarray, open_: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For each row, one open column: flat positions, columns, and scores to
-        compare blocks (-1: weight 0).
-        """
+        """One open column for each row: positions, columns, and scores (-1: weight 0)."""
         if self.rule == "magnitude":
             return self._largest(block, rows, position, open_)
         every = open_.sum(1)
@@ -294,9 +269,7 @@ class SpanningTreeBuilder:
     def _largest(
         self, block: int, rows: EdgeRows, position: np.ndarray, open_: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For each row, its largest open edge for the rule "magnitude", else its first
-        open edge that is not 0.
-        """
+        """For each row its largest open edge, else its first that is not 0."""
         weight = self.graph.blocks[block].values(
             self.graph.parameters[self.graph.blocks[block].name]
         )

@@ -24,9 +24,7 @@ def changes(graph: Structure, tails: np.ndarray, heads: np.ndarray) -> csr_array
 
 
 def single(change: csr_array, reached: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Units that are the only ones not reached in a row of changes, and move it once: each with the
-    number of its first such row, and its entry there.
-    """
+    """Units that alone are missing in a row, and move it once: row and entry of each."""
     open_ = (~reached).astype(np.int64)
     own, some = change @ open_, (change != 0).astype(np.int64)
     good = np.flatnonzero((some @ open_ == 1) & (np.abs(own) == 1))
@@ -35,13 +33,7 @@ def single(change: csr_array, reached: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def other_factors(units: np.ndarray, rows: csr_array, own: np.ndarray) -> csr_array:
-    """``phi_v = c (row phi - other units)``: ``-c`` times those others, in the rows of ``v``.
-
-    Args:
-        units: the units ``v``.
-        rows: a row of changes for each, in which it has the entry ``c``.
-        own: these entries, +-1.
-    """
+    """``phi_v = c (row phi - others)``: ``-c`` times these, for entries ``own`` of ``units``."""
     count, places = rows.shape[1], np.arange(len(units))
     alone = coo_array((own, (places, units)), shape=(len(units), count)).tocsr()
     spread = coo_array((-own, (units, places)), shape=(count, len(units))).tocsr()
@@ -100,14 +92,8 @@ class SpanningTree:
         edges: Mapping[int, np.ndarray],
         dead: np.ndarray | None = None,
     ) -> SpanningTree:
-        """The tree with given edges: they determine its shape.
-
-        Args:
-            graph: the reduction graph.
-            entering: whether its edges enter their units.
-            edges: block -> flat positions of the edges in its tensor.
-            dead: mask of the units without an edge; ``None``: all have one, and the weights say
-                which are dead.
+        """The tree with given edges, block -> flat positions; without ``dead`` (units without
+        an edge) the weights say which are.
 
         Raises:
             InputError: they do not span all units.
@@ -156,11 +142,7 @@ class SpanningTree:
         return tree
 
     def without(self, units: np.ndarray) -> SpanningTree:
-        """The tree without some units, which have no edge and the value 1.
-
-        Args:
-            units: mask, ``(H + 1,)``, that includes all descendants of the units in it.
-        """
+        """The tree without units and all their descendants, which have the value 1."""
         return replace(
             self,
             block=np.where(units, -1, self.block),

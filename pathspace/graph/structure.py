@@ -30,9 +30,7 @@ LOG_2 = math.log(2)
 
 
 def _power(log: Tensor) -> Tensor:
-    """``exp(log)``, and an exact power of two if ``log`` is a multiple of
-    ``log 2`` up to rounding.
-    """
+    """``exp(log)``, exact for multiples of ``log 2`` up to rounding."""
     factor, exponent = log.exp(), log.detach() / LOG_2
     whole = exponent.round()
     exact = (exponent - whole).abs() <= 4 * torch.finfo(log.dtype).eps * whole.abs()

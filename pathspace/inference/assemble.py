@@ -36,9 +36,7 @@ def _whole(region: Region, shape: tuple[int, ...]) -> bool:
 def combine(
     pieces: list[Piece], shape: tuple[int, ...], equations: Relations
 ) -> tuple[Tensor, Tensor]:
-    """Unify the uses of one parameter to one (tail, head) in its layout; unused
-    scalars have tail ``NEUTRAL``.
-    """
+    """Unify the uses of a parameter to one (tail, head); unused scalars have ``NEUTRAL``."""
     reference = _pattern(pieces[0][2])
     turned: list[Piece] = []
     for region, tail, head in pieces:
@@ -74,12 +72,7 @@ def combine(
 def _filled(
     earlier: Tensor, later: Tensor, opposite: Tensor, change: Tensor | None, equations: Relations
 ) -> Tensor:
-    """Ids at one end of a weight: those of the earlier use, and of the later use for
-    scalars without an earlier one.
-
-    A scalar with only a later use can have an earlier id at its opposite end, shared with other
-    scalars. Its own id is then the later one minus the change between the two uses.
-    """
+    """Ids of the earlier use; for a scalar without one, the later less the change between both."""
     empty = (earlier == NEUTRAL) & (later != NEUTRAL)
     if change is not None and bool(empty.any()):
         kept = opposite != NEUTRAL
@@ -101,15 +94,7 @@ def _filled(
 def _same_factor(
     tail: tuple[Tensor, Tensor], head: tuple[Tensor, Tensor], equations: Relations
 ) -> Tensor | None:
-    """``phi(head') - phi(head) = phi(tail') - phi(tail)`` for an earlier and a later
-    use of the same scalars.
-
-    The left side is constant along dimensions where heads are, the right side along those where
-    tails are. So both equal a number ``c`` that varies only along dimensions where both ends vary.
-
-    Returns:
-        Ids of ``c``, or ``None`` if there is no earlier use.
-    """
+    """One number ``c``: how both ends change from one use to a later one, or ``None``."""
     if not bool((head[0] != NEUTRAL).any()):
         return None
     both = [
@@ -133,9 +118,7 @@ def _same_factor(
 
 
 def dense_pieces(use: Use, scales: Scales) -> Iterable[tuple[str, Piece]]:
-    """Scatter a use of a view without whole dimensions: one full-size piece for
-    each parameter in the view.
-    """
+    """A use of a view without whole dimensions: one full-size piece for each parameter."""
     positions = use.weight.positions(scales.offsets)
     tail, head = (ids.expand(positions.shape).flatten() for ids in (use.tail, use.head))
     positions = positions.flatten()
@@ -156,9 +139,7 @@ def dense_pieces(use: Use, scales: Scales) -> Iterable[tuple[str, Piece]]:
 
 
 def _living(use: Use, alive: Tensor) -> Use | None:
-    """The use without the edges that are on no path, which fix nothing;
-    ``None`` if none is left.
-    """
+    """The use without the edges that are on no path, which fix nothing."""
     if bool(alive.all()):
         return use
     if not bool(alive.any()):
@@ -170,15 +151,7 @@ def _living(use: Use, alive: Tensor) -> Use | None:
 
 @dataclass(frozen=True)
 class Ends:
-    """Raw (unsolved) tail and head ids of a parameter, in its layout; scalars without a
-    use have tail ``NEUTRAL``.
-
-    Attributes:
-        tail: ids that the edges leave.
-        head: ids that the edges enter.
-        beyond: mask of the scalars that are used only in captures at other
-            input sizes, or ``None``.
-    """
+    """Unsolved ids of a parameter; ``beyond`` masks scalars that only other input sizes use."""
 
     tail: Tensor
     head: Tensor
@@ -205,13 +178,7 @@ def _beyond(tail: Tensor, traced: list[Piece], shape: tuple[int, ...]) -> Tensor
 
 
 def assemble(scales: Scales, traced: int | None = None) -> dict[str, Ends]:
-    """Raw ids of every used parameter.
-
-    Args:
-        scales: the interpretation, after its run.
-        traced: number of its uses, from the first, that belong to the graph at the
-            traced sizes (all by default).
-    """
+    """Raw ids of every used parameter; the first ``traced`` uses are at the traced sizes."""
     own: dict[str, int] = {}
     pieces: dict[str, list[Piece]] = {}
     for number, (recorded, head_alive) in enumerate(
@@ -247,23 +214,7 @@ def assemble(scales: Scales, traced: int | None = None) -> dict[str, Ends]:
 
 
 def extended(ids: Tensor, void: Tensor) -> tuple[Tensor, Tensor]:
-    """Extend ids to unused scalars along each dimension in which all used ones
-    agree; the others get 0.
-
-    Args:
-        ids: solved ids, one per scalar.
-        void: mask of the scalars without an id, of the same shape.
-
-    Returns:
-        The ids, with size 1 along dimensions in which they agree, and the mask of
-        scalars that still have none.
-
-    Example:
-        >>> import torch
-        >>> ids = torch.tensor([[3, 4, 0], [3, 4, 0], [0, 0, 0]])
-        >>> [found.tolist() for found in extended(ids, ids == 0)]
-        [[[3, 4, 0]], [[False, False, True]]]
-    """
+    """Extend ids to ``void`` scalars along dimensions in which the others agree; else 0."""
     for dim in range(ids.dim()):
         agree, first = _agree(ids, void, dim)
         if agree:
@@ -272,23 +223,7 @@ def extended(ids: Tensor, void: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def beside(ends: tuple[Tensor, Tensor], factor: Tensor, void: Tensor) -> tuple[Tensor, Tensor]:
-    """Extend both ends to unused scalars along each dimension in which all used
-    ones have the same factor.
-
-    Args:
-        ends: solved ids of tails and heads.
-        factor: a number for each scalar, equal for equal factors, of the ends' shape.
-        void: mask of the unused scalars, of the ends' shape.
-
-    Returns:
-        Tails and heads.
-
-    Example:
-        >>> import torch
-        >>> tail, head = torch.tensor([[1], [0], [7]]), torch.tensor([[3], [2], [7]])
-        >>> [ids.tolist() for ids in beside((tail, head), torch.tensor([[5], [5], [0]]), tail == 7)]
-        [[[1], [0], [1]], [[3], [2], [3]]]
-    """
+    """Extend both ends to ``void`` scalars along dimensions in which the factors agree."""
     for dim in range(void.dim()):
         agree, first = _agree(factor, void, dim)
         if agree:
@@ -302,9 +237,7 @@ def beside(ends: tuple[Tensor, Tensor], factor: Tensor, void: Tensor) -> tuple[T
 
 
 def _agree(numbers: Tensor, void: Tensor, dim: int) -> tuple[bool, Tensor]:
-    """Whether the numbers outside ``void`` are equal along a dimension, and the
-    position of the first of them.
-    """
+    """Whether the numbers outside ``void`` are equal along a dimension, and where the first is."""
     largest = torch.iinfo(numbers.dtype).max
     low = torch.where(void, largest, numbers).amin(dim, keepdim=True)
     high = torch.where(void, -largest, numbers).amax(dim, keepdim=True)

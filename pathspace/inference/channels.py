@@ -40,7 +40,6 @@ def varying(ids: Tensor) -> set[int]:
 
 
 def _blank(ids: Tensor, old: int, new: int) -> Tensor:
-    """Replace one id by another."""
     return torch.where(ids == old, new, ids)
 
 
@@ -88,7 +87,6 @@ class Channels(Semantics):
         return [dim for dim, size in enumerate(self.sizes[name]) if size > 1]
 
     def _laid(self, name: str, dim: int) -> Tensor:
-        """Ids of one side, in the shape of the tensor."""
         shape = self.sizes[name]
         return (
             self.side(name, dim)
@@ -97,9 +95,7 @@ class Channels(Semantics):
         )
 
     def _places(self, weight: Weight) -> list[tuple[list[Side], Tensor]]:
-        """For every dimension of the parameters: its sides, and the ids of its positions
-        in the shape of the view.
-        """
+        """Sides and ids of the positions of a view, for every dimension of the parameters."""
         if weight.name is not None:
             own = weight.name
             return [([(own, d)], weight.of_table(self._laid(own, d))) for d in self._long(own)]
@@ -118,9 +114,7 @@ class Channels(Semantics):
         return compress(self.laid_out(weight, self._table))
 
     def _table(self, name: str) -> Tensor:
-        """Ids of all elements: those of the only dimension longer than 1, or
-        one id for each element.
-        """
+        """Ids along the only dimension longer than 1, or one id for each element."""
         long = self._long(name)
         if len(long) < 2:
             return self._laid(name, long[0]) if long else constant(self.sizes[name])
@@ -129,11 +123,7 @@ class Channels(Semantics):
         return self._elements[name]
 
     def given(self, kind: str, name: str, shape: Sequence[int]) -> Tensor:
-        """Ids of an input, whose positions are fixed, or of a buffer.
-
-        A buffer has the channels that it is combined with, unless this would merge several
-        channels: a table of angles that all heads share has no channels.
-        """
+        """Fixed positions of an input; channels of a buffer, unless it would merge several."""
         if kind != "buffer":
             return constant(shape, FIXED)
         self.sizes[name] = tuple(shape)
@@ -162,7 +152,6 @@ class Channels(Semantics):
         return bool(((ids > FIXED) & (ids < self._of_buffers)).any())
 
     def _one(self, ids: Tensor, dims: Iterable[int]) -> Tensor:
-        """Unify along dimensions and keep one entry of each."""
         wanted = {dim for dim in dims if ids.shape[dim] > 1}
         shape = [1 if dim in wanted else size for dim, size in enumerate(ids.shape)]
         along = sorted(wanted & varying(ids))
@@ -200,9 +189,7 @@ class Channels(Semantics):
         return result.expand(shape) if any(not whole for whole in plain) else constant(shape, FIXED)
 
     def reduce(self, value: Value, dims: Iterable[int], keepdim: bool = False) -> Tensor:
-        """Merge the channels of all elements that are reduced to one, where others stand beside
-        them; a sum of all channels does not change with their order, and has none.
-        """
+        """Merge what is reduced; a sum of all channels does not change with their order."""
         ids = self.activation(value)
         wanted = sorted({dim % ids.dim() for dim in dims}, reverse=True)
         shape = [1 if dim in wanted else size for dim, size in enumerate(ids.shape)]
@@ -220,9 +207,7 @@ class Channels(Semantics):
         return ids
 
     def _unordered(self, ids: Tensor, summed: set[int]) -> bool:
-        """Whether a reduction does not depend on the order of its channels: a plain sum or mean of
-        all positions along which channels differ.
-        """
+        """Whether it is a plain sum or mean of all positions along which channels differ."""
         kind = facts_of(self.place.op).kind
         return kind in ("total", "mean") and bool(varying(ids)) and varying(ids) <= summed
 
@@ -312,9 +297,7 @@ class Channels(Semantics):
             )
 
     def cut(self, value: Value, dims: Sequence[int], exact: bool = False) -> Tensor:
-        """Normalised elements keep their channels, but depend on all
-        elements of their normalisation.
-        """
+        """Normalised elements keep their channels, but depend on each other."""
         ids = self.activation(value)
         self._mix(ids, dims, "normalised together")
         return ids
@@ -336,21 +319,14 @@ class Channels(Semantics):
         return None
 
     def regrouped(self, value: Value, runs: Sequence[range]) -> None:
-        """Record that one dimension was split into several, whose channels
-        must remain rectangular.
-        """
+        """The channels of a split dimension must remain rectangular."""
         if isinstance(value, Tensor):
             self._regrouped += [(value, run) for run in runs if set(run) & varying(value)]
 
     # -- the result
 
     def solve(self) -> tuple[dict[Side, Tensor], Mapping[int, str]]:
-        """Channels of the positions of every side.
-
-        Returns:
-            (tensor, dimension) -> number of the channel of every position, 0 for fixed positions;
-            and the channels that can be permuted but not removed, with the reason.
-        """
+        """Side -> the channel of every position (0: fixed); channels not to be removed, and why."""
         classes = self._settled()
         fixed = int(classes[FIXED])
         sides = {
@@ -366,9 +342,7 @@ class Channels(Semantics):
         return sides, mixed
 
     def _settled(self) -> Tensor:
-        """Solve and add consequences of the solution until nothing changes;
-        return the classes of all ids.
-        """
+        """Add consequences of the solution until nothing changes; the classes of all ids."""
         while True:
             classes = torch.from_numpy(self.equations.solve())
             if self._wishes:
@@ -393,7 +367,6 @@ class Channels(Semantics):
         return classes[_blank(ids, NEUTRAL, ROOT)]
 
     def _varying(self, ids: Tensor, classes: Tensor) -> set[int]:
-        """Dimensions along which the channels differ; positions without a channel are like all."""
         small = distinct(ids)
         blank, seen = (small == NEUTRAL) | (small == ROOT), self._seen(small, classes)
         if not bool(blank.any()):
@@ -403,9 +376,7 @@ class Channels(Semantics):
         return {dim for dim in range(seen.dim()) if bool((low.amin(dim) < high.amax(dim)).any())}
 
     def _whole(self, classes: Tensor) -> bool:
-        """Make each set of channels that is normalised together one channel; return
-        whether anything changed.
-        """
+        """Make each set of channels that is normalised together one; whether any changed."""
         changed = False
         for ids, along, _ in self._mixed:
             found = self._varying(ids, classes)
@@ -415,9 +386,7 @@ class Channels(Semantics):
         return changed
 
     def _of_elements(self, classes: Tensor) -> bool:
-        """Give tensors used as activations channels along one dimension; return
-        whether anything changed.
-        """
+        """Give tensors used as activations channels along one dimension."""
         changed = False
         for name in list(self._elements):
             ids = self._elements[name]
@@ -434,9 +403,7 @@ class Channels(Semantics):
         return changed
 
     def _rectangular(self, classes: Tensor) -> bool:
-        """Let channels vary only along the last part of a split dimension; return
-        whether anything changed.
-        """
+        """Let channels vary only along the last part of a split dimension."""
         changed = False
         for ids, run in self._regrouped:
             along = self._varying(ids, classes) & set(run)

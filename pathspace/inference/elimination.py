@@ -20,9 +20,7 @@ Pairs = tuple[np.ndarray, np.ndarray]
 
 
 def simplified(coefficients: np.ndarray, variables: np.ndarray) -> Pairs:
-    """Combine like terms, divide by common factors, drop duplicates; non-zero terms come
-    first, in descending order.
-    """
+    """Combine like terms, divide by common factors, drop duplicates; zeros come last."""
     coefficients, variables = _sorted(coefficients, variables)
     twice = ((variables[:, 1:] == variables[:, :-1]) & (variables[:, 1:] > 0)).any(1)
     if twice.any():
@@ -44,7 +42,6 @@ def simplified(coefficients: np.ndarray, variables: np.ndarray) -> Pairs:
 
 
 def _sorted(coefficients: np.ndarray, variables: np.ndarray) -> Pairs:
-    """Sort terms by descending variable, with zero coefficients and zero variables last."""
     order = np.argsort(np.where(coefficients == 0, 0, -variables), 1, kind="stable")
     flat = order + variables.shape[1] * np.arange(len(order))[:, None]
     variables, coefficients = variables.reshape(-1)[flat], coefficients.reshape(-1)[flat]
@@ -75,15 +72,7 @@ def _distinct(rows: np.ndarray) -> np.ndarray:
 def equations(
     coefficients: np.ndarray, variables: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Relations of the form ``a = 0`` or ``a = +-b``.
-
-    Args:
-        coefficients: coefficients of combined relations.
-        variables: their variables.
-
-    Returns:
-        Variables, the signed variables that they equal, and the mask of these relations.
-    """
+    """Variables and what they equal, of relations ``a = 0`` or ``a = +-b``; and their mask."""
     terms = (coefficients != 0).sum(1)
     single = terms == 1
     equal = (terms == 2) & (np.abs(coefficients[:, 0]) == np.abs(coefficients[:, 1]))
@@ -93,17 +82,7 @@ def equations(
 
 
 def implied(coefficients: np.ndarray, variables: np.ndarray, longest: int) -> Pairs:
-    """Equations ``a = b`` that follow from two relations with the same other terms:
-    ``p a + r = p b + r = 0``.
-
-    Args:
-        coefficients: coefficients of combined relations.
-        variables: their variables.
-        longest: largest number of terms of the relations to compare.
-
-    Returns:
-        Variables, and the variables that they equal.
-    """
+    """Equations ``a = b`` that follow from relations with the same other terms."""
     lefts, rights = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     terms = (coefficients != 0).sum(1)
     for count in range(2, longest + 1):
@@ -118,7 +97,7 @@ def implied(coefficients: np.ndarray, variables: np.ndarray, longest: int) -> Pa
     return np.concatenate(lefts), np.concatenate(rights)
 
 
-def _forms(
+def forms_of(
     pivots: np.ndarray, rows: np.ndarray, names: np.ndarray, total: int
 ) -> tuple[np.ndarray, csr_array]:
     """The pivots, each with its form as a sparse row over all variables."""
@@ -130,11 +109,7 @@ def _forms(
 def multiples(
     coefficients: np.ndarray, variables: np.ndarray, total: int
 ) -> tuple[Rounds, np.ndarray, np.ndarray]:
-    """Substitute variables that are multiples of another one, ``a = 2 b``, everywhere.
-
-    Returns:
-        As :func:`peel`.
-    """
+    """Substitute variables that are multiples of another one, ``a = 2 b``, everywhere."""
     rounds = []
     while len(variables):
         sizes = np.abs(coefficients)
@@ -153,7 +128,7 @@ def multiples(
         if not free.any():
             break
         pivots, whole, factor = pivots[free], whole[free], factor[free]
-        rounds.append(_forms(pivots, factor[:, None], whole[:, None], total))
+        rounds.append(forms_of(pivots, factor[:, None], whole[:, None], total))
         name, scale = np.arange(total + 1), np.ones(total + 1, np.int64)
         name[pivots], scale[pivots] = whole, factor
         coefficients, variables = simplified(coefficients * scale[variables], name[variables])
@@ -163,12 +138,7 @@ def multiples(
 def peel(
     coefficients: np.ndarray, variables: np.ndarray, total: int
 ) -> tuple[Rounds, np.ndarray, np.ndarray]:
-    """Solve relations for variables that occur in no other relation, in rounds.
-
-    Returns:
-        Rounds of (variables, their forms as sparse rows over all variables), and
-        the remaining relations.
-    """
+    """Solve relations for variables that occur in no other, in rounds; and what remains."""
     rounds = []
     while len(variables):
         uses = np.bincount(variables[coefficients != 0], minlength=total + 1)
@@ -190,7 +160,7 @@ def peel(
         pivots, scale = names[at], -rows[at]
         rows = rows * scale[:, None]
         rows[at] = 0
-        rounds.append(_forms(pivots, rows, names, total))
+        rounds.append(forms_of(pivots, rows, names, total))
         coefficients, variables = coefficients[~done], variables[~done]
     return rounds, coefficients, variables
 
@@ -198,12 +168,7 @@ def peel(
 def eliminate_shared(
     coefficients: np.ndarray, variables: np.ndarray, total: int
 ) -> tuple[Rounds, np.ndarray, np.ndarray]:
-    """Substitute variables that occur in exactly two relations of at most
-    three terms, many at a time.
-
-    Returns:
-        As :func:`peel`; the remaining relations have at most four terms.
-    """
+    """Substitute variables that occur in exactly two relations of at most three terms."""
     rounds = []
     while len(variables):
         used = coefficients != 0
@@ -228,7 +193,7 @@ def eliminate_shared(
             sides.append((c[pivot], c[~pivot].reshape(-1, 2), v[~pivot].reshape(-1, 2)))
         (c1, o1, v1), (c2, o2, v2) = sides
         form = -c1[:, None] * o1
-        rounds.append(_forms(pivots, form, v1, total))
+        rounds.append(forms_of(pivots, form, v1, total))
         new = simplified(np.concatenate([form * c2[:, None], o2], 1), np.concatenate([v1, v2], 1))
         kept = np.ones(len(coefficients), bool)
         kept[rows] = False
@@ -238,12 +203,10 @@ def eliminate_shared(
 
 
 def compress_relations(coefficients: np.ndarray, variables: np.ndarray, total: int) -> Pairs:
-    """Write relations of three or four terms as equalities of sums, and remove those
-    that follow from others.
+    """Write relations as equalities of sums, and remove those that follow from others.
 
     Each relation is split into the two sums that occur most often. The sums are the nodes of a
-    graph and the relations its edges; in each component, the equations between all sums and the
-    shortest one are equivalent to all relations.
+    graph and the relations its edges; equations with one sum of each component are equivalent.
     """
     long = (coefficients != 0).sum(1) >= 3
     c, v = coefficients[long], variables[long]

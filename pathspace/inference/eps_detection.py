@@ -24,13 +24,7 @@ NEAR = 64
 
 
 def guards_a_division(node: fx.Node, sources: Mapping[str, tuple[str, str]]) -> bool:
-    """Whether every use of the result of ``node`` divides a value of the same origin.
-
-    Args:
-        node: the operation that adds or clamps to a small constant.
-        sources: placeholder name -> (kind, name): inputs, which have no scale,
-            do not count as an origin.
-    """
+    """Whether every use of the result of ``node`` divides a value of the same origin."""
     if _name(node).endswith("_") and any(
         len(x.users) > 1 or facts_of(x).kind in MOVEMENTS for x in node.all_input_nodes
     ):
@@ -68,12 +62,7 @@ def is_parameter_itself(node: fx.Node, sources: Mapping[str, tuple[str, str]]) -
 
 
 def _followed(user: fx.Node, value: fx.Node, inverted: bool) -> tuple[bool, bool] | None:
-    """The effect of an operation on a divisor.
-
-    Returns:
-        Whether it divides its other operands, and whether its result is ``1 / divisor``; ``None``
-        for any other operation.
-    """
+    """Whether it divides others, and whether it makes ``1 / divisor``; else ``None``."""
     facts = facts_of(user)
     if facts.kind in MOVEMENTS:
         return False, inverted
@@ -92,7 +81,6 @@ def _followed(user: fx.Node, value: fx.Node, inverted: bool) -> tuple[bool, bool
 
 
 def _before(nodes: list[fx.Node], sources: Mapping[str, tuple[str, str]]) -> set[fx.Node]:
-    """Nodes, and the nearest operations and parameters from which they are computed."""
     found: dict[Any, None] = {}
     pending = list(nodes)
     while pending and len(found) < NEAR:
@@ -134,17 +122,7 @@ FARTHEST = 256
 def constant_behind(
     node: fx.Node, sources: Mapping[str, tuple[str, str]]
 ) -> tuple[str, fx.Node | None]:
-    """A constant from which the operands of ``node`` are computed by operations without parameters.
-
-    Args:
-        node: an operation.
-        sources: placeholder name -> (kind, name).
-
-    Returns:
-        ``"the constant 1e-05"``, ``"a constant tensor"``, ``"the buffer mask"``, or
-        ``""`` if there is none; and the operation that writes it beside elements with free
-        scales, such as a padding.
-    """
+    """A constant from which operands of ``node`` come, in words, and what writes it."""
     pending, seen = [node], {node}
     while pending and len(seen) < FARTHEST:
         value = pending.pop(0)

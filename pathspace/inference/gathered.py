@@ -40,9 +40,6 @@ def _looked_up(solution: Solution, ids: Tensor) -> Tensor:
 
 
 def _row(ids: Tensor) -> Tensor:
-    """One id for each cell of a row, from the first position that has one
-    (exact zeros have none).
-    """
     place = (ids == NEUTRAL).to(torch.uint8).argmin(0, keepdim=True)
     return ids.gather(0, place)
 
@@ -50,12 +47,7 @@ def _row(ids: Tensor) -> Tensor:
 def _differences(
     scales: Scales, virtual: Mapping[str, Ends], fixed: Sequence[Tensor]
 ) -> tuple[Solution, np.ndarray]:
-    """Scales of single positions with everything else fixed.
-
-    Returns:
-        The solution, in which every unit of a virtual weight belongs to one position of one index;
-        and for each unit whether a normalisation removes it.
-    """
+    """Scales of single positions, everything else fixed; and which a normalisation removes."""
     system = scales.equations.copy()
     for ids in fixed:
         present = system.present(ids)
@@ -90,9 +82,7 @@ def _differences(
 def _terms(
     solution: Solution, number: np.ndarray, places: np.ndarray, shared: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Base units and the place of each occurrence, also inside combinations; mark
-    units in long ones as shared.
-    """
+    """Base units and the place of each occurrence; mark those in long combinations as shared."""
     classes, where = (entry.reshape(-1) for entry in np.broadcast_arrays(number, places))
     plain = classes <= solution.units
     forms = solution.forms[classes[~plain] - solution.units - 1]
@@ -105,9 +95,7 @@ def _terms(
 
 
 def _combinations(system: Relations, forms: csr_array, units: Tensor) -> Tensor:
-    """New ids for short integer combinations of others, one for each form and
-    each column of ``units``.
-    """
+    """New ids for short combinations of others, one per form and column of ``units``."""
     ids = system.fresh((forms.shape[0], units.shape[1]))
     lengths = np.diff(forms.indptr)
     for length in np.unique(lengths):
@@ -127,14 +115,7 @@ def _combinations(system: Relations, forms: csr_array, units: Tensor) -> Tensor:
 
 @dataclass
 class _Template:
-    """The differences of one row.
-
-    Attributes:
-        cells: table -> ids of its tail and head cells, to be looked up in ``solution``;
-            0 for cells without one.
-        solution: the ids in terms of differences.
-        normed: mask of the differences that a normalisation removes.
-    """
+    """Differences of one row: table -> cells, their ``solution``, those a normalisation removes."""
 
     cells: dict[str, tuple[Tensor, Tensor]]
     solution: Solution
@@ -142,7 +123,6 @@ class _Template:
 
 
 def _template(scales: Scales, virtual: Mapping[str, Ends], fixed: Sequence[Tensor]) -> _Template:
-    """Differences that are symmetries at every position."""
     solution, taken = _differences(scales, virtual, fixed)
     system = Relations()
     units = torch.cat([torch.zeros(1, dtype=torch.long), system.fresh((solution.units,))])
@@ -186,16 +166,7 @@ def _template(scales: Scales, virtual: Mapping[str, Ends], fixed: Sequence[Tenso
 
 
 def fold(scales: Scales, raw: Mapping[str, Ends]) -> dict[str, list[Ends]]:
-    """Replace virtual weights by their tables.
-
-    Args:
-        scales: the interpretation; the conditions of the tables are added to its equations.
-        raw: ends of all weights, including virtual ones.
-
-    Returns:
-        Table -> ends of its uses, in the table's layout, one for each index
-        that selects rows of it.
-    """
+    """Replace virtual weights by their tables: the ends of each, once for every index."""
     virtual = {name: raw[name] for name in scales.gathers if name in raw}
     if not virtual:
         return {}
@@ -235,9 +206,7 @@ def fold(scales: Scales, raw: Mapping[str, Ends]) -> dict[str, list[Ends]]:
 
 
 def _anchor(scales: Scales, template: _Template, base: Mapping[str, Ends]) -> None:
-    """Make the base unique, which is row 0 up to differences: fix one cell
-    of it for each difference.
-    """
+    """Make the base unique, which is row 0 up to differences: fix one cell for each."""
     anchored = np.zeros(template.solution.units + 1, bool)
     anchored[0] = True
     for name, own in base.items():
@@ -261,13 +230,7 @@ def _class(known: Tensor, ids: Tensor) -> Tensor:
 
 
 class _Fresh:
-    """Ids of every difference and combination of differences, one for each
-    row of the tables with it.
-
-    Args:
-        scales: the interpretation; ids and relations are added to its equations.
-        template: the differences of one row.
-    """
+    """Ids of every difference and combination, one for each row of the tables with it."""
 
     def __init__(self, scales: Scales, template: _Template) -> None:
         count, forms = template.solution.units, template.solution.forms
@@ -321,9 +284,7 @@ class _Fresh:
         return result
 
     def of(self, rows: int, *sides: Tensor) -> tuple[Tensor, ...]:
-        """The ids in cells of a table, by row, and the cells as signed
-        positions among these ids.
-        """
+        """The ids in cells of a table, by row, and the cells as positions among these."""
         every = torch.cat(
             [torch.zeros(1, dtype=torch.long), *(side.reshape(-1).abs() for side in sides)]
         )
@@ -333,7 +294,6 @@ class _Fresh:
 
 
 def _with_rows(scales: Scales, known: Tensor, base: Tensor, side: Tensor, fresh: Tensor) -> Tensor:
-    """Ids of a table's tails or heads: the base plus the difference of each row."""
     if not side.any():
         return base
     differs = (fresh[side[0].abs()] * side[0].sign().unsqueeze(-1)).movedim(-1, 0)

@@ -35,9 +35,7 @@ def flat_values(tree: Any) -> Iterator[Tensor | Weight]:
 
 
 def scalar_offsets(captured: Captured) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
-    """The number of each parameter's first scalar in the numbering of all
-    scalars, and the shapes.
-    """
+    """The number of each parameter's first scalar among all scalars, and the shapes."""
     offsets, shapes, total = {}, {}, 0
     for name, parameter in captured.parameters.items():
         offsets[name], shapes[name] = total, tuple(parameter.shape)
@@ -52,17 +50,7 @@ def interpret(
     norm_eps: str = "ignore",
     affine: bool = True,
 ) -> tuple[S, list[Tensor]]:
-    """Run the graph under one interpretation.
-
-    Args:
-        captured: the captured model.
-        make: the interpretation, called with offsets and shapes of the parameters.
-        strict: raise an error for an operation without a rule that fixes a scale.
-        norm_eps: ``"ignore"`` or ``"respect"`` the ``eps`` of normalisation layers.
-        affine: whether the sum of a parameter and a constant can have a free scale.
-
-    Returns:
-        The interpretation with all its records, and the ids of the outputs (already fixed).
+    """Run the graph under one interpretation; returns it with its records, and the fixed outputs.
 
     Raises:
         UnsupportedError: ``strict`` is true, and an operand of an operation without
@@ -95,7 +83,6 @@ def interpret(
 
 
 def _is_whole(value: Any, name: str) -> bool:
-    """Whether a value is a parameter itself, up to a constant factor."""
     return isinstance(value, Weight) and (value.name, value.moves, value.kept, value.shift) == (
         name,
         (),
@@ -143,7 +130,6 @@ def _placeholder(
 
 
 def _outside(kind: dtype, elsewhere: bool) -> tuple[str, str]:
-    """What keeps a parameter from being rescaled, and why; ``""`` twice if nothing does."""
     word = _unscaled(kind)
     if word == "complex":
         return word, (
@@ -161,7 +147,6 @@ def _outside(kind: dtype, elsewhere: bool) -> tuple[str, str]:
 
 
 def _unscaled(kind: dtype) -> str:
-    """The name of a type whose weights cannot be rescaled, or ``""``."""
     if kind.is_complex:
         # (complex weights could be rescaled, but path values are real here)
         return "complex"
@@ -199,28 +184,14 @@ def _is_table(buffer: Tensor | None) -> bool:
 
 @dataclass(frozen=True)
 class GraphInterpreter(Generic[S]):
-    """Interprets a captured graph and the regions inside it.
-
-    Attributes:
-        semantics: the interpretation.
-        strict: raise an error for an operation without a rule that fixes a scale.
-        outer: module and source line of the region, for operations that have none.
-    """
+    """Interprets a graph and its regions; ``outer`` is the place of a region."""
 
     semantics: S
     strict: bool = False
     outer: tuple[str, str] = ("", "")
 
     def run(self, module: fx.GraphModule, values: Mapping[str, Any]) -> Any:
-        """Interpret a graph whose placeholders have the given values.
-
-        Args:
-            module: the graph.
-            values: placeholder name -> value.
-
-        Returns:
-            The graph's outputs.
-        """
+        """The outputs of a graph whose placeholders have the given values, by name."""
         env = dict(values)
         self.semantics.runs += 1
         number = self.semantics.runs
@@ -290,12 +261,7 @@ class GraphInterpreter(Generic[S]):
         return self.pinned(args, kwargs, shown, reason)
 
     def _by_rule(self, function: Rule, args: Any, kwargs: Any) -> Any:
-        """What a rule makes of an operation.
-
-        Raises:
-            InputTypeError: a rule from outside of this library has a mistake.
-            ValueError: the rule does not cover this form.
-        """
+        """What a rule makes of an operation; a rule of the user may have mistakes."""
         shown = self.semantics.place.result
         if is_own(function):
             return _checked(function(self.semantics, *args, **kwargs), shown)
@@ -325,11 +291,6 @@ class GraphInterpreter(Generic[S]):
         return _checked(result, shown)
 
     def _uncovered(self, error: Exception) -> str:
-        """Why an operation is pinned whose rule raised an error.
-
-        Raises:
-            IndexError: a table ends before the positions of enlarged inputs.
-        """
         if self.semantics.enlarged and isinstance(error, IndexError):
             raise error
         told = first_line(error)
@@ -355,17 +316,11 @@ class GraphInterpreter(Generic[S]):
 
 
 def _is_empty(shown: Any) -> bool:
-    """Whether an operation has only tensors without elements as results."""
     leaves = pytree.tree_leaves(shown)
     return bool(leaves) and all(isinstance(leaf, Tensor) and 0 in shape_of(leaf) for leaf in leaves)
 
 
 def _checked(result: Any, shown: Any) -> Any:
-    """Check the shape of a rule's result, and drop the known value of its operand.
-
-    Raises:
-        ValueError: the shape of the rule's result differs from that of the operation.
-    """
     both = isinstance(result, Tensor) and isinstance(shown, Tensor)
     if both and tuple(result.shape) != shape_of(shown):
         raise ValueError(

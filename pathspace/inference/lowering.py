@@ -7,7 +7,6 @@ selects, which entries a mask removes, and which entries of a tensor are exactly
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from operator import attrgetter
@@ -22,7 +21,7 @@ from .registry import RULES, operation_name
 from .rules.attention import attention
 from .rules.edges import with_others
 from .semantics import SHAPES
-from .values import Weight, unknown, value_of, with_value
+from .values import Weight, value_of, with_value
 
 LARGEST = 1 << 22
 # operations that fill a shape, or that of their operand -> the number, or the position of
@@ -35,17 +34,7 @@ FILLED: dict[str, tuple[float | None, int]] = {
 
 
 def fold_constant(node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run an operation on known constants.
-
-    Args:
-        node: the operation.
-        args: its operands, activations with or without a known value.
-        kwargs: its keyword operands.
-
-    Returns:
-        The result as activations with known values, or ``None`` if an operand is unknown, or if the
-        result is random or large.
-    """
+    """Run an operation on known constants; ``None`` if one is unknown, random or large."""
     target, shown = node.target, node.meta.get("val")
     if operation_name(target) in FILLED:
         number, position = FILLED[operation_name(target)]
@@ -118,29 +107,19 @@ def _is_number(shown: Any) -> bool:
 
 
 def held_by(module: fx.GraphModule, target: str) -> Any:
-    """What a graph holds itself: a tensor as an activation with a known
-    value, a region as it is.
-    """
+    """What a graph holds itself: a tensor with a known value, or a region."""
     value = attrgetter(target)(module)
     return with_value(value) if isinstance(value, Tensor) else value
 
 
 @cache
 def _table() -> dict[Any, Any]:
-    """Torch's decompositions of all operations without a rule."""
     every = decompositions()
     return {op: every[op] for op in every if operation_name(op) not in RULES}
 
 
 def decomposed(node: fx.Node) -> fx.GraphModule | None:
-    """The operation as a graph of smaller ones, with placeholders named like the operands' nodes.
-
-    Args:
-        node: a call of an operation, with fake results in ``meta["val"]``.
-
-    Returns:
-        The graph, or ``None`` if torch has no decomposition.
-    """
+    """The operation in smaller ones, with placeholders named like its operands; or ``None``."""
     if not isinstance(node.target, OPERATION):
         return None
     operands = node.all_input_nodes
@@ -180,9 +159,7 @@ Graph = fx.GraphModule
 
 
 def region(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register the interpretation of an operation that contains graphs:
-    ``function(interpreter, *args, **kwargs)``.
-    """
+    """Register how a graph in a graph is read, ``function(interpreter, *args, **kwargs)``."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         REGIONS.update(dict.fromkeys(names, function))
@@ -233,70 +210,6 @@ def branches(
     return _joined(
         interpreter, *(interpreter.region(graph, list(operands)) for graph in (first, second))
     )
-
-
-@region("while_loop")
-def while_loop(
-    interpreter: Any,
-    condition: Graph,
-    body: Graph,
-    carried: Sequence[Any],
-    more: Sequence[Any] = (),
-) -> Any:
-    """A loop of unknown length: the carried values have the same scales in every step."""
-    # (numbers that are known at the start change)
-    state = [
-        unknown(interpreter.semantics.activation(value))
-        if isinstance(value, Tensor | Weight)
-        else value
-        for value in carried
-    ]
-    for turn in itertools.count():
-        holds = interpreter.region(condition, [*state, *more])
-        interpreter.semantics.pin(
-            [leaf for leaf in pytree.tree_leaves(holds) if isinstance(leaf, Tensor)],
-            "a condition compares values",
-        )
-        before = state
-        state = list(_joined(interpreter, state, list(interpreter.region(body, [*state, *more]))))
-        # (exact zeros may become something else one after the other)
-        if turn > 1 and interpreter.semantics.is_settled(before, state):
-            break
-    return tuple(state)
-
-
-@region("scan")
-def scan(interpreter: Any, body: Graph, state: Sequence[Any], sequences: Sequence[Any],
-         more: Sequence[Any] = (), **kwargs: Any) -> Any:  # fmt: skip
-    """A loop over the first dimension that passes on a state and stacks
-    the outputs of its steps.
-    """
-    semantics = interpreter.semantics
-    length = sequences[0].shape[0]
-    looked_at = semantics.steps(length)
-    carried: list[Any] = [semantics.activation(value) for value in state]
-    emitted: list[list[Tensor]] = []
-    for step in range(looked_at):
-        parts = [semantics.step(semantics.activation(value), 0, step) for value in sequences]
-        repeats = semantics.stands_for_more(step, length)
-        if repeats:
-            # (what is known in this step is not in later ones)
-            carried = [unknown(value) for value in carried]
-        while True:
-            results = list(interpreter.region(body, [*carried, *parts, *more]))
-            before = carried
-            carried = [semantics.activation(value) for value in results[: len(before)]]
-            if repeats:
-                pairs = zip(before, carried, strict=True)
-                carried = [unknown(semantics.join(*pair)) for pair in pairs]
-            if not repeats or semantics.is_settled(before, carried):
-                break
-        emitted.append([semantics.activation(value) for value in results[len(carried) :]])
-    columns = [
-        torch.stack([*column, *[column[-1]] * (length - looked_at)])
-        for column in zip(*emitted, strict=True)
-    ]
-    return (*carried, *columns)
 
 
 @region("flex_attention")

@@ -14,11 +14,7 @@ class InnerChannels(Channels):
 
 
 class NestedChannels(InnerChannels):
-    """The interpretation in which channels are inside of what :class:`Channels` makes one: inside
-    the heads of an attention, and the groups of a convolution.
-
-    It supposes that no reduction depends on the order of what it reduces.
-    """
+    """Channels inside of heads and groups, whatever the order of what is reduced."""
 
     certain = False
 

@@ -29,12 +29,7 @@ MOST_GATHERED = 4_000_000
 
 @dataclass(frozen=True)
 class Gather:
-    """A virtual weight: the rows of a table that an index selects.
-
-    Attributes:
-        table: name of the parameter.
-        index: number of the index; one index selects the same rows of different tables.
-    """
+    """A virtual weight: the rows of ``table`` that an index, by its number, selects."""
 
     table: str
     index: int
@@ -89,9 +84,7 @@ class ParameterScales(Semantics):
         return virtual.moved(lambda t: reshaped(t, (*rows, *t.shape[1:])), self.offsets)
 
     def attach(self, weight: Weight) -> Tensor:
-        """Edges from the root to new ids, one per scalar; a scalar has the
-        same id in all such uses.
-        """
+        """Edges from the root to one id per scalar, the same in all such uses."""
         self._note_shift(weight)
         if weight.name in self.gathers and prod(self.shapes[weight.name]) > MOST_GATHERED:
             self.pin([weight], "more scalars picked by data than can be followed")
@@ -99,9 +92,7 @@ class ParameterScales(Semantics):
         return self.laid_out(weight, self._table)
 
     def _note_shift(self, weight: Weight) -> None:
-        """Record the constant added to a parameter; if its uses have different constants,
-        the parameter is pinned.
-        """
+        """Record the constant added to a parameter; several constants pin it."""
         for name in dict.fromkeys(
             self.virtual.get(name, name) for name in self.parameters_of(weight)
         ):
@@ -127,17 +118,10 @@ Region = tuple[slice, ...]
 def layout(
     view: Tensor, ids: Iterable[Tensor], shape: tuple[int, ...]
 ) -> tuple[Region, list[Tensor]] | None:
-    """Rearrange ids on a strided view of a parameter to the parameter's own dimensions.
+    """Ids on a strided view, rearranged to the parameter's own dimensions.
 
-    Args:
-        view: meta tensor with sizes, strides and offset of the view.
-        ids: tensors with the view's number of dimensions; each size is 1 or that of the view.
-        shape: shape of the parameter.
-
-    Returns:
-        The region of the parameter that the view covers, and each tensor of ids with the
-        parameter's dimensions (each size is 1 or that of the region); ``None`` if the view does not
-        consist of the parameter's dimensions.
+    Returns the region that the view covers, and each tensor of ids (sizes 1, or those of the
+    region); ``None`` if the view does not consist of the parameter's dimensions.
     """
     tensors = list(ids)
     if (sizes := _kept(view, shape)) is not None:
@@ -145,12 +129,8 @@ def layout(
         return whole, [
             t.reshape([1 if dim is None else t.shape[dim] for dim in sizes]) for t in tensors
         ]
-    start, parts, cut = _parts(view, shape)
-    for dim, lengths in cut:
-        tensors = [
-            t.unflatten(dim, lengths) if t.shape[dim] > 1 else t.unsqueeze(dim) for t in tensors
-        ]
-    grouped = None if parts is None else _grouped(parts, start)
+    found = _parts(view, shape)
+    grouped = None if found is None else _grouped(found[1], found[0])
     if grouped is None:
         return None
     region, groups = grouped
@@ -162,9 +142,7 @@ def layout(
 
 
 def _kept(view: Tensor, shape: tuple[int, ...]) -> list[int | None] | None:
-    """If a view is the whole parameter up to dimensions of size 1: the view's dimension for
-    each of the parameter's.
-    """
+    """If a view is the whole parameter: its dimension for each of the parameter's."""
     long = [dim for dim, size in enumerate(view.shape) if size > 1]
     if [view.shape[dim] for dim in long] != [size for size in shape if size > 1]:
         return None
@@ -175,9 +153,7 @@ def _kept(view: Tensor, shape: tuple[int, ...]) -> list[int | None] | None:
 
 
 class _Part(NamedTuple):
-    """A dimension of a view: its dimension of the parameter, its step there, its size,
-    and its number in the view.
-    """
+    """A dimension of a view, and what it is in the parameter."""
 
     home: int
     step: int
@@ -185,48 +161,28 @@ class _Part(NamedTuple):
     dim: int
 
 
-def _parts(
-    view: Tensor, shape: tuple[int, ...]
-) -> tuple[list[int], list[_Part] | None, list[tuple[int, tuple[int, int]]]]:
-    """The dimensions of a view as parts of the parameter's dimensions.
-
-    Returns:
-        The start of the view; its parts, or ``None`` if it does not consist of the parameter's
-        dimensions; and ``(dim, sizes)`` for each flattened dimension that is split.
-    """
+def _parts(view: Tensor, shape: tuple[int, ...]) -> tuple[list[int], list[_Part]] | None:
+    """Start and parts of a view; ``None`` if it does not consist of whole dimensions."""
     strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
     offset = view.storage_offset()
     start = [offset // stride % size for size, stride in zip(shape, strides, strict=True)]
     parts: list[_Part] = []
-    cut: list[tuple[int, tuple[int, int]]] = []
-    dim = 0
-    pending = list(zip(view.shape, view.stride(), strict=True))
-    while pending:
-        size, stride = pending.pop(0)
-        if size > 1:
-            home = next(
-                (d for d in range(len(shape)) if strides[d] <= stride < strides[d] * shape[d]), None
-            )
-            if home is None or stride % strides[home]:
-                return start, None, cut
-            step = stride // strides[home]
-            room = (shape[home] - start[home] - 1) // step + 1
-            if size > room:
-                # a flattened dimension: split it at the end of the parameter's dimension
-                if start[home] or step != 1 or size % room:
-                    return start, None, cut
-                pending = [(size // room, stride * room), (room, stride), *pending]
-                cut.append((dim, (size // room, room)))
-                continue
-            parts.append(_Part(home, step, size, dim))
-        dim += 1
-    return start, parts, cut
+    for dim, (size, stride) in enumerate(zip(view.shape, view.stride(), strict=True)):
+        if size < 2:
+            continue
+        home = next(
+            (d for d in range(len(shape)) if strides[d] <= stride < strides[d] * shape[d]), None
+        )
+        if home is None or stride % strides[home]:
+            return None
+        step = stride // strides[home]
+        if size > (shape[home] - start[home] - 1) // step + 1:
+            return None
+        parts.append(_Part(home, step, size, dim))
+    return start, parts
 
 
 def _grouped(parts: list[_Part], start: list[int]) -> tuple[Region, list[list[_Part]]] | None:
-    """The region that a view covers, and its parts for each dimension of the
-    parameter, outer ones first.
-    """
     region: list[slice] = []
     groups: list[list[_Part]] = []
     for home, first in enumerate(start):
@@ -241,7 +197,6 @@ def _grouped(parts: list[_Part], start: list[int]) -> tuple[Region, list[list[_P
 
 
 def _laid_out(tensor: Tensor, groups: list[list[_Part]], rest: list[int]) -> Tensor:
-    """A tensor of ids, rearranged to the parameter's dimensions."""
     tensor = tensor.permute([part.dim for group in groups for part in group] + rest)
     for position, group in enumerate(groups):
         end = position + len(group)
@@ -260,11 +215,7 @@ READ = "running statistics are read by something else than their normalisation"
 
 
 class RunningStatistics:
-    """Running means and variances by name, with the ids of their channels.
-
-    Args:
-        equations: where channels of one statistic are unified.
-    """
+    """Running means and variances by name, with the ids of their channels."""
 
     def __init__(self, equations: Relations) -> None:
         self._equations = equations
@@ -280,20 +231,9 @@ class RunningStatistics:
     def add(
         self, mean: str, var: str, ids: Tensor, eps: float, frozen: bool
     ) -> Iterator[tuple[Tensor, str]]:
-        """Record one use; the channels of a statistic are the same in all its uses.
+        """Record one use; yields ids that must be fixed before it goes on, and why.
 
-        ``var + eps`` is rescaled, so normalisations with the same variance
-        must have the same ``eps``.
-
-        Args:
-            mean: name of the running mean.
-            var: name of the running variance.
-            ids: of the channels.
-            eps: added to the variance.
-            frozen: the normalisation divides by the statistics.
-
-        Yields:
-            Ids that must be fixed before it goes on, and why.
+        ``var + eps`` is rescaled, so all normalisations with this variance need the same ``eps``.
         """
         self._pairs[mean, var] = None
         first, divides = self._eps.get(var, (eps, False))
@@ -311,12 +251,7 @@ class RunningStatistics:
                 yield ids, READ
 
     def read(self, buffer: str) -> Iterator[tuple[Tensor, str]]:
-        """Record that a buffer is used as data; if it is a statistic, now or
-        later, its channels are fixed.
-
-        Yields:
-            Ids that must be fixed, and why.
-        """
+        """Record that a buffer is used as data; yields ids to be fixed, and why."""
         if buffer in self._channels and buffer not in self._read:
             yield self._channels[buffer][1], READ
         self._read.add(buffer)

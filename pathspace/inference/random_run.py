@@ -23,16 +23,7 @@ def graph_values(
     change: Callable[[str, Tensor], Tensor],
     part: Callable[[Any], Any] = lambda value: value,
 ) -> list[Any] | None:
-    """The values of a graph's placeholders: tensors of the model, and random inputs.
-
-    Args:
-        captured: the captured model; its tensors do not change.
-        change: a tensor of the model in place of another, by its name.
-        part: what of an input is taken.
-
-    Returns:
-        One value for each placeholder; ``None`` if the model has no values.
-    """
+    """Values of placeholders: random inputs, tensors of the model; ``None`` if it has no values."""
     values, generator = list[Any](), torch.Generator().manual_seed(0)
     held: dict[str, Mapping[str, Tensor]] = {
         "parameter": captured.parameters,
@@ -58,7 +49,6 @@ def graph_values(
 
 
 def _random(node: fx.Node, generator: torch.Generator, home: torch.device) -> Any:
-    """A random input like the one of the capture, on the model's device."""
     shown = node.meta.get("val")
     if not isinstance(shown, Tensor):
         return shown
@@ -74,9 +64,7 @@ def _random(node: fx.Node, generator: torch.Generator, home: torch.device) -> An
 
 
 def _rows(tokens: fx.Node) -> int:
-    """Number of rows of the smallest embedding that an input indexes; 0 for inputs that
-    index none, such as masks.
-    """
+    """Rows of the smallest embedding that an input indexes, 0 if it indexes none."""
     found, todo = list[int](), [tokens]
     while todo:
         node = todo.pop()

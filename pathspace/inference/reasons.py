@@ -52,27 +52,7 @@ def reasons(graph: Structure) -> tuple[Reason, ...]:
     """For every fixed scale of a traced model, the shortest chain of operations to the root.
 
     The captured graph is interpreted again, and each equation between scales is stored with
-    its operation. A breadth-first search from the root finds the shortest chains. Inputs
-    and constants are the root itself. Each fixed scale is listed once, at the first
-    parameter whose edges enter it.
-
-    Args:
-        graph: the reduction graph of the model.
-
-    Returns:
-        Reasons in the order of the parameters; scales with equal chains share one.
-
-    Example:
-        >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(
-        ...     torch.nn.Linear(3, 4), torch.nn.GELU(), torch.nn.Linear(4, 2)
-        ... )
-        >>> found = ps.trace(model, torch.randn(1, 3)).reasons()
-        >>> [
-        ...     (reason.parameter, reason.scales, [step.op for step in reason.chain])
-        ...     for reason in found
-        ... ]
-        [('0.weight', 4, ['aten.gelu']), ('2.weight', 2, ['output'])]
+    its operation. Each fixed scale is listed once, at the first parameter whose edges enter it.
     """
     # the tensors of the analysis need values, even if the default device is meta
     with torch.device("cpu"), torch.inference_mode(False):
@@ -109,7 +89,6 @@ def _listed(graph: Structure, witness: Witness, raw: Mapping[str, Ends]) -> tupl
 
 
 def _fixed(ids: Tensor, final: Tensor) -> np.ndarray:
-    """Ids of the scales that were free when they were created and are fixed in the end."""
     shape = torch.broadcast_shapes(ids.shape, final.shape)
     ids, final = ids.expand(shape), final.expand(shape)
     return np.unique(ids[(final == 0) & (ids != 0) & (ids != NEUTRAL)].abs().numpy())
@@ -148,8 +127,6 @@ class ReasonLink:
 
 
 class _Noted(Relations):
-    """Equations and relations, each with the number of its step."""
-
     def __init__(self, step: Callable[[str], int]) -> None:
         super().__init__()
         self.step = step
@@ -209,9 +186,6 @@ class Witness(Scales):
         return f"shares one scale with {constant_behind(self.place.node, self.sources)[0] or OTHER}"
 
     def _fed_back(self, output: Tensor) -> str:
-        """What to do if an output is the state of a recurrent model: one of its inputs looks
-        like it.
-        """
         inputs = {
             node.name: node.meta.get("val")
             for node in (self.graph.nodes if self.graph is not None else ())
@@ -239,11 +213,7 @@ class Witness(Scales):
 
 
 class Chains:
-    """Shortest chains of equations from ids to the root.
-
-    Args:
-        witness: the interpretation after its run, with the equations of the uses of weights.
-    """
+    """Shortest chains of equations from ids to the root."""
 
     def __init__(self, witness: Witness) -> None:
         self.steps = [*witness.steps_taken]
@@ -263,7 +233,6 @@ class Chains:
         return np.asarray(2 * np.abs(ids) + (ids < 0))
 
     def _search(self) -> None:
-        """Breadth-first search from the root, over ids and their opposites."""
         ends = [self._node(side) for side in (self._left, self._right, -self._left, -self._right)]
         rows, columns = (
             np.concatenate([ends[0], ends[2], [0]]),
@@ -293,9 +262,7 @@ class Chains:
         return result
 
     def _derive(self, rows: list[tuple[np.ndarray, np.ndarray, int]]) -> bool:
-        """Add equations that follow from relations and from opposite scales;
-        return whether there are any.
-        """
+        """Add equations that follow from relations and opposite scales; whether there are any."""
         new: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         plus, minus = self._label[0::2], self._label[1::2]
         root = self._label[0]
@@ -347,9 +314,7 @@ class Chains:
         return True
 
     def _opposite(self) -> int:
-        """A new step for opposite scales, with the place of the first equation
-        between opposite scales.
-        """
+        """A new step for opposite scales, at the place of the first equation between two."""
         crossed = np.flatnonzero(np.sign(self._left) * np.sign(self._right) < 0)
         place = self.steps[self._step[crossed[0]]] if len(crossed) else ReasonLink("", "", "", "")
         self.steps.append(ReasonLink(place.op, place.module, place.source, OPPOSITE))
@@ -360,15 +325,7 @@ class Chains:
         return np.asarray(np.maximum(self._before[2 * np.abs(ids)], 0) // 2)
 
     def of(self, ids: np.ndarray) -> list[tuple[tuple[ReasonLink, ...], int]]:
-        """Chains of ids, with equal ones counted together, in order of the first id.
-
-        Args:
-            ids: positive numbers.
-
-        Returns:
-            Pairs of a chain, from the id to the root, and the number of ids with it; the chain is
-            empty if no single equation fixes the id.
-        """
+        """Chains of ids (positive), each with how many have it; an empty one without one."""
         current, columns = 2 * np.abs(ids), []
         known = self._before[current] >= 0
         while bool((known & (current > 1)).any()):

@@ -26,9 +26,7 @@ def memory(ids: Tensor) -> Memory:
 
 
 def expanded_ids(ids: Tensor, shape: Sequence[int]) -> Tensor:
-    """Ids expanded to a shape; leading dimensions in which they are constant are
-    dropped if it has fewer.
-    """
+    """Ids expanded to a shape, without leading dimensions that it lacks."""
     ids = distinct(ids)
     while ids.dim() > len(shape):
         ids = ids.select(0, 0)
@@ -36,12 +34,7 @@ def expanded_ids(ids: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def distinct_columns(columns: Tensor) -> tuple[Tensor, Tensor]:
-    """Distinct columns of ids without exact zeros.
-
-    Returns:
-        The distinct columns; and for each column the index of its distinct column, or their number
-        if it has an exact zero.
-    """
+    """Distinct columns of ids without exact zeros, and the number of each column (or the count)."""
     kept = (columns != NEUTRAL).all(0).nonzero().reshape(-1)
     some = columns[:, kept]
     rows = [_small(row) for row in some]
@@ -96,16 +89,7 @@ class Powers:
     def common(
         self, exponents: Sequence[Fraction], ids: Sequence[Tensor]
     ) -> tuple[Tensor, Fraction] | None:
-        """The base and the total exponent of a product of powers of the same ids.
-
-        Args:
-            exponents: one per factor.
-            ids: of the factors, of one shape.
-
-        Returns:
-            The base with that shape and the exponent; ``None`` if there is no common base,
-            or exact zeros are in it.
-        """
+        """The base and total exponent of a product of powers of the same ids, or ``None``."""
         known = [self._of(entry) for entry in ids]
         bases = [
             expanded_ids(base, entry.shape) for (base, _), entry in zip(known, ids, strict=True)
@@ -119,9 +103,7 @@ class Powers:
 
 @dataclass(frozen=True)
 class Use:
-    """One use of a weight, with ``tail`` and ``head`` ids that broadcast
-    to the shape of the view.
-    """
+    """One use of a weight; ids broadcast to the shape of the view."""
 
     weight: Weight
     tail: Tensor
@@ -129,11 +111,7 @@ class Use:
 
 
 class Flows:
-    """A log of uses of weights, of ids that flow into others, and of ids that reach a fixed scale.
-
-    Attributes:
-        uses: the uses of weights, in order of execution.
-    """
+    """A log of uses of weights, of ids that flow into others, or reach a fixed scale."""
 
     def __init__(self) -> None:
         self.uses: list[Use] = []
@@ -146,11 +124,7 @@ class Flows:
         self.uses.append(use)
 
     def into(self, source: Tensor, target: Tensor) -> None:
-        """Record that ids flow into others of as many dimensions, elementwise after broadcasting.
-
-        Raises:
-            ValueError: the numbers of dimensions differ.
-        """
+        """Record that ids flow into others of as many dimensions, elementwise."""
         if source.dim() != target.dim():
             raise ValueError(f"flow from {source.dim()} into {target.dim()} dimensions")
         self._events.append((source, target))
@@ -160,14 +134,7 @@ class Flows:
         self._events.append(ids)
 
     def alive(self, size: int) -> list[Tensor]:
-        """For every use, a mask of the heads that reach a fixed scale or a normalisation.
-
-        Args:
-            size: number of ids.
-
-        Returns:
-            One mask per use, with the shape of its head.
-        """
+        """For every use, a mask of the heads that reach a fixed scale or a normalisation."""
         reached = np.zeros(size + 1, bool)
         result: list[Tensor] = [torch.zeros(0)] * len(self.uses)
         for event in reversed(self._events):
@@ -203,17 +170,7 @@ def use_of(weight: Weight, tail: Tensor, head: Tensor) -> Use:
 
 
 def _reach(reached: np.ndarray, source: np.ndarray, target: np.ndarray, zeros: int) -> np.ndarray:
-    """Mark ids that flow into marked ids, elementwise after broadcasting.
-
-    Args:
-        reached: marks by id; the last one is never set.
-        source: ids.
-        target: the ids that they flow into, with as many dimensions.
-        zeros: the place in ``reached`` that stands for exact zeros.
-
-    Returns:
-        The marks of ``target``.
-    """
+    """Mark ids that flow into marked ids; the marks of ``target``."""
     marked = np.asarray(reached[np.where(target == NEUTRAL, zeros, np.abs(target))])
     lost = tuple(
         dim for dim, size in enumerate(marked.shape) if size > 1 and source.shape[dim] == 1

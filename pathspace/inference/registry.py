@@ -156,11 +156,7 @@ def rule(*operations: str, **stated: Any) -> Callable[[AnyRule], AnyRule]:
 
 
 def state(*operations: str, **stated: Any) -> list[str]:
-    """State properties of operations, which may have no rule, because torch knows smaller steps.
-
-    Returns:
-        The names as the table has them.
-    """
+    """State properties of operations, which may have no rule; their names in the table."""
     known = [field.name for field in fields(Facts)]
     if wrong := sorted(stated.keys() - set(known)):
         raise InputTypeError(
@@ -183,7 +179,6 @@ def is_own(function: Rule) -> bool:
 
 
 def _exists(name: str) -> bool:
-    """Whether torch has an operation of this name now."""
     space, _, own = name.partition(".")
     return hasattr(getattr(torch.ops, space), own)
 
@@ -195,17 +190,7 @@ def operation_name(target: Any) -> str:
 
 
 def named_arguments(target: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of an operation by name, with defaults; only its keywords if it has no schema.
-
-    Args:
-        target: the operation.
-        args: its arguments by place.
-        kwargs: its arguments by keyword.
-
-    Example:
-        >>> named_arguments(torch.ops.aten.relu.default, (3,), {})
-        {'self': 3}
-    """
+    """The arguments of an operation by name, with defaults; keywords alone without a schema."""
     schema = getattr(target, "_schema", None)
     own = [] if schema is None else schema.arguments
     given = {each.name: each.default_value for each in own if each.has_default_value()}
@@ -213,20 +198,7 @@ def named_arguments(target: Any, args: Any, kwargs: dict[str, Any]) -> dict[str,
 
 
 def facts_of(operation: Any) -> Facts:
-    """The properties of an operation.
-
-    Args:
-        operation: its name (``aten.`` is optional), a node of a graph, or the target of a node: for
-            example ``"relu_"``, ``"aten.add"``, ``torch.ops.aten.add.Tensor``.
-
-    Returns:
-        The properties; an unknown operation has the defaults.
-
-    Example:
-        >>> import pathspace
-        >>> facts_of("aten.mul").degree, facts_of("relu_").kind, facts_of("mylib.unknown").kind
-        ((1, 1), 'activation', '')
-    """
+    """The properties of an operation, by its name, its target or a node; defaults if unknown."""
     if isinstance(operation, torch.fx.Node):
         operation = operation.target if operation.op == "call_function" else ""
     name = operation if isinstance(operation, str) else operation_name(operation)

@@ -10,13 +10,11 @@ combinations of base units.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
-from math import gcd
 
 import numpy as np
 import torch
+from flint import fmpz_mat
 from scipy.sparse import coo_array, csr_array
 from torch import Tensor
 
@@ -26,6 +24,7 @@ from .elimination import (
     compress_relations,
     eliminate_shared,
     equations,
+    forms_of,
     implied,
     multiples,
     peel,
@@ -35,7 +34,8 @@ from .union_find import UnionFind, looked_up
 from .values import NEUTRAL
 
 MAX_ELIMINATED = 30_000
-MAX_RATIONAL = 200
+# relations, and variables, that are solved as one matrix
+MAX_DENSE = 400
 WIDTH = 4
 
 
@@ -43,12 +43,8 @@ WIDTH = 4
 class Solution:
     """Every id in terms of base units.
 
-    Attributes:
-        classes: signed class of every raw id: 0 is the root, ``1..units`` are base units,
-            larger numbers are derived.
-        units: number of base units.
-        forms: integer matrix ``(derived, units)``: class ``units + 1 + i`` has
-            log-scale ``forms[i] @ phi``.
+    ``classes`` has the signed class of every raw id: 0 for the root, ``1..units`` for base units;
+    class ``units + 1 + i`` has the log-scale ``forms[i] @ phi``.
     """
 
     classes: np.ndarray
@@ -56,9 +52,7 @@ class Solution:
     forms: csr_array
 
     def units_in(self, classes: np.ndarray) -> np.ndarray:
-        """Mask of the root and the base units that occur among classes or in derived ones,
-        ``(units + 1,)``.
-        """
+        """Mask of the root and the units among classes and inside of derived ones."""
         met = np.zeros(self.units + 1, bool)
         number = np.unique(np.abs(classes))
         met[number[number <= self.units]] = True
@@ -107,12 +101,7 @@ class Relations(UnionFind):
         self.too_high = 0
 
     def relate(self, *terms: tuple[int, Tensor]) -> None:
-        """Record ``sum of coefficient * phi(ids) = 0`` elementwise, after broadcasting;
-        exact zeros impose nothing.
-
-        Args:
-            *terms: up to four pairs (coefficient, ids).
-        """
+        """Record ``sum of coefficient * phi(ids) = 0`` for up to four terms, elementwise."""
         ids = torch.broadcast_tensors(*(entry for _, entry in terms))
         for dim in range(ids[0].dim()):
             if ids[0].shape[dim] > 1 and all(entry.stride(dim) == 0 for entry in ids):
@@ -125,20 +114,13 @@ class Relations(UnionFind):
             )
 
     def relate_rows(self, coefficients: np.ndarray, ids: np.ndarray) -> None:
-        """Record relations, given as rows of up to four coefficients and
-        signed ids (padded with 0).
-        """
+        """Record relations: rows of up to four coefficients and signed ids, or 0."""
         self._relations.append((coefficients, ids))
 
     def _rows(
         self, classes: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
-        """Relations in terms of classes.
-
-        Returns:
-            Coefficients and classes in four columns, with like terms combined and padded with 0;
-            and the relations that are now equations of two ids, as pairs of signed classes.
-        """
+        """Relations in terms of classes, four terms each; and those that are equations now."""
         total = sum(len(ids) for _, ids in self._relations)
         width = max(2, *(ids.shape[1] for _, ids in self._relations))
         coefficients, ids = np.zeros((total, width), np.int64), np.zeros((total, width), np.int64)
@@ -175,12 +157,7 @@ class Relations(UnionFind):
         return coefficients[~done], variables[~done], (left, right)
 
     def collapse(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Solve the equations, add every relation that becomes an equation, and
-        repeat until nothing changes.
-
-        Returns:
-            Signed classes of all ids, and the remaining relations (coefficients, classes).
-        """
+        """Solve until no relation becomes an equation; classes, and relations left."""
         while True:
             classes = self.solve()
             if not self._relations:
@@ -200,13 +177,10 @@ class Relations(UnionFind):
             self._equate(first, found)
 
     def _equate(self, first: np.ndarray, pairs: tuple[np.ndarray, np.ndarray]) -> None:
-        """Unify pairs of signed variables, by the raw id of each."""
         self.unify(*(torch.from_numpy(first[np.abs(side)] * np.sign(side)) for side in pairs))
 
     def resolve(self) -> Solution:
-        """Solve all equations and relations: base units, and derived classes as
-        integer combinations of them.
-        """
+        """Solve all: base units, and derived classes as integer combinations of them."""
         while True:
             classes, coefficients, variables = self.collapse()
             total = int(np.abs(classes).max(initial=0))
@@ -228,67 +202,25 @@ class Relations(UnionFind):
                 for pairs in found:
                     self._equate(first, pairs)
                 continue
-            # with too many relations, fix the variables of those beyond the limit, which is sound
-            stuck = np.unique(variables[MAX_ELIMINATED:])
-            if not len(stuck):
-                rows = [
-                    {int(v): int(c) for c, v in zip(row, names, strict=True) if c}
-                    for row, names in zip(coefficients.tolist(), variables.tolist(), strict=True)
-                ]
-                defined, unsolved = _eliminate(rows)
-                if not unsolved:
-                    known, high = _expressed(solved, defined, total)
-                    if not len(high):
-                        return _solution(classes, known)
-                    self.too_high += len(high)
-                    stuck = high
-                else:
-                    stuck = np.unique([v for row in unsolved for v in row])
-                    if len(stuck) <= MAX_RATIONAL and self._parametrise(unsolved, stuck, first):
-                        continue
-            fixed = torch.from_numpy(first[stuck[stuck > 0]])
-            self.unify(fixed, torch.zeros_like(fixed))
+            if (rest := _reduced(coefficients, variables, total)) is not None:
+                known, high = _expressed([*solved, rest], total)
+                if not len(high):
+                    return _solution(classes, known)
+                self.too_high += len(high)
+                self._fix(first[high])
+                continue
+            # (of many relations, or of one such as ``3 a = 4 b``, fixing one variable is sound)
+            uses = np.where(coefficients != 0, np.bincount(variables.reshape(-1))[variables], 0)
+            often = np.take_along_axis(variables, uses.argmax(1)[:, None], 1)
+            self._fix(first[np.unique(often)])
 
-    def _parametrise(
-        self, rows: list[dict[int, int]], variables: np.ndarray, first: np.ndarray
-    ) -> bool:
-        """Express variables with relations such as ``3 a = 4 b`` as integer multiples of new units.
-
-        Returns:
-            Whether it was done; false if the multiples are too large.
-        """
-        from sympy import ZZ  # slow to import, and needed by few models
-        from sympy.polys.matrices import DomainMatrix
-
-        shape = len(rows), len(variables)
-        matrix = DomainMatrix(
-            [[ZZ(row.get(int(v), 0)) for v in variables] for row in rows], shape, ZZ
-        )
-        kernel = matrix.to_field().nullspace().clear_denoms_rowwise(convert=True)[1].to_list()
-        if max((abs(int(c)) for row in kernel for c in row), default=0) > LARGEST_POWER:
-            self.too_high += len(variables)
-            return False
-        new = self.fresh((len(kernel),)).tolist()
-        for i, variable in enumerate(variables):
-            # partial sums, because a relation has at most four terms
-            whole = int(first[variable])
-            terms = [(int(row[i]), unit) for row, unit in zip(kernel, new, strict=True) if row[i]]
-            while len(terms) > WIDTH - 1:
-                part = int(self.fresh((1,))[0])
-                head, terms = terms[: WIDTH - 1], [(1, part), *terms[WIDTH - 1 :]]
-                self._sum(part, head)
-            self._sum(whole, terms)
-        return True
-
-    def _sum(self, whole: int, terms: list[tuple[int, int]]) -> None:
-        """Record one relation: an id is a combination of others."""
-        self.relate((1, torch.tensor([whole])), *((-c, torch.tensor([unit])) for c, unit in terms))
+    def _fix(self, ids: np.ndarray) -> None:
+        fixed = torch.from_numpy(ids)
+        self.unify(fixed, torch.zeros_like(fixed))
 
 
 def representatives(classes: np.ndarray) -> np.ndarray:
-    """The first raw id of each class 1, 2, ..., with the sign that gives the class
-    itself; 0 for the root's class.
-    """
+    """The first raw id of each class, with the sign that gives the class itself."""
     first = np.zeros(1 + max(int(classes.max()), -int(classes.min())), np.int64)
     # (the last of several values written to one position remains, so the order is reversed)
     first[np.abs(classes[::-1])] = np.arange(len(classes) - 1, -1, -1)
@@ -297,83 +229,39 @@ def representatives(classes: np.ndarray) -> np.ndarray:
     return result
 
 
-def _eliminate(
-    rows: Sequence[dict[int, int]],
-) -> tuple[dict[int, dict[int, int]], list[dict[int, int]]]:
-    """Exact elimination with unit pivots, sparsest rows and rarest variables first.
-
-    Returns:
-        Derived variable -> its combination of others (fully substituted), and the
-        relations without a unit pivot.
-    """
-    pending = [dict(row) for row in rows]
-    where: dict[int, set[int]] = {}
-    for i, row in enumerate(pending):
-        for variable in row:
-            where.setdefault(variable, set()).add(i)
-    defined: dict[int, dict[int, int]] = {}
-    queue = deque(sorted(range(len(pending)), key=lambda i: len(pending[i])))
-    waiting = 0
-    while waiting < len(queue):
-        i = queue.popleft()
-        row = pending[i]
-        if not row:
-            continue
-        common = gcd(*row.values())
-        candidates = [v for v, c in row.items() if abs(c) == common]
-        if not candidates:
-            # a later substitution may give a pivot
-            queue.append(i)
-            waiting += 1
-            continue
-        waiting = 0
-        pivot = min(candidates, key=lambda v: (len(where[v]), -v))
-        sign = row[pivot] // common
-        form = {v: -sign * c // common for v, c in row.items() if v != pivot}
-        for j in list(where[pivot]):
-            target = pending[j]
-            factor = target.pop(pivot, 0)
-            for v, c in form.items():
-                value = target.get(v, 0) + factor * c
-                if value:
-                    target[v] = value
-                    where.setdefault(v, set()).add(j)
-                else:
-                    target.pop(v, None)
-        pending[i] = {}
-        defined[pivot] = form
-    # substitute backwards: a form may contain variables that were eliminated later
-    for pivot in reversed(list(defined)):
-        full: dict[int, int] = {}
-        for v, c in defined[pivot].items():
-            for u, d in defined[v].items() if v in defined else ((v, 1),):
-                full[u] = full.get(u, 0) + c * d
-        defined[pivot] = {v: c for v, c in full.items() if c}
-    return defined, [pending[i] for i in queue if pending[i]]
+def _reduced(
+    coefficients: np.ndarray, variables: np.ndarray, total: int
+) -> tuple[np.ndarray, csr_array] | None:
+    """Later variables in terms of earlier ones, if whole numbers do it; ``None`` of many."""
+    # (the last first: later ids are expressed by earlier ones)
+    negative, column = np.unique(-variables, return_inverse=True)
+    names = -negative
+    if not len(names):
+        return names, csr_array((0, total + 1), dtype=np.int64)
+    if max(len(variables), len(names)) > MAX_DENSE:
+        return None
+    table = np.zeros((len(variables), len(names)), np.int64)
+    column = column.reshape(variables.shape)
+    np.add.at(table, (np.arange(len(variables))[:, None], column), coefficients)
+    matrix, common, rank = fmpz_mat(table.tolist()).rref()
+    entries = [divmod(-entry, common) for entry in matrix.entries()]
+    if any(part or abs(whole) > LARGEST_POWER for whole, part in entries):
+        return None
+    whole = np.array([int(entry) for entry, _ in entries], np.int64)
+    rows = whole.reshape(len(variables), len(names))[:rank]
+    place = np.arange(rank), (rows != 0).argmax(1)
+    rows[place] = 0
+    return forms_of(names[place[1]], rows, np.broadcast_to(names, rows.shape), total)
 
 
-def _expressed(
-    peeled: Rounds, defined: dict[int, dict[int, int]], total: int
-) -> tuple[csr_array, np.ndarray]:
-    """Every variable in terms of those without a definition.
-
-    Returns:
-        Integer matrix ``(total + 1, total + 1)``; and the variables that are too high a power of
-        others and must be fixed: if there are any, the matrix is not valid.
-    """
-    high = [v for v, form in defined.items() if any(abs(c) > LARGEST_POWER for c in form.values())]
-    if high:
-        return csr_array((total + 1, total + 1), dtype=np.int64), np.array(high, np.int64)
+def _expressed(peeled: Rounds, total: int) -> tuple[csr_array, np.ndarray]:
+    """Every variable in terms of those without a form; and those of too high powers."""
     own = np.ones(total + 1, np.int64)
     own[0] = 0
-    own[list(defined)] = 0
     for pivots, _ in peeled:
         own[pivots] = 0
-    entries = [(v, u, c) for v, form in defined.items() for u, c in form.items()]
-    rows, columns, values = (np.array([entry[k] for entry in entries], np.int64) for k in range(3))
     shape = (total + 1, total + 1)
     known = csr_array(coo_array((own, (np.arange(total + 1), np.arange(total + 1))), shape=shape))
-    known = csr_array(known + csr_array(coo_array((values, (rows, columns)), shape=shape)))
     for pivots, form in reversed(peeled):
         # both factors are below the limit, so float64 is exact enough to detect powers above it
         sizes = abs(form).astype(np.float64) @ abs(known).astype(np.float64)
@@ -388,7 +276,6 @@ def _expressed(
 
 
 def _solution(classes: np.ndarray, known: csr_array) -> Solution:
-    """Number base units first and derived classes after them."""
     total = known.shape[0] - 1
     size = np.diff(known.indptr)
     base = (size == 1) & (known.diagonal() == 1)

@@ -96,9 +96,7 @@ class Scales(ParameterScales):
         return test
 
     def _representative(self, ids: Tensor, dims: Iterable[int]) -> Tensor:
-        """Unify along dimensions and keep one entry of each (an exact zero
-        only if there is no other).
-        """
+        """Unify along dimensions and keep one entry of each, a zero only if alone."""
         wanted, few = list(dims), distinct(ids)
         if any(ids.shape[dim] == 0 for dim in wanted):
             # (a sum of nothing is zero)
@@ -119,7 +117,6 @@ class Scales(ParameterScales):
         return first
 
     def _flow(self, source: Tensor, target: Tensor) -> None:
-        """Record that ``source`` flows into ``target`` and shares its scale."""
         pairs = self.equations.unify(source, target)
         if pairs is not None:
             source, target = torch.broadcast_tensors(source, target)
@@ -129,7 +126,6 @@ class Scales(ParameterScales):
                 self._meets_constant(int(((left == ROOT) | (right == ROOT)).sum()))
 
     def _meets_constant(self, elements: int) -> None:
-        """Record a pin if a constant fixes the scales of the operation's operands."""
         place = self.place
         if place.node is None:
             return
@@ -219,16 +215,11 @@ class Scales(ParameterScales):
     def _baseline(
         self, ids: Tensor, free: Sequence[int], kept: Sequence[int]
     ) -> tuple[Tensor, Tensor | None]:
-        """Split several scales at one weight (of tokens, of positions) exactly:
-        ``phi = baseline + change``.
+        """Split several scales at one weight (of tokens, of positions): ``baseline + change``.
 
-        The factor of the weight is ``head - baseline``; ``change`` varies only along dimensions
-        that are not summed, and is part of the result's scale.
-
-        Args:
-            ids: ids of the operand.
-            free: dimensions of the result along which the weight is constant.
-            kept: dimensions of the result along which it varies (groups).
+        The weight's factor is ``head - baseline``; ``change`` varies along dimensions that are not
+        summed, and is part of the result's scale. The weight is constant along ``free`` dimensions
+        of the result, and varies along those ``kept``.
         """
         full = ids.shape
         small = distinct(ids)
@@ -268,9 +259,7 @@ class Scales(ParameterScales):
     def statistics_of(
         self, mean: str, var: str, channels: Tensor, eps: float, frozen: bool
     ) -> None:
-        """Record the channels of the running mean and variance, which must be
-        the same in all their uses.
-        """
+        """Record the channels of statistics, the same in all their uses."""
         ids = self._representative(channels, range(1, channels.dim())).reshape(-1)
         for some, reason in self.running.add(mean, var, ids, eps, frozen):
             self.pin([some], reason)
@@ -308,9 +297,7 @@ class Scales(ParameterScales):
         return result
 
     def _single(self, powers: Sequence[Fraction], ids: Sequence[Tensor]) -> Tensor | None:
-        """A product of powers of the same ids, if the total power is 0, 1
-        or -1; otherwise ``None``.
-        """
+        """A product of powers of the same ids with a total power of 0, 1 or -1, or ``None``."""
         found = self._powers.common(powers, ids)
         if found is None or abs(found[1]) not in (0, 1):
             return None

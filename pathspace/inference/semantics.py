@@ -301,9 +301,7 @@ SHAPES = frozenset(["aten.expand_as", "aten.reshape_as", "aten.view_as"])
 
 
 def converted(semantics: Semantics, value: Value, dtype: torch.dtype) -> Value:
-    """A value as another type: floating-point types of two bytes and more keep scales,
-    booleans need none, others fix them.
-    """
+    """A value as another type: small types fix scales, booleans need none."""
     if _keeps_scales(dtype):
         return value
     if dtype == torch.bool:
@@ -313,16 +311,12 @@ def converted(semantics: Semantics, value: Value, dtype: torch.dtype) -> Value:
 
 
 def _keeps_scales(dtype: torch.dtype) -> bool:
-    """Whether rounding to a type is small beside the numbers (those of one byte have four bits of
-    precision at most, and end at 448 or 57,344).
-    """
+    """Whether rounding to a type is small beside the numbers, as it is not in 8 bits."""
     return dtype.is_complex or (dtype.is_floating_point and dtype.itemsize > 1)
 
 
 def as_stored(semantics: Semantics, args: Any, kwargs: Any) -> Any:
-    """The operands of an operation in the type of its result, if that is a type of
-    integers, truth values or numbers of 8 bits.
-    """
+    """The operands in the type of the result, if that is of integers, booleans or 8 bits."""
     shown = semantics.place.result
     if not isinstance(shown, Tensor) or _keeps_scales(shown.dtype):
         return args, kwargs

@@ -56,9 +56,7 @@ class UnionFind:
         return ids
 
     def copy(self) -> Self:
-        """A copy to which other equations can be added; existing arrays are shared,
-        because they never change.
-        """
+        """A copy to which other equations can be added."""
         twin = type(self).__new__(type(self))
         twin.__dict__.update(
             {name: held[:] if isinstance(held, list) else held for name, held in vars(self).items()}
@@ -66,12 +64,7 @@ class UnionFind:
         return twin
 
     def unify(self, left: Tensor, right: Tensor) -> Pairs | None:
-        """Record ``phi(left) = phi(right)`` elementwise, after broadcasting;
-        exact zeros impose nothing.
-
-        Returns:
-            Both sides of the recorded equations, or ``None`` if there are none.
-        """
+        """Record ``phi(left) = phi(right)`` elementwise; both sides of what is recorded."""
         if left.shape != right.shape:
             shape = broadcast_shape(left.shape, right.shape)
             left, right = left.expand(shape), right.expand(shape)
@@ -107,14 +100,7 @@ class UnionFind:
     def _star(
         self, left: Tensor, right: Tensor
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]] | None:
-        """Replace a unification of all pairs of two sets of ids by two smaller ones.
-
-        The first id of each set is unified with all ids of the other, which
-        has the same consequences.
-
-        Returns:
-            Both sides of the two unifications, or ``None`` if they would not be smaller.
-        """
+        """Two smaller unifications, of the first id of each set, in place of all pairs."""
         dims = range(left.dim())
         own = [dim for dim in dims if left.shape[dim] > 1 and right.stride(dim) == 0]
         other = [dim for dim in dims if left.shape[dim] > 1 and left.stride(dim) == 0]
@@ -146,11 +132,7 @@ class UnionFind:
         return torch.where(found < self.size, found, 2 * self.size - found)
 
     def _marked(self, left: Tensor, right: Tensor) -> Pairs | None:
-        """The distinct pairs of many ids and few ids, marked in a table instead of sorted.
-
-        Returns:
-            Both sides, or ``None`` if sorting is faster.
-        """
+        """Distinct pairs of many ids and few, by a table; ``None`` if sorting is faster."""
         if left.numel() <= 4096:
             return None
         many, few = left, distinct(right)
@@ -168,9 +150,7 @@ class UnionFind:
         return one[keep].numpy(), other[keep].numpy()
 
     def solve(self) -> np.ndarray:
-        """Solve the equations: the signed class of every id, 0 for the root's class, +-1,
-        +-2, ... for the others.
-        """
+        """The signed class of every id, 0 for the root's, +-1, +-2, ... for the others."""
         known = _largest(self._solved)
         old = np.concatenate(
             [self._solved, np.arange(known + 1, known + 1 + self.size - len(self._solved))]
@@ -224,7 +204,6 @@ def _concatenated(pairs: list[Pairs]) -> Pairs:
 
 
 def _followed(first: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """Signed classes, each replaced by the first known equal class."""
     while True:
         new = looked_up(first, classes)
         if np.array_equal(new, classes):
@@ -274,9 +253,7 @@ def _components(left: np.ndarray, right: np.ndarray, size: int) -> np.ndarray:
 
 
 def _renumber(label: np.ndarray, root: int) -> np.ndarray:
-    """Consecutive numbers from 1 in order of first appearance, and 0 for the
-    root's label, without sorting.
-    """
+    """Numbers from 1 in order of first appearance, 0 for the root's label, without sorting."""
     first = np.zeros(int(label.max()) + 1, np.int64)
     # (the last of several values written to one position remains, so the order is reversed)
     first[label[::-1]] = np.arange(len(label) - 1, -1, -1)

@@ -36,16 +36,8 @@ def build_graph(
 ) -> Structure:
     """Build the reduction graph from the records of an interpretation.
 
-    Args:
-        captured: the captured model.
-        scales: the interpretation, after its run.
-        norm_eps: how the ``eps`` of normalisation layers was treated (stored in the graph).
-        traced: number of uses of weights, from the first, that belong to ``captured``; the others
-            belong to captures at other sizes. They restrict the scales and are not edges.
-        raw: the result of :func:`ends_of`, if it is known already.
-
-    Returns:
-        The reduction graph.
+    Of the uses of weights, the first ``traced`` belong to ``captured``; those at other sizes
+    restrict the scales and are not edges. ``raw`` is :func:`ends_of`, if it is known already.
     """
     raw = ends_of(scales, traced) if raw is None else raw
     solution = effective(scales.equations, [ends.here() for ends in raw.values()])
@@ -63,9 +55,7 @@ def build_graph(
 
 
 def ends_of(scales: Scales, traced: int | None = None) -> dict[str, Ends]:
-    """Tail and head ids of every used parameter, in its layout; the equations of
-    its several uses are added.
-    """
+    """Ends of every used parameter; adds the equations of its several uses."""
     raw = assemble(scales, traced)
     for name in list(raw):
         if scales.virtual.get(name, name) in scales.pinned_parameters:
@@ -80,9 +70,7 @@ def ends_of(scales: Scales, traced: int | None = None) -> dict[str, Ends]:
 
 
 def unused_in_part(captured: Captured, scales: Scales, raw: dict[str, Ends]) -> bool:
-    """Whether a parameter in path space has an unused scalar; the equations
-    need not be solved for this.
-    """
+    """Whether a parameter in path space has an unused scalar, before equations are solved."""
     for name in captured.parameters:
         if name in raw:
             if has_zeros(raw[name].here()[0]):
@@ -160,7 +148,6 @@ def _graph(
 
 
 def _lookup_all(classes: Tensor, raw: Sequence[Tensor]) -> list[Tensor]:
-    """Signed classes of many small tensors of raw ids, found together."""
     if not raw or sum(ids.numel() for ids in raw) > MOST_WAITING:
         return [lookup(classes, ids) for ids in raw]
     found = _flat_lookup(classes, raw).split([ids.numel() for ids in raw])
@@ -168,14 +155,11 @@ def _lookup_all(classes: Tensor, raw: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _flat_lookup(classes: Tensor, raw: Sequence[Tensor]) -> Tensor:
-    """Signed classes of all raw ids, one tensor after the other."""
     return lookup(classes, torch.cat([ids.reshape(-1) for ids in raw]))
 
 
 def _alike(classes: Tensor, solution: Solution) -> tuple[Tensor, Tensor]:
-    """Classes in which equal products of scales have the id of the first, and a
-    number for each such class.
-    """
+    """Classes with equal products as the first of them, and a number for each."""
     # rows with equal products with two random vectors (modulo 2^64) are equal, almost certainly
     directions = np.random.default_rng(0).integers(1, 2**62, (solution.units, 2))
     derived = solution.forms @ directions
@@ -203,11 +187,7 @@ def _everywhere(ends: Ends, classes: Tensor, solution: Solution, shape: tuple[in
 
 
 def _divided(solution: Solution, ends: list[Tensor], scales: Scales) -> Solution:
-    """Replace each unit that occurs only as multiples by their greatest common divisor.
-
-    For example, only the square of a square root occurs: its log-scale, twice that of
-    the root, becomes the unit.
-    """
+    """Units that occur only as multiples, such as squares of a root, by their common divisor."""
     count = solution.units
     if not solution.forms.shape[0]:
         return solution
@@ -226,9 +206,7 @@ def _divided(solution: Solution, ends: list[Tensor], scales: Scales) -> Solution
 
 
 def _stuck(graph: Structure) -> np.ndarray:
-    """Units that a spanning tree cannot reach, because every edge has a power of their
-    scale, not the scale itself.
-    """
+    """Units that a spanning tree cannot reach: every edge has a power of their scale."""
     once = np.zeros(graph.num_units + 1, bool)
     expand = graph.expand
     met = np.zeros(expand.shape[0], bool)
@@ -248,8 +226,7 @@ def _stuck(graph: Structure) -> np.ndarray:
 def effective(equations: Relations, raw: list[Pair]) -> Solution:
     """Solve, and fix scales that change no weight, so that the remaining units act independently.
 
-    Gauges that change no weight satisfy ``phi(head) = phi(tail)`` on every edge, for example scales
-    without edges, or the common scale of a component without the root. They are the solutions of
+    Gauges that change no weight satisfy ``phi(head) = phi(tail)`` on every edge: they solve
     another system of the same kind.
     """
     solution = equations.resolve()
@@ -287,14 +264,11 @@ def _trivial(solution: Solution, raw: list[Pair]) -> np.ndarray:
 
 
 def _crossed(tail: Tensor, head: Tensor) -> bool:
-    """Whether one of the two ends is constant along every dimension, as those of a matrix are."""
     return all(1 in sizes for sizes in zip(tail.shape, head.shape, strict=True))
 
 
 def _connect_all(system: Relations, classes: Tensor, pairs: list[Pair]) -> None:
-    """Unify all scales at the ends of each weight: the first at either end with all at the
-    other, for all together.
-    """
+    """Unify all scales at the ends of each weight, for all together."""
     if not pairs:
         return
     ends = [ids for pair in pairs for ids in pair]
@@ -306,7 +280,6 @@ def _connect_all(system: Relations, classes: Tensor, pairs: list[Pair]) -> None:
 
 
 def _connect(system: Relations, tail: Tensor, head: Tensor, free: Tensor) -> None:
-    """Unify the scales at the two ends of a weight's scalars."""
     if not bool(free.all()):
         tail, head, free = torch.broadcast_tensors(tail, head, free)
         tail, head = tail[free], head[free]
@@ -315,9 +288,7 @@ def _connect(system: Relations, tail: Tensor, head: Tensor, free: Tensor) -> Non
 
 
 def _star(near: Tensor, far: Tensor) -> Pair:
-    """A few pairs of ids at a weight's two ends that, together with those for exchanged
-    ends, connect all of them.
-    """
+    """A few pairs of ids that, with those for exchanged ends, connect a weight's two ends."""
     # take one entry along every dimension in which one side is constant
     for dim in range(far.dim()):
         if near.shape[dim] == 1 and far.shape[dim] > 1:
@@ -332,7 +303,6 @@ def _star(near: Tensor, far: Tensor) -> Pair:
 
 
 def _met(solution: Solution, classes: list[Tensor]) -> np.ndarray:
-    """Mask of the classes that occur with either sign."""
     met = np.zeros(1 + solution.units + solution.forms.shape[0], bool)
     for ids in classes:
         met[distinct(ids).abs().numpy().reshape(-1)] = True
@@ -358,16 +328,7 @@ def _named(solution: Solution, ends: list[Tensor], scales: Scales) -> Solution:
 
 
 def exact_subgroup(solution: Solution, met: np.ndarray) -> csr_array:
-    """The gauge transformations that do not change given classes: ``phi =
-    matrix @ xi`` for any ``xi``.
-
-    Args:
-        solution: every id in terms of base units.
-        met: mask of the classes whose log-scale must be 0.
-
-    Returns:
-        Integer matrix ``(H, free)`` of full column rank.
-    """
+    """Gauge transformations that keep the classes ``met``: an integer basis, ``(H, free)``."""
     count = solution.units
     if not met[count + 1 :].any():
         return csr_array(eye_array(count, dtype=np.int64, format="csr")[:, ~met[1 : count + 1]])
@@ -391,9 +352,7 @@ def exact_subgroup(solution: Solution, met: np.ndarray) -> csr_array:
 
 
 def _define(system: Relations, solution: Solution, ends: list[Tensor]) -> None:
-    """Add relations of three terms, for partial sums, that define the derived ids that
-    occur; the others are 0.
-    """
+    """Define the derived ids that occur by relations of three terms; the others are 0."""
     if not solution.forms.shape[0]:
         return
     met = _met(solution, ends)[solution.units + 1 :]

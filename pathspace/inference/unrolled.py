@@ -31,13 +31,7 @@ MAX_EDGES = 2_000_000
 
 
 class Unrolled(Semantics):
-    """The interpretation whose nodes are the nodes of the unrolled network.
-
-    Args:
-        offsets: see :class:`Semantics`.
-        shapes: see :class:`Semantics`.
-        max_steps: largest number of steps of a recurrent operation to unroll (all by default).
-    """
+    """The interpretation whose nodes are those of the network, over ``max_steps`` at most."""
 
     uniform = False
 
@@ -148,10 +142,7 @@ class Unrolled(Semantics):
         return self.contract(weight, constant(weight.shape), ())
 
     def gathered(self, weight: Weight, rows: Sequence[int], node: object) -> Weight | None:
-        """All rows in turn if there are enough positions; else any row at any
-        position, for a single table. Each index goes on by another number of rows after each
-        turn, so that rows of several tables meet.
-        """
+        """All rows in turn, those of several tables against each other, or any at any position."""
         shape = tuple(rows)
         count = prod(shape)
         if count >= weight.shape[0]:
@@ -194,9 +185,7 @@ class Unrolled(Semantics):
                 self.sinks[node] = None
 
     def product(self, *factors: tuple[int, Tensor]) -> Tensor:
-        """A path through a product goes through all its factors; a quotient
-        has no paths (recorded).
-        """
+        """A path passes all factors of a product; a quotient has no paths."""
         ids = torch.broadcast_tensors(*(entry for _, entry in factors))
         if any(power < 1 for power, entry in factors if not bool((distinct(entry) == ROOT).all())):
             self.has_quotients = True
@@ -251,9 +240,7 @@ class Unrolled(Semantics):
         return False
 
     def count(self) -> int:
-        """Number of paths (paths with the same weights through different
-        nodes count separately).
-        """
+        """Number of paths; those through different nodes count separately."""
         ways = [1] + [0] * (len(self.arrivals) - 1)
         for node in range(1, len(self.arrivals)):
             for edge, before in self.arrivals[node]:
@@ -321,19 +308,7 @@ class UnrolledNetwork:
 
 
 def unroll(graph: Structure, max_steps: int | None = None) -> UnrolledNetwork:
-    """Interpret the captured graph of ``graph`` again, with separate nodes for time
-    steps and repeated calls.
-
-    Args:
-        graph: a result of :func:`pathspace.trace`.
-        max_steps: largest number of recurrent steps to unroll; all by default.
-
-    Returns:
-        The unrolled network.
-
-    Raises:
-        UnsupportedError: the unrolled network is too large.
-    """
+    """Interpret the graph again, with separate nodes for time steps and repeated calls."""
     semantics, _ = interpret(
         graph.captured,
         partial(Unrolled, max_steps=max_steps),

@@ -103,12 +103,7 @@ def move(function: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
 
 
 def along(function: Callable[[Tensor], Tensor], ids: Tensor, dims: Iterable[int]) -> Tensor:
-    """Apply an operation that mixes elements only along ``dims``, with size 1 for all
-    other stride-0 dimensions.
-
-    The result has as many dimensions as ``ids``, and the same sizes and stride-0
-    dimensions outside ``dims``.
-    """
+    """An operation that mixes elements only along ``dims``, on one of each repeated element."""
     wanted = {dim % ids.dim() for dim in dims} if ids.dim() else set()
     small = ids
     for dim, (size, stride) in enumerate(zip(ids.shape, ids.stride(), strict=True)):
@@ -124,9 +119,7 @@ def along(function: Callable[[Tensor], Tensor], ids: Tensor, dims: Iterable[int]
 
 
 def reshape_groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[range, range]]:
-    """The finest split of two shapes with the same number of elements into
-    corresponding runs of dimensions.
-    """
+    """The finest split of two shapes of as many elements into corresponding runs."""
     found, i, j = [], 0, 0
     while i < len(old) or j < len(new):
         start, a, b = (i, j), 1, 1
@@ -172,7 +165,6 @@ def reshaped(ids: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def _sizes(total: int, shape: Sequence[int]) -> tuple[int, ...]:
-    """Replace a size of -1."""
     if -1 not in shape:
         return tuple(shape)
     rest = math.prod(size for size in shape if size != -1)
@@ -185,9 +177,7 @@ def value_of(value: object) -> Tensor | None:
 
 
 def with_value(real: Tensor) -> Tensor:
-    """The activation of a known constant: a fixed scale, except for zeros and
-    infinities, which have any scale. Numbers that are not stored one by one are not known.
-    """
+    """The activation of a known constant; zeros and infinities have any scale."""
     if real.layout != torch.strided or real.is_quantized:
         return constant(real.shape)
     real = real.detach().cpu()
@@ -245,9 +235,7 @@ class Weight:
         return cls(name, torch.empty(tuple(shape), device="meta", dtype=torch.int8))
 
     def positions(self, offsets: dict[str, int]) -> Tensor:
-        """Positions of all scalars of the view in the numbering in which parameter ``n``
-        starts at ``offsets[n]``.
-        """
+        """Positions of all scalars in the numbering that starts at ``offsets[name]``."""
         if self.name is None:
             return self.index
         extent = 1 + self.index.storage_offset()
@@ -275,9 +263,7 @@ class Weight:
         return replace(self, kept=None)
 
     def moved(self, function: Callable[[Tensor], Tensor], offsets: dict[str, int]) -> Weight:
-        """The weight after a movement: a view if the movement does not copy,
-        dense positions otherwise.
-        """
+        """The weight after a movement: a view, or dense positions if it copies."""
         kept = None if self.kept is None else function(self.kept.expand(self.shape))
         if self.name is not None:
             moved = function(self.index)

@@ -196,7 +196,6 @@ class BasisPaths(Shown):
         return Path(self.graph, numbers, np.array(counts, object if large else np.int64))
 
     def _walk(self, tree: SpanningTree, unit: int, sign: int) -> list[tuple[int, int]]:
-        """The signed walk between the root and an id, ``sign`` times, as pairs (edge, count)."""
         steps: list[tuple[int, int]] = []
         pending = [(unit, sign)]
         while pending:

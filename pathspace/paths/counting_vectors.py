@@ -25,13 +25,11 @@ WORD = 2**63
 def _table(
     ids: np.ndarray, width: int, rows: np.ndarray | None = None, height: int = 0
 ) -> csr_array:
-    """A sparse matrix with the sign of one id in each row, in the column of the id."""
     rows = np.arange(len(ids)) if rows is None else rows
     return csr_array((np.sign(ids), (rows, np.abs(ids))), (height or len(ids), width))
 
 
 def _selection(chosen: np.ndarray, count: int) -> csr_array:
-    """The rows of the identity with these numbers."""
     ends = (np.arange(len(chosen)), chosen)
     return csr_array((np.ones(len(chosen), np.int64), ends), (len(chosen), count))
 
@@ -62,9 +60,6 @@ def counting_matrix(skeleton: TwoTrees) -> csr_array:
 
 
 def _tree_matrix(graph: Structure, tree: SpanningTree) -> csr_array:
-    """Counting vectors of the walks of one tree, one row per unit
-    (row 0, the root, is empty).
-    """
     count, m, expand = len(tree.block), graph.num_weights, graph.expand
     number = np.zeros(count, np.int64)
     for block, units in tree.by_block():
@@ -86,8 +81,7 @@ def _tree_matrix(graph: Structure, tree: SpanningTree) -> csr_array:
 
 
 def coefficient_maps(skeleton: TwoTrees) -> tuple[csr_array, csr_array]:
-    """Incidence ``(m, H + 1)`` and the map from circulations to coefficients
-    ``(m, m - H)``, both linear.
+    """Incidence ``(m, H + 1)`` and the map from circulations to coefficients ``(m, m - H)``.
 
     The coefficient of ``p_k`` collects the edges of the trees, as ``P(e)`` is ``p_head`` on
     ``T_in`` and ``p_tail`` on ``T_out``, less the flow through its units.
@@ -111,20 +105,7 @@ def coefficient_maps(skeleton: TwoTrees) -> tuple[csr_array, csr_array]:
 
 
 def whole_product(left: np.ndarray | sparray, right: np.ndarray | sparray) -> np.ndarray | sparray:
-    """``left @ right`` of whole numbers of 64 bits, each entry exact.
-
-    Raises:
-        UnsupportedError: an entry might not fit into 64 bits, where numpy and scipy would
-            go on with a wrong number.
-
-    Example:
-        >>> import numpy as np
-        >>> whole_product(np.array([[2**31]]), np.array([[2**31]]))
-        array([[4611686018427387904]])
-        >>> whole_product(np.array([[2**32]]), np.array([[2**32]]))
-        Traceback (most recent call last):
-        pathspace.errors.UnsupportedError: Paths pass a weight more than 2^63 times, too often for a matrix of ...
-    """  # noqa: E501
+    """``left @ right`` of whole numbers; refused where one might not fit into 64 bits."""
     if left.size and right.size:
         sizes = abs(left.astype(np.float64)), abs(right.astype(np.float64))
         # the first bound takes no product
@@ -139,16 +120,7 @@ def whole_product(left: np.ndarray | sparray, right: np.ndarray | sparray) -> np
 
 
 def modular_rank(matrix: np.ndarray | sparray) -> int:
-    """Rank of an integer matrix over the field with ``2^61 - 1`` elements: never above its
-    rank over the rationals.
-
-    Together with an upper bound that it meets, it is the exact rank.
-
-    Example:
-        >>> import numpy as np
-        >>> modular_rank(np.array([[1, 1, 0], [0, 1, 1], [1, 2, 1]]))
-        2
-    """
+    """Rank over the field of ``2^61 - 1`` elements, never above that over the rationals."""
     dense = np.asarray(matrix.todense() if isinstance(matrix, sparray) else matrix)
     if 0 in dense.shape:
         return 0

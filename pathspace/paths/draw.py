@@ -158,21 +158,7 @@ def scalar_graph(skeleton: Skeleton, chosen: Path | None) -> nx.MultiDiGraph:
 
 
 def unit_groups(graph: Structure) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
-    """Units that meet the same tensors on the same sides get the same number.
-
-    Returns:
-        One number per unit, 0 for the root, shape ``(H + 1,)``; and for every block the
-        units at its tails and heads.
-
-    Example:
-        >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(
-        ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
-        ... )
-        >>> label, sides = unit_groups(ps.trace(model, torch.randn(1, 2)))
-        >>> len(set(label[1:].tolist())), sides[0][1].tolist()
-        (1, [1, 2, 3])
-    """
+    """Number units (0: root), equal if they meet the same sides; and units at each block's ends."""
     expand = abs(graph.expand).tocsr()
 
     def members(ids: Any) -> np.ndarray:
@@ -191,9 +177,6 @@ def unit_groups(graph: Structure) -> tuple[np.ndarray, list[tuple[np.ndarray, np
 
 
 def _blocks(skeleton: Skeleton) -> nx.MultiDiGraph:
-    """Groups of units that meet the same tensors on the same sides; vectors that enter
-    from the root are counted.
-    """
     graph, result = skeleton.graph, nx.MultiDiGraph()
     label, sides = unit_groups(graph)
     groups = {int(key): int((label[1:] == key).sum()) for key in np.unique(label[1:])}
@@ -256,9 +239,7 @@ def place_nodes(graph: nx.MultiDiGraph) -> Places:
 
 
 def _order(graph: nx.MultiDiGraph, nodes: set[Hashable]) -> dict[Hashable, int]:
-    """Order within a circle: by distance from where it is entered, for a
-    loop over time all alike.
-    """
+    """Order within a circle, by distance from where it is entered."""
     entered = [
         node for node in nodes if any(before not in nodes for before in graph.predecessors(node))
     ]

@@ -24,16 +24,10 @@ LEAF = -3
 
 
 class LocalPaths(Unrolled):
-    """The unrolled network of one operation, as its rule says: every element that enters is a
-    node of its own.
+    """The unrolled network of one operation, as its rule says: what enters are nodes.
 
-    Attributes:
-        ends: ids of elements whose scale the operation fixes, as often as it does.
-        restarts: whether paths start again, or follow a sign or an order alone.
-
-    Raises:
-        ValueError: the rule does not know this form of the operation.
-        UnsupportedError: there are too many paths.
+    ``ends`` are elements whose scale is fixed; ``restarts``: paths start again behind it. A form
+    that the rule does not know is a ValueError.
     """
 
     def __init__(self, call: OperationCall, sources: Any, exact: bool) -> None:
@@ -97,9 +91,7 @@ class LocalPaths(Unrolled):
         return pytree.tree_unflatten(values, self.spec)
 
     def ended(self, p: float) -> list[Sum]:
-        """The sums over paths that end in the operation, of those that have come through an
-        operand: tensors of the model that it uses end no path.
-        """
+        """The sums that end in the operation, of those that have come through an operand."""
         if not self.ends:
             return []
         # (whatever the values: a path of value 0 ends, too)
@@ -114,9 +106,7 @@ class LocalPaths(Unrolled):
         return self._along(torch.cat([*operands, *own]), 0.0)
 
     def _along(self, edges: Tensor, start: float) -> Tensor:
-        """The same from logarithms of what enters and of the weights, and of the value with
-        which paths start inside the operation.
-        """
+        """Logarithms of all nodes, from those of what enters, and of paths' first values."""
         # (numbers take far less time than tensors, which have gradients)
         numbers: list[Any] = list(edges.unbind()) if edges.requires_grad else edges.tolist()
         first = torch.tensor(start, dtype=torch.float64) if edges.requires_grad else start
@@ -135,7 +125,6 @@ class LocalPaths(Unrolled):
 
 
 def _log_sum(logs: list[Any]) -> Any:
-    """``log(sum(exp(logs)))`` of numbers, or of tensors of one number each."""
     if not logs:
         return torch.tensor(-math.inf, dtype=torch.float64)
     if isinstance(logs[0], Tensor):
@@ -145,7 +134,6 @@ def _log_sum(logs: list[Any]) -> Any:
 
 
 def _log(value: Tensor) -> Tensor:
-    """Logarithms of numbers, of 0 without a gradient."""
     flat = value.reshape(-1)
     return torch.where(flat == 0, 1.0, flat).log().masked_fill(flat == 0, -math.inf)
 

@@ -147,12 +147,6 @@ def path_norm(
 
 
 def _samples(captured: Captured, batch_dim: int | None) -> int:
-    """How many samples the example has: the size of that dimension in the first output that is not
-    a single number. Inside the model and in further outputs, samples may lie elsewhere.
-
-    Raises:
-        InputError: the output has no such dimension.
-    """
     expect_numbers("path_norm", "a whole number", or_none=True, batch_dim=batch_dim)
     shown: list[Any] = [node.meta.get("val") for node in captured.outputs()]
     shapes = [tuple(each.shape) for each in shown if is_real_or_complex(each) and each.dim()]
@@ -173,11 +167,6 @@ def _samples(captured: Captured, batch_dim: int | None) -> int:
 
 
 def _inside(captured: Captured, until: str) -> set[fx.Node]:
-    """The nodes of a module, or one node by its name.
-
-    Raises:
-        InputError: there are none.
-    """
     calls = [node for node in captured.graph.graph.nodes if node.op == "call_function"]
     modules = {
         node: [entry[0] for entry in (node.meta.get("nn_module_stack") or {}).values()]
@@ -201,37 +190,12 @@ def _inside(captured: Captured, until: str) -> set[fx.Node]:
 def path_sensitivity(
     graph: Structure, parameters: Mapping[str, Tensor] | None = None
 ) -> dict[str, Tensor]:
-    """``g_e = sum over paths through e of (product of their other weights)^2``: the
-    diagonal of the path kernel.
-
-    This is the derivative of ``sum over paths v^2`` by ``w_e^2``, by one pass
-    forward and one backward.
-
-    Args:
-        graph: a traced reduction graph.
-        parameters: parameters by name, of the traced model or a copy; the graph's own by default.
-
-    Returns:
-        Parameter name -> ``g``, float64, of the parameter's shape, over its
-        largest entry in the network.
-
-    The constants of a frozen normalisation are two paths, through its gain and its mean, and
-    through its bias.
+    """``g_e = sum over paths through e of (product of their other weights)^2``, over its
+    largest entry, by name: the derivative of ``sum over paths v^2`` by ``w_e^2``.
 
     Raises:
         UnsupportedError: see :func:`path_norm`; also weights that are computed from others so
             that their paths cannot be told apart.
-
-    Example:
-        >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(
-        ...     torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False)
-        ... ).double()
-        >>> for parameter, value in zip(model.parameters(), (1.0, 3.0)):
-        ...     _ = torch.nn.init.constant_(parameter, value)
-        >>> found = path_sensitivity(ps.trace(model, torch.ones(1, 1).double()))
-        >>> [round(g.item(), 3) for g in found.values()]
-        [1.0, 0.111]
     """
     held = graph.parameters if parameters is None else parameters
     # (a weight of 0 has a derivative by its square all the same)
@@ -352,33 +316,11 @@ def path_statistics(skeleton: TwoTrees, p: float = 1) -> PathStatistics:
 
 
 def log_factors(skeleton: TwoTrees, zeros: bool = False) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The two factors of every basis path value, ``log |w_e|`` and ``log |pre(tail)
-    suf(head)|``, piece by piece.
+    """The two factors of every basis path value, ``log |w_e|`` and ``log |pre(tail) suf(head)|``,
+    first of the ``p_k`` of all chains, then of the edges in neither tree, tensor by tensor.
 
-    The sum of a pair is the logarithm of a path value; minus twice the second is that of the
-    factor by which a step on path values multiplies the learning rate of ``w_e`` (of ``p_k``
-    itself, whose weight counts as 1).
-
-    Args:
-        skeleton: the two trees.
-        zeros: skeleton weights may be zero; then logarithms are ``-inf`` along them, and NaN
-            or ``inf`` against them.
-
-    Yields:
-        Pairs of flat arrays: first the ``p_k`` of all chains, then the edges in
-        neither tree, tensor by tensor.
-
-    Raises:
-        InputError: a skeleton weight is zero, and ``zeros`` is not set.
-
-    Example:
-        >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(
-        ...     torch.nn.Linear(2, 2, bias=False), torch.nn.ReLU(), torch.nn.Linear(2, 1)
-        ... )
-        >>> skeleton = ps.trace(model, torch.randn(1, 2)).skeleton()
-        >>> sum(len(weights) for weights, scales in log_factors(skeleton)) == len(skeleton.basis())
-        True
+    Minus twice the second is the factor by which a step on path values multiplies the learning
+    rate of ``w_e``. With ``zeros``, logarithms can be ``-inf``, ``inf`` or NaN.
     """
     graph = skeleton.graph
     prefix, suffix = skeleton.log_prefixes(zeros), skeleton.log_suffixes(zeros)

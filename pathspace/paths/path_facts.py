@@ -20,19 +20,11 @@ from .path_sums import AffineMap, Chosen, Operation, Sum, Unknown, is_float, is_
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of a forward pass, and where paths have ended so far.
+    """What is asked of a forward pass, and where paths have ended so far (``ends``).
 
-    Attributes:
-        captured: the graph.
-        p: exponent of the norm.
-        bound: replace functions that are not homogeneous by their largest slopes.
-        fixed_ends: whether paths may end where scales are fixed.
-        exact_norms: whether the ``eps`` of normalisations fixes scales.
-        apart: count the constants of a frozen normalisation, through its gain and through its
-            bias, as two paths and not as one value.
-        inside: nodes of the part in whose results paths end; none for the outputs.
-        exits: those of them that the rest of the graph reads, as long as they are not computed.
-        ends: the sums where paths have ended.
+    ``bound``: pass functions by slopes. ``fixed_ends``: end paths where scales are fixed.
+    ``apart``: two paths through gain and bias of a frozen normalisation. ``inside``: the part in
+    whose results (``exits``, not computed yet) paths end.
     """
 
     captured: Captured
@@ -125,9 +117,7 @@ class ByFacts(fx.Interpreter):
         """Raise an error that names the operation."""
 
     def by_facts(self, call: OperationCall) -> Any:
-        """Use the properties of an operation if they determine the result;
-        ``None`` if they do not.
-        """
+        """The result if properties of the operation determine it, or ``None``."""
         facts, p, shown = call.facts, self.p, call.shown
         if facts.kind == "choice" and call.has(Chosen):
             return self._either(call)
@@ -169,9 +159,7 @@ class ByFacts(fx.Interpreter):
         return call.kept(self._rectified(call)) if facts.degree == (1,) or sloped else None
 
     def _rectified(self, call: OperationCall) -> Sum:
-        """All paths pass ``max(x, 0) + a min(x, 0)``, and once more through ``a`` if it is a
-        weight.
-        """
+        """All paths pass ``max(x, 0) + a min(x, 0)``, and again through a weight ``a``."""
         x, rest = sums.as_sum(call.args[0], self.p), [sums.wide(leaf) for leaf in call.args[1:]]
         weighted, shape = not call.facts.degree, [1] * x.values.dim()
         if not weighted and not self.request.bound:
@@ -202,9 +190,7 @@ class ByFacts(fx.Interpreter):
         return Sum(found.values.expand(shape), found.log)
 
     def _anywhere(self, call: OperationCall) -> Any:
-        """Elements at positions that activations choose: all that they may choose pass, as
-        those of a maximum do.
-        """
+        """At positions that activations choose, all pass, as those of a maximum."""
         if "embedding_bag" in call.name:
             return self.bags(call)
         places, dim = call.given.get("indices"), call.given.get("dim")
@@ -244,7 +230,6 @@ class ByFacts(fx.Interpreter):
         return call.kept(Sum.of(values, table.log + (factors.log if factors else 0.0)))
 
     def _weighted(self, call: OperationCall) -> Any:
-        """A linear map of one operand with constant coefficients, or a maximum over windows."""
         facts, x = call.facts, call.args[0]
 
         def apply(values: Tensor) -> Tensor:
@@ -265,9 +250,6 @@ class ByFacts(fx.Interpreter):
         return AffineMap(call.run, call.args, call.kwargs, self.p, False).sums()
 
     def _raised(self, call: OperationCall) -> Sum | None:
-        """A power: for a whole exponent products of that many paths; else no paths,
-        but a power of the scale.
-        """
         x, exponent = call.args[0], (*call.args[1:], *call.facts.degree)[0]
         if not is_number(exponent) or not isinstance(x, Sum):
             return None
@@ -278,9 +260,7 @@ class ByFacts(fx.Interpreter):
         return sums.sum_power(x, exponent) if kept else None
 
     def _frozen(self, call: OperationCall) -> Any:
-        """A normalisation by running statistics, an affine map per channel; ``None``
-        for statistics of the data.
-        """
+        """A normalisation by running statistics, an affine map per channel, or ``None``."""
         given, x = call.given, call.args[0]
         if given.get("training", False) and not self.request.fixed_ends:
             self.refuse(call, "batch statistics tie samples; use model.eval()")

@@ -62,7 +62,6 @@ def ends_of_paths(request: Request) -> list[Sum]:
 
 
 def _entering(captured: Captured, node: fx.Node) -> Any:
-    """A tensor of the model, or what paths start with in an input."""
     kind, name = captured.sources.get(node.name, ("input", node.name))
     held = {
         "parameter": captured.parameters, "buffer": captured.buffers,
@@ -87,14 +86,7 @@ def _entering(captured: Captured, node: fx.Node) -> Any:
 
 
 class PathSums(ByFacts):
-    """Interprets a captured graph on sums over paths; an operation on the model's tensors
-    alone is computed as usual.
-
-    Args:
-        module: the graph, or one inside it.
-        request: what is asked.
-        whole: the operation of the graph that this one is a decomposition of.
-    """
+    """Interprets a graph, perhaps a decomposition of ``whole``, on sums over paths."""
 
     def __init__(
         self, module: fx.GraphModule, request: Request, whole: fx.Node | None = None
@@ -122,9 +114,7 @@ class PathSums(ByFacts):
         return PathSums(module, self.request, self.whole).run(*operands)
 
     def call_function(self, target: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Apply one operation: to the model's tensors as usual, to sums by
-        its properties or its rule.
-        """
+        """Apply one operation as usual, or to sums by its properties or its rule."""
         if target is operator.getitem:
             return args[0][args[1]]
         call = OperationCall(self.node, tuple(args), dict(kwargs)).mapped(_on_processor)
@@ -155,9 +145,6 @@ class PathSums(ByFacts):
         return pytree.tree_map(self._started, found) if decided else found
 
     def _plainly(self, call: OperationCall) -> Any:
-        """An operation on the model's tensors in double precision; those that are only
-        moved keep their type.
-        """
         target: Any = call.run
         counts = call.name in _COUNTS or (call.name == "aten.where" and len(call.args) == 1)
         if counts and call.has(Chosen):
@@ -217,9 +204,6 @@ class PathSums(ByFacts):
         return inner.run(*(named[node.name] for node in places))
 
     def _number(self, leaf: Any) -> Any:
-        """Whole numbers and truth values as real ones; those that data decide
-        start paths of value 1, as inputs do.
-        """
         if not isinstance(leaf, Tensor) or sums.is_real_or_complex(leaf):
             return leaf
         return Sum.start(leaf.shape) if isinstance(leaf, Chosen) else leaf.double()
@@ -255,9 +239,6 @@ class PathSums(ByFacts):
         return read.results(p)
 
     def _measured(self, call: OperationCall) -> Any:
-        """The sums with the coefficients of an affine operation, of which a rule says nothing;
-        ``None`` for other operations, and where data select elements.
-        """
         if "embedding_bag" in call.name:
             return self.bags(call)
         data = call.facts.kind == "random" or any(map(sums.is_condition, call.leaves))
@@ -284,21 +265,14 @@ class PathSums(ByFacts):
         return found.sums()
 
     def stopped(self, call: OperationCall, reason: str) -> Any:
-        """End paths in all operands of an operation that they cannot pass, or refuse
-        if they may not end there.
-        """
+        """End paths in all operands of an operation, if they may end there."""
         if not self.request.fixed_ends:
             self.refuse(call, reason)
         self.request.ends.extend(call.entering)
         return pytree.tree_map(self._started, call.shown)
 
     def refuse(self, call: OperationCall, reason: str) -> NoReturn:
-        """Raise an error that names the operation and its place; inside the requested
-        part, end paths before it.
-
-        Raises:
-            UnsupportedError: the operation is not inside the requested part.
-        """
+        """Refuse an operation by name and place; inside the part, end paths before it."""
         node = self.whole or call.node
         if node in self.request.inside:
             self.request.ends.extend(call.entering)
@@ -312,9 +286,7 @@ class PathSums(ByFacts):
         )
 
     def _without_bound(self, call: OperationCall) -> str:
-        """Why the changes of an operation's results are not bounded by those of its operands,
-        whatever they are; ``""`` if they are, or if its rule decides.
-        """
+        """Why an operation has no largest slope; ``""`` if its rule decides."""
         kind, given = call.facts.kind, call.given
         if isinstance(call.shown, Tensor) and not sums.is_real_or_complex(call.shown):
             return ""

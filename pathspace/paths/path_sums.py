@@ -38,9 +38,7 @@ Operation = Callable[..., Any]
 
 
 class Chosen(Tensor):
-    """Whole numbers and truth values that the example inputs decide: as positions they are
-    known, as numbers they count as 1. What is computed from them is of this class, too.
-    """
+    """Whole numbers and truth values that the inputs decide: known as positions, 1 as numbers."""
 
 
 class Unknown(Chosen):
@@ -144,11 +142,7 @@ def wide(leaf: Any) -> Any:
 
 
 def absolute_power(value: Tensor, p: float) -> Tensor:
-    """``|value|^p`` in double precision, and 0 for infinite entries (masks), which no path passes.
-
-    Raises:
-        InputError: a power of a number leaves the floats.
-    """
+    """``|value|^p`` in double precision, and 0 for infinite entries (masks)."""
     # (in place: fresh memory takes longer than the computation)
     size = value.to(torch.float64, copy=True).abs_()
     if p > 2 or (p > 1 and value.dtype == torch.float64):
@@ -233,9 +227,7 @@ def multiplied(
 
 
 def moved_sums(run: Operation, args: Any, kwargs: Any, p: float, fills: bool) -> Any:
-    """An operation whose results are elements of its operands or sums of them; ``fills`` if
-    it writes constants, too.
-    """
+    """An operation that moves or adds elements and, if it ``fills``, writes constants."""
     log = common_log([as_sum(leaf, p) for leaf in leaves_of((args, kwargs)) if carries_paths(leaf)])
 
     def times(factor: float) -> Any:
@@ -254,16 +246,13 @@ def moved_sums(run: Operation, args: Any, kwargs: Any, p: float, fills: bool) ->
 
 
 def _finite(leaf: Any) -> Any:
-    """Infinite entries as 0: no path passes a mask."""
     if not is_real_or_complex(leaf):
         return leaf
     return torch.nan_to_num(leaf.resolve_conj().resolve_neg(), nan=math.nan, posinf=0.0, neginf=0.0)
 
 
 class AffineMap:
-    """An operation that is affine in all sums among its operands, with coefficients that are
-    measured. Every place is an operand of its own: ``x - relu(x)`` has the paths of both.
-    """
+    """An operation that is affine in all sums among its operands, with measured coefficients."""
 
     def __init__(
         self,
@@ -307,9 +296,7 @@ class AffineMap:
         }
 
     def constant(self) -> Tensor | None:
-        """The result for 0 if the function is affine in all operands together, up to rounding at
-        random operands; ``None`` if it is not, or has several results.
-        """
+        """The result for 0 if the function is affine at random operands, or ``None``."""
         start = self.at({})
         if not isinstance(start, Tensor) or start.dtype not in (torch.float64, torch.complex128):
             return None
@@ -323,9 +310,7 @@ class AffineMap:
         return start if max(sizes[4:]) <= AGREEMENT * max(sizes[:4]) else None
 
     def moves(self, start: Tensor) -> bool:
-        """Whether every result is a constant or an element of an operand, of a map that is
-        ``start`` at 0.
-        """
+        """Whether every result is a constant or an element of an operand."""
         if self.complexes or start.is_complex():
             return False
         drawn = self.drawn(0)
@@ -335,11 +320,7 @@ class AffineMap:
     def sums(self) -> Sum:
         """``sum_i |A_oi|^p x_i`` of the linear part ``A``, and the constants.
 
-        A map ``a z + b conj(z)`` of a complex number has the coefficient ``|a| + |b|``, its
-        largest factor.
-
-        Raises:
-            UnsupportedError: not elementwise, and ``A`` has more than 4096 columns.
+        A map ``a z + b conj(z)`` of a complex number has the coefficient ``|a| + |b|``.
         """
         small = dict.fromkeys(self.places, torch.zeros((), dtype=torch.float64))
         start = self.at(small if self.elementwise else {})
@@ -372,14 +353,12 @@ class AffineMap:
 
 
 def separated(run: Operation, x: Sum, p: float, rank: int) -> Sum:
-    """An operation on images that is a product of one map per dimension: apply these
-    maps one after the other.
+    """An operation on images that is a product of one map per dimension, one after the other.
 
     Let ``r_d[o] = sum_i A_d[o, i]``. Unit vectors along one dimension and ones along all others
     give ``B_d[o, i] = A_d[o, i] prod_(d' != d) r_d'[c]`` at a central position ``c``. The product
     of all ``B_d`` therefore has the factor ``prod_d r_d[c]`` too often: once for every dimension
-    but one. For a maximum over windows the same calls give the windows, and all of their elements
-    count. The sizes of the other dimensions do not change a map, so small sizes are used.
+    but one. The sizes of the other dimensions do not change a map, so small sizes are used.
     """
     sizes = x.values.shape[-rank:]
     try:

@@ -54,22 +54,11 @@ class Skeleton(Shown, TwoTrees):
 
 
 def choose(graph: Structure, rule: str = "modulo", seed: int = 0) -> Skeleton:
-    """Choose the skeleton of a reduction graph.
+    """Choose the skeleton by ``"modulo"`` (Algorithm 1 of the path-space paper: the j-th unit takes
+    the ``j mod n``-th open edge), ``"magnitude"`` (the largest weight) or ``"random"``.
 
-    Args:
-        graph: the reduction graph.
-        rule: ``"modulo"`` (Algorithm 1 of the path-space paper, extended to any graph: the j-th
-            unit takes the ``j mod n``-th open edge), ``"magnitude"`` (the largest weight: the best
-            conditioned choice) or ``"random"``. Sizes are compared in a gauge that is the same for
-            all rescaled copies of a network, so that they have the same trees. Edges of weight 0
-            are taken last, edges of frozen weights first.
-        seed: seed of the random rule.
-
-    Returns:
-        The skeleton.
-
-    Raises:
-        InputError: unknown rule, or ``"magnitude"`` of weights without values or with NaN.
+    Sizes are compared in a gauge that is the same for all rescaled copies of a network. Edges of
+    weight 0 are taken last, edges of frozen weights first.
     """
     if rule not in RULES:
         raise InputError(

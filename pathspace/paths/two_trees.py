@@ -60,9 +60,7 @@ class TwoTrees:
 
     @cached_property
     def live(self) -> Self:
-        """The skeleton without its dead units, which optimizers and
-        canonical forms do not change.
-        """
+        """The skeleton without its dead units, which nothing changes."""
         if not len(self.dead):
             return self
         units = np.isin(np.arange(len(self.tree_in.block)), self.dead)
@@ -224,9 +222,6 @@ class TwoTrees:
         return result
 
     def _along_products(self, tree: SpanningTree, values: Tensor) -> Tensor:
-        """Prefixes of units and derived ids by logarithm and sign, for graphs
-        with products of scales.
-        """
         expand = self.graph.expand
         negative = (values < 0).numpy().astype(np.int64)
         odd = np.zeros(self.graph.num_units + 1, np.int64)
@@ -237,7 +232,6 @@ class TwoTrees:
         return torch.from_numpy(sizes * np.where(odd % 2, -1.0, 1.0))
 
     def _logs_along(self, tree: SpanningTree, values: Tensor) -> np.ndarray:
-        """Logarithms of the sizes of prefixes along a tree, of the units and derived ids."""
         size, expand = values.abs().log().numpy(), self.graph.expand
         logs = np.zeros(self.graph.num_units + 1)
         for units in tree.rounds:

@@ -1,4 +1,4 @@
-"""Relations between scales are solved exactly: against the null space over the rationals."""
+"""Relations between scales: against the null space over the rationals."""
 
 from __future__ import annotations
 
@@ -60,14 +60,15 @@ TERMS = st.dictionaries(
 def test_a_solution_satisfies_every_relation(rows: list[Row]) -> None:
     solution = solved(COUNT, rows)
     assert residues(solution, COUNT, rows) == 0
-    assert solution.units == nullity(COUNT, rows)
+    # (fewer where two scales are fractions of each other)
+    assert solution.units <= nullity(COUNT, rows)
     assert np.linalg.matrix_rank(values(solution, COUNT)) == solution.units
 
 
 @pytest.mark.slow
 @given(st.lists(st.lists(st.integers(1, COUNT), min_size=2, max_size=3), max_size=14), st.data())
 @settings(max_examples=300)
-def test_products_leave_as_many_scales_as_the_null_space(
+def test_products_leave_no_more_scales_than_the_null_space(
     products: list[list[int]], data: st.DataObject
 ) -> None:
     # each product makes an id of its own, and products are multiplied again
@@ -87,7 +88,7 @@ def test_products_leave_as_many_scales_as_the_null_space(
             rows.append({left: 1, right: -1})
     solution = solved(count, rows)
     assert residues(solution, count, rows) == 0
-    assert solution.units == nullity(count, rows)
+    assert solution.units <= nullity(count, rows)
 
 
 def outer(channels: int) -> tuple[Relations, list[torch.Tensor]]:
@@ -123,6 +124,12 @@ def test_equal_factors_make_equal_products() -> None:
     assert len({int(solution.classes[i]) for i in x}) == 1
 
 
+def test_scales_that_are_fractions_of_each_other_are_fixed() -> None:
+    assert solved(2, [{1: 3, 2: -4}]).units == 0
+    assert solved(3, [{1: 3, 2: -4}, {3: 1, 2: -2}]).units == 0
+    assert solved(2, [{1: 1, 2: -4}]).units == 1
+
+
 def test_compression_says_the_same_with_less() -> None:
     rng = np.random.default_rng(0)
     rows = np.array([[1 + i, 11 + i, 21 + j, 31 + j] for i in range(6) for j in range(7)])
@@ -153,7 +160,7 @@ def test_fixing_a_unit_is_one_more_equation(rows: list[Row], data: st.DataObject
     fixed = solution.fixed(np.abs(solution.classes[[chosen]]))
     more = [*rows, {chosen: 1}]
     assert residues(fixed, COUNT, more) == 0
-    assert fixed.units == nullity(COUNT, more) == solution.units - 1
+    assert fixed.units == solution.units - 1 <= nullity(COUNT, more)
     assert np.linalg.matrix_rank(values(fixed, COUNT)) == fixed.units
 
 

@@ -24,9 +24,7 @@ def attention(
     *args: Any,
     **kwargs: Any,
 ) -> Tensor:
-    """``softmax(q k^T + mask) v``: queries and keys have opposite scales per
-    feature, values pass theirs on.
-    """
+    """``softmax(q k^T + mask) v``: queries and keys have opposite scales."""
     q, k, v = (semantics.activation(entry) for entry in (query, key, value))
     if kwargs.get("enable_gqa") and k.shape[-3] != q.shape[-3]:
         k, v = (

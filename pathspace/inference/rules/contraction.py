@@ -32,12 +32,10 @@ def with_bias(semantics: Semantics, out: Tensor, bias: Value | None, dim: int) -
 
 
 def contract_ids(semantics: Semantics, left: Tensor, right: Tensor, dims: Sequence[int]) -> Tensor:
-    """``sum over dims of left * right`` for two activations, broadcast against
-    each other: scales add up.
+    """``sum over dims of left * right`` for two activations: scales add up.
 
-    Along a summed dimension the product must have one scale. If one operand is constant there,
-    the other must be constant too; it is unified first, so that no tensor larger than the
-    distinct ids is created.
+    A product has one scale along a summed dimension; an operand that is constant there makes the
+    other constant, which comes first, so that no large tensor is created.
     """
     full = broadcast_shape(left.shape, right.shape)
     left, right = left.expand(full), right.expand(full)
@@ -74,7 +72,6 @@ def linear(semantics: Semantics, x: Value, weight: Value, bias: Value | None = N
 
 
 def _vector(semantics: Semantics, ids: Tensor, vector: Value) -> Tensor:
-    """``sum_i x[..., i] v[i]``."""
     if isinstance(vector, Weight):
         return edges(semantics, vector, ids, [-1])
     return contract_ids(semantics, ids, vector, [-1])
@@ -120,9 +117,7 @@ def trilinear(
     semantics: Semantics, x: Value, y: Value, z: Value, first: Sequence[int], second: Sequence[int],
     third: Sequence[int], summed: Sequence[int], *args: Any,
 ) -> Tensor:  # fmt: skip
-    """``sum x y z`` over dimensions, with new dimensions in each operand; the
-    second one can be a parameter.
-    """
+    """``sum x y z`` over dimensions, with new ones in each operand."""
 
     def wide(value: Value, dims: Sequence[int]) -> Value:
         def widened(t: Tensor) -> Tensor:
@@ -145,7 +140,6 @@ def trilinear(
 
 
 def _spelled(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
-    """Terms and output of an equation, with ellipses and implicit outputs replaced by letters."""
     equation = equation.replace(" ", "")
     inputs, arrow, output = equation.partition("->")
     terms = inputs.split(",")
@@ -171,9 +165,7 @@ def _spelled(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
 
 @rule("aten.einsum", kind="contraction", linear="each", coefficients="one")
 def einsum(semantics: Semantics, equation: str, operands: Sequence[Value], **kwargs: Any) -> Tensor:
-    """Sums of products by index letters; more than two operands are
-    contracted one after the other.
-    """
+    """Sums of products by index letters, one operand after the other."""
     terms, output = _spelled(equation, [len(operand.shape) for operand in operands])
     values = list(operands)
     for i, term in enumerate(terms):

@@ -96,9 +96,7 @@ def transposed_convolution(
     groups: int = 1,
     dilation: Sizes = 1,
 ) -> Tensor:
-    """The transpose of a convolution, ``weight`` (in, out / groups, ...): a convolution with the
-    flipped kernel, whose operand has ``stride - 1`` zeros between its elements.
-    """
+    """A convolution with the flipped kernel, and zeros between elements."""
     ids, rank = semantics.activation(x), len(weight.shape) - 2
     batched = ids.dim() == rank + 2
     ids = ids if batched else ids.unsqueeze(0)

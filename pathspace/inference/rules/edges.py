@@ -64,9 +64,7 @@ def as_factor(value: Any) -> Any:
 
 
 def times(semantics: Semantics, x: Tensor, y: Tensor, power: int = 1) -> Tensor:
-    """``x * y ** power`` elementwise; constants do not change scales, and
-    exact zeros give exact zeros.
-    """
+    """``x * y ** power`` elementwise; constants do not change scales, zeros remain."""
     shape = broadcast_shape(x.shape, y.shape)
     if is_constant(y):
         return (
@@ -109,15 +107,7 @@ def with_others(semantics: Semantics, first: Value) -> Any:
 
 
 def with_positions(semantics: Semantics, values: Tensor, compared: Tensor) -> Any:
-    """Largest or smallest values, and their positions, which have no scale, if there are any.
-
-    The operand determines the positions, so that it counts as used even if only they are read.
-
-    Args:
-        semantics: the interpretation.
-        values: the first result.
-        compared: of the shape of the positions, what they depend on.
-    """
+    """Values, and positions that depend on ``compared``, which counts as used."""
     if not isinstance(semantics.place.result, list | tuple):
         return values
     node = semantics.place.node
@@ -126,15 +116,7 @@ def with_positions(semantics: Semantics, values: Tensor, compared: Tensor) -> An
 
 
 def negligible(semantics: Semantics, value: Any, operand: Any, exact: bool = False) -> bool:
-    """Whether a number is the ``eps`` of a normalisation written out by hand and can be
-    ignored; records it if so.
-
-    Args:
-        semantics: the interpretation.
-        value: the number.
-        operand: what it is added to, or what it bounds.
-        exact: whether no operand but zero comes near it.
-    """
+    """Whether a number is an ``eps`` written out by hand and can be ignored; records it."""
     node = semantics.place.node
     small = isinstance(value, float) and 0 < abs(value) <= EPS
     free = isinstance(operand, Weight) or (isinstance(operand, Tensor) and not is_constant(operand))

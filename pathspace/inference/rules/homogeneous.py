@@ -25,7 +25,5 @@ from .edges import with_others
 @rule("aten.real", "aten.imag", "aten.conj", "aten._conj", "aten.resolve_conj", kind="complex",
       degree=(1,), elementwise=True)  # fmt: skip
 def homogeneous(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Any:
-    """``f(c x) = c f(x)`` elementwise for ``c > 0`` (or the same for
-    ``|f|``): the ids do not change.
-    """
+    """``f(c x) = c f(x)`` elementwise for ``c > 0``: the ids do not change."""
     return with_others(semantics, x)

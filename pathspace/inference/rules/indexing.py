@@ -40,7 +40,6 @@ Indices = Sequence[Tensor | None]
 
 
 def _known(indices: Indices) -> list[Tensor | None] | None:
-    """The real positions, if all are known."""
     real = [None if index is None else value_of(index) for index in indices]
     unknown = any(
         index is not None and value is None for index, value in zip(indices, real, strict=True)
@@ -49,7 +48,6 @@ def _known(indices: Indices) -> list[Tensor | None] | None:
 
 
 def _dims(indices: Indices, known: bool) -> list[int]:
-    """Dimensions of the positions (a mask has several)."""
     dims: list[int] = []
     dim = 0
     for index in indices:
@@ -63,7 +61,6 @@ def _dims(indices: Indices, known: bool) -> list[int]:
 
 
 def _node(semantics: Semantics, where: Callable[[Any], Any]) -> object:
-    """The node of an operand."""
     node = semantics.place.node
     return object() if node is None else where(node.args)
 
@@ -170,9 +167,6 @@ def embedding_bag(semantics: Semantics, weight: Value, *args: Any, **kwargs: Any
 def _written(
     semantics: Semantics, x: Tensor, source: Tensor, sizes: Sequence[int], dim: int
 ) -> Tensor:
-    """Overwrite unknown elements along ``dim``, within the first ``sizes``
-    of the other dimensions.
-    """
     region: Tensor = x
     for other, size in enumerate(sizes):
         if other != dim:
@@ -188,27 +182,22 @@ def _written(
     return compress(out)
 
 
-def _sorted_in(
-    semantics: Semantics, target: Tensor, source: Tensor, index: Tensor, dim: int, added: bool
-) -> Tensor:
-    """Slices of ``source`` added, or written, to known positions of ``target`` along one dimension.
-
-    Slices at one position share their scales with each other and, if they are ``added``,
-    with the previous element.
-    """
-    target, source = target.movedim(dim, 0), source.movedim(dim, 0)
-    shape = target.shape[1:]
-    order = torch.argsort(index, stable=True)
-    places, counts = torch.unique_consecutive(index[order], return_counts=True)
-    source = source.expand(-1, *shape)[order]
+def _added(semantics: Semantics, target: Tensor, source: Tensor, places: Tensor) -> Tensor:
+    """Elements added to those with known numbers: at one place all share a scale."""
+    index, order = places.reshape(-1).sort(stable=True)
+    met, counts = torch.unique_consecutive(index, return_counts=True)
     rank = torch.arange(len(index)) - (torch.cumsum(counts, 0) - counts).repeat_interleave(counts)
-    met = torch.full((len(places), int(counts.max()), *shape), NEUTRAL)
-    met[torch.arange(len(places)).repeat_interleave(counts), rank] = source
-    # (it is not known which of several is written)
-    found = semantics.reduce(compress(met), [1])
-    out = target.expand(target.shape[0], *shape).clone()
-    out[places] = found if not added else semantics.join(found, out[places])
-    return compress(out.movedim(0, dim))
+    table = torch.full((len(met), int(counts.max())), NEUTRAL)
+    table[torch.arange(len(met)).repeat_interleave(counts), rank] = source.expand(
+        places.shape
+    ).reshape(-1)[order]
+    out = target.reshape(-1).clone()
+    out[met] = semantics.join(semantics.reduce(compress(table), [1]), out[met])
+    return compress(out.reshape(target.shape))
+
+
+def _numbers(target: Tensor) -> Tensor:
+    return torch.arange(target.numel()).reshape(target.shape)
 
 
 @rule("aten.scatter_reduce", "aten.scatter", kind="write")
@@ -232,16 +221,11 @@ def scatter(
     if written.dim():
         for other, size in enumerate(index.shape):
             written = written.narrow(other, 0, size)
-        line = None if real is None else _line(real, dim)
-        same = all(
-            n == m
-            for d, (n, m) in enumerate(zip(index.shape, target.shape, strict=True))
-            if d != dim
-        )
-        if line is not None and same:
+        if real is not None:
+            places = _numbers(target).gather(dim, real)
             if kwargs.get("include_self", True) is False:
-                target = target.clone().index_fill(dim, line, NEUTRAL)
-            return _sorted_in(semantics, target, written, line, dim, added=True)
+                target = target.scatter(dim, real, NEUTRAL)
+            return _added(semantics, target, written, places)
         written = semantics.reduce(written, [dim], keepdim=True)
     else:
         written = written.expand([1] * target.dim())
@@ -249,15 +233,6 @@ def scatter(
     sizes = list(index.shape)
     written = written.expand([1 if d == dim else n for d, n in enumerate(sizes)])
     return _written(semantics, target, written, sizes, dim)
-
-
-def _line(index: Tensor, dim: int) -> Tensor | None:
-    """The positions along one dimension, if they are the same along all others."""
-    one = index
-    for other in range(index.dim()):
-        if other != dim:
-            one = one.narrow(other, 0, 1)
-    return one.reshape(-1) if one.numel() and bool((one == index).all()) else None
 
 
 @rule("aten.index_add", kind="write", degree=(1,), linear="jointly")
@@ -274,8 +249,11 @@ def index_add(
     """Slices added, or written, to positions along one dimension."""
     target, written, real = semantics.activation(x), semantics.activation(source), value_of(index)
     if real is not None and real.numel() and target.dim():
-        added = "copy" not in semantics.place.op
-        return _sorted_in(semantics, target, written, real.reshape(-1), dim % target.dim(), added)
+        places = _numbers(target).index_select(dim, real.reshape(-1))
+        if "copy" not in semantics.place.op:
+            return _added(semantics, target, written, places)
+        if len(real.unique()) == real.numel():
+            return compress(aten.index_copy(target.contiguous(), dim, real, written))
     return semantics.join(target, semantics.reduce(written, [dim], keepdim=True))
 
 
@@ -288,11 +266,8 @@ def index_put(
     if real is not None and not accumulate:
         return compress(aten.index_put(target.contiguous(), real, written))
     if real is not None:
-        # number all elements, so that one dimension is enough
-        places = torch.arange(target.numel()).reshape(target.shape)[tuple(slice(None) if r is None else r for r in real)]  # noqa: E501  # fmt: skip
-        spread = written.expand(places.shape).reshape(-1)
-        flat = _sorted_in(semantics, target.reshape(-1), spread, places.reshape(-1), 0, added=True)
-        return compress(flat.reshape(target.shape))
+        places = _numbers(target)[tuple(slice(None) if r is None else r for r in real)]
+        return _added(semantics, target, written, places)
     leading = [i for i in indices if i is not None]
     if any(i is None for i in indices[: len(leading)]):
         raise ValueError("positions that do not come first")

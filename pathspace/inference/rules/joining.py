@@ -15,7 +15,6 @@ from .movement import MOVED
 
 
 def _cut_along(whole: Tensor, parts: Sequence[Tensor]) -> int | None:
-    """The dimension that was split into several parts, if these are equal."""
     if len(parts) < 2 or any(
         part.shape != parts[0].shape or part.dim() != whole.dim() for part in parts
     ):

@@ -141,10 +141,7 @@ def _fill(semantics: Semantics, ids: Tensor) -> Tensor:
 
 
 def _widened(ids: Tensor, padding: Sequence[int]) -> tuple[Tensor, list[int]]:
-    """Give narrow margins of large images the scale of their interior (zeros have any scale).
-
-    Wide margins remain zeros, because some taps may read only the margin.
-    """
+    """Give narrow margins of large images the scale of their interior."""
     rest, sizes = list(padding), list(ids.shape)
     margins = {
         ids.dim() - 1 - i: padding[2 * i] + padding[2 * i + 1] for i in range(len(padding) // 2)

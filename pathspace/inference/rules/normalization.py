@@ -66,9 +66,6 @@ def _by_statistics(
     dims: Sequence[int],
     eps: float,
 ) -> Tensor:
-    """Normalise channels (dimension 1) over ``dims``; running statistics that are whole
-    buffers are rescaled too.
-    """
     names = first, second = [getattr(value, "buffer_name", None) for value in (mean, var)]
     if first and second:
         ids = semantics.activation(x)
@@ -101,9 +98,7 @@ def batch_norm(
     training: Any = True,
     *args: Any,
 ) -> Any:
-    """Each channel has one free scale over batch and space; running
-    statistics are rescaled with it.
-    """
+    """Each channel has one free scale over batch and space."""
     dims = [dim for dim in range(len(x.shape)) if dim != 1]
     if isinstance(mean, bool):
         # the form without running statistics: (training, momentum, eps)
@@ -124,9 +119,7 @@ def batch_norm(
 
 
 def _with_statistics(semantics: Semantics, x: Value, out: Tensor) -> Any:
-    """Add the statistics of ``x`` that functional forms also return; if those that are saved
-    for the backward pass are used, ``x`` is pinned.
-    """
+    """The statistics that functional forms also return; reading them pins ``x``."""
     shown, node = semantics.place.result, semantics.place.node
     for user in () if node is None or isinstance(shown, Tensor) else node.users:
         place = user.args[1] if user.target is operator.getitem else 1
@@ -194,9 +187,7 @@ def instance_norm(
 
 @rule("aten._weight_norm", kind="normalisation")
 def weight_norm(semantics: Semantics, v: Value, g: Value, dim: int = 0) -> Any:
-    """``g v / |v|`` with one norm for each index along ``dim`` (or one for all); the scale
-    of ``v`` is exactly free.
-    """
+    """``g v / |v|`` with one norm along ``dim`` or for all; ``v`` is exactly free."""
     rank = len(v.shape)
     semantics.observe(semantics.reduce(v, [d for d in range(rank) if dim == -1 or d != dim % rank]))
     out = constant(v.shape)

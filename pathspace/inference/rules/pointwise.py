@@ -56,9 +56,7 @@ def add(semantics: Semantics, x: Any, y: Any, *args: Any, **kwargs: Any) -> Valu
 
 
 def shifted(semantics: Semantics, x: Any, constant: float, alpha: Any) -> Weight | None:
-    """A whole parameter plus a constant, as in ``1 + weight``: ``w`` is
-    rescaled to ``s (w + c) - c``.
-    """
+    """A whole parameter plus a constant: ``w`` is rescaled to ``s (w + c) - c``."""
     node, name = semantics.place.node, semantics.place.op.removeprefix("aten.")
     if not (
         isinstance(x, Weight)
@@ -147,9 +145,7 @@ def masked_fill(semantics: Semantics, x: Value, mask: Value, value: Any) -> Tens
 @rule("aten.mul", kind="product", degree=(1, 1),
       linear="each", coefficients="one", elementwise=True)  # fmt: skip
 def mul(semantics: Semantics, x: Any, y: Any) -> Value:
-    """A product: a number keeps the scale, a parameter is an edge, and log-scales
-    of two activations add up.
-    """
+    """A product: a parameter is an edge, log-scales of two activations add up."""
     x, y = as_factor(x), as_factor(y)
     if not isinstance(y, Tensor | Weight):
         return x  # type: ignore[no-any-return]
@@ -183,9 +179,7 @@ def _is_selected(semantics: Semantics, *weights: Weight) -> bool:
 
 @rule("aten.div", kind="quotient", elementwise=True)
 def div(semantics: Semantics, x: Any, y: Any, **kwargs: Any) -> Value:
-    """A quotient: a number keeps the scale (unless it is rounded), log-scales of two
-    activations are subtracted.
-    """
+    """A quotient: log-scales of two activations are subtracted."""
     if kwargs.get("rounding_mode") is not None:
         return semantics.opaque(
             [semantics.activation(v) for v in (x, y)], "rounding is not homogeneous"
@@ -289,9 +283,7 @@ def hardtanh(semantics: Semantics, x: Value, low: float = -1.0, high: float = 1.
 
 @rule("aten.threshold", kind="activation", elementwise=True)
 def threshold(semantics: Semantics, x: Value, bound: float, value: float) -> Tensor:
-    """``x if x > bound else value``: homogeneous for bound 0 and value 0 or
-    infinity, and without a bound.
-    """
+    """``x if x > bound else value``: homogeneous for 0 and 0, or infinity."""
     ids = semantics.activation(x)
     if bound == -float("inf") or (bound == 0 and value in (0, *INFINITE)):
         return ids

@@ -31,9 +31,7 @@ def max_pool(
     dilation: Any = 1,
     ceil: bool = False,
 ) -> Any:
-    """Maximum over windows (the margin is minus infinity, which has any scale), and perhaps its
-    position, which has no scale.
-    """
+    """Maximum over windows with margins of minus infinity, and its position."""
     rank = int(semantics.place.op.partition("_pool")[2][0])
     kernel = per_dimension(kernel, rank)
     stride = per_dimension(stride, rank) if stride not in (None, [], ()) else kernel

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..registry import rule
+from ..registry import rule, state
 from ..semantics import Semantics
 from ..values import Value, constant, shape_of
 from .contraction import linear
@@ -27,9 +27,7 @@ def rnn_relu(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, Tensor]:
-    """``h_t = relu(W_ih x_t + b_ih + W_hh h_(t-1) + b_hh)``, stacked, in one
-    or two directions (Eq. 1).
-    """
+    """``h_t = relu(W_ih x_t + b_ih + W_hh h_(t-1) + b_hh)``, stacked (Eq. 1)."""
     _check_padded(biases)
     sequence = semantics.activation(x)
     hidden = semantics.activation(state)
@@ -51,9 +49,7 @@ def rnn_relu(
 
 
 def _check_padded(biases: Any) -> None:
-    """Refuse the overload for packed sequences, which no traced model has
-    (:mod:`pathspace.models.inputs`).
-    """
+    """Refuse the overload for packed sequences, which no traced model has."""
     if not isinstance(biases, bool):
         raise ValueError("a packed sequence")
 
@@ -94,11 +90,7 @@ def _direction(
 def gated(
     semantics: Semantics, x: Value, state: Any, weights: Any, biases: bool, layers: int, *args: Any
 ) -> Any:
-    """Tanh and gates fix the scales of their operands; inputs, and an LSTM's projected
-    state, have free scales.
-
-    Layers, steps and directions are those of :func:`rnn_relu`; every pre-activation is fixed.
-    """
+    """Tanh and gates fix their operands; inputs and projected states are free."""
     _check_padded(biases)
     bidirectional, batch_first = args[2:4]
     name = semantics.place.op
@@ -147,45 +139,6 @@ def gated(
     return (sequence, last, *(constant(shape_of(entry)) for entry in shown[2:]))
 
 
-@rule("aten.lstm_cell", "aten.gru_cell", "aten.rnn_tanh_cell", kind="gated recurrence")
-def gated_cell(
-    semantics: Semantics,
-    x: Value,
-    state: Any,
-    w_ih: Value,
-    w_hh: Value,
-    b_ih: Any = None,
-    b_hh: Any = None,
-) -> Any:
-    """One step of a gated layer: every pre-activation is fixed, and every state that a
-    gate is multiplied with.
-
-    The hidden state of an LSTM passes its weights alone; that of a GRU is also
-    mixed with its successor.
-    """
-    states = [
-        semantics.activation(entry)
-        for entry in (state if isinstance(state, list | tuple) else [state])
-    ]
-    for entry in (linear(semantics, x, w_ih, b_ih), linear(semantics, states[0], w_hh, b_hh)):
-        semantics.fix(entry)
-    gated = {"aten.lstm_cell": states[1:], "aten.gru_cell": states}.get(semantics.place.op, [])
-    semantics.pin(gated, "a state is combined with fixed scales")
-    shown = semantics.place.result
-    if isinstance(shown, Tensor):
-        return constant(shape_of(shown))
-    return tuple(constant(shape_of(entry)) for entry in shown)
-
-
-@rule("aten.rnn_relu_cell", kind="recurrence")
-def relu_cell(
-    semantics: Semantics,
-    x: Value,
-    state: Value,
-    w_ih: Value,
-    w_hh: Value,
-    b_ih: Any = None,
-    b_hh: Any = None,
-) -> Tensor:
-    """``relu(W_ih x + b_ih + W_hh h + b_hh)``."""
-    return semantics.join(linear(semantics, x, w_ih, b_ih), linear(semantics, state, w_hh, b_hh))
+# single steps are interpreted by what torch takes them apart into
+state("aten.lstm_cell", "aten.gru_cell", "aten.rnn_tanh_cell", kind="gated recurrence")
+state("aten.rnn_relu_cell", kind="recurrence")

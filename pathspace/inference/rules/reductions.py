@@ -26,9 +26,6 @@ def _dims(dims: int | Sequence[int] | None, x: Value) -> list[int]:
 
 
 def _shared(semantics: Semantics, x: Value, dims: Any, shown: Any) -> Tensor:
-    """One scale along dimensions, expanded to a result in which they may have
-    another size, or be missing.
-    """
     wanted = {dim % max(len(x.shape), 1) for dim in _dims(dims, x)}
     shape = shape_of(shown)
     ids = semantics.reduce(x, wanted, keepdim=len(shape) == len(x.shape))
@@ -55,9 +52,7 @@ def reduce_dims(
       "aten.cummax", "aten.cummin", "aten.topk", "aten.sort", kind="order",
       degree=(1,))  # fmt: skip
 def extreme(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Any:
-    """Order statistics along a dimension (or between two tensors), and
-    positions, which have no scale.
-    """
+    """Order statistics along a dimension or of two tensors, and positions."""
     shown, name = semantics.place.result, semantics.place.op.removeprefix("aten.")
     if args and isinstance(args[0], Tensor | Weight):
         return semantics.join(semantics.activation(x), semantics.activation(args[0]))
@@ -175,9 +170,7 @@ def distances(
 def cosine_similarity(
     semantics: Semantics, x: Value, y: Value, dim: int = 1, eps: float = 1e-8
 ) -> Tensor:
-    """Angles do not depend on the scales of the operands, except for ``eps``,
-    the lower limit of lengths.
-    """
+    """Angles do not depend on scales, except for ``eps``, the least length."""
     # the dimension is one of the operands broadcast against each other, counted from the end here
     dim -= (len(shape_of(semantics.place.result)) + 1) * (dim >= 0)
     for value in (x, y):

@@ -28,8 +28,6 @@ def interpolation(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> 
 @rule("aten.grid_sampler", "aten.grid_sampler_2d", "aten.grid_sampler_3d",
       "aten.cudnn_grid_sampler", kind="resampling")  # fmt: skip
 def sample(semantics: Semantics, x: Value, grid: Value, *args: Any) -> Tensor:
-    """An image sampled at positions that may come from data; outside are zeros,
-    or elements of the image.
-    """
+    """An image sampled at positions that may come from data."""
     semantics.pin([semantics.activation(grid)], "positions at which an image is read")
     return interpolation(semantics, x)

@@ -20,17 +20,7 @@ def per_dimension(value: int | Sequence[int], rank: int) -> list[int]:
 
 @cache
 def _alike(size: int, count: int, taps: int, before: int, step: int, hole: int) -> bool:
-    """Whether a margin tells no windows apart: all of them meet data, as all taps do, and
-    common taps link them all.
-
-    Args:
-        size: places of the data, which have one scale.
-        count: number of windows.
-        taps: places of a window.
-        before: zeros before the data.
-        step: steps between windows.
-        hole: steps within a window.
-    """
+    """Whether a margin tells no windows apart: all meet data, and common taps link them."""
     places = torch.arange(count).mul(step).unsqueeze(1) + torch.arange(taps).mul(hole) - before
     met = (places >= 0) & (places < size)
     if not bool(met.any(1).all()):
@@ -53,21 +43,7 @@ def windows(
     dilation: Sequence[int],
     ceil: bool = False,
 ) -> Tensor:
-    """Windows of the last dimensions: ``(..., in...) -> (..., out..., kernel...)``;
-    margins are exact zeros.
-
-    Args:
-        semantics: the interpretation (part of every rule's signature).
-        ids: activations.
-        kernel: window sizes.
-        stride: steps between windows.
-        margins: zeros before and after, for each dimension.
-        dilation: steps within a window.
-        ceil: include a last window that is only partly inside.
-
-    Returns:
-        A view; dimensions with stride 0 keep it.
-    """
+    """Views of windows, ``(..., in...) -> (..., out..., kernel...)``; margins are zeros."""
     rank = len(kernel)
     lead = ids.dim() - rank
     for i in range(rank):
