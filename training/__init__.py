@@ -4,7 +4,6 @@ Optimizers on path values: :class:`GSGD` and :class:`GAdam`, with :func:`init_sk
 from; :class:`PathSGD`. An optimizer of torch in the canonical gauge: :class:`GaugeFixed`. Which
 one to begin with: :func:`suggest`, :class:`Advice`. From the evolution notes: :class:`EMASGD`,
 :class:`RescaleSGD`, :class:`SignProp`. Markov chain: :func:`penalize`, the penal connection.
-Epochs, checkpoints and resuming: :class:`Trainer`.
 """
 
 import lazy_loader

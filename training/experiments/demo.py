@@ -31,7 +31,6 @@ from pathspace.files.pictures import save
 from pathspace.files.writing import make_folder, write_text
 from pathspace.fitting.quantise import decibels, quantised_weights, weight_axes
 
-from ..threads import one_thread
 from .models import residual_cnn
 from .progress import counting
 from .reproduce.command import run_counted, show
@@ -39,6 +38,7 @@ from .reproduce.experiment import Setting
 from .reproduce.paired_comparison import draw_paired_comparison
 from .reproduce.race import run as run_race
 from .reproduce.trial_cache import TrialCache
+from .threads import one_thread
 
 # a model in evaluation mode, with its inputs and keyword inputs
 Built = tuple[nn.Module, tuple[Tensor, ...], dict[str, Tensor]]
