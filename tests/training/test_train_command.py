@@ -106,6 +106,22 @@ def test_two_processes_are_one_run(tmp_path: Path) -> None:
     assert call(*words, 3, "--out", tmp_path / "2", "--resume").exit_code == 0
 
 
+@pytest.mark.slow
+def test_a_process_that_dies_ends_the_run_in_one_sentence(tmp_path: Path) -> None:
+    words = [*ROWS, "--epochs", 10**6, "--devices", 2, "--out", tmp_path / "run"]
+    command = [sys.executable, "-m", "pathspace", *map(str, words)]
+    with (
+        (tmp_path / "said").open("w") as said,
+        subprocess.Popen(command, stdout=said, stderr=said) as process,
+    ):
+        while process.poll() is None and not (tmp_path / "run" / LAST).exists():
+            time.sleep(0.01)
+        child = subprocess.check_output(["pgrep", "-P", str(process.pid)], text=True)
+        os.kill(int(child.split()[0]), signal.SIGKILL)
+        assert process.wait() == 2
+    assert "Another process of this run has failed" in flat((tmp_path / "said").read_text())
+
+
 def test_a_last_pass_that_leaves_nothing_for_a_process_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -28,12 +28,14 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import BatchSampler, DataLoader, Sampler
 
 from pathspace.diagnostics.chain.penalty_disabled import restore_schedule_steps, schedule_steps
-from pathspace.errors import AT_LEAST_1, SEED, InputError, expect_numbers
+from pathspace.errors import AT_LEAST_1, SEED, InputError, UnsupportedError, expect_numbers
 
 from .run_folder import expect_own, kept
 from .task import Split, Task
 
 EVALUATION_BATCH = 1024
+# Gloo has no class of errors: what it and the socket say when another process has died.
+LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Gloo", "gloo")
 
 
 class Score(NamedTuple):
@@ -386,6 +388,7 @@ def run_epochs(training: Training, trainer: Trainer, resume: Path | None = None)
 
     Raises:
         InputError: the checkpoint cannot be read, or is that of a run with other settings.
+        UnsupportedError: another process of the run has died.
         KeyboardInterrupt: after Ctrl-C; checkpoints stay.
     """
     if resume is not None:
@@ -399,6 +402,11 @@ def run_epochs(training: Training, trainer: Trainer, resume: Path | None = None)
         except DivergedError:
             training.diverged = True
         except RuntimeError as error:
+            if any(word in str(error) for word in LOST):
+                raise UnsupportedError(
+                    "Another process of this run has failed; the last checkpoint is complete: add"
+                    " --resume to continue."
+                ) from error
             # (rates, decay and tau are numbers of Python, which has a wider range than weights)
             if "without overflow" not in str(error):
                 raise
