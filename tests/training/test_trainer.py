@@ -234,6 +234,12 @@ def test_early_stopping_takes_the_best_weights(task: Task, tmp_path: Path) -> No
     last = torch.load(tmp_path / LAST, weights_only=True)["state_dict"]
     assert torch.equal(best["model.readout.weight"], run.model.readout.weight)  # type: ignore[union-attr]
     assert not torch.equal(last["model.readout.weight"], best["model.readout.weight"])
+    # it has stopped for good, unless it is given more patience
+    for patience, epochs in ((2, 4), (9, 5)):
+        more = Training(staged, *prepare(task, Recipe("sgd")), epochs=5, batch_size=400)
+        trainer = lightning_trainer(more, folder=tmp_path, patience=patience)
+        assert len(run_epochs(more, trainer, tmp_path / LAST)) == epochs
+        assert torch.equal(weights(more), kept[1]) == (epochs == 4)
 
 
 def test_the_same_numbers_stand_in_the_table_and_for_tensorboard(

@@ -29,6 +29,16 @@ UNREADABLE = (
 )
 
 
+class _Patience(EarlyStopping):
+    """A run that had stopped stays so when it is resumed, unless it is given more patience."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict({**state_dict, "patience": self.patience})
+
+    def on_train_start(self, trainer: Trainer, _module: Any) -> None:
+        trainer.should_stop = self.wait_count >= self.patience
+
+
 class _InsideEpochs(ModelCheckpoint):
     """Checkpoints by time, at ends of steps; that of a whole epoch has to wait for validation."""
 
@@ -64,7 +74,7 @@ def kept(metric: str, folder: Path, patience: int | None, tensorboard: bool) -> 
     best, last = ({**place, "filename": Path(name).stem} for name in (BEST, LAST))
     every = timedelta(seconds=CHECKPOINT_SECONDS)
     callbacks = [
-        *([EarlyStopping(metric, patience=patience)] if patience else []),
+        *([_Patience(metric, patience=patience)] if patience else []),
         ModelCheckpoint(**best, monitor=metric, save_weights_only=True),
         ModelCheckpoint(**last, save_on_train_epoch_end=True),
         _InsideEpochs(**last, train_time_interval=every),
