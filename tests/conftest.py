@@ -32,14 +32,6 @@ settings.register_profile("same", deadline=None, derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "pathspace"))
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _light_children() -> Iterator[None]:
-    """Processes that tests start do not wait for what nothing in them uses."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent / "light"), prepend=os.pathsep)
-        yield
-
-
 class SameDraws:
     """Each test and each example starts from the same random state, whatever ran
     before it in the process.
@@ -55,7 +47,7 @@ class SameDraws:
 @pytest.fixture
 def one_core() -> Iterator[None]:
     """Small models train on one thread: several would wait for each other."""
-    from pathspace.training.threads import one_thread
+    from pathspace.training.experiments.threads import one_thread
 
     with one_thread():
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import shutil
@@ -14,8 +15,6 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from filelock import FileLock
-
-from pathspace.training.launch import shutdown
 
 Work = Callable[[int, Path], None]
 
@@ -73,4 +72,7 @@ def _join(rank: int, work: Work, folder: Path, count: int) -> None:
     try:
         work(rank, folder)
     finally:
-        shutdown()
+        # The threads of a group end with the last object that refers to it, such as a wrapped
+        # model; one that frees a tensor while the interpreter ends aborts the process.
+        gc.collect()
+        dist.destroy_process_group()

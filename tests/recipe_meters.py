@@ -24,7 +24,7 @@ from pathspace.training.experiments.models import (
     VisionTransformer,
 )
 from pathspace.training.experiments.models.swin import Scores
-from pathspace.training.trainer import Trainer
+from pathspace.training.experiments.trainer import Training
 from tests.training.test_training_data import write_cifar, write_mnist
 
 IMAGES, PHOTOGRAPHS, TOKENS, PLACES = 24, 100, 40_000, 100
@@ -59,15 +59,15 @@ class Built:
     """A run before its first step.
 
     Args:
-        trainer: holds all of it.
+        training: holds all of it.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer, self.task = trainer, trainer.task
-        self.outer: Any = trainer.model.module
+    def __init__(self, training: Training) -> None:
+        self.trainer, self.task = training, training.task
+        self.outer: Any = training.model
         self.net: Any = getattr(self.outer, "network", self.outer)
-        self.groups = trainer.optimizer.optimizer.param_groups
-        optimizer = trainer.optimizer.optimizer
+        optimizer = training.optimizer
+        self.groups = optimizer.param_groups
         # (a shell around one optimizer of torch is one optimizer)
         shell = isinstance(optimizer, PathSpace)
         self.parts: list[Any] = list(
@@ -288,7 +288,7 @@ def _smoothing(b: Built) -> float:
 
 
 def _start(b: Built) -> str:
-    from pathspace.training.recipe import Recipe, find_skeleton
+    from pathspace.training.experiments.recipe import Recipe, find_skeleton
 
     # (a matrix without an entry of 1 or -1 has none on the skeleton: no graph is needed)
     if not any(bool((w.abs() == 1).any()) for w in b.outer.parameters() if w.dim() > 1):
@@ -451,5 +451,5 @@ METERS: dict[str, Callable[[Built], Any]] = {
     "tau": _tau,
     "start": _start,
     "path_space": _path_space,
-    "device": lambda b: {"cpu": "one thread of a processor"}[b.trainer.fabric.device.type],
+    "device": lambda b: {"cpu": "one thread of a processor"}[b.trainer.device.type],
 }

@@ -1,10 +1,9 @@
-"""training: optimizers, tasks and experiments that use what :mod:`pathspace` finds.
+"""training: optimizers that use what :mod:`pathspace` finds.
 
-Optimizers on path values: :class:`GSGD` and :class:`GAdam`, with :func:`init_skeleton` to start
-from; :class:`PathSGD`. An optimizer of torch in the canonical gauge: :class:`GaugeFixed`. Which
-one to begin with: :func:`suggest`, :class:`Advice`. From the evolution notes: :class:`EMASGD`,
-:class:`RescaleSGD`, :class:`SignProp`. Markov chain: :func:`penalize`, the penal connection.
-Epochs, checkpoints and resuming: :class:`Trainer`.
+Any optimizer of torch on path values: :class:`PathSpace`; :class:`GSGD` and :class:`GAdam` are this
+with SGD and AdamW, :func:`init_skeleton` is a start for them. :class:`PathSGD`, with
+:class:`PathNorm`. An optimizer of torch in the canonical gauge: :class:`GaugeFixed`. Which one to
+begin with: :func:`suggest`, :class:`Advice`. Markov chain: :func:`penalize`, the penal connection.
 """
 
 import lazy_loader

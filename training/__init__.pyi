@@ -10,4 +10,3 @@ from .path_norm import PathNorm as PathNorm
 from .penal import penalize as penalize
 from .suggest import Advice as Advice
 from .suggest import suggest as suggest
-from .trainer import Trainer as Trainer

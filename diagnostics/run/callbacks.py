@@ -131,7 +131,7 @@ def fabric_callback(**options: Any) -> Any:
 
     Example:
         >>> import torch
-        >>> from lightning_fabric import Fabric
+        >>> from lightning.fabric import Fabric
         >>> callback = fabric_callback(every=2)
         >>> fabric = Fabric(accelerator="cpu", devices=1, callbacks=[callback])
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))

@@ -24,8 +24,8 @@ import pathspace as ps
 from benchmarks.figures import markdown
 from pathspace.training import GSGD, init_skeleton
 from pathspace.training.experiments.intervals import t_interval
+from pathspace.training.experiments.task import Task
 from pathspace.training.experiments.tasks import load_task
-from pathspace.training.task import Task
 
 USUAL = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 

@@ -46,7 +46,7 @@ from pathspace.training.experiments.reproduce.leaderboard_tasks import BATCH, ST
 from pathspace.training.experiments.reproduce.provenance import together
 from pathspace.training.experiments.reproduce.record import Record
 from pathspace.training.experiments.reproduce.trial_cache import TrialCache, run_all
-from pathspace.training.task import Split
+from pathspace.training.experiments.task import Split
 
 QUICK = Run("MLP", "default", "AdamW", 0.01, seed=3, steps=5)
 

@@ -14,7 +14,7 @@ from recipe_meters import METERS, Built, stand_in
 
 from pathspace import Skeleton
 from pathspace.errors import InputError
-from pathspace.training import recipe
+from pathspace.training.experiments import recipe
 from pathspace.training.experiments.reproduce import Setting
 from pathspace.training.experiments.reproduce.recipes import (
     FIELDS,
@@ -26,10 +26,10 @@ from pathspace.training.experiments.reproduce.recipes import (
     runnable,
     settled,
 )
-from pathspace.training.experiments.reproduce.trial import Trial, make_trainer
+from pathspace.training.experiments.reproduce.trial import Trial, make_training
+from pathspace.training.experiments.task import Task
 from pathspace.training.experiments.tasks import load_task
-from pathspace.training.task import Task
-from pathspace.training.threads import one_thread
+from pathspace.training.experiments.threads import one_thread
 
 # What the protocol of all experiments decides, which no model or optimizer shows: how rates are
 # chosen, how many seeds there are, and when a run is judged.
@@ -79,7 +79,7 @@ def build(cell: Cell, data: Path) -> tuple[Built, dict[str, Any]]:
     task = load_task(arm.base.task, **dict(arm.base.options))
     with one_thread():
         run = describe(arm.base, arm.rates, 5, 2, arm.decays)
-        return Built(make_trainer(arm.base, task)), run
+        return Built(make_training(arm.base, task)[0]), run
 
 
 def test_every_field_of_a_recipe_is_read_from_a_run_or_decided_by_the_protocol() -> None:

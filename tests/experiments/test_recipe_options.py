@@ -13,12 +13,12 @@ from torch import nn
 
 from pathspace.errors import InputError
 from pathspace.training.experiments.models import DeepResNet, RecurrentCNN, Translator, swin
+from pathspace.training.experiments.recipe import Recipe, prepare
 from pathspace.training.experiments.reproduce.trial import Trial, run_trial
 from pathspace.training.experiments.tasks import Task, load_task
 from pathspace.training.experiments.tasks.digits import image_splits
 from pathspace.training.experiments.tasks.images import image_task
 from pathspace.training.penal import penalize
-from pathspace.training.recipe import Recipe, prepare
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +49,11 @@ def test_decay_rates_change_a_run_and_its_name() -> None:
     ("wrong", "words"),
     [
         ({"optimizer": "sgd", "betas": (0.9, 0.98)}, "sgd has no betas; leave it out"),
-        ({"optimizer": "adam", "betas": (0.9, 1.0)}, "decay rates of the moments are"),
-        ({"optimizer": "adam", "eps": 0.0}, "eps is 0.0; give a positive number"),
+        (
+            {"optimizer": "adam", "betas": (0.9, 1.0)},
+            "found betas=1.0, expected a number of at least 0",
+        ),
+        ({"optimizer": "adam", "eps": 0.0}, "found eps=0.0, expected a positive number"),
     ],
 )
 def test_wrong_moments_are_told_in_one_sentence(

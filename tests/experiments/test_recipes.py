@@ -21,6 +21,7 @@ from pathspace.errors import InputError
 from pathspace.files.json_lines import read_lines
 from pathspace.training.experiments.data import fetched
 from pathspace.training.experiments.models import StackedReluLM
+from pathspace.training.experiments.recipe import Recipe, prepare
 from pathspace.training.experiments.reproduce import EXPERIMENTS, Setting
 from pathspace.training.experiments.reproduce.command import run_reproduction
 from pathspace.training.experiments.reproduce.recipes import (
@@ -48,10 +49,9 @@ from pathspace.training.experiments.reproduce.recipes.recognise import KNOWN, fo
 from pathspace.training.experiments.reproduce.record import Record
 from pathspace.training.experiments.reproduce.trial import Outcome, Trial
 from pathspace.training.experiments.reproduce.tuning import measure
+from pathspace.training.experiments.task import task_options
 from pathspace.training.experiments.tasks import load_task, task_names
 from pathspace.training.experiments.tasks.papers import CORPORA, mnist_splits
-from pathspace.training.recipe import Recipe, prepare
-from pathspace.training.task import task_options
 from tests.training.test_training_data import idx, write_mnist
 
 JOURNALS = sorted((Path(__file__).parents[2] / "docs" / "reproduction").glob("*-trials.jsonl"))

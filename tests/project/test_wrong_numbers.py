@@ -13,9 +13,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 import pathspace as ps
-from pathspace import diagnostics, training
+from pathspace import diagnostics
 from pathspace.errors import expect_numbers
 from pathspace.training.experiments.tasks import load_task
+from pathspace.training.experiments.trainer import Training
 
 MODEL = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
 DEEP = nn.Sequential(*(nn.Linear(3, 3) for _ in range(4)))
@@ -35,9 +36,8 @@ def trained(name: str) -> Call:
     def call(value: Any) -> None:
         task = load_task("digits-rows", hidden=2)
         model = task.make_model(0)
-        training.Trainer(
-            task, model, torch.optim.SGD(model.parameters(), 0.1), **{"epochs": 1, name: value}
-        )
+        sgd = torch.optim.SGD(model.parameters(), 0.1)
+        Training(task, model, sgd, **{"epochs": 1, name: value})
 
     return call
 
@@ -94,14 +94,11 @@ CASES: dict[str, tuple[Call, tuple[Any, ...]]] = {
         (99, -99, math.nan, "3", 1.5),
     ),
     "rescale, phi": (with_graph(lambda g, v: ps.rescale(MODEL, g, v)), (1, None, *REAL)),
-    "Trainer, epochs": (trained("epochs"), (None, *COUNT)),
-    "Trainer, batch_size": (trained("batch_size"), (None, *COUNT)),
-    "Trainer, accumulate": (trained("accumulate"), (None, *COUNT)),
-    "Trainer, checkpoint_every": (trained("checkpoint_every"), COUNT),
-    "Trainer, checkpoint_seconds": (trained("checkpoint_seconds"), REAL),
-    "Trainer, clip": (trained("clip"), POSITIVE),
-    "Trainer, patience": (trained("patience"), COUNT),
-    "Trainer, seed": (trained("seed"), (None, *WHOLE)),
+    "Training, epochs": (trained("epochs"), (None, *COUNT)),
+    "Training, batch_size": (trained("batch_size"), (None, *COUNT)),
+    "Training, accumulate": (trained("accumulate"), (None, *COUNT)),
+    "Training, clip": (trained("clip"), POSITIVE),
+    "Training, seed": (trained("seed"), (None, *WHOLE)),
     "cost, repeats": (lambda v: diagnostics.cost(MODEL, X, repeats=v), (None, *WHOLE)),
     "degeneracy, tolerance": (
         lambda v: diagnostics.degeneracy(MODEL, X, tolerance=v),

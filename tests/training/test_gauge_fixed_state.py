@@ -85,7 +85,7 @@ def test_copies_of_the_traced_model_and_wrappers() -> None:
 
 
 def test_fabric_wraps_it_like_any_optimizer() -> None:
-    from lightning_fabric import Fabric
+    from lightning.fabric import Fabric
 
     model, x, y = made(mlp)
     graph, losses = ps.trace(model, x[:2]), []

@@ -14,8 +14,12 @@ from pathspace.errors import InputError, PathspaceError
 from pathspace.training import GSGD
 from pathspace.training.experiments.models import ReluRNN
 from pathspace.training.experiments.models.language import StackedReluLM
+from pathspace.training.experiments.recurrent_part import (
+    RecurrentPart,
+    recurrent_gsgd,
+    recurrent_path_sgd,
+)
 from pathspace.training.optim.shell import Shell
-from pathspace.training.recurrent_part import RecurrentPart, recurrent_gsgd, recurrent_path_sgd
 
 TOKENS = torch.arange(10).reshape(2, 5) % 7
 

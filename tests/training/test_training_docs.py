@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pathspace.training.task import _BUILDERS
+from pathspace.training.experiments.task import _BUILDERS
 
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 

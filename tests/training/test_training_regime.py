@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pathspace.errors import InputError
-from pathspace.training import Trainer
 from pathspace.training.experiments.augment import MARGIN, augmentation, crop_and_flip
 from pathspace.training.experiments.models import StackedReluLM
 from pathspace.training.experiments.models.translator import Translator
+from pathspace.training.experiments.recipe import Recipe, prepare
 from pathspace.training.experiments.reproduce.trial import Trial, run_trial
+from pathspace.training.experiments.schedules import schedule
 from pathspace.training.experiments.tasks import load_task
 from pathspace.training.experiments.tasks.text import token_loss
-from pathspace.training.recipe import Recipe, prepare
-from pathspace.training.schedules import schedule
+from pathspace.training.experiments.trainer import Training, lightning_trainer, run_epochs
 
 SMALL = Trial("digits-rows", "sgd", 0.1, 0, 2, batch_size=400, options=(("hidden", 3),))
 
@@ -85,7 +85,7 @@ def test_decay_is_handed_to_the_optimizer(kind: str) -> None:
 def test_decay_where_there_is_none_and_decay_that_is_none() -> None:
     with pytest.raises(InputError, match="has no weight decay"):
         prepare(load_task("digits-rows", hidden=3), Recipe("path-sgd", decay=0.1))
-    with pytest.raises(InputError, match="weight decay is -1"):
+    with pytest.raises(InputError, match="found decay=-1"):
         Recipe("sgd", decay=-1.0)
     assert (
         "decay" not in Recipe("sgd").settings()
@@ -124,15 +124,9 @@ def test_training_alone_is_augmented_and_repeats_itself() -> None:
     ends = []
     for _ in range(2):
         model = task.make_model(0)
-        trainer = Trainer(
-            task,
-            model,
-            torch.optim.SGD(model.parameters(), lr=0.1),
-            epochs=1,
-            batch_size=600,
-            augment=watch,
-        )
-        ends.append(trainer.fit().records[-1].valid_loss)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        run = Training(task, model, sgd, epochs=1, batch_size=600, augment=watch)
+        ends.append(run_epochs(run, lightning_trainer(run))[-1].valid_loss)
     assert met == [600, len(task.train) - 600] * 2 and ends[0] == ends[1]
     trial = Trial("digits-images", "sgd", 0.1, 0, 1, 600, options=(("hidden", 2), ("depth", 1)))
     plain, augmented = (run_trial(replace(trial, augment=name)) for name in ("none", "crop-flip"))

@@ -10,9 +10,9 @@ import torch
 from sklearn.datasets import load_digits
 
 from pathspace.errors import InputError
+from pathspace.training.experiments.task import _BUILDERS
 from pathspace.training.experiments.tasks import load_task, register_task, task_names
 from pathspace.training.experiments.tasks.digits import read_in_steps, split_indices
-from pathspace.training.task import _BUILDERS
 
 
 def test_split_is_a_partition() -> None:

@@ -25,7 +25,7 @@ def test_a_watched_run_is_the_same_run(
     watched, plain, result = (tmp_path / name for name in ("watched", "plain", "result.json"))
     done = call(*words, "--out", watched, "--diagnostics", 2, "--json", result)
     assert done.exit_code == 0 and call(*words, "--out", plain).exit_code == 0, done.output
-    assert "5 rows in " in done.output and "% of the run; " in done.output
+    assert "rows 5, seconds" in done.output
     assert json.loads(result.read_text())["diagnostics"]["rows"] == 5
     with open(watched / "diagnostics.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -35,7 +35,7 @@ def test_a_watched_run_is_the_same_run(
     assert float(rows[0]["conserved_drift"]) == 0.0 < float(rows[-1]["conserved_drift"])
     assert (watched / "diagnostics.html").is_file()
     one, two = (
-        torch.load(folder / "checkpoint.pt", weights_only=True)["model"]
+        torch.load(folder / "last.ckpt", weights_only=True)["state_dict"]
         for folder in (watched, plain)
     )
     assert all(torch.equal(one[name], two[name]) for name in one)

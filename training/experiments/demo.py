@@ -30,8 +30,8 @@ from pathspace.files.writing import make_folder, write_text
 from pathspace.fitting.quantise import decibels, quantised_weights, weight_axes
 from pathspace.training import GaugeFixed
 
-from ..threads import one_thread
 from .models import residual_cnn
+from .threads import one_thread
 
 # a model in evaluation mode, with its inputs and keyword inputs
 Built = tuple[nn.Module, tuple[Tensor, ...], dict[str, Tensor]]

@@ -63,7 +63,7 @@ def expect_packages() -> None:
     Example:
         >>> expect_packages()
     """
-    for name in ("filelock", "lightning_fabric", "sklearn"):
+    for name in ("filelock", "lightning", "sklearn"):
         if find_spec(name) is None:
             raise InputError(
                 f"This command needs the package {name}; run: pip install -e '.[laboratory]'."
@@ -82,7 +82,7 @@ def known_task(name: str) -> str:
     """
     expect_packages()
     # (once the registry is imported, it decides itself, because it may have tasks of the user)
-    if "pathspace.training.task" not in sys.modules:
+    if "pathspace.training.experiments.task" not in sys.modules:
         expect_known("task", name, TASKS)
     return name
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...task import Split, Task
-from ...threads import one_thread
+from ..task import Split, Task
 from ..tasks.translation import token_accuracy_error
+from ..threads import one_thread
 from .provenance import task_data
 
 # Published metrics on the data of a task as it is: all training images, in their own size. Those of

@@ -19,8 +19,8 @@ from pathspace.errors import InputError, expect_known
 from pathspace.files.pictures import save
 from pathspace.files.writing import ensure_writable, make_folder
 
-from ...launch import make_fabric
 from ..progress import counting
+from ..trainer import lightning_trainer
 from . import EXPERIMENTS, Experiment, Setting
 from .cluster import connected, run_on
 from .dry_run import show_missing
@@ -116,7 +116,7 @@ def run_reproduction(
             " fetched without --seeds has alone; leave it out."
         )
     # before anything is computed: the device has to be there
-    make_fabric(device, 1, precision=precision)
+    lightning_trainer(device=device, devices=1, precision=precision)
     folder = Path(out)
     if experiment is None:
         _write_again(folder, console)

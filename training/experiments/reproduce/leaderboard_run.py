@@ -25,10 +25,10 @@ from pathspace.errors import PathspaceError
 from ...optim import GSGD, GAdam, GaugeFixed, PathSGD, init_skeleton
 from ...optim.shell import Shell
 from ...optim.sweeps import movable
-from ...task import Split
-from ...threads import one_thread
 from ..adapters import LoRARite, lora_plus
+from ..task import Split
 from ..tasks.text import token_loss
+from ..threads import one_thread
 from .leaderboard_tasks import BATCH, TASKS, linear_model
 from .provenance import run_key, splits_digest
 

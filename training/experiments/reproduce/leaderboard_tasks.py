@@ -14,9 +14,9 @@ from torch.optim import AdamW
 
 from pathspace.errors import InputError
 
-from ...task import Split
 from ..data import given, source
 from ..models import CharacterGPT, CifarResNet, VisionTransformer
+from ..task import Split
 from ..tasks.digits import image_splits
 from ..tasks.fetched import bible_tokens
 from ..tasks.papers import mnist_splits

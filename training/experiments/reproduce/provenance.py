@@ -17,8 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ...task import Split, Task, load_task
 from ..config import versions
+from ..task import Split, Task, load_task
 
 
 def run_key(settings: Mapping[str, Any], data: str) -> str:

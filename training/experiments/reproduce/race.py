@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...recipe import Init, Rule
+from ..recipe import Init, Rule
 from .experiment import Setting, experiment
 from .paired_comparison import PairedComparison, draw_paired_comparison, hold
 from .recipes import table_cells

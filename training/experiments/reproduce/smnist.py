@@ -9,7 +9,7 @@ from dataclasses import replace
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 
-from ...recipe import Init
+from ..recipe import Init
 from .experiment import Setting, experiment
 from .paired_comparison import PairedComparison, hold
 from .pictures import draw_curves, legend, panels

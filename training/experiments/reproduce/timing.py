@@ -13,11 +13,11 @@ from torch.nn import functional
 
 import pathspace as ps
 
-from ...launch import make_fabric
 from ...optim import GSGD, PathSGD, init_skeleton
-from ...threads import one_thread
 from ..intervals import CONFIDENCE, t_interval
 from ..models import RecurrentCNN, ReluRNN
+from ..threads import one_thread
+from ..trainer import lightning_trainer
 from .experiment import Setting, experiment
 from .holm import judge, positive
 from .pictures import look, panels
@@ -94,10 +94,11 @@ def run(setting: Setting) -> Record:
     started = time.perf_counter()
     steps, most = setting.budget(STEPS), max(LEAST, setting.budget(MOST))
     data, rows, claims = {}, [], []
+    device = lightning_trainer(device=setting.device).strategy.root_device
     with one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for name, make, shape, _, path_sgd in CASES:
-            batch = torch.randn(shape).to(make_fabric(setting.device, 1).device)
+            batch = torch.randn(shape).to(device)
             times = alternate(contenders_of(make, batch, steps, path_sgd), most)
             data[name] = times
             increase = _more(times["G-SGD"], times["SGD"])

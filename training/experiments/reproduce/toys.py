@@ -19,9 +19,9 @@ from torch import Tensor
 
 from pathspace.diagnostics.shared.tables import plain
 
-from ...threads import one_thread
 from ..intervals import t_interval
 from ..models.toy import Toy
+from ..threads import one_thread
 from .experiment import Setting, experiment
 from .holm import judge, positive
 from .pictures import draw_curves, legend, look, panels

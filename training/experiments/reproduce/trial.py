@@ -8,24 +8,23 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch import Callback
+
 from pathspace.diagnostics import ChainRecord, MarkovChain
 
-from ...history import Tick
-from ...launch import make_fabric
 from ...penal import penalize
-from ...recipe import Init, Recipe, Rule, prepare
-from ...schedules import schedule
-from ...task import Split, Task
-from ...threads import one_thread
-from ...trainer import Trainer
 from ..augment import augmentation
+from ..recipe import Init, Recipe, Rule, prepare
+from ..run_folder import LAST
+from ..schedules import schedule
+from ..task import Split, Task
+from ..threads import one_thread
+from ..trainer import Training, lightning_trainer, run_epochs, score_split
 from .provenance import data_digest, run_key, task_data
 
 # How many validation examples the efficiency of a chain is measured on after each
 # epoch, and how many at a time.
 OBSERVED, AT_A_TIME = 64, 500
-# A killed run loses at most this much work.
-CHECKPOINT_SECONDS = 30.0
 # Into how many parts the test split is cut, to see how much depends on its items.
 PARTS = 20
 
@@ -36,7 +35,7 @@ class Trial:
 
     Args:
         task: a name that :func:`pathspace.training.experiments.tasks.load_task` knows.
-        optimizer: a name that :class:`pathspace.training.recipe.Recipe` knows.
+        optimizer: a name that :class:`pathspace.training.experiments.recipe.Recipe` knows.
         lr: learning rate.
         seed: fixes the first weights and the order of the batches.
         epochs: passes over the training split.
@@ -47,15 +46,16 @@ class Trial:
         options: options of the task, as pairs.
         test: look at the test split after the last epoch.
         efficiency: measure the efficiency of the Markov chain after every epoch.
-        device: where it computes; one of :data:`pathspace.training.launch.DEVICES`.
-        schedule: how the learning rate moves, see :func:`pathspace.training.schedules.schedule`.
+        device: where it computes; a name that Lightning knows.
+        schedule: how the learning rate moves, see
+            :func:`pathspace.training.experiments.schedules.schedule`.
         clip: gradients of a larger norm are scaled down to it; ``None`` for no limit.
         decay: weight decay; of path values where the optimizer works on those.
         augment: how training images are changed, see
             :func:`pathspace.training.experiments.augment.augmentation`.
         betas: decay rates of the moments of Adam and G-Adam; ``None`` takes the optimizer's own.
         eps: what they add to the root of the second moment; ``None`` takes the optimizer's own.
-        precision: of its numbers; one of :data:`pathspace.training.launch.PRECISIONS`.
+        precision: of its numbers; a name that Lightning knows.
 
     Example:
         >>> trial = Trial("digits-rows", "sgd", lr=0.1, seed=0, epochs=1, options=(("hidden", 4),))
@@ -191,61 +191,62 @@ def run_trial(trial: Trial, folder: Path | None = None) -> Outcome:
     task = task_data(trial.task, trial.options)
     # (an experiment tries rates and starts that an optimizer warns of)
     with one_thread(), warnings.catch_warnings(action="ignore", category=UserWarning):
-        trainer = make_trainer(trial, task, folder)
-        probe = trainer.watch if isinstance(trainer.watch, _Probe) else None
-        history = trainer.fit(
-            resume=trainer.checkpoint is not None and trainer.checkpoint.is_file()
+        training, probes = make_training(trial, task)
+        trainer = lightning_trainer(
+            training,
+            folder=folder,
+            callbacks=probes,
+            device=trial.device,
+            devices=1,
+            precision=trial.precision,
         )
-        sound = [record for record in history.records if record.finite]
-        looks = trial.test and not history.diverged
-        score = trainer.evaluate(task.test) if looks else None
-        parts = [trainer.evaluate(part).metric for part in cut(task.test)] if looks else []
-        test_efficiency = probe.measure(task.test) if probe and looks else None
+        last = folder / LAST if folder is not None and (folder / LAST).is_file() else None
+        records = run_epochs(training, trainer, last)
+        looks = trial.test and not training.diverged
+        score = score_split(training, task.test) if looks else None
+        parts = [score_split(training, part).metric for part in cut(task.test)] if looks else []
+        test_efficiency = probes[0].measure(task.test) if probes and looks else None
     return Outcome(
-        train_losses=tuple(record.train_loss for record in sound),
-        valid_losses=tuple(record.valid_loss for record in sound),
-        valid_metrics=tuple(record.valid_metric for record in sound),
-        seconds=history.last.seconds if history.last else 0.0,
-        diverged=history.diverged,
+        train_losses=tuple(record.train_loss for record in records),
+        valid_losses=tuple(record.valid_loss for record in records),
+        valid_metrics=tuple(record.valid_metric for record in records),
+        seconds=records[-1].seconds if records else 0.0,
+        diverged=training.diverged,
         test_loss=score.loss if score else None,
         test_metric=score.metric if score else None,
-        efficiencies=tuple(probe.values) if probe else (),
+        efficiencies=tuple(probes[0].values) if probes else (),
         test_parts=tuple(parts),
         test_efficiency=test_efficiency,
     )
 
 
-def make_trainer(trial: Trial, task: Task, folder: Path | None = None) -> Trainer:
-    """Return model and optimizer of a run in their trainer, ready for the first step.
+def make_training(trial: Trial, task: Task) -> tuple[Training, list[EfficiencyProbe]]:
+    """Return a run before its first step, and what looks on where the trial asks for it.
 
     Args:
         trial: what to train.
         task: its task.
-        folder: where checkpoints are kept.
 
     Raises:
         InputError: a name in the trial is unknown, or its settings do not fit.
     """
     model, optimizer = prepare(task, recipe_of(trial))
-    probe = _Probe(task, model, trial) if trial.efficiency else None
+    probes = [EfficiencyProbe(task, model)] if trial.efficiency else []
     if trial.tau:
         penalize(model, *task.example_inputs(), tau=trial.tau)
-    return Trainer(
+    training = Training(
         task,
         model,
         optimizer,
         epochs=trial.epochs,
         batch_size=trial.batch_size,
         seed=trial.seed,
-        folder=folder,
-        checkpoint_seconds=CHECKPOINT_SECONDS,
         schedule=schedule(trial.schedule),
         clip=trial.clip,
         augment=augmentation(trial.augment),
         settings={"trial": trial.key},
-        watch=probe,
-        fabric=make_fabric(trial.device, 1, precision=trial.precision),
     )
+    return training, probes
 
 
 def recipe_of(trial: Trial) -> Recipe:
@@ -281,22 +282,23 @@ def cut(split: Split) -> list[Split]:
     return [Split(*pair) for pair in zip(*pieces, strict=True)]
 
 
-class _Probe:
-    """Measure ``eps'`` on the same validation examples after every epoch,
-    without the penal connection.
+class EfficiencyProbe(Callback):
+    """Measures ``eps'`` on the same validation examples before a run and after every epoch.
+
+    Args:
+        task: whose loss is looked at.
+        model: traced now, without a penal connection that comes later.
     """
 
-    def __init__(self, task: Task, model: Any, trial: Trial) -> None:
+    def __init__(self, task: Task, model: Any) -> None:
         self.task, self.model = task, model
         self.observed = Split(task.valid.inputs[:OBSERVED], task.valid.targets[:OBSERVED])
         self.chain = MarkovChain.trace(model, *task.example_inputs())
-        # steps per epoch, the last batch may be smaller
-        self.every = -(-len(task.train) // trial.batch_size)
         self.values = [self.measure(self.observed)]
 
-    def __call__(self, tick: Tick) -> None:
-        if tick.step % self.every == 0:
-            self.values.append(self.measure(self.observed))
+    def on_train_epoch_end(self, *_: Any) -> None:
+        """Look."""
+        self.values.append(self.measure(self.observed))
 
     def state_dict(self) -> dict[str, list[float]]:
         """Return what a checkpoint keeps."""

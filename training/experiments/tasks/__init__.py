@@ -2,7 +2,7 @@
 optimizers solve the same problem. The modules register them.
 """
 
-from ...task import Split, Task, load_task, register_task, task_names
+from ..task import Split, Task, load_task, register_task, task_names
 from . import catalogue, digits, fetched, imagenet, images, mlxtend, mnist1d, papers, translation
 from .masked import nearest_words
 

@@ -17,8 +17,8 @@ import numpy as np
 
 from pathspace.errors import InputError
 
-from ...task import Task, register_task
 from .. import data as fetching
+from ..task import Task, register_task
 from .translation import translation_task
 
 PACKAGE, INSIDE = "django", "**/locale/de/LC_MESSAGES/*.mo"

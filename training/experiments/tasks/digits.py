@@ -20,8 +20,8 @@ from torch.nn import functional
 
 from pathspace.errors import InputError
 
-from ...task import Split, Task, error_rate, register_task, seeded
 from ..models.rnn import ReluRNN
+from ..task import Split, Task, error_rate, register_task, seeded
 
 TEST_SIZE, VALID_SIZE = 360, 240
 # The split is part of the task and does not depend on the seed of a run.

@@ -12,8 +12,8 @@ from pathlib import Path
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from ...task import Split, Task, register_task
 from ..data import bible_text, given
+from ..task import Split, Task, register_task
 from .catalogue import words_of
 from .digits import read_in_steps, sequence_task
 from .images import image_task, settings_of_blocks

@@ -17,10 +17,10 @@ from torch.nn import functional
 
 from pathspace.errors import InputError, expect_known
 
-from ...task import Split, Task, error_rate, register_task, seeded
 from ..models.deep_resnet import DeepResNet
 from ..models.swin import swin
 from ..models.transformer import VisionTransformer
+from ..task import Split, Task, error_rate, register_task, seeded
 from .files import find
 
 IMAGENET = (

@@ -10,11 +10,11 @@ from torch.nn import functional
 
 from pathspace.errors import InputError
 
-from ...task import Split, Task, error_rate, register_task, seeded
 from ..models.cifar_resnet import CifarResNet
 from ..models.deep_resnet import DeepResNet
 from ..models.recurrent_cnn import RecurrentCNN
 from ..models.residual import ResidualCNN
+from ..task import Split, Task, error_rate, register_task, seeded
 from .digits import image_splits
 
 # name -> (channels of the images, classes, width, depth) -> model

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from pathspace.errors import InputError
 
-from ...task import Split, Task, error_rate, register_task, seeded
+from ..task import Split, Task, error_rate, register_task, seeded
 from .text import topics_text
 
 MASK, UNKNOWN = 0, 1

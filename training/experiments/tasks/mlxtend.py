@@ -14,8 +14,8 @@ import torch
 
 from pathspace.errors import InputError
 
-from ...task import Split, Task, register_task
 from ..data import given
+from ..task import Split, Task, register_task
 from .digits import read_in_steps, sequence_task, stratified
 from .files import find, read_bytes
 from .images import image_task

@@ -19,8 +19,8 @@ import torch
 
 from pathspace.errors import InputError
 
-from ...task import Split, Task, register_task
 from ..data import digest_of, given, source
+from ..task import Split, Task, register_task
 from .digits import sequence_task
 
 LENGTH = 40

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pathspace.errors import InputError
 
-from ...task import Split, Task, register_task
+from ..task import Split, Task, register_task
 from .digits import read_in_steps, sequence_task
 from .files import find, read_batch, read_bytes, read_idx, read_text
 from .images import image_task

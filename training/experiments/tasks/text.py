@@ -16,8 +16,8 @@ from torch.nn import functional
 
 from pathspace.errors import InputError
 
-from ...task import Split, Task, register_task, seeded
 from ..models.language import StackedReluLM
+from ..task import Split, Task, register_task, seeded
 
 # Of the text, in order: training, validation, test.
 SHARES = (0.8, 0.1, 0.1)

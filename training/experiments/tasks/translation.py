@@ -17,8 +17,8 @@ from torch import Tensor
 
 from pathspace.errors import InputError
 
-from ...task import Split, Task, register_task, seeded
 from ..models.translator import Translator
+from ..task import Split, Task, register_task, seeded
 from .text import token_loss
 
 PAD, START, END, UNKNOWN = 0, 1, 2, 3

@@ -6,8 +6,8 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ....recipe import optimizer_kind
-from ....task import task_options
+from ...recipe import optimizer_kind
+from ...task import task_options
 from ...tasks.imagenet import KEPT_APART
 from ...tasks.papers import HELD_OUT, WMT_TOKENS
 from ...tasks.translation import TOKENS, heads_of

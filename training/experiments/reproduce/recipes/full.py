@@ -10,7 +10,7 @@ from typing import Any
 
 from pathspace.errors import InputError
 
-from ....task import task_options
+from ...task import task_options
 from ...tasks.files import find, read_text
 from ...tasks.papers import WMT
 from ..experiment import Setting

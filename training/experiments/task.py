@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
 
 from pathspace.errors import InputError, expect_known
 
@@ -26,7 +25,6 @@ class Split:
         InputError: the two have different numbers of rows.
 
     Example:
-        >>> import torch
         >>> len(Split(torch.zeros(3, 2), torch.zeros(3)))
         3
     """
@@ -46,9 +44,9 @@ class Split:
         """Count the examples."""
         return len(self.inputs)
 
-    def dataset(self) -> TensorDataset:
-        """Wrap the two tensors for a ``DataLoader``."""
-        return TensorDataset(self.inputs, self.targets)
+    def __getitem__(self, rows: Any) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets of some examples."""
+        return self.inputs[rows], self.targets[rows]
 
 
 @dataclass(frozen=True)
@@ -88,9 +86,7 @@ class Task:
     metric_format: str = ".2%"
 
     def example_inputs(self) -> tuple[Tensor, ...]:
-        """Return two examples, as example inputs for ``pathspace.trace``
-        and ``pathspace.verify``.
-        """
+        """Return two examples, for ``pathspace.trace`` and ``pathspace.verify``."""
         return (self.train.inputs[:2],)
 
 
@@ -98,20 +94,10 @@ _BUILDERS: dict[str, Callable[..., Task]] = {}
 
 
 def register_task(name: str) -> Callable[[Callable[..., Task]], Callable[..., Task]]:
-    """Register a function that builds a task under a name for ``pathspace train``.
+    """Return a decorator that registers what builds a task under a name.
 
     Args:
         name: the name; an existing builder with this name is replaced.
-
-    Returns:
-        A decorator that returns the function unchanged.
-
-    Example:
-        >>> @register_task("my-task")
-        ... def my_task(hidden: int = 8) -> Task: ...
-        >>> "my-task" in task_names()
-        True
-        >>> del _BUILDERS["my-task"]
     """
 
     def remember(builder: Callable[..., Task]) -> Callable[..., Task]:
@@ -122,14 +108,24 @@ def register_task(name: str) -> Callable[[Callable[..., Task]], Callable[..., Ta
 
 
 def task_names() -> tuple[str, ...]:
-    """Return the names of all registered tasks, sorted.
+    """Return the names of all registered tasks, sorted."""
+    return tuple(sorted(_BUILDERS))
+
+
+def task_options(name: str) -> dict[str, Any]:
+    """Return the options of a task with their defaults; nothing is loaded.
+
+    Raises:
+        InputError: no task has this name.
 
     Example:
-        >>> from pathspace.training.experiments.tasks import task_names
-        >>> "digits-rows" in task_names()
-        True
+        >>> from pathspace.training.experiments.tasks import load_task
+        >>> task_options("digits-rows")
+        {'hidden': 100}
     """
-    return tuple(sorted(_BUILDERS))
+    expect_known("task", name, task_names())
+    found = inspect.signature(_BUILDERS[name]).parameters
+    return {key: parameter.default for key, parameter in found.items()}
 
 
 def load_task(name: str, **options: Any) -> Task:
@@ -149,13 +145,8 @@ def load_task(name: str, **options: Any) -> Task:
         >>> from pathspace.training.experiments.tasks import load_task
         >>> load_task("digits-rows").train.inputs.shape
         torch.Size([1197, 8, 8])
-        >>> load_task("mnist")  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        ...
-        pathspace.errors.InputError: There is no task 'mnist' ...
     """
-    expect_known("task", name, task_names())
-    known = inspect.signature(_BUILDERS[name]).parameters
+    known = task_options(name)
     for option in options:
         if option not in known:
             raise InputError(
@@ -163,26 +154,6 @@ def load_task(name: str, **options: Any) -> Task:
                 " leave it out."
             )
     return _BUILDERS[name](**options)
-
-
-def task_options(name: str) -> dict[str, Any]:
-    """Return the options of a task with their defaults; nothing is loaded.
-
-    Args:
-        name: one of :func:`task_names`.
-
-    Raises:
-        InputError: no task has this name.
-
-    Example:
-        >>> from pathspace.training.experiments.tasks import load_task
-        >>> task_options("digits-rows")
-        {'hidden': 100}
-    """
-    expect_known("task", name, task_names())
-    return {
-        key: found.default for key, found in inspect.signature(_BUILDERS[name]).parameters.items()
-    }
 
 
 def seeded(build: Callable[[], nn.Module]) -> Callable[[int], nn.Module]:
@@ -212,11 +183,7 @@ def error_rate(outputs: Tensor, targets: Tensor) -> Tensor:
         outputs: shape (B, C), one score per class.
         targets: shape (B,), the right classes.
 
-    Returns:
-        A scalar tensor between 0 and 1.
-
     Example:
-        >>> import torch
         >>> error_rate(torch.eye(4), torch.tensor([0, 1, 2, 0]))
         tensor(0.2500)
     """

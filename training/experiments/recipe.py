@@ -1,0 +1,255 @@
+"""Recipes: optimizer, starting point and learning rate; and how to set them up."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+import pathspace as ps
+from pathspace.errors import InputError, expect_known, expect_numbers
+from pathspace.paths.skeleton import Skeleton
+
+from ..optim import GSGD, GAdam, PathSGD, init_skeleton
+from .recurrent_part import recurrent_gsgd, recurrent_path_sgd
+from .task import Task
+
+Rule = Literal["modulo", "magnitude", "random"]
+Init = Literal["default", "unit-skeleton", "unbalanced"]
+# an unbalanced start rescales every unit by a factor between 1/10 and 10
+UNBALANCED = math.log(10.0)
+# Optimizers of torch that ask for the loss several times in a step, or for sparse gradients.
+UNFIT = ("LBFGS", "SparseAdam")
+
+
+@dataclass(frozen=True)
+class OptimizerKind:
+    """An optimizer that users choose by name.
+
+    Args:
+        make: (model, learning rate, skeleton, example inputs) -> optimizer.
+        lr: default learning rate.
+        init: default starting point.
+        decay: default weight decay; ``None`` for an optimizer that has none.
+        needs_skeleton: whether it takes a skeleton.
+    """
+
+    make: Callable[[nn.Module, float, Skeleton | None, tuple[Tensor, ...]], torch.optim.Optimizer]
+    lr: float
+    init: Init = "default"
+    decay: float | None = 0.0
+    needs_skeleton: bool = False
+
+
+def _of_torch(kind: Any, model: nn.Module, lr: float, *_: Any, **options: Any) -> Any:
+    try:
+        return kind(model.parameters(), lr=lr, **options)
+    except ValueError as error:
+        raise InputError(
+            f"torch's {kind.__name__} refuses this model ({error}); choose another optimizer."
+        ) from error
+
+
+def _on_paths(
+    kind: Any, model: nn.Module, lr: float, skeleton: Skeleton | None, _: Any, **options: Any
+) -> Any:
+    return kind(model.named_parameters(), lr=lr, skeleton=skeleton, **options)
+
+
+def _path_sgd(
+    model: nn.Module, lr: float, _: Skeleton | None, example: tuple[Tensor, ...]
+) -> torch.optim.Optimizer:
+    # One sample, so that the path norm does not grow with the batch. The second term of kappa costs
+    # a pass per recurrent weight and is, for common initialisations, a thousandth of the first; the
+    # published code omits it.
+    one = tuple(value[:1] for value in example)
+    return PathSGD(model.named_parameters(), lr=lr, model=model, example=one, second=False)
+
+
+_UNIT: Init = "unit-skeleton"
+OPTIMIZERS = {
+    "gsgd": OptimizerKind(partial(_on_paths, GSGD), 0.05, _UNIT, needs_skeleton=True),
+    "gmomentum": OptimizerKind(
+        partial(_on_paths, GSGD, momentum=0.9), 0.01, _UNIT, needs_skeleton=True
+    ),
+    "gadam": OptimizerKind(partial(_on_paths, GAdam), 0.002, _UNIT, needs_skeleton=True),
+    "sgd": OptimizerKind(partial(_of_torch, torch.optim.SGD), 0.05),
+    "momentum": OptimizerKind(partial(_of_torch, torch.optim.SGD, momentum=0.9), 0.02),
+    "adam": OptimizerKind(partial(_of_torch, torch.optim.Adam), 0.002),
+    "path-sgd": OptimizerKind(_path_sgd, 0.5, _UNIT, None),
+    "recurrent-gsgd": OptimizerKind(
+        lambda model, lr, _, example: recurrent_gsgd(model, lr, example), 0.05, _UNIT
+    ),
+    "recurrent-path-sgd": OptimizerKind(
+        lambda model, lr, _, example: recurrent_path_sgd(model, lr, example), 0.05, _UNIT, None
+    ),
+}
+
+
+def optimizer_kind(name: str) -> OptimizerKind:
+    """Find an optimizer: one of ``OPTIMIZERS``, or torch's, with its settings, by its class name.
+
+    Args:
+        name: the name.
+
+    Raises:
+        InputError: there is no such optimizer, or a trainer cannot use it.
+
+    Example:
+        >>> optimizer_kind("AdamW").lr
+        0.001
+    """
+    if name in OPTIMIZERS:
+        return OPTIMIZERS[name]
+    base = torch.optim.Optimizer
+    kinds = {kind.__name__: kind for kind in vars(torch.optim).values() if isinstance(kind, type)}
+    fit = sorted(n for n, k in kinds.items() if issubclass(k, base) and k is not base)
+    expect_known("optimizer", name, (*OPTIMIZERS, *(n for n in fit if n not in UNFIT)))
+    found = inspect.signature(kinds[name]).parameters
+    decay = found["weight_decay"].default if "weight_decay" in found else None
+    return OptimizerKind(partial(_of_torch, kinds[name]), found["lr"].default, decay=decay)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a model is initialised and optimised.
+
+    The step of G-SGD multiplies the learning rate of an edge ``u -> v`` by ``1 / (pre(u) s(v))^2``,
+    as large as 1e13 with common initialisations; ``init="unit-skeleton"`` sets every skeleton
+    weight to +1 or -1, so that every multiplier is 1. It changes the initial function, so a fair
+    comparison starts other optimizers there, too.
+
+    Args:
+        optimizer: a name that :func:`optimizer_kind` knows.
+        lr: learning rate; ``None`` takes the optimizer's own default.
+        init: ``"default"`` keeps the initial weights of the model, ``"unit-skeleton"`` sets those
+            of the skeleton to +-1, ``"unbalanced"`` rescales every unit by a random factor
+            between 1/10 and 10, which does not change the function; ``None`` takes the
+            optimizer's own default.
+        rule: the rule of the skeleton.
+        seed: of the model, and of the skeleton of the rule ``"random"``.
+        decay: of weights, or of path values for optimizers on those; ``None`` takes the
+            optimizer's own default, 0 for all but torch's AdamW and Muon.
+        betas: decay rates of the two moments of Adam and its kin; ``None`` takes its own.
+        eps: what they add to the root of the second moment; ``None`` takes its own.
+
+    Raises:
+        InputError: a name is unknown, a number out of range, or the optimizer has no weight decay.
+
+    Example:
+        >>> Recipe("sgd", lr=0.1).settings()
+        {'optimizer': 'sgd', 'lr': 0.1, 'init': 'default', 'seed': 0}
+    """
+
+    optimizer: str = "gsgd"
+    lr: float | None = None
+    init: Init | None = None
+    rule: Rule = "modulo"
+    seed: int = 0
+    decay: float | None = None
+    betas: tuple[float, float] | None = None
+    eps: float | None = None
+
+    def __post_init__(self) -> None:
+        kind = optimizer_kind(self.optimizer)
+        # replace defaults by their values, so that every record of a run states them
+        # (the dataclass is frozen)
+        object.__setattr__(self, "lr", kind.lr if self.lr is None else self.lr)
+        object.__setattr__(self, "init", self.init or kind.init)
+        object.__setattr__(self, "decay", (kind.decay or 0.0) if self.decay is None else self.decay)
+        expect_known("skeleton rule", self.rule, get_args(Rule))
+        expect_known("starting point", str(self.init), get_args(Init))
+        expect_numbers("Recipe", "a positive number", lr=self.lr)
+        expect_numbers("Recipe", "a positive number", or_none=True, eps=self.eps)
+        expect_numbers("Recipe", "a number of at least 0", decay=self.decay)
+        for beta in self.betas or ():
+            expect_numbers("Recipe", "a number of at least 0 and below 1", betas=beta)
+        if self.decay and kind.decay is None:
+            raise InputError(
+                f"The optimizer {self.optimizer} has no weight decay; leave it out, or choose"
+                " another."
+            )
+
+    @property
+    def needs_skeleton(self) -> bool:
+        """Whether this recipe needs the reduction graph."""
+        return optimizer_kind(self.optimizer).needs_skeleton or self.init == "unit-skeleton"
+
+    def settings(self) -> dict[str, Any]:
+        """Return the plain values that identify a run of this recipe, without those that have no
+        effect.
+        """
+        used = {"rule": self.needs_skeleton, "decay": bool(self.decay)}
+        used |= {"betas": self.betas is not None, "eps": self.eps is not None}
+        return {k: v for k, v in asdict(self).items() if used.get(k, True)}
+
+
+def find_skeleton(task: Task, recipe: Recipe) -> Skeleton:
+    """Trace a new model of the task and choose its skeleton.
+
+    Args:
+        task: for the model and the example inputs.
+        recipe: for the rule and the seed.
+
+    Returns:
+        The skeleton. With the rules ``"modulo"`` and ``"random"`` it depends
+        only on the architecture.
+
+    Example:
+        >>> from pathspace.training.experiments.tasks import load_task
+        >>> skeleton = find_skeleton(load_task("digits-rows", hidden=6), Recipe())
+        >>> sorted(skeleton.masks)
+        ['readout.weight', 'rnn.weight_hh_l0', 'rnn.weight_ih_l0']
+    """
+    graph = ps.trace(task.make_model(recipe.seed), *task.example_inputs())
+    return graph.skeleton(rule=recipe.rule, seed=recipe.seed)
+
+
+def prepare(task: Task, recipe: Recipe) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Create the model of a task, set its starting point and create its optimizer.
+
+    Args:
+        task: the task.
+        recipe: the recipe.
+
+    Returns:
+        Model and optimizer, ready for a trainer.
+
+    Raises:
+        InputError: the optimizer has no moments, and the recipe sets their decay rates.
+
+    Example:
+        >>> from pathspace.training.experiments.tasks import load_task
+        >>> model, optimizer = prepare(load_task("digits-rows", hidden=6), Recipe("gsgd"))
+        >>> type(optimizer).__name__
+        'GSGD'
+    """
+    model = task.make_model(recipe.seed)
+    skeleton = find_skeleton(task, recipe) if recipe.needs_skeleton else None
+    if recipe.init == "unit-skeleton" and skeleton is not None:
+        init_skeleton(model, skeleton)
+    elif recipe.init == "unbalanced":
+        graph = ps.trace(model, *task.example_inputs())
+        generator = torch.Generator().manual_seed(recipe.seed)
+        draws = torch.rand(graph.num_units, generator=generator, dtype=torch.float64)
+        model = ps.rescale(model, graph, UNBALANCED * (2 * draws - 1))
+    kind = optimizer_kind(recipe.optimizer)
+    optimizer = kind.make(model, float(recipe.lr or kind.lr), skeleton, task.example_inputs())
+    given = {"betas": recipe.betas, "eps": recipe.eps}
+    for group in optimizer.param_groups:
+        if "weight_decay" in group:
+            group["weight_decay"] = recipe.decay
+        for name, value in given.items():
+            if value is not None and name not in group:
+                raise InputError(
+                    f"The optimizer {recipe.optimizer} has no {name}; leave it out, or choose"
+                    " another, such as adam."
+                )
+        group.update({name: value for name, value in given.items() if value is not None})
+    return model, optimizer
