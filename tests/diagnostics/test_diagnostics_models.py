@@ -85,7 +85,7 @@ def test_every_public_function_is_among_the_checks() -> None:
         name for name in diagnostics.__all__ if inspect.isfunction(getattr(diagnostics, name))
     ]
     missing = [name for name in functions if f"dx.{name}(" not in text]
-    # functions of two tables and of two reports, what watches a training loop, and what puts the
+    # functions of two reports, what watches a training loop, and what puts the
     # others together
     elsewhere = [
         "compare",
