@@ -88,7 +88,6 @@ def test_every_public_function_is_among_the_checks() -> None:
     # functions of two reports, what watches a training loop, and what puts the
     # others together
     elsewhere = [
-        "compare",
         "diagnose",
         "fabric_callback",
         "lightning_callback",

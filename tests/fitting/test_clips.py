@@ -28,6 +28,7 @@ class Twice(nn.Module):
         return self.leave(self.clip(self.depth(self.clip(self.enter(x)))).mean((2, 3)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "clip", [nn.ReLU6(), nn.ReLU6(inplace=True), nn.Hardtanh(-0.5, 0.2), nn.Hardtanh(-1, 0.0)]
 )

@@ -115,6 +115,7 @@ def test_files_are_rescaled_as_the_model_is(tmp_path: Path, prefix: str) -> None
     assert (tmp_path / "new" / index).read_text() == (source / index).read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_memory", [0, 1 << 20])
 def test_files_are_balanced_as_the_model_is(
     tmp_path: Path, in_memory: int, monkeypatch: pytest.MonkeyPatch

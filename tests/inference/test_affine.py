@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from descent import descend
+from slow_names import slow_names
 from torch import Tensor, nn
 from torch.nn import functional as F
 from zoo import soundness
@@ -94,7 +95,7 @@ def normal(graph: ps.ReductionGraph, seed: int = 0) -> Tensor:
     )
 
 
-@pytest.mark.parametrize("name", USES)
+@pytest.mark.parametrize("name", slow_names(USES, [*USES][::2]))
 def test_a_sum_scales_where_all_uses_agree_on_the_constant(name: str) -> None:
     _, units, shift = USES[name]
     net, x, graph = made(name)
@@ -128,6 +129,7 @@ class Plain(nn.Module):
         return self.last(F.relu(x * self.gain))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["after a norm", "one plus weight"])
 @pytest.mark.parametrize("rule", ["modulo", "magnitude"])
 def test_all_that_reads_weights_reads_the_sum(name: str, rule: str) -> None:

@@ -81,6 +81,7 @@ def test_bounded_steps_of_copies_are_the_same(cap: float, rule: str) -> None:
     assert runs[0][-1] < runs[0][0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cap", [None, 0.3, 30.0])
 @pytest.mark.parametrize(
     "name",

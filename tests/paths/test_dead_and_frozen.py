@@ -246,6 +246,7 @@ def test_trees_take_frozen_weights_first() -> None:
 # --- rescaled copies
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["residual_cnn", "gated_product", "tied_transposed", "rnn_op_2_layers", "batchnorm_cnn"]
 )

@@ -39,6 +39,7 @@ def test_norms_of_multilayer_networks_are_sums_over_enumerated_paths(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [1, 2])
 @pytest.mark.parametrize("last", [True, False])
 def test_norms_of_recurrent_networks(last: bool, p: float) -> None:

@@ -144,6 +144,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_memory_is_small_beside_the_weights(name: str) -> None:
     """Some vectors of one entry per unit; working memory, gone after the step, for one

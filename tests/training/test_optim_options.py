@@ -81,6 +81,7 @@ def test_relative_steps_multiply_path_values(name: str, member: str) -> None:
     assert largest_difference(case.model, expected) < 1e-10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["modulo", "random"])
 @pytest.mark.parametrize("cap", [0.3, 3.0])
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from descent import descend
+from slow_names import slow_names
 from torch import Tensor, nn
 
 import pathspace as ps
@@ -165,7 +166,12 @@ MAKE = pytest.mark.parametrize("make", [recurrent_gsgd, recurrent_path_sgd])
 
 
 @MAKE
-@pytest.mark.parametrize("how", ["keyword", "packed", "a tensor", "a list", "samples alone"])
+@pytest.mark.parametrize(
+    "how",
+    slow_names(
+        ["keyword", "packed", "a tensor", "a list", "samples alone"], ["a tensor", "packed"]
+    ),
+)
 def test_ways_to_hand_over_a_sequence_take_the_same_steps(
     make: Callable[..., Shell], how: str
 ) -> None:
