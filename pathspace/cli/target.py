@@ -18,6 +18,7 @@ import importlib
 import importlib.util
 import inspect
 import math
+import pkgutil
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -145,7 +146,7 @@ def load_target(
             spec, model, (example,) if isinstance(example, torch.Tensor) else tuple(example)
         )
     if need_inputs or specs or example is not None:
-        _check_call(target)
+        _check_call(target, given=bool(specs) or example is not None)
     if train is not None:
         target.model.train(train)
     if warn:
@@ -172,7 +173,10 @@ def find_object(spec: str) -> Any:
     """
     place, colon, name = spec.rpartition(":")
     if not colon or not place.strip() or not name.strip():
-        raise InputError(f"The target '{spec}' has no 'place:name': give {_FORM}.")
+        file = Path(spec) / "config.json" if Path(spec).is_dir() else Path(spec)
+        found_one = file.suffix == ".json" and file.is_file()
+        form = f"transformers:{spec} for the model of a configuration" if found_one else _FORM
+        raise InputError(f"The target '{spec}' has no 'place:name': give {form}.")
     is_file = place.endswith(".py")
     if not is_file and ("/" in place or "\\" in place):
         raise InputError(f"The target '{spec}' names no Python file: give {_FORM}.")
@@ -203,17 +207,23 @@ def _load_module(name: str) -> ModuleType:
         missing = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
         if not missing or not f"{name}.".startswith(f"{missing}."):
             raise _user_error(f"The module '{name}' cannot be imported", error) from error
+        package = missing.rpartition(".")[0]
+        folders = getattr(sys.modules.get(package), "__path__", []) if package else [Path.cwd()]
+        names = [entry.name for entry in pkgutil.iter_modules(map(str, folders))]
+        names = [f"{package}.{entry}" for entry in names] if package else names
         raise InputError(
-            f"There is no module '{missing}'{did_you_mean(missing, libraries.LIBRARIES)}: install"
-            " it, run from the folder that contains it, or give the file as path/to/file.py:name."
+            f"There is no module '{missing}'{did_you_mean(missing, [*names, *libraries.LIBRARIES])}"
+            ": install it, run from the folder that contains it, or give the file as"
+            " path/to/file.py:name."
         ) from None
 
 
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
+        what = "is a folder" if path.is_dir() else "does not exist"
         near = did_you_mean(str(path), map(str, path.parent.glob("*.py")))
         raise InputError(
-            f"There is no file '{path}'{near}: give a Python file, as in path/to/file.py:name, from"
+            f"The file '{path}' {what}{near}: give a Python file, as in path/to/file.py:name, from"
             f" the current folder, '{Path.cwd()}'."
         )
     folder = str(path.resolve().parent)
@@ -243,6 +253,11 @@ def _build(spec: str, found: Any) -> tuple[nn.Module, Any]:
         raise InputError(
             f"The target '{spec}' is {what}: name a torch.nn.Module, its class, or a function that"
             " returns a model or (model, example inputs)."
+        )
+    if needed := _required_parameters(found):
+        raise InputError(
+            f"The target '{spec}' needs the arguments {', '.join(needed)}: name a function without"
+            " arguments that builds the model."
         )
     try:
         made = found()
@@ -296,25 +311,39 @@ def _make_inputs(
     return tuple(tensors)
 
 
-def _check_call(target: Target) -> None:
-    """Refuse inputs that ``forward`` does not take, and say how to give others."""
+def _check_call(target: Target, given: bool) -> None:
+    """Compare the inputs with what ``forward`` takes: torch's own message is harder to read."""
     try:
         signature = inspect.signature(target.model.forward)
     except (TypeError, ValueError):  # a compiled forward may have none
         return
+    why = "" if given or not signature.parameters else "the target has no example inputs"
     try:
         signature.bind(*target.args, **target.kwargs)
     except TypeError as error:
-        given = len(target.args) + len(target.kwargs)
+        why = why or f"{error}, given {len(target.args) + len(target.kwargs)}"
+    if why:
         raise InputError(
-            f"{type(target.model).__name__}.forward takes {signature} ({error}, given {given}):"
-            f" give --input once per tensor, {_INPUT_FORM}, or name a function that returns"
-            " (model, example inputs)."
-        ) from error
+            f"{type(target.model).__name__}.forward takes {signature} ({why}): give --input once"
+            f" per tensor, {_INPUT_FORM}, or name a function that returns (model, example inputs)."
+        )
+
+
+def _required_parameters(function: Callable[..., Any]) -> list[str]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in optional]
 
 
 def _user_error(what: str, error: BaseException) -> InputError:
     """The error for an exception in the user's code, with its name, message, file and line."""
+    way_out = "correct it there"
+    if isinstance(error, SystemExit):
+        way_out = "put what only a script should run under if __name__ == '__main__'"
+    elif isinstance(error, ImportError):
+        way_out = "install what is missing, or give the target as package.module:name"
     kind = type(error).__name__
-    said = on_one_line(str(error))
-    return InputError(f"{what}, {kind} ({said}) {user_frame(error)}: correct it there.")
+    return InputError(f"{what}, {kind} ({on_one_line(str(error))}) {user_frame(error)}: {way_out}.")

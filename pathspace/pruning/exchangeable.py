@@ -31,8 +31,8 @@ ROUNDING = 1e-7
 # weights are drawn once if there are many, else twice, and taken with both signs: rectifiers that
 # are on hide differences
 MANY, SIGNS = 100_000, (1, -1)
-# largest number of passes over all groups
-ROUNDS = 3
+# largest number of tests for the channels of one group, and of passes over all groups
+RUNS, ROUNDS = 64, 3
 # models with more weights are not measured: it needs two copies of them in float64
 LARGE = 1 << 28
 # groups with so few channels may be permuted alike by chance
@@ -110,7 +110,7 @@ def _named(found: Iterable[ChannelGroup]) -> Iterator[ChannelGroup]:
 def exchangeable(
     groups: Sequence[ChannelGroup], captured: Captured, certain: bool = True
 ) -> list[ChannelGroup]:
-    """Groups whose channels can be permuted.
+    """Groups whose channels can be permuted; others in parts for which this holds.
 
     Nothing is measured if the model has no values, random results, or too many weights. Groups that
     are certain are returned then, and only :meth:`ChannelGroups.permute` compares.
@@ -123,7 +123,9 @@ def exchangeable(
         wrong = drawn.wrong(found)
         if not wrong:
             break
-        found = [group for group in found if group not in wrong]
+        found = [
+            part for group in found for part in (drawn.parts(group) if group in wrong else [group])
+        ]
     return found
 
 
@@ -194,6 +196,35 @@ class RandomisedGraph:
             return []
         half = len(groups) // 2
         return self._wrong(groups[:half]) + self._wrong(groups[half:]) if half else list(groups)
+
+    def parts(self, group: ChannelGroup) -> list[ChannelGroup]:
+        """The largest sets of at least two channels that can be permuted; none if there are many
+        kinds of channels.
+        """
+        left = iter(range(RUNS))
+        sets: list[list[int]] = []
+        for part in self._alike(group, list(range(len(group))), left):
+            for other in sets:
+                if next(left, None) is None:
+                    return []
+                if self.same([part_of(group, torch.tensor([other[0], part[0]]))]):
+                    other += part
+                    break
+            else:
+                sets.append(part)
+        return [part_of(group, torch.tensor(sorted(some))) for some in sets if len(some) > 1]
+
+    def _alike(
+        self, group: ChannelGroup, channels: list[int], left: Iterator[int]
+    ) -> Iterator[list[int]]:
+        """Runs of channels that can be permuted, found by halving."""
+        alone = len(channels) == 1 or next(left, None) is None
+        if alone or self.same([part_of(group, torch.tensor(channels))]):
+            yield channels
+            return
+        half = len(channels) // 2
+        yield from self._alike(group, channels[:half], left)
+        yield from self._alike(group, channels[half:], left)
 
 
 def _drawn(captured: Captured, moving: set[str], seed: int) -> dict[str, Tensor]:

@@ -109,7 +109,7 @@ def test_inputs_of_other_kinds_are_asked_for(tmp_path: Path) -> None:
     path.write_text(
         json.dumps({"model_type": "time_series_transformer", "prediction_length": 2, "d_model": 8})
     )
-    with pytest.raises(ps.InputError, match=r"past_values.*missing.*give --input"):
+    with pytest.raises(ps.InputError, match=r"past_values.*no example inputs.*give --input"):
         load_target(f"transformers:{path}")
 
 
@@ -260,7 +260,13 @@ def test_packages_that_are_missing_or_know_no_such_model(monkeypatch: pytest.Mon
             load_target(f"{library}:resnet5")
 
 
-def test_targets_that_nearly_name_a_library() -> None:
+def test_targets_that_nearly_name_a_library_or_a_configuration(tmp_path: Path) -> None:
+    path = written(tmp_path, "bert")
+    for spec in (str(path), str(tmp_path)):
+        with pytest.raises(
+            ps.InputError, match=f"give transformers:{spec} for the model of a configuration"
+        ):
+            load_target(spec)
     with pytest.raises(ps.InputError, match=r"no module 'tim' .*timm"):
         load_target("tim:resnet50")
 

@@ -258,13 +258,13 @@ def test_inputs_that_do_not_fit_into_memory(text: str) -> None:
         ("nets..models:net", "is not the name of a Python module"),
         (".nets:net", "is not the name of a Python module"),
         ("my nets:net", "is not the name of a Python module"),
-        ("nest:net", "no module 'nest': install it, run from the folder"),
+        ("nest:net", "no module 'nest' (did you mean nets?): install it, run from the folder"),
         ("qqqqqqqq:net", "no module 'qqqqqqqq': install it"),
-        ("torch.nn.modules.lineer:Linear", "no module 'torch.nn.modules.lineer'"),
+        ("torch.nn.modules.lineer:Linear", "did you mean torch.nn.modules.linear"),
         ("nets.deeper:net", "no module 'nets.deeper'"),
-        ("nest.py:net", "no file 'nest.py' (did you mean nets.py?)"),
+        ("nest.py:net", "'nest.py' does not exist (did you mean nets.py?)"),
         ("missing/nets.py:net", "from the current folder"),
-        ("folder.py:net", "give a Python file"),
+        ("folder.py:net", "is a folder"),
         ("nets:Nut", "no 'Nut' in 'nets' (did you mean Net"),
         ("nets:qqqqqqqq", "check the name after the colon"),
         ("nets.py:buidl", "no 'buidl' in 'nets.py' (did you mean build?)"),
@@ -272,22 +272,22 @@ def test_inputs_that_do_not_fit_into_memory(text: str) -> None:
         ("nets:number", "type int: name a torch.nn.Module, its class, or a function"),
         ("nets:torch", "type module: name"),
         ("nets:Nothing", "is the class Nothing: name a torch.nn.Module"),
-        ("nets:Wide", "missing 2 required positional arguments: 'width' and 'depth'"),
-        ("nets:needs", "missing 1 required positional argument: 'width'"),
-        ("torch.nn:Linear", "'in_features' and 'out_features'"),
+        ("nets:Wide", "needs the arguments width, depth: name a function without arguments"),
+        ("nets:needs", "needs the arguments width: name a function without arguments"),
+        ("torch.nn:Linear", "needs the arguments in_features, out_features"),
         ("nets:wrong_result", "NoneType: return a torch.nn.Module"),
         ("nets:wrong_example", "type int as example inputs: return a tensor"),
         ("nets:wrong_keys", "type dict as example inputs: return a tensor"),
         ("nets:wrong_name", "Pair.forward takes (a, b=None) (got an unexpected keyword"),
         (
             "nets:Net",
-            "Net.forward takes (x) (missing a required argument: 'x'",
+            "Net.forward takes (x) (the target has no example inputs): give",
         ),
         (
             "nets:build",
-            "Net.forward takes (x) (missing a required argument: 'x'",
+            "Net.forward takes (x) (the target has no example inputs): give",
         ),
-        ("nets:pair", "Pair.forward takes (a, b=None) (missing"),
+        ("nets:pair", "Pair.forward takes (a, b=None) (the target has no"),
     ],
 )
 def test_wrong_targets(folder: Path, spec: str, said: str) -> None:
@@ -344,7 +344,7 @@ def test_exceptions_of_the_users_code_name_its_line(
         ("\n\n1 / 0\n", "bad_net.py:3"),
         (
             "import sys\nsys.exit(1)\n",
-            "bad_net.py:2: correct it there",
+            "bad_net.py:2: put what only a script",
         ),
         ("import helper\n", "helper.py:2"),
         ("import torch\ntorch.ones(2) @ torch.ones(3)\n", "bad_net.py:2"),
@@ -371,7 +371,7 @@ def test_a_package_module_given_as_a_file(folder: Path) -> None:
     (folder / "pack" / "layers.py").write_text("from torch import nn\nnet = nn.Identity()\n")
     (folder / "pack" / "models.py").write_text("from .layers import net\n")
     assert isinstance(load_target("pack.models:net", ["2"]).model, nn.Identity)
-    assert "ImportError" in complaint("pack/models.py:net", "2")
+    assert "give the target as package.module:name" in complaint("pack/models.py:net", "2")
 
 
 def test_a_file_may_import_its_neighbours_and_have_the_name_of_a_library(folder: Path) -> None:

@@ -81,10 +81,10 @@ def test_channels_that_are_treated_differently_are_told_apart(name: str) -> None
     expect_sizes(Between(between).double(), torch.randn(2, 3, 5).double(), sizes)
 
 
-def test_a_grouped_convolution_that_reads_inputs_has_no_channels() -> None:
+def test_groups_of_a_convolution_that_read_inputs_have_an_order() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv1d(2, 6, 3, groups=2), nn.ReLU(), nn.Conv1d(6, 3, 1)).double()
-    expect_sizes(model, torch.randn(2, 2, 7).double(), [])
+    expect_sizes(model, torch.randn(2, 2, 7).double(), [3, 3])
 
 
 class Biased(nn.Module):
