@@ -21,7 +21,7 @@ from pathspace.reduction import ReductionGraph
 
 from ..shared.model_calls import differentiating, float64_errors_explained
 from ..shared.real_tensors import in_float64, is_real
-from ..shared.recomputation import never_recomputed
+from ..shared.recomputation import without_recomputation
 from ..shared.unchanged import unchanged
 from .gauge_directions import gauge_directions, hashing, random_combinations
 
@@ -103,7 +103,7 @@ def jacobian_rows(
     ends = np.cumsum([value.numel() for value in parameters.values()]).tolist()
     starts = dict(zip(parameters, [0, *ends[:-1]], strict=True))
     total = ends[-1]
-    with unchanged(twin), never_recomputed(), torch.enable_grad():
+    with unchanged(twin), without_recomputation(), torch.enable_grad():
         with float64_errors_explained(model):
             result = evaluate(twin, parameters, args, named)
         parts = [v for v in tree_leaves(result) if is_real(v) and v.requires_grad]

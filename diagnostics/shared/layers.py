@@ -22,7 +22,7 @@ from pathspace.models.values import require_values
 
 from .model_calls import main_output
 from .real_tensors import is_real
-from .recomputation import never_recomputed
+from .recomputation import without_recomputation
 from .unchanged import unchanged
 from .unit_axes import CarriedAxis
 
@@ -263,7 +263,7 @@ def _observe(
     with (
         unchanged(model),
         # the graph is kept and read later, without these hooks and with other buffers
-        never_recomputed(as_in_training=True),
+        without_recomputation(as_in_training=True),
         torch.enable_grad(),
         hooked(layers, run, copies=copies),
         _Activations(run),

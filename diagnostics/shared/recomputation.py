@@ -70,7 +70,7 @@ _GENERATOR = "_checkpoint_without_reentrant_generator"
 
 
 @contextmanager
-def never_recomputed(as_in_training: bool = False) -> Iterator[None]:
+def without_recomputation(as_in_training: bool = False) -> Iterator[None]:
     """A context in which checkpointed functions run once and keep their results, so that nothing
     of a model runs again in the backward pass.
 
@@ -194,4 +194,10 @@ def never_reentrant() -> Iterator[None]:
         yield
 
 
-__all__ = ["RUNNING", "never_recomputed", "never_reentrant", "start_following", "stop_following"]
+__all__ = [
+    "RUNNING",
+    "never_reentrant",
+    "start_following",
+    "stop_following",
+    "without_recomputation",
+]

@@ -483,8 +483,8 @@ def test_meshes_that_share_processes_but_no_dimension_are_refused(
         ("gauge", "use DistributedDataParallel, or GSGD and GAdam, which take shards"),
         ("joined True", "as FullyShardedDataParallel hands them out"),
         ("joined False", "as FullyShardedDataParallel hands them out"),
-        ("traced True", "trace the model before it is wrapped"),
-        ("traced False", "trace the model before it is wrapped"),
+        ("traced True", "pass the model that it was made of"),
+        ("traced False", "pass the model that it was made of"),
         ("some", "as ZeroRedundancyOptimizer hands them out"),
     ],
 )
