@@ -95,8 +95,7 @@ def without_recomputation(as_in_training: bool = False) -> Iterator[None]:
 
     with ExitStack() as stack:
         _replace_reentrant(stack, apply)
-        if hasattr(torch_checkpoint, _GENERATOR):
-            stack.enter_context(replaced((torch_checkpoint, _GENERATOR, generator)))
+        _replace_generator(stack, generator)
         yield
 
 
@@ -111,6 +110,12 @@ def _replace_reentrant(stack: ExitStack, apply: Callable[..., Any]) -> None:
     """
     reentrant = torch_checkpoint.CheckpointFunction
     stack.enter_context(replaced((reentrant, "apply", staticmethod(apply))))
+
+
+def _replace_generator(stack: ExitStack, generator: Callable[..., Any]) -> None:
+    """Replace the other checkpointing, where torch has its generator, until the stack is closed."""
+    if hasattr(torch_checkpoint, _GENERATOR):
+        stack.enter_context(replaced((torch_checkpoint, _GENERATOR, generator)))
 
 
 _PATCHED = ExitStack()
@@ -161,8 +166,7 @@ def _patch(stack: ExitStack) -> None:
                     sites.recomputed = max(0, sites.recomputed - 1)
             yield from inner
 
-        setattr(torch_checkpoint, _GENERATOR, generator)
-        stack.callback(setattr, torch_checkpoint, _GENERATOR, other)
+        _replace_generator(stack, generator)
 
 
 @contextmanager

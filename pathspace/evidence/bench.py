@@ -171,6 +171,10 @@ class Workbench:
         """A context in which normalisations have next to no ``eps``."""
         return without_eps(self.model, self.graph.folded_eps)
 
+    def depends_on_eps(self, layers: int) -> bool:
+        """Whether a run without ``eps``, which ``layers`` normalisations have, is another run."""
+        return bool(layers or self.graph.folded_eps or self.graph.has_cuts)
+
     def resolution(self, before: ForwardRun, any_factor: bool = False) -> torch.dtype:
         """The type to whose precision a rescaling can be seen: the model's, or a coarser one that
         it computes in.

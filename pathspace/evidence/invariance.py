@@ -76,12 +76,12 @@ def measure_invariance(bench: Workbench) -> tuple[dict[str, Any], tuple[int, int
     as_it_stands, switches = rescaled(before)
     exact = as_it_stands
     with bench.without_eps() as layers:
-        if layers or graph.folded_eps or graph.has_cuts:
+        if bench.depends_on_eps(layers):
             exact, switches = rescaled(bench.run())
     words = f"outputs differ by {exact:.1e} after random rescaling by up to {2**largest}"
     further = (
         (
-            layers or graph.folded_eps or graph.has_cuts,
+            bench.depends_on_eps(layers),
             f" (with eps = 0 in normalisation layers; {as_it_stands:.1e} as the model stands)",
         ),
         (

@@ -132,7 +132,7 @@ def upper_bound(bench: Workbench, most_seconds: float | None = None) -> UpperBou
             bound = _bounded(Sampler(wide, scales, scales.units), seconds)
     except Untested as refusal:
         return UpperBound(None, found, None, f"not attempted: {refusal}")
-    if not (layers or graph.folded_eps or graph.has_cuts):
+    if not bench.depends_on_eps(layers):
         # without an eps both models, and both bounds, are the same
         return replace(bound, exact_found=exact, exact_at_most=bound.at_most)
     with NoEps(None):
