@@ -105,11 +105,32 @@ class ParameterScales(Semantics):
     def _table(self, name: str) -> Tensor:
         """Ids of a whole parameter, created at its first use as an activation."""
         if name not in self._tables:
-            shape = self.shapes[name]
-            self._tables[name] = self.equations.fresh(shape)
-            ends = constant([1] * len(shape)), self._tables[name]
-            self.flows.use(use_of(Weight.of(name, shape), *ends))
+            self._create(name, self.shapes[name])
         return self._tables[name]
+
+    def _create(self, name: str, sizes: Sequence[int]) -> None:
+        shape = self.shapes[name]
+        self._tables[name] = self.equations.fresh(sizes).expand(shape)
+        ends = constant([1] * len(shape)), self._tables[name]
+        self.flows.use(use_of(Weight.of(name, shape), *ends))
+
+    def attach_reduced(self, weight: Weight, dims: Sequence[int]) -> None:
+        """One id for all scalars of a parameter that a reduction adds up, if it has no ids yet.
+
+        A standardised weight has as many ids as rows then, and not as many as scalars.
+        """
+        name = weight.name
+        if name is None or name in self._tables or weight.kept is not None:
+            return
+        shape, view = self.shapes[name], [*zip(weight.shape, weight.index.stride(), strict=True)]
+        strides = [prod(shape[dim + 1 :]) for dim in range(len(shape))]
+        rows = {view[dim] for dim in range(len(view)) if dim not in dims and view[dim][0] > 1}
+        whole = prod(weight.shape) == prod(shape) and all(stride for size, stride in view)
+        if whole and rows <= set(zip(shape, strides, strict=True)):
+            self._create(
+                name,
+                [n if (n, stride) in rows else 1 for n, stride in zip(shape, strides, strict=True)],
+            )
 
 
 Region = tuple[slice, ...]

@@ -152,9 +152,11 @@ class Scales(ParameterScales):
             # the summands share one scale, so one power after the sum is enough
             base, exponent = power
             return self.product((exponent, self.reduce(base, dims, keepdim)))
-        ids = self.activation(value)
-        wanted = sorted({dim % ids.dim() for dim in dims if ids.dim()}, reverse=True)
-        ids = self._representative(ids, wanted)
+        rank = len(value.shape)
+        wanted = sorted({dim % rank for dim in dims if rank}, reverse=True)
+        if isinstance(value, Weight):
+            self.attach_reduced(value, wanted)
+        ids = self._representative(self.activation(value), wanted)
         if not keepdim:
             for dim in wanted:
                 ids = ids.select(dim, 0)
