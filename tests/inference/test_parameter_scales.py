@@ -1,4 +1,4 @@
-"""A parameter that a reduction adds up has one id a row; with one id a scalar, units are the same."""
+"""A parameter that a reduction adds up has one id a row; units are as with one id a scalar."""
 
 from __future__ import annotations
 
